@@ -1,0 +1,1 @@
+"""Contracts, broker plumbing and runtime that every Headway service shares; no policy."""

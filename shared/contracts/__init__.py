@@ -1,0 +1,1 @@
+"""Wire contracts: frozen msgspec structs, the project's nouns. Pure; `solver` may import them."""

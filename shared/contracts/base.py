@@ -1,0 +1,65 @@
+"""Base of all messages, id types, and the codec."""
+
+from typing import Any, Generic, NewType, TypeVar
+
+import msgspec
+
+from shared.contracts.errors import ContractError
+
+RequestId = NewType("RequestId", str)
+RunId = NewType("RunId", str)
+InstanceId = NewType("InstanceId", str)
+TenantId = NewType("TenantId", str)
+ModelName = NewType("ModelName", str)
+"""The base model's name, the unit of residency on an engine."""
+
+Seconds = float
+UnixTime = float
+
+T = TypeVar("T")
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A part of a message. Unknown fields are ignored on the wire."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
+    """
+    A message of the mesh, tagged `<noun>.<verb>.v<N>`.
+
+    Fields are only ever added, with defaults; a changed meaning is a new tag.
+    """
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """JSON bytes of *message*; the same bytes for equal messages."""
+    return _encoder.encode(message)
+
+
+class Decoder(Generic[T]):
+    """Decodes one message type, or a union of them, from JSON bytes."""
+
+    def __init__(self, message_type: Any) -> None:
+        self._decoder = msgspec.json.Decoder(message_type)
+
+    def __call__(self, body: bytes) -> T:
+        """
+        The message in *body*.
+
+        Raises:
+            ContractError: The body is not JSON or breaks the schema; names the field.
+        """
+        try:
+            return self._decoder.decode(body)  # type: ignore[no-any-return]
+        except msgspec.ValidationError as error:
+            raise ContractError(f"message breaks its schema: {error}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ContractError(f"message is not valid JSON: {error}") from error
+
+
+def tag_of(message_type: type[Message]) -> str:
+    """The `kind` that *message_type* carries on the wire."""
+    return str(message_type.__struct_config__.tag)

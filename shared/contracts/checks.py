@@ -1,0 +1,188 @@
+"""What makes an ingress body acceptable. One rule book for the gateway and the grouper."""
+
+from math import isfinite
+
+from msgspec import Struct
+
+from shared.contracts.errors import ContractError
+from shared.contracts.ingress import InferenceRequest
+from shared.contracts.models import ModelEntry
+from shared.contracts.qos import Importance, Slo
+from shared.contracts.requests import Sampling
+
+UNSUPPORTED = ("logprobs", "top_logprobs", "tools", "response_format", "best_of")
+
+
+class IngressLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds on what one request may ask for."""
+
+    max_body_bytes: int = 4 * 1024 * 1024
+    default_max_tokens: int = 128
+    min_ttft_s: float = 0.01
+    """A tighter first-token target is refused as impossible."""
+    min_tbt_s: float = 0.001
+    max_stop_chars: int = 256
+
+
+def check_body_size(body: bytes, limits: IngressLimits) -> None:
+    """
+    Refuse an oversize body.
+
+    Raises:
+        ContractError: With status 413.
+    """
+    if len(body) > limits.max_body_bytes:
+        raise ContractError(
+            f"body has {len(body)} bytes; the limit is {limits.max_body_bytes}",
+            code="body_too_large",
+            status=413,
+        )
+
+
+def check_supported(body: InferenceRequest) -> None:
+    """
+    Refuse what would silently change meaning if it were ignored.
+
+    Raises:
+        ContractError: Names the field.
+    """
+    for name in UNSUPPORTED:
+        value = getattr(body, name)
+        if value and value != {"type": "text"}:
+            raise ContractError(
+                f"{name} is not supported", code="unsupported_parameter", param=name
+            )
+    if body.n != 1:
+        raise ContractError(
+            f"n is {body.n}; only 1 is supported", code="unsupported_parameter", param="n"
+        )
+    if (body.messages is None) == (body.prompt is None):
+        raise ContractError("give either messages or prompt", param="messages")
+    if body.messages == () or body.prompt in ("", ()):
+        param = "messages" if body.prompt is None else "prompt"
+        raise ContractError(f"{param} is empty", param=param)
+
+
+def effective_slo(body: InferenceRequest, *, now: float, limits: IngressLimits) -> Slo:
+    """
+    The SLO that *body* asks for.
+
+    Raises:
+        ContractError: Impossible (below the mesh's floor, contradictory) or already expired.
+    """
+    slo = body.slo or Slo()
+    if body.deadline is not None:
+        slo = Slo(ttft_s=slo.ttft_s, tbt_s=slo.tbt_s, ttlt_s=slo.ttlt_s, deadline_at=body.deadline)
+    if slo.deadline_at is not None:
+        if not isfinite(slo.deadline_at):
+            raise ContractError("deadline must be a Unix time in seconds", param="deadline")
+        if slo.deadline_at <= now:
+            raise ContractError(
+                f"deadline passed {now - slo.deadline_at:.3f} s before the request arrived",
+                code="deadline_expired",
+                param="deadline",
+                status=504,
+            )
+    if slo.ttft_s is not None and slo.ttft_s < limits.min_ttft_s:
+        raise _impossible("slo.ttft_s", slo.ttft_s, limits.min_ttft_s)
+    if slo.tbt_s is not None:
+        if slo.tbt_s < limits.min_tbt_s:
+            raise _impossible("slo.tbt_s", slo.tbt_s, limits.min_tbt_s)
+        if slo.ttft_s is None:
+            raise ContractError("slo.tbt_s needs slo.ttft_s beside it", param="slo.ttft_s")
+    if slo.ttlt_s is not None and slo.ttlt_s < (slo.ttft_s or limits.min_ttft_s):
+        raise _impossible("slo.ttlt_s", slo.ttlt_s, slo.ttft_s or limits.min_ttft_s)
+    return slo
+
+
+def _impossible(param: str, value: float, floor: float) -> ContractError:
+    return ContractError(
+        f"{param} is {value:g} s; it must be at least {floor:g} s",
+        code="slo_impossible",
+        param=param,
+    )
+
+
+def effective_sampling(
+    body: InferenceRequest, *, entry: ModelEntry, prompt_tokens: int, limits: IngressLimits
+) -> Sampling:
+    """
+    Sampling with the model's limits applied; a random request without a seed keeps none.
+
+    Raises:
+        ContractError: Prompt plus output cannot fit the model, or a field contradicts another.
+    """
+    room = entry.max_model_len - prompt_tokens
+    asked = body.max_completion_tokens or body.max_tokens
+    if room < 1:
+        raise ContractError(
+            f"prompt has {prompt_tokens} tokens; {entry.name} holds {entry.max_model_len} "
+            "with at least one to generate",
+            code="context_length_exceeded",
+            param="messages" if body.prompt is None else "prompt",
+        )
+    if asked is not None and asked > room:
+        raise ContractError(
+            f"max_tokens is {asked}; after a prompt of {prompt_tokens} tokens {entry.name} "
+            f"has room for {room}",
+            code="context_length_exceeded",
+            param="max_tokens",
+        )
+    max_tokens = asked or min(limits.default_max_tokens, room)
+    if body.min_tokens > max_tokens:
+        raise ContractError(
+            f"min_tokens is {body.min_tokens}, above max_tokens {max_tokens}", param="min_tokens"
+        )
+    stop = (body.stop,) if isinstance(body.stop, str) else body.stop or ()
+    if any(not text or len(text) > limits.max_stop_chars for text in stop):
+        raise ContractError(
+            f"stop strings must have 1 to {limits.max_stop_chars} characters", param="stop"
+        )
+    return Sampling(
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=body.top_k,
+        seed=body.seed,
+        stop=tuple(stop),
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        ignore_eos=body.ignore_eos,
+    )
+
+
+def estimated_prompt_tokens(body: InferenceRequest, entry: ModelEntry) -> int:
+    """Prompt length in tokens: exact for token ids, else from bytes per token, at least 1."""
+    if body.prompt_tokens is not None:
+        return body.prompt_tokens
+    if isinstance(body.prompt, tuple):
+        return len(body.prompt)
+    num_bytes = len((body.prompt or "").encode())
+    for message in body.messages or ():
+        parts = message.content if isinstance(message.content, list) else [message.content]
+        num_bytes += sum(
+            len(str(part.get("text", "") if isinstance(part, dict) else part or "").encode())
+            for part in parts
+        )
+    return max(1, round(num_bytes / entry.bytes_per_token))
+
+
+def effective_importance(body: InferenceRequest) -> Importance:
+    """
+    `importance`, else OpenAI's `service_tier` (`flex` is low), else high.
+
+    Raises:
+        ContractError: Unknown tier.
+    """
+    if body.importance is not None:
+        return body.importance
+    if body.service_tier in (None, "auto", "default", "priority"):
+        return Importance.HIGH
+    if body.service_tier == "flex":
+        return Importance.LOW
+    raise ContractError(
+        f"service_tier {body.service_tier!r} is none of auto, default, flex, priority",
+        param="service_tier",
+    )

@@ -1,0 +1,69 @@
+"""What the estimator publishes: versioned profiles that hot paths evaluate themselves."""
+
+from enum import Enum
+
+from shared.contracts.base import InstanceId, Message, ModelName, Seconds, UnixTime, Value
+
+
+class LatencyCoefficients(Value, frozen=True, kw_only=True):
+    """
+    One iteration's time (ConServe §4.2), for P tokens computed over C tokens of context.
+
+    duration_s = constant_s + linear_s·P + attention_s·P² + cross_s·P·C + context_s·C
+
+    Differs: the communication term is merged into the others, since at a fixed tensor
+    parallelism it cannot be told apart from them.
+    """
+
+    constant_s: float
+    linear_s: float
+    attention_s: float = 0.0
+    cross_s: float = 0.0
+    context_s: float = 0.0
+
+
+class Moments(Value, frozen=True, kw_only=True):
+    """Mean, standard deviation and how many samples they rest on."""
+
+    mean: float
+    sd: float
+    count: int
+
+
+class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profile.published.v1"):
+    """Everything known about (model, engine, device). The highest version wins."""
+
+    model: ModelName
+    engine: str
+    device: str
+    version: int
+    at: UnixTime
+    latency: LatencyCoefficients | None = None
+    latency_error: float | None = None
+    """Mean absolute relative error of the latency model on recent iterations."""
+    num_iterations: int = 0
+    token_rate_per_s: float | None = None
+    """Prompt and output tokens per second of one instance while busy (QLM Theta)."""
+    prefill_s: Moments | None = None
+    """First scheduled to first token."""
+    output_tokens: dict[str, Moments] = {}
+    """Per application; `*` is all."""
+    swap_s: dict[str, Seconds] = {}
+    """Activation time by residency it started from."""
+
+
+class AlarmKind(Enum):
+    """What the estimator warns of."""
+
+    SLO_AT_RISK = "slo_at_risk"
+    INSTANCE_SLOW = "instance_slow"
+
+
+class AlarmRaised(Message, frozen=True, kw_only=True, omit_defaults=True, tag="alarm.raised.v1"):
+    """A reason to plan again before the next period."""
+
+    alarm: AlarmKind
+    lane: str | None = None
+    instance_id: InstanceId | None = None
+    at: UnixTime
+    detail: str = ""

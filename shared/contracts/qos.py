@@ -1,0 +1,90 @@
+"""SLOs and deadlines (QoServe eqs 1-3)."""
+
+from enum import Enum
+from math import inf
+from typing import Annotated
+
+from msgspec import Meta
+
+from shared.contracts.base import Seconds, UnixTime, Value
+
+PositiveSeconds = Annotated[float, Meta(gt=0, le=30 * 24 * 3600)]
+
+
+class QosClass(Enum):
+    """What a request's SLO is about."""
+
+    INTERACTIVE = "interactive"
+    """First token within `ttft_s`, then a steady pace of `tbt_s`."""
+    NON_INTERACTIVE = "non_interactive"
+    """The whole answer within `ttlt_s`, or by an absolute deadline."""
+    BEST_EFFORT = "best_effort"
+    """No target (ConServe's offline work)."""
+
+
+class Importance(Enum):
+    """Tenant-tier hint: under overload, low importance is relegated first."""
+
+    LOW = "low"
+    HIGH = "high"
+
+
+class Slo(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    Latency target of one request. All fields empty: best effort.
+
+    A request with `ttft_s` is interactive, whatever else it sets.
+    """
+
+    ttft_s: PositiveSeconds | None = None
+    tbt_s: PositiveSeconds | None = None
+    ttlt_s: PositiveSeconds | None = None
+    deadline_at: UnixTime | None = None
+    """Absolute completion deadline, Unix seconds."""
+
+    @property
+    def qos_class(self) -> QosClass:
+        if self.ttft_s is not None:
+            return QosClass.INTERACTIVE
+        if self.ttlt_s is not None or self.deadline_at is not None:
+            return QosClass.NON_INTERACTIVE
+        return QosClass.BEST_EFFORT
+
+    def first_token_deadline_at(self, arrived_at: UnixTime) -> UnixTime:
+        """D_first = arrival + ttft (QoServe eq. 1); infinite without `ttft_s`."""
+        return inf if self.ttft_s is None else arrived_at + self.ttft_s
+
+    def token_deadline_at(self, arrived_at: UnixTime, n: int) -> UnixTime:
+        """D_n = arrival + ttft + (n-1)·tbt, n from 1 (QoServe eq. 2)."""
+        pace_s = self.tbt_s or 0.0
+        if n > 1 and self.tbt_s is None:
+            return inf
+        return self.first_token_deadline_at(arrived_at) + (n - 1) * pace_s
+
+    def completion_deadline_at(self, arrived_at: UnixTime) -> UnixTime:
+        """D_total = arrival + ttlt (QoServe eq. 3), or the absolute deadline if sooner."""
+        relative = inf if self.ttlt_s is None else arrived_at + self.ttlt_s
+        absolute = inf if self.deadline_at is None else self.deadline_at
+        return min(relative, absolute)
+
+    def planning_deadline_at(self, arrived_at: UnixTime) -> UnixTime:
+        """
+        The deadline that queueing is about: first token if interactive, else completion.
+
+        Infinite for best effort.
+        """
+        if self.ttft_s is not None:
+            return self.first_token_deadline_at(arrived_at)
+        return self.completion_deadline_at(arrived_at)
+
+
+class SloVerdict(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """How a finished request did against its SLO, measured where its tokens were made."""
+
+    attained: bool
+    """Every target that was set was met; best effort always attains."""
+    ttft_s: Seconds | None = None
+    ttlt_s: Seconds | None = None
+    max_tbt_s: Seconds | None = None
+    late_tokens: int = 0
+    """Tokens after their deadline of eq. 2."""

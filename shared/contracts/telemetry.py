@@ -1,0 +1,186 @@
+"""
+Soft state and observations.
+
+Totals are monotone per (sender, incarnation), so that losing a message hurts nobody.
+"""
+
+from enum import Enum
+
+from shared.contracts.base import (
+    InstanceId,
+    Message,
+    ModelName,
+    RequestId,
+    Seconds,
+    TenantId,
+    UnixTime,
+    Value,
+)
+from shared.contracts.qos import QosClass
+
+
+class Residency(Enum):
+    """Where a model is, seen from one instance; decides what activating it costs."""
+
+    ACTIVE = "active"
+    WARM = "warm"
+    COLD = "cold"
+
+
+class ModelState(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """One model that an instance can serve."""
+
+    model: ModelName
+    residency: Residency
+    activate_s: Seconds = 0.0
+    """Measured, or the prior, time to make it active from here."""
+
+
+class InstanceTotals(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """Counters since the agent process started."""
+
+    pulled: int = 0
+    completed: int = 0
+    failed: int = 0
+    evicted: int = 0
+    relegated: int = 0
+    swaps: int = 0
+    crashes: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+class InstanceStatus(
+    Message, frozen=True, kw_only=True, omit_defaults=True, tag="instance.status.v1"
+):
+    """An agent's heartbeat, each second and on change."""
+
+    instance_id: InstanceId
+    incarnation: str
+    seq: int
+    at: UnixTime
+    engine: str
+    device: str
+    model: ModelName | None = None
+    """The resident model."""
+    models: tuple[ModelState, ...] = ()
+    plan_epoch: int = 0
+    running: int = 0
+    waiting: int = 0
+    """Requests in the window, pulled but not running."""
+    max_running: int = 1
+    backlog_tokens: int = 0
+    backlog_s: Seconds = 0.0
+    kv_utilization: float = 0.0
+    kv_capacity_tokens: int = 0
+    draining: bool = False
+    totals: InstanceTotals = InstanceTotals()
+    pulled_by_lane: dict[str, int] = {}
+    capabilities: tuple[str, ...] = ()
+
+
+class LaneTotal(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """What one grouper has put into one lane since it started."""
+
+    lane: str
+    requests: int
+    prompt_tokens: int
+    max_tokens: int
+    recent_enqueued_at: tuple[UnixTime, ...] = ()
+    """Enqueue-time histogram's edges: about every 1/32 of the recent requests."""
+
+
+class LanesObserved(
+    Message, frozen=True, kw_only=True, omit_defaults=True, tag="lanes.observed.v1"
+):
+    """A grouper's lane totals."""
+
+    sender: str
+    incarnation: str
+    seq: int
+    at: UnixTime
+    layout: int
+    lanes: tuple[LaneTotal, ...] = ()
+    admitted: int = 0
+    refused: int = 0
+
+
+class LeaderTick(Message, frozen=True, kw_only=True, omit_defaults=True, tag="leader.tick.v1"):
+    """Keeps the leader's queue moving, so that a fresh active consumer learns its role."""
+
+    sender: str
+    at: UnixTime
+
+
+class Iteration(Value, frozen=True, kw_only=True, array_like=True):
+    """One forward pass: tokens computed, context they attended to, decodes in it, time."""
+
+    compute_tokens: int
+    context_tokens: int
+    num_decodes: int
+    duration_s: Seconds
+
+
+class IterationsObserved(
+    Message, frozen=True, kw_only=True, omit_defaults=True, tag="iterations.observed.v1"
+):
+    """A sample of an engine's iterations."""
+
+    instance_id: InstanceId
+    model: ModelName
+    engine: str
+    device: str
+    at: UnixTime
+    iterations: tuple[Iteration, ...]
+
+
+class RequestObserved(
+    Message, frozen=True, kw_only=True, omit_defaults=True, tag="request.observed.v1"
+):
+    """What one finished request teaches the estimator. No prompt, no text."""
+
+    request_id: RequestId
+    instance_id: InstanceId
+    model: ModelName
+    engine: str
+    device: str
+    application: str
+    tenant: TenantId
+    qos_class: QosClass
+    prompt_tokens: int
+    output_tokens: int
+    arrived_at: UnixTime
+    pulled_at: UnixTime
+    submitted_at: UnixTime
+    first_token_at: UnixTime
+    finished_at: UnixTime
+    attained: bool
+    outcome: str = "completed"
+    """`completed`, or the error code it ended with; then times it never reached are 0."""
+    evictions: int = 0
+    crashes: int = 0
+    cached_tokens: int = 0
+    relegated: bool = False
+    max_tbt_s: Seconds = 0.0
+
+
+class ModelActivated(
+    Message, frozen=True, kw_only=True, omit_defaults=True, tag="model.activated.v1"
+):
+    """A swap took place: how long it took and from where."""
+
+    instance_id: InstanceId
+    model: ModelName
+    source: Residency
+    duration_s: Seconds
+    at: UnixTime
+
+
+Telemetry = (
+    InstanceStatus
+    | LanesObserved
+    | LeaderTick
+    | IterationsObserved
+    | RequestObserved
+    | ModelActivated
+)

@@ -1,0 +1,1 @@
+"""The functional core: every decision, deterministic, without IO, clock or logging."""
