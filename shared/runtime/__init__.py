@@ -1,0 +1,1 @@
+"""What every service process needs: settings, logging, life cycle, clock, metrics, CLI."""

@@ -1,0 +1,211 @@
+"""The command line that all services share: run, check-config, health, topology, own verbs."""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from shared.broker import topology
+from shared.broker.connect import open_broker
+from shared.broker.protocol import Broker, BrokerFactory
+from shared.contracts.errors import BrokerUnavailableError, MeshError, SettingsError
+from shared.runtime.clock import Clock, SystemClock
+from shared.runtime.health import Health, serve_health
+from shared.runtime.lifecycle import (
+    EXIT_FAILED,
+    EXIT_NO_BROKER,
+    EXIT_OK,
+    EXIT_USAGE,
+    run_service,
+)
+from shared.runtime.logging import configure_logging
+from shared.runtime.settings import ServiceSettings, load, masked
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports(Generic[S]):
+    """The outside world of a service."""
+
+    settings: S
+    open_broker: BrokerFactory
+    clock: Clock
+    health: Health
+
+
+class Serve(Protocol[S]):
+    """A service's composition root: runs until *stop*, then drains and returns."""
+
+    async def __call__(self, ports: Ports[S], stop: asyncio.Event) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb(Generic[S]):
+    """An operator command of one service, beside the shared ones."""
+
+    name: str
+    help: str
+    run: Callable[[S, argparse.Namespace], Awaitable[int]]
+    arguments: Callable[[argparse.ArgumentParser], None] = lambda _parser: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceCli(Generic[S]):
+    """What makes one service's command line."""
+
+    service: str
+    description: str
+    settings_type: type[S]
+    serve: Serve[S]
+    check: Callable[[S], None] = lambda _settings: None
+    """Refuses settings that fit the schema but cannot work, with a `SettingsError`."""
+    verbs: Sequence[Verb[S]] = ()
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Parse, run the verb, and give the exit code."""
+        arguments = self._parser().parse_args(argv)
+        try:
+            settings = load(
+                self.settings_type,
+                service=self.service,
+                environ=os.environ,
+                file=arguments.config,
+                overrides=dict(_assignment(text) for text in arguments.set),
+            )
+            self.check(settings)
+            return self._dispatch(settings, arguments)
+        except SettingsError as error:
+            print(f"headway-{self.service}: {error}", file=sys.stderr)
+            return EXIT_USAGE
+        except BrokerUnavailableError as error:
+            print(f"headway-{self.service}: broker: {error}", file=sys.stderr)
+            return EXIT_NO_BROKER
+        except MeshError as error:
+            print(f"headway-{self.service}: {error}", file=sys.stderr)
+            return EXIT_FAILED
+
+    def _dispatch(self, settings: S, arguments: argparse.Namespace) -> int:
+        match arguments.verb:
+            case "run":
+                return self._run(settings)
+            case "check-config":
+                print_data(masked(settings), as_json=arguments.json)
+                return EXIT_OK
+            case "health":
+                return _health(settings, as_json=arguments.json)
+            case "topology":
+                print_data(_topology(), as_json=arguments.json)
+                return EXIT_OK
+        verb = next(verb for verb in self.verbs if verb.name == arguments.verb)
+        return asyncio.run(_awaited(verb.run(settings, arguments)))
+
+    def _run(self, settings: S) -> int:
+        configure_logging(level=settings.log_level, service=self.service)
+
+        async def main(stop: asyncio.Event) -> None:
+            ports = Ports(
+                settings=settings,
+                open_broker=broker_factory(settings.amqp_url),
+                clock=SystemClock(),
+                health=Health(service=self.service),
+            )
+            async with serve_health(
+                ports.health, host=settings.health_host, port=settings.health_port
+            ):
+                await self.serve(ports, stop)
+
+        return run_service(self.service, main)
+
+    def _parser(self) -> argparse.ArgumentParser:
+        common = argparse.ArgumentParser(add_help=False)
+        common.add_argument("--config", type=Path, metavar="FILE", help="settings as JSON")
+        common.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="FIELD=VALUE",
+            help="one setting; dots for nested fields; beats environment and file",
+        )
+        common.add_argument("--json", action="store_true", help="machine-readable output")
+        parser = argparse.ArgumentParser(
+            prog=f"headway-{self.service}",
+            description=self.description,
+            epilog=f"Settings also come from HEADWAY_{self.service.upper()}_<FIELD> and "
+            "HEADWAY_AMQP_URL. Exit codes: 0 ok, 1 failed, 2 usage or settings, "
+            "3 broker unreachable.",
+        )
+        verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+        for name, text in (
+            ("run", "serve until SIGTERM, then drain"),
+            ("check-config", "print the effective settings, secrets masked"),
+            ("health", "ask the running service whether it is ready"),
+            ("topology", "print the exchanges and queues that the mesh uses"),
+        ):
+            verbs.add_parser(name, help=text, description=text, parents=[common])
+        for verb in self.verbs:
+            sub = verbs.add_parser(
+                verb.name, help=verb.help, description=verb.help, parents=[common]
+            )
+            verb.arguments(sub)
+        return parser
+
+
+def broker_factory(url: str) -> BrokerFactory:
+    """Connects clients to *url* under the names that they give."""
+
+    @contextlib.asynccontextmanager
+    async def connect(client_name: str) -> AsyncIterator[Broker]:
+        async with open_broker(url, client_name=client_name) as broker:
+            yield broker
+
+    return connect
+
+
+def print_data(value: Any, *, as_json: bool) -> None:
+    """Data to stdout: one JSON line, or indented for people."""
+    encoded = msgspec.json.encode(value)
+    print((encoded if as_json else msgspec.json.format(encoded, indent=2)).decode())
+
+
+async def _awaited(awaitable: Awaitable[int]) -> int:
+    return await awaitable
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise SettingsError(f"--set takes FIELD=VALUE, not {text!r}")
+    return name, value
+
+
+def _topology() -> dict[str, Any]:
+    return {
+        "exchanges": topology.EXCHANGES,
+        "queues": topology.QUEUES,
+        "bindings": topology.BINDINGS,
+    }
+
+
+def _health(settings: ServiceSettings, *, as_json: bool) -> int:
+    if settings.health_port == 0:
+        raise SettingsError("health_port is 0: this service serves no health endpoint")
+    url = f"http://{settings.health_host}:{settings.health_port}/ready"
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            body, ready = response.read(), True
+    except urllib.error.HTTPError as error:
+        body, ready = error.read(), False
+    except OSError as error:
+        body, ready = msgspec.json.encode({"ready": False, "error": str(error)}), False
+    print_data(msgspec.json.decode(body), as_json=as_json)
+    return EXIT_OK if ready else EXIT_FAILED

@@ -1,0 +1,67 @@
+"""The life of a service process: start, run until a signal, drain, exit code."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from shared.contracts.errors import BrokerUnavailableError, SettingsError
+
+log = structlog.get_logger()
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NO_BROKER = 3
+
+ServiceMain = Callable[[asyncio.Event], Awaitable[None]]
+"""Runs until its event is set, then drains and returns."""
+
+
+async def run_until_stopped(main: ServiceMain) -> None:
+    """
+    Run *main*; the first SIGTERM or SIGINT asks it to stop, the second cancels it.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(main(stop))
+
+    def on_signal() -> None:
+        if stop.is_set():
+            task.cancel()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def run_service(service: str, main: ServiceMain) -> int:
+    """Run *main* to its end in this process and give the exit code."""
+    try:
+        import uvloop  # noqa: PLC0415 - absent on some platforms
+
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = uvloop.new_event_loop
+    except ImportError:
+        loop_factory = None
+    code = EXIT_OK
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        try:
+            runner.run(run_until_stopped(main))
+        except* SettingsError as group:
+            log.error("service.misconfigured", service=service, error=_first(group))
+            code = EXIT_USAGE
+        except* BrokerUnavailableError as group:
+            log.error("broker.unreachable", service=service, error=_first(group))
+            code = EXIT_NO_BROKER
+    return code
+
+
+def _first(group: BaseExceptionGroup[Exception]) -> str:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error)

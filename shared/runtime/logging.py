@@ -1,0 +1,50 @@
+"""Structured logs: JSON lines on stderr, or a console rendering on a terminal."""
+
+import logging
+import sys
+
+import msgspec
+import structlog
+
+_encoder = msgspec.json.Encoder(enc_hook=repr)
+
+
+def _to_json(event: dict[str, object], **_: object) -> bytes:
+    return _encoder.encode(event)
+
+
+def configure_logging(*, level: str, service: str) -> None:
+    """
+    Set up structlog for the process; *service* is bound to every event.
+
+    Prompts and generated text are never logged, at any level.
+    """
+    on_terminal = sys.stderr.isatty()
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    number = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[
+            *shared,
+            structlog.dev.ConsoleRenderer(),
+        ]
+        if on_terminal
+        else [
+            *shared,
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(serializer=_to_json),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+        if on_terminal
+        else structlog.BytesLoggerFactory(sys.stderr.buffer),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr)
+    # Reconnects are our event `broker.lost`; the library's tracebacks add nothing.
+    logging.getLogger("aio_pika").setLevel(logging.CRITICAL)
+    logging.getLogger("aiormq").setLevel(logging.CRITICAL)

@@ -1,0 +1,126 @@
+"""
+Settings: one frozen struct per service, from flags over environment over a file.
+
+Environment: `HEADWAY_<SERVICE>_<FIELD>`, nested fields joined with `__`; the few fields that all
+services share also come from `HEADWAY_<FIELD>`. Nothing else reads the environment.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from shared.contracts.errors import SettingsError
+
+SHARED_FIELDS = ("amqp_url", "registry", "log_level")
+DEFAULT_AMQP_URL = "amqp://guest:guest@127.0.0.1:5672/"
+
+
+class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields that every service has."""
+
+    amqp_url: str = DEFAULT_AMQP_URL
+    """Broker. User and password in the URL are masked when settings are shown."""
+    registry: str = "models.json"
+    """Model registry file."""
+    log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$")] = "info"
+    health_host: str = "127.0.0.1"
+    health_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """HTTP port of /health, /ready and /metrics; 0 for none."""
+    drain_timeout_s: Annotated[float, Meta(ge=0)] = 20.0
+    """Time for work in flight after the first stop signal."""
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def load(
+    settings_type: type[S],
+    *,
+    service: str,
+    environ: Mapping[str, str],
+    file: Path | None = None,
+    overrides: Mapping[str, str] | None = None,
+) -> S:
+    """
+    The service's effective settings.
+
+    Args:
+        settings_type: The struct to fill.
+        service: E.g. `agent`; the environment prefix is `HEADWAY_AGENT_`.
+        environ: The process environment.
+        file: JSON file with the same field names.
+        overrides: `--set` values, dotted names.
+
+    Raises:
+        SettingsError: Unknown field, wrong type or out of range; says where it came from.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        _merge(values, _read_file(file))
+    prefix = f"HEADWAY_{service.upper()}_"
+    for field in SHARED_FIELDS:
+        if (text := environ.get(f"HEADWAY_{field.upper()}")) is not None:
+            values[field] = text
+    for key, text in sorted(environ.items()):
+        if key.startswith(prefix):
+            _put(values, key.removeprefix(prefix).lower().split("__"), text)
+    for key, text in (overrides or {}).items():
+        _put(values, key.split("."), text)
+    try:
+        return msgspec.convert(values, settings_type, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(
+            f"{error} (settings of {service}: file, {prefix}* and --set; "
+            f"`headway-{service} check-config` shows them all)"
+        ) from error
+
+
+def masked(settings: msgspec.Struct) -> dict[str, Any]:
+    """Effective values as plain data; secrets hidden."""
+    values: dict[str, Any] = msgspec.to_builtins(settings)
+    return {key: _mask(key, value) for key, value in values.items()}
+
+
+def _mask(key: str, value: Any) -> Any:
+    if isinstance(value, str) and "://" in value and "@" in value:
+        scheme, _, rest = value.partition("://")
+        return f"{scheme}://***@{rest.rpartition('@')[2]}"
+    if key.endswith(("_key", "_keys", "password")) and value:
+        return "***"
+    return value
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise SettingsError(f"cannot read settings file {file}: {error}") from error
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"settings file {file}: {error}") from error
+
+
+def _put(values: dict[str, Any], path: list[str], text: str) -> None:
+    for name in path[:-1]:
+        values = values.setdefault(name, {})
+    values[path[-1]] = _parsed(text)
+
+
+def _parsed(text: str) -> Any:
+    # Lists and objects are given as JSON; everything else stays text for lenient conversion.
+    if text[:1] in ("[", "{"):
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            return text
+    return text
+
+
+def _merge(into: dict[str, Any], other: Mapping[str, Any]) -> None:
+    for key, value in other.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
