@@ -1,0 +1,47 @@
+"""Stop strings in text that comes in pieces."""
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """
+    Passes text on until one of *stops* is complete.
+
+    The answer is cut before the stop string that is complete first, the longest if several
+    end together, however the text was split. Empty stops are ignored.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+        self._stopped = False
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """
+        What of the text may be shown, and whether a stop string ended the answer.
+
+        Text that may turn out to begin a stop string is held back. Nothing follows a stop.
+        """
+        if self._stopped:
+            return "", True
+        text = self._held + text
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            _, at = min(found)
+            self._held, self._stopped = "", True
+            return text[:at], True
+        kept = self._num_held(text)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept], False
+
+    def flush(self) -> str:
+        """What was held back, when the answer ends by other means."""
+        held, self._held = self._held, ""
+        return held
+
+    def _num_held(self, text: str) -> int:
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        for count in range(min(longest, len(text)), 0, -1):
+            if any(stop.startswith(text[len(text) - count :]) for stop in self._stops):
+                return count
+        return 0

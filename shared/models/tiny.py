@@ -1,0 +1,123 @@
+"""Tiny models with random weights: what tests and the demo serve."""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from shared.contracts.base import ModelName
+from shared.contracts.models import ModelEntry
+from shared.models.registry import write_registry
+from shared.models.tiny_tokenizer import EOS_IDS, write_tokenizer
+from shared.models.tiny_weights import TinyArchitecture
+
+_VERSION = 1
+"""Grows when what is written below changes, so that cached models are made again."""
+
+TINY_MODELS = {
+    "tiny-llama": TinyArchitecture(architecture="LlamaForCausalLM", model_type="llama", seed=1),
+    "tiny-llama-b": TinyArchitecture(architecture="LlamaForCausalLM", model_type="llama", seed=2),
+    "tiny-qwen": TinyArchitecture(
+        architecture="Qwen2ForCausalLM", model_type="qwen2", seed=3, qkv_bias=True
+    ),
+}
+MAX_MODEL_LEN = 4096
+
+
+class _Stamp(msgspec.Struct, frozen=True):
+    version: int
+    weights: bool
+
+
+def make_tiny_models(directory: Path, *, weights: bool = True) -> Path:
+    """
+    Tiny models of two architectures under *directory*, made unless they are there already.
+
+    Args:
+        directory: Made if missing; other content is left alone, except `registry.json`.
+        weights: False for an engine that needs none; then safetensors is not needed either.
+
+    Returns:
+        Path of their registry file.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, architecture in TINY_MODELS.items():
+        if not _fresh(directory / name, weights=weights):
+            _make(directory / name, architecture, weights=weights)
+    registry = directory / "registry.json"
+    draft = directory / f".registry.{os.getpid()}.json"
+    write_registry(draft, (_entry(name) for name in TINY_MODELS))
+    draft.replace(registry)
+    return registry
+
+
+def _fresh(path: Path, *, weights: bool) -> bool:
+    try:
+        stamp = msgspec.json.decode((path / "stamp.json").read_bytes(), type=_Stamp)
+    except (OSError, msgspec.DecodeError):
+        return False
+    return stamp.version == _VERSION and (stamp.weights or not weights)
+
+
+def _make(path: Path, architecture: TinyArchitecture, *, weights: bool) -> None:
+    """Make one model beside its place and move it there, so that no reader sees half of it."""
+    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        config = msgspec.json.format(msgspec.json.encode(architecture.config()), indent=2)
+        (draft / "config.json").write_bytes(config)
+        write_tokenizer(draft)
+        if weights:
+            architecture.save_weights(draft / "model.safetensors")
+        stamp = _Stamp(version=_VERSION, weights=weights)
+        (draft / "stamp.json").write_bytes(msgspec.json.encode(stamp))
+        draft.chmod(0o755)
+        shutil.rmtree(path, ignore_errors=True)
+        try:
+            draft.rename(path)
+        except OSError:
+            # Another process made it between our two calls; its model is as good as ours.
+            if not _fresh(path, weights=weights):
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _entry(name: str) -> ModelEntry:
+    architecture = TINY_MODELS[name]
+    return ModelEntry(
+        name=ModelName(name),
+        path=name,
+        architecture=architecture.architecture,
+        max_model_len=MAX_MODEL_LEN,
+        eos_token_ids=EOS_IDS,
+        weight_bytes=architecture.weight_bytes,
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of `python -m shared.models.tiny`."""
+    parser = argparse.ArgumentParser(prog="python -m shared.models.tiny", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="directory to make them in")
+    parser.add_argument("--no-weights", action="store_true", help="for simulated engines only")
+    parser.add_argument("--json", action="store_true", help="print a JSON line instead of text")
+    options = parser.parse_args(arguments)
+    try:
+        registry = make_tiny_models(options.out, weights=not options.no_weights)
+    except (OSError, ImportError) as error:
+        sys.stderr.write(f"cannot make the tiny models: {error}\n")
+        return 1
+    names = list(TINY_MODELS)
+    if options.json:
+        line = msgspec.json.encode({"registry": str(registry), "models": names}).decode()
+    else:
+        line = f"{', '.join(names)} in {registry}"
+    sys.stdout.write(line + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Random weights for the tiny models, without any deep-learning library."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from shared.models.tiny_tokenizer import BOS_ID, EOS_IDS, VOCAB_SIZE
+
+_SPREAD = 0.15
+"""Standard deviation; at the usual 0.02 greedy output repeats a single token."""
+
+MAX_POSITIONS = 16384
+
+
+class TinyArchitecture(msgspec.Struct, frozen=True, kw_only=True):
+    """A small decoder-only transformer with grouped-query attention."""
+
+    architecture: str
+    model_type: str
+    seed: int
+    hidden_size: int = 128
+    intermediate_size: int = 352
+    num_layers: int = 4
+    num_heads: int = 2
+    num_kv_heads: int = 1
+    head_size: int = 64
+    qkv_bias: bool = False
+
+    def config(self) -> dict[str, object]:
+        """The content of `config.json`."""
+        return {
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_size,
+            "hidden_act": "silu",
+            "vocab_size": VOCAB_SIZE,
+            "max_position_embeddings": MAX_POSITIONS,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "torch_dtype": "float32",
+            "bos_token_id": BOS_ID,
+            "eos_token_id": list(EOS_IDS),
+        }
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every weight, by its name in the checkpoint."""
+        queries, keys = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (VOCAB_SIZE, self.hidden_size)
+        }
+        for layer in range(self.num_layers):
+            prefix = f"model.layers.{layer}"
+            for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+                shapes[f"{prefix}.self_attn.{name}_proj.weight"] = (rows, self.hidden_size)
+                if self.qkv_bias:
+                    shapes[f"{prefix}.self_attn.{name}_proj.bias"] = (rows,)
+            shapes[f"{prefix}.self_attn.o_proj.weight"] = (self.hidden_size, queries)
+            for name in ("gate", "up"):
+                shapes[f"{prefix}.mlp.{name}_proj.weight"] = (
+                    self.intermediate_size,
+                    self.hidden_size,
+                )
+            shapes[f"{prefix}.mlp.down_proj.weight"] = (self.hidden_size, self.intermediate_size)
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                shapes[f"{prefix}.{name}.weight"] = (self.hidden_size,)
+        shapes["model.norm.weight"] = (self.hidden_size,)
+        shapes["lm_head.weight"] = (VOCAB_SIZE, self.hidden_size)
+        return shapes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weights in float32."""
+        return 4 * sum(int(np.prod(shape)) for shape in self.shapes().values())
+
+    def save_weights(self, path: Path) -> None:
+        """
+        Write the same random weights each time as a safetensors file.
+
+        Raises:
+            ImportError: safetensors is not installed; it comes with the engine.
+        """
+        # Here, not above: configurations and tokenizers can be made without it.
+        from safetensors.numpy import save_file  # noqa: PLC0415
+
+        chance = np.random.default_rng(self.seed)
+        weights = {
+            name: np.ones(shape, np.float32)
+            if name.endswith("norm.weight")
+            else chance.normal(0.0, _SPREAD, shape).astype(np.float32)
+            for name, shape in self.shapes().items()
+        }
+        save_file(weights, path, metadata={"format": "pt"})
