@@ -1,0 +1,1 @@
+"""Where work goes: lanes, groups, virtual queues (QLM §4)."""

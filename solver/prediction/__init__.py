@@ -1,0 +1,1 @@
+"""What will happen: latency, output lengths, completion times."""

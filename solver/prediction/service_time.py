@@ -1,0 +1,55 @@
+"""How long one request occupies an instance, from its profile."""
+
+from shared.contracts.base import Seconds
+from shared.contracts.estimates import Profile
+from shared.contracts.requests import QueuedRequest
+from solver.prediction.latency_model import predict_s
+
+DEFAULT_TOKEN_S = 0.002
+"""Prior time per token, before anything was measured."""
+CHUNK_TOKENS = 512
+ALL_APPLICATIONS = "*"
+
+
+def predicted_prefill_s(request: QueuedRequest, profile: Profile | None) -> Seconds:
+    """Time to the first token when the request runs alone, in chunks of 512 tokens."""
+    tokens = request.prompt_tokens + len(request.progress.token_ids)
+    if profile is None or profile.latency is None:
+        return 0.0
+    whole, rest = divmod(tokens, CHUNK_TOKENS)
+    chunks = [CHUNK_TOKENS] * whole + ([rest] if rest else [])
+    context = 0
+    total_s = 0.0
+    for chunk in chunks:
+        total_s += predict_s(profile.latency, compute_tokens=chunk, context_tokens=context)
+        context += chunk
+    return total_s
+
+
+def predicted_decode_s(request: QueuedRequest, profile: Profile | None) -> Seconds:
+    """Time from first token to last when the request runs alone."""
+    if profile is None or profile.latency is None:
+        return 0.0
+    tokens = predicted_output_tokens(request, profile) - len(request.progress.token_ids)
+    one_s = predict_s(
+        profile.latency, compute_tokens=1, context_tokens=request.prompt_tokens + tokens / 2
+    )
+    return max(0.0, tokens) * one_s
+
+
+def predicted_output_tokens(request: QueuedRequest, profile: Profile | None) -> float:
+    """The application's mean output, at most what the request allows."""
+    limit = request.sampling.max_tokens
+    if profile is None or request.sampling.ignore_eos:
+        return limit
+    moments = profile.output_tokens.get(request.application) or profile.output_tokens.get(
+        ALL_APPLICATIONS
+    )
+    return limit if moments is None else min(limit, moments.mean)
+
+
+def tokens_s(tokens: float, profile: Profile | None) -> Seconds:
+    """How long a busy instance needs for *tokens*."""
+    if profile is None or not profile.token_rate_per_s:
+        return tokens * DEFAULT_TOKEN_S
+    return tokens / profile.token_rate_per_s

@@ -1,0 +1,1 @@
+"""Who is admitted where, and what is each tenant's share (QUARTZ)."""

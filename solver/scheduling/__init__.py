@@ -1,0 +1,1 @@
+"""What runs next on one instance. Imports neither OR-Tools nor numba: it runs in engine cores."""

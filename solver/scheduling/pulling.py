@@ -1,0 +1,124 @@
+"""Which queue to take the next request from, without seeing inside any of them."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from shared.contracts.base import Seconds, UnixTime
+
+
+class SourceKind(IntEnum):
+    """A lane and its companions, in the order they are taken at equal deadlines."""
+
+    RESUME = 0
+    LANE = 1
+    OVERFLOW = 2
+    RELEGATED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A queue that the current segment may pull from."""
+
+    queue: str
+    kind: SourceKind
+    time_left_s: Seconds
+    """Least time to the deadline that its requests had at ingest; infinite for best effort."""
+
+    @property
+    def best_effort(self) -> bool:
+        return math.isinf(self.time_left_s) or self.kind is SourceKind.RELEGATED
+
+
+@dataclass(slots=True)
+class _Head:
+    source: Source
+    deadline_at: UnixTime
+    quiet_until: UnixTime = 0.0
+
+
+class PullOrder:
+    """
+    Picks the source whose head has the smallest priority key.
+
+    A head's deadline is estimated: FIFO inside a lane is EDF up to one band, so the last
+    deadline seen there is a lower bound of the next, and a band's lower edge is one before
+    anything was seen. Empty sources are left alone until told otherwise or *poll_s* has passed.
+
+    Args:
+        poll_s: How long a source that was empty stays unasked.
+        best_effort_every: Of so many pulls one is kept for best effort, if it has any.
+    """
+
+    def __init__(self, *, poll_s: Seconds, best_effort_every: int = 8) -> None:
+        self._poll_s = poll_s
+        self._best_effort_every = best_effort_every
+        self._heads: dict[str, _Head] = {}
+        self._since_best_effort = 0
+
+    def set_sources(self, sources: Iterable[Source], now: UnixTime) -> None:
+        """Replace the sources; those that stay keep what was learnt about them."""
+        self._heads = {
+            source.queue: self._heads.get(source.queue)
+            or _Head(source, deadline_at=now + source.time_left_s)
+            for source in sources
+        }
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        return tuple(self._heads)
+
+    def next(self, now: UnixTime, *, best_effort_room: bool) -> Source | None:
+        """
+        The source to pull from, or None when all seem empty.
+
+        Args:
+            now: Unix seconds.
+            best_effort_room: Whether best-effort work may be pulled at all.
+        """
+        awake = [head for head in self._heads.values() if head.quiet_until <= now]
+        urgent = [head for head in awake if not head.source.best_effort]
+        filler = [head for head in awake if head.source.best_effort] if best_effort_room else []
+        owed = self._since_best_effort >= self._best_effort_every
+        pool = filler if filler and (owed or not urgent) else urgent
+        if not pool:
+            return None
+        best = min(
+            pool,
+            key=lambda head: (
+                head.source.kind is SourceKind.OVERFLOW,
+                head.deadline_at,
+                head.source.kind,
+                head.source.queue,
+            ),
+        )
+        self._since_best_effort = 0 if best.source.best_effort else self._since_best_effort + 1
+        return best.source
+
+    def pulled(self, queue: str, deadline_at: UnixTime) -> None:
+        """A request with *deadline_at* came from *queue*."""
+        if (head := self._heads.get(queue)) is not None:
+            head.deadline_at = deadline_at
+
+    def empty(self, queue: str, now: UnixTime) -> None:
+        """*queue* had nothing."""
+        if (head := self._heads.get(queue)) is not None:
+            head.quiet_until = now + self._poll_s
+            head.deadline_at = now + head.source.time_left_s
+
+    def nonempty(self, queue: str, now: UnixTime) -> bool:
+        """Something was put into *queue*; whether it is one of ours."""
+        head = self._heads.get(queue)
+        if head is not None:
+            head.quiet_until = min(head.quiet_until, now)
+        return head is not None
+
+    def hold(self, queue: str, until: UnixTime) -> None:
+        """Leave *queue* alone: what was just evicted must not come straight back."""
+        if (head := self._heads.get(queue)) is not None:
+            head.quiet_until = until
+
+    def wake_at(self) -> UnixTime:
+        """When the first quiet source should be asked again; infinite without sources."""
+        return min((head.quiet_until for head in self._heads.values()), default=math.inf)
