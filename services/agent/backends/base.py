@@ -1,0 +1,181 @@
+"""
+The seam between the agent and an LLM engine.
+
+The docstrings here are the contract; `tests/contract/test_engine_backend.py` runs it against
+every implementation. A backend without a capability refuses that operation with
+`UnsupportedError` and still serves.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from shared.contracts.base import ModelName, RequestId, Seconds, UnixTime
+from shared.contracts.qos import Importance, Slo
+from shared.contracts.requests import FinishReason, Sampling, Tokens
+from shared.contracts.telemetry import Iteration, ModelState
+
+
+class Capability(Enum):
+    """What a backend can do beyond serving."""
+
+    MODEL_SWAP = "model_swap"
+    """`activate` works while other models have been active before."""
+    SCHEDULING = "scheduling"
+    """Obeys `set_scheduling` on a running engine."""
+    CHECKPOINT = "checkpoint"
+    """Keeps KV of evicted requests on the host and restores it."""
+    LAYER_PREEMPTION = "layer_preemption"
+    """Drops best-effort work inside a forward pass."""
+    TELEMETRY = "telemetry"
+    """Reports iterations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """One generation, in tokens. `progress` was generated before and is not generated again."""
+
+    request_id: RequestId
+    model: ModelName
+    prompt: Tokens
+    sampling: Sampling
+    progress: Tokens = ()
+    stop_token_ids: Tokens = ()
+    slo: Slo = field(default_factory=Slo)
+    arrived_at: UnixTime = 0.0
+    importance: Importance = Importance.HIGH
+    adapter: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOutput:
+    """New tokens of a run, in order. The last output of a run has `finish_reason`."""
+
+    token_ids: Tokens
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
+    """Prompt tokens that needed no computing; set on the first output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSnapshot:
+    """State now. Token counts cover prompt and output."""
+
+    model: ModelName | None
+    running: int
+    waiting: int
+    kv_utilization: float
+    kv_capacity_tokens: int
+    max_running: int
+    models: tuple[ModelState, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingParameters:
+    """Knobs of a running engine."""
+
+    token_budget: int
+    """Most tokens computed in one iteration."""
+    max_running: int
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineIdentity:
+    """What profiles are keyed by."""
+
+    engine: str
+    """E.g. `vllm-0.32.0`, `simulated`."""
+    device: str
+    """E.g. `cpu`, `NVIDIA H200`."""
+    capabilities: frozenset[Capability] = field(default_factory=frozenset)
+
+
+class EngineBackend(Protocol):
+    """
+    One LLM serving instance.
+
+    At most one model is active. All methods are called from one event loop and never block
+    it for long.
+    """
+
+    @property
+    def identity(self) -> EngineIdentity: ...
+
+    async def prepare(self) -> None:
+        """
+        Begin what `start` will wait for, and return at once; optional.
+
+        Raises:
+            EngineError: It can never start; the message says what to do.
+        """
+        ...
+
+    async def start(self) -> None:
+        """
+        Bring the engine up, without a model.
+
+        Raises:
+            EngineError: It cannot start; the message says what to do.
+        """
+        ...
+
+    async def activate(self, model: ModelName) -> Seconds:
+        """
+        Make *model* the active one, however that is cheapest. Nothing may be running.
+
+        Returns:
+            Seconds it took; 0 when it was active already.
+
+        Raises:
+            EngineError: Unknown model, or requests are running, or the engine died.
+        """
+        ...
+
+    def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+        """
+        Run *request* on the active model and yield tokens as they come.
+
+        Token i of a greedy request depends on the model, prompt and earlier tokens only, so
+        evicting and resuming anywhere gives the same answer. The iterator ends after the
+        output with a `finish_reason`, or without one when the request was aborted.
+
+        Raises:
+            EngineError: The model is not active; a sampling field cannot be honoured; with
+                `engine_dead`, the engine died under the request.
+        """
+        ...
+
+    async def abort(self, request_id: RequestId) -> None:
+        """
+        End a run. Its iterator ends after yielding what was generated; frees its KV.
+
+        Unknown and finished requests are ignored.
+        """
+        ...
+
+    async def set_scheduling(self, parameters: SchedulingParameters) -> None:
+        """
+        Change the scheduling of the running engine.
+
+        Raises:
+            UnsupportedError: No such capability.
+        """
+        ...
+
+    def snapshot(self) -> EngineSnapshot:
+        """State now; cheap, never waits for the engine."""
+        ...
+
+    def drain_iterations(self) -> tuple[Iteration, ...]:
+        """Iterations since the last call, oldest dropped first when too many."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """False once the engine has died; `start` brings it up again, without a model."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the engine and everything it started; idempotent."""
+        ...

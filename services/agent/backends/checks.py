@@ -1,0 +1,83 @@
+"""What every backend checks before a request reaches its engine."""
+
+from pathlib import Path
+
+import msgspec
+
+from services.agent.backends.base import EngineRequest
+from shared.contracts.errors import EngineError
+from shared.contracts.models import ModelEntry
+from shared.contracts.requests import FinishReason, Tokens
+
+
+class _ModelConfig(msgspec.Struct, frozen=True):
+    vocab_size: int
+
+
+def vocab_size_of(entry: ModelEntry) -> int | None:
+    """Rows of the model's embedding as its `config.json` says; none if it does not."""
+    try:
+        config = msgspec.json.decode(
+            (Path(entry.path) / "config.json").read_bytes(), type=_ModelConfig
+        )
+    except (OSError, msgspec.DecodeError):
+        return None
+    return config.vocab_size
+
+
+def stop_tokens(entry: ModelEntry, request: EngineRequest) -> Tokens:
+    """Tokens that end the answer: the model's end tokens unless ignored, and the request's."""
+    if request.sampling.ignore_eos:
+        return tuple(token for token in request.stop_token_ids if token not in entry.eos_token_ids)
+    return tuple(dict.fromkeys((*entry.eos_token_ids, *request.stop_token_ids)))
+
+
+def finished_already(entry: ModelEntry, request: EngineRequest) -> FinishReason | None:
+    """The reason when the progress is a whole answer, e.g. after a crash before its final."""
+    progress = request.progress
+    if (
+        progress
+        and len(progress) >= request.sampling.min_tokens
+        and progress[-1] in stop_tokens(entry, request)
+    ):
+        return FinishReason.STOP
+    total = len(request.prompt) + len(progress)
+    if len(progress) >= request.sampling.max_tokens or (progress and total >= entry.max_model_len):
+        return FinishReason.LENGTH
+    return None
+
+
+def check_request(entry: ModelEntry, request: EngineRequest, vocab_size: int | None) -> None:
+    """
+    Refuse what would harm the engine, or what it would get wrong.
+
+    Args:
+        entry: The request's model.
+        request: It.
+        vocab_size: Token ids must be below; unchecked when unknown.
+
+    Raises:
+        EngineError: An adapter, an empty or over-long prompt, or a token outside the vocabulary.
+    """
+    if request.adapter is not None:
+        raise EngineError(f"adapter {request.adapter!r}: this backend serves base models only")
+    num_tokens = len(request.prompt) + len(request.progress)
+    if num_tokens == 0:
+        raise EngineError("the prompt is empty")
+    if num_tokens >= entry.max_model_len:
+        raise EngineError(
+            f"{num_tokens} tokens of prompt and progress leave no room in the model's "
+            f"{entry.max_model_len}"
+        )
+    tokens = request.prompt + request.progress
+    if min(tokens) < 0 or (vocab_size is not None and max(tokens) >= vocab_size):
+        raise EngineError(f"a token id is outside the model's vocabulary of {vocab_size}")
+
+
+def output_room(entry: ModelEntry, request: EngineRequest) -> int:
+    """Tokens that this run may still generate."""
+    progress = len(request.progress)
+    return min(
+        request.sampling.max_tokens - progress,
+        entry.max_model_len - len(request.prompt) - progress,
+    )

@@ -1,0 +1,92 @@
+"""Settings of the engine and of each backend."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from shared.contracts.base import Seconds
+from shared.contracts.estimates import LatencyCoefficients
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegativeSeconds = Annotated[float, Meta(ge=0)]
+
+
+class SimulatedSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The simulated engine: a model of an engine with the timing of a latency profile."""
+
+    latency: LatencyCoefficients = LatencyCoefficients(
+        constant_s=0.005, linear_s=4e-5, attention_s=1e-8, context_s=2e-7
+    )
+    """Time of one iteration."""
+    time_scale: Annotated[float, Meta(ge=0)] = 1.0
+    """Real seconds per simulated second; 0 runs as fast as the machine can."""
+    policy: Literal["fcfs", "edf"] = "edf"
+    """Order of waiting requests."""
+    token_budget: Positive = 512
+    """Tokens computed in one iteration at most."""
+    max_running: Positive = 64
+    """Requests in one iteration at most."""
+    kv_capacity_tokens: Positive = 65536
+    block_tokens: Positive = 16
+    """Tokens in one KV block."""
+    mean_output_tokens: Annotated[int, Meta(ge=2)] = 128
+    """Of answers that nothing else ends."""
+    first_token: Annotated[int, Meta(ge=0)] = 8
+    """Ids below are special tokens and never generated."""
+    vocab_size: Annotated[int, Meta(ge=64)] = 512
+    """Generated ids are below; a model's `config.json` goes first."""
+    warm_activation_s: NonNegativeSeconds = 0.1
+    """Time to activate a model that waits in host memory."""
+    cold_activation_s: NonNegativeSeconds = 1.0
+    """Time to activate a model from storage."""
+    max_resident_models: Positive = 2
+    """The active model and those in host memory."""
+    crash_on_token: int | None = None
+    """Fault injection: a prompt with this token kills the engine."""
+
+
+class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM in a host process of its own. A model's `engine_args` go over all of this."""
+
+    python: str | None = None
+    """Interpreter that has vLLM; none is the agent's own."""
+    max_resident_engines: Positive = 2
+    """The active engine and parked ones. On a GPU more than one needs `kv_cache_bytes`."""
+    kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
+    """KV memory of each engine; none is 128 MiB on a CPU, and vLLM's own choice on a GPU."""
+    max_running: Positive = 64
+    """vLLM's max_num_seqs."""
+    token_budget: Positive = 2048
+    """vLLM's max_num_batched_tokens."""
+    block_tokens: Positive | None = None
+    """vLLM's block_size; none is 32 on a CPU, and vLLM's own choice on a GPU."""
+    prefix_caching: bool = True
+    dtype: str | None = None
+    """None is float32 on a CPU, and the model's own on a GPU."""
+    eager: bool = True
+    """Run without compiling the model or capturing graphs."""
+    num_threads: Positive = 1
+    """Threads of one engine on a CPU; more than the cores to spare makes it much slower."""
+    start_timeout_s: Annotated[float, Meta(gt=0)] = 180.0
+    """For the host to import vLLM."""
+    activate_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+    """For a model to load."""
+    close_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
+    """For an orderly end, before everything is killed."""
+    log_path: str | None = None
+    """File that gets the engine's output; none is the agent's standard error."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
+    """vLLM's own."""
+
+
+class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which backend serves, and how."""
+
+    backend: str = "simulated"
+    """Name in `services.agent.backends.registry`."""
+    simulated: SimulatedSettings = SimulatedSettings()
+    vllm: VllmSettings = VllmSettings()
+
+
+DEFAULT_ACTIVATION_S: Seconds = 10.0
+"""Expected time of a cold activation that was never measured."""

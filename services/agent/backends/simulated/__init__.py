@@ -1,0 +1,1 @@
+"""An engine without a model: vLLM's scheduling and memory, simulated time, hashed tokens."""

@@ -1,0 +1,244 @@
+"""The simulated engine in real time, as an engine backend."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+
+import msgspec
+import structlog
+
+from services.agent.backends.base import (
+    Capability,
+    EngineIdentity,
+    EngineOutput,
+    EngineRequest,
+    EngineSnapshot,
+    SchedulingParameters,
+)
+from services.agent.backends.checks import check_request, finished_already, vocab_size_of
+from services.agent.backends.residency import ResidencyTable
+from services.agent.backends.settings import SimulatedSettings
+from services.agent.backends.simulated.core import IterationResult, SimulatedEngineCore
+from services.agent.backends.stream import OutputStream
+from shared.contracts.base import ModelName, RequestId, Seconds
+from shared.contracts.errors import EngineError
+from shared.contracts.models import ModelEntry
+from shared.contracts.telemetry import Iteration, Residency
+from shared.runtime.clock import Clock
+from solver.scheduling.baselines import FixedChunkEdf, FixedChunkFcfs
+
+log = structlog.get_logger()
+
+_MAX_ITERATIONS = 4096
+_MAX_LAG_S = 0.1
+"""An engine that fell behind by more does not hurry to catch up."""
+_IDLE_S = 0.001
+_POLICIES = {"fcfs": FixedChunkFcfs, "edf": FixedChunkEdf}
+
+
+class SimulatedEngine:
+    """
+    An engine backend that computes nothing.
+
+    Answers are hashes of prompts. Differs from a real model: penalties, top-p and top-k are
+    accepted and have no effect.
+
+    Args:
+        entries: Models that it can activate.
+        settings: Timing, memory and faults.
+        clock: What the scheduling policy compares deadlines with.
+    """
+
+    def __init__(
+        self, entries: Iterable[ModelEntry], settings: SimulatedSettings, clock: Clock
+    ) -> None:
+        self._entries = {entry.name: _fitted(entry, settings) for entry in entries}
+        self._settings = settings
+        self._clock = clock
+        self._residency = ResidencyTable(
+            self._entries,
+            capacity=settings.max_resident_models,
+            prior_s={
+                Residency.WARM: settings.warm_activation_s,
+                Residency.COLD: settings.cold_activation_s,
+            },
+        )
+        self._core: SimulatedEngineCore | None = None
+        self._vocab_size: int | None = None
+        self._limits = SchedulingParameters(
+            token_budget=settings.token_budget, max_running=settings.max_running
+        )
+        self._streams: dict[RequestId, OutputStream] = {}
+        self._iterations: deque[Iteration] = deque(maxlen=_MAX_ITERATIONS)
+        self._work = asyncio.Event()
+        self._loop_task: asyncio.Task[None] | None = None
+
+    @property
+    def identity(self) -> EngineIdentity:
+        return EngineIdentity(
+            engine="simulated",
+            device="simulated",
+            capabilities=frozenset(
+                {Capability.MODEL_SWAP, Capability.SCHEDULING, Capability.TELEMETRY}
+            ),
+        )
+
+    async def prepare(self) -> None:
+        """Nothing takes time here."""
+
+    async def start(self) -> None:
+        if self._loop_task is None:
+            self._loop_task = asyncio.create_task(self._serve(), name="simulated-engine")
+
+    async def activate(self, model: ModelName) -> Seconds:
+        entry = self._entries.get(model)
+        if entry is None:
+            raise EngineError(f"the engine has no model {model!r}")
+        self._require_alive()
+        if model == self._residency.active:
+            return 0.0
+        if self._streams:
+            raise EngineError(f"{len(self._streams)} requests are running")
+        source = self._residency.residency(model)
+        self._residency.drop(self._residency.victims(model))
+        duration_s = (
+            self._settings.warm_activation_s
+            if source is Residency.WARM
+            else self._settings.cold_activation_s
+        )
+        await asyncio.sleep(duration_s * self._settings.time_scale)
+        self._require_alive()
+        self._residency.activated(model, source, duration_s)
+        self._vocab_size = vocab_size_of(entry)
+        self._core = SimulatedEngineCore(
+            entry,
+            self._settings,
+            _POLICIES[self._settings.policy](self._settings.token_budget),
+            vocab_size=self._vocab_size,
+        )
+        self._apply_limits()
+        return duration_s
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+        core = self._core
+        if core is None or request.model != self._residency.active:
+            self._require_alive()
+            raise EngineError(f"model {request.model!r} is not active")
+        entry = self._entries[request.model]
+        if reason := finished_already(entry, request):
+            yield EngineOutput(token_ids=(), finish_reason=reason)
+            return
+        check_request(entry, request, self._vocab_size)
+        if request.request_id in self._streams:
+            raise EngineError(f"request {request.request_id} is running already")
+        if self._settings.crash_on_token in request.prompt:
+            self._die()
+            raise EngineError("the engine died: injected fault", engine_dead=True)
+        stream = self._streams[request.request_id] = OutputStream()
+        core.add(request)
+        self._work.set()
+        try:
+            async for output in stream.outputs():
+                yield output
+        finally:
+            await self.abort(request.request_id)
+
+    async def abort(self, request_id: RequestId) -> None:
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.end()
+            if self._core is not None:
+                self._core.abort(request_id)
+
+    async def set_scheduling(self, parameters: SchedulingParameters) -> None:
+        self._limits = parameters
+        self._apply_limits()
+
+    def snapshot(self) -> EngineSnapshot:
+        core = self._core
+        return EngineSnapshot(
+            model=self._residency.active,
+            running=0 if core is None else core.num_running,
+            waiting=0 if core is None else core.num_waiting,
+            kv_utilization=0.0 if core is None else core.kv_utilization,
+            kv_capacity_tokens=self._settings.kv_capacity_tokens,
+            max_running=self._settings.max_running if core is None else core.max_running,
+            models=self._residency.states(),
+        )
+
+    def drain_iterations(self) -> tuple[Iteration, ...]:
+        iterations = tuple(self._iterations)
+        self._iterations.clear()
+        return iterations
+
+    @property
+    def alive(self) -> bool:
+        return self._loop_task is not None
+
+    async def close(self) -> None:
+        task = self._loop_task
+        self._die()
+        if task is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def _require_alive(self) -> None:
+        if not self.alive:
+            raise EngineError("the engine is not running", engine_dead=True)
+
+    def _apply_limits(self) -> None:
+        if self._core is not None:
+            self._core.limit(
+                token_budget=self._limits.token_budget, max_running=self._limits.max_running
+            )
+
+    def _die(self) -> None:
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            self._loop_task = None
+        self._core = None
+        self._residency.clear()
+        for stream in self._streams.values():
+            stream.fail(EngineError("the engine died under the request", engine_dead=True))
+        self._streams.clear()
+
+    async def _serve(self) -> None:
+        try:
+            await self._iterate_forever()
+        except Exception:  # a bug in here must look like an engine's death, not like a slow one
+            log.exception("engine.died", engine="simulated")
+            self._die()
+
+    async def _iterate_forever(self) -> None:
+        """Iterate while there is work, each iteration as long as it says."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            core = self._core
+            if core is None or core.num_running + core.num_waiting == 0:
+                self._work.clear()
+                await self._work.wait()
+                due = loop.time()
+                continue
+            result = core.iterate(self._clock.now())
+            duration_s = result.duration_s if result.iteration is not None else _IDLE_S
+            due = max(due, loop.time() - _MAX_LAG_S) + duration_s * self._settings.time_scale
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            self._deliver(result)
+
+    def _deliver(self, result: IterationResult) -> None:
+        if result.iteration is not None:
+            self._iterations.append(result.iteration)
+        for output in result.outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.push(
+                    (output.token_id,), output.finish_reason, cached_tokens=output.cached_tokens
+                )
+
+
+def _fitted(entry: ModelEntry, settings: SimulatedSettings) -> ModelEntry:
+    """*entry* with a length that the engine's memory can hold."""
+    room = settings.kv_capacity_tokens // settings.block_tokens * settings.block_tokens
+    return msgspec.structs.replace(entry, max_model_len=min(entry.max_model_len, room))

@@ -1,0 +1,106 @@
+"""KV memory in blocks, with prefix caching, as vLLM's block pool does it."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from shared.contracts.requests import Tokens
+
+BlockHash = bytes
+
+
+def block_hashes(
+    token_ids: Tokens, block_tokens: int, parents: Sequence[BlockHash] = ()
+) -> list[BlockHash]:
+    """
+    A hash per full block, each covering all tokens up to its end.
+
+    Args:
+        token_ids: The whole sequence.
+        block_tokens: Tokens in a block.
+        parents: Hashes of the first blocks, if they are known already.
+    """
+    hashes = list(parents)
+    for start in range(len(hashes) * block_tokens, len(token_ids) - block_tokens + 1, block_tokens):
+        digest = blake2b(hashes[-1] if hashes else b"", digest_size=16)
+        digest.update(repr(token_ids[start : start + block_tokens]).encode())
+        hashes.append(digest.digest())
+    return hashes
+
+
+class BlockPool:
+    """
+    Blocks in use, free blocks, and what free and used blocks contain.
+
+    Freed blocks keep their content until they are needed again, least recently freed first.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._users: list[int] = [0] * num_blocks
+        self._content: list[BlockHash | None] = [None] * num_blocks
+        self._by_content: dict[BlockHash, int] = {}
+        # A dict is the LRU list: the first key was freed longest ago.
+        self._free: dict[int, None] = dict.fromkeys(range(num_blocks))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def utilization(self) -> float:
+        """Share of blocks in use, 0..1."""
+        return 1.0 - len(self._free) / self._num_blocks
+
+    def cached_prefix(self, hashes: Sequence[BlockHash]) -> list[int]:
+        """The blocks that hold the longest known prefix of *hashes*; not yet taken."""
+        blocks = []
+        for content in hashes:
+            block = self._by_content.get(content)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def num_unused(self, blocks: Sequence[int]) -> int:
+        """How many of *blocks* count as free now, so that taking them lessens the room."""
+        return sum(self._users[block] == 0 for block in blocks)
+
+    def take(self, blocks: Sequence[int]) -> None:
+        """One more user for each of *blocks*."""
+        for block in blocks:
+            if self._users[block] == 0:
+                del self._free[block]
+            self._users[block] += 1
+
+    def allocate(self, count: int) -> list[int] | None:
+        """*count* empty blocks, or none at all if there are fewer."""
+        if count > len(self._free):
+            return None
+        blocks = []
+        for _ in range(count):
+            block = next(iter(self._free))
+            del self._free[block]
+            self._forget(block)
+            self._users[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def remember(self, block: int, content: BlockHash) -> None:
+        """*block* is full and holds *content*; of equal blocks the first stays the known one."""
+        if content not in self._by_content:
+            self._forget(block)
+            self._by_content[content] = block
+            self._content[block] = content
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One user less for each of *blocks*; the sequence's last block is reused first."""
+        for block in reversed(blocks):
+            self._users[block] -= 1
+            if self._users[block] == 0:
+                self._free[block] = None
+
+    def _forget(self, block: int) -> None:
+        content = self._content[block]
+        if content is not None:
+            del self._by_content[content]
+            self._content[block] = None

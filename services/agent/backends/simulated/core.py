@@ -1,0 +1,265 @@
+"""
+The simulated engine core: continuous batching on a model of vLLM's scheduler and allocator.
+
+Pure and synchronous. Real-time serving and the trace simulator drive the same object.
+"""
+
+from dataclasses import dataclass
+
+from services.agent.backends.base import EngineRequest
+from services.agent.backends.checks import output_room, stop_tokens
+from services.agent.backends.settings import SimulatedSettings
+from services.agent.backends.simulated.blocks import BlockPool, block_hashes
+from services.agent.backends.simulated.run import Run
+from services.agent.backends.simulated.schedule import Schedule
+from services.agent.backends.simulated.tokens import TokenSource
+from shared.contracts.base import RequestId, Seconds, UnixTime
+from shared.contracts.models import ModelEntry
+from shared.contracts.requests import FinishReason
+from shared.contracts.telemetry import Iteration
+from solver.scheduling.decision import (
+    BatchState,
+    IterationOutcome,
+    RequestView,
+    SchedulingPolicy,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """One token of one request, ready when its iteration is over."""
+
+    request_id: RequestId
+    token_id: int
+    finish_reason: FinishReason | None
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationResult:
+    """One iteration. Nothing was computed if the policy held all that could run."""
+
+    duration_s: Seconds
+    outputs: tuple[TokenOutput, ...]
+    iteration: Iteration | None
+
+
+class SimulatedEngineCore:
+    """
+    One engine with one model.
+
+    Args:
+        entry: The model; requests are expected to fit it.
+        settings: Limits and latency; KV must hold `max_model_len` tokens.
+        policy: Used by this core alone.
+        vocab_size: Generated token ids are below.
+    """
+
+    def __init__(
+        self,
+        entry: ModelEntry,
+        settings: SimulatedSettings,
+        policy: SchedulingPolicy,
+        *,
+        vocab_size: int | None = None,
+    ) -> None:
+        self._entry = entry
+        self._settings = settings
+        self._policy = policy
+        self._vocab_size = vocab_size or settings.vocab_size
+        self._token_budget = settings.token_budget
+        self._max_running = settings.max_running
+        self._block_tokens = settings.block_tokens
+        self._pool = BlockPool(settings.kv_capacity_tokens // settings.block_tokens)
+        self._running: list[Run] = []
+        self._waiting: dict[RequestId, Run] = {}
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def kv_utilization(self) -> float:
+        """Share of KV that unfinished requests hold, 0..1."""
+        return self._pool.utilization
+
+    @property
+    def max_running(self) -> int:
+        return self._max_running
+
+    def limit(self, *, token_budget: int, max_running: int) -> None:
+        """Lower the limits from here on; those in the settings are the highest possible."""
+        self._token_budget = max(1, min(token_budget, self._settings.token_budget))
+        self._max_running = max(1, min(max_running, self._settings.max_running))
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue *request*; its id must be new and `checks.check_request` must have passed it."""
+        stops = stop_tokens(self._entry, request)
+        run = Run(
+            request_id=request.request_id,
+            tokens=[*request.prompt, *request.progress],
+            num_prefill_tokens=len(request.prompt) + len(request.progress),
+            room_tokens=output_room(self._entry, request),
+            num_tokens_before=len(request.progress),
+            min_tokens=request.sampling.min_tokens,
+            stops=stops,
+            source=TokenSource(
+                request,
+                stops,
+                first_token=self._settings.first_token,
+                vocab_size=self._vocab_size,
+                mean_output_tokens=self._settings.mean_output_tokens,
+            ),
+        )
+        self._waiting[run.request_id] = run
+        self._policy.add(
+            RequestView(
+                request_id=run.request_id,
+                arrived_at=request.arrived_at,
+                prompt_tokens=run.num_prefill_tokens,
+                max_tokens=run.room_tokens,
+                slo=request.slo,
+                importance=request.importance,
+            )
+        )
+
+    def abort(self, request_id: RequestId) -> None:
+        """Forget the request and free its KV; unknown ids are ignored."""
+        run = self._waiting.pop(request_id, None)
+        if run is None:
+            run = next((run for run in self._running if run.request_id == request_id), None)
+            if run is None:
+                return
+            self._running.remove(run)
+        self._pool.release(run.blocks)
+        self._policy.remove(request_id)
+
+    def iterate(self, now: UnixTime) -> IterationResult:
+        """
+        Compute one iteration that begins *now*.
+
+        Its outputs exist when `duration_s` has passed, unless their request is aborted before.
+        """
+        schedule = Schedule(self._policy.decide(now, self._batch_state()), self._token_budget)
+        stopped = [run for run in self._running if run.request_id in schedule.decision.preempted]
+        for run in stopped:
+            self._preempt(run)
+        # Decodes first; the requests at the end lose their KV first.
+        self._running.sort(key=lambda run: run.is_prefill)
+        starved = self._schedule_running(schedule)
+        admitted = [] if starved else self._admit(schedule)
+        iteration = schedule.iteration(self._settings.latency)
+        self._policy.observe(
+            now + iteration.duration_s,
+            IterationOutcome(
+                iteration=iteration,
+                admitted=tuple(run.request_id for run in admitted),
+                preempted=tuple(run.request_id for run in (*stopped, *starved)),
+            ),
+        )
+        outputs = (self._advance(run, count) for run, count in schedule.parts)
+        return IterationResult(
+            duration_s=iteration.duration_s,
+            outputs=tuple(output for output in outputs if output is not None),
+            iteration=iteration if schedule.parts else None,
+        )
+
+    def _batch_state(self) -> BatchState:
+        return BatchState(
+            running=self._running,
+            num_waiting=len(self._waiting),
+            max_running=self._max_running,
+            max_budget_tokens=self._token_budget,
+            free_kv_tokens=self._pool.num_free * self._block_tokens,
+        )
+
+    def _schedule_running(self, schedule: Schedule) -> list[Run]:
+        """Give running requests their tokens; returns those preempted for want of KV."""
+        starved: list[Run] = []
+        index = 0
+        # Victims leave at the end, so what is before the index stays.
+        while index < len(self._running) and schedule.budget_tokens > 0:
+            run = self._running[index]
+            index += 1
+            if schedule.is_held(run):
+                continue
+            count = schedule.share(run)
+            while not self._grow(run, count):
+                starved.append(self._running[-1])
+                self._preempt(self._running[-1])
+                if starved[-1] is run:
+                    return starved
+            schedule.take(run, count)
+        return starved
+
+    def _admit(self, schedule: Schedule) -> list[Run]:
+        """Start waiting requests in the policy's order, up to the first without room."""
+        admitted: list[Run] = []
+        for request_id in schedule.decision.order:
+            if schedule.budget_tokens == 0 or len(self._running) >= self._max_running:
+                break
+            run = self._waiting[request_id]
+            if not self._take_prefix(run):
+                break
+            self._running.append(run)
+            admitted.append(run)
+            count = schedule.share(run)
+            self._grow(run, count)
+            schedule.take(run, count)
+        for run in admitted:
+            del self._waiting[run.request_id]
+        return admitted
+
+    def _take_prefix(self, run: Run) -> bool:
+        """Reuse cached blocks if the whole prompt then fits into free memory."""
+        size = self._block_tokens
+        run.hashes = block_hashes(tuple(run.tokens), size, run.hashes)
+        # The last token is always computed: it gives the first output.
+        hits = self._pool.cached_prefix(run.hashes[: (len(run.tokens) - 1) // size])
+        needed = -(-len(run.tokens) // size) - len(hits)
+        if needed > self._pool.num_free - self._pool.num_unused(hits):
+            return False
+        self._pool.take(hits)
+        run.blocks = hits
+        run.num_computed_tokens = len(hits) * size
+        if run.cached_tokens is None:
+            run.cached_tokens = run.num_computed_tokens
+        return True
+
+    def _grow(self, run: Run, count: int) -> bool:
+        """Blocks for *count* more tokens; false, and nothing taken, if there are too few."""
+        end = run.num_computed_tokens + count
+        blocks = self._pool.allocate(max(0, -(-end // self._block_tokens) - len(run.blocks)))
+        if blocks is None:
+            return False
+        run.blocks.extend(blocks)
+        return True
+
+    def _preempt(self, run: Run) -> None:
+        self._running.remove(run)
+        self._pool.release(run.blocks)
+        run.preempt()
+        self._waiting[run.request_id] = run
+
+    def _advance(self, run: Run, count: int) -> TokenOutput | None:
+        size = self._block_tokens
+        first_full = run.num_computed_tokens // size
+        run.num_computed_tokens += count
+        num_full = run.num_computed_tokens // size
+        if num_full > len(run.hashes):
+            run.hashes = block_hashes(tuple(run.tokens), size, run.hashes)
+        for index in range(first_full, num_full):
+            self._pool.remember(run.blocks[index], run.hashes[index])
+        if run.num_computed_tokens < len(run.tokens):
+            return None
+        token, finish_reason = run.generate()
+        cached, run.cached_tokens = run.cached_tokens or 0, 0
+        if finish_reason is not None:
+            self._running.remove(run)
+            self._pool.release(run.blocks)
+            self._policy.remove(run.request_id)
+        return TokenOutput(run.request_id, token, finish_reason, cached)

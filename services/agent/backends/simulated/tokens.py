@@ -1,0 +1,64 @@
+"""The simulated model: the next token is a hash of the model's name and all tokens before."""
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from services.agent.backends.base import EngineRequest
+from shared.contracts.requests import Tokens
+
+_WIDTH = 4
+_RETRIES = 8
+
+
+def _packed(token_ids: Iterable[int]) -> bytes:
+    return b"".join(token.to_bytes(_WIDTH, "little") for token in token_ids)
+
+
+class TokenSource:
+    """
+    Draws one answer.
+
+    A token depends on the model's name, the tokens before it and, if sampling is random, the
+    seed: a run that resumes with progress goes on as the first one would have.
+
+    Args:
+        request: Whose answer.
+        stops: Tokens that end it.
+        first_token: Smallest ordinary token; those below are special.
+        vocab_size: One more than the largest.
+        mean_output_tokens: Of answers whose length is not limited otherwise.
+    """
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        stops: Tokens,
+        *,
+        first_token: int,
+        vocab_size: int,
+        mean_output_tokens: int,
+    ) -> None:
+        sampling = request.sampling
+        seed = "" if sampling.temperature == 0 else f"{sampling.seed or 0}"
+        self._hash = blake2b(f"{request.model}/{seed}/".encode(), digest_size=8)
+        self._hash.update(_packed(request.prompt))
+        self._hash.update(_packed(request.progress))
+        self._stops = stops
+        self._first_token = first_token
+        self._num_tokens = vocab_size - first_token
+        self._mean_output_tokens = mean_output_tokens
+
+    def next(self, *, may_stop: bool) -> int:
+        """The next token; one of the stops only if *may_stop*."""
+        drawn = int.from_bytes(self._hash.digest(), "little")
+        if may_stop and self._stops and drawn % self._mean_output_tokens == 0:
+            token = self._stops[0]
+        else:
+            drawn //= self._mean_output_tokens
+            token = self._first_token + drawn % self._num_tokens
+            for _ in range(0 if may_stop else _RETRIES):
+                if token not in self._stops:
+                    break
+                token = self._first_token + (token + 1 - self._first_token) % self._num_tokens
+        self._hash.update(token.to_bytes(_WIDTH, "little"))
+        return token

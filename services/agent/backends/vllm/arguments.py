@@ -1,0 +1,48 @@
+"""vLLM's engine arguments for a model; decided in the front, used in the host."""
+
+from pathlib import Path
+from typing import Any
+
+from services.agent.backends.settings import VllmSettings
+from shared.contracts.models import ModelEntry
+
+_CPU_KV_CACHE_BYTES = 128 << 20
+_CPU_BLOCK_TOKENS = 32
+_SCHEDULER = "services.agent.backends.vllm.scheduler.TimedScheduler"
+
+
+def engine_arguments(
+    entry: ModelEntry, settings: VllmSettings, *, is_cpu: bool, stats_path: Path
+) -> dict[str, Any]:
+    """
+    Keyword arguments of `AsyncEngineArgs`.
+
+    Args:
+        entry: The model; its own `engine_args` win.
+        settings: Of the backend.
+        is_cpu: Whether vLLM runs on a CPU, for what the settings leave open.
+        stats_path: File of the engine's `StatsWriter`.
+    """
+    arguments: dict[str, Any] = {
+        "model": entry.path,
+        "max_model_len": entry.max_model_len,
+        "skip_tokenizer_init": True,
+        "enforce_eager": settings.eager,
+        "dtype": settings.dtype or ("float32" if is_cpu else "auto"),
+        "max_num_seqs": settings.max_running,
+        "max_num_batched_tokens": max(settings.token_budget, settings.max_running),
+        "enable_prefix_caching": settings.prefix_caching,
+        # Both would report iterations that overlap, and overrule the limits by one iteration.
+        "async_scheduling": False,
+        "scheduler_cls": _SCHEDULER,
+        "additional_config": {"headway": {"stats_path": str(stats_path)}},
+        "enable_log_requests": False,
+        "disable_log_stats": True,
+    }
+    kv_cache_bytes = settings.kv_cache_bytes or (_CPU_KV_CACHE_BYTES if is_cpu else None)
+    if kv_cache_bytes is not None:
+        arguments["kv_cache_memory_bytes"] = kv_cache_bytes
+    block_tokens = settings.block_tokens or (_CPU_BLOCK_TOKENS if is_cpu else None)
+    if block_tokens is not None:
+        arguments["block_size"] = block_tokens
+    return arguments | entry.engine_args

@@ -1,0 +1,109 @@
+"""The engine host as a child process, with everything that it starts."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import services
+from services.agent.backends.settings import VllmSettings
+
+_HOST_MODULE = "services.agent.backends.vllm.host"
+
+
+def host_environment(settings: VllmSettings, scratch: Path) -> dict[str, str]:
+    """The agent's environment and what vLLM is to find in it."""
+    root = str(Path(services.__file__).resolve().parent.parent)
+    inherited = os.environ.get("PYTHONPATH")
+    return os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        # Sockets between the host and its engines; a killed engine leaves them.
+        "VLLM_RPC_BASE_PATH": str(scratch),
+        "VLLM_LOGGING_LEVEL": settings.log_level,
+        # The worker then runs inside the engine core: one process less to start.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(settings.num_threads),
+        "PYTHONPATH": root if inherited is None else f"{root}{os.pathsep}{inherited}",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _open_log(path: str | None) -> int:
+    """A descriptor to close: the file's, or a copy of standard error's."""
+    if path is None:
+        return os.dup(2)
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+class HostProcess:
+    """
+    A running host. It is the leader of a process group that holds all its engines.
+
+    The host ends by itself when its end of the socket closes, so also when the agent is
+    killed.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def launch(
+        cls,
+        settings: VllmSettings,
+        *,
+        connection: socket.socket,
+        architectures: Iterable[str],
+        scratch: Path,
+    ) -> "HostProcess":
+        """
+        Start a host; it begins to import vLLM.
+
+        Args:
+            settings: Interpreter, environment and log file.
+            connection: The host's end of a socket pair.
+            architectures: Model classes that it should import early.
+            scratch: Directory that it removes when it ends in order.
+
+        Raises:
+            OSError: The interpreter or the log file cannot be opened.
+        """
+        output = _open_log(settings.log_path)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                settings.python or sys.executable,
+                "-m",
+                _HOST_MODULE,
+                f"--fd={connection.fileno()}",
+                f"--architectures={','.join(sorted(set(architectures)))}",
+                f"--scratch={scratch}",
+                pass_fds=(connection.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=host_environment(settings, scratch),
+                start_new_session=True,
+            )
+        finally:
+            os.close(output)
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """Also the id of the process group."""
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """The exit status, once the host is gone."""
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        """Kill what is left of the group, at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)

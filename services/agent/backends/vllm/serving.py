@@ -1,0 +1,157 @@
+"""Commands of the front, carried out on vLLM engines. Runs in the engine host."""
+
+import asyncio
+import contextlib
+
+import structlog
+from vllm.inputs import TokensPrompt
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from services.agent.backends.vllm.engines import make_engine
+from services.agent.backends.vllm.sampling import sampling_params
+from services.agent.backends.vllm.wire import (
+    Abort,
+    Activate,
+    Activated,
+    ActivationFailed,
+    Connection,
+    EngineDied,
+    HostCommand,
+    HostEvent,
+    Outputs,
+    RunFailed,
+    RunOutput,
+    Shutdown,
+    Submit,
+)
+
+log = structlog.get_logger()
+
+_HEALTH_PERIOD_S = 0.5
+
+
+class EngineHost:
+    """All engines of this process: at most one is active, the others are parked."""
+
+    def __init__(self, connection: Connection[HostCommand]) -> None:
+        self._connection = connection
+        self._engines: dict[str, AsyncLLM] = {}
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._pending: list[RunOutput] = []
+
+    async def run(self) -> None:
+        """Serve until the front is gone or says stop."""
+        async with asyncio.TaskGroup() as group:
+            health = group.create_task(self._watch_engines(), name="watch-engines")
+            async for command in self._connection.frames():
+                if isinstance(command, Shutdown):
+                    break
+                self._on_command(command, group)
+            health.cancel()
+            for task in self._runs.values():
+                task.cancel()
+
+    def close(self) -> None:
+        """Shut every engine down; blocks for a second or two."""
+        for engine in self._engines.values():
+            engine.shutdown()
+        self._engines.clear()
+
+    def _on_command(self, command: HostCommand, group: asyncio.TaskGroup) -> None:
+        match command:
+            case Activate():
+                self._activate(command)
+            case Submit():
+                name = f"run-{command.request_id}"
+                task = group.create_task(self._generate(command), name=name)
+                self._runs[command.request_id] = task
+                task.add_done_callback(lambda done: self._forget(command.request_id, done))
+            case Abort():
+                task_or_none = self._runs.get(command.request_id)
+                if task_or_none is not None:
+                    task_or_none.cancel()
+            case Shutdown():
+                pass
+
+    def _activate(self, command: Activate) -> None:
+        """Blocks the loop while an engine starts: no other engine has anything to do then."""
+        for model in command.drop:
+            self._shut_down(model)
+        engine = self._engines.get(command.model)
+        if engine is not None and engine.errored:
+            self._shut_down(command.model)
+        if command.model not in self._engines:
+            try:
+                self._engines[command.model] = make_engine(command.engine_args)
+            except Exception as error:  # whatever vLLM dislikes must reach the front as text
+                log.exception("engine.failed", model=command.model)
+                self._send(ActivationFailed(command.model, str(error)))
+                return
+        self._send(Activated(command.model))
+
+    async def _generate(self, command: Submit) -> None:
+        engine = self._engines.get(command.model)
+        if engine is None:
+            self._send(RunFailed(command.request_id, "the model has no engine"))
+            return
+        prompt = TokensPrompt(prompt_token_ids=[*command.prompt, *command.progress])
+        cached_known = False
+        try:
+            async for output in engine.generate(
+                prompt, sampling_params(command), command.request_id
+            ):
+                part = output.outputs[0]
+                self._emit(
+                    RunOutput(
+                        command.request_id,
+                        tuple(part.token_ids),
+                        part.finish_reason or "",
+                        0 if cached_known else output.num_cached_tokens or 0,
+                    )
+                )
+                cached_known = True
+        except EngineDeadError as error:
+            self._bury(command.model, str(error))
+        except Exception as error:  # noqa: BLE001 - whatever vLLM dislikes goes to the front
+            self._send(RunFailed(command.request_id, str(error)))
+
+    def _emit(self, output: RunOutput) -> None:
+        """Send *output* with all others of this turn of the loop."""
+        if not self._pending:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._pending.append(output)
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._connection.send(Outputs(tuple(self._pending)))
+            self._pending.clear()
+
+    def _send(self, event: HostEvent) -> None:
+        """Send *event* after the outputs that came before it."""
+        self._flush()
+        self._connection.send(event)
+
+    def _forget(self, request_id: str, task: asyncio.Task[None]) -> None:
+        # A new run may have the id by now.
+        if self._runs.get(request_id) is task:
+            del self._runs[request_id]
+
+    async def _watch_engines(self) -> None:
+        """Notice the death of engines that nobody is waiting for."""
+        while True:
+            await asyncio.sleep(_HEALTH_PERIOD_S)
+            for model, engine in tuple(self._engines.items()):
+                if engine.errored:
+                    self._bury(model, "the engine core ended")
+
+    def _bury(self, model: str, message: str) -> None:
+        if model in self._engines:
+            self._send(EngineDied(model, message))
+            self._shut_down(model)
+
+    def _shut_down(self, model: str) -> None:
+        engine = self._engines.pop(model, None)
+        if engine is not None:
+            with contextlib.suppress(EngineDeadError):
+                engine.shutdown()

@@ -1,0 +1,128 @@
+"""
+Telemetry and limits in memory that the engine core and the agent's front share.
+
+Nobody ever waits: the core writes, the front reads what is there. Values are eight bytes
+each and change one at a time; a reader may see a mixture of two neighbouring iterations in
+the header, never in a record.
+"""
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.contracts.telemetry import Iteration
+
+_NUM_RECORDS = 8192
+_HEADER = struct.Struct("<QQQdQ")
+_LIMITS = struct.Struct("<QQ")
+_RECORD = struct.Struct("<QQQd")
+_LIMITS_AT = 64
+_RECORDS_AT = 128
+_SIZE = _RECORDS_AT + _NUM_RECORDS * _RECORD.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What the engine core last said of itself."""
+
+    running: int
+    waiting: int
+    kv_utilization: float
+    kv_capacity_tokens: int
+
+
+class _Shared:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), _SIZE)
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+class StatsWriter(_Shared):
+    """The engine core's side."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._num_written = 0
+
+    def write(self, iteration: Iteration) -> None:
+        """Append *iteration*, over the oldest if there is no room."""
+        at = _RECORDS_AT + self._num_written % _NUM_RECORDS * _RECORD.size
+        _RECORD.pack_into(
+            self._memory,
+            at,
+            iteration.compute_tokens,
+            iteration.context_tokens,
+            iteration.num_decodes,
+            iteration.duration_s,
+        )
+        self._num_written += 1
+
+    def publish(self, load: EngineLoad) -> None:
+        """Show *load*, and the iterations written so far."""
+        _HEADER.pack_into(
+            self._memory,
+            0,
+            self._num_written,
+            load.running,
+            load.waiting,
+            load.kv_utilization,
+            load.kv_capacity_tokens,
+        )
+
+    def limits(self) -> tuple[int, int]:
+        """Token budget and requests of an iteration, as the front wants them; 0 is no wish."""
+        token_budget, max_running = _LIMITS.unpack_from(self._memory, _LIMITS_AT)
+        return token_budget, max_running
+
+
+class StatsReader(_Shared):
+    """The front's side; makes the file."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(_SIZE))
+        super().__init__(path)
+        self._num_read = 0
+
+    def load(self) -> EngineLoad:
+        """The engine's load after its last iteration."""
+        _, running, waiting, utilization, capacity = _HEADER.unpack_from(self._memory, 0)
+        return EngineLoad(
+            running=running,
+            waiting=waiting,
+            kv_utilization=utilization,
+            kv_capacity_tokens=capacity,
+        )
+
+    def drain(self) -> tuple[Iteration, ...]:
+        """Iterations since the last call, without those that were overwritten."""
+        end = self._num_written()
+        first = max(self._num_read, end - _NUM_RECORDS)
+        self._num_read = end
+        iterations = [
+            Iteration(
+                compute_tokens=compute,
+                context_tokens=context,
+                num_decodes=decodes,
+                duration_s=duration_s,
+            )
+            for compute, context, decodes, duration_s in (
+                _RECORD.unpack_from(self._memory, _RECORDS_AT + index % _NUM_RECORDS * _RECORD.size)
+                for index in range(first, end)
+            )
+        ]
+        # What the core wrote over while this read is dropped; one more record may be half done.
+        overwritten = self._num_written() + 1 - _NUM_RECORDS - first
+        return tuple(iterations[max(0, overwritten) :])
+
+    def limit(self, *, token_budget: int, max_running: int) -> None:
+        """Ask the engine for these limits from its next iteration on."""
+        _LIMITS.pack_into(self._memory, _LIMITS_AT, token_budget, max_running)
+
+    def _num_written(self) -> int:
+        (count,) = struct.unpack_from("<Q", self._memory, 0)
+        return int(count)

@@ -1,0 +1,134 @@
+"""What the front and the engine host say to each other over their unix socket."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from shared.contracts.requests import Sampling, Tokens
+
+T = TypeVar("T")
+
+_LENGTH = struct.Struct("<I")
+
+
+class _Frame(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class Activate(_Frame, frozen=True, array_like=True, tag=True):
+    """Shut the engines in `drop` down, then make an engine for the model unless it has one."""
+
+    model: str
+    engine_args: dict[str, Any]
+    drop: tuple[str, ...] = ()
+
+
+class Submit(_Frame, frozen=True, array_like=True, tag=True):
+    """Run a request. `sampling` counts from the first token of the answer."""
+
+    model: str
+    request_id: str
+    prompt: Tokens
+    progress: Tokens
+    stop_token_ids: Tokens
+    sampling: Sampling
+
+
+class Abort(_Frame, frozen=True, array_like=True, tag=True):
+    """End a run; no `Outputs` of it with a finish reason follows if it was running."""
+
+    request_id: str
+
+
+class Shutdown(_Frame, frozen=True, array_like=True, tag=True):
+    """Stop everything and exit."""
+
+
+HostCommand = Activate | Submit | Abort | Shutdown
+
+
+class HostReady(_Frame, frozen=True, array_like=True, tag=True):
+    """vLLM is imported; no model is loaded."""
+
+    version: str
+    device: str
+    is_cpu: bool
+
+
+class Activated(_Frame, frozen=True, array_like=True, tag=True):
+    """The model's engine can take requests."""
+
+    model: str
+
+
+class ActivationFailed(_Frame, frozen=True, array_like=True, tag=True):
+    """The model has no engine; the host lives on."""
+
+    model: str
+    message: str
+
+
+class RunOutput(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one run; `finish` is `stop`, `length` or empty."""
+
+    request_id: str
+    token_ids: Tokens
+    finish: str = ""
+    cached_tokens: int = 0
+
+
+class Outputs(_Frame, frozen=True, array_like=True, tag=True):
+    """New tokens of many runs: one turn of the host's loop."""
+
+    runs: tuple[RunOutput, ...]
+
+
+class RunFailed(_Frame, frozen=True, array_like=True, tag=True):
+    """The engine refused the run."""
+
+    request_id: str
+    message: str
+
+
+class EngineDied(_Frame, frozen=True, array_like=True, tag=True):
+    """The model's engine is gone with all its runs; the host lives on."""
+
+    model: str
+    message: str
+
+
+HostEvent = HostReady | Activated | ActivationFailed | Outputs | RunFailed | EngineDied
+
+
+class Connection(Generic[T]):
+    """Frames of length-prefixed msgpack, sent and received in order; receives type *incoming*."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, incoming: Any
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(incoming)
+
+    def send(self, frame: msgspec.Struct) -> None:
+        """Queue *frame*; a peer that is gone is noticed by `frames`."""
+        body = self._encoder.encode(frame)
+        self._writer.write(_LENGTH.pack(len(body)) + body)
+
+    async def frames(self) -> AsyncIterator[T]:
+        """What the peer sends, until it closes or dies."""
+        while True:
+            try:
+                (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+                body = await self._reader.readexactly(length)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return
+            yield self._decoder.decode(body)
+
+    def close(self) -> None:
+        """Drop the connection; the peer's `frames` end."""
+        self._writer.close()

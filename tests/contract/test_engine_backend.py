@@ -1,0 +1,296 @@
+"""What every `EngineBackend` does; its docstrings in other words."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from services.agent.backends.base import Capability, SchedulingParameters
+from shared.contracts.base import ModelName, RequestId
+from shared.contracts.errors import EngineError
+from shared.contracts.requests import FinishReason, Sampling
+from shared.contracts.telemetry import Residency
+from tests.engines import LLAMA, OTHER, RIGS, EngineRig, greedy, prompt_of
+
+# One engine for the whole file: starting vLLM takes long. No test relies on another, since
+# the `rig` fixture brings the engine up before each.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=["simulated", pytest.param("vllm", marks=pytest.mark.vllm)],
+)
+async def shared_rig(
+    request: Any, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[EngineRig]:
+    rig = RIGS[request.param](tmp_path_factory.mktemp("models"))
+    yield rig
+    await rig.engine.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def rig(shared_rig: EngineRig) -> EngineRig:
+    await shared_rig.bring_up()
+    return shared_rig
+
+
+async def test_a_greedy_answer_is_always_the_same(rig: EngineRig) -> None:
+    first = await rig.ask(prompt_of(40), greedy(24))
+    second = await rig.ask(prompt_of(40), greedy(24))
+
+    assert first.token_ids == second.token_ids
+    assert len(first.token_ids) == 24
+    assert first.finish_reason is FinishReason.LENGTH
+
+
+async def test_different_prompts_get_different_answers(rig: EngineRig) -> None:
+    one = await rig.ask(prompt_of(40, first=1), greedy(24))
+    other = await rig.ask(prompt_of(40, first=2), greedy(24))
+
+    assert one.token_ids != other.token_ids
+
+
+async def test_concurrent_answers_equal_those_of_requests_alone(rig: EngineRig) -> None:
+    prompts = [prompt_of(30 + 60 * index, first=100 + index) for index in range(4)]
+    alone = [(await rig.ask(prompt, greedy(20))).token_ids for prompt in prompts]
+    together = await asyncio.gather(*(rig.ask(prompt, greedy(20)) for prompt in prompts))
+
+    assert alone == [answer.token_ids for answer in together]
+
+
+async def test_a_repeated_prompt_is_partly_cached(rig: EngineRig) -> None:
+    await rig.ask(prompt_of(300, first=77), greedy(2))
+    again = await rig.ask(prompt_of(300, first=77), greedy(2))
+
+    assert 200 < again.cached_tokens < 300
+
+
+@pytest.mark.parametrize("cut", [1, 9, 23])
+async def test_an_answer_resumed_with_progress_is_the_undisturbed_one(
+    rig: EngineRig, cut: int
+) -> None:
+    whole = (await rig.ask(prompt_of(70, first=5), greedy(24))).token_ids
+    rest = await rig.ask(prompt_of(70, first=5), greedy(24), progress=whole[:cut])
+
+    assert whole == whole[:cut] + rest.token_ids
+    assert rest.finish_reason is FinishReason.LENGTH
+
+
+async def test_progress_that_is_a_whole_answer_only_ends(rig: EngineRig) -> None:
+    whole = (await rig.ask(prompt_of(20), greedy(8))).token_ids
+    rest = await rig.ask(prompt_of(20), greedy(8), progress=whole)
+
+    assert (rest.token_ids, rest.finish_reason) == ((), FinishReason.LENGTH)
+
+
+async def test_an_aborted_run_ends_without_a_reason_and_frees_its_memory(rig: EngineRig) -> None:
+    request = rig.request(prompt_of(200, first=9), greedy(2000))
+    begun = asyncio.Event()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        run = group.create_task(rig.answer(request, begun))
+        await begun.wait()
+        await rig.engine.abort(request.request_id)
+    answer = run.result()
+
+    assert answer.finish_reason is None
+    assert 0 < len(answer.token_ids) < 2000
+    await rig.settled()
+
+
+async def test_a_run_whose_reader_leaves_is_aborted(rig: EngineRig) -> None:
+    outputs = rig.engine.generate(rig.request(prompt_of(200), greedy(2000)))
+    await anext(outputs)
+    await outputs.aclose()  # type: ignore[attr-defined]  # all backends use generators
+
+    await rig.settled()
+
+
+async def test_aborting_an_unknown_request_does_nothing(rig: EngineRig) -> None:
+    await rig.engine.abort(RequestId("nobody"))
+
+    assert rig.engine.alive
+
+
+async def test_a_stop_token_ends_the_answer_and_belongs_to_it(rig: EngineRig) -> None:
+    whole = (await rig.ask(prompt_of(50, first=3), greedy(24))).token_ids
+    stop = whole[10]
+    answer = await rig.ask(prompt_of(50, first=3), greedy(24), stop_token_ids=(stop,))
+
+    assert whole[: whole.index(stop) + 1] == answer.token_ids
+    assert answer.finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+async def test_min_tokens_count_from_the_start_of_the_answer(rig: EngineRig, offset: int) -> None:
+    whole = (await rig.ask(prompt_of(50, first=3), greedy(24))).token_ids
+    answer = await rig.ask(
+        prompt_of(50, first=3),
+        greedy(24, min_tokens=12),
+        stop_token_ids=tuple(set(whole)),
+        progress=whole[:offset],
+    )
+
+    assert 12 <= offset + len(answer.token_ids) <= 24
+    assert not set(answer.token_ids[: 12 - offset]) & set(whole)
+
+
+async def test_the_models_length_ends_the_answer(rig: EngineRig) -> None:
+    answer = await rig.ask(prompt_of(4090), greedy(500))
+
+    assert (len(answer.token_ids), answer.finish_reason) == (6, FinishReason.LENGTH)
+
+
+async def test_a_seed_repeats_a_random_answer(rig: EngineRig) -> None:
+    def random(seed: int) -> Sampling:
+        return Sampling(max_tokens=24, seed=seed, ignore_eos=True)
+
+    first, second, other = [
+        (await rig.ask(prompt_of(40), random(seed))).token_ids for seed in (1, 1, 2)
+    ]
+
+    assert first == second
+    assert first != other
+
+
+async def test_an_answer_may_end_by_itself(rig: EngineRig) -> None:
+    answers = await asyncio.gather(
+        *(
+            rig.ask(prompt_of(20, first=index), Sampling(max_tokens=400, seed=index))
+            for index in range(16)
+        )
+    )
+
+    assert FinishReason.STOP in {answer.finish_reason for answer in answers}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields"),
+    [
+        (prompt_of(4096), {}),
+        (prompt_of(5000), {}),
+        ((), {}),
+        ((3, 512), {}),
+        ((3, -1), {}),
+        ((3,), {"adapter": "lora"}),
+        ((3,), {"model": OTHER}),
+    ],
+    ids=["full", "over-long", "empty", "vocabulary", "negative", "adapter", "inactive"],
+)
+async def test_a_bad_request_fails_and_the_engine_lives(
+    rig: EngineRig, prompt: tuple[int, ...], fields: dict[str, Any]
+) -> None:
+    with pytest.raises(EngineError) as refused:
+        await rig.ask(prompt, greedy(200), **fields)
+
+    assert not refused.value.engine_dead
+    assert rig.engine.alive
+    assert len((await rig.ask((3, 20), greedy(2))).token_ids) == 2
+
+
+async def test_an_unknown_model_is_refused(rig: EngineRig) -> None:
+    with pytest.raises(EngineError, match="nothing-like-it"):
+        await rig.engine.activate(ModelName("nothing-like-it"))
+
+
+async def test_activating_the_active_model_takes_no_time(rig: EngineRig) -> None:
+    assert await rig.engine.activate(LLAMA) == 0.0
+
+
+async def test_no_other_model_is_activated_while_requests_run(rig: EngineRig) -> None:
+    begun = asyncio.Event()
+    request = rig.request(prompt_of(40), greedy(1000))
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        group.create_task(rig.answer(request, begun))
+        await begun.wait()
+        with pytest.raises(EngineError, match="running"):
+            await rig.engine.activate(OTHER)
+        await rig.engine.abort(request.request_id)
+
+    assert rig.engine.snapshot().model == LLAMA
+
+
+async def test_a_model_answers_as_before_when_it_comes_back(rig: EngineRig) -> None:
+    before = await rig.ask(prompt_of(60), greedy(16))
+    await rig.engine.activate(OTHER)
+    other = await rig.ask(prompt_of(60), greedy(16), model=OTHER)
+    parked = {state.model: state.residency for state in rig.engine.snapshot().models}
+    await rig.engine.activate(LLAMA)
+    after = await rig.ask(prompt_of(60), greedy(16))
+
+    assert before.token_ids == after.token_ids
+    assert before.token_ids != other.token_ids
+    assert (parked[LLAMA], parked[OTHER]) == (Residency.WARM, Residency.ACTIVE)
+
+
+async def test_the_snapshot_counts_requests_and_memory(rig: EngineRig) -> None:
+    begun = asyncio.Event()
+    request = rig.request(prompt_of(2000), greedy(1000))
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        group.create_task(rig.answer(request, begun))
+        await begun.wait()
+        busy = rig.engine.snapshot()
+        await rig.engine.abort(request.request_id)
+
+    assert (busy.model, busy.running, busy.waiting) == (LLAMA, 1, 0)
+    assert busy.kv_capacity_tokens >= 4096
+    assert 2000 / busy.kv_capacity_tokens <= busy.kv_utilization <= 1
+
+
+async def test_iterations_add_up_to_the_work(rig: EngineRig) -> None:
+    assert Capability.TELEMETRY in rig.engine.identity.capabilities
+    await rig.settled()
+    rig.engine.drain_iterations()
+    answer = await rig.ask(prompt_of(100, first=222), greedy(10))
+    await rig.settled()
+    iterations = rig.engine.drain_iterations()
+
+    computed = sum(iteration.compute_tokens for iteration in iterations)
+    assert 100 - answer.cached_tokens + 9 == computed
+    assert sum(iteration.num_decodes for iteration in iterations) == 9
+    assert [100 + index for index in range(9)] == [it.context_tokens for it in iterations[-9:]]
+    assert all(iteration.duration_s > 0 for iteration in iterations)
+
+
+async def test_the_token_budget_limits_iterations(rig: EngineRig) -> None:
+    assert Capability.SCHEDULING in rig.engine.identity.capabilities
+    await rig.engine.set_scheduling(SchedulingParameters(token_budget=64, max_running=4))
+    await rig.settled()
+    rig.engine.drain_iterations()
+    await rig.ask(prompt_of(400, first=333), greedy(4))
+    largest = max(it.compute_tokens for it in rig.engine.drain_iterations())
+    await rig.engine.set_scheduling(SchedulingParameters(token_budget=512, max_running=64))
+
+    assert largest == 64
+
+
+async def test_requests_under_a_dying_engine_fail_and_it_comes_up_again(rig: EngineRig) -> None:
+    before = await rig.ask(prompt_of(60), greedy(16))
+    begun = asyncio.Event()
+    run = asyncio.ensure_future(rig.answer(rig.request(prompt_of(40), greedy(3000)), begun))
+    async with asyncio.timeout(30):
+        await begun.wait()
+        await rig.kill()
+        with pytest.raises(EngineError) as died:
+            await run
+
+    assert died.value.engine_dead
+    assert not rig.engine.alive
+    assert rig.engine.snapshot().model is None
+    with pytest.raises(EngineError) as refused:
+        await rig.ask(prompt_of(5), greedy(1))
+    assert refused.value.engine_dead
+    await rig.bring_up()
+    assert before.token_ids == (await rig.ask(prompt_of(60), greedy(16))).token_ids
+
+
+async def test_a_closed_engine_can_be_closed_again_and_started(rig: EngineRig) -> None:
+    await rig.engine.close()
+    await rig.engine.close()
+
+    assert not rig.engine.alive
+    await rig.bring_up()
+    assert len((await rig.ask((3, 20), greedy(2))).token_ids) == 2

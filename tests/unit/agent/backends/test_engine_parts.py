@@ -1,0 +1,192 @@
+"""The parts that backends are made of."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from services.agent.backends import registry
+from services.agent.backends.base import EngineRequest
+from services.agent.backends.checks import check_request, finished_already, stop_tokens
+from services.agent.backends.residency import ResidencyTable
+from services.agent.backends.settings import EngineSettings, VllmSettings
+from services.agent.backends.stream import OutputStream
+from services.agent.backends.vllm.arguments import engine_arguments
+from services.agent.backends.vllm.stats import EngineLoad, StatsReader, StatsWriter
+from shared.contracts.base import ModelName, RequestId
+from shared.contracts.errors import EngineError, SettingsError
+from shared.contracts.models import ModelEntry
+from shared.contracts.requests import FinishReason, Sampling
+from shared.contracts.telemetry import Iteration, Residency
+from shared.runtime.clock import SystemClock
+
+A, B, C = ModelName("a"), ModelName("b"), ModelName("c")
+ENTRY = ModelEntry(
+    name=A,
+    path="/models/a",
+    architecture="LlamaForCausalLM",
+    max_model_len=64,
+    eos_token_ids=(2,),
+    engine_args={"max_num_seqs": 7},
+)
+
+
+def request(progress: tuple[int, ...] = (), *, ignore_eos: bool = False) -> EngineRequest:
+    return EngineRequest(
+        request_id=RequestId("r"),
+        model=A,
+        prompt=(5, 6),
+        sampling=Sampling(max_tokens=4, ignore_eos=ignore_eos),
+        progress=progress,
+        stop_token_ids=(9,),
+    )
+
+
+async def test_a_slow_reader_gets_outputs_merged() -> None:
+    stream = OutputStream()
+    stream.push((1,), cached_tokens=16)
+    stream.push((2, 3), FinishReason.LENGTH)
+    stream.push((4,))
+    outputs = [output async for output in stream.outputs()]
+
+    assert [(output.token_ids, output.finish_reason) for output in outputs] == [
+        ((1, 2, 3), FinishReason.LENGTH)
+    ]
+    assert outputs[0].cached_tokens == 16
+
+
+async def test_an_ended_stream_gives_what_came_before() -> None:
+    stream = OutputStream()
+    stream.push((1,))
+    stream.end()
+
+    assert [output.token_ids async for output in stream.outputs()] == [(1,)]
+
+
+async def test_a_failed_stream_gives_what_came_before_and_raises() -> None:
+    stream = OutputStream()
+    seen: list[int] = []
+
+    async def read() -> None:
+        async for output in stream.outputs():
+            seen.extend(output.token_ids)
+
+    reader = asyncio.ensure_future(read())
+    stream.push((1, 2))
+    stream.fail(EngineError("gone", engine_dead=True))
+    with pytest.raises(EngineError, match="gone"):
+        await reader
+    assert seen == [1, 2]
+
+
+def test_the_least_recently_active_model_goes_first() -> None:
+    table = ResidencyTable(
+        (A, B, C), capacity=2, prior_s={Residency.WARM: 0.5, Residency.COLD: 5.0}
+    )
+    for model in (A, B):
+        assert table.victims(model) == ()
+        table.activated(model, Residency.COLD, 2.0)
+
+    assert table.victims(C) == (A,)
+    assert table.victims(A) == ()
+    assert [state.residency for state in table.states()] == [
+        Residency.WARM,
+        Residency.ACTIVE,
+        Residency.COLD,
+    ]
+
+
+def test_activation_times_are_measured_once_known() -> None:
+    table = ResidencyTable((A, B), capacity=1, prior_s={Residency.WARM: 0.5, Residency.COLD: 5.0})
+    assert table.activate_s(A) == 5.0
+    table.activated(A, Residency.COLD, 2.0)
+    assert table.activate_s(A) == 0.0
+    table.clear()
+
+    assert (table.active, table.activate_s(A), table.activate_s(B)) == (None, 2.0, 5.0)
+
+
+def test_end_tokens_and_stops_end_an_answer() -> None:
+    assert stop_tokens(ENTRY, request()) == (2, 9)
+    assert stop_tokens(ENTRY, request(ignore_eos=True)) == (9,)
+
+
+@pytest.mark.parametrize(
+    ("progress", "reason"),
+    [
+        ((), None),
+        ((7, 8), None),
+        ((7, 8, 7, 8), FinishReason.LENGTH),
+        ((7, 9), FinishReason.STOP),
+        ((7, 2), FinishReason.STOP),
+        (tuple(range(10, 72)), FinishReason.LENGTH),
+    ],
+)
+def test_progress_may_be_a_whole_answer(
+    progress: tuple[int, ...], reason: FinishReason | None
+) -> None:
+    assert finished_already(ENTRY, request(progress)) is reason
+
+
+def test_the_vocabulary_is_not_checked_when_unknown() -> None:
+    check_request(ENTRY, request((10**6,)), None)
+    with pytest.raises(EngineError, match="vocabulary of 512"):
+        check_request(ENTRY, request((10**6,)), 512)
+
+
+def test_an_unknown_backend_lists_those_there_are() -> None:
+    with pytest.raises(SettingsError, match="simulated, vllm"):
+        registry.create_backend("none", (), EngineSettings(), SystemClock())
+
+
+def test_the_models_engine_arguments_win() -> None:
+    arguments = engine_arguments(
+        ENTRY, VllmSettings(max_running=3), is_cpu=True, stats_path=Path("/stats")
+    )
+
+    assert arguments["max_num_seqs"] == 7
+    assert arguments["dtype"] == "float32"
+    assert arguments["kv_cache_memory_bytes"] == 128 << 20
+
+
+def test_a_gpu_keeps_vllms_own_choices() -> None:
+    arguments = engine_arguments(ENTRY, VllmSettings(), is_cpu=False, stats_path=Path("/stats"))
+
+    assert arguments["dtype"] == "auto"
+    assert not {"kv_cache_memory_bytes", "block_size"} & set(arguments)
+
+
+def iteration(number: int) -> Iteration:
+    return Iteration(compute_tokens=number, context_tokens=1, num_decodes=2, duration_s=0.5)
+
+
+def test_iterations_and_load_arrive_through_shared_memory(tmp_path: Path) -> None:
+    reader = StatsReader(tmp_path / "stats")
+    writer = StatsWriter(tmp_path / "stats")
+    load = EngineLoad(running=3, waiting=4, kv_utilization=0.25, kv_capacity_tokens=99)
+    for number in range(3):
+        writer.write(iteration(number))
+    assert reader.drain() == ()
+    writer.publish(load)
+
+    assert reader.drain() == (iteration(0), iteration(1), iteration(2))
+    assert reader.drain() == ()
+    assert reader.load() == load
+    reader.limit(token_budget=64, max_running=5)
+    assert writer.limits() == (64, 5)
+    reader.close()
+    writer.close()
+
+
+def test_a_slow_reader_loses_the_oldest_iterations(tmp_path: Path) -> None:
+    reader = StatsReader(tmp_path / "stats")
+    writer = StatsWriter(tmp_path / "stats")
+    for number in range(20_000):
+        writer.write(iteration(number))
+    writer.publish(EngineLoad(running=0, waiting=0, kv_utilization=0.0, kv_capacity_tokens=1))
+    numbers = [each.compute_tokens for each in reader.drain()]
+
+    assert 8000 < len(numbers) < 8193
+    assert numbers == list(range(numbers[0], 20_000))
+    reader.close()
+    writer.close()

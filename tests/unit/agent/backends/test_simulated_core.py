@@ -1,0 +1,243 @@
+"""The simulated engine core: vLLM's scheduling and memory, without time."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.agent.backends.base import EngineRequest
+from services.agent.backends.settings import SimulatedSettings
+from services.agent.backends.simulated.core import SimulatedEngineCore, TokenOutput
+from shared.contracts.base import ModelName, RequestId
+from shared.contracts.models import ModelEntry
+from shared.contracts.qos import Slo
+from shared.contracts.requests import FinishReason, Sampling
+from shared.contracts.telemetry import Iteration
+from solver.scheduling.baselines import FixedChunkEdf, FixedChunkFcfs
+from solver.scheduling.decision import BatchState, IterationDecision
+
+ENTRY = ModelEntry(
+    name=ModelName("m"), path="", architecture="", max_model_len=1024, eos_token_ids=(2, 3)
+)
+
+
+def core_of(**fields: Any) -> SimulatedEngineCore:
+    settings = SimulatedSettings(**({"kv_capacity_tokens": 4096} | fields))
+    return SimulatedEngineCore(ENTRY, settings, FixedChunkFcfs(settings.token_budget))
+
+
+def request(name: str, length: int = 32, max_tokens: int = 8, **fields: Any) -> EngineRequest:
+    sampling = {"temperature": 0, "ignore_eos": True} | fields.pop("sampling", {})
+    first = 10 + sum(name.encode()) % 100
+    return EngineRequest(
+        request_id=RequestId(name),
+        model=ENTRY.name,
+        prompt=tuple(range(first, first + length)),
+        sampling=Sampling(max_tokens=max_tokens, **sampling),
+        **fields,
+    )
+
+
+def drain(core: SimulatedEngineCore) -> tuple[dict[str, list[int]], list[Iteration]]:
+    """Every request's tokens, and all iterations until nothing is left."""
+    answers: dict[str, list[int]] = {}
+    iterations = []
+    while core.num_running + core.num_waiting:
+        result = core.iterate(0.0)
+        assert result.iteration is not None
+        iterations.append(result.iteration)
+        for output in result.outputs:
+            answers.setdefault(output.request_id, []).append(output.token_id)
+    return answers, iterations
+
+
+def alone(a_request: EngineRequest) -> list[int]:
+    core = core_of()
+    core.add(a_request)
+    return drain(core)[0][a_request.request_id]
+
+
+def test_a_prompt_is_computed_in_chunks_of_the_budget() -> None:
+    core = core_of(token_budget=32)
+    core.add(request("a", length=100, max_tokens=3))
+    _, iterations = drain(core)
+
+    assert [it.compute_tokens for it in iterations] == [32, 32, 32, 4, 1, 1]
+    assert [it.context_tokens for it in iterations] == [0, 32, 64, 96, 100, 101]
+    assert [it.num_decodes for it in iterations] == [0, 0, 0, 0, 1, 1]
+
+
+def test_decodes_come_before_prefill_chunks() -> None:
+    core = core_of(token_budget=32)
+    core.add(request("a", length=16, max_tokens=4))
+    core.iterate(0.0)
+    core.add(request("b", length=100))
+    second = core.iterate(0.0)
+
+    assert [output.request_id for output in second.outputs] == ["a"]
+    assert second.iteration is not None
+    assert (second.iteration.compute_tokens, second.iteration.num_decodes) == (32, 1)
+
+
+def test_the_time_of_an_iteration_follows_the_latency_profile() -> None:
+    core = core_of()
+    core.add(request("a", length=100))
+    first = core.iterate(0.0)
+
+    assert first.duration_s == 0.005 + 4e-5 * 100 + 1e-8 * 100**2
+
+
+def test_no_more_requests_run_than_allowed() -> None:
+    core = core_of(max_running=2)
+    for name in "abc":
+        core.add(request(name))
+    core.iterate(0.0)
+
+    assert (core.num_running, core.num_waiting) == (2, 1)
+
+
+def test_a_request_whose_prompt_does_not_fit_stops_those_behind_it() -> None:
+    core = core_of(kv_capacity_tokens=1024, token_budget=2048)
+    for name, length in (("a", 600), ("b", 600), ("c", 16)):
+        core.add(request(name, length=length))
+    core.iterate(0.0)
+
+    assert (core.num_running, core.num_waiting) == (1, 2)
+
+
+def test_the_last_request_is_preempted_when_memory_runs_out_and_loses_nothing() -> None:
+    core = core_of(kv_capacity_tokens=1024)
+    requests = [request(name, length=320, max_tokens=100) for name in "abc"]
+    for each in requests:
+        core.add(each)
+    answers, iterations = drain(core)
+
+    assert answers == {each.request_id: alone(each) for each in requests}
+    assert sum(it.compute_tokens for it in iterations) > 3 * (320 + 99)
+    assert core.kv_utilization == 0.0
+
+
+def test_a_shared_prefix_is_computed_once() -> None:
+    core = core_of()
+    core.add(request("a", length=100))
+    drain(core)
+    core.add(request("a", length=100))
+    first = core.iterate(0.0)
+
+    assert [output.cached_tokens for output in first.outputs] == [96]
+    assert first.iteration is not None
+    assert first.iteration.compute_tokens == 4
+
+
+def test_an_aborted_request_leaves_nothing() -> None:
+    core = core_of()
+    core.add(request("a"))
+    core.iterate(0.0)
+    core.add(request("b"))
+    core.abort(RequestId("a"))
+    core.abort(RequestId("b"))
+
+    assert (core.num_running, core.num_waiting, core.kv_utilization) == (0, 0, 0.0)
+
+
+def test_earliest_deadline_is_admitted_first() -> None:
+    settings = SimulatedSettings(max_running=1)
+    core = SimulatedEngineCore(ENTRY, settings, FixedChunkEdf(512))
+    for name, slo in (("none", Slo()), ("late", Slo(ttlt_s=60)), ("soon", Slo(ttft_s=1))):
+        core.add(request(name, slo=slo))
+    answers, _ = drain(core)
+
+    assert list(answers) == ["soon", "late", "none"]
+
+
+class Holding(FixedChunkFcfs):
+    """Holds every running prefill, or preempts every running request."""
+
+    def __init__(self, *, preempt: bool) -> None:
+        super().__init__(32)
+        self.preempt = preempt
+        self.active = False
+
+    def decide(self, now: float, batch: BatchState) -> IterationDecision:
+        running = frozenset(run.request_id for run in batch.running)
+        decision = super().decide(now, batch)
+        return IterationDecision(
+            order=decision.order,
+            token_budget=decision.token_budget,
+            held=running if self.active and not self.preempt else frozenset(),
+            preempted=running if self.active and self.preempt else frozenset(),
+        )
+
+
+def test_a_held_prefill_keeps_its_memory_and_its_place() -> None:
+    policy = Holding(preempt=False)
+    core = SimulatedEngineCore(ENTRY, SimulatedSettings(), policy)
+    core.add(request("a", length=64, max_tokens=4))
+    core.iterate(0.0)
+    held_utilization = core.kv_utilization
+    policy.active = True
+    idle = core.iterate(0.0)
+
+    assert (idle.iteration, idle.duration_s, idle.outputs) == (None, 0.0, ())
+    assert core.kv_utilization == held_utilization > 0
+    policy.active = False
+    assert drain(core)[0] == {"a": alone(request("a", length=64, max_tokens=4))}
+
+
+def test_a_preempted_request_begins_anew_and_answers_the_same() -> None:
+    policy = Holding(preempt=True)
+    core = SimulatedEngineCore(ENTRY, SimulatedSettings(), policy)
+    core.add(request("a", length=32, max_tokens=8))
+    answer = [output.token_id for _ in range(3) for output in core.iterate(0.0).outputs]
+    policy.active = True
+    core.iterate(0.0)
+
+    assert (core.num_running, core.num_waiting) == (0, 1)
+    policy.active = False
+    assert answer + drain(core)[0]["a"] == alone(request("a", length=32, max_tokens=8))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 500), st.integers(1, 60), st.integers(0, 30)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.sampled_from([16, 64, 512]),
+    st.integers(1, 5),
+)
+def test_whatever_the_batch_each_answer_is_that_of_the_request_alone(
+    shapes: list[tuple[int, int, int]], token_budget: int, max_running: int
+) -> None:
+    requests = [
+        request(f"r{n}", length, max_tokens, sampling={"min_tokens": least, "ignore_eos": False})
+        for n, (length, max_tokens, least) in enumerate(shapes)
+    ]
+    core = core_of(
+        kv_capacity_tokens=1024,
+        token_budget=token_budget,
+        max_running=max_running,
+        mean_output_tokens=20,
+    )
+    for each in requests:
+        core.add(each)
+    answers, iterations = drain(core)
+
+    lone = core_of(mean_output_tokens=20)
+    for each in requests:
+        lone.add(each)
+        assert answers[each.request_id] == drain(lone)[0][each.request_id]
+    assert all(it.compute_tokens <= token_budget for it in iterations)
+    assert core.kv_utilization == 0.0
+
+
+def test_answers_end_by_themselves_with_an_end_token() -> None:
+    core = core_of(mean_output_tokens=10)
+    core.add(request("a", max_tokens=500, sampling={"ignore_eos": False}))
+    outputs: list[TokenOutput] = []
+    while core.num_running + core.num_waiting:
+        outputs += core.iterate(0.0).outputs
+
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert outputs[-1].token_id in ENTRY.eos_token_ids
+    assert not {output.token_id for output in outputs[:-1]} & set(ENTRY.eos_token_ids)
