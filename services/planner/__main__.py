@@ -1,0 +1,5 @@
+"""`python -m services.planner`."""
+
+from services.planner.cli import main
+
+raise SystemExit(main())

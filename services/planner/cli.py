@@ -1,0 +1,79 @@
+"""`headway-planner`."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from services.planner.service import check, serve
+from services.planner.settings import Settings
+from shared.broker import topology
+from shared.broker.protocol import BindingSpec, Delivery, Settlement
+from shared.contracts.base import Decoder
+from shared.contracts.errors import ContractError
+from shared.contracts.plans import PlanPublished
+from shared.runtime.cli import ServiceCli, Verb, broker_factory, print_data
+from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
+
+_decode_plan: Decoder[PlanPublished] = Decoder(PlanPublished)
+
+
+async def show_plan(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Print the plan of each instance, listening for one refresh period."""
+    plans: dict[str, PlanPublished] = {}
+
+    async def on_plan(delivery: Delivery) -> None:
+        try:
+            plan = _decode_plan(delivery.body)
+            plans[plan.queue.instance_id] = plan
+        except ContractError:
+            pass  # a newer kind than this command knows
+        await delivery.settle(Settlement.ACK)
+
+    async with broker_factory(settings.amqp_url)("headway-show-plan") as broker:
+        queue = topology.private_queue(f"show-plan.{id(plans)}")
+        await broker.declare_queue(queue)
+        await broker.bind(
+            BindingSpec(exchange=topology.TELEMETRY, queue=queue.name, routing_key="plan.#")
+        )
+        subscription = await broker.consume(queue.name, on_plan, prefetch=64)
+        await asyncio.sleep(settings.leader.refresh_period_s + 1.0)
+        await subscription.cancel()
+    if not plans:
+        print("no plan in sight: is a planner with the leader role running?", file=sys.stderr)
+        return EXIT_FAILED
+    for _, plan in sorted(plans.items()):
+        if arguments.json:
+            print_data(plan, as_json=True)
+        else:
+            print(_table(plan))
+    return EXIT_OK
+
+
+def _table(plan: PlanPublished) -> str:
+    lines = [f"{plan.queue.instance_id}  epoch {plan.epoch}  by {plan.leader_id}  {plan.policy}"]
+    for position, segment in enumerate(plan.queue.segments, start=1):
+        lines.append(f"  {position}. {segment.model}  filler {segment.best_effort_share:.0%}")
+        lines += [f"       {quota.lane}  x{quota.quota}" for quota in segment.lanes]
+    return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing waits"])
+
+
+CLI = ServiceCli(
+    service="planner",
+    description="Takes requests from the global queue into lanes, and plans who serves what.",
+    settings_type=Settings,
+    serve=serve,
+    check=check,
+    verbs=(
+        Verb(
+            name="show-plan",
+            help="print each instance's virtual queue, as the leader last published it",
+            run=show_plan,
+        ),
+    ),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; gives the exit code."""
+    return CLI.main(argv)

@@ -1,0 +1,217 @@
+"""The grouper: validate, admit, classify, publish with confirm, acknowledge."""
+
+import asyncio
+import secrets
+
+import structlog
+
+from services.planner.intake import Intake
+from services.planner.refusals import bury, error_info, send_failure
+from services.planner.settings import GrouperSettings
+from services.planner.state import GrouperState, LaneCounter
+from shared.broker import topology
+from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
+from shared.broker.retry import publish_until_confirmed, send_softly
+from shared.contracts.base import Decoder, RequestId, encode
+from shared.contracts.control import LaneNonempty
+from shared.contracts.errors import CapacityError, ContractError, MeshError, TransientError
+from shared.contracts.lanes import LaneKey
+from shared.contracts.requests import ErrorInfo, QueuedRequest
+from shared.contracts.telemetry import LanesObserved
+from shared.runtime.clock import Clock
+from solver.scheduling.window import tokens_needed
+
+log = structlog.get_logger()
+NOTICE_SPACING_S = 0.01
+_decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
+
+
+class Grouper:
+    """
+    Takes requests from the global queues into lanes. Any number compete.
+
+    Args:
+        broker: Its connection.
+        intake: Validation and classification.
+        settings: Limits and shares.
+        state: Soft state, reported each second.
+        clock: Wall time.
+        sender: Name of this grouper in its reports.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker: Broker,
+        intake: Intake,
+        settings: GrouperSettings,
+        state: GrouperState,
+        clock: Clock,
+        sender: str,
+    ) -> None:
+        self._broker = broker
+        self._intake = intake
+        self._settings = settings
+        self.state = state
+        self._clock = clock
+        self._sender = sender
+        self._incarnation = secrets.token_hex(6)
+        self._noticed_at: dict[str, float] = {}
+        self._owed_notices: set[str] = set()
+        self._declaring = asyncio.Lock()
+
+    async def on_request(self, delivery: Delivery) -> None:
+        """Handle one message of a global queue and settle it."""
+        try:
+            await self._take(delivery)
+        except (ContractError, CapacityError) as error:
+            await self._refuse(delivery, error)
+        except TransientError as error:
+            log.warning("request.deferred", error=str(error))
+            await delivery.settle(Settlement.REQUEUE)
+
+    async def _take(self, delivery: Delivery) -> None:
+        now = self._clock.now()
+        request = self._intake.accept(delivery, now)
+        if request.request_id in self.state.recent:
+            log.info("request.repeated", request_id=request.request_id)
+            await delivery.settle(Settlement.ACK)
+            return
+        self._admit(request)
+        queue = self._queue_for(request)
+        await self._publish(queue, request)
+        await delivery.settle(Settlement.ACK)
+        self.state.recent.add(request.request_id)
+        self.state.shares.admit(request.request_id, request.tenant, tokens_needed(request))
+        self.state.admitted += 1
+        self.state.lanes.setdefault(request.lane, LaneCounter()).add(
+            prompt_tokens=request.prompt_tokens, max_tokens=request.sampling.max_tokens, at=now
+        )
+        await self._notify(queue)
+
+    def _admit(self, request: QueuedRequest) -> None:
+        if self.state.shares.total + tokens_needed(request) > self._settings.max_outstanding_tokens:
+            raise CapacityError(
+                f"{self.state.shares.total} tokens are outstanding; the limit is "
+                f"{self._settings.max_outstanding_tokens}",
+                retry_after_s=5.0,
+            )
+
+    def _queue_for(self, request: QueuedRequest) -> str:
+        if self.state.shares.above_share(request.tenant, tokens_needed(request)):
+            return LaneKey.parse(request.lane).overflow_name
+        return request.lane
+
+    async def _publish(self, queue: str, request: QueuedRequest) -> None:
+        if queue not in self.state.declared:
+            await self._declare(queue)
+        message = OutMessage(
+            body=encode(request),
+            kind="request.queued.v1",
+            message_id=request.request_id,
+            correlation_id=request.request_id,
+            reply_to=request.reply_to,
+        )
+        outcome = await publish_until_confirmed(self._broker, topology.LANES, queue, message)
+        if outcome is PublishOutcome.UNROUTABLE:
+            await self._declare(queue)
+            outcome = await publish_until_confirmed(self._broker, topology.LANES, queue, message)
+        if outcome is not PublishOutcome.CONFIRMED:
+            raise TransientError(f"lane {queue} took nothing: {outcome.value}")
+
+    async def _declare(self, queue: str) -> None:
+        async with self._declaring:
+            await topology.declare_work_queue(self._broker, queue)
+            self.state.declared.add(queue)
+
+    async def _notify(self, queue: str) -> None:
+        """Tell agents to look, at most once per spacing; the last notice is never dropped."""
+        now = self._clock.now()
+        if now - self._noticed_at.get(queue, 0.0) < NOTICE_SPACING_S:
+            self._owed_notices.add(queue)
+            return
+        await self._notice(queue, now)
+
+    async def _notice(self, queue: str, now: float) -> None:
+        self._noticed_at[queue] = now
+        self._owed_notices.discard(queue)
+        await send_softly(
+            self._broker,
+            topology.CONTROL,
+            topology.CONTROL_LANE,
+            OutMessage(
+                body=encode(LaneNonempty(queue=queue)), kind="lane.nonempty.v1", persistent=False
+            ),
+        )
+
+    async def send_owed_notices(self) -> None:
+        """Send the notices that spacing held back."""
+        now = self._clock.now()
+        for queue in tuple(self._owed_notices):
+            await self._notice(queue, now)
+
+    async def _refuse(self, delivery: Delivery, error: MeshError) -> None:
+        info = error_info(error)
+        request_id = self._intake.request_id(delivery)
+        log.info("request.refused", request_id=request_id, code=info.code, param=info.param)
+        self.state.refused += 1
+        try:
+            await send_failure(
+                self._broker,
+                reply_to=delivery.reply_to,
+                request_id=request_id,
+                error=info,
+                now=self._clock.now(),
+            )
+            await bury(self._broker, delivery, reason=f"{info.code}: {info.message}")
+        except TransientError:
+            await delivery.settle(Settlement.REQUEUE)
+        else:
+            await delivery.settle(Settlement.ACK)
+
+    async def on_obituary(self, delivery: Delivery) -> None:
+        """Tell the producer of a message that the broker itself has buried."""
+        try:
+            if topology.REASON_HEADER not in delivery.headers and delivery.reply_to:
+                reason = delivery.headers.get("x-first-death-reason", "unknown")
+                await send_failure(
+                    self._broker,
+                    reply_to=delivery.reply_to,
+                    request_id=self._buried_id(delivery),
+                    error=ErrorInfo(
+                        message=f"the broker gave the request up: {reason}",
+                        type="server_error",
+                        code="dead_lettered",
+                        status=500,
+                    ),
+                    now=self._clock.now(),
+                )
+        except TransientError:
+            await delivery.settle(Settlement.REQUEUE)
+        else:
+            await delivery.settle(Settlement.ACK)
+
+    def _buried_id(self, delivery: Delivery) -> RequestId:
+        try:
+            return _decode_queued(delivery.body).request_id
+        except ContractError:
+            return self._intake.request_id(delivery)
+
+    async def report(self) -> None:
+        """Publish lane totals."""
+        self.state.seq += 1
+        observed = LanesObserved(
+            sender=self._sender,
+            incarnation=self._incarnation,
+            seq=self.state.seq,
+            at=self._clock.now(),
+            layout=self._intake.layout.version,
+            lanes=tuple(counter.total(lane) for lane, counter in self.state.lanes.items()),
+            admitted=self.state.admitted,
+            refused=self.state.refused,
+        )
+        await self._broker.send(
+            topology.TELEMETRY,
+            topology.LANES_KEY,
+            OutMessage(body=encode(observed), kind="lanes.observed.v1", persistent=False),
+        )

@@ -1,0 +1,134 @@
+"""From an ingress body to a queued request, or a precise refusal."""
+
+import math
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from services.planner.settings import GrouperSettings
+from shared.broker.protocol import Delivery
+from shared.contracts.base import Decoder, RequestId, TenantId, UnixTime
+from shared.contracts.checks import (
+    check_body_size,
+    check_supported,
+    effective_importance,
+    effective_sampling,
+    effective_slo,
+    estimated_prompt_tokens,
+)
+from shared.contracts.errors import ContractError
+from shared.contracts.ingress import InferenceRequest, QueueItem
+from shared.contracts.lanes import LaneLayout
+from shared.contracts.requests import QueuedRequest, ReplyMode
+from shared.models.registry import ModelRegistry
+from solver.planning.lanes import lane_for
+
+_decode_body: Decoder[InferenceRequest] = Decoder(InferenceRequest)
+_decode_item: Decoder[QueueItem] = Decoder(QueueItem)
+
+
+class _Probe(msgspec.Struct):
+    """As much of any body as answering it takes."""
+
+    id: Any = None
+    payload: Any = None
+
+
+_decode_probe: Decoder[_Probe] = Decoder(_Probe)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """Validation and classification of one message. Pure but for fresh ids and seeds."""
+
+    registry: ModelRegistry
+    settings: GrouperSettings
+    layout: LaneLayout
+
+    def request_id(self, delivery: Delivery) -> RequestId:
+        """The id that an answer to *delivery* must carry, even if its body is broken."""
+        try:
+            probe = _decode_probe(delivery.body)
+        except ContractError:
+            probe = _Probe()
+        body_id = probe.id if isinstance(probe.id, str) and probe.id else None
+        known = body_id or delivery.message_id or delivery.correlation_id
+        return RequestId((known or f"req-{secrets.token_hex(12)}")[:128])
+
+    def accept(self, delivery: Delivery, now: UnixTime) -> QueuedRequest:
+        """
+        The request in *delivery*, ready for its lane.
+
+        Raises:
+            ContractError: Says which field is at fault and what its limit is.
+        """
+        limits = self.settings.limits
+        check_body_size(delivery.body, limits)
+        body = self._body(delivery)
+        trusted = delivery.user_id in self.settings.trusted_users
+        if not trusted:
+            body = msgspec.structs.replace(body, arrived_at=None, prompt_tokens=None)
+        check_supported(body)
+        model = self.registry.resolve(body.model)
+        entry = self.registry.entry(model.base)
+        arrived_at = now if body.arrived_at is None else min(now, body.arrived_at)
+        slo = effective_slo(body, now=now, limits=limits)
+        prompt_tokens = estimated_prompt_tokens(body, entry)
+        sampling = effective_sampling(body, entry=entry, prompt_tokens=prompt_tokens, limits=limits)
+        if sampling.temperature > 0 and sampling.seed is None:
+            sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(31))
+        importance = effective_importance(body)
+        deadline_at = slo.planning_deadline_at(arrived_at)
+        lane = lane_for(
+            model=model.base,
+            importance=importance,
+            time_left_s=deadline_at - now if math.isfinite(deadline_at) else math.inf,
+            work_tokens=prompt_tokens + sampling.max_tokens,
+            layout=self.layout,
+        )
+        return QueuedRequest(
+            request_id=self.request_id(delivery),
+            model=model,
+            prompt=body.prompt,
+            messages=body.messages,
+            prompt_tokens=prompt_tokens,
+            sampling=sampling,
+            slo=slo,
+            arrived_at=arrived_at,
+            grouped_at=now,
+            tenant=self._tenant(delivery, body, trusted=trusted),
+            application=body.application or "default",
+            importance=importance,
+            priority=body.priority,
+            lane=lane.queue_name,
+            reply_to=delivery.reply_to,
+            reply_mode=body.reply or ReplyMode.STREAM,
+            traceparent=_header(delivery, "traceparent"),
+        )
+
+    def _body(self, delivery: Delivery) -> InferenceRequest:
+        if _decode_probe(delivery.body).payload is None:
+            return _decode_body(delivery.body)
+        item = _decode_item(delivery.body)
+        try:
+            body = msgspec.convert(item.payload, InferenceRequest)
+        except msgspec.ValidationError as error:
+            raise ContractError(f"payload breaks its schema: {error}", param="payload") from error
+        return msgspec.structs.replace(
+            body,
+            id=item.id,
+            deadline=item.deadline if item.deadline is not None else body.deadline,
+            reply=body.reply or ReplyMode.FINAL,
+        )
+
+    def _tenant(self, delivery: Delivery, body: InferenceRequest, *, trusted: bool) -> TenantId:
+        if trusted:
+            return TenantId(body.tenant or delivery.user_id or self.settings.anonymous_tenant)
+        return TenantId(delivery.user_id or self.settings.anonymous_tenant)
+
+
+def _header(delivery: Delivery, name: str) -> str | None:
+    value = delivery.headers.get(name)
+    return value if isinstance(value, str) else None

@@ -1,0 +1,237 @@
+"""The leader: snapshot, plan, epochs. Exactly one is active; none is on the data path."""
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+
+import structlog
+
+from services.planner.settings import LeaderSettings
+from services.planner.state import LeaderState
+from shared.broker import topology
+from shared.broker.protocol import Broker, OutMessage
+from shared.contracts.base import InstanceId, ModelName, Seconds, UnixTime, encode
+from shared.contracts.lanes import LaneKey, LaneLayout, relegated_name
+from shared.contracts.plans import PlanPublished, VirtualQueue
+from shared.contracts.telemetry import InstanceStatus, Residency
+from shared.runtime.clock import Clock
+from solver.planning.baselines import PLAN_POLICIES
+from solver.planning.lanes import all_lanes, band_lower_edge_s
+from solver.planning.snapshot import ClusterSnapshot, GroupView, InstanceView
+
+log = structlog.get_logger()
+COUNTS_AT_ONCE = 8
+ABSENT_RECHECK_S = 5.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Leader:
+    """Plans while this process is the active consumer of the leader queue."""
+
+    broker: Broker
+    settings: LeaderSettings
+    layout: LaneLayout
+    models: tuple[ModelName, ...]
+    state: LeaderState
+    clock: Clock
+    leader_id: str
+    _scanned_at: UnixTime = -math.inf
+    _sent_at: UnixTime = -math.inf
+    _absent: dict[str, UnixTime] = field(default_factory=dict)
+    """Queues that were not there, and when; counting one costs a channel."""
+
+    def activated(self) -> None:
+        """A delivery came: this process is the active consumer."""
+        if self.state.active_since is None:
+            self.state.active_since = self.clock.now()
+            self._scanned_at = self._sent_at = -math.inf
+            log.info("leader.elected", leader_id=self.leader_id)
+
+    def deposed(self) -> None:
+        """The connection went, and with it the role; the view of the cluster stays useful."""
+        if self.state.active_since is not None:
+            self.state.active_since = None
+            log.info("leader.deposed", leader_id=self.leader_id)
+
+    async def plan(self) -> None:
+        """One round: count, plan, publish what changed."""
+        now = self.clock.now()
+        if self.state.active_since is None:
+            return
+        for name in self.state.forget_silent(now - self.settings.instance_timeout_s):
+            log.warning("instance.lost", instance_id=name)
+        if now - self._scanned_at > self.settings.scan_period_s:
+            self.state.known_queues.update(key.queue_name for key in self._every_lane())
+            self._scanned_at = now
+        await self._count()
+        if now - self.state.active_since < self.settings.settle_s or not self.state.instances:
+            return
+        snapshot = self._snapshot(now)
+        started = self.clock.now()
+        queues = PLAN_POLICIES[self.settings.policy](snapshot)
+        await self._publish(queues, now=now, solve_s=self.clock.now() - started)
+
+    def _every_lane(self) -> tuple[LaneKey, ...]:
+        return all_lanes(self.models, self.layout)
+
+    async def _count(self) -> None:
+        """Passive counts of all known lanes and their companions."""
+        queues: set[str] = set()
+        for lane in tuple(self.state.known_queues):
+            if lane.startswith(("lane.", "overflow.")):
+                key = LaneKey.parse(lane)
+                queues.update((key.queue_name, key.overflow_name, key.resume_name))
+        queues.update(relegated_name(model) for model in self.models)
+        now = self.clock.now()
+        queues -= {queue for queue, at in self._absent.items() if now - at < ABSENT_RECHECK_S}
+        limit = asyncio.Semaphore(COUNTS_AT_ONCE)
+
+        async def count(queue: str) -> tuple[str, int | None]:
+            async with limit:
+                depth = await self.broker.depth(queue)
+            return queue, None if depth is None else depth.ready
+
+        counted = await asyncio.gather(*(count(queue) for queue in sorted(queues)))
+        self.state.waiting = {queue: ready for queue, ready in counted if ready is not None}
+        for queue, ready in counted:
+            if ready is None:
+                self._absent[queue] = now
+                self.state.known_queues.discard(queue)
+
+    def noticed(self, queue: str) -> None:
+        """Somebody published to *queue*: it is there."""
+        self._absent.pop(queue, None)
+        if queue.startswith(("lane.", "overflow.")):
+            self.state.known_queues.add(queue)
+
+    def _snapshot(self, now: UnixTime) -> ClusterSnapshot:
+        groups: dict[LaneKey, int] = {}
+        for queue, ready in self.state.waiting.items():
+            if ready == 0 or not queue.startswith(("lane.", "overflow.")):
+                continue
+            key = LaneKey.parse(queue)
+            groups[key] = groups.get(key, 0) + ready
+        for queue, ready in self.state.waiting.items():
+            if ready and queue.startswith(("resume.", "relegated.")):
+                key = self._companion_lane(queue)
+                groups[key] = groups.get(key, 0) + ready
+        return ClusterSnapshot(
+            now=now,
+            groups=tuple(
+                GroupView(
+                    key=key,
+                    waiting=waiting,
+                    deadline_at=self._deadline_at(key, waiting, now),
+                    tokens_per_request=self._tokens_per_request(key.queue_name),
+                )
+                for key, waiting in sorted(groups.items())
+            ),
+            instances=tuple(
+                self._instance(status, now)
+                for _, status in sorted(self.state.instances.items())
+                if not status.draining
+            ),
+        )
+
+    def _companion_lane(self, queue: str) -> LaneKey:
+        """The lane that stands for a companion without one of its own."""
+        kind, _, rest = queue.partition(".")
+        for key in self._every_lane():
+            if kind == "resume" and key.resume_name == queue:
+                return key
+            if (
+                kind == "relegated"
+                and relegated_name(key.model) == queue
+                and key.band == self.layout.best_effort_band
+            ):
+                return key
+        raise ValueError(rest)
+
+    def _deadline_at(self, key: LaneKey, waiting: int, now: UnixTime) -> UnixTime:
+        """Earliest deadline in a lane: when its head came, plus its band's lower edge."""
+        if key.band == self.layout.best_effort_band:
+            return math.inf
+        marks = sorted(
+            at
+            for observed in self.state.lanes.values()
+            for total in observed.lanes
+            if total.lane == key.queue_name
+            for at in total.recent_enqueued_at
+        )
+        head_at = marks[max(0, len(marks) - waiting)] if marks else now
+        return head_at + band_lower_edge_s(key.band, self.layout)
+
+    def _tokens_per_request(self, lane: str) -> float:
+        requests = tokens = 0
+        for observed in self.state.lanes.values():
+            for total in observed.lanes:
+                if total.lane == lane:
+                    requests += total.requests
+                    tokens += total.prompt_tokens + total.max_tokens
+        return tokens / requests if requests else 256.0
+
+    def _instance(self, status: InstanceStatus, now: UnixTime) -> InstanceView:
+        model, since = self.state.model_since[status.instance_id]
+        # A model that has just come stays for a while, or two bursts would chase each other.
+        lock_s = max(0.0, self.settings.min_residency_s - (now - since)) if model else 0.0
+        return InstanceView(
+            instance_id=InstanceId(status.instance_id),
+            active=status.model,
+            activate_s={
+                entry.model: 0.0
+                if entry.residency is Residency.ACTIVE
+                else entry.activate_s + lock_s
+                for entry in status.models
+            },
+            token_rate_per_s=self._rates(status),
+            backlog_s=status.backlog_s,
+        )
+
+    def _rates(self, status: InstanceStatus) -> dict[ModelName, float]:
+        return {
+            model: profile.token_rate_per_s
+            for (model, engine, device), profile in self.state.profiles.items()
+            if engine == status.engine
+            and device == status.device
+            and profile.token_rate_per_s is not None
+            for model in (ModelName(model),)
+        }
+
+    async def _publish(
+        self, queues: tuple[VirtualQueue, ...], *, now: UnixTime, solve_s: Seconds
+    ) -> None:
+        changed = any(
+            (old := self.state.plans.get(queue.instance_id)) is None
+            or _shape(old.queue) != _shape(queue)
+            for queue in queues
+        )
+        if not changed and now - self._sent_at < self.settings.refresh_period_s:
+            return
+        if changed:
+            self.state.epoch += 1
+        self._sent_at = now
+        for queue in queues:
+            plan = PlanPublished(
+                epoch=self.state.epoch,
+                issued_at=now,
+                leader_id=self.leader_id,
+                queue=queue,
+                policy=self.settings.policy,
+                solve_s=solve_s,
+            )
+            self.state.plans[queue.instance_id] = plan
+            message = OutMessage(body=encode(plan), kind="plan.published.v1", persistent=False)
+            await self.broker.send(topology.PLANS, queue.instance_id, message)
+            await self.broker.send(
+                topology.TELEMETRY, topology.plan_key(queue.instance_id), message
+            )
+        if changed:
+            log.info("plan.applied", epoch=self.state.epoch, instances=len(queues))
+
+
+def _shape(queue: VirtualQueue) -> tuple[tuple[str, frozenset[str]], ...]:
+    """What makes a plan another plan: models in order and their lanes, not the quotas."""
+    return tuple(
+        (segment.model, frozenset(quota.lane for quota in segment.lanes))
+        for segment in queue.segments
+    )

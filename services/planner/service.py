@@ -1,0 +1,152 @@
+"""Composition root of the planner."""
+
+import asyncio
+import os
+import secrets
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import structlog
+
+from services.planner.grouper import Grouper
+from services.planner.handlers import (
+    GROUPER_HANDLERS,
+    NOTICE_HANDLERS,
+    leader_state_handler,
+    tick,
+)
+from services.planner.intake import Intake
+from services.planner.leader import Leader
+from services.planner.settings import Settings
+from services.planner.state import GrouperState, LeaderState, RecentIds
+from shared.broker import topology
+from shared.broker.consumer import Dispatcher
+from shared.broker.protocol import BindingSpec, Broker
+from shared.contracts.errors import SettingsError
+from shared.models.registry import ModelRegistry
+from shared.runtime.cli import Ports
+from shared.runtime.tasks import every
+from solver.planning.baselines import PLAN_POLICIES
+from solver.routing.shares import TenantShares
+
+log = structlog.get_logger()
+NOTICE_PERIOD_S = 0.01
+TICK_PERIOD_S = 1.0
+
+
+def check(settings: Settings) -> None:
+    """
+    Refuse settings that cannot work.
+
+    Raises:
+        SettingsError: Names the policies there are.
+    """
+    if settings.leader.policy not in PLAN_POLICIES:
+        known = ", ".join(sorted(PLAN_POLICIES))
+        raise SettingsError(
+            f"leader.policy {settings.leader.policy!r} does not exist; there are: {known}"
+        )
+
+
+async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
+    """Run the roles that the settings name until *stop*; then stop consuming and return."""
+    check(ports.settings)
+    registry = ModelRegistry.load(Path(ports.settings.registry))
+    name = f"planner-{os.getpid()}-{secrets.token_hex(3)}"
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(ports.open_broker(f"headway-{name}"))
+        await topology.declare(broker)
+        async with asyncio.TaskGroup() as tasks:
+            if "grouper" in ports.settings.roles:
+                await _start_grouper(ports, broker, registry, name, tasks, stack, stop)
+            if "leader" in ports.settings.roles:
+                await _start_leader(ports, broker, registry, name, tasks, stack, stop)
+            ports.health.started()
+            log.info("service.started", roles=ports.settings.roles, name=name)
+        log.info("service.stopped", name=name)
+
+
+async def _start_grouper(  # noqa: PLR0917 - one composition step, in its own function
+    ports: Ports[Settings],
+    broker: Broker,
+    registry: ModelRegistry,
+    name: str,
+    tasks: asyncio.TaskGroup,
+    stack: AsyncExitStack,
+    stop: asyncio.Event,
+) -> None:
+    settings = ports.settings.grouper
+    grouper = Grouper(
+        broker=broker,
+        intake=Intake(registry=registry, settings=settings, layout=ports.settings.layout),
+        settings=settings,
+        state=GrouperState(
+            shares=TenantShares(
+                max_share=settings.max_tenant_share, free_tokens=settings.free_outstanding_tokens
+            ),
+            recent=RecentIds(settings.duplicate_memory),
+        ),
+        clock=ports.clock,
+        sender=name,
+    )
+    observed = topology.private_queue(f"grouper.{name}")
+    await broker.declare_queue(observed)
+    await broker.bind(
+        BindingSpec(
+            exchange=topology.TELEMETRY,
+            queue=observed.name,
+            routing_key=topology.OBSERVED_REQUEST_KEY,
+        )
+    )
+    for queue, handler, prefetch in (
+        (topology.GLOBAL_INTERACTIVE, grouper.on_request, settings.interactive_prefetch),
+        (topology.GLOBAL_REST, grouper.on_request, settings.rest_prefetch),
+        (topology.OBITUARIES, grouper.on_obituary, 8),
+        (observed.name, Dispatcher(GROUPER_HANDLERS, grouper).handle, 256),
+    ):
+        subscription = await broker.consume(queue, handler, prefetch=prefetch)
+        stack.push_async_callback(subscription.cancel)
+    tasks.create_task(
+        every(settings.report_period_s, grouper.report, stop=stop), name="grouper.report"
+    )
+    tasks.create_task(
+        every(NOTICE_PERIOD_S, grouper.send_owed_notices, stop=stop), name="grouper.notices"
+    )
+
+
+async def _start_leader(  # noqa: PLR0917 - one composition step, in its own function
+    ports: Ports[Settings],
+    broker: Broker,
+    registry: ModelRegistry,
+    name: str,
+    tasks: asyncio.TaskGroup,
+    stack: AsyncExitStack,
+    stop: asyncio.Event,
+) -> None:
+    leader = Leader(
+        broker=broker,
+        settings=ports.settings.leader,
+        layout=ports.settings.layout,
+        models=registry.bases,
+        state=LeaderState(),
+        clock=ports.clock,
+        leader_id=name,
+    )
+    broker.on_connection_lost(leader.deposed)
+    notices = topology.private_queue(f"leader.{name}")
+    await broker.declare_queue(notices)
+    for exchange, key in (
+        (topology.CONTROL, topology.CONTROL_LANE),
+        (topology.PROFILES, ""),
+    ):
+        await broker.bind(BindingSpec(exchange=exchange, queue=notices.name, routing_key=key))
+    for queue, handler in (
+        (notices.name, Dispatcher(NOTICE_HANDLERS, leader).handle),
+        (topology.LEADER, leader_state_handler(leader)),
+    ):
+        subscription = await broker.consume(queue, handler, prefetch=64)
+        stack.push_async_callback(subscription.cancel)
+    tasks.create_task(
+        every(ports.settings.leader.plan_period_s, leader.plan, stop=stop), name="leader.plan"
+    )
+    tasks.create_task(every(TICK_PERIOD_S, lambda: tick(leader), stop=stop), name="leader.tick")
