@@ -1,0 +1,5 @@
+"""`python -m services.estimator`."""
+
+from services.estimator.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,45 @@
+"""What the estimator learns from each message. Unknown kinds are ignored."""
+
+from services.estimator.state import EstimatorState
+from shared.broker.consumer import Handler
+from shared.broker.protocol import Delivery
+from shared.contracts.base import Message
+from shared.contracts.telemetry import (
+    InstanceStatus,
+    IterationsObserved,
+    ModelActivated,
+    RequestObserved,
+)
+
+
+async def on_iterations_observed(
+    message: IterationsObserved, state: EstimatorState, _delivery: Delivery
+) -> None:
+    state.learner(message.model, message.engine, message.device).on_iterations(message)
+
+
+async def on_request_observed(
+    message: RequestObserved, state: EstimatorState, _delivery: Delivery
+) -> None:
+    state.learner(message.model, message.engine, message.device).on_request(message)
+
+
+async def on_instance_status(
+    message: InstanceStatus, state: EstimatorState, _delivery: Delivery
+) -> None:
+    state.identities[message.instance_id] = (message.engine, message.device)
+
+
+async def on_model_activated(
+    message: ModelActivated, state: EstimatorState, _delivery: Delivery
+) -> None:
+    if (identity := state.identities.get(message.instance_id)) is not None:
+        state.learner(message.model, *identity).on_activated(message)
+
+
+HANDLERS: dict[type[Message], Handler[EstimatorState]] = {
+    IterationsObserved: on_iterations_observed,
+    RequestObserved: on_request_observed,
+    InstanceStatus: on_instance_status,
+    ModelActivated: on_model_activated,
+}

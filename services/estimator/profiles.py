@@ -1,0 +1,50 @@
+"""Profiles on disk, so that a restart does not start from nothing."""
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from shared.contracts.base import encode
+from shared.contracts.errors import SettingsError
+from shared.contracts.estimates import Profile
+
+
+class ProfileStore:
+    """
+    One JSON file per profile.
+
+    Args:
+        directory: Made when missing; None keeps nothing.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+
+    def load(self) -> tuple[Profile, ...]:
+        """
+        All stored profiles.
+
+        Raises:
+            SettingsError: A file is not a profile of this schema; names it.
+        """
+        if self._directory is None:
+            return ()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        profiles = []
+        for file in sorted(self._directory.glob("*.json")):
+            try:
+                profiles.append(msgspec.json.decode(file.read_bytes(), type=Profile))
+            except msgspec.DecodeError as error:
+                raise SettingsError(f"profile {file}: {error}") from error
+        return tuple(profiles)
+
+    def save(self, profile: Profile) -> None:
+        """Replace the stored profile of the same key."""
+        if self._directory is None:
+            return
+        key = f"{profile.model}\0{profile.engine}\0{profile.device}"
+        file = self._directory / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+        part = file.with_suffix(".part")
+        part.write_bytes(encode(profile))
+        part.replace(file)
