@@ -1,0 +1,5 @@
+"""`python -m services.agent`."""
+
+from services.agent.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,122 @@
+"""`headway-agent`."""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from services.agent.service import check, serve
+from services.agent.settings import Settings
+from shared.broker import topology
+from shared.broker.protocol import BindingSpec, Broker, Delivery, OutMessage, Settlement
+from shared.contracts.base import Decoder, InstanceId, encode
+from shared.contracts.control import DrainInstance
+from shared.contracts.errors import ContractError
+from shared.contracts.telemetry import InstanceStatus
+from shared.runtime.cli import ServiceCli, Verb, broker_factory, print_data
+from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
+
+_decode_status: Decoder[InstanceStatus] = Decoder(InstanceStatus)
+ANSWER_TIMEOUT_S = 5.0
+
+
+async def next_status(
+    broker: Broker, instance_id: str, *, timeout_s: float = ANSWER_TIMEOUT_S
+) -> InstanceStatus | None:
+    """The next status of an instance, or None when it stays silent."""
+    found: asyncio.Future[InstanceStatus] = asyncio.get_running_loop().create_future()
+
+    async def on_status(delivery: Delivery) -> None:
+        with suppress(ContractError):  # a newer kind than this command knows
+            status = _decode_status(delivery.body)
+            if not found.done():
+                found.set_result(status)
+        await delivery.settle(Settlement.ACK)
+
+    queue = topology.private_queue(f"snapshot.{instance_id}.{time.time_ns()}")
+    await broker.declare_queue(queue)
+    await broker.bind(
+        BindingSpec(
+            exchange=topology.TELEMETRY,
+            queue=queue.name,
+            routing_key=topology.status_key(instance_id),
+        )
+    )
+    subscription = await broker.consume(queue.name, on_status, prefetch=1)
+    try:
+        return await asyncio.wait_for(found, timeout_s)
+    except TimeoutError:
+        return None
+    finally:
+        await subscription.cancel()
+
+
+async def snapshot(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Print an instance's next status."""
+    async with broker_factory(settings.amqp_url)("headway-snapshot") as broker:
+        status = await next_status(broker, settings.instance_id)
+    if status is None:
+        print(f"instance {settings.instance_id!r} is silent: does its agent run?", file=sys.stderr)
+        return EXIT_FAILED
+    print_data(status, as_json=arguments.json)
+    return EXIT_OK
+
+
+async def drain(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Tell an instance to stop pulling, and wait until it is empty."""
+    instance_id = InstanceId(settings.instance_id)
+    command = DrainInstance(instance_id=instance_id, exit=arguments.exit)
+    async with broker_factory(settings.amqp_url)("headway-drain") as broker:
+        await broker.publish(
+            topology.CONTROL,
+            topology.control_instance(instance_id),
+            OutMessage(body=encode(command), kind="instance.drain.v1", persistent=False),
+        )
+        deadline_at = time.time() + arguments.timeout
+        status = None
+        while time.time() < deadline_at:
+            status = await next_status(broker, instance_id)
+            if status is None or (status.draining and status.running + status.waiting == 0):
+                break
+            print(f"{status.running} running, {status.waiting} waiting", file=sys.stderr)
+    emptied = status is None or status.running + status.waiting == 0
+    print_data({"instance_id": instance_id, "drained": emptied}, as_json=arguments.json)
+    return EXIT_OK if emptied else EXIT_FAILED
+
+
+def _drain_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--exit", action="store_true", help="end the agent's process then")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, metavar="SECONDS", help="how long to wait"
+    )
+
+
+CLI = ServiceCli(
+    service="agent",
+    description="Serves one LLM instance: pulls, runs and streams requests, executes LSOs. "
+    "Every verb needs the instance's name: --set instance_id=NAME or "
+    "HEADWAY_AGENT_INSTANCE_ID.",
+    settings_type=Settings,
+    serve=serve,
+    check=check,
+    verbs=(
+        Verb(
+            name="snapshot",
+            help="print what the instance is doing: model, window, runs, totals",
+            run=snapshot,
+        ),
+        Verb(
+            name="drain",
+            help="make the instance stop pulling and wait until it is empty",
+            run=drain,
+            arguments=_drain_arguments,
+        ),
+    ),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; gives the exit code."""
+    return CLI.main(argv)

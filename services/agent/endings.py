@@ -1,0 +1,260 @@
+"""What becomes of a request when it leaves the agent; each ends with an acknowledgement."""
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import structlog
+
+from services.agent.outbox import Outbox
+from services.agent.state import AgentState, Pulled, Run
+from shared.broker.protocol import Settlement
+from shared.contracts.base import RequestId
+from shared.contracts.lanes import LaneKey, relegated_name
+from shared.contracts.qos import QosClass, SloVerdict
+from shared.contracts.requests import (
+    ErrorInfo,
+    FinishReason,
+    Progress,
+    QueuedRequest,
+    RequestCompleted,
+    RequestFailed,
+    Timings,
+    Usage,
+)
+from shared.contracts.telemetry import RequestObserved
+from shared.runtime.clock import Clock
+
+log = structlog.get_logger()
+
+CANCELLED_ERROR = ErrorInfo(
+    message="the request was cancelled", type="cancelled", code="cancelled", status=499
+)
+Observe = Callable[[RequestObserved], Awaitable[None]]
+
+
+class Endings:
+    """
+    Completes, fails, relegates and hands back requests.
+
+    Args:
+        state: The agent's.
+        outbox: Its way out.
+        clock: Wall time.
+        engine: Backend name, written into finals and observations.
+        device: Likewise.
+        observe: Receives one observation per finished request.
+        evict_hold_s: How long the resume queue of an evicted request is left alone here.
+    """
+
+    def __init__(
+        self,
+        *,
+        state: AgentState,
+        outbox: Outbox,
+        clock: Clock,
+        engine: str,
+        device: str,
+        observe: Observe,
+        evict_hold_s: float,
+    ) -> None:
+        self._state = state
+        self._outbox = outbox
+        self._clock = clock
+        self._engine = engine
+        self._device = device
+        self._observe = observe
+        self._evict_hold_s = evict_hold_s
+
+    async def complete(self, run: Run, *, text: str, prompt_tokens: int) -> None:
+        """Deliver the self-contained final."""
+        request, now = run.request, self._clock.now()
+        verdict = verdict_of(run, finished_at=now)
+        final = RequestCompleted(
+            request_id=request.request_id,
+            run_id=run.run_id,
+            instance_id=self._state.instance_id,
+            model=request.model.name,
+            token_ids=tuple(run.token_ids),
+            text=text,
+            finish_reason=run.finish_reason or FinishReason.STOP,
+            usage=Usage(
+                prompt_tokens=prompt_tokens,
+                completion_tokens=len(run.token_ids),
+                total_tokens=prompt_tokens + len(run.token_ids),
+                cached_tokens=run.cached_tokens,
+            ),
+            timings=Timings(
+                arrived_at=request.arrived_at,
+                grouped_at=request.grouped_at,
+                pulled_at=run.pulled.pulled_at,
+                submitted_at=run.submitted_at,
+                first_token_at=run.first_token_at or now,
+                finished_at=now,
+            ),
+            verdict=verdict,
+            attempts=request.attempts,
+            engine=self._engine,
+        )
+        await self._outbox.final(request.reply_to, final)
+        await self._settle(run.pulled)
+        totals = self._state.totals
+        totals.completed += 1
+        totals.prompt_tokens += prompt_tokens
+        totals.output_tokens += len(run.token_ids)
+        await self._observed(run.pulled, run, outcome="completed", attained=verdict.attained)
+        log.info(
+            "request.completed",
+            request_id=request.request_id,
+            model=request.model.base,
+            tenant=request.tenant,
+            ttft_s=round((run.first_token_at or now) - request.arrived_at, 4),
+            ttlt_s=round(now - request.arrived_at, 4),
+            output_tokens=len(run.token_ids),
+            attained=verdict.attained,
+            hop=request.attempts.hop,
+        )
+
+    async def fail(
+        self, pulled: Pulled, error: ErrorInfo, *, run: Run | None = None, bury: bool = True
+    ) -> None:
+        """Deliver an error final; with *bury*, keep a copy for people."""
+        request = pulled.request
+        final = RequestFailed(
+            request_id=request.request_id,
+            run_id=run.run_id if run else None,
+            error=error,
+            at=self._clock.now(),
+        )
+        await self._outbox.final(request.reply_to, final)
+        if bury:
+            await self._outbox.bury(request, error)
+        await self._settle(pulled)
+        self._state.totals.failed += 1
+        await self._observed(pulled, run, outcome=error.code, attained=False)
+        log.info("request.failed", request_id=request.request_id, code=error.code)
+
+    async def stop(self, pulled: Pulled) -> None:
+        """The producer has what it wants from elsewhere: nothing is owed."""
+        await self._settle(pulled)
+        log.info("run.stopped", request_id=pulled.request.request_id)
+
+    async def relegate(self, pulled: Pulled) -> None:
+        """Give up the SLO, not the request: it is served when there is room."""
+        attempts = msgspec.structs.replace(
+            pulled.request.attempts, relegated=True, hop=pulled.request.attempts.hop + 1
+        )
+        request = msgspec.structs.replace(pulled.request, attempts=attempts)
+        await self._outbox.queue(relegated_name(request.model.base), request)
+        await self._settle(pulled)
+        self._state.totals.relegated += 1
+        log.info("request.relegated", request_id=request.request_id)
+
+    async def hand_back(self, pulled: Pulled) -> None:
+        """Return a request that never ran here, ahead of its lane."""
+        attempts = msgspec.structs.replace(
+            pulled.request.attempts, hop=pulled.request.attempts.hop + 1
+        )
+        await self._requeue(pulled, msgspec.structs.replace(pulled.request, attempts=attempts))
+
+    async def evict(self, run: Run) -> None:
+        """Return a request with its progress; this instance leaves it alone for a while."""
+        now = self._clock.now()
+        attempts = msgspec.structs.replace(
+            run.request.attempts,
+            hop=run.request.attempts.hop + 1,
+            evictions=run.request.attempts.evictions + 1,
+            evicted_by=self._state.instance_id,
+            evicted_at=now,
+        )
+        self._state.order.hold(_return_queue(run.request), now + self._evict_hold_s)
+        await self._requeue(
+            run.pulled,
+            msgspec.structs.replace(run.request, attempts=attempts, progress=progress_of(run)),
+        )
+        self._state.totals.evicted += 1
+        log.info("request.evicted", request_id=run.request.request_id, tokens=len(run.token_ids))
+
+    async def crashed(self, run: Run) -> None:
+        """The engine died under it: return it, one crash the wiser."""
+        attempts = msgspec.structs.replace(
+            run.request.attempts,
+            hop=run.request.attempts.hop + 1,
+            crashes=run.request.attempts.crashes + 1,
+        )
+        await self._requeue(
+            run.pulled,
+            msgspec.structs.replace(run.request, attempts=attempts, progress=progress_of(run)),
+        )
+
+    async def _requeue(self, pulled: Pulled, request: QueuedRequest) -> None:
+        await self._outbox.queue(_return_queue(request), request)
+        await self._settle(pulled)
+
+    async def _settle(self, pulled: Pulled) -> None:
+        for delivery in pulled.deliveries:
+            await delivery.settle(Settlement.ACK)
+
+    async def _observed(
+        self, pulled: Pulled, run: Run | None, *, outcome: str, attained: bool
+    ) -> None:
+        request = pulled.request
+        await self._observe(
+            RequestObserved(
+                request_id=RequestId(request.request_id),
+                instance_id=self._state.instance_id,
+                model=request.model.base,
+                engine=self._engine,
+                device=self._device,
+                application=request.application,
+                tenant=request.tenant,
+                qos_class=request.slo.qos_class,
+                prompt_tokens=request.prompt_tokens,
+                output_tokens=len(run.token_ids) if run else 0,
+                arrived_at=request.arrived_at,
+                pulled_at=pulled.pulled_at,
+                submitted_at=run.submitted_at if run else 0.0,
+                first_token_at=(run.first_token_at or 0.0) if run else 0.0,
+                finished_at=self._clock.now(),
+                attained=attained,
+                outcome=outcome,
+                evictions=request.attempts.evictions,
+                crashes=request.attempts.crashes,
+                cached_tokens=run.cached_tokens if run else 0,
+                relegated=request.attempts.relegated,
+                max_tbt_s=run.max_tbt_s if run else 0.0,
+            )
+        )
+
+
+def progress_of(run: Run) -> Progress:
+    """What a run has to show, to travel with its request."""
+    return Progress(
+        token_ids=tuple(run.token_ids),
+        first_token_at=run.first_token_at,
+        late_tokens=run.late_tokens,
+        max_tbt_s=run.max_tbt_s,
+    )
+
+
+def verdict_of(run: Run, *, finished_at: float) -> SloVerdict:
+    """Whether every target that was set was met, where the tokens were made."""
+    request = run.request
+    slo, arrived_at = request.slo, request.arrived_at
+    attained = finished_at <= slo.completion_deadline_at(arrived_at)
+    if slo.qos_class is QosClass.INTERACTIVE:
+        first_at = run.first_token_at or finished_at
+        attained &= first_at <= slo.first_token_deadline_at(arrived_at)
+        attained &= slo.tbt_s is None or run.late_tokens == 0
+    return SloVerdict(
+        attained=attained,
+        ttft_s=None if run.first_token_at is None else run.first_token_at - arrived_at,
+        ttlt_s=finished_at - arrived_at,
+        max_tbt_s=run.max_tbt_s,
+        late_tokens=run.late_tokens if slo.tbt_s is not None else 0,
+    )
+
+
+def _return_queue(request: QueuedRequest) -> str:
+    if request.attempts.relegated:
+        return relegated_name(request.model.base)
+    return LaneKey.parse(request.lane).resume_name

@@ -1,0 +1,104 @@
+"""What the agent does with plans, profiles, commands and notices. Unknown kinds are ignored."""
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from services.agent.admission import end_run
+from services.agent.backends.base import EngineBackend
+from services.agent.endings import CANCELLED_ERROR, Endings
+from services.agent.reporting import Reporter
+from services.agent.residency import ModelResidency
+from services.agent.state import AgentState, Ending
+from shared.broker.consumer import Handler
+from shared.broker.protocol import Delivery
+from shared.contracts.base import Message
+from shared.contracts.control import (
+    DrainInstance,
+    EvictRequest,
+    LaneNonempty,
+    RequestCancel,
+    RunStop,
+    SnapshotRequested,
+)
+from shared.contracts.estimates import Profile
+from shared.contracts.plans import PlanPublished
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What handlers act on."""
+
+    state: AgentState
+    engine: EngineBackend
+    residency: ModelResidency
+    endings: Endings
+    reporter: Reporter
+    stop: asyncio.Event
+
+
+async def on_lane_nonempty(message: LaneNonempty, ctx: Context, _delivery: Delivery) -> None:
+    ctx.residency.noticed(message.queue)
+
+
+async def on_plan(message: PlanPublished, ctx: Context, _delivery: Delivery) -> None:
+    ctx.residency.plan_changed(message)
+
+
+async def on_profile(message: Profile, ctx: Context, _delivery: Delivery) -> None:
+    """Keep the newest profile of each model on this kind of engine."""
+    identity = ctx.engine.identity
+    if (message.engine, message.device) == (identity.engine, identity.device):
+        known = ctx.state.profiles.get(message.model)
+        if known is None or known.version <= message.version:
+            ctx.state.profiles[message.model] = message
+
+
+async def on_run_stop(message: RunStop, ctx: Context, _delivery: Delivery) -> None:
+    run = ctx.state.runs.get(message.request_id)
+    if run is not None and run.run_id == message.run_id:
+        end_run(ctx.state, ctx.engine, run, Ending.STOPPED)
+
+
+async def on_request_cancel(message: RequestCancel, ctx: Context, _delivery: Delivery) -> None:
+    """End the request wherever it is here; remember it for when it is pulled."""
+    ctx.state.cancel(message.request_id)
+    if (run := ctx.state.runs.get(message.request_id)) is not None:
+        end_run(ctx.state, ctx.engine, run, Ending.CANCELLED)
+    elif (pulled := ctx.state.release(message.request_id)) is not None:
+        await ctx.endings.fail(pulled, CANCELLED_ERROR, bury=False)
+
+
+async def on_evict(message: EvictRequest, ctx: Context, _delivery: Delivery) -> None:
+    if (run := ctx.state.runs.get(message.request_id)) is not None:
+        end_run(ctx.state, ctx.engine, run, Ending.EVICTED)
+
+
+async def on_drain(message: DrainInstance, ctx: Context, _delivery: Delivery) -> None:
+    log.info("service.draining", instance_id=ctx.state.instance_id, exit=message.exit)
+    ctx.state.draining = True
+    if message.exit:
+        ctx.stop.set()
+    else:
+        await ctx.residency.hand_back_window()
+
+
+async def on_snapshot_requested(
+    _message: SnapshotRequested, ctx: Context, _delivery: Delivery
+) -> None:
+    await ctx.reporter.report()
+
+
+HANDLERS: dict[type[Message], Handler[Context]] = {
+    LaneNonempty: on_lane_nonempty,
+    PlanPublished: on_plan,
+    Profile: on_profile,
+    RunStop: on_run_stop,
+    RequestCancel: on_request_cancel,
+    EvictRequest: on_evict,
+    DrainInstance: on_drain,
+    SnapshotRequested: on_snapshot_requested,
+}

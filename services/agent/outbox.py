@@ -1,0 +1,153 @@
+"""What leaves the agent for producers and queues."""
+
+import structlog
+
+from shared.broker import topology
+from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
+from shared.broker.retry import publish_until_confirmed, send_softly, until_available
+from shared.contracts.base import InstanceId, encode
+from shared.contracts.control import LaneNonempty
+from shared.contracts.requests import (
+    ErrorInfo,
+    Final,
+    QueuedRequest,
+    RequestFailed,
+    RunStarted,
+    TokenChunk,
+    TokensEmitted,
+)
+
+log = structlog.get_logger()
+
+
+class Outbox:
+    """
+    Publishes for one agent. Tokens are gathered per reply destination and sent unconfirmed.
+
+    Args:
+        broker: Its connection.
+        instance_id: Named in every message.
+    """
+
+    def __init__(self, broker: Broker, instance_id: InstanceId) -> None:
+        self._broker = broker
+        self._instance_id = instance_id
+        self._pending: dict[str, dict[str, TokenChunk]] = {}
+        self._declared: set[str] = set()
+
+    async def run_started(self, reply_to: str, message: RunStarted) -> None:
+        """Announce a run, ahead of its tokens."""
+        await send_softly(
+            self._broker,
+            topology.REPLIES,
+            reply_to,
+            OutMessage(
+                body=encode(message),
+                kind="run.started.v1",
+                correlation_id=message.request_id,
+                persistent=False,
+            ),
+        )
+
+    def add_tokens(self, reply_to: str, chunk: TokenChunk) -> None:
+        """Put tokens into the destination's next flush; joins what is there of the same run."""
+        pending = self._pending.setdefault(reply_to, {})
+        known = pending.get(chunk.run_id)
+        pending[chunk.run_id] = (
+            chunk
+            if known is None
+            else TokenChunk(
+                request_id=chunk.request_id,
+                run_id=chunk.run_id,
+                offset=known.offset,
+                token_ids=known.token_ids + chunk.token_ids,
+                text=known.text + chunk.text,
+            )
+        )
+
+    async def flush(self, reply_to: str) -> None:
+        """Send what is gathered for one destination."""
+        chunks = self._pending.pop(reply_to, None)
+        if chunks:
+            batch = TokensEmitted(instance_id=self._instance_id, chunks=tuple(chunks.values()))
+            await send_softly(
+                self._broker,
+                topology.REPLIES,
+                reply_to,
+                OutMessage(body=encode(batch), kind="tokens.emitted.v1", persistent=False),
+            )
+
+    async def flush_all(self) -> None:
+        """Send what is gathered for everybody."""
+        for reply_to in tuple(self._pending):
+            await self.flush(reply_to)
+
+    async def final(self, reply_to: str | None, final: Final) -> None:
+        """
+        Deliver a final, confirmed; to `headway.unclaimed` when nobody is bound.
+
+        Retries until the broker has it.
+        """
+        if reply_to is None:
+            return
+        await self.flush(reply_to)
+        kind = "request.failed.v1" if isinstance(final, RequestFailed) else "request.completed.v1"
+        message = OutMessage(
+            body=encode(final),
+            kind=kind,
+            message_id=f"{final.request_id}/{final.run_id or 'failed'}",
+            correlation_id=final.request_id,
+        )
+        outcome = await publish_until_confirmed(self._broker, topology.REPLIES, reply_to, message)
+        if outcome is not PublishOutcome.CONFIRMED:
+            log.info("final.unclaimed", request_id=final.request_id, outcome=outcome.value)
+            await publish_until_confirmed(self._broker, topology.UNCLAIMED, reply_to, message)
+
+    async def queue(self, queue: str, request: QueuedRequest) -> None:
+        """Put a request into a work queue, confirmed, and tell agents of it."""
+        message = OutMessage(
+            body=encode(request),
+            kind="request.queued.v1",
+            message_id=request.request_id,
+            correlation_id=request.request_id,
+            reply_to=request.reply_to,
+        )
+        while True:
+            if queue not in self._declared:
+                await until_available(lambda: topology.declare_work_queue(self._broker, queue))
+                self._declared.add(queue)
+            outcome = await publish_until_confirmed(self._broker, topology.LANES, queue, message)
+            if outcome is PublishOutcome.CONFIRMED:
+                break
+            self._declared.discard(queue)
+        notice = OutMessage(
+            body=encode(LaneNonempty(queue=queue)), kind="lane.nonempty.v1", persistent=False
+        )
+        await send_softly(self._broker, topology.CONTROL, topology.CONTROL_LANE, notice)
+
+    async def bury(self, request: QueuedRequest, error: ErrorInfo) -> None:
+        """Copy a request that cannot be served to the dead letters, with the reason."""
+        message = OutMessage(
+            body=encode(request),
+            kind="request.queued.v1",
+            message_id=request.request_id,
+            correlation_id=request.request_id,
+            reply_to=request.reply_to,
+            headers={
+                topology.REASON_HEADER: f"{error.code}: {error.message}"[:500],
+                "headway-queue": request.lane,
+            },
+        )
+        await publish_until_confirmed(self._broker, topology.DEAD, request.lane, message)
+
+    async def bury_undecodable(self, delivery: Delivery, reason: str) -> None:
+        """Copy a message that is no request to the dead letters and acknowledge it."""
+        message = OutMessage(
+            body=delivery.body,
+            kind=delivery.kind,
+            message_id=delivery.message_id,
+            reply_to=delivery.reply_to,
+            headers={topology.REASON_HEADER: reason[:500], "headway-queue": delivery.queue},
+        )
+        await publish_until_confirmed(self._broker, topology.DEAD, delivery.queue, message)
+        await delivery.settle(Settlement.ACK)

@@ -1,0 +1,144 @@
+"""Late pulls: from the current segment's queues into the window, no more than soon can start."""
+
+import asyncio
+import contextlib
+
+import structlog
+
+from services.agent.backends.base import EngineBackend
+from services.agent.endings import CANCELLED_ERROR, Endings
+from services.agent.outbox import Outbox
+from services.agent.settings import PullSettings
+from services.agent.state import AgentState, Pulled
+from shared.broker.protocol import Broker, Delivery
+from shared.contracts.base import Decoder
+from shared.contracts.errors import ContractError, TransientError
+from shared.contracts.requests import QueuedRequest
+from shared.runtime.clock import Clock
+from solver.prediction.service_time import (
+    predicted_decode_s,
+    predicted_prefill_s,
+    tokens_s,
+)
+from solver.scheduling.keys import Tier
+from solver.scheduling.pulling import Source
+from solver.scheduling.relegation import is_hopeless
+
+log = structlog.get_logger()
+_decode: Decoder[QueuedRequest] = Decoder(QueuedRequest)
+BROKER_RETRY_S = 0.5
+
+
+class Puller:
+    """
+    Keeps the window filled.
+
+    Args:
+        state: The agent's.
+        broker: Where lanes are.
+        engine: Whose room decides.
+        endings: For what is not to run.
+        outbox: For what is no request.
+        settings: Bounds.
+        clock: Wall time.
+    """
+
+    def __init__(
+        self,
+        *,
+        state: AgentState,
+        broker: Broker,
+        engine: EngineBackend,
+        endings: Endings,
+        outbox: Outbox,
+        settings: PullSettings,
+        clock: Clock,
+    ) -> None:
+        self._state = state
+        self._broker = broker
+        self._engine = engine
+        self._endings = endings
+        self._outbox = outbox
+        self._settings = settings
+        self._clock = clock
+
+    async def work(self, stop: asyncio.Event) -> None:
+        """Pull while there is room and something to pull, until *stop*."""
+        while not stop.is_set():
+            source = self._next_source()
+            if source is None:
+                await self._sleep()
+                continue
+            self._state.pulling += 1
+            try:
+                delivery = await self._broker.get(source.queue)
+                if delivery is None:
+                    self._state.order.empty(source.queue, self._clock.now())
+                else:
+                    await self._take(delivery, source)
+            except TransientError as error:
+                log.warning("pull.failed", queue=source.queue, error=str(error))
+                await asyncio.sleep(BROKER_RETRY_S)
+            finally:
+                self._state.pulling -= 1
+
+    async def _sleep(self) -> None:
+        self._state.pull_wake.clear()
+        timeout_s = min(1.0, max(0.01, self._state.order.wake_at() - self._clock.now()))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._state.pull_wake.wait(), timeout_s)
+
+    def _next_source(self) -> Source | None:
+        state = self._state
+        if state.draining or state.swapping or state.model is None or not self._has_room():
+            return None
+        return state.order.next(self._clock.now(), best_effort_room=self._has_best_effort_room())
+
+    def _has_room(self) -> bool:
+        """Room for one more: bounded in requests and in predicted seconds of work."""
+        state = self._state
+        held = len(state.window) + state.pulling
+        if held >= self._settings.window:
+            return False
+        if len(state.runs) + held < self._engine.snapshot().max_running:
+            return True
+        return tokens_s(state.window.tokens, state.profile) < self._settings.max_backlog_s
+
+    def _has_best_effort_room(self) -> bool:
+        state = self._state
+        held = state.window.count(Tier.BEST_EFFORT) + state.window.count(Tier.RELEGATED)
+        return held + state.pulling < self._settings.best_effort_window
+
+    async def _take(self, delivery: Delivery, source: Source) -> None:
+        now = self._clock.now()
+        try:
+            request = _decode(delivery.body)
+        except ContractError as error:
+            await self._outbox.bury_undecodable(delivery, f"undecodable: {error}")
+            return
+        state = self._state
+        state.order.pulled(source.queue, request.deadline_at)
+        if (known := state.find(request.request_id)) is not None:
+            # Redelivered after a lost connection, or a second copy: what runs here serves both.
+            known.deliveries.append(delivery)
+            return
+        pulled = Pulled(request=request, deliveries=[delivery], pulled_at=now)
+        state.totals.pulled += 1
+        state.totals.by_lane[source.queue] = state.totals.by_lane.get(source.queue, 0) + 1
+        if request.request_id in state.cancelled:
+            await self._endings.fail(pulled, CANCELLED_ERROR, bury=False)
+        elif request.model.base != state.model or state.swapping or state.draining:
+            await self._endings.hand_back(pulled)
+        elif self._hopeless(request, now):
+            await self._endings.relegate(pulled)
+        else:
+            state.hold(pulled)
+
+    def _hopeless(self, request: QueuedRequest, now: float) -> bool:
+        profile = self._state.profile
+        return is_hopeless(
+            request,
+            now=now,
+            prefill_s=predicted_prefill_s(request, profile),
+            decode_s=predicted_decode_s(request, profile),
+        )

@@ -1,0 +1,110 @@
+"""Status and telemetry of the agent. Soft: nothing waits for it, losing some hurts nobody."""
+
+from services.agent.backends.base import Capability, EngineBackend
+from services.agent.state import AgentState
+from shared.broker import topology
+from shared.broker.protocol import Broker, OutMessage
+from shared.broker.retry import send_softly
+from shared.contracts.base import Message, encode, tag_of
+from shared.contracts.telemetry import (
+    InstanceStatus,
+    IterationsObserved,
+    ModelActivated,
+    RequestObserved,
+)
+from shared.runtime.clock import Clock
+from solver.prediction.service_time import tokens_s
+
+MAX_ITERATIONS = 200
+
+
+class Reporter:
+    """
+    Publishes what the agent is doing.
+
+    Args:
+        state: The agent's.
+        engine: Its backend.
+        broker: Its connection.
+        clock: Wall time.
+    """
+
+    def __init__(
+        self, *, state: AgentState, engine: EngineBackend, broker: Broker, clock: Clock
+    ) -> None:
+        self._state = state
+        self._engine = engine
+        self._broker = broker
+        self._clock = clock
+        self._seq = 0
+
+    def status(self) -> InstanceStatus:
+        """The agent now."""
+        self._seq += 1
+        state, snapshot = self._state, self._engine.snapshot()
+        identity = self._engine.identity
+        running_tokens = sum(
+            run.request.sampling.max_tokens - len(run.token_ids) for run in state.runs.values()
+        )
+        backlog_tokens = state.window.tokens + max(0, running_tokens)
+        return InstanceStatus(
+            instance_id=state.instance_id,
+            incarnation=state.incarnation,
+            seq=self._seq,
+            at=self._clock.now(),
+            engine=identity.engine,
+            device=identity.device,
+            model=state.model,
+            models=snapshot.models,
+            plan_epoch=state.plan.epoch if state.plan else 0,
+            running=len(state.runs),
+            waiting=len(state.window),
+            max_running=snapshot.max_running,
+            backlog_tokens=backlog_tokens,
+            backlog_s=tokens_s(backlog_tokens, state.profile),
+            kv_utilization=snapshot.kv_utilization,
+            kv_capacity_tokens=snapshot.kv_capacity_tokens,
+            draining=state.draining,
+            totals=state.totals.frozen(),
+            pulled_by_lane=dict(state.totals.by_lane),
+            capabilities=tuple(sorted(capability.value for capability in identity.capabilities)),
+        )
+
+    async def report(self) -> None:
+        """Publish status, and iterations if the backend has any."""
+        await self._send(topology.status_key(self._state.instance_id), self.status())
+        iterations = self._engine.drain_iterations()
+        if (
+            iterations
+            and self._state.model is not None
+            and Capability.TELEMETRY in self._engine.identity.capabilities
+        ):
+            stride = -(-len(iterations) // MAX_ITERATIONS)
+            await self._send(
+                topology.OBSERVED_ENGINE_KEY,
+                IterationsObserved(
+                    instance_id=self._state.instance_id,
+                    model=self._state.model,
+                    engine=self._engine.identity.engine,
+                    device=self._engine.identity.device,
+                    at=self._clock.now(),
+                    iterations=iterations[::stride],
+                ),
+            )
+
+    async def observed(self, observation: RequestObserved) -> None:
+        """Publish what a finished request teaches."""
+        await self._send(topology.OBSERVED_REQUEST_KEY, observation)
+
+    async def activated(self, event: ModelActivated) -> None:
+        """Publish a swap, and the status that it changed."""
+        await self._send(topology.OBSERVED_ENGINE_KEY, event)
+        await self._send(topology.status_key(self._state.instance_id), self.status())
+
+    async def _send(self, key: str, message: Message) -> None:
+        await send_softly(
+            self._broker,
+            topology.TELEMETRY,
+            key,
+            OutMessage(body=encode(message), kind=tag_of(type(message)), persistent=False),
+        )

@@ -1,0 +1,224 @@
+"""One request on the engine, from its first token to what becomes of it."""
+
+import asyncio
+
+import msgspec
+import structlog
+
+from services.agent.backends.base import EngineBackend, EngineRequest
+from services.agent.endings import CANCELLED_ERROR, Endings
+from services.agent.outbox import Outbox
+from services.agent.state import AgentState, Ending, Pulled, Run
+from shared.contracts.base import ModelName
+from shared.contracts.errors import ContractError, EngineError
+from shared.contracts.models import ModelEntry
+from shared.contracts.requests import (
+    ErrorInfo,
+    FinishReason,
+    ReplyMode,
+    RunStarted,
+    Sampling,
+    TokenChunk,
+    Tokens,
+)
+from shared.models.stop import StopMatcher
+from shared.models.tokenizer import Tokenizer
+from shared.runtime.clock import Clock
+
+log = structlog.get_logger()
+
+MAX_CRASHES = 3
+"""Engine crashes after which a request that ran alone is taken for the cause."""
+INLINE_PROMPT_CHARS = 4096
+"""Longer prompts are tokenized in a thread, so that heartbeats go on."""
+
+
+class Runner:
+    """
+    Executes requests on the engine and streams what they give.
+
+    Args:
+        state: The agent's.
+        engine: The backend.
+        outbox: Where tokens go.
+        endings: What becomes of each run.
+        tokenizers: By base model.
+        entries: Registry entries by base model.
+        clock: Wall time.
+    """
+
+    def __init__(
+        self,
+        *,
+        state: AgentState,
+        engine: EngineBackend,
+        outbox: Outbox,
+        endings: Endings,
+        tokenizers: dict[ModelName, Tokenizer],
+        entries: dict[ModelName, ModelEntry],
+        clock: Clock,
+    ) -> None:
+        self._state = state
+        self._engine = engine
+        self._outbox = outbox
+        self._endings = endings
+        self._tokenizers = tokenizers
+        self._entries = entries
+        self._clock = clock
+
+    async def run(self, pulled: Pulled) -> None:
+        """Run a request that was just taken out of the window, whatever happens to it."""
+        run = self._begin(pulled)
+        self._state.runs[pulled.request.request_id] = run
+        try:
+            await self._execute(run)
+        finally:
+            del self._state.runs[pulled.request.request_id]
+            self._state.wake()
+
+    def _begin(self, pulled: Pulled) -> Run:
+        progress = pulled.request.progress
+        return Run(
+            pulled=pulled,
+            submitted_at=self._clock.now(),
+            token_ids=list(progress.token_ids),
+            first_token_at=progress.first_token_at,
+            late_tokens=progress.late_tokens,
+            max_tbt_s=progress.max_tbt_s or 0.0,
+        )
+
+    async def _execute(self, run: Run) -> None:
+        try:
+            prompt = await self._prompt(run)
+            sampling = self._sampling(run, prompt)
+            text = await self._generate(run, prompt, sampling)
+        except ContractError as error:
+            info = ErrorInfo(
+                message=str(error), code=error.code, param=error.param, status=error.status
+            )
+            await self._endings.fail(run.pulled, info, run=run)
+        except EngineError as error:
+            await self._on_engine_error(run, error)
+        else:
+            await self._on_end(run, text, len(prompt))
+
+    async def _on_end(self, run: Run, text: str, prompt_tokens: int) -> None:
+        if run.finish_reason is not None:
+            await self._endings.complete(run, text=text, prompt_tokens=prompt_tokens)
+        elif run.ending is Ending.EVICTED:
+            await self._endings.evict(run)
+        elif run.ending is Ending.STOPPED:
+            await self._endings.stop(run.pulled)
+        else:
+            await self._endings.fail(run.pulled, CANCELLED_ERROR, run=run, bury=False)
+
+    async def _on_engine_error(self, run: Run, error: EngineError) -> None:
+        if not error.engine_dead:
+            info = ErrorInfo(message=str(error), code="engine_refused", status=400)
+            await self._endings.fail(run.pulled, info, run=run)
+            return
+        if run.ending in (Ending.STOPPED, Ending.CANCELLED):
+            await self._on_end(run, "", 0)
+        elif run.request.attempts.crashes + 1 >= MAX_CRASHES:
+            info = ErrorInfo(
+                message=f"the engine died {MAX_CRASHES} times under this request, "
+                "the last time while it ran alone",
+                type="server_error",
+                code="poison_request",
+                status=500,
+            )
+            await self._endings.fail(run.pulled, info, run=run)
+        else:
+            await self._endings.crashed(run)
+
+    async def _prompt(self, run: Run) -> Tokens:
+        request = run.request
+        tokenizer = self._tokenizers[request.model.base]
+        prompt = request.messages if request.prompt is None else request.prompt
+        if prompt is None:
+            raise ContractError("the request has neither prompt nor messages", param="prompt")
+        if isinstance(prompt, str) and len(prompt) <= INLINE_PROMPT_CHARS:
+            return tokenizer.encode(prompt)
+        return await asyncio.to_thread(tokenizer.encode, prompt)
+
+    def _sampling(self, run: Run, prompt: Tokens) -> Sampling:
+        """The request's sampling, cut to the room that the real prompt leaves."""
+        entry = self._entries[run.request.model.base]
+        room = entry.max_model_len - len(prompt)
+        if room < 1:
+            raise ContractError(
+                f"prompt has {len(prompt)} tokens; {entry.name} holds {entry.max_model_len} "
+                "with at least one to generate",
+                code="context_length_exceeded",
+                param="prompt",
+            )
+        sampling = run.request.sampling
+        return msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
+
+    async def _generate(self, run: Run, prompt: Tokens, sampling: Sampling) -> str:
+        """Stream tokens until the end; the answer's whole text."""
+        request = run.request
+        streaming = request.reply_mode is ReplyMode.STREAM and request.reply_to is not None
+        if streaming and request.reply_to is not None:
+            await self._outbox.run_started(
+                request.reply_to,
+                RunStarted(
+                    request_id=request.request_id,
+                    run_id=run.run_id,
+                    hop=request.attempts.hop,
+                    instance_id=self._state.instance_id,
+                    offset=len(run.token_ids),
+                    at=self._clock.now(),
+                ),
+            )
+        decoder = self._tokenizers[request.model.base].decoder()
+        matcher = StopMatcher(sampling.stop)
+        # Text is a function of all tokens, however they came in pieces: earlier runs' tokens
+        # bring decoder and matcher to where those runs left them.
+        text, stopped = matcher.push(decoder.push(run.token_ids))
+        if len(run.token_ids) >= sampling.max_tokens:
+            run.finish_reason = FinishReason.LENGTH
+            return text + matcher.flush()
+        async for output in self._engine.generate(self._engine_request(run, prompt, sampling)):
+            offset = len(run.token_ids)
+            run.on_tokens(output.token_ids, self._clock.now())
+            run.cached_tokens = run.cached_tokens or output.cached_tokens
+            new_text, stopped = matcher.push(decoder.push(output.token_ids))
+            run.finish_reason = output.finish_reason
+            if stopped:
+                run.finish_reason = FinishReason.STOP
+            elif run.finish_reason is not None:
+                tail, stopped = matcher.push(decoder.flush())
+                new_text += tail + matcher.flush()
+            text += new_text
+            if streaming and request.reply_to is not None and output.token_ids:
+                chunk = TokenChunk(
+                    request_id=request.request_id,
+                    run_id=run.run_id,
+                    offset=offset,
+                    token_ids=output.token_ids,
+                    text=new_text,
+                )
+                self._outbox.add_tokens(request.reply_to, chunk)
+                if offset == len(request.progress.token_ids):
+                    await self._outbox.flush(request.reply_to)
+            if stopped and output.finish_reason is None:
+                await self._engine.abort(request.request_id)
+                break
+        return text
+
+    def _engine_request(self, run: Run, prompt: Tokens, sampling: Sampling) -> EngineRequest:
+        request = run.request
+        entry = self._entries[request.model.base]
+        return EngineRequest(
+            request_id=request.request_id,
+            model=request.model.base,
+            prompt=prompt,
+            sampling=sampling,
+            progress=tuple(run.token_ids),
+            stop_token_ids=() if sampling.ignore_eos else entry.eos_token_ids,
+            slo=request.slo,
+            arrived_at=request.arrived_at,
+            importance=request.importance,
+            adapter=request.model.adapter,
+        )

@@ -1,0 +1,208 @@
+"""Composition root of the agent."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import structlog
+
+from services.agent.admission import Admission
+from services.agent.backends.base import EngineBackend
+from services.agent.backends.registry import BACKENDS, create_backend
+from services.agent.endings import Endings
+from services.agent.handlers import HANDLERS, Context
+from services.agent.outbox import Outbox
+from services.agent.puller import Puller
+from services.agent.reporting import Reporter
+from services.agent.residency import ModelResidency
+from services.agent.runner import Runner
+from services.agent.settings import Settings
+from services.agent.state import AgentState
+from shared.broker import topology
+from shared.broker.consumer import Dispatcher
+from shared.broker.protocol import BindingSpec, Broker
+from shared.contracts.base import InstanceId, ModelName
+from shared.contracts.errors import SettingsError
+from shared.contracts.lanes import LaneLayout
+from shared.contracts.models import ModelEntry
+from shared.models.registry import ModelRegistry
+from shared.models.tokenizer import Tokenizer
+from shared.runtime.cli import Ports
+from shared.runtime.tasks import every
+from solver.scheduling.pulling import PullOrder
+from solver.scheduling.window import Window
+
+log = structlog.get_logger()
+
+
+def check(settings: Settings) -> None:
+    """
+    Refuse settings that cannot work.
+
+    Raises:
+        SettingsError: Names the engines there are.
+    """
+    if settings.engine.backend not in BACKENDS:
+        known = ", ".join(sorted(BACKENDS))
+        raise SettingsError(
+            f"engine.backend {settings.engine.backend!r} does not exist; there are: {known}"
+        )
+
+
+def _servable(settings: Settings, registry: ModelRegistry) -> dict[ModelName, ModelEntry]:
+    names = settings.models or registry.bases
+    unknown = [
+        name for name in (*names, settings.initial_model) if name and name not in registry.bases
+    ]
+    if unknown:
+        known = ", ".join(registry.bases)
+        raise SettingsError(f"models {unknown} are not in the registry; there are: {known}")
+    return {ModelName(name): registry.entry(ModelName(name)) for name in names}
+
+
+async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
+    """
+    Serve until *stop*, then drain: hand back the window, finish or evict what runs.
+
+    The engine comes up before the broker is connected, so that its start blocks no heartbeat.
+    """
+    settings = ports.settings
+    check(settings)
+    entries = _servable(settings, ModelRegistry.load(Path(settings.registry)))
+    engine = create_backend(settings.engine.backend, entries.values(), settings.engine, ports.clock)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(engine.close)
+        await engine.start()
+        broker = await stack.enter_async_context(
+            ports.open_broker(f"headway-agent-{settings.instance_id}")
+        )
+        await topology.declare(broker)
+        await _Agent(ports, broker, engine, entries).run(stop, stack)
+    log.info("service.stopped", instance_id=settings.instance_id)
+
+
+class _Agent:
+    """The agent's parts, wired."""
+
+    def __init__(
+        self,
+        ports: Ports[Settings],
+        broker: Broker,
+        engine: EngineBackend,
+        entries: dict[ModelName, ModelEntry],
+    ) -> None:
+        settings, clock = ports.settings, ports.clock
+        self._ports, self._broker, self._engine = ports, broker, engine
+        self._state = state = AgentState(
+            instance_id=InstanceId(settings.instance_id),
+            window=Window(aging_bound_s=settings.pull.aging_bound_s),
+            order=PullOrder(poll_s=settings.pull.poll_s),
+        )
+        self._outbox = Outbox(broker, state.instance_id)
+        self._reporter = Reporter(state=state, engine=engine, broker=broker, clock=clock)
+        self._endings = Endings(
+            state=state,
+            outbox=self._outbox,
+            clock=clock,
+            engine=engine.identity.engine,
+            device=engine.identity.device,
+            observe=self._reporter.observed,
+            evict_hold_s=settings.pull.evict_hold_s,
+        )
+        runner = Runner(
+            state=state,
+            engine=engine,
+            outbox=self._outbox,
+            endings=self._endings,
+            tokenizers={name: Tokenizer.load(Path(entry.path)) for name, entry in entries.items()},
+            entries=entries,
+            clock=clock,
+        )
+        self._admission = Admission(
+            state=state, engine=engine, runner=runner, settings=settings.pull, clock=clock
+        )
+        self._puller = Puller(
+            state=state,
+            broker=broker,
+            engine=engine,
+            endings=self._endings,
+            outbox=self._outbox,
+            settings=settings.pull,
+            clock=clock,
+        )
+        self._residency = ModelResidency(
+            state=state,
+            engine=engine,
+            endings=self._endings,
+            reporter=self._reporter,
+            layout=LaneLayout(),
+            servable=tuple(entries),
+            swap_drain_s=settings.swap_drain_s,
+            orphan_patience_s=settings.orphan_patience_s,
+            clock=clock,
+        )
+
+    async def run(self, stop: asyncio.Event, stack: AsyncExitStack) -> None:
+        """Serve until *stop*; drain; return when nothing is held any more."""
+        settings, state = self._ports.settings, self._state
+        await self._listen(stop, stack)
+        if settings.initial_model is not None:
+            await self._engine.activate(ModelName(settings.initial_model))
+            state.model = ModelName(settings.initial_model)
+        stopped = asyncio.Event()
+        """Set after the drain; loops that the drain needs run until then."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._residency.work(stop), name="residency")
+            tasks.create_task(self._admission.work(stop, tasks), name="admission")
+            for number in range(settings.pull.workers):
+                tasks.create_task(self._puller.work(stop), name=f"pull.{number}")
+            tasks.create_task(
+                every(settings.flush_period_s, self._outbox.flush_all, stop=stopped), name="flush"
+            )
+            tasks.create_task(
+                every(settings.status_period_s, self._reporter.report, stop=stopped), name="report"
+            )
+            self._ports.health.started()
+            log.info(
+                "service.started", instance_id=state.instance_id, engine=settings.engine.backend
+            )
+            await stop.wait()
+            state.draining = True
+            log.info("service.draining", instance_id=state.instance_id, running=len(state.runs))
+            await self._reporter.report()
+            state.wake()
+            await self._residency.empty(drain_s=settings.drain_timeout_s)
+            await self._reporter.report()
+            stopped.set()
+
+    async def _listen(self, stop: asyncio.Event, stack: AsyncExitStack) -> None:
+        """Plans, control and profiles, each on a queue of this process."""
+        state = self._state
+        context = Context(
+            state=state,
+            engine=self._engine,
+            residency=self._residency,
+            endings=self._endings,
+            reporter=self._reporter,
+            stop=stop,
+        )
+        handle = Dispatcher(HANDLERS, context).handle
+        client = f"{state.instance_id}.{state.incarnation}"
+        plans, plan_binding = topology.plan_queue(state.instance_id, client)
+        control = topology.private_queue(f"agent.{client}")
+        profiles = topology.private_queue(f"agent.{client}.profiles", max_length=1000)
+        bindings = [
+            plan_binding,
+            BindingSpec(exchange=topology.PROFILES, queue=profiles.name, routing_key=""),
+            *(
+                BindingSpec(exchange=topology.CONTROL, queue=control.name, routing_key=key)
+                for key in topology.control_keys(state.instance_id)
+            ),
+        ]
+        for queue in (plans, control, profiles):
+            await self._broker.declare_queue(queue)
+        for binding in bindings:
+            await self._broker.bind(binding)
+        for queue in (plans, control, profiles):
+            subscription = await self._broker.consume(queue.name, handle, prefetch=64)
+            stack.push_async_callback(subscription.cancel)

@@ -1,0 +1,51 @@
+"""Settings of the agent."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from services.agent.backends.settings import EngineSettings
+from shared.runtime.settings import ServiceSettings
+
+
+class PullSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much is taken, and when."""
+
+    window: Annotated[int, Meta(ge=1)] = 32
+    """Requests pulled and not yet running, at most."""
+    best_effort_window: Annotated[int, Meta(ge=0)] = 8
+    """Of these, best-effort ones."""
+    max_backlog_s: Annotated[float, Meta(gt=0)] = 2.0
+    """Predicted work in the window, at most; one request is always allowed."""
+    best_effort_running_share: Annotated[float, Meta(gt=0, le=1)] = 0.75
+    """Running slots that best-effort work may fill; the rest is kept for urgent arrivals."""
+    poll_s: Annotated[float, Meta(gt=0)] = 1.0
+    """An empty queue is asked again so often without being told to."""
+    workers: Annotated[int, Meta(ge=1, le=16)] = 3
+    """Pulls under way at once."""
+    evict_hold_s: Annotated[float, Meta(ge=0)] = 2.0
+    """What was evicted here is not taken back here for so long."""
+    aging_bound_s: Annotated[float, Meta(gt=0)] = 600.0
+    """Age at which relegated and best-effort work competes with the rest."""
+
+
+class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything the agent can be told."""
+
+    instance_id: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
+    """Name of this serving instance, unique in the mesh."""
+    engine: EngineSettings = EngineSettings()
+    """`engine.backend` names the backend; unknown names fail start-up."""
+    models: tuple[str, ...] = ()
+    """Base models it may serve; empty: all of the registry."""
+    initial_model: str | None = None
+    """Activated at start, before any plan."""
+    pull: PullSettings = PullSettings()
+    flush_period_s: Annotated[float, Meta(gt=0, le=1)] = 0.04
+    """Tokens are gathered for so long per reply destination; first tokens go at once."""
+    status_period_s: Annotated[float, Meta(gt=0)] = 1.0
+    swap_drain_s: Annotated[float, Meta(ge=0)] = 1.0
+    """Before a model swap, running requests may finish for so long; then they are evicted."""
+    orphan_patience_s: Annotated[float, Meta(gt=0)] = 10.0
+    """Without a plan for so long, the agent looks for work of other models by itself."""
