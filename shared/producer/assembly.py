@@ -1,0 +1,189 @@
+"""
+One request's answer, put together from the replies of however many runs it took.
+
+The broker redelivers, agents die and requests move between instances, so a request can have
+several runs, one after another or side by side. This state machine makes the result look as if
+there had been one. It has no IO; its driver carries the effects out.
+"""
+
+from shared.contracts.base import RequestId, RunId
+from shared.contracts.control import StopReason
+from shared.contracts.requests import (
+    ErrorInfo,
+    Reply,
+    RequestCompleted,
+    RequestFailed,
+    RunStarted,
+    TokenChunk,
+    TokensEmitted,
+)
+from shared.producer.answer import Answer, DivergenceError, Run
+from shared.producer.effects import Diverged, Effect, Finished, NewTokens, SendStop
+
+CANCELLED = ErrorInfo(
+    message="the producer cancelled the request",
+    type="cancelled",
+    code="cancelled",
+    status=499,
+)
+
+
+class RequestAssembly:
+    """
+    Every token position exactly once, and exactly one `Finished`.
+
+    Args:
+        request_id: Replies about other requests must not come here.
+        streaming: Hand tokens out as they come; otherwise all of them with the final.
+        silence_s: How long a live run must be silent before a failure that knows no run wins.
+    """
+
+    def __init__(self, request_id: RequestId, *, streaming: bool, silence_s: float = 10.0) -> None:
+        self.request_id = request_id
+        self._streaming = streaming
+        self._diverged = False
+        self._silence_s = silence_s
+        self._answer = Answer()
+        self._current: Run | None = None
+        self._superseded: set[RunId] = set()
+        self._held: RequestFailed | None = None
+        self._last_sign_at = 0.0
+        self._stop_reason: StopReason | None = None
+
+    @property
+    def finished(self) -> StopReason | None:
+        """What to answer late runs with; None while the request is going on."""
+        return self._stop_reason
+
+    @property
+    def holds_failure(self) -> bool:
+        """A failure waits for the live run to fall silent: `tick` is needed."""
+        return self._held is not None
+
+    def observe(self, reply: Reply, now: float) -> list[Effect]:
+        """Effects of one reply that arrived at *now* (Unix seconds), in order."""
+        match reply:
+            case RunStarted():
+                return self._on_started(reply, now)
+            case TokensEmitted():
+                return [
+                    effect
+                    for chunk in reply.chunks
+                    if chunk.request_id == self.request_id
+                    for effect in self.observe_chunk(chunk, now)
+                ]
+            case RequestCompleted():
+                return self._on_completed(reply)
+            case RequestFailed():
+                return self._on_failed(reply, now)
+
+    def observe_chunk(self, chunk: TokenChunk, now: float) -> list[Effect]:
+        """Effects of one chunk of this request."""
+        run = self._current
+        if self._stop_reason or run is None or chunk.run_id != run.run_id:
+            return []
+        self._last_sign_at = now
+        if not self._streaming or self._diverged or run.broken:
+            return []
+        if chunk.offset != run.position or not chunk.token_ids:
+            # Behind: a repeated batch. Ahead, torn or text without tokens, which no offset could
+            # place: the final has it all.
+            run.broken = chunk.offset + len(chunk.token_ids) > run.position or (
+                not chunk.token_ids and bool(chunk.text)
+            )
+            return []
+        known = len(self._answer.token_ids)
+        try:
+            tokens, text = self._answer.extend(run, chunk)
+        except DivergenceError:
+            return self._diverge()
+        if not tokens and not text:
+            return []
+        return [NewTokens(offset=known, token_ids=tokens, text=text)]
+
+    def cancel(self, now: float) -> list[Effect]:
+        """The consumer gives up: the request ends here, and every later run is stopped."""
+        if self._stop_reason:
+            return []
+        failed = RequestFailed(request_id=self.request_id, error=CANCELLED, at=now)
+        return self._finish(failed, StopReason.CANCELLED)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Let a held failure win once the live run has been silent for long enough."""
+        if self._stop_reason or self._held is None:
+            return []
+        if now - self._last_sign_at < self._silence_s:
+            return []
+        return self._finish(self._held, StopReason.COMPLETED)
+
+    def _on_started(self, started: RunStarted, now: float) -> list[Effect]:
+        stop = SendStop(
+            run_id=started.run_id,
+            instance_id=started.instance_id,
+            reason=self._stop_reason or StopReason.SUPERSEDED,
+        )
+        old = self._current
+        if self._stop_reason or started.run_id in self._superseded:
+            return [stop]
+        if old is not None and started.run_id == old.run_id:
+            self._last_sign_at = now
+            return []
+        if old is not None and started.hop < old.hop:
+            self._superseded.add(started.run_id)
+            return [stop]
+        # At the same hop the newer run may be the same broker message, redelivered because the
+        # older run's agent died: stopping the newer one would lose the request.
+        self._last_sign_at = now
+        self._current = Run(
+            run_id=started.run_id,
+            instance_id=started.instance_id,
+            hop=started.hop,
+            position=started.offset,
+            text_at=self._answer.text_position(started.offset),
+            broken=started.offset > len(self._answer.token_ids),
+        )
+        if old is None:
+            return []
+        self._superseded.add(old.run_id)
+        return [
+            SendStop(run_id=old.run_id, instance_id=old.instance_id, reason=StopReason.SUPERSEDED)
+        ]
+
+    def _on_completed(self, final: RequestCompleted) -> list[Effect]:
+        if self._stop_reason:
+            return []
+        return self._tail(final) + self._finish(final, StopReason.COMPLETED)
+
+    def _tail(self, final: RequestCompleted) -> list[Effect]:
+        if self._diverged:
+            return []
+        known = len(self._answer.token_ids)
+        try:
+            tokens, text = self._answer.complete(final.token_ids, final.text)
+        except DivergenceError:
+            return self._diverge()
+        if not tokens and not text:
+            return []
+        return [NewTokens(offset=known, token_ids=tokens, text=text)]
+
+    def _on_failed(self, failed: RequestFailed, now: float) -> list[Effect]:
+        if self._stop_reason:
+            return []
+        run = self._current
+        if run is None or failed.run_id == run.run_id:
+            return self._finish(failed, StopReason.COMPLETED)
+        if failed.run_id is None and self._held is None:
+            self._held = failed
+            self._last_sign_at = max(self._last_sign_at, now)
+        return []
+
+    def _diverge(self) -> list[Effect]:
+        # What was handed out cannot be taken back: from here on only the final counts.
+        self._diverged = True
+        return [Diverged()]
+
+    def _finish(self, final: RequestCompleted | RequestFailed, reason: StopReason) -> list[Effect]:
+        self._stop_reason = reason
+        self._answer = Answer()
+        self._held = None
+        return [Finished(final=final)]

@@ -1,0 +1,94 @@
+"""Following a producer's reply queue."""
+
+import asyncio
+
+import structlog
+
+from shared.broker import topology
+from shared.broker.protocol import Broker, Delivery, OutMessage, Settlement, Subscription
+from shared.broker.tasks import OwnedTasks
+from shared.contracts.base import Decoder, encode, tag_of
+from shared.contracts.control import RunStop
+from shared.contracts.errors import ContractError, TransientError
+from shared.contracts.requests import Reply
+from shared.producer.outstanding import Outstanding, StopOrder
+from shared.runtime.clock import Clock
+from shared.runtime.tasks import every
+
+log = structlog.get_logger()
+
+PREFETCH = 256
+TICK_S = 1.0
+
+
+class ReplyReader:
+    """
+    Feeds every reply to the outstanding requests and stops the runs that nobody wants.
+
+    Args:
+        broker: Connected.
+        outstanding: Where replies go.
+        clock: Wall time.
+        queue: The reply queue's name.
+    """
+
+    def __init__(
+        self, broker: Broker, outstanding: Outstanding, *, clock: Clock, queue: str
+    ) -> None:
+        self._broker = broker
+        self._outstanding = outstanding
+        self._clock = clock
+        self._queue = queue
+        self._decode: Decoder[Reply] = Decoder(Reply)
+        self._subscription: Subscription | None = None
+        self._stop = asyncio.Event()
+        self._tasks = OwnedTasks()
+
+    async def start(self) -> None:
+        """Declare the queue and its binding, and consume it."""
+        queue, binding = topology.reply_queue(self._queue)
+        await self._broker.declare_queue(queue)
+        await self._broker.bind(binding)
+        self._subscription = await self._broker.consume(
+            queue.name, self._on_reply, prefetch=PREFETCH
+        )
+        self._tasks.spawn(every(TICK_S, self._tick, stop=self._stop), name="producer tick")
+
+    async def stop(self) -> None:
+        """Consume no more; running handlers are waited for."""
+        self._stop.set()
+        await self._tasks.wait()
+        if self._subscription is not None:
+            await self._subscription.cancel()
+
+    async def _tick(self) -> None:
+        self._outstanding.tick(self._clock.now())
+
+    async def _on_reply(self, delivery: Delivery) -> None:
+        # Handlers run concurrently, in order of delivery up to their first suspension: nothing
+        # may be awaited before `observe`, or tokens would overtake each other.
+        try:
+            orders = self._outstanding.observe(self._decode(delivery.body), self._clock.now())
+        except ContractError as error:
+            # A newer kind of reply, or garbage. There is nobody to bury it for.
+            log.warning("message.rejected", queue=self._queue, error=str(error))
+            orders = []
+        for order in orders:
+            await self._send_stop(order)
+        await delivery.settle(Settlement.ACK)
+
+    async def _send_stop(self, order: StopOrder) -> None:
+        request_id, stop = order
+        message = OutMessage(
+            body=encode(RunStop(request_id=request_id, run_id=stop.run_id, reason=stop.reason)),
+            kind=tag_of(RunStop),
+            persistent=False,
+        )
+        log.info("run.stopped", request_id=request_id, run_id=stop.run_id, reason=stop.reason.value)
+        try:
+            await self._broker.send(
+                topology.CONTROL, topology.control_instance(stop.instance_id), message
+            )
+        except TransientError as error:
+            # It only costs a run that nobody listens to.
+            log.warning("run.stop_lost", run_id=stop.run_id, error=str(error))

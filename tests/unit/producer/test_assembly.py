@@ -1,0 +1,271 @@
+"""What a producer makes of the replies to one request, rule by rule."""
+
+from shared.contracts.base import InstanceId, RunId
+from shared.contracts.control import StopReason
+from shared.contracts.requests import Reply, RequestFailed
+from shared.producer.assembly import RequestAssembly
+from shared.producer.effects import Diverged, Effect, Finished, NewTokens, SendStop
+from tests.unit.producer.builders import (
+    ANSWER,
+    REQUEST,
+    chunk,
+    completed,
+    failed,
+    started,
+    text_of,
+    tokens,
+)
+
+OTHER = (100, 101, 102, 7, 8, 9)
+
+
+def feed(assembly: RequestAssembly, *replies: Reply, now: float = 0.0) -> list[Effect]:
+    return [effect for reply in replies for effect in assembly.observe(reply, now)]
+
+
+def part(start: int, end: int) -> NewTokens:
+    return NewTokens(
+        offset=start, token_ids=tuple(ANSWER[start:end]), text=text_of(ANSWER[start:end])
+    )
+
+
+def stop(run: str, reason: StopReason) -> SendStop:
+    return SendStop(run_id=RunId(run), instance_id=InstanceId(f"instance-of-{run}"), reason=reason)
+
+
+def streaming() -> RequestAssembly:
+    return RequestAssembly(REQUEST, streaming=True, silence_s=10.0)
+
+
+def test_one_run_streams_its_tokens_and_finishes():
+    effects = feed(streaming(), started("a"), tokens("a", 0, 1), tokens("a", 1, 12), completed("a"))
+
+    assert effects == [part(0, 1), part(1, 12), Finished(final=completed("a"))]
+
+
+def test_final_only_gives_the_answer_in_one_part():
+    assembly = RequestAssembly(REQUEST, streaming=False)
+
+    effects = feed(assembly, started("a"), tokens("a", 0, 4), completed("a"))
+
+    assert effects == [part(0, 12), Finished(final=completed("a"))]
+
+
+def test_final_alone_is_enough():
+    assert feed(streaming(), completed("a")) == [part(0, 12), Finished(final=completed("a"))]
+
+
+def test_second_final_is_ignored():
+    assembly = streaming()
+    feed(assembly, completed("a"))
+
+    assert feed(assembly, completed("b"), failed("b"), tokens("a", 0, 2)) == []
+
+
+def test_repeated_batch_is_dropped():
+    assembly = streaming()
+    feed(assembly, started("a"), tokens("a", 0, 3))
+
+    assert feed(assembly, tokens("a", 0, 3), tokens("a", 3, 4)) == [part(3, 4)]
+
+
+def test_after_a_lost_batch_the_final_brings_the_rest():
+    effects = feed(
+        streaming(), started("a"), tokens("a", 0, 2), tokens("a", 5, 8), tokens("a", 8, 9)
+    )
+
+    assert effects == [part(0, 2)]
+
+
+def test_tail_of_the_final_starts_where_the_stream_stopped():
+    assembly = streaming()
+    feed(assembly, started("a"), tokens("a", 0, 2), tokens("a", 5, 8))
+
+    assert feed(assembly, completed("a")) == [part(2, 12), Finished(final=completed("a"))]
+
+
+def test_newer_run_at_the_same_hop_takes_over_and_the_older_is_stopped():
+    """It may be the same broker message, redelivered after its agent died."""
+    assembly = streaming()
+    feed(assembly, started("a"), tokens("a", 0, 3))
+
+    effects = feed(assembly, started("b"), tokens("a", 3, 4), tokens("b", 0, 2), tokens("b", 2, 6))
+
+    assert effects == [stop("a", StopReason.SUPERSEDED), part(3, 6)]
+
+
+def test_run_of_a_lower_hop_is_stopped_itself():
+    assembly = streaming()
+    feed(assembly, started("a", hop=2))
+
+    effects = feed(assembly, started("b", hop=1), tokens("b", 0, 2), tokens("a", 0, 2))
+
+    assert effects == [stop("b", StopReason.SUPERSEDED), part(0, 2)]
+
+
+def test_start_of_an_older_run_that_comes_again_does_not_unseat_the_newer():
+    assembly = streaming()
+    feed(assembly, started("a"), started("b"))
+
+    effects = feed(assembly, started("a"), tokens("b", 0, 1))
+
+    assert effects == [stop("a", StopReason.SUPERSEDED), part(0, 1)]
+
+
+def test_start_that_comes_twice_changes_nothing():
+    assembly = streaming()
+    feed(assembly, started("a"), tokens("a", 0, 2))
+
+    assert feed(assembly, started("a"), tokens("a", 2, 3)) == [part(2, 3)]
+
+
+def test_resumed_run_continues_at_its_offset():
+    assembly = streaming()
+    feed(assembly, started("a"), tokens("a", 0, 4))
+
+    effects = feed(assembly, started("b", hop=1, offset=4), tokens("b", 4, 7))
+
+    assert effects == [stop("a", StopReason.SUPERSEDED), part(4, 7)]
+
+
+def test_resumed_run_beyond_what_was_received_waits_for_the_final():
+    assembly = streaming()
+    feed(assembly, started("a"), tokens("a", 0, 2))
+
+    effects = feed(assembly, started("b", hop=1, offset=4), tokens("b", 4, 7), completed("b"))
+
+    assert effects == [
+        stop("a", StopReason.SUPERSEDED),
+        part(2, 12),
+        Finished(final=completed("b")),
+    ]
+
+
+def test_run_resumed_inside_a_chunk_gives_its_text_with_the_final():
+    """Where in the text the offset lies is not known; the tokens are."""
+    assembly = streaming()
+    feed(assembly, started("a"), tokens("a", 0, 4))
+
+    effects = feed(assembly, started("b", hop=1, offset=3), tokens("b", 3, 7), completed("b"))
+
+    assert effects[1:] == [
+        NewTokens(offset=4, token_ids=tuple(ANSWER[4:7]), text=""),
+        NewTokens(offset=7, token_ids=tuple(ANSWER[7:]), text=text_of(ANSWER[4:])),
+        Finished(final=completed("b")),
+    ]
+
+
+def test_replay_with_other_tokens_ends_the_stream_once():
+    assembly = streaming()
+    feed(assembly, started("a"), tokens("a", 0, 5))
+    final = completed("b", answer=OTHER)
+
+    effects = feed(
+        assembly,
+        started("b"),
+        tokens("b", 0, 4, answer=OTHER),
+        tokens("b", 4, 6, answer=OTHER),
+        final,
+    )
+
+    assert effects == [stop("a", StopReason.SUPERSEDED), Diverged(), Finished(final=final)]
+
+
+def test_final_that_contradicts_the_stream_ends_it_with_an_error():
+    assembly = streaming()
+    feed(assembly, started("a"), tokens("a", 0, 5))
+    final = completed("b", answer=OTHER)
+
+    assert feed(assembly, final) == [Diverged(), Finished(final=final)]
+
+
+def test_final_only_consumer_does_not_mind_other_tokens():
+    assembly = RequestAssembly(REQUEST, streaming=False)
+    final = completed("b", answer=OTHER)
+
+    effects = feed(assembly, started("a"), tokens("a", 0, 5), final)
+
+    assert effects == [
+        NewTokens(offset=0, token_ids=OTHER, text=text_of(OTHER)),
+        Finished(final=final),
+    ]
+
+
+def test_late_run_is_told_that_the_request_is_complete():
+    assembly = streaming()
+    feed(assembly, completed("a"))
+
+    assert feed(assembly, started("b")) == [stop("b", StopReason.COMPLETED)]
+
+
+def test_cancelled_request_finishes_and_stops_later_runs():
+    assembly = streaming()
+    (finished,) = assembly.cancel(3.0)
+
+    effects = feed(assembly, started("a"), completed("a"))
+
+    assert isinstance(finished, Finished)
+    assert isinstance(finished.final, RequestFailed)
+    assert finished.final.error.code == "cancelled"
+    assert effects == [stop("a", StopReason.CANCELLED)]
+    assert assembly.cancel(4.0) == []
+
+
+def test_failure_of_the_current_run_finishes():
+    assembly = streaming()
+    feed(assembly, started("a"))
+
+    assert feed(assembly, failed("a")) == [Finished(final=failed("a"))]
+
+
+def test_failure_of_another_run_is_ignored():
+    assembly = streaming()
+    feed(assembly, started("a"))
+
+    assert feed(assembly, failed("b"), tokens("a", 0, 1)) == [part(0, 1)]
+
+
+def test_failure_without_any_live_run_finishes():
+    assert feed(streaming(), failed()) == [Finished(final=failed())]
+    assert feed(streaming(), failed("a")) == [Finished(final=failed("a"))]
+
+
+def test_failure_that_knows_no_run_waits_for_the_live_run_to_fall_silent():
+    assembly = streaming()
+    feed(assembly, started("a"), failed(), now=100.0)
+
+    early, late = assembly.tick(109.9), assembly.tick(110.0)
+
+    assert early == []
+    assert late == [Finished(final=failed())]
+
+
+def test_sign_of_life_puts_a_held_failure_off():
+    assembly = streaming()
+    feed(assembly, started("a"), failed(), now=100.0)
+    feed(assembly, tokens("a", 0, 1), now=109.0)
+
+    assert assembly.holds_failure
+    assert assembly.tick(118.9) == []
+    assert assembly.tick(119.0) == [Finished(final=failed())]
+
+
+def test_held_failure_loses_to_a_final():
+    assembly = streaming()
+    feed(assembly, started("a"), failed(), now=100.0)
+
+    assert feed(assembly, completed("a"))[-1] == Finished(final=completed("a"))
+    assert not assembly.holds_failure
+    assert assembly.tick(1000.0) == []
+
+
+def test_tokens_of_unknown_runs_are_dropped():
+    assert feed(streaming(), tokens("ghost", 0, 3)) == []
+
+
+def test_chunks_of_other_requests_in_a_batch_are_dropped():
+    assembly = streaming()
+    feed(assembly, started("a"))
+
+    assert assembly.observe_chunk(chunk("a", 0, 2), 0.0) == [part(0, 2)]
+    assert feed(assembly, tokens("a", 2, 3)) == [part(2, 3)]
