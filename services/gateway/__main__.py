@@ -1,0 +1,8 @@
+"""`python -m services.gateway`."""
+
+import sys
+
+from services.gateway.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""From a generation to bytes on the wire, streamed or whole."""
+
+import asyncio
+from dataclasses import dataclass
+
+from services.gateway.channel import Channel
+from services.gateway.errors import error_info
+from services.gateway.intake import Accepted
+from services.gateway.metrics import TIERS, GatewayMetrics
+from services.gateway.outcomes import Outcome, outcome_of
+from services.gateway.replies import Renderer, sse_error
+from shared.contracts.qos import Slo
+from shared.contracts.requests import ErrorInfo, Final, RequestCompleted
+from shared.producer.generation import Generation, RunDivergedError
+from shared.runtime.clock import Clock
+
+
+@dataclass(slots=True, kw_only=True)
+class Answering:
+    """
+    Sends one request's answer.
+
+    The status line of a stream waits for the first token, so that whatever goes wrong before it
+    gets its own HTTP status. After it, an error is a last event, and no [DONE] follows.
+    """
+
+    accepted: Accepted
+    renderer: Renderer
+    channel: Channel
+    metrics: GatewayMetrics
+    clock: Clock
+    timeout_s: float
+    ttft_s: float | None = None
+    """Arrival to first token at this gateway, once there is one."""
+
+    async def answer(self, generation: Generation) -> Outcome:
+        """Answer from *generation*; how it ended."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                if self.accepted.stream:
+                    with self.metrics.streams_open.track_inprogress():
+                        final = await self._stream(generation)
+                else:
+                    final = await self._whole(generation)
+        except RunDivergedError as error:
+            return await self._failed(error_info(error))
+        except TimeoutError:
+            return await self._failed(
+                ErrorInfo(
+                    message=f"no complete answer within {self.timeout_s:g} s",
+                    code="timeout",
+                    status=504,
+                )
+            )
+        if isinstance(final, RequestCompleted):
+            self._observe(final)
+            return Outcome.COMPLETED
+        return await self._failed(final.error)
+
+    async def _whole(self, generation: Generation) -> Final:
+        final = await generation.final()
+        if isinstance(final, RequestCompleted):
+            self.ttft_s = final.timings.first_token_at - self.accepted.arrived_at
+            await self.channel.json(self.renderer.whole(final))
+        return final
+
+    async def _stream(self, generation: Generation) -> Final:
+        async for part in generation:
+            event = self.renderer.part(part.text)
+            if self.ttft_s is None:
+                self.ttft_s = self.clock.now() - self.accepted.arrived_at
+                event = self.renderer.opening() + event
+            await self.channel.event(event)
+        final = await generation.final()
+        if isinstance(final, RequestCompleted):
+            await self.channel.event(self.renderer.closing(final))
+            await self.channel.end()
+        return final
+
+    async def _failed(self, info: ErrorInfo) -> Outcome:
+        outcome = outcome_of(info)
+        if outcome not in (Outcome.CANCELLED, Outcome.REFUSED):
+            self.metrics.violated.labels(self._tier).inc()
+        if self.channel.started:
+            await self.channel.event(sse_error(info))
+            await self.channel.end()
+        else:
+            await self.channel.error(info)
+        return outcome
+
+    def _observe(self, final: RequestCompleted) -> None:
+        tier = self._tier
+        self.metrics.e2e_s.labels(tier).observe(self.clock.now() - self.accepted.arrived_at)
+        if self.ttft_s is not None:
+            self.metrics.ttft_s.labels(tier).observe(self.ttft_s)
+        verdict = self.metrics.attained if final.verdict.attained else self.metrics.violated
+        verdict.labels(tier).inc()
+
+    @property
+    def _tier(self) -> str:
+        return TIERS[(self.accepted.ingress.slo or Slo()).qos_class]

@@ -1,0 +1,74 @@
+"""Sending one HTTP answer over ASGI."""
+
+from litestar.types import Send
+
+from services.gateway.errors import error_body, error_headers
+from shared.contracts.requests import ErrorInfo
+
+JSON = "application/json"
+ERROR_STATUSES = range(400, 600)
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+
+
+class Channel:
+    """
+    The way back to the client.
+
+    Args:
+        send: ASGI's.
+        headers: On every answer.
+    """
+
+    def __init__(self, send: Send, headers: dict[str, str]) -> None:
+        self._send = send
+        self._headers = headers
+        self.started = False
+        """The status line is out; an error can only be an event now."""
+
+    async def error(self, info: ErrorInfo) -> None:
+        """Answer with an error."""
+        # The status may come from another service; an error never looks like a success.
+        status = info.status if info.status in ERROR_STATUSES else 500
+        await self.json(error_body(info), status=status, headers=error_headers(info))
+
+    async def json(
+        self, body: bytes, *, status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
+        """Answer with JSON, whole."""
+        length = {"content-type": JSON, "content-length": str(len(body))}
+        await self._start(status, length | (headers or {}))
+        await self._body(body, more=False)
+
+    async def event(self, data: bytes) -> None:
+        """Flush server-sent events; the first brings the status line along."""
+        if not self.started:
+            # Proxies must not collect events.
+            await self._start(
+                200,
+                {
+                    "content-type": EVENT_STREAM,
+                    "cache-control": "no-cache",
+                    "x-accel-buffering": "no",
+                },
+            )
+        await self._body(data, more=True)
+
+    async def end(self) -> None:
+        """End a stream of events."""
+        await self._body(b"", more=False)
+
+    async def _start(self, status: int, headers: dict[str, str]) -> None:
+        self.started = True
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [
+                    (name.encode("latin-1"), value.encode("latin-1"))
+                    for name, value in (self._headers | headers).items()
+                ],
+            }
+        )
+
+    async def _body(self, data: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})

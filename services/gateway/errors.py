@@ -1,0 +1,106 @@
+"""Errors as OpenAI's clients expect them: `{"error": {message, type, param, code}}`."""
+
+from http import HTTPStatus
+from math import ceil
+
+import msgspec
+from litestar.exceptions import HTTPException
+
+from shared.contracts.errors import (
+    BrokerConflictError,
+    CapacityError,
+    ContractError,
+    TransientError,
+)
+from shared.contracts.requests import ErrorInfo
+from shared.producer.generation import RunDivergedError
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    499: "cancelled",
+    504: "timeout_error",
+}
+BROKER_RETRY_AFTER_S = 5.0
+INTERNAL_ERROR = "internal_error"
+
+
+class OpenAiError(msgspec.Struct, frozen=True, kw_only=True):
+    """The inner object; every field is always written."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of every answer that is not a success, and of an SSE error event."""
+
+    error: OpenAiError
+
+
+def type_for(status: int) -> str:
+    """OpenAI's `type` for an HTTP status."""
+    if status in TYPES:
+        return TYPES[status]
+    return "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+
+
+def error_info(error: Exception) -> ErrorInfo:
+    """What to tell the client about *error*; an unexpected one is not described to it."""
+    match error:
+        case ContractError():
+            return ErrorInfo(
+                message=str(error), code=error.code, param=error.param, status=error.status
+            )
+        case CapacityError():
+            return ErrorInfo(
+                message=str(error),
+                code="over_capacity",
+                status=429,
+                retry_after_s=error.retry_after_s,
+            )
+        case TransientError() | BrokerConflictError():
+            return ErrorInfo(
+                message=f"the mesh cannot be reached: {error}",
+                code="mesh_unavailable",
+                status=503,
+                retry_after_s=BROKER_RETRY_AFTER_S,
+            )
+        case RunDivergedError():
+            return ErrorInfo(message=str(error), code=error.code, status=502)
+        case HTTPException():
+            phrase = HTTPStatus(error.status_code).phrase
+            return ErrorInfo(
+                message=error.detail or phrase,
+                code=phrase.lower().replace(" ", "_"),
+                status=error.status_code,
+            )
+        case _:
+            return ErrorInfo(
+                message="the gateway failed; its log says why", code=INTERNAL_ERROR, status=500
+            )
+
+
+def error_body(info: ErrorInfo) -> bytes:
+    """JSON of *info*."""
+    return msgspec.json.encode(
+        ErrorBody(
+            error=OpenAiError(
+                message=info.message,
+                type=type_for(info.status),
+                param=info.param,
+                code=info.code,
+            )
+        )
+    )
+
+
+def error_headers(info: ErrorInfo) -> dict[str, str]:
+    """`Retry-After` in whole seconds, at least one, where a retry makes sense."""
+    if info.retry_after_s is None:
+        return {}
+    return {"retry-after": str(max(1, ceil(info.retry_after_s)))}

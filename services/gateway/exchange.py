@@ -1,0 +1,152 @@
+"""One HTTP request, from its headers to the last byte of its answer."""
+
+import asyncio
+from uuid import uuid4
+
+import structlog
+from litestar.connection import Request
+from litestar.datastructures import State
+from litestar.exceptions import HTTPException, InternalServerException
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
+from litestar.types import Send
+
+from services.gateway.answering import Answering
+from services.gateway.channel import Channel
+from services.gateway.disconnect import cancelled_on_disconnect
+from services.gateway.errors import error_info
+from services.gateway.headers import REQUEST_ID, Hints, parse_hints
+from services.gateway.intake import Accepted
+from services.gateway.outcomes import Outcome, outcome_of
+from services.gateway.replies import Renderer
+from services.gateway.state import Endpoint, Gateway
+from shared.contracts.base import TenantId
+from shared.contracts.errors import ContractError, MeshError, TransientError
+from shared.contracts.requests import ReplyMode
+
+log = structlog.get_logger()
+
+MESH_REQUEST_ID = "x-headway-request-id"
+
+
+class Exchange:
+    """
+    Authenticates, takes a slot, reads, checks, publishes, answers; then counts and logs.
+
+    Args:
+        gateway: Shared parts.
+        endpoint: Which API it came to.
+        request: Body not read yet.
+    """
+
+    def __init__(
+        self, gateway: Gateway, endpoint: Endpoint, request: Request[object, object, State]
+    ) -> None:
+        self._gateway = gateway
+        self._endpoint = endpoint
+        self._request = request
+        self._headers = dict(request.headers.items())
+        self._id = f"req-{uuid4().hex}"
+        """The mesh's id. The client's own is only echoed: two clients may well use the same."""
+        self._log = log.bind(request_id=self._id, endpoint=endpoint.name)
+
+    async def run(self, send: Send) -> None:
+        """Answer, whatever happens."""
+        headers = {MESH_REQUEST_ID: self._id}
+        if client_id := self._headers.get(REQUEST_ID):
+            headers[REQUEST_ID] = client_id
+            self._log = self._log.bind(client_request_id=client_id[:128])
+        channel = Channel(send, headers)
+        outcome = Outcome.CANCELLED
+        try:
+            outcome = await self._checked(channel)
+        except (MeshError, HTTPException) as error:
+            info = error_info(error)
+            outcome = outcome_of(info)
+            self._log.info("request.refused", code=info.code, status=info.status)
+            await channel.error(info)
+        except Exception as error:  # noqa: BLE001  the client gets an answer, the log the rest
+            outcome = Outcome.FAILED
+            self._log.exception("request.broken")
+            if not channel.started:
+                await channel.error(error_info(error))
+        finally:
+            self._gateway.metrics.requests.labels(self._endpoint.name, outcome.value).inc()
+
+    async def _checked(self, channel: Channel) -> Outcome:
+        gateway = self._gateway
+        if gateway.stop.is_set():
+            raise TransientError("this gateway is shutting down")
+        tenant = gateway.tenants.authenticate(self._headers.get("authorization"))
+        hints = parse_hints(self._headers)
+        tenant = gateway.tenants.effective(tenant, hints)
+        with gateway.tenants.slot(tenant):
+            raw = await self._body()
+            # A big prompt takes long to tokenize, and heartbeats must go on.
+            accepted = await asyncio.to_thread(
+                gateway.intake.accept,
+                raw,
+                self._endpoint.body_type,
+                hints=hints,
+                tenant=tenant,
+                request_id=self._id,
+            )
+            return await self._answered(accepted, hints, tenant, channel)
+
+    async def _answered(
+        self, accepted: Accepted, hints: Hints, tenant: TenantId, channel: Channel
+    ) -> Outcome:
+        gateway = self._gateway
+        generation = await gateway.producer.submit(
+            accepted.ingress,
+            reply=ReplyMode.STREAM if accepted.stream else ReplyMode.FINAL,
+            traceparent=hints.traceparent,
+        )
+        answering = Answering(
+            accepted=accepted,
+            renderer=Renderer(
+                self._endpoint.shape,
+                request_id=self._id,
+                model=accepted.ingress.model,
+                created=int(accepted.arrived_at),
+                include_usage=accepted.include_usage,
+            ),
+            channel=channel,
+            metrics=gateway.metrics,
+            clock=gateway.clock,
+            timeout_s=min(
+                hints.timeout_s or gateway.settings.request_timeout_s,
+                gateway.settings.request_timeout_s,
+            ),
+        )
+        async with cancelled_on_disconnect(self._request.receive, generation):
+            outcome = await answering.answer(generation)
+        self._log.info(
+            "request.answered",
+            outcome=outcome.value,
+            tenant=tenant,
+            model=accepted.ingress.model,
+            stream=accepted.stream,
+            prompt_tokens=accepted.ingress.prompt_tokens,
+            ttft_s=answering.ttft_s,
+            e2e_s=gateway.clock.now() - accepted.arrived_at,
+        )
+        return outcome
+
+    async def _body(self) -> bytes:
+        limits = self._gateway.settings.limits
+        try:
+            async with asyncio.timeout(self._gateway.settings.body_timeout_s):
+                return await self._request.body()
+        except RequestEntityTooLarge:
+            raise ContractError(
+                f"the limit of a body is {limits.max_body_bytes} bytes",
+                code="body_too_large",
+                status=413,
+            ) from None
+        except InternalServerException:
+            # Litestar's word for a client that leaves while it sends.
+            raise ContractError("the client left", code="cancelled", status=499) from None
+        except TimeoutError:
+            raise ContractError(
+                "the body did not arrive in time", code="body_timeout", status=408
+            ) from None

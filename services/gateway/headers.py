@@ -1,0 +1,127 @@
+"""What request headers ask for. llm-d's names and their old aliases; ours where none exists."""
+
+from collections.abc import Mapping
+from math import isfinite
+
+import msgspec
+
+from shared.contracts.errors import ContractError
+from shared.contracts.qos import Importance
+
+TTFT = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+TBT = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+TTLT = ("x-headway-slo-ttlt-ms",)
+DEADLINE = "x-headway-deadline"
+OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+FAIRNESS_ID = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+PRIORITY = "x-headway-priority"
+PRIORITY_LOWER_FIRST = "x-request-priority"
+IMPORTANCE = "x-headway-importance"
+APPLICATION = "x-headway-application"
+TIMEOUT = "x-request-timeout-seconds"
+REQUEST_ID = "x-request-id"
+TRACEPARENT = "traceparent"
+
+MAX_TARGET_S = 30 * 24 * 3600.0
+MAX_LABEL_CHARS = 128
+EARLIEST_DEADLINE_MS = 1e11
+"""Smaller values are surely seconds."""
+
+
+class Hints(msgspec.Struct, frozen=True, kw_only=True):
+    """A request's headers, in seconds and with higher priority first."""
+
+    ttft_s: float | None = None
+    tbt_s: float | None = None
+    ttlt_s: float | None = None
+    deadline_at: float | None = None
+    tier: str | None = None
+    priority: int | None = None
+    importance: Importance | None = None
+    application: str | None = None
+    fairness_id: str | None = None
+    timeout_s: float | None = None
+    client_request_id: str | None = None
+    traceparent: str | None = None
+
+
+def parse_hints(headers: Mapping[str, str]) -> Hints:
+    """
+    What *headers* (lower-case names) ask for; the first of several aliases counts.
+
+    Raises:
+        ContractError: A value that is not what its header takes; `param` is the header.
+    """
+    return Hints(
+        ttft_s=_milliseconds(headers, TTFT),
+        tbt_s=_milliseconds(headers, TBT),
+        ttlt_s=_milliseconds(headers, TTLT),
+        deadline_at=_deadline_at(headers),
+        tier=_first(headers, OBJECTIVE)[1],
+        priority=_priority(headers),
+        importance=_importance(headers),
+        application=_label(headers, APPLICATION),
+        fairness_id=next((v for n in FAIRNESS_ID if (v := _label(headers, n))), None),
+        timeout_s=_number(TIMEOUT, headers.get(TIMEOUT), low=0.0, high=MAX_TARGET_S),
+        client_request_id=_label(headers, REQUEST_ID),
+        traceparent=_label(headers, TRACEPARENT),
+    )
+
+
+def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str | None]:
+    return next(((name, headers[name]) for name in names if name in headers), (names[0], None))
+
+
+def _milliseconds(headers: Mapping[str, str], names: tuple[str, ...]) -> float | None:
+    name, text = _first(headers, names)
+    value = _number(name, text, low=0.0, high=MAX_TARGET_S * 1000)
+    return None if value is None else value / 1000
+
+
+def _deadline_at(headers: Mapping[str, str]) -> float | None:
+    value = _number(DEADLINE, headers.get(DEADLINE), low=EARLIEST_DEADLINE_MS, high=1e15)
+    return None if value is None else value / 1000
+
+
+def _number(name: str, text: str | None, *, low: float, high: float) -> float | None:
+    """A number above *low*, at most *high*."""
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not isfinite(value) or not low < value <= high:
+        raise _bad(name, f"takes a number above {low:g}, at most {high:g}")
+    return value
+
+
+def _priority(headers: Mapping[str, str]) -> int | None:
+    """production-stack's header puts lower first; ours puts higher first and wins."""
+    for name, sign in ((PRIORITY, 1), (PRIORITY_LOWER_FIRST, -1)):
+        if name in headers:
+            try:
+                return sign * int(headers[name])
+            except ValueError:
+                raise _bad(name, "takes an integer") from None
+    return None
+
+
+def _importance(headers: Mapping[str, str]) -> Importance | None:
+    if IMPORTANCE not in headers:
+        return None
+    try:
+        return Importance(headers[IMPORTANCE].lower())
+    except ValueError:
+        raise _bad(IMPORTANCE, "takes low or high") from None
+
+
+def _label(headers: Mapping[str, str], name: str) -> str | None:
+    value = headers.get(name)
+    if value is not None and not 1 <= len(value) <= MAX_LABEL_CHARS:
+        raise _bad(name, f"takes 1 to {MAX_LABEL_CHARS} characters")
+    return value
+
+
+def _bad(name: str, takes: str) -> ContractError:
+    return ContractError(f"header {name} {takes}", code="invalid_header", param=name)

@@ -1,0 +1,148 @@
+"""From bytes and headers to a request that the mesh will not refuse for its form."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from services.gateway.headers import PRIORITY, Hints
+from services.gateway.openai import (
+    MAX_PRIORITY,
+    Body,
+    ChatBody,
+    CompletionBody,
+    decode_body,
+    to_ingress,
+)
+from services.gateway.settings import Settings
+from services.gateway.slo import requested_slo
+from shared.contracts.base import ModelName, TenantId
+from shared.contracts.checks import (
+    check_supported,
+    effective_importance,
+    effective_sampling,
+    effective_slo,
+)
+from shared.contracts.errors import ContractError
+from shared.contracts.ingress import InferenceRequest
+from shared.models.registry import ModelRegistry
+from shared.models.tokenizer import Tokenizer
+from shared.runtime.clock import Clock
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that passed every check, ready to publish."""
+
+    ingress: InferenceRequest
+    arrived_at: float
+    stream: bool
+    include_usage: bool
+
+
+class Intake:
+    """
+    Decodes, validates, tokenizes and stamps.
+
+    Args:
+        settings: Limits and default SLOs.
+        registry: The models that there are.
+        tokenizers: One per base model.
+        clock: Wall time.
+        new_seed: A fresh random seed, for requests that sample and bring none.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        registry: ModelRegistry,
+        tokenizers: Mapping[ModelName, Tokenizer],
+        clock: Clock,
+        new_seed: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._tokenizers = tokenizers
+        self._clock = clock
+        self._new_seed = new_seed
+
+    def accept(
+        self,
+        raw: bytes,
+        body_type: type[ChatBody] | type[CompletionBody],
+        *,
+        hints: Hints,
+        tenant: TenantId,
+        request_id: str,
+    ) -> Accepted:
+        """
+        Check a request body and make it the mesh's.
+
+        Takes time in proportion to the body: call it in a thread.
+
+        Raises:
+            ContractError: What is wrong, with the status to answer.
+        """
+        arrived_at = self._clock.now()
+        body = decode_body(raw, body_type)
+        ref = self._registry.resolve(body.model)
+        entry = self._registry.entry(ref.base)
+        ingress = self._with_hints(to_ingress(body), body, hints)
+        check_supported(ingress)
+        limits = self._settings.limits
+        slo = effective_slo(ingress, now=arrived_at, limits=limits)
+        importance = effective_importance(ingress)
+        tokens = self._tokenizers[ref.base].encode(body.content)
+        if not tokens:
+            raise ContractError("the prompt has no tokens", param="prompt")
+        ingress = msgspec.structs.replace(
+            ingress,
+            id=request_id,
+            tenant=tenant,
+            arrived_at=arrived_at,
+            messages=None,
+            prompt=tokens,
+            prompt_tokens=len(tokens),
+            slo=slo,
+            importance=importance,
+            service_tier=None,
+        )
+        sampling = effective_sampling(
+            ingress, entry=entry, prompt_tokens=len(tokens), limits=limits
+        )
+        if sampling.temperature > 0 and sampling.seed is None:
+            # So that a run which replays this one after a crash draws the same tokens.
+            ingress = msgspec.structs.replace(ingress, seed=self._new_seed())
+        options = body.stream_options
+        return Accepted(
+            ingress=ingress,
+            arrived_at=arrived_at,
+            stream=bool(body.stream),
+            include_usage=bool(options and options.include_usage),
+        )
+
+    def _with_hints(self, ingress: InferenceRequest, body: Body, hints: Hints) -> InferenceRequest:
+        priority = ingress.priority if hints.priority is None else hints.priority
+        if abs(priority) > MAX_PRIORITY:
+            raise ContractError(
+                f"priority must be within -{MAX_PRIORITY} and {MAX_PRIORITY}",
+                param="priority" if hints.priority is None else PRIORITY,
+            )
+        return msgspec.structs.replace(
+            ingress,
+            slo=requested_slo(body, hints, self._settings),
+            deadline=None,
+            priority=priority,
+            importance=hints.importance or ingress.importance,
+            application=hints.application or ingress.application,
+        )
+
+
+def load_tokenizers(registry: ModelRegistry) -> dict[ModelName, Tokenizer]:
+    """
+    The tokenizer of every base model.
+
+    Raises:
+        SettingsError: A model has none.
+    """
+    return {base: Tokenizer.load(Path(registry.entry(base).path)) for base in registry.bases}

@@ -1,0 +1,155 @@
+"""OpenAI's request bodies as they come over HTTP, with the mesh's own fields beside them."""
+
+import re
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from shared.contracts.errors import ContractError
+from shared.contracts.ingress import InferenceRequest, Label
+from shared.contracts.qos import Importance, Slo
+from shared.contracts.requests import ChatMessage, Tokens
+
+MAX_PRIORITY = 1000
+UNSUPPORTED = ("functions", "logit_bias", "echo", "suffix", "audio")
+SAME_IN_INGRESS = (
+    *("model", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p"),
+    *("top_k", "seed", "stop", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("ignore_eos", "service_tier", "n", "logprobs", "top_logprobs", "tools"),
+    *("response_format", "importance", "application", "slo", "deadline"),
+)
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """What both endpoints take. Unknown fields are ignored; null means not given."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | Annotated[tuple[str, ...], Meta(max_length=16)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    ignore_eos: bool | None = None
+    service_tier: str | None = None
+    priority: int | None = None
+    """As vLLM has it: lower first. The header `x-headway-priority` is higher first."""
+
+    slo: Slo | None = None
+    """`{}` asks for best effort."""
+    deadline: float | None = None
+    """Absolute completion deadline, Unix seconds."""
+    importance: Importance | None = None
+    application: Label | None = None
+
+    n: int | None = None
+    best_of: int | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    response_format: dict[str, Any] | None = None
+    functions: list[Any] | None = None
+    logit_bias: dict[str, Any] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    audio: dict[str, Any] | None = None
+
+
+class ChatBody(Body, frozen=True, kw_only=True):
+    """Body of /v1/chat/completions."""
+
+    messages: tuple[ChatMessage, ...]
+
+    @property
+    def content(self) -> str | Tokens | tuple[ChatMessage, ...]:
+        return self.messages
+
+
+class CompletionBody(Body, frozen=True, kw_only=True):
+    """Body of /v1/completions."""
+
+    prompt: str | tuple[int | str | Tokens, ...]
+
+    @property
+    def content(self) -> str | Tokens | tuple[ChatMessage, ...]:
+        """
+        The one prompt: text, token ids, or a list with one of these.
+
+        Raises:
+            ContractError: Several prompts.
+        """
+        if isinstance(self.prompt, str):
+            return self.prompt
+        ids = tuple(item for item in self.prompt if isinstance(item, int))
+        if len(ids) == len(self.prompt):
+            return ids
+        only = self.prompt[0]
+        if len(self.prompt) > 1 or isinstance(only, int):
+            raise ContractError(
+                "only one prompt per request is supported",
+                code="unsupported_parameter",
+                param="prompt",
+            )
+        return only
+
+
+B = TypeVar("B", bound=Body)
+
+
+def decode_body(raw: bytes, body_type: type[B]) -> B:
+    """
+    The request in *raw*.
+
+    Raises:
+        ContractError: Not JSON, or a field that breaks its schema; `param` names it.
+    """
+    try:
+        return msgspec.json.decode(raw, type=body_type)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        path = _PATH.search(text)
+        raise ContractError(
+            _PATH.sub("", text), param=path.group(1) or None if path else None
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ContractError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+
+
+def to_ingress(body: ChatBody | CompletionBody) -> InferenceRequest:
+    """
+    The mesh's form of *body*, its prompt not tokenized yet.
+
+    Raises:
+        ContractError: A field that would silently change meaning if it were ignored.
+    """
+    for name in UNSUPPORTED:
+        if getattr(body, name):
+            raise ContractError(
+                f"{name} is not supported", code="unsupported_parameter", param=name
+            )
+    if body.stream_options is not None and not body.stream:
+        raise ContractError("stream_options needs stream", param="stream_options")
+    fields: dict[str, Any] = {
+        name: value for name in SAME_IN_INGRESS if (value := getattr(body, name)) is not None
+    }
+    if body.best_of not in (None, 1):
+        fields["best_of"] = body.best_of
+    if body.priority is not None:
+        fields["priority"] = -body.priority
+    fields["messages" if isinstance(body, ChatBody) else "prompt"] = body.content
+    return InferenceRequest(**fields)

@@ -1,0 +1,101 @@
+"""The HTTP surface: which path does what."""
+
+import msgspec
+import structlog
+from litestar import Litestar, Response, get, post
+from litestar.connection import Request
+from litestar.datastructures import State
+from litestar.params import FromPath
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from services.gateway.channel import JSON
+from services.gateway.errors import INTERNAL_ERROR, error_body, error_headers, error_info
+from services.gateway.exchange import Exchange
+from services.gateway.openai import ChatBody, CompletionBody
+from services.gateway.shapes import ChatShape, CompletionShape
+from services.gateway.state import Endpoint, Gateway
+from shared.runtime.health import Health, health_routes
+
+log = structlog.get_logger()
+
+CHAT = Endpoint(name="chat", body_type=ChatBody, shape=ChatShape())
+COMPLETIONS = Endpoint(name="completions", body_type=CompletionBody, shape=CompletionShape())
+
+AnyRequest = Request[object, object, State]
+
+
+class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenAI's `model` object."""
+
+    id: str
+    object: str = "model"
+    created: int = 0
+    owned_by: str = "headway"
+    root: str
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenAI's list of them."""
+
+    object: str = "list"
+    data: list[ModelObject]
+
+
+def build_app(gateway: Gateway, health: Health) -> Litestar:
+    """The ASGI application of a gateway."""
+
+    def model_object(name: str) -> ModelObject:
+        ref = gateway.registry.resolve(name)
+        entry = gateway.registry.entry(ref.base)
+        return ModelObject(id=name, root=ref.base, max_model_len=entry.max_model_len)
+
+    @post("/v1/chat/completions")
+    async def chat(request: AnyRequest) -> ASGIApp:
+        return _exchange(gateway, CHAT, request)
+
+    @post("/v1/completions")
+    async def completions(request: AnyRequest) -> ASGIApp:
+        return _exchange(gateway, COMPLETIONS, request)
+
+    @get("/v1/models")
+    async def models(request: AnyRequest) -> ModelList:
+        gateway.tenants.authenticate(request.headers.get("authorization"))
+        return ModelList(data=[model_object(name) for name in gateway.registry.names])
+
+    @get("/v1/models/{name:path}")
+    async def model(request: AnyRequest, name: FromPath[str]) -> ModelObject:
+        # A path: model names may contain slashes.
+        gateway.tenants.authenticate(request.headers.get("authorization"))
+        return model_object(str(name).removeprefix("/"))
+
+    return Litestar(
+        route_handlers=[chat, completions, models, model, *health_routes(health)],  # type: ignore[list-item]  # typed as objects there
+        openapi_config=None,
+        # Litestar would take over the process's root logger.
+        logging_config=None,
+        request_max_body_size=gateway.settings.limits.max_body_bytes,
+        exception_handlers={Exception: _on_error},
+    )
+
+
+def _exchange(gateway: Gateway, endpoint: Endpoint, request: AnyRequest) -> ASGIApp:
+    """An application of one request: reading, waiting and answering are one coroutine."""
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await Exchange(gateway, endpoint, request).run(send)
+
+    return app
+
+
+def _on_error(_request: AnyRequest, error: Exception) -> Response[bytes]:
+    """Errors outside of exchanges: no such path, wrong method, no such model, no key."""
+    info = error_info(error)
+    if info.code == INTERNAL_ERROR:
+        log.error("request.broken", exc_info=error)
+    return Response(
+        error_body(info),
+        status_code=info.status,
+        media_type=JSON,
+        headers=error_headers(info),
+    )

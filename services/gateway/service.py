@@ -1,0 +1,103 @@
+"""Composition root of the gateway."""
+
+import asyncio
+import secrets
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import structlog
+
+from services.gateway.intake import Intake, load_tokenizers
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.routes import build_app
+from services.gateway.settings import Settings
+from services.gateway.state import Gateway
+from services.gateway.tenants import Tenants
+from shared.broker import topology
+from shared.broker.protocol import Broker
+from shared.models.registry import ModelRegistry
+from shared.producer.producer import Producer
+from shared.runtime.cli import Ports
+from shared.runtime.health import Health, serve_http
+from shared.runtime.tasks import every, pause
+
+log = structlog.get_logger()
+
+DEFAULT_USER = "guest"
+READINESS_PERIOD_S = 0.5
+DRAIN_PERIOD_S = 0.1
+
+
+async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
+    """
+    Serve HTTP until *stop*, then let open requests finish within the drain timeout.
+
+    Raises:
+        SettingsError: Bad registry, or a model without tokenizer.
+        BrokerUnavailableError: No broker at start-up.
+        OSError: The port is taken.
+    """
+    settings = ports.settings
+    registry = ModelRegistry.load(Path(settings.registry))
+    tokenizers = await asyncio.to_thread(load_tokenizers, registry)
+    async with ports.open_broker("gateway") as broker:
+        await topology.declare(broker)
+        async with Producer(
+            broker,
+            name="gateway",
+            clock=ports.clock,
+            user_id=broker_user(settings.amqp_url),
+            give_up_after_s=settings.publish_timeout_s,
+            silence_s=settings.reply_silence_s,
+        ) as producer:
+            gateway = Gateway(
+                settings=settings,
+                registry=registry,
+                intake=Intake(
+                    settings=settings,
+                    registry=registry,
+                    tokenizers=tokenizers,
+                    clock=ports.clock,
+                    new_seed=lambda: secrets.randbits(31),
+                ),
+                tenants=Tenants(
+                    api_keys=settings.api_keys,
+                    default_tenant=settings.default_tenant,
+                    trust_fairness_header=settings.trust_fairness_header,
+                    max_outstanding=settings.max_outstanding_per_tenant,
+                ),
+                producer=producer,
+                metrics=GatewayMetrics(ports.health.metrics),
+                clock=ports.clock,
+                stop=stop,
+            )
+            app = build_app(gateway, ports.health)
+            async with serve_http(app, host=settings.host, port=settings.port):
+                log.info("service.started", host=settings.host, port=settings.port)
+                ports.health.started()
+                await _until_drained(gateway, broker, ports.health)
+    log.info("service.stopped")
+
+
+async def _until_drained(gateway: Gateway, broker: Broker, health: Health) -> None:
+    async def check() -> None:
+        health.set("broker", None if broker.connected else "not connected to the broker")
+
+    await every(READINESS_PERIOD_S, check, stop=gateway.stop)
+    health.set("drain", "shutting down")
+    log.info("service.draining", open=gateway.tenants.num_open)
+    never = asyncio.Event()
+    try:
+        async with asyncio.timeout(gateway.settings.drain_timeout_s):
+            while gateway.tenants.num_open:
+                await pause(never, DRAIN_PERIOD_S)
+    except TimeoutError:
+        log.warning("drain.timed_out", open=gateway.tenants.num_open)
+
+
+def broker_user(url: str) -> str:
+    """
+    The user that a connection to *url* logs in as; RabbitMQ checks that messages claim no other.
+    """
+    username = urlsplit(url).username
+    return DEFAULT_USER if username is None else unquote(username)

@@ -1,0 +1,94 @@
+"""Who asks, and how much they may have open."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+
+from services.gateway.headers import Hints
+from shared.contracts.base import TenantId
+from shared.contracts.errors import CapacityError, ContractError
+
+RETRY_AFTER_S = 1.0
+
+
+def _digest(key: str) -> bytes:
+    return sha256(key.encode()).digest()
+
+
+class Tenants:
+    """
+    Authenticates requests and bounds each tenant's open ones.
+
+    Args:
+        api_keys: Key -> tenant; empty lets everybody in.
+        default_tenant: Whose requests those without a credential are.
+        trust_fairness_header: Believe the fairness id over the credential.
+        max_outstanding: Open requests per tenant.
+    """
+
+    def __init__(
+        self,
+        *,
+        api_keys: Mapping[str, str],
+        default_tenant: str,
+        trust_fairness_header: bool,
+        max_outstanding: int,
+    ) -> None:
+        # Looked up by digest: the time that takes says nothing about a key.
+        self._tenants = {_digest(key): TenantId(tenant) for key, tenant in api_keys.items()}
+        self._default = TenantId(default_tenant)
+        self._trust_fairness_header = trust_fairness_header
+        self._max_outstanding = max_outstanding
+        self._open: Counter[TenantId] = Counter()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that hold a slot."""
+        return self._open.total()
+
+    def authenticate(self, authorization: str | None) -> TenantId:
+        """
+        The tenant whose key an `Authorization: Bearer` header carries.
+
+        Raises:
+            ContractError: With status 401.
+        """
+        if not self._tenants:
+            return self._default
+        scheme, _, key = (authorization or "").partition(" ")
+        tenant = self._tenants.get(_digest(key.strip()))
+        if scheme.lower() != "bearer" or tenant is None:
+            raise ContractError(
+                "give a valid API key: Authorization: Bearer <key>",
+                code="invalid_api_key",
+                status=401,
+            )
+        return tenant
+
+    def effective(self, tenant: TenantId, hints: Hints) -> TenantId:
+        """Whose request it is; a client's own word about that is dropped unless trusted."""
+        if self._trust_fairness_header and hints.fairness_id is not None:
+            return TenantId(hints.fairness_id)
+        return tenant
+
+    @contextlib.contextmanager
+    def slot(self, tenant: TenantId) -> Iterator[None]:
+        """
+        Hold one of the tenant's slots.
+
+        Raises:
+            CapacityError: All are taken.
+        """
+        if self._open[tenant] >= self._max_outstanding:
+            raise CapacityError(
+                f"tenant {tenant} has {self._open[tenant]} requests open, its limit",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._open[tenant] += 1
+        try:
+            yield
+        finally:
+            self._open[tenant] -= 1
+            if not self._open[tenant]:
+                del self._open[tenant]

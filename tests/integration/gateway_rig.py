@@ -1,0 +1,213 @@
+"""A gateway on a real port, and a stand-in for the rest of the mesh behind it."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from services.gateway.service import serve
+from services.gateway.settings import Settings
+from shared.broker import topology
+from shared.broker.protocol import (
+    BindingSpec,
+    Broker,
+    BrokerFactory,
+    Delivery,
+    OutMessage,
+    Settlement,
+)
+from shared.contracts.base import InstanceId, RequestId, RunId, encode
+from shared.contracts.control import Control, RequestCancel
+from shared.contracts.ingress import InferenceRequest
+from shared.contracts.qos import SloVerdict
+from shared.contracts.requests import (
+    ErrorInfo,
+    FinishReason,
+    ReplyMode,
+    RequestCompleted,
+    RequestFailed,
+    RunStarted,
+    Timings,
+    TokenChunk,
+    TokensEmitted,
+    Usage,
+)
+from shared.runtime.cli import Ports
+from shared.runtime.clock import SystemClock
+from shared.runtime.health import Health
+from tests.brokers import BrokerRig, RabbitRig, eventually
+
+INSTANCE = InstanceId("i1")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request as it reached the mesh."""
+
+    body: InferenceRequest
+    delivery: Delivery
+    mesh: "FakeMesh"
+
+    async def reply(self, message: msgspec.Struct) -> None:
+        assert self.delivery.reply_to is not None
+        await self.mesh.broker.publish(
+            topology.REPLIES, self.delivery.reply_to, OutMessage(body=encode(message))
+        )
+
+    async def start(self, run: str = "run1", *, hop: int = 0) -> None:
+        await self.reply(
+            RunStarted(
+                request_id=RequestId(self.body.id or ""),
+                run_id=RunId(run),
+                hop=hop,
+                instance_id=INSTANCE,
+                at=0.0,
+            )
+        )
+
+    async def tokens(self, offset: int, *pieces: str, run: str = "run1", first: int = 10) -> None:
+        chunk = TokenChunk(
+            request_id=RequestId(self.body.id or ""),
+            run_id=RunId(run),
+            offset=offset,
+            token_ids=tuple(range(first + offset, first + offset + len(pieces))),
+            text="".join(pieces),
+        )
+        await self.reply(TokensEmitted(instance_id=INSTANCE, chunks=(chunk,)))
+
+    async def complete(self, *pieces: str) -> None:
+        now = SystemClock().now()
+        prompt_tokens = self.body.prompt_tokens or 0
+        await self.reply(
+            RequestCompleted(
+                request_id=RequestId(self.body.id or ""),
+                run_id=RunId("run1"),
+                instance_id=INSTANCE,
+                model=self.body.model,
+                token_ids=tuple(range(10, 10 + len(pieces))),
+                text="".join(pieces),
+                finish_reason=FinishReason.STOP,
+                usage=Usage(
+                    prompt_tokens=prompt_tokens,
+                    completion_tokens=len(pieces),
+                    total_tokens=prompt_tokens + len(pieces),
+                    cached_tokens=1,
+                ),
+                timings=Timings(
+                    arrived_at=self.body.arrived_at or now,
+                    grouped_at=now,
+                    pulled_at=now,
+                    submitted_at=now,
+                    first_token_at=now,
+                    finished_at=now,
+                ),
+                verdict=SloVerdict(attained=True),
+                engine="fake",
+            )
+        )
+
+    async def fail(self, *, status: int, code: str, run: str | None = None) -> None:
+        await self.reply(
+            RequestFailed(
+                request_id=RequestId(self.body.id or ""),
+                run_id=None if run is None else RunId(run),
+                error=ErrorInfo(message="no", code=code, status=status, retry_after_s=3.0),
+                at=0.0,
+            )
+        )
+
+
+async def answer(request: Request) -> None:
+    """What a healthy mesh does: streams if asked to, and completes."""
+    pieces = ("Hel", "lo ", "wor", "ld")
+    if request.body.reply is ReplyMode.STREAM:
+        await request.start()
+        for offset, piece in enumerate(pieces):
+            await request.tokens(offset, piece)
+    await request.complete(*pieces)
+
+
+@dataclass
+class FakeMesh:
+    """Takes requests from both global queues and lets a script answer them."""
+
+    broker: Broker
+    script: Callable[[Request], Awaitable[None]] = answer
+    requests: list[Request] = field(default_factory=list)
+    controls: list[Control] = field(default_factory=list)
+
+    async def start(self) -> None:
+        await topology.declare(self.broker)
+        await self.broker.declare_queue(topology.private_queue("fake-mesh-control"))
+        for key in topology.control_keys(INSTANCE):
+            await self.broker.bind(
+                BindingSpec(exchange=topology.CONTROL, queue="fake-mesh-control", routing_key=key)
+            )
+        await self.broker.consume("fake-mesh-control", self._on_control, prefetch=10)
+        for queue in (topology.GLOBAL_INTERACTIVE, topology.GLOBAL_REST):
+            await self.broker.consume(queue, self._on_request, prefetch=100)
+
+    @property
+    def cancelled(self) -> list[str]:
+        return [it.request_id for it in self.controls if isinstance(it, RequestCancel)]
+
+    async def _on_request(self, delivery: Delivery) -> None:
+        body = msgspec.json.decode(delivery.body, type=InferenceRequest)
+        request = Request(body, delivery, self)
+        self.requests.append(request)
+        await delivery.settle(Settlement.ACK)
+        await self.script(request)
+
+    async def _on_control(self, delivery: Delivery) -> None:
+        self.controls.append(msgspec.json.decode(delivery.body, type=Control))
+        await delivery.settle(Settlement.ACK)
+
+
+@dataclass(frozen=True)
+class GatewayRig:
+    """A running gateway."""
+
+    url: str
+    mesh: FakeMesh
+    health: Health
+    stop: asyncio.Event
+    serving: "asyncio.Task[None]"
+
+    def sample(self, name: str, **labels: str) -> float | None:
+        return self.health.metrics.get_sample_value(name, labels)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(
+    brokers: BrokerRig, registry: Path, **fields: object
+) -> AsyncIterator[GatewayRig]:
+    url = brokers.url if isinstance(brokers, RabbitRig) else "memory://"
+    settings = msgspec.convert(
+        {"registry": str(registry), "port": free_port(), "amqp_url": url, "drain_timeout_s": 5.0}
+        | fields,
+        Settings,
+    )
+    mesh = FakeMesh(await brokers.connect("fake mesh"))
+    await mesh.start()
+    open_broker: BrokerFactory = brokers.open
+    health = Health(service="gateway")
+    ports = Ports(settings=settings, open_broker=open_broker, clock=SystemClock(), health=health)
+    stop = asyncio.Event()
+    serving = asyncio.create_task(serve(ports, stop), name="gateway")
+    await eventually(lambda: health.ready or serving.done())
+    try:
+        yield GatewayRig(f"http://127.0.0.1:{settings.port}", mesh, health, stop, serving)
+    finally:
+        stop.set()
+        await serving

@@ -1,0 +1,199 @@
+"""The gateway with the stock OpenAI client in front and a stand-in mesh behind."""
+
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from shared.contracts.ingress import InferenceRequest
+from shared.contracts.qos import Slo
+from shared.contracts.requests import ReplyMode
+from shared.models.tiny import make_tiny_models
+from tests.brokers import BrokerRig
+from tests.integration.gateway_rig import GatewayRig, Request, running_gateway
+
+MODEL = "tiny-llama"
+MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [
+    {"role": "user", "content": "hello"}
+]
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_models(tmp_path_factory.mktemp("models"), weights=False)
+
+
+def client_of(rig: GatewayRig, key: str = "none") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key=key, max_retries=0)
+
+
+async def test_chat_answers_whole(broker_rig: BrokerRig, registry: Path):
+    async with running_gateway(broker_rig, registry) as rig, client_of(rig) as client:
+        answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=9)
+        (request,) = rig.mesh.requests
+
+    assert answer.choices[0].message.content == "Hello world"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.id == f"chatcmpl-{request.body.id}"
+    assert answer.model == MODEL
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 4
+    assert answer.usage.total_tokens == (request.body.prompt_tokens or 0) + 4
+    assert answer.model_extra is not None
+    assert answer.model_extra["headway"]["slo_attained"] is True
+    assert answer.model_extra["headway"]["instance"] == "i1"
+
+
+async def test_request_reaches_the_mesh_as_the_contract_says(broker_rig: BrokerRig, registry: Path):
+    async with running_gateway(broker_rig, registry) as rig, client_of(rig) as client:
+        await client.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,
+            seed=7,
+            extra_headers={"x-slo-ttft-ms": "500", "traceparent": "00-a-b-01"},
+            extra_body={"application": "chatbot", "priority": -2},
+        )
+        (request,) = rig.mesh.requests
+
+    body = request.body
+    assert body.id is not None
+    assert isinstance(body.prompt, tuple)
+    assert body == InferenceRequest(
+        model=MODEL,
+        prompt=body.prompt,
+        prompt_tokens=len(body.prompt),
+        seed=7,
+        id=body.id,
+        slo=Slo(ttft_s=0.5),
+        tenant="default",
+        application="chatbot",
+        importance=body.importance,
+        priority=2,
+        reply=ReplyMode.FINAL,
+        arrived_at=body.arrived_at,
+    )
+    assert request.delivery.queue == "headway.global.interactive"
+    assert request.delivery.message_id == body.id
+    assert request.delivery.user_id is not None
+    assert request.delivery.headers["traceparent"] == "00-a-b-01"
+
+
+async def test_chat_streams(broker_rig: BrokerRig, registry: Path):
+    async with running_gateway(broker_rig, registry) as rig, client_of(rig) as client:
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        ttft = rig.sample("headway_gateway_request_ttft_seconds_count", tier="interactive")
+
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(choice.delta.content or "" for choice in choices) == "Hello world"
+    assert choices[0].delta.role == "assistant"
+    assert [choice.finish_reason for choice in choices][-1] == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 4
+    assert ttft == 1
+
+
+async def test_completions_answer_and_stream(broker_rig: BrokerRig, registry: Path):
+    async with running_gateway(broker_rig, registry) as rig, client_of(rig) as client:
+        whole = await client.completions.create(model=MODEL, prompt="hello", max_tokens=5)
+        stream = await client.completions.create(model=MODEL, prompt=[5, 6, 7], stream=True)
+        chunks = [chunk async for chunk in stream]
+
+    assert whole.choices[0].text == "Hello world"
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "Hello world"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert rig.mesh.requests[1].body.prompt == (5, 6, 7)
+
+
+async def test_models_are_listed_and_shown(broker_rig: BrokerRig, registry: Path):
+    async with running_gateway(broker_rig, registry) as rig, client_of(rig) as client:
+        names = [model.id async for model in client.models.list()]
+        one = await client.models.retrieve(MODEL)
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("nope/nope")
+
+    assert MODEL in names
+    assert one.id == MODEL
+
+
+async def test_refusals_are_the_clients_typed_errors(broker_rig: BrokerRig, registry: Path):
+    async with running_gateway(broker_rig, registry) as rig, client_of(rig) as client:
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.chat.completions.create(model="gpt-9", messages=MESSAGES)
+        with pytest.raises(openai.BadRequestError) as bad:
+            await client.chat.completions.create(model=MODEL, messages=MESSAGES, n=2)
+        with pytest.raises(openai.BadRequestError) as long:
+            await client.completions.create(model=MODEL, prompt="x", max_tokens=10**6)
+
+    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+    assert (bad.value.code, bad.value.param) == ("unsupported_parameter", "n")
+    assert long.value.code == "context_length_exceeded"
+    assert rig.mesh.requests == []
+    assert rig.sample("headway_gateway_requests_total", endpoint="chat", outcome="refused") == 2
+
+
+async def test_keys_are_asked_for_and_tell_the_tenant(broker_rig: BrokerRig, registry: Path):
+    async with running_gateway(broker_rig, registry, api_keys={"k1": "acme"}) as rig:
+        async with client_of(rig, "wrong") as client:
+            with pytest.raises(openai.AuthenticationError):
+                await client.models.list()
+            with pytest.raises(openai.AuthenticationError):
+                await client.chat.completions.create(model=MODEL, messages=MESSAGES)
+        async with client_of(rig, "k1") as client:
+            await client.chat.completions.create(
+                model=MODEL,
+                messages=MESSAGES,
+                extra_headers={"x-llm-d-inference-fairness-id": "someone-else"},
+            )
+
+    assert [request.body.tenant for request in rig.mesh.requests] == ["acme"]
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (429, openai.RateLimitError),
+        (503, openai.InternalServerError),
+        (504, openai.InternalServerError),
+        (404, openai.NotFoundError),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_failure_in_the_mesh_keeps_its_status(
+    broker_rig: BrokerRig, registry: Path, status: int, error: type[Exception], *, stream: bool
+):
+    async def refuse(request: Request) -> None:
+        await request.fail(status=status, code="because")
+
+    async with running_gateway(broker_rig, registry) as rig, client_of(rig) as client:
+        rig.mesh.script = refuse
+        with pytest.raises(error) as caught:
+            await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=stream)
+
+    assert isinstance(caught.value, openai.APIStatusError)
+    assert (caught.value.status_code, caught.value.code) == (status, "because")
+    assert caught.value.response.headers["retry-after"] == "3"
+
+
+async def test_failure_after_the_first_token_is_an_event_and_nothing_follows(
+    broker_rig: BrokerRig, registry: Path
+):
+    async def break_off(request: Request) -> None:
+        await request.start()
+        await request.tokens(0, "He")
+        await request.fail(status=500, code="engine_lost", run="run1")
+
+    async with running_gateway(broker_rig, registry) as rig, httpx.AsyncClient() as http:
+        rig.mesh.script = break_off
+        response = await http.post(
+            f"{rig.url}/v1/completions", json={"model": MODEL, "prompt": "x", "stream": True}
+        )
+
+    events = response.text.split("\n\n")
+    assert response.status_code == 200
+    assert '"text":"He"' in events[0]
+    assert '"code":"engine_lost"' in events[1]
+    assert events[2:] == [""]

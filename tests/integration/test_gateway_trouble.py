@@ -1,0 +1,246 @@
+"""The gateway when clients leave, runs disagree, the broker goes, or it has to stop itself."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shared.contracts.control import RunStop, StopReason
+from shared.models.tiny import make_tiny_models
+from tests.brokers import BrokerRig, MemoryRig, eventually
+from tests.integration.gateway_rig import GatewayRig, Request, running_gateway
+
+BODY = {"model": "tiny-llama", "prompt": "hello"}
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_models(tmp_path_factory.mktemp("models"), weights=False)
+
+
+async def hang(request: Request) -> None:
+    """A mesh that starts and never gets on."""
+    await request.start()
+    await request.tokens(0, "He")
+
+
+def completions(rig: GatewayRig) -> str:
+    return f"{rig.url}/v1/completions"
+
+
+async def test_client_that_leaves_a_stream_has_its_request_cancelled(
+    broker_rig: BrokerRig, registry: Path
+):
+    async with running_gateway(broker_rig, registry) as rig:
+        rig.mesh.script = hang
+        async with (
+            httpx.AsyncClient() as http,
+            http.stream("POST", completions(rig), json=BODY | {"stream": True}) as response,
+        ):
+            lines = response.aiter_lines()
+            first = await anext(lines)
+
+        await eventually(lambda: bool(rig.mesh.cancelled))
+        await rig.mesh.requests[0].start("run2")
+        await eventually(lambda: len(rig.mesh.controls) > 1)
+
+    assert '"text":"He"' in first
+    assert rig.mesh.cancelled == [rig.mesh.requests[0].body.id]
+    stop = rig.mesh.controls[1]
+    assert isinstance(stop, RunStop)
+    assert (stop.run_id, stop.reason) == ("run2", StopReason.CANCELLED)
+    assert (
+        rig.sample("headway_gateway_requests_total", endpoint="completions", outcome="cancelled")
+        == 1
+    )
+    assert rig.sample("headway_gateway_streams_open") == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_leaves_before_the_first_token_has_its_request_cancelled(
+    broker_rig: BrokerRig, registry: Path, *, stream: bool
+):
+    async def ignore(_request: Request) -> None: ...
+
+    async with running_gateway(broker_rig, registry) as rig:
+        rig.mesh.script = ignore
+        async with httpx.AsyncClient() as http:
+            asking = asyncio.create_task(
+                http.post(completions(rig), json=BODY | {"stream": stream}), name="client"
+            )
+            await eventually(lambda: bool(rig.mesh.requests))
+            asking.cancel()
+            await asyncio.wait({asking})
+        await eventually(lambda: bool(rig.mesh.cancelled))
+
+    assert rig.mesh.cancelled == [rig.mesh.requests[0].body.id]
+
+
+async def test_first_token_is_flushed_while_the_rest_is_on_its_way(
+    broker_rig: BrokerRig, registry: Path
+):
+    finish = asyncio.Event()
+
+    async def two_parts(request: Request) -> None:
+        await hang(request)
+        await finish.wait()
+        await request.complete("He", "y")
+
+    async with (
+        running_gateway(broker_rig, registry) as rig,
+        httpx.AsyncClient() as http,
+    ):
+        rig.mesh.script = two_parts
+        async with http.stream("POST", completions(rig), json=BODY | {"stream": True}) as response:
+            lines = response.aiter_lines()
+            first = await anext(lines)
+            finish.set()
+            rest = [line async for line in lines if line]
+
+    assert '"text":"He"' in first
+    assert '"text":"y"' in rest[0]
+    assert rest[-1] == "data: [DONE]"
+    assert response.headers["x-headway-request-id"] == rig.mesh.requests[0].body.id
+
+
+async def test_replay_that_disagrees_ends_the_stream_with_a_typed_error(
+    broker_rig: BrokerRig, registry: Path
+):
+    async def disagree(request: Request) -> None:
+        await request.start()
+        await request.tokens(0, "He", "llo")
+        await request.start("run2")
+        await request.tokens(0, "Good", "bye", run="run2", first=50)
+
+    async with running_gateway(broker_rig, registry) as rig, httpx.AsyncClient() as http:
+        rig.mesh.script = disagree
+        response = await http.post(completions(rig), json=BODY | {"stream": True})
+        await eventually(lambda: bool(rig.mesh.cancelled))
+
+    last = response.text.strip().split("\n\n")[-1]
+    assert '"code":"run_diverged"' in last
+    assert "[DONE]" not in response.text
+    assert (
+        rig.sample("headway_gateway_requests_total", endpoint="completions", outcome="diverged")
+        == 1
+    )
+
+
+async def test_tenant_at_its_limit_is_told_when_to_come_back(broker_rig: BrokerRig, registry: Path):
+    async def ignore(_request: Request) -> None: ...
+
+    async with (
+        running_gateway(broker_rig, registry, max_outstanding_per_tenant=1) as rig,
+        httpx.AsyncClient() as http,
+    ):
+        rig.mesh.script = ignore
+        asking = asyncio.create_task(http.post(completions(rig), json=BODY), name="client")
+        await eventually(lambda: bool(rig.mesh.requests))
+        refused = await http.post(completions(rig), json=BODY)
+        await rig.mesh.requests[0].complete("ok")
+        first = await asking
+
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert first.status_code == 200
+
+
+async def test_patience_of_the_client_is_kept(broker_rig: BrokerRig, registry: Path):
+    async with running_gateway(broker_rig, registry) as rig, httpx.AsyncClient() as http:
+        rig.mesh.script = hang
+        headers = {"X-Request-Timeout-Seconds": "0.05"}
+        whole = await http.post(completions(rig), json=BODY, headers=headers)
+        await eventually(lambda: len(rig.mesh.cancelled) == 1)
+
+    assert (whole.status_code, whole.json()["error"]["type"]) == (504, "timeout_error")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status"),
+    [
+        ("POST", "/v1/completions", b"{", 400),
+        ("POST", "/v1/completions", b"x" * 2000, 413),
+        ("GET", "/v1/completions", None, 405),
+        ("POST", "/v1/nothing", b"{}", 404),
+        ("GET", "/v1/models/none", None, 404),
+    ],
+)
+async def test_every_error_has_openais_body(
+    broker_rig: BrokerRig,
+    registry: Path,
+    *,
+    method: str,
+    path: str,
+    content: bytes | None,
+    status: int,
+):
+    async with (
+        running_gateway(broker_rig, registry, limits={"max_body_bytes": 1000}) as rig,
+        httpx.AsyncClient() as http,
+    ):
+        response = await http.request(
+            method, rig.url + path, content=content, headers={"x-request-id": "mine"}
+        )
+
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_client_request_id_is_echoed(broker_rig: BrokerRig, registry: Path):
+    async with running_gateway(broker_rig, registry) as rig, httpx.AsyncClient() as http:
+        response = await http.post(completions(rig), json=BODY, headers={"x-request-id": "mine"})
+
+    assert response.headers["x-request-id"] == "mine"
+
+
+async def test_without_a_broker_it_is_not_ready_and_answers_503(registry: Path):
+    brokers = MemoryRig()
+    async with (
+        running_gateway(brokers, registry, publish_timeout_s=0.1) as rig,
+        httpx.AsyncClient() as http,
+    ):
+        brokers.hub.stop()
+        response = await http.post(completions(rig), json=BODY)
+        await eventually(lambda: not rig.health.ready)
+        ready = await http.get(f"{rig.url}/ready")
+        brokers.hub.start()
+        await eventually(lambda: rig.health.ready)
+        again = await http.post(completions(rig), json=BODY)
+    await brokers.close()
+
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "5"
+    assert response.json()["error"]["code"] == "mesh_unavailable"
+    assert ready.status_code == 503
+    assert again.status_code == 200
+
+
+async def test_stop_lets_open_requests_finish_and_refuses_new_ones(
+    broker_rig: BrokerRig, registry: Path
+):
+    async def ignore(_request: Request) -> None: ...
+
+    async with running_gateway(broker_rig, registry) as rig, httpx.AsyncClient() as http:
+        rig.mesh.script = ignore
+        asking = asyncio.create_task(http.post(completions(rig), json=BODY), name="client")
+        await eventually(lambda: bool(rig.mesh.requests))
+        rig.stop.set()
+        refused = await http.post(completions(rig), json=BODY)
+        ready = await http.get(f"{rig.url}/ready")
+        await rig.mesh.requests[0].complete("ok")
+        open_one = await asking
+
+    assert refused.status_code == 503
+    assert ready.status_code == 503
+    assert open_one.status_code == 200
+
+
+async def test_metrics_and_health_are_on_the_same_port(broker_rig: BrokerRig, registry: Path):
+    async with running_gateway(broker_rig, registry) as rig, httpx.AsyncClient() as http:
+        metrics = await http.get(f"{rig.url}/metrics")
+        health = await http.get(f"{rig.url}/health")
+        ready = await http.get(f"{rig.url}/ready")
+
+    assert 'headway_gateway_requests_total{endpoint="chat",outcome="completed"} 0.0' in metrics.text
+    assert (health.status_code, ready.status_code) == (200, 200)

@@ -1,0 +1,113 @@
+"""The command line of the gateway."""
+
+import argparse
+import asyncio
+
+import msgspec
+import pytest
+
+from services.gateway.cli import main
+from services.gateway.service import broker_user
+from services.gateway.tail import add_tail_arguments, follow, line, print_until
+from shared.broker import topology
+from shared.broker.memory import MemoryBroker
+from shared.broker.memory_hub import MemoryHub
+from shared.broker.protocol import OutMessage
+from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId, encode
+from shared.contracts.qos import QosClass
+from shared.contracts.telemetry import RequestObserved
+
+OBSERVED = RequestObserved(
+    request_id=RequestId("r1"),
+    instance_id=InstanceId("i1"),
+    model=ModelName("m"),
+    engine="simulated",
+    device="cpu",
+    application="default",
+    tenant=TenantId("acme"),
+    qos_class=QosClass.INTERACTIVE,
+    prompt_tokens=10,
+    output_tokens=5,
+    arrived_at=1000.0,
+    pulled_at=1000.1,
+    submitted_at=1000.25,
+    first_token_at=1000.5,
+    finished_at=1001.0,
+    attained=True,
+)
+
+
+def arguments(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true")
+    add_tail_arguments(parser)
+    return parser.parse_args(argv)
+
+
+async def test_tail_sees_every_request_that_completes_and_nothing_else():
+    hub = MemoryHub()
+    observed: asyncio.Queue[RequestObserved] = asyncio.Queue()
+    async with MemoryBroker(hub) as far, MemoryBroker(hub) as near:
+        await follow(near, observed)
+        for body in (b'{"kind":"newer.v9"}', encode(OBSERVED)):
+            await far.publish(
+                topology.TELEMETRY, topology.OBSERVED_REQUEST_KEY, OutMessage(body=body)
+            )
+
+        assert await observed.get() == OBSERVED
+        assert observed.empty()
+
+
+async def test_tail_prints_json_lines_up_to_its_limit(capsys: pytest.CaptureFixture[str]):
+    observed: asyncio.Queue[RequestObserved] = asyncio.Queue()
+    for _ in range(3):
+        observed.put_nowait(OBSERVED)
+
+    await print_until(asyncio.Event(), observed, arguments("--json", "--limit", "2"))
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [msgspec.json.decode(text, type=RequestObserved) for text in lines] == [OBSERVED] * 2
+
+
+async def test_tail_ends_when_told_to(capsys: pytest.CaptureFixture[str]):
+    stop = asyncio.Event()
+    stop.set()
+
+    await print_until(stop, asyncio.Queue(), arguments())
+
+    assert capsys.readouterr().out == ""
+
+
+def test_line_says_what_matters():
+    assert line(OBSERVED) == (
+        "00:16:41 met  interactive m on i1 for acme: 10 in, 5 out, "
+        "queued 0.250 s, first token 0.500 s, whole 1.000 s"
+    )
+
+
+def test_check_config_masks_api_keys(capsys: pytest.CaptureFixture[str]):
+    code = main(["check-config", "--json", "--set", 'api_keys={"secret":"acme"}'])
+
+    shown = msgspec.json.decode(capsys.readouterr().out)
+    assert code == 0
+    assert shown["api_keys"] == "***"
+    assert shown["port"] == 8000
+
+
+@pytest.mark.parametrize(
+    "setting", ["port=0", "port=eighty", "publish_timeout_s=0", "tiers={}x", "nonsense=1"]
+)
+def test_bad_settings_are_a_usage_error(setting: str):
+    assert main(["check-config", "--set", setting]) == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "user"),
+    [
+        ("amqp://us%40er:pw@host/", "us@er"),
+        ("amqp://host:5672/", "guest"),
+        ("memory://", "guest"),
+    ],
+)
+def test_broker_user_is_the_one_in_the_url(url: str, user: str):
+    assert broker_user(url) == user

@@ -1,0 +1,127 @@
+"""Headers: names, aliases, units and polarity."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.headers import (
+    APPLICATION,
+    DEADLINE,
+    FAIRNESS_ID,
+    IMPORTANCE,
+    OBJECTIVE,
+    PRIORITY,
+    PRIORITY_LOWER_FIRST,
+    REQUEST_ID,
+    TBT,
+    TIMEOUT,
+    TRACEPARENT,
+    TTFT,
+    TTLT,
+    Hints,
+    parse_hints,
+)
+from shared.contracts.errors import ContractError
+from shared.contracts.qos import Importance
+
+
+def test_no_headers_ask_for_nothing():
+    assert parse_hints({}) == Hints()
+
+
+@pytest.mark.parametrize(("names", "field"), [(TTFT, "ttft_s"), (TBT, "tbt_s"), (TTLT, "ttlt_s")])
+def test_targets_are_milliseconds_under_every_alias(names: tuple[str, ...], field: str):
+    assert [getattr(parse_hints({name: "250"}), field) for name in names] == [0.25] * len(names)
+
+
+def test_first_alias_wins():
+    assert parse_hints({TTFT[1]: "1000", TTFT[0]: "500"}).ttft_s == 0.5
+
+
+def test_deadline_is_unix_milliseconds():
+    assert parse_hints({DEADLINE: "1700000000500"}).deadline_at == 1_700_000_000.5
+
+
+def test_deadline_in_seconds_is_taken_for_the_mistake_that_it_is():
+    with pytest.raises(ContractError) as caught:
+        parse_hints({DEADLINE: "1700000000"})
+
+    assert caught.value.param == DEADLINE
+
+
+@pytest.mark.parametrize(
+    ("headers", "priority"),
+    [
+        ({PRIORITY: "5"}, 5),
+        ({PRIORITY: "-5"}, -5),
+        ({PRIORITY_LOWER_FIRST: "5"}, -5),
+        ({PRIORITY_LOWER_FIRST: "-5"}, 5),
+        ({PRIORITY: "1", PRIORITY_LOWER_FIRST: "7"}, 1),
+    ],
+)
+def test_priority_is_higher_first_inside(headers: dict[str, str], priority: int):
+    assert parse_hints(headers).priority == priority
+
+
+def test_the_rest_is_taken_as_it_is():
+    headers = {
+        OBJECTIVE[1]: "batch",
+        FAIRNESS_ID[1]: "acme",
+        IMPORTANCE: "Low",
+        APPLICATION: "summaries",
+        TIMEOUT: "2.5",
+        REQUEST_ID: "abc",
+        TRACEPARENT: "00-1-2-01",
+    }
+
+    assert parse_hints(headers) == Hints(
+        tier="batch",
+        fairness_id="acme",
+        importance=Importance.LOW,
+        application="summaries",
+        timeout_s=2.5,
+        client_request_id="abc",
+        traceparent="00-1-2-01",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (TTFT[0], "soon"),
+        (TTFT[0], "0"),
+        (TTFT[0], "-1"),
+        (TTFT[0], "nan"),
+        (TTFT[0], "1e300"),
+        (TBT[1], ""),
+        (TTLT[0], "inf"),
+        (PRIORITY, "1.5"),
+        (PRIORITY_LOWER_FIRST, "high"),
+        (IMPORTANCE, "medium"),
+        (APPLICATION, "x" * 129),
+        (TIMEOUT, "0"),
+    ],
+)
+def test_bad_value_is_refused_by_the_name_of_its_header(name: str, value: str):
+    with pytest.raises(ContractError) as caught:
+        parse_hints({name: value})
+
+    assert (caught.value.status, caught.value.param) == (400, name)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*TTFT, *TTLT, DEADLINE, PRIORITY, TIMEOUT, IMPORTANCE, *OBJECTIVE]),
+        st.text(max_size=12) | st.floats().map(str) | st.integers().map(str),
+    )
+)
+def test_any_headers_are_parsed_or_refused(headers: dict[str, str]):
+    assert _status(headers) in (200, 400)
+
+
+def _status(headers: dict[str, str]) -> int:
+    try:
+        parse_hints(headers)
+    except ContractError as error:
+        return error.status
+    return 200

@@ -1,0 +1,222 @@
+"""What is accepted, as what, and what is refused, how."""
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.gateway.headers import IMPORTANCE, PRIORITY, PRIORITY_LOWER_FIRST
+from shared.contracts.errors import ContractError
+from shared.contracts.ingress import InferenceRequest
+from shared.contracts.qos import Importance, Slo
+from tests.unit.gateway.rig import CHAT, COMPLETION, MODEL, NOW, SEED, IntakeRig
+
+
+def test_accepted_request_is_stamped_and_tokenized(intake_rig: IntakeRig):
+    accepted = intake_rig.completion(max_tokens=7, temperature=0, slo={"ttft_s": 1.5})
+    tokenizer = next(iter(intake_rig.tokenizers.values()))
+    tokens = tokenizer.encode("hello there")
+
+    assert accepted.ingress == InferenceRequest(
+        model=MODEL,
+        prompt=tokens,
+        prompt_tokens=len(tokens),
+        max_tokens=7,
+        temperature=0,
+        id="req-1",
+        tenant="acme",
+        arrived_at=NOW,
+        slo=Slo(ttft_s=1.5),
+        importance=Importance.HIGH,
+    )
+    assert not accepted.stream
+
+
+def test_chat_is_tokenized_through_the_template(intake_rig: IntakeRig):
+    accepted = intake_rig.chat(stream=True, stream_options={"include_usage": True})
+
+    prompt = accepted.ingress.prompt
+    assert isinstance(prompt, tuple)
+    assert accepted.ingress.prompt_tokens == len(prompt)
+    assert accepted.ingress.messages is None
+    assert (accepted.stream, accepted.include_usage) == (True, True)
+
+
+def test_published_form_survives_its_own_schema(intake_rig: IntakeRig):
+    ingress = intake_rig.chat(stop=["x"], seed=3, service_tier="flex").ingress
+
+    decoded = msgspec.json.decode(msgspec.json.encode(ingress), type=InferenceRequest)
+
+    assert decoded == ingress
+
+
+@pytest.mark.parametrize(
+    ("fields", "seed"),
+    [({}, SEED), ({"temperature": 0.5}, SEED), ({"temperature": 0}, None), ({"seed": 5}, 5)],
+)
+def test_random_request_without_a_seed_gets_one(
+    intake_rig: IntakeRig, fields: dict[str, object], seed: int | None
+):
+    assert intake_rig.completion(**fields).ingress.seed == seed
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "priority"),
+    [
+        ({}, None, 0),
+        ({}, 3, -3),
+        ({}, -3, 3),
+        ({PRIORITY_LOWER_FIRST: "4"}, 3, -4),
+        ({PRIORITY: "4"}, 3, 4),
+    ],
+)
+def test_body_priority_is_lower_first_and_headers_beat_it(
+    intake_rig: IntakeRig, headers: dict[str, str], body: int | None, priority: int
+):
+    assert intake_rig.completion(headers, priority=body).ingress.priority == priority
+
+
+def test_importance_comes_from_header_body_or_service_tier(intake_rig: IntakeRig):
+    given = [
+        intake_rig.completion({IMPORTANCE: "low"}, importance="high"),
+        intake_rig.completion(importance="low", service_tier="priority"),
+        intake_rig.completion(service_tier="flex"),
+        intake_rig.completion(),
+    ]
+
+    assert [accepted.ingress.importance for accepted in given] == [
+        Importance.LOW,
+        Importance.LOW,
+        Importance.LOW,
+        Importance.HIGH,
+    ]
+
+
+@pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6, 7]]])
+def test_token_ids_pass_as_they_are(intake_rig: IntakeRig, prompt: object):
+    assert intake_rig.completion(prompt=prompt).ingress.prompt == (5, 6, 7)
+
+
+def test_list_of_one_text_is_that_text(intake_rig: IntakeRig):
+    expected = intake_rig.completion().ingress
+
+    assert intake_rig.completion(prompt=[COMPLETION["prompt"]]).ingress == expected
+
+
+def test_nulls_mean_not_given(intake_rig: IntakeRig):
+    nulls = dict.fromkeys(
+        ("max_tokens", "temperature", "n", "stop", "tools", "slo", "logprobs", "seed", "stream")
+    )
+
+    assert intake_rig.completion(**nulls).ingress == intake_rig.completion().ingress
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code", "param"),
+    [
+        ({"model": "gpt-9"}, 404, "model_not_found", "model"),
+        ({"prompt": ""}, 400, "invalid_request", "prompt"),
+        ({"prompt": []}, 400, "invalid_request", "prompt"),
+        ({"prompt": ["a", "b"]}, 400, "unsupported_parameter", "prompt"),
+        ({"prompt": [1, "b"]}, 400, "unsupported_parameter", "prompt"),
+        ({"prompt": [10**6]}, 400, "invalid_request", "prompt"),
+        ({"prompt": 5}, 400, "invalid_request", "prompt"),
+        ({"prompt": "word " * 20_000}, 400, "context_length_exceeded", "prompt"),
+        ({"max_tokens": 10**6}, 400, "context_length_exceeded", "max_tokens"),
+        ({"max_tokens": 0}, 400, "invalid_request", "max_tokens"),
+        ({"temperature": 3}, 400, "invalid_request", "temperature"),
+        ({"min_tokens": 9, "max_tokens": 3}, 400, "invalid_request", "min_tokens"),
+        ({"n": 2}, 400, "unsupported_parameter", "n"),
+        ({"best_of": 2}, 400, "unsupported_parameter", "best_of"),
+        ({"logprobs": 5}, 400, "unsupported_parameter", "logprobs"),
+        ({"echo": True}, 400, "unsupported_parameter", "echo"),
+        ({"tools": [{}]}, 400, "unsupported_parameter", "tools"),
+        (
+            {"response_format": {"type": "json_object"}},
+            400,
+            "unsupported_parameter",
+            "response_format",
+        ),
+        ({"slo": {"ttft_s": -1}}, 400, "invalid_request", "slo.ttft_s"),
+        ({"slo": {"ttft_s": 1e-9}}, 400, "slo_impossible", "slo.ttft_s"),
+        ({"slo": {"tbt_s": 1}}, 400, "invalid_request", "slo.ttft_s"),
+        ({"deadline": NOW - 1}, 504, "deadline_expired", "deadline"),
+        ({"slo": {"deadline_at": NOW}}, 504, "deadline_expired", "deadline"),
+        ({"service_tier": "gold"}, 400, "invalid_request", "service_tier"),
+        ({"priority": 5000}, 400, "invalid_request", "priority"),
+        ({"stream_options": {"include_usage": True}}, 400, "invalid_request", "stream_options"),
+    ],
+)
+def test_refusal_names_what_is_wrong(
+    intake_rig: IntakeRig,
+    fields: dict[str, object],
+    status: int,
+    code: str,
+    param: str,
+):
+    with pytest.raises(ContractError) as caught:
+        intake_rig.completion(**fields)
+
+    error = caught.value
+    assert (error.status, error.code, error.param) == (status, code, param)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"[]", b"nul", b'{"model":"\\ud800"}'])
+def test_what_is_no_request_at_all_is_a_bad_request(intake_rig: IntakeRig, raw: bytes):
+    with pytest.raises(ContractError) as caught:
+        intake_rig.raw(raw)
+
+    assert caught.value.status == 400
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+FIELDS = sorted(
+    {*CHAT, *COMPLETION, "role", "content", "max_tokens", "slo", "stop", "seed", "priority"}
+    | {"temperature", "stream", "stream_options", "n", "deadline", "response_format", "top_k"}
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=6), st.booleans())
+def test_no_body_breaks_the_intake(
+    intake_rig: IntakeRig,
+    fields: dict[str, object],
+    chat: bool,  # noqa: FBT001  a drawn value
+):
+    raw = msgspec.json.encode((CHAT if chat else COMPLETION) | fields)
+
+    assert _status(intake_rig, raw, chat=chat) in (200, 400, 404, 504)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"role": st.sampled_from(["user", "assistant", "system", "tool", "x"])},
+            optional={"content": VALUES},
+        ),
+        max_size=3,
+    )
+)
+def test_no_conversation_breaks_the_intake(intake_rig: IntakeRig, messages: list[object]):
+    raw = msgspec.json.encode(CHAT | {"messages": messages})
+
+    assert _status(intake_rig, raw, chat=True) in (200, 400)
+
+
+def _status(rig: IntakeRig, raw: bytes, *, chat: bool) -> int:
+    """What is accepted must survive the grouper's reading of it, too."""
+    try:
+        ingress = rig.raw(raw, chat=chat).ingress
+    except ContractError as error:
+        return error.status
+    decoded = msgspec.json.decode(msgspec.json.encode(ingress), type=InferenceRequest)
+    return 200 if decoded == ingress and ingress.prompt_tokens else 500
