@@ -1,0 +1,132 @@
+"""Publishing, with and without confirms."""
+
+import asyncio
+
+from aiormq import spec
+from aiormq.channel import Channel
+from aiormq.exceptions import (
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+    DeliveryError,
+    PublishError,
+)
+
+from shared.broker.amqp_connection import AmqpConnection
+from shared.broker.amqp_errors import amqp_errors
+from shared.broker.protocol import OutMessage, PublishOutcome
+from shared.contracts.errors import BrokerConflictError, QueueNotFoundError
+
+_TRANSIENT, _PERSISTENT = 1, 2
+
+
+class AmqpPublisher:
+    """
+    One channel with confirms, one without.
+
+    Args:
+        connection: The publishing one: the broker may block it without harm to deliveries.
+        timeout_s: Longest wait for a confirm.
+    """
+
+    def __init__(self, connection: AmqpConnection, *, timeout_s: float) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._opening = asyncio.Lock()
+        self._confirmed: Channel | None = None
+        self._unconfirmed: Channel | None = None
+        self._in_flight: set[str] = set()
+
+    async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
+        """See `Broker.publish`."""
+        message_id = message.message_id
+        # aiormq matches a returned message to its publish by message id alone.
+        if message_id is not None and message_id in self._in_flight:
+            return await self._publish_alone(exchange, routing_key, message)
+        if message_id is not None:
+            self._in_flight.add(message_id)
+        try:
+            with amqp_errors(f"publish to {exchange!r}"):
+                channel = self._confirmed
+                if channel is None or channel.is_closed:
+                    channel = await self._open_confirmed()
+                try:
+                    return await self._publish_on(channel, exchange, routing_key, message)
+                except (ChannelAccessRefused, ChannelNotFoundEntity, ChannelPreconditionFailed):
+                    pass
+            # One forbidden publish fails everybody's on the channel; alone we learn whose it was.
+            return await self._publish_alone(exchange, routing_key, message)
+        finally:
+            if message_id is not None:
+                self._in_flight.discard(message_id)
+
+    async def send(self, exchange: str, routing_key: str, message: OutMessage) -> None:
+        """See `Broker.send`."""
+        with amqp_errors(f"send to {exchange!r}"):
+            channel = self._unconfirmed
+            if channel is None or channel.is_closed:
+                channel = await self._open_unconfirmed()
+            # Waits for the socket, not for the broker, lest the buffer grow without bound.
+            await channel.basic_publish(
+                message.body,
+                exchange=exchange,
+                routing_key=routing_key,
+                properties=_properties(message),
+                timeout=self._timeout_s,
+            )
+
+    async def _publish_on(
+        self, channel: Channel, exchange: str, routing_key: str, message: OutMessage
+    ) -> PublishOutcome:
+        try:
+            await channel.basic_publish(
+                message.body,
+                exchange=exchange,
+                routing_key=routing_key,
+                properties=_properties(message),
+                mandatory=True,
+                timeout=self._timeout_s,
+                wait=False,
+            )
+        except PublishError:
+            return PublishOutcome.UNROUTABLE
+        except DeliveryError:
+            return PublishOutcome.REFUSED
+        return PublishOutcome.CONFIRMED
+
+    async def _publish_alone(
+        self, exchange: str, routing_key: str, message: OutMessage
+    ) -> PublishOutcome:
+        channel = await self._connection.open_channel(confirms=True)
+        try:
+            with amqp_errors(f"publish to {exchange!r}"):
+                return await self._publish_on(channel, exchange, routing_key, message)
+        except QueueNotFoundError as error:
+            raise BrokerConflictError(f"no exchange {exchange!r}") from error
+        finally:
+            await channel.close(timeout=self._timeout_s)
+
+    async def _open_confirmed(self) -> Channel:
+        async with self._opening:
+            if self._confirmed is None or self._confirmed.is_closed:
+                self._confirmed = await self._connection.open_channel(confirms=True)
+            return self._confirmed
+
+    async def _open_unconfirmed(self) -> Channel:
+        async with self._opening:
+            if self._unconfirmed is None or self._unconfirmed.is_closed:
+                self._unconfirmed = await self._connection.open_channel()
+            return self._unconfirmed
+
+
+def _properties(message: OutMessage) -> spec.Basic.Properties:
+    return spec.Basic.Properties(
+        content_type="application/json",
+        delivery_mode=_PERSISTENT if message.persistent else _TRANSIENT,
+        headers=dict(message.headers) or None,
+        message_id=message.message_id,
+        correlation_id=message.correlation_id,
+        reply_to=message.reply_to,
+        message_type=message.kind or None,
+        user_id=message.user_id,
+    )

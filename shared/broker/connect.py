@@ -1,0 +1,46 @@
+"""From a URL to a connected broker."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+from shared.broker.amqp import AmqpBroker
+from shared.broker.memory import MemoryBroker
+from shared.broker.memory_hub import MemoryHub
+from shared.broker.protocol import Broker
+from shared.contracts.errors import SettingsError
+
+
+@asynccontextmanager
+async def open_broker(
+    url: str, *, client_name: str, hub: MemoryHub | None = None
+) -> AsyncIterator[Broker]:
+    """
+    A connected broker for the length of the block.
+
+    Args:
+        url: `amqp://`, `amqps://`, or `memory://`.
+        client_name: Shown in the broker's management view.
+        hub: The in-process server; `memory://` needs it and nothing else may have it.
+
+    Raises:
+        SettingsError: Unknown scheme, refused login, or `memory://` without a hub.
+        BrokerUnavailableError: No answer.
+    """
+    scheme = urlsplit(url).scheme
+    broker: AmqpBroker | MemoryBroker
+    if scheme in ("amqp", "amqps") and hub is None:
+        broker = AmqpBroker(url, client_name=client_name)
+    elif scheme == "memory" and hub is not None:
+        broker = MemoryBroker(hub, client_name=client_name)
+    elif scheme == "memory":
+        raise SettingsError(
+            "broker URL memory:// works only inside one process (the `headway` command); "
+            "use amqp://user:password@host:5672/ between processes"
+        )
+    else:
+        raise SettingsError(
+            f"broker URL must begin with amqp://, amqps:// or memory://, not {scheme!r}"
+        )
+    async with broker:
+        yield broker

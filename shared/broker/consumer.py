@@ -1,0 +1,129 @@
+"""From deliveries to typed handlers; the one place where an error decides a settlement."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, TypeVar, Union
+
+import msgspec
+import structlog
+
+from shared.broker.protocol import Delivery, Settlement
+from shared.contracts.base import Decoder, Message, tag_of
+from shared.contracts.errors import CapacityError, ContractError, EngineError, TransientError
+
+log = structlog.get_logger()
+
+C = TypeVar("C")
+
+Handler = Callable[[Any, C, Delivery], Awaitable[Settlement | None]]
+"""
+`async def on_x(message, ctx, delivery)`. None means ACK. A handler may settle the delivery
+itself; what the dispatcher does afterwards is then without effect.
+"""
+ContractErrorHandler = Callable[[ContractError, C, Delivery], Awaitable[Settlement]]
+"""What to do with a message that breaks the contract, e.g. answer its sender and ACK."""
+
+SETTLEMENTS: tuple[tuple[type[Exception], Settlement], ...] = (
+    # The first row that fits counts.
+    (ContractError, Settlement.REJECT),  # the same bytes can never succeed
+    (TransientError, Settlement.REQUEUE),  # broker or peer away: it may pass
+    (CapacityError, Settlement.REQUEUE),  # no room now
+    (EngineError, Settlement.REQUEUE),  # another instance may do better; the limit bounds it
+    (Exception, Settlement.REJECT),  # our bug: poison, kept for people to look at
+)
+
+REQUEUE_FIRST_S = 0.1
+REQUEUE_MAX_S = 5.0
+
+
+def settlement_for(error: Exception) -> Settlement:
+    """What happens to a message whose handler raised *error*."""
+    return next(how for kind, how in SETTLEMENTS if isinstance(error, kind))
+
+
+class _Kind(msgspec.Struct):
+    kind: str = ""
+
+
+class Dispatcher(Generic[C]):
+    """
+    Decodes deliveries by a table of message types and settles them.
+
+    `dispatcher.handle` is a `DeliveryHandler`. Cancelled handlers leave their delivery
+    unsettled: it goes back when the broker is closed.
+
+    Args:
+        handlers: Message type -> handler; the decoder is made from the keys.
+        ctx: Given to every handler.
+        on_contract_error: For bodies that break the schema and handlers that raise
+            `ContractError`; rejects if absent.
+        on_unknown: What becomes of kinds that are not in the table. ACK on control queues,
+            where newer senders may say more than we know; REJECT on work queues.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[type[Message], Handler[C]],
+        ctx: C,
+        *,
+        on_contract_error: ContractErrorHandler[C] | None = None,
+        on_unknown: Settlement = Settlement.ACK,
+    ) -> None:
+        self._handlers = dict(handlers)
+        self._kinds = frozenset(tag_of(message_type) for message_type in handlers)
+        self._decode: Decoder[Message] = Decoder(Union[tuple(handlers)])  # noqa: UP007  a run-time union
+        self._decode_kind: Decoder[_Kind] = Decoder(_Kind)
+        self._ctx = ctx
+        self._on_contract_error = on_contract_error
+        self._on_unknown = on_unknown
+
+    async def handle(self, delivery: Delivery) -> None:
+        """Decode, call, settle. Raises nothing but cancellation."""
+        with structlog.contextvars.bound_contextvars(
+            queue=delivery.queue, message_id=delivery.message_id
+        ):
+            try:
+                how = await self._dispatch(delivery)
+            except Exception as error:  # noqa: BLE001  SETTLEMENTS says what follows
+                how = await self._settlement_after(error, delivery)
+            if not await delivery.settle(how):
+                log.debug("delivery.gone", kind=delivery.kind)
+
+    async def _dispatch(self, delivery: Delivery) -> Settlement:
+        try:
+            message = self._decode(delivery.body)
+        except ContractError as error:
+            kind = self._kind_of(delivery)
+            if kind is not None and kind not in self._kinds:
+                log.debug("message.ignored", kind=kind)
+                return self._on_unknown
+            return await self._contract_error(error, delivery)
+        try:
+            how = await self._handlers[type(message)](message, self._ctx, delivery)
+        except ContractError as error:
+            return await self._contract_error(error, delivery)
+        return Settlement.ACK if how is None else how
+
+    async def _contract_error(self, error: ContractError, delivery: Delivery) -> Settlement:
+        log.warning("message.rejected", kind=delivery.kind, code=error.code, error=str(error))
+        if self._on_contract_error is None:
+            return settlement_for(error)
+        return await self._on_contract_error(error, self._ctx, delivery)
+
+    async def _settlement_after(self, error: Exception, delivery: Delivery) -> Settlement:
+        how = settlement_for(error)
+        if how is Settlement.REQUEUE:
+            log.warning("message.requeued", kind=delivery.kind, error=str(error))
+            # Each return counts as a delivery and comes back at once: without a wait an
+            # outage of a second would use up the delivery limit.
+            await asyncio.sleep(min(REQUEUE_MAX_S, REQUEUE_FIRST_S * 2**delivery.delivery_count))
+        else:
+            log.error("message.rejected", kind=delivery.kind, exc_info=error)
+        return how
+
+    def _kind_of(self, delivery: Delivery) -> str | None:
+        """The body's own word for what it is; None when there is none."""
+        try:
+            return self._decode_kind(delivery.body).kind or None
+        except ContractError:
+            return None

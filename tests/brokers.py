@@ -1,0 +1,238 @@
+"""Brokers to test against, each test in a namespace of its own."""
+
+import asyncio
+import json
+import os
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+from uuid import uuid4
+
+import pytest
+from yarl import URL
+
+from ops.broker import PrivateNode, answers, rabbitmq_binary, run_ctl
+from shared.broker.amqp import AmqpBroker
+from shared.broker.memory import MemoryBroker
+from shared.broker.memory_hub import MemoryHub
+from shared.broker.protocol import Broker
+from shared.contracts.errors import BrokerUnavailableError
+from tests.tcp_proxy import TcpProxy
+
+DEFAULT_URL = "amqp://guest:guest@127.0.0.1:5672/"
+MEMORY = "memory"
+VHOST_BATCH = 8
+
+
+def rabbit_targets() -> list[str]:
+    """URLs to test against; a private node steps in for the default when nothing answers."""
+    several = os.environ.get("HEADWAY_TEST_AMQP_URLS", "")
+    urls = [url.strip() for url in several.split(",") if url.strip()]
+    return urls or [os.environ.get("HEADWAY_AMQP_URL") or DEFAULT_URL]
+
+
+def absent(what: str, requirement: str) -> None:
+    """Skip, or fail where HEADWAY_REQUIRE says that *requirement* must be there."""
+    if requirement in os.environ.get("HEADWAY_REQUIRE", "").split(","):
+        pytest.fail(f"{what}, and HEADWAY_REQUIRE lists {requirement}")
+    pytest.skip(what)
+
+
+async def eventually(
+    predicate: Callable[[], Awaitable[bool]] | Callable[[], bool], *, within_s: float = 20.0
+) -> None:
+    """Wait until *predicate* holds; fail when it never does."""
+    give_up_at = time.monotonic() + within_s
+    while True:
+        holds = predicate()
+        if not isinstance(holds, bool):
+            holds = await holds
+        if holds:
+            return
+        if time.monotonic() > give_up_at:
+            raise AssertionError(f"did not become true within {within_s} s")
+        await asyncio.sleep(0.01)
+
+
+class RabbitServer:
+    """A RabbitMQ server and a supply of fresh virtual hosts on it."""
+
+    def __init__(self, url: str, node: PrivateNode | None = None) -> None:
+        self.base = URL(url)
+        self.node = node
+        self._prefix = f"headway-test-{uuid4().hex[:8]}"
+        self._made: list[str] = []
+        self._free: list[str] = []
+
+    def fresh_url(self) -> str:
+        """URL of a virtual host that nobody has used."""
+        if not self._free:
+            names = [f"{self._prefix}-{len(self._made) + n}" for n in range(VHOST_BATCH)]
+            self._create(names)
+            self._made += names
+            self._free = names[::-1]
+        return str(self.base.with_path(f"/{self._free.pop()}"))
+
+    def close(self) -> None:
+        if self.node is None:
+            self._each(self._made, 'rabbit_vhost:delete(V, <<"test">>)', "DELETE")
+
+    def _create(self, names: list[str]) -> None:
+        user = self.base.user or "guest"
+        self._each(
+            names,
+            'begin rabbit_vhost:add(V, <<"test">>), rabbit_auth_backend_internal:set_permissions('
+            f'<<"{user}">>, V, <<".*">>, <<".*">>, <<".*">>, <<"test">>) end',
+            "PUT",
+        )
+
+    def _each(self, names: list[str], erlang: str, method: str) -> None:
+        binaries = ", ".join(f'<<"{name}">>' for name in names)
+        expression = f"[{erlang} || V <- [{binaries}]], ok."
+        if self.node is not None:
+            self.node.ctl("eval", expression)
+            return
+        # The wrapper on the path runs as the system node's user, whose cookie it needs.
+        ctl = shutil.which("rabbitmqctl")
+        local = self.base.host in ("127.0.0.1", "localhost") and self.base.port in (None, 5672)
+        if ctl is not None and local:
+            try:
+                run_ctl([ctl, "-q", "eval", expression])
+            except BrokerUnavailableError:
+                pass
+            else:
+                return
+        self._through_management(names, method)
+
+    def _through_management(self, names: list[str], method: str) -> None:
+        user, password = self.base.user or "guest", self.base.password or "guest"
+        root = f"http://{self.base.host}:15672/api"
+        passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
+        passwords.add_password(None, root, user, password)
+        opener = urllib.request.build_opener(urllib.request.HTTPBasicAuthHandler(passwords))
+        grant = json.dumps({"configure": ".*", "write": ".*", "read": ".*"}).encode()
+        try:
+            for name in names:
+                paths = [(f"/vhosts/{name}", b"{}")]
+                if method == "PUT":
+                    paths.append((f"/permissions/{name}/{user}", grant))
+                for path, body in paths:
+                    request = urllib.request.Request(
+                        root + path,
+                        data=body if method == "PUT" else None,
+                        method=method,
+                        headers={"content-type": "application/json"},
+                    )
+                    opener.open(request, timeout=10).close()
+        except (urllib.error.URLError, OSError) as error:
+            pytest.fail(
+                f"cannot create virtual hosts on {self.base.host}: neither rabbitmqctl nor the "
+                f"management API works ({error})"
+            )
+
+
+def open_server(target: str, directory: Path) -> RabbitServer:
+    """The server at *target*, or a private node when the default does not answer."""
+    url = URL(target)
+    if answers(url.host or "127.0.0.1", url.port or 5672):
+        return RabbitServer(target)
+    if target == DEFAULT_URL and rabbitmq_binary("rabbitmq-server") is not None:
+        node = PrivateNode(directory)
+        node.start()
+        return RabbitServer(node.url, node)
+    absent(f"no RabbitMQ answers at {url.host}:{url.port}", "rabbitmq")
+    raise AssertionError("unreachable")
+
+
+class BrokerRig(Protocol):
+    """Fresh clients in one namespace."""
+
+    async def connect(self, client_name: str = "test") -> Broker:
+        """A connected client, closed with the rig."""
+        ...
+
+    def open(self, client_name: str) -> "AsyncContextManagerOfBroker":
+        """A `BrokerFactory`."""
+        ...
+
+    async def drop(self, broker: Broker) -> None:
+        """Cut *broker*'s connections and wait until it is back."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class MemoryRig:
+    """In-process broker."""
+
+    def __init__(self) -> None:
+        self.hub = MemoryHub()
+        self._stack = AsyncExitStack()
+
+    async def connect(self, client_name: str = "test") -> Broker:
+        return await self._stack.enter_async_context(self.open(client_name))
+
+    def open(self, client_name: str) -> "AsyncContextManagerOfBroker":
+        return MemoryBroker(self.hub, client_name=client_name)
+
+    async def drop(self, broker: Broker) -> None:
+        assert isinstance(broker, MemoryBroker)
+        broker.drop_connection()
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+
+class RabbitRig:
+    """RabbitMQ, each client behind a proxy of its own."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._stack = AsyncExitStack()
+        self._proxies: dict[Broker, TcpProxy] = {}
+
+    async def connect(self, client_name: str = "test") -> Broker:
+        return await self._stack.enter_async_context(self.open(client_name))
+
+    @asynccontextmanager
+    async def open(self, client_name: str) -> AsyncIterator[Broker]:
+        url = URL(self.url)
+        async with TcpProxy(url.host or "127.0.0.1", url.port or 5672) as proxy:
+            through = str(url.with_host("127.0.0.1").with_port(proxy.port))
+            async with AmqpBroker(through, client_name=client_name, reconnect_s=0.02) as broker:
+                self._proxies[broker] = proxy
+                yield broker
+
+    def proxy(self, broker: Broker) -> TcpProxy:
+        return self._proxies[broker]
+
+    async def drop(self, broker: Broker) -> None:
+        assert isinstance(broker, AmqpBroker)
+        # White box: the time without connection is too short to be seen from outside.
+        connections = (broker._publishing, broker._consuming)
+        before = [connection._live() for connection in connections]
+        self._proxies[broker].drop()
+        await eventually(
+            lambda: (
+                broker.connected
+                and not any(
+                    connection._live() is old
+                    for connection, old in zip(connections, before, strict=True)
+                )
+            )
+        )
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+
+class AsyncContextManagerOfBroker(Protocol):
+    """What a rig's `open` gives."""
+
+    async def __aenter__(self) -> Broker: ...
+    async def __aexit__(self, *exc: object) -> bool | None: ...

@@ -1,0 +1,184 @@
+"""The committed RabbitMQ definitions, and that a broker enforces them."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from ops.broker import PrivateNode
+from shared.broker import topology
+from shared.broker.amqp import AmqpBroker
+from shared.broker.arguments import queue_arguments
+from shared.broker.definitions import definitions, render
+from shared.broker.protocol import BindingSpec, OutMessage, PublishOutcome, QueueSpec, Settlement
+from shared.contracts.errors import BrokerAccessError
+from tests.brokers import eventually
+
+COMMITTED = Path(__file__).parents[2] / "ops" / "rabbitmq" / "definitions.json"
+VHOST = "definitions-test"
+HELLO = OutMessage(body=b"hello")
+LANE = "lane.1.tiny.high.3.short"
+
+Login = Callable[[str], AbstractAsyncContextManager[AmqpBroker]]
+
+
+def test_committed_definitions_are_fresh():
+    """Else: python -m shared.broker.definitions > ops/rabbitmq/definitions.json"""
+    assert render(definitions()) == COMMITTED.read_text()
+
+
+def test_passwords_are_replaceable():
+    users = definitions(passwords={"producer": "s3cret"})["users"]
+
+    assert {"producer": "s3cret", "operator": "operator"}.items() <= {
+        user["name"]: user["password"] for user in users
+    }.items()
+
+
+def test_nobody_but_the_operator_may_write_to_every_queue():
+    """`amq.default` is the name that RabbitMQ checks for the default exchange."""
+    permissions = definitions()["permissions"]
+
+    assert [each["user"] for each in permissions if each["write"] == ".*"] == ["operator"]
+
+
+@pytest.fixture(scope="module")
+def login(private_node: PrivateNode, tmp_path_factory: pytest.TempPathFactory) -> Login:
+    """Connects as one of the users of the definitions."""
+    file = tmp_path_factory.mktemp("definitions") / "definitions.json"
+    file.write_text(render(definitions(vhost=VHOST)))
+    private_node.ctl("import_definitions", str(file))
+
+    def connect(user: str) -> AmqpBroker:
+        url = f"amqp://{user}:{user}@127.0.0.1:{private_node.port}/{VHOST}"
+        return AmqpBroker(url, client_name=f"test {user}")
+
+    return connect
+
+
+@pytest.mark.rabbitmq
+@pytest.mark.slow
+class TestEnforced:
+    async def test_services_find_the_topology_as_they_would_declare_it(self, login: Login):
+        async with login("headway-planner") as planner:
+            for spec in topology.QUEUES:
+                await planner.declare_queue(spec)
+            for binding in topology.BINDINGS:
+                await planner.bind(binding)
+
+    async def test_services_without_the_right_skip_declaring(self, login: Login):
+        async with login("headway-agent") as agent:
+            await topology.declare(agent)
+
+            assert await agent.depth(topology.LEADER) is not None
+
+    async def test_a_producer_submits_cancels_and_reads_its_own_replies(self, login: Login):
+        queue, binding = topology.reply_queue("reply.acme.1")
+        async with login("producer") as producer, login("headway-agent") as agent:
+            await producer.declare_queue(queue)
+            await producer.bind(binding)
+            request = OutMessage(body=b"{}", user_id="producer", reply_to=queue.name)
+
+            assert PublishOutcome.CONFIRMED is await producer.publish(
+                topology.REQUESTS, topology.INTERACTIVE_KEY, request
+            )
+            for key in (topology.CONTROL_CANCEL, topology.control_instance("i1")):
+                assert PublishOutcome.UNROUTABLE is await producer.publish(
+                    topology.CONTROL, key, HELLO
+                )
+            await agent.publish(topology.REPLIES, queue.name, HELLO)
+            replies = []
+
+            async def replied() -> bool:
+                replies.append(await producer.get(queue.name))
+                return replies[-1] is not None
+
+            await eventually(replied)
+            assert replies[-1].body == b"hello"
+            await producer.delete_queue(queue.name)
+
+    @pytest.mark.parametrize(
+        ("exchange", "key", "message"),
+        [
+            (topology.LANES, LANE, HELLO),
+            ("", topology.GLOBAL_INTERACTIVE, HELLO),
+            (topology.PLANS, "i1", HELLO),
+            (topology.REPLIES, "reply.other.1", HELLO),
+            (topology.CONTROL, topology.CONTROL_LANE, HELLO),
+            (topology.CONTROL, topology.command_instance("i1"), HELLO),
+            (topology.REQUESTS, topology.REST_KEY, OutMessage(body=b"{}", user_id="operator")),
+        ],
+        ids=[
+            "lanes",
+            "default exchange",
+            "plans",
+            "others' replies",
+            "lane notices",
+            "forged user",
+        ],
+    )
+    async def test_a_producer_may_not_publish_elsewhere(
+        self, login: Login, exchange: str, key: str, message: OutMessage
+    ):
+        async with login("producer") as producer:
+            with pytest.raises(BrokerAccessError):
+                await producer.publish(exchange, key, message)
+
+    async def test_a_producer_may_not_read_work_or_take_names(self, login: Login):
+        async with login("headway-planner") as planner, login("producer") as producer:
+            await topology.declare_work_queue(planner, LANE)
+            for operation in (
+                producer.get(LANE),
+                producer.get(topology.GLOBAL_INTERACTIVE),
+                producer.purge(LANE),
+                producer.delete_queue(LANE),
+                producer.declare_queue(QueueSpec(name="lane.mine")),
+                producer.bind(
+                    BindingSpec(exchange=topology.TELEMETRY, queue="reply.x", routing_key="#")
+                ),
+            ):
+                with pytest.raises(BrokerAccessError):
+                    await operation
+
+    async def test_an_agent_pulls_evicts_and_answers_but_submits_nothing(self, login: Login):
+        async with login("headway-planner") as planner, login("headway-agent") as agent:
+            await topology.declare_work_queue(planner, LANE)
+            await planner.publish(topology.LANES, LANE, HELLO)
+            pulled = []
+
+            async def got() -> bool:
+                pulled.append(await agent.get(LANE))
+                return pulled[-1] is not None
+
+            await eventually(got)
+            await topology.declare_work_queue(agent, "resume.1.tiny.3")
+            plan, plan_binding = topology.plan_queue("i1", "agent.i1.1")
+            await agent.declare_queue(plan)
+            await agent.bind(plan_binding)
+
+            assert PublishOutcome.CONFIRMED is await agent.publish(
+                topology.LANES, "resume.1.tiny.3", HELLO
+            )
+            assert PublishOutcome.CONFIRMED is await agent.publish(topology.UNCLAIMED, "x", HELLO)
+            assert await pulled[-1].settle(Settlement.ACK) is True
+            for exchange in (topology.REQUESTS, topology.PLANS, topology.PROFILES):
+                with pytest.raises(BrokerAccessError):
+                    await agent.publish(exchange, "k", HELLO)
+
+    async def test_a_producers_own_queue_is_bounded_by_policy(
+        self, login: Login, private_node: PrivateNode
+    ):
+        async with login("producer") as producer:
+            await producer.declare_queue(QueueSpec(name="reply.acme.unbounded"))
+            listed = private_node.ctl("list_queues", "-p", VHOST, "name", "policy")
+
+            assert "reply.acme.unbounded\theadway-replies" in listed
+            assert "headway-replies" in listed.split("reply.acme.unbounded")[1].splitlines()[0]
+            await producer.delete_queue("reply.acme.unbounded")
+
+
+def test_a_queues_arguments_are_the_same_in_file_and_client():
+    by_name = {queue["name"]: queue["arguments"] for queue in definitions()["queues"]}
+
+    assert {spec.name: queue_arguments(spec) for spec in topology.QUEUES} == by_name

@@ -1,0 +1,197 @@
+"""Traps of RabbitMQ and its client library that the AMQP broker is built around."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from aiormq.exceptions import ChannelInvalidStateError
+
+from shared.broker import topology
+from shared.broker.amqp import AmqpBroker
+from shared.broker.protocol import (
+    Delivery,
+    OutMessage,
+    PublishOutcome,
+    QueueSpec,
+    QueueType,
+    Settlement,
+)
+from shared.broker.retry import publish_until_confirmed
+from shared.contracts.errors import BrokerUnavailableError, SettingsError
+from tests.brokers import RabbitRig, eventually
+from tests.integration.rabbit_steps import WORK, declare, take
+
+pytestmark = pytest.mark.rabbitmq
+
+
+class TestChannels:
+    async def test_an_ack_on_a_closing_channel_is_not_sent_and_the_connection_lives(
+        self, rabbit_rig: RabbitRig
+    ):
+        """Sent after channel.close, it would make RabbitMQ close the connection with 504."""
+        broker = await rabbit_rig.connect()
+        losses: list[None] = []
+        broker.on_connection_lost(lambda: losses.append(None))
+        await declare(broker, WORK)
+        deliveries: list[Delivery] = []
+
+        async def keep(delivery: Delivery) -> None:
+            deliveries.append(delivery)
+
+        subscription = await broker.consume("work", keep, prefetch=20)
+        for n in range(20):
+            await broker.publish("x", "work", OutMessage(body=str(n).encode()))
+        await eventually(lambda: len(deliveries) == 20)
+        await asyncio.gather(
+            subscription.cancel(), *(each.settle(Settlement.ACK) for each in deliveries)
+        )
+
+        assert (await broker.purge("work"), losses) == (0, [])
+
+    async def test_errors_of_declares_and_counts_leave_deliveries_alone(
+        self, rabbit_rig: RabbitRig
+    ):
+        broker = await rabbit_rig.connect()
+        await declare(broker, WORK)
+        await broker.publish("x", "work", OutMessage(body=b"a"))
+        held = await take(broker, "work")
+        for operation in (
+            broker.declare_queue(replace(WORK, max_length=5)),
+            broker.depth("missing"),
+            broker.get("missing"),
+            broker.purge("missing"),
+            broker.publish("missing", "k", OutMessage(body=b"")),
+        ):
+            await asyncio.gather(operation, return_exceptions=True)
+
+        assert await held.settle(Settlement.ACK) is True
+        assert await broker.get("work") is None
+
+    async def test_a_closed_channel_makes_its_deliveries_stale_and_the_subscription_recover(
+        self, rabbit_rig: RabbitRig
+    ):
+        """As RabbitMQ does after its consumer time-out."""
+        broker = await rabbit_rig.connect()
+        await declare(broker, WORK)
+        deliveries: list[Delivery] = []
+
+        async def keep(delivery: Delivery) -> None:
+            deliveries.append(delivery)
+
+        await broker.consume("work", keep, prefetch=1)
+        await broker.publish("x", "work", OutMessage(body=b"a"))
+        await eventually(lambda: len(deliveries) == 1)
+        # White box: acknowledging an unknown tag is an error that closes the channel.
+        await deliveries[0]._channel.raw.basic_ack(999)
+        await eventually(lambda: len(deliveries) == 2)
+
+        assert [each.redelivered for each in deliveries] == [False, True]
+        assert [await each.settle(Settlement.ACK) for each in deliveries] == [False, True]
+
+    async def test_many_missing_queues_do_not_use_up_channel_numbers(self, rabbit_rig: RabbitRig):
+        broker = await rabbit_rig.connect()
+        await asyncio.gather(*(broker.get(f"missing{n}") for n in range(50)))
+        await asyncio.gather(*(broker.depth(f"missing{n}") for n in range(50)))
+
+        assert await broker.get("missing") is None
+
+
+class TestQueues:
+    async def test_expiry_deletes_a_queue_that_holds_messages(self, rabbit_rig: RabbitRig):
+        """Hence no expiry on anything that holds work, whose readers may be away for long."""
+        broker = await rabbit_rig.connect()
+        await declare(broker, QueueSpec(name="work", type=QueueType.CLASSIC, expires_s=0.3))
+        await broker.publish("x", "work", OutMessage(body=b"a"))
+
+        # Looking counts as use, so look rarely.
+        await asyncio.sleep(1.5)
+        assert await broker.depth("work") is None
+
+    async def test_requeued_messages_stay_in_front_on_every_topology_work_queue(
+        self, rabbit_rig: RabbitRig
+    ):
+        """On 3.10 they go to the back unless a delivery limit is set."""
+        broker = await rabbit_rig.connect()
+        await topology.declare(broker)
+        await topology.declare_work_queue(broker, "lane.1.m.high.0.short")
+        for body in (b"a", b"b", b"c"):
+            await broker.publish(topology.LANES, "lane.1.m.high.0.short", OutMessage(body=body))
+        for _ in range(3):
+            await (await take(broker, "lane.1.m.high.0.short")).settle(Settlement.REQUEUE)
+
+        assert (await take(broker, "lane.1.m.high.0.short")).body == b"a"
+
+    async def test_poison_ends_in_the_dead_letters_of_the_topology(self, rabbit_rig: RabbitRig):
+        broker = await rabbit_rig.connect()
+        await topology.declare(broker)
+        await broker.publish(
+            topology.REQUESTS, topology.INTERACTIVE_KEY, OutMessage(body=b"poison")
+        )
+        for _ in range(topology.DELIVERY_LIMIT + 1):
+            await (await take(broker, topology.GLOBAL_INTERACTIVE)).settle(Settlement.REQUEUE)
+
+        dead = await take(broker, topology.DEAD_LETTERS)
+
+        assert (dead.body, dead.headers["x-first-death-reason"]) == (b"poison", "delivery_limit")
+
+
+class TestOutages:
+    async def test_publishing_during_an_outage_fails_at_once_and_works_after_it(
+        self, rabbit_rig: RabbitRig
+    ):
+        broker = await rabbit_rig.connect()
+        await declare(broker, WORK)
+        proxy = rabbit_rig.proxy(broker)
+        proxy.refusing = True
+        proxy.drop()
+        await eventually(lambda: not broker.connected)
+        with pytest.raises(BrokerUnavailableError):
+            await broker.publish("x", "work", OutMessage(body=b"lost"))
+        publishing = asyncio.ensure_future(
+            publish_until_confirmed(broker, "x", "work", OutMessage(body=b"kept"))
+        )
+        await asyncio.sleep(0.1)
+        assert not publishing.done()
+        proxy.refusing = False
+
+        assert await publishing is PublishOutcome.CONFIRMED
+        assert (await take(broker, "work")).body == b"kept"
+
+    async def test_a_lost_connection_does_not_look_like_cancellation(self, rabbit_rig: RabbitRig):
+        """The library ends those who wait for a confirm with CancelledError now and then."""
+        broker = await rabbit_rig.connect()
+        await declare(broker, WORK)
+        publishing = [
+            asyncio.ensure_future(
+                broker.publish("x", "work", OutMessage(body=b"a", message_id=str(n)))
+            )
+            for n in range(200)
+        ]
+        await asyncio.sleep(0.005)
+        await rabbit_rig.drop(broker)
+        outcomes = await asyncio.gather(*publishing, return_exceptions=True)
+
+        assert [
+            each
+            for each in outcomes
+            if each is not PublishOutcome.CONFIRMED and not isinstance(each, BrokerUnavailableError)
+        ] == []
+
+    async def test_a_wrong_password_is_a_setting_and_no_answer_is_not(self, rabbit_rig: RabbitRig):
+        wrong = rabbit_rig.url.replace("guest:guest", "guest:wrong")
+        with pytest.raises(SettingsError):
+            await AmqpBroker(wrong, client_name="test").__aenter__()
+        with pytest.raises(BrokerUnavailableError):
+            await AmqpBroker("amqp://127.0.0.1:1/", client_name="test").__aenter__()
+
+    async def test_the_library_refuses_an_ack_on_a_closed_channel(self, rabbit_rig: RabbitRig):
+        """`Delivery.settle` relies on it for its False."""
+        broker = await rabbit_rig.connect()
+        await declare(broker, WORK)
+        await broker.publish("x", "work", OutMessage(body=b"a"))
+        held = await take(broker, "work")
+        raw = held._channel.raw
+        await rabbit_rig.drop(broker)
+
+        with pytest.raises(ChannelInvalidStateError):
+            await raw.basic_ack(1)
