@@ -48,3 +48,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Longest life of an HTTP request; `X-Request-Timeout-Seconds` can shorten it."""
     reply_silence_s: PositiveS = 10.0
     """How long a live run must be silent before another failure of its request is believed."""
+
+    @property
+    def health_address(self) -> tuple[str, int]:
+        """The API's own address, unless a separate one is set."""
+        return super().health_address if self.health_port else (self.host, self.port)

@@ -52,7 +52,12 @@ class WindowDecoder:
         self._num_emitted = 0
 
     def push(self, token_ids: Iterable[int]) -> str:
-        self._window.extend(token_ids)
+        # One by one: what is held back must not depend on how the tokens came together, or a
+        # resumed run would repeat or skip text.
+        return "".join(self._push_one(token) for token in token_ids)
+
+    def _push_one(self, token: int) -> str:
+        self._window.append(token)
         text = self._decode(self._window)
         return "" if text.endswith(_REPLACEMENT) else self._emit(text)
 

@@ -63,7 +63,7 @@ class Tokenizer:
             ContractError: Ids outside the vocabulary; chat that the model cannot take.
         """
         if isinstance(prompt, str):
-            return tuple(self._tokenizer.encode(prompt).ids)
+            return self._ids(prompt, add_special_tokens=True)
         if prompt and isinstance(prompt[0], ChatMessage):
             return self._encode_chat(prompt)
         return self._checked(cast("Tokens", prompt))
@@ -91,7 +91,13 @@ class Tokenizer:
                 "the model has no chat template: send a text prompt", param="messages"
             )
         text = self._template.render(messages)
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._ids(text, add_special_tokens=False)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> Tokens:
+        # `encode` holds the interpreter's lock for the whole text; the batch form lets go of it,
+        # so that a long prompt in a thread does not stop the event loop.
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
 
     def _checked(self, token_ids: Tokens) -> Tokens:
         size = self.vocab_size

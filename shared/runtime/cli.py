@@ -197,9 +197,10 @@ def _topology() -> dict[str, Any]:
 
 
 def _health(settings: ServiceSettings, *, as_json: bool) -> int:
-    if settings.health_port == 0:
+    host, port = settings.health_address
+    if port == 0:
         raise SettingsError("health_port is 0: this service serves no health endpoint")
-    url = f"http://{settings.health_host}:{settings.health_port}/ready"
+    url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}/ready"  # noqa: S104 - asked, not bound
     try:
         with urllib.request.urlopen(url, timeout=5) as response:
             body, ready = response.read(), True

@@ -32,6 +32,11 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     drain_timeout_s: Annotated[float, Meta(ge=0)] = 20.0
     """Time for work in flight after the first stop signal."""
 
+    @property
+    def health_address(self) -> tuple[str, int]:
+        """Host and port that answer /health and /ready; port 0 for none."""
+        return self.health_host, self.health_port
+
 
 S = TypeVar("S", bound=ServiceSettings)
 
@@ -105,6 +110,8 @@ def _read_file(file: Path) -> dict[str, Any]:
 def _put(values: dict[str, Any], path: list[str], text: str) -> None:
     for name in path[:-1]:
         values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            raise SettingsError(f"{'.'.join(path)}: {name} has no fields, it is set to {values!r}")
     values[path[-1]] = _parsed(text)
 
 
