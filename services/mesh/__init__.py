@@ -1,0 +1,1 @@
+"""The whole mesh from one command: processes over RabbitMQ, or everything in one process."""

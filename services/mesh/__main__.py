@@ -1,0 +1,5 @@
+"""`python -m services.mesh`."""
+
+from services.mesh.cli import main
+
+raise SystemExit(main())

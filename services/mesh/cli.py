@@ -1,0 +1,213 @@
+"""`headway`: the whole mesh for operators and producers."""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from rich.console import Console
+from rich.table import Table
+
+from services.mesh import arguments, dead_letters
+from services.mesh.launch import mesh_of
+from services.mesh.queues import count_queues
+from services.mesh.spec import AgentSpec, MeshSpec
+from services.mesh.submit import all_completed, read_requests, submit_all, submit_one
+from services.mesh.top import watch
+from shared.broker import topology
+from shared.contracts.errors import (
+    BrokerUnavailableError,
+    ContractError,
+    MeshError,
+    SettingsError,
+)
+from shared.contracts.ingress import InferenceRequest
+from shared.contracts.lanes import LaneLayout
+from shared.contracts.qos import Importance, Slo
+from shared.contracts.requests import ReplyMode, RequestFailed
+from shared.models.registry import ModelRegistry
+from shared.models.tiny import make_tiny_models
+from shared.runtime.cli import broker_factory, print_data
+from shared.runtime.lifecycle import EXIT_FAILED, EXIT_NO_BROKER, EXIT_OK, EXIT_USAGE
+from shared.runtime.logging import configure_logging
+from shared.runtime.settings import DEFAULT_AMQP_URL
+from shared.runtime.tasks import pause
+
+Options = argparse.Namespace
+
+
+async def up(options: Options) -> int:
+    """Run the mesh until Ctrl-C."""
+    registry = options.registry
+    if registry is None:
+        registry = make_tiny_models(options.log_dir / "models", weights=options.engine == "vllm")
+    bases = ModelRegistry.load(registry).bases
+    spec = MeshSpec(
+        broker=options.broker,
+        registry=registry,
+        log_dir=options.log_dir,
+        gateway_port=options.port,
+        agents=tuple(
+            AgentSpec(
+                instance_id=f"agent-{number}",
+                engine=options.engine,
+                settings={"initial_model": bases[number % len(bases)]},
+            )
+            for number in range(options.agents)
+        ),
+        groupers=options.groupers,
+        leaders=options.leaders,
+    )
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    print("starting", file=sys.stderr)
+    async with mesh_of(spec) as mesh:
+        print(
+            f"ready: {spec.gateway_url}/v1  models: {', '.join(bases)}  "
+            f"broker: {options.broker}  logs: {spec.log_dir}\nCtrl-C drains and stops",
+            file=sys.stderr,
+        )
+        while not stop.is_set():
+            mesh.check()
+            await pause(stop, 1.0)
+    return EXIT_OK
+
+
+async def submit(options: Options) -> int:
+    """Publish one request, or a file of them, over AMQP."""
+    user_id = unquote(urlsplit(options.amqp_url).username or "guest")
+    async with broker_factory(options.amqp_url)("headway-submit") as broker:
+        if options.file is not None:
+            requests = read_requests(options.file)
+            finals = await submit_all(broker, requests, user_id=user_id)
+            return EXIT_OK if all_completed(finals) else EXIT_FAILED
+        reply = ReplyMode.FINAL if options.final or options.json else ReplyMode.STREAM
+        final = await submit_one(broker, _request(options), reply=reply, user_id=user_id)
+    if options.json:
+        print_data(final, as_json=True)
+    elif isinstance(final, RequestFailed):
+        print(f"\n{final.error.code}: {final.error.message}", file=sys.stderr)
+    else:
+        print()
+        verdict, usage = final.verdict, final.usage
+        print(
+            f"{final.instance_id}: {usage.prompt_tokens} + {usage.completion_tokens} tokens, "
+            f"first after {verdict.ttft_s or 0:.3f} s, all after {verdict.ttlt_s or 0:.3f} s, "
+            f"SLO {'attained' if verdict.attained else 'missed'}",
+            file=sys.stderr,
+        )
+    return EXIT_FAILED if isinstance(final, RequestFailed) else EXIT_OK
+
+
+def _request(options: Options) -> InferenceRequest:
+    if options.model is None or options.prompt is None:
+        raise SettingsError("submit needs --model and a prompt, or --file")
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    return InferenceRequest(
+        model=options.model,
+        prompt=prompt,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        application=options.application,
+        importance=None if options.importance is None else Importance(options.importance),
+        slo=Slo(ttft_s=options.ttft, tbt_s=options.tbt, ttlt_s=options.ttlt),
+    )
+
+
+async def top(options: Options) -> int:
+    """Show what the mesh is doing."""
+    async with broker_factory(options.amqp_url)("headway-top") as broker:
+        await topology.declare(broker)
+        duration_s = 2.0 if options.once or options.json else float("inf")
+        view = await watch(broker, duration_s=duration_s, live=not (options.once or options.json))
+    if options.json:
+        print_data(view.data(), as_json=True)
+    elif options.once:
+        Console().print(view.tables())
+    return EXIT_OK if view.instances else EXIT_FAILED
+
+
+async def queues(options: Options) -> int:
+    """Print how much waits where."""
+    if options.registry is None:
+        raise SettingsError("queues needs --registry (or HEADWAY_REGISTRY) to know the lanes")
+    models = ModelRegistry.load(options.registry).bases
+    async with broker_factory(options.amqp_url)("headway-queues") as broker:
+        counts = await count_queues(broker, models, LaneLayout())
+    if options.json:
+        print_data(counts, as_json=True)
+        return EXIT_OK
+    table = Table()
+    table.add_column("queue")
+    table.add_column("ready", justify="right")
+    table.add_column("consumers", justify="right")
+    for entry in counts:
+        table.add_row(entry.queue, str(entry.ready), str(entry.consumers))
+    Console().print(table)
+    return EXIT_OK
+
+
+async def dead_letter(options: Options) -> int:
+    """Peek into, requeue or purge the dead letters."""
+    async with broker_factory(options.amqp_url)("headway-dead-letter") as broker:
+        if options.action == "purge":
+            if not options.yes:
+                raise SettingsError("purge drops every dead letter for good: add --yes")
+            print_data({"purged": await broker.purge(topology.DEAD_LETTERS)}, as_json=options.json)
+            return EXIT_OK
+        if options.action == "peek":
+            letters = await dead_letters.peek(broker, limit=options.limit)
+        else:
+            letters = await dead_letters.requeue(
+                broker,
+                limit=options.limit,
+                wanted=lambda letter: options.id is None or letter.id == options.id,
+            )
+    if options.json:
+        print_data(letters, as_json=True)
+        return EXIT_OK
+    for letter in letters:
+        print(f"{letter.id}\t{letter.num_bytes} B\t{letter.queue}\t{letter.reason}")
+    print(f"{len(letters)} {'seen' if options.action == 'peek' else 'requeued'}", file=sys.stderr)
+    return EXIT_OK
+
+
+VERBS: dict[str, Callable[[Options], Awaitable[int]]] = {
+    "up": up,
+    "submit": submit,
+    "top": top,
+    "queues": queues,
+    "dead-letter": dead_letter,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; gives the exit code."""
+    registry = os.environ.get("HEADWAY_REGISTRY")
+    options = arguments.parser(
+        amqp_url=os.environ.get("HEADWAY_AMQP_URL", DEFAULT_AMQP_URL),
+        registry=Path(registry) if registry else None,
+    ).parse_args(argv)
+    configure_logging(level="warning", service="headway")
+    try:
+        return asyncio.run(_awaited(VERBS[options.verb](options)))
+    except KeyboardInterrupt:
+        return EXIT_OK
+    except (SettingsError, ContractError) as error:
+        print(f"headway {options.verb}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except BrokerUnavailableError as error:
+        print(f"headway {options.verb}: broker: {error}", file=sys.stderr)
+        return EXIT_NO_BROKER
+    except MeshError as error:
+        print(f"headway {options.verb}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+async def _awaited(awaitable: Awaitable[int]) -> int:
+    return await awaitable

@@ -1,0 +1,106 @@
+"""Looking into the dead letters, giving them another chance, dropping them."""
+
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+
+from shared.broker import topology
+from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
+from shared.broker.retry import publish_until_confirmed
+from shared.contracts.base import Decoder, encode
+from shared.contracts.errors import ContractError, TransientError
+from shared.contracts.requests import Attempts, QueuedRequest
+
+_decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """One dead letter, for people. No prompt."""
+
+    id: str | None
+    reason: str
+    queue: str
+    kind: str
+    reply_to: str | None
+    num_bytes: int
+
+
+def describe(delivery: Delivery) -> DeadLetter:
+    """What a delivery of the dead-letter queue is."""
+    headers = delivery.headers
+    reason = headers.get(topology.REASON_HEADER) or headers.get("x-first-death-reason")
+    queue = headers.get("headway-queue") or headers.get("x-first-death-queue")
+    return DeadLetter(
+        id=delivery.message_id or delivery.correlation_id,
+        reason=str(reason or "unknown"),
+        queue=str(queue or delivery.routing_key),
+        kind=delivery.kind,
+        reply_to=delivery.reply_to,
+        num_bytes=len(delivery.body),
+    )
+
+
+async def peek(broker: Broker, *, limit: int) -> list[DeadLetter]:
+    """The first *limit* dead letters; all stay where they are."""
+    held = [delivery async for delivery in _take(broker, limit)]
+    letters = [describe(delivery) for delivery in held]
+    for delivery in reversed(held):
+        await delivery.settle(Settlement.REQUEUE)
+    return letters
+
+
+async def requeue(
+    broker: Broker, *, limit: int, wanted: Callable[[DeadLetter], bool]
+) -> list[DeadLetter]:
+    """
+    Publish up to *limit* dead letters again, with a clean record; those not wanted stay.
+
+    A request that had been admitted goes to its lane, anything else to the global queue.
+    """
+    moved: list[DeadLetter] = []
+    kept: list[Delivery] = []
+    async for delivery in _take(broker, limit):
+        letter = describe(delivery)
+        if not wanted(letter):
+            kept.append(delivery)
+            continue
+        await _publish_again(broker, delivery)
+        await delivery.settle(Settlement.ACK)
+        moved.append(letter)
+    for delivery in reversed(kept):
+        await delivery.settle(Settlement.REQUEUE)
+    return moved
+
+
+async def _take(broker: Broker, limit: int) -> AsyncIterator[Delivery]:
+    for _ in range(limit):
+        delivery = await broker.get(topology.DEAD_LETTERS)
+        if delivery is None:
+            return
+        yield delivery
+
+
+async def _publish_again(broker: Broker, delivery: Delivery) -> None:
+    exchange, key, body = topology.REQUESTS, topology.REST_KEY, delivery.body
+    try:
+        request = _decode_queued(delivery.body)
+    except ContractError:
+        pass  # never admitted: it goes through the front door again
+    else:
+        exchange, key = topology.LANES, request.lane
+        body = encode(msgspec.structs.replace(request, attempts=Attempts()))
+        await topology.declare_work_queue(broker, request.lane)
+    outcome = await publish_until_confirmed(
+        broker,
+        exchange,
+        key,
+        OutMessage(
+            body=body,
+            kind=delivery.kind,
+            message_id=delivery.message_id,
+            correlation_id=delivery.correlation_id,
+            reply_to=delivery.reply_to,
+        ),
+    )
+    if outcome is not PublishOutcome.CONFIRMED:
+        raise TransientError(f"{exchange} took nothing: {outcome.value}; the dead letter stays")

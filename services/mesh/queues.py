@@ -1,0 +1,42 @@
+"""Depths of every queue that the mesh has."""
+
+import asyncio
+
+import msgspec
+
+from shared.broker import topology
+from shared.broker.protocol import Broker
+from shared.contracts.base import ModelName
+from shared.contracts.lanes import LaneLayout, relegated_name
+from solver.planning.lanes import all_lanes
+
+COUNTS_AT_ONCE = 8
+
+
+class QueueCount(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue's depth."""
+
+    queue: str
+    ready: int
+    consumers: int
+
+
+async def count_queues(
+    broker: Broker, models: tuple[ModelName, ...], layout: LaneLayout
+) -> list[QueueCount]:
+    """All fixed queues, and those lanes and companions of *models* that exist."""
+    names = {spec.name for spec in topology.QUEUES}
+    names.update(relegated_name(model) for model in models)
+    for key in all_lanes(models, layout):
+        names.update((key.queue_name, key.overflow_name, key.resume_name))
+    limit = asyncio.Semaphore(COUNTS_AT_ONCE)
+
+    async def count(name: str) -> QueueCount | None:
+        async with limit:
+            depth = await broker.depth(name)
+        if depth is None:
+            return None
+        return QueueCount(queue=name, ready=depth.ready, consumers=depth.consumers)
+
+    counted = await asyncio.gather(*(count(name) for name in sorted(names)))
+    return [entry for entry in counted if entry is not None]

@@ -1,0 +1,72 @@
+"""What a mesh consists of."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+EMBEDDED = "embedded"
+"""In place of a broker URL: all services in one process, nothing to install."""
+
+
+class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One agent and how its settings differ from the defaults."""
+
+    instance_id: str
+    engine: str = "simulated"
+    settings: dict[str, Any] = {}
+    """Further settings, nested as in a settings file."""
+
+    def values(self) -> dict[str, Any]:
+        """As the agent's settings file would hold them."""
+        values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.settings))
+        values["instance_id"] = self.instance_id
+        values.setdefault("engine", {})["backend"] = self.engine
+        return values
+
+
+class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """All processes of a mesh on one machine."""
+
+    broker: str
+    """AMQP URL, or `embedded`."""
+    registry: Path
+    log_dir: Path
+    gateway_port: int
+    gateway_host: str = "127.0.0.1"
+    agents: tuple[AgentSpec, ...]
+    groupers: int = 1
+    leaders: int = 1
+    log_level: str = "info"
+    gateway: dict[str, Any] = {}
+    """Further settings of the gateway."""
+    planner: dict[str, Any] = {}
+    """Further settings of the planners."""
+
+    @property
+    def gateway_url(self) -> str:
+        return f"http://{self.gateway_host}:{self.gateway_port}"
+
+    def service_settings(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Service and settings by process name."""
+        common = {"registry": str(self.registry), "log_level": self.log_level}
+        if self.broker != EMBEDDED:
+            common["amqp_url"] = self.broker
+        processes: dict[str, tuple[str, dict[str, Any]]] = {
+            f"agent-{agent.instance_id}": ("agent", common | agent.values())
+            for agent in self.agents
+        }
+        processes |= {
+            f"grouper-{number}": ("planner", common | self.planner | {"roles": ["grouper"]})
+            for number in range(self.groupers)
+        }
+        processes |= {
+            f"leader-{number}": ("planner", common | self.planner | {"roles": ["leader"]})
+            for number in range(self.leaders)
+        }
+        processes["estimator"] = ("estimator", dict(common))
+        processes["gateway"] = (
+            "gateway",
+            common | self.gateway | {"host": self.gateway_host, "port": self.gateway_port},
+        )
+        return processes
