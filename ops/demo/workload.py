@@ -1,0 +1,138 @@
+"""The demo's requests: who asks for what, when, and how soon."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from shared.contracts.ingress import InferenceRequest
+from shared.contracts.qos import Importance, Slo
+
+WORDS = tuple(
+    "queue deadline token batch prefill decode engine model swap plan lane window agent "  # noqa: SIM905 - a list would take a page
+    "broker latency slack budget tenant stream evict resume profile estimate group order".split()
+)
+
+
+class Via(Enum):
+    """How a request enters the mesh."""
+
+    HTTP_STREAM = "HTTP, streamed"
+    AMQP_STREAM = "AMQP, streamed"
+    AMQP_FINAL = "AMQP, final only"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestClass:
+    """One kind of traffic."""
+
+    name: str
+    via: Via
+    slo: Slo
+    share: float
+    """Of all requests."""
+    prompt_words: tuple[int, int]
+    max_tokens: tuple[int, int]
+    importance: Importance = Importance.HIGH
+
+
+CLASSES = (
+    RequestClass(
+        name="chat",
+        via=Via.HTTP_STREAM,
+        slo=Slo(ttft_s=2.0, tbt_s=0.5),
+        share=0.3,
+        prompt_words=(8, 40),
+        max_tokens=(16, 48),
+    ),
+    RequestClass(
+        name="interactive",
+        via=Via.AMQP_STREAM,
+        slo=Slo(ttft_s=3.0, tbt_s=0.5),
+        share=0.25,
+        prompt_words=(20, 120),
+        max_tokens=(8, 32),
+    ),
+    RequestClass(
+        name="relaxed",
+        via=Via.AMQP_FINAL,
+        slo=Slo(ttlt_s=30.0),
+        share=0.25,
+        prompt_words=(50, 300),
+        max_tokens=(16, 64),
+    ),
+    RequestClass(
+        name="best effort",
+        via=Via.AMQP_FINAL,
+        slo=Slo(),
+        share=0.2,
+        prompt_words=(50, 300),
+        max_tokens=(32, 96),
+        importance=Importance.LOW,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One request and when it is to be sent, seconds from the start."""
+
+    at_s: float
+    request_class: RequestClass
+    body: InferenceRequest
+
+
+def plan_workload(
+    models: tuple[str, ...], *, duration_s: float, rate_rps: float, seed: int
+) -> Iterator[Planned]:
+    """
+    Poisson arrivals of all classes; the favourite model changes half-way.
+
+    Args:
+        models: Wire names; one is asked for by three quarters of the requests.
+        duration_s: Length.
+        rate_rps: Mean arrivals per second.
+        seed: The same seed gives the same workload.
+    """
+    chance = random.Random(seed)
+    at_s = chance.expovariate(rate_rps)
+    number = 0
+    while at_s < duration_s:
+        request_class = chance.choices(CLASSES, [c.share for c in CLASSES])[0]
+        favourite = models[int(2 * at_s / duration_s) % len(models)]
+        model = favourite if chance.random() < 0.75 else chance.choice(models)
+        words = chance.randint(*request_class.prompt_words)
+        yield Planned(
+            at_s=at_s,
+            request_class=request_class,
+            body=InferenceRequest(
+                id=f"demo-{seed}-{number}",
+                model=model,
+                prompt=" ".join(chance.choices(WORDS, k=words)),
+                max_tokens=chance.randint(*request_class.max_tokens),
+                temperature=0.0,
+                ignore_eos=True,
+                slo=request_class.slo,
+                application=request_class.name,
+                importance=request_class.importance,
+                tenant="demo",
+            ),
+        )
+        number += 1
+        at_s += chance.expovariate(rate_rps)
+
+
+MALFORMED: tuple[tuple[str, bytes, str], ...] = (
+    ("not JSON", b"{ this is not json", "invalid_request"),
+    ("unknown model", b'{"model": "no-such-model", "prompt": "x"}', "model_not_found"),
+    (
+        "impossible SLO",
+        b'{"model": "%m", "prompt": "x", "slo": {"ttft_s": 0.0001}}',
+        "slo_impossible",
+    ),
+    ("over-long output", b'{"model": "%m", "prompt": "x", "max_tokens": 99999999}',
+     "context_length_exceeded"),
+    ("expired deadline", b'{"model": "%m", "prompt": "x", "deadline": 1000000000}',
+     "deadline_expired"),
+)  # fmt: skip
+"""What a few careless producers send: name, body, and the error code they must get."""
