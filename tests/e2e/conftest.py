@@ -1,0 +1,32 @@
+"""Meshes that several tests share."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from services.mesh.processes import ProcessMesh
+from shared.producer.producer import Producer
+from tests.brokers import RabbitServer, rabbit_targets
+from tests.e2e.meshes import mesh_spec, producer_of
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh(
+    rabbit_servers: Callable[[str], RabbitServer], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ProcessMesh]:
+    """Separate processes on a RabbitMQ virtual host of their own, simulated engines."""
+    url = rabbit_servers(rabbit_targets()[0]).fresh_url()
+    spec = mesh_spec(url, tmp_path_factory.mktemp("mesh"), gateway=GATEWAY)
+    async with ProcessMesh(spec) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def producer(mesh: ProcessMesh) -> AsyncIterator[Producer]:
+    async with producer_of(mesh) as running:
+        yield running
+
+
+GATEWAY: dict[str, Any] = {"api_keys": {"secret-of-acme": "acme"}}

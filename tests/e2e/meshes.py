@@ -1,0 +1,134 @@
+"""Meshes for end-to-end tests, and what they are asked."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ops.ports import free_port
+from services.mesh.processes import ProcessMesh
+from services.mesh.spec import AgentSpec, MeshSpec
+from shared.broker.protocol import Broker
+from shared.contracts.ingress import InferenceRequest
+from shared.contracts.qos import Slo
+from shared.contracts.requests import Final, ReplyMode, RequestCompleted
+from shared.models.tiny import make_tiny_models
+from shared.producer.generation import Generation
+from shared.producer.producer import Producer
+from shared.runtime.clock import SystemClock
+
+LLAMA = "tiny-llama"
+QWEN = "tiny-qwen"
+SLOS = (Slo(ttft_s=5.0, tbt_s=1.0), Slo(ttlt_s=120.0), Slo())
+
+
+def mesh_spec(
+    broker: str,
+    directory: Path,
+    *,
+    engine: str = "simulated",
+    agents: int = 2,
+    registry: Path | None = None,
+    agent_settings: dict[str, Any] | None = None,
+    **fields: Any,
+) -> MeshSpec:
+    """A small mesh; every agent starts with tiny-llama active."""
+    return MeshSpec(
+        broker=broker,
+        registry=registry or make_tiny_models(directory / "models", weights=engine == "vllm"),
+        log_dir=directory / "log",
+        gateway_port=free_port(),
+        agents=tuple(
+            AgentSpec(
+                instance_id=f"a{number}",
+                engine=engine,
+                settings={"initial_model": LLAMA, "drain_timeout_s": 5.0} | (agent_settings or {}),
+            )
+            for number in range(agents)
+        ),
+        **fields,
+    )
+
+
+@asynccontextmanager
+async def producer_of(mesh: ProcessMesh, name: str = "test") -> AsyncIterator[Producer]:
+    """A producer on a connection of its own."""
+    async with (
+        mesh.open_broker(f"headway-{name}") as broker,
+        Producer(
+            broker, name=name, clock=SystemClock(), user_id="guest", give_up_after_s=60.0
+        ) as producer,
+    ):
+        yield producer
+
+
+def request(number: int, *, max_tokens: int = 60, **fields: Any) -> InferenceRequest:
+    """A greedy request; the same number always asks the same."""
+    values: dict[str, Any] = {
+        "model": LLAMA,
+        "prompt": f"request {number} asks for a long and steady answer " * (1 + number % 5),
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "slo": SLOS[number % len(SLOS)],
+    }
+    return InferenceRequest(**(values | fields))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a consumer saw of one request."""
+
+    streamed: tuple[int, ...]
+    text: str
+    final: Final
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        assert isinstance(self.final, RequestCompleted), self.final
+        return self.final.token_ids
+
+
+async def read(generation: Generation) -> Answer:
+    """Follow a generation to its end."""
+    tokens: list[int] = []
+    text = ""
+    async for part in generation:
+        tokens += part.token_ids
+        text += part.text
+    return Answer(tuple(tokens), text, await generation.final())
+
+
+async def ask_all(
+    producer: Producer,
+    requests: Sequence[InferenceRequest],
+    *,
+    spacing_s: float = 0.0,
+    on_sent: Callable[[int], None] = lambda _: None,
+    timeout_s: float = 120.0,
+) -> list[Answer]:
+    """Send *requests* one after another, every other one streamed, and read all answers."""
+
+    async def one(number: int, body: InferenceRequest) -> Answer:
+        await asyncio.sleep(number * spacing_s)
+        mode = ReplyMode.STREAM if number % 2 else ReplyMode.FINAL
+        generation = await producer.submit(body, reply=mode)
+        on_sent(number)
+        return await read(generation)
+
+    async with asyncio.timeout(timeout_s):
+        return list(await asyncio.gather(*(one(n, body) for n, body in enumerate(requests))))
+
+
+async def depths(broker: Broker, mesh: ProcessMesh) -> dict[str, int]:
+    """Ready messages of every queue that holds work."""
+    from services.mesh.queues import count_queues  # noqa: PLC0415 - a slow import for few tests
+    from shared.contracts.lanes import LaneLayout  # noqa: PLC0415 - likewise
+    from shared.models.registry import ModelRegistry  # noqa: PLC0415 - likewise
+
+    models = ModelRegistry.load(mesh.spec.registry).bases
+    counts = await count_queues(broker, models, LaneLayout())
+    soft = ("headway.leader", "headway.estimator")
+    return {c.queue: c.ready for c in counts if c.ready and c.queue not in soft}

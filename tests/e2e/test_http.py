@@ -1,0 +1,153 @@
+"""The stock OpenAI client against a running mesh."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+import pytest_asyncio
+
+from services.mesh.processes import ProcessMesh
+from tests.brokers import eventually
+from tests.e2e.meshes import LLAMA, QWEN
+
+pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.asyncio(loop_scope="module")]
+
+MESSAGES = [{"role": "user", "content": "Say something about queues."}]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(mesh: ProcessMesh) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{mesh.spec.gateway_url}/v1", api_key="secret-of-acme", max_retries=0
+    ) as client:
+        yield client
+
+
+async def test_a_chat_streams_the_same_text_that_it_returns_whole(
+    client: openai.AsyncOpenAI,
+) -> None:
+    whole = await client.chat.completions.create(
+        model=LLAMA, messages=MESSAGES, max_tokens=20, temperature=0
+    )
+    stream = await client.chat.completions.create(
+        model=LLAMA,
+        messages=MESSAGES,
+        max_tokens=20,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    text, usage, reasons = "", None, []
+    async for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reasons += [choice.finish_reason] if choice.finish_reason else []
+
+    assert whole.choices[0].message.content == text
+    assert [whole.choices[0].finish_reason] == reasons
+    assert usage is not None
+    assert whole.usage.completion_tokens == usage.completion_tokens
+
+
+async def test_a_completion_keeps_to_max_tokens_and_stop(client: openai.AsyncOpenAI) -> None:
+    whole = await client.completions.create(
+        model=LLAMA, prompt="once", max_tokens=30, temperature=0, extra_body={"ignore_eos": True}
+    )
+    text = whole.choices[0].text
+    stop = text[8:11]
+    cut = await client.completions.create(
+        model=LLAMA,
+        prompt="once",
+        max_tokens=30,
+        temperature=0,
+        stop=[stop],
+        extra_body={"ignore_eos": True},
+    )
+
+    assert whole.usage.completion_tokens == 30
+    assert whole.choices[0].finish_reason == "length"
+    assert text[: text.index(stop)] == cut.choices[0].text
+    assert cut.choices[0].finish_reason == "stop"
+
+
+async def test_models_are_those_of_the_registry(client: openai.AsyncOpenAI) -> None:
+    names = {model.id async for model in client.models.list()}
+
+    assert {LLAMA, QWEN} <= names
+
+
+async def test_a_model_that_is_not_active_is_swapped_in_and_served(
+    client: openai.AsyncOpenAI,
+) -> None:
+    answer = await client.chat.completions.create(
+        model=QWEN, messages=MESSAGES, max_tokens=5, temperature=0
+    )
+
+    assert answer.model == QWEN
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "param"),
+    [
+        ({"model": "no-such-model"}, openai.NotFoundError, "model"),
+        ({"max_tokens": 10**9}, openai.BadRequestError, "max_tokens"),
+        ({"n": 3}, openai.BadRequestError, "n"),
+        ({"temperature": -1}, openai.BadRequestError, "temperature"),
+        ({"messages": []}, openai.BadRequestError, "messages"),
+    ],
+)
+async def test_bad_requests_are_typed_errors_that_name_the_field(
+    client: openai.AsyncOpenAI, fields: dict[str, object], error: type, param: str
+) -> None:
+    values = {"model": LLAMA, "messages": MESSAGES} | fields
+    with pytest.raises(error) as caught:
+        await client.chat.completions.create(**values)
+
+    assert param == caught.value.param
+
+
+async def test_a_wrong_key_is_refused(mesh: ProcessMesh) -> None:
+    async with openai.AsyncOpenAI(
+        base_url=f"{mesh.spec.gateway_url}/v1", api_key="wrong", max_retries=0
+    ) as client:
+        with pytest.raises(openai.AuthenticationError):
+            await client.models.list()
+
+
+async def test_a_client_that_goes_away_frees_the_engine(
+    client: openai.AsyncOpenAI, mesh: ProcessMesh
+) -> None:
+    stream = await client.chat.completions.create(
+        model=LLAMA,
+        messages=MESSAGES,
+        max_tokens=3000,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    async for _ in stream:
+        break
+    await stream.close()
+
+    log = mesh.spec.log_dir
+    await eventually(
+        lambda: any(
+            "run.stopped" in line or '"code":"cancelled"' in line
+            for file in log.glob("agent-*.log")
+            for line in file.read_text().splitlines()
+        )
+    )
+
+
+async def test_many_chats_at_once_all_end(client: openai.AsyncOpenAI) -> None:
+    answers = await asyncio.gather(
+        *(
+            client.chat.completions.create(
+                model=LLAMA, messages=MESSAGES, max_tokens=10, temperature=0
+            )
+            for _ in range(40)
+        )
+    )
+
+    assert len({answer.choices[0].message.content for answer in answers}) == 1

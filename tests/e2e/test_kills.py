@@ -1,0 +1,158 @@
+"""Parts of the mesh die while it serves; nobody's answer is lost, doubled or different."""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ops.broker import PrivateNode, rabbitmq_binary
+from services.mesh.processes import ProcessMesh
+from shared.broker import topology
+from shared.broker.protocol import BindingSpec, Broker, Delivery, Settlement
+from shared.contracts.base import Decoder
+from shared.contracts.plans import PlanPublished
+from shared.contracts.requests import RequestCompleted
+from tests.brokers import absent, eventually
+from tests.e2e.meshes import Answer, ask_all, depths, mesh_spec, producer_of, request
+
+pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
+
+NUM_REQUESTS = 320
+SPACING_S = 0.06
+MAX_TOKENS = 80
+SLOW_ENGINE = {
+    "latency": {"constant_s": 0.008, "linear_s": 4e-5, "context_s": 2e-7},
+    "max_running": 24,
+}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[PrivateNode]:
+    if rabbitmq_binary("rabbitmq-server") is None:
+        absent("rabbitmq-server is not installed", "rabbitmq")
+    node = PrivateNode(tmp_path / "node")
+    node.start()
+    yield node
+    node.close()
+
+
+async def leader_name(broker: Broker) -> str:
+    """The process name part of the leader that published last."""
+    decode: Decoder[PlanPublished] = Decoder(PlanPublished)
+    found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def on_plan(delivery: Delivery) -> None:
+        if not found.done():
+            found.set_result(decode(delivery.body).leader_id)
+        await delivery.settle(Settlement.ACK)
+
+    queue = topology.private_queue(f"watch.{id(found)}")
+    await broker.declare_queue(queue)
+    await broker.bind(
+        BindingSpec(exchange=topology.TELEMETRY, queue=queue.name, routing_key="plan.#")
+    )
+    subscription = await broker.consume(queue.name, on_plan, prefetch=1)
+    try:
+        return await asyncio.wait_for(found, 15.0)
+    finally:
+        await subscription.cancel()
+
+
+async def kill(mesh: ProcessMesh, name: str) -> None:
+    """As the kernel's memory killer would."""
+    mesh.processes[name].signal(signal.SIGKILL)
+    assert await mesh.processes[name].wait(10.0) == -signal.SIGKILL
+
+
+async def havoc(mesh: ProcessMesh, node: PrivateNode, undisturbed: asyncio.Event) -> None:
+    """One death after another, each under load."""
+    await undisturbed.wait()
+    await kill(mesh, "agent-a0")
+    await asyncio.sleep(1.0)
+    await mesh.processes["agent-a0"].start()
+    await kill(mesh, "grouper-0")
+    await asyncio.sleep(1.0)
+    await mesh.processes["grouper-0"].start()
+    async with mesh.open_broker("headway-watch") as broker:
+        pid = (await leader_name(broker)).split("-")[1]
+    leader = next(
+        name
+        for name, process in mesh.processes.items()
+        if name.startswith("leader") and str(process.pid) == pid
+    )
+    await kill(mesh, leader)
+    await kill(mesh, "gateway")
+    await asyncio.sleep(1.0)
+    await mesh.processes["gateway"].start()
+    await kill(mesh, "agent-a1")  # and never returns
+    await asyncio.sleep(1.0)
+    await asyncio.to_thread(node.stop)
+    await asyncio.to_thread(node.start)
+
+
+async def test_deaths_lose_nothing_double_nothing_and_change_no_answer(
+    node: PrivateNode, tmp_path: Path
+) -> None:
+    spec = mesh_spec(
+        node.url,
+        tmp_path,
+        agents=3,
+        groupers=2,
+        leaders=2,
+        agent_settings={"engine": {"simulated": SLOW_ENGINE}},
+    )
+    requests = [request(n, max_tokens=MAX_TOKENS) for n in range(NUM_REQUESTS)]
+    async with ProcessMesh(spec) as mesh:
+        async with producer_of(mesh, "calm") as producer:
+            calm = await ask_all(producer, requests)
+        under_way = asyncio.Event()
+        async with producer_of(mesh, "storm") as producer:
+            chaos = asyncio.create_task(havoc(mesh, node, under_way), name="havoc")
+            storm = await ask_all(
+                producer,
+                requests,
+                spacing_s=SPACING_S,
+                on_sent=lambda n: under_way.set() if n > 30 else None,
+                timeout_s=240.0,
+            )
+            await chaos
+        async with mesh.open_broker("headway-check") as broker:
+            await eventually(lambda: _empty(broker, mesh), within_s=60.0)
+
+    assert [type(answer.final) for answer in storm] == [RequestCompleted] * NUM_REQUESTS
+    assert [a.token_ids for a in calm] == [a.token_ids for a in storm]
+    for answer in storm:
+        _assert_consistent(answer)
+
+
+def _assert_consistent(answer: Answer) -> None:
+    """The stream was the final, each token once."""
+    assert isinstance(answer.final, RequestCompleted)
+    assert answer.final.token_ids == answer.streamed
+    assert answer.final.text == answer.text
+
+
+async def _empty(broker: Broker, mesh: ProcessMesh) -> bool:
+    return await depths(broker, mesh) == {}
+
+
+async def test_a_poison_request_alone_is_buried(node: PrivateNode, tmp_path: Path) -> None:
+    poison_token = 333
+    spec = mesh_spec(
+        node.url,
+        tmp_path,
+        agents=2,
+        agent_settings={"engine": {"simulated": SLOW_ENGINE | {"crash_on_token": poison_token}}},
+    )
+    bodies = [request(n, max_tokens=MAX_TOKENS, prompt=tuple(range(10, 40 + n))) for n in range(20)]
+    poison = request(99, prompt=(20, 21, poison_token, 22), max_tokens=5)
+    async with ProcessMesh(spec) as mesh, producer_of(mesh) as producer:
+        answers = await ask_all(producer, [*bodies[:10], poison, *bodies[10:]])
+        async with mesh.open_broker("headway-check") as broker:
+            left = await depths(broker, mesh)
+
+    failed = [answer.final for answer in answers if not isinstance(answer.final, RequestCompleted)]
+    assert [final.error.code for final in failed] == ["poison_request"]
+    assert left == {topology.DEAD_LETTERS: 1}
