@@ -2,16 +2,18 @@
 
 import contextlib
 import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from ops.broker import PrivateNode, answers, rabbitmq_binary
+from ops.broker import PrivateNode, answers, rabbitmq_binary, run_ctl
 from ops.setup import VLLM_REASON
 from services.agent.backends.vllm.availability import vllm_unavailable_reason
 from services.mesh.spec import EMBEDDED
-from shared.contracts.errors import SettingsError
+from shared.contracts.errors import BrokerUnavailableError, SettingsError
 from shared.runtime.settings import DEFAULT_AMQP_URL
 
 AMQP_PORT = 5672
@@ -41,7 +43,8 @@ def broker_for(requested: str | None) -> Iterator[tuple[str, str]]:
         return
     url = os.environ.get("HEADWAY_AMQP_URL") or DEFAULT_AMQP_URL
     if requested is None and _answers(url):
-        yield url, f"broker: {_shown(url)} (it answers)"
+        with _scratch_vhost(url) as scratch:
+            yield scratch, f"broker: {_shown(scratch)} (it answers)"
     elif rabbitmq_binary("rabbitmq-server") is not None:
         with tempfile.TemporaryDirectory(prefix="headway-broker-") as directory:
             node = PrivateNode(Path(directory))
@@ -81,6 +84,29 @@ def engine_for(requested: str | None) -> tuple[str, str]:
     if requested == "vllm":
         raise SettingsError(f"vLLM cannot run here: {reason}")
     return "simulated", f"engine: simulated, since vLLM cannot run here: {reason}"
+
+
+@contextlib.contextmanager
+def _scratch_vhost(url: str) -> Iterator[str]:
+    """A virtual host of our own on a local broker, so that nothing is left behind in another's."""
+    parts = urlsplit(url)
+    ctl = shutil.which("rabbitmqctl")
+    if ctl is None or parts.hostname not in ("127.0.0.1", "localhost"):
+        yield url
+        return
+    name = f"headway-{secrets.token_hex(4)}"
+    user = unquote(parts.username or "guest")
+    try:
+        run_ctl([ctl, "-q", "add_vhost", name])
+        run_ctl([ctl, "-q", "set_permissions", "-p", name, user, ".*", ".*", ".*"])
+    except BrokerUnavailableError:
+        yield url  # not ours to administer
+        return
+    try:
+        yield parts._replace(path=f"/{name}").geturl()
+    finally:
+        with contextlib.suppress(BrokerUnavailableError):
+            run_ctl([ctl, "-q", "delete_vhost", name])
 
 
 def _answers(url: str) -> bool:

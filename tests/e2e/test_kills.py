@@ -124,10 +124,10 @@ async def test_deaths_lose_nothing_double_nothing_and_change_no_answer(
     assert [type(answer.final) for answer in storm] == [RequestCompleted] * NUM_REQUESTS
     assert [a.token_ids for a in calm] == [a.token_ids for a in storm]
     for answer in storm:
-        _assert_consistent(answer)
+        assert_consistent(answer)
 
 
-def _assert_consistent(answer: Answer) -> None:
+def assert_consistent(answer: Answer) -> None:
     """The stream was the final, each token once."""
     assert isinstance(answer.final, RequestCompleted)
     assert answer.final.token_ids == answer.streamed

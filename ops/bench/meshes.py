@@ -1,0 +1,72 @@
+"""The mesh under measurement, and what its processes cost."""
+
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ops.environment import broker_for
+from ops.ports import free_port
+from services.mesh.processes import ProcessMesh
+from services.mesh.spec import EMBEDDED, AgentSpec, MeshSpec
+from shared.contracts.errors import SettingsError
+from shared.models.tiny import make_tiny_models
+from shared.producer.producer import Producer
+from shared.runtime.clock import SystemClock
+
+MODEL = "tiny-llama"
+
+
+@contextlib.asynccontextmanager
+async def bench_mesh(broker: str | None, engine: dict[str, Any]) -> AsyncIterator[ProcessMesh]:
+    """
+    One of each service as a process of its own, over RabbitMQ.
+
+    Args:
+        broker: As `ops.environment.broker_for` takes it.
+        engine: Settings of the simulated engine.
+
+    Raises:
+        SettingsError: No RabbitMQ to be had.
+    """
+    with broker_for(broker) as (url, line), tempfile.TemporaryDirectory() as directory:
+        if url == EMBEDDED:
+            raise SettingsError(f"this benchmark needs RabbitMQ; {line}")
+        root = Path(directory)
+        spec = MeshSpec(
+            broker=url,
+            registry=make_tiny_models(root / "models", weights=False),
+            log_dir=root / "log",
+            gateway_port=free_port(),
+            log_level="warning",
+            agents=(
+                AgentSpec(
+                    instance_id="bench",
+                    settings={"initial_model": MODEL, "engine": {"simulated": engine}},
+                ),
+            ),
+        )
+        async with ProcessMesh(spec) as mesh:
+            yield mesh
+
+
+@contextlib.asynccontextmanager
+async def bench_producer(mesh: ProcessMesh) -> AsyncIterator[Producer]:
+    """A trusted producer on a connection of its own."""
+    async with (
+        mesh.open_broker("headway-bench") as broker,
+        Producer(broker, name="bench", clock=SystemClock(), user_id="guest") as producer,
+    ):
+        yield producer
+
+
+def cpu_s(mesh: ProcessMesh) -> dict[str, float]:
+    """User plus system seconds of each process so far."""
+    times = {}
+    for name, process in mesh.processes.items():
+        used = psutil.Process(process.pid).cpu_times()
+        times[name] = used.user + used.system
+    return times

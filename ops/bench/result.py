@@ -1,0 +1,89 @@
+"""What a benchmark gives: figures, and which lines hold."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One acceptance line: a measured value against its bound."""
+
+    name: str
+    value: float | None
+    """None when this run did not measure it."""
+    bound: float
+
+    @property
+    def holds(self) -> bool | None:
+        """Value at most bound; None when not measured."""
+        return None if self.value is None else self.value <= self.bound
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """Everything one benchmark measured."""
+
+    name: str
+    seed: int
+    quick: bool
+    figures: dict[str, Any] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        """No measured line is broken."""
+        return all(line.holds is not False for line in self.lines)
+
+    def data(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "bench": self.name,
+            "seed": self.seed,
+            "quick": self.quick,
+            "figures": self.figures,
+            "acceptance": [
+                {"line": line.name, "value": line.value, "bound": line.bound, "holds": line.holds}
+                for line in self.lines
+            ],
+            "holds": self.holds,
+        }
+
+    def show(self) -> None:
+        """For people."""
+        console = Console(width=100)
+        table = Table(title=f"{self.name}{' (quick)' if self.quick else ''}, seed {self.seed}")
+        table.add_column("figure")
+        table.add_column("value", justify="right")
+        for name, value in self.figures.items():
+            table.add_row(name, _shown(value))
+        console.print(table)
+        for line in self.lines:
+            verdict = {True: "holds", False: "BROKEN", None: "not measured"}[line.holds]
+            console.print(f"{line.name}: {_shown(line.value)} (at most {line.bound:g}): {verdict}")
+
+    def save(self, directory: Path) -> None:
+        """Append to the benchmark's history."""
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / f"{self.name}.jsonl").open("ab") as file:
+            file.write(msgspec.json.encode(self.data()) + b"\n")
+
+
+def quantiles_ms(values_s: Sequence[float]) -> dict[str, float]:
+    """Median and 99th percentile of seconds, in milliseconds."""
+    return {
+        "p50": round(1000 * float(np.quantile(values_s, 0.5)), 3),
+        "p99": round(1000 * float(np.quantile(values_s, 0.99)), 3),
+    }
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "  ".join(f"{key} {_shown(part)}" for key, part in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,181 @@
+"""Operators' commands against a running mesh."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.mesh.processes import ProcessMesh
+from shared.broker import topology
+from shared.broker.protocol import OutMessage
+from tests.brokers import eventually
+from tests.e2e.meshes import LLAMA
+
+pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.asyncio(loop_scope="module")]
+
+
+class Ran:
+    """A finished command."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out.strip().splitlines()[-1])
+
+
+async def run(mesh: ProcessMesh, module: str, *arguments: str, limit_s: float = 60.0) -> Ran:
+    """`python -m services.<module> …` in the mesh's environment."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        f"services.{module}",
+        *arguments,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HEADWAY_AMQP_URL": mesh.spec.broker,
+            "HEADWAY_REGISTRY": str(mesh.spec.registry),
+        },
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), limit_s)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return Ran(process.returncode or 0, out.decode(), err.decode())
+
+
+async def submit(mesh: ProcessMesh, *arguments: str) -> Ran:
+    return await run(
+        mesh, "mesh", "submit", "--model", LLAMA, "--max-tokens", "12", "--temperature", "0",
+        *arguments,
+    )  # fmt: skip
+
+
+async def test_submit_prints_the_answer_and_what_it_took(mesh: ProcessMesh) -> None:
+    streamed = await submit(mesh, "--ttft", "5", "tell me")
+    whole = await submit(mesh, "--json", "tell me")
+
+    assert (streamed.code, whole.code) == (0, 0)
+    assert whole.json["text"] == streamed.out.removesuffix("\n")
+    assert "SLO attained" in streamed.err
+
+
+async def test_submit_reads_many_requests_from_a_file(mesh: ProcessMesh, tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    bodies = [{"id": f"file-{n}", "model": LLAMA, "prompt": "x", "max_tokens": 3} for n in range(5)]
+    file.write_text("\n".join(json.dumps(body) for body in bodies))
+
+    ran = await run(mesh, "mesh", "submit", "--file", str(file))
+
+    finals = [json.loads(line) for line in ran.out.splitlines()]
+    assert ran.code == 0
+    assert {body["id"] for body in bodies} == {final["request_id"] for final in finals}
+
+
+async def test_submit_shows_why_a_request_was_refused(mesh: ProcessMesh) -> None:
+    ran = await run(mesh, "mesh", "submit", "--model", "no-such", "x")
+
+    assert ran.code == 1
+    assert "model_not_found" in ran.err
+
+
+async def test_a_broker_that_is_away_is_exit_code_3(mesh: ProcessMesh) -> None:
+    ran = await run(
+        mesh, "mesh", "submit", "--amqp-url", "amqp://guest:guest@127.0.0.1:1/", "--model", "m", "x"
+    )
+
+    assert ran.code == 3
+
+
+async def test_queues_lists_depths(mesh: ProcessMesh) -> None:
+    ran = await run(mesh, "mesh", "queues", "--json")
+
+    names = {entry["queue"] for entry in ran.json}
+    assert {topology.GLOBAL_INTERACTIVE, topology.GLOBAL_REST, topology.DEAD_LETTERS} <= names
+
+
+async def test_top_shows_every_instance(mesh: ProcessMesh) -> None:
+    ran = await run(mesh, "mesh", "top", "--json")
+
+    shown = {entry["instance_id"] for entry in ran.json["instances"]}
+    assert {agent.instance_id for agent in mesh.spec.agents} == shown
+
+
+async def test_snapshot_shows_one_instance(mesh: ProcessMesh) -> None:
+    ran = await run(mesh, "agent", "snapshot", "--set", "instance_id=a0", "--json")
+    absent = await run(mesh, "agent", "snapshot", "--set", "instance_id=nobody", "--json")
+
+    assert ran.json["instance_id"] == "a0"
+    assert absent.code == 1
+    assert "nobody" in absent.err
+
+
+async def test_show_plan_shows_every_virtual_queue(mesh: ProcessMesh) -> None:
+    ran = await run(mesh, "planner", "show-plan", "--json")
+
+    plans = [json.loads(line) for line in ran.out.splitlines()]
+    assert {"a0", "a1"} == {plan["queue"]["instance_id"] for plan in plans}
+
+
+async def test_estimator_show_gives_the_learnt_profile(mesh: ProcessMesh) -> None:
+    await submit(mesh, "warm up")
+
+    ran = await run(mesh, "estimator", "show", "--json")
+
+    assert LLAMA in {json.loads(line)["model"] for line in ran.out.splitlines()}
+
+
+async def test_tail_prints_each_finished_request(mesh: ProcessMesh) -> None:
+    tail = asyncio.create_task(run(mesh, "gateway", "tail", "--limit", "1", "--json"))
+
+    async def seen() -> bool:
+        await submit(mesh, "x")
+        return tail.done()
+
+    await eventually(seen, within_s=40.0)
+
+    assert (await tail).json["model"] == LLAMA
+
+
+async def test_dead_letters_are_seen_given_another_chance_and_dropped(mesh: ProcessMesh) -> None:
+    async with mesh.open_broker("headway-check") as broker:
+        await broker.purge(topology.DEAD_LETTERS)
+        for number in range(3):
+            await broker.publish(
+                topology.REQUESTS,
+                topology.REST_KEY,
+                OutMessage(body=b"not json", message_id=f"broken-{number}"),
+            )
+
+        async def buried() -> bool:
+            depth = await broker.depth(topology.DEAD_LETTERS)
+            return depth is not None and depth.ready == 3
+
+        await eventually(buried)
+        peeked = await run(mesh, "mesh", "dead-letter", "peek", "--json")
+        again = await run(mesh, "mesh", "dead-letter", "requeue", "--id", "broken-1", "--json")
+        await eventually(buried)  # refused and buried once more
+        refused = await run(mesh, "mesh", "dead-letter", "purge")
+        purged = await run(mesh, "mesh", "dead-letter", "purge", "--yes", "--json")
+
+    assert sorted(e["id"] for e in peeked.json) == ["broken-0", "broken-1", "broken-2"]
+    assert all(entry["reason"].startswith("invalid_request") for entry in peeked.json)
+    assert [entry["id"] for entry in again.json] == ["broken-1"]
+    assert refused.code == 2
+    assert purged.json == {"purged": 3}
+
+
+async def test_a_drained_instance_takes_nothing_more_and_others_serve(mesh: ProcessMesh) -> None:
+    drained = await run(mesh, "agent", "drain", "--set", "instance_id=a1", "--json")
+    answers = [await submit(mesh, "--json", f"after the drain {n}") for n in range(4)]
+
+    assert drained.json == {"instance_id": "a1", "drained": True}
+    assert {"a0"} == {answer.json["instance_id"] for answer in answers}

@@ -1,0 +1,91 @@
+"""Deaths and poison on real vLLM engines."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from services.agent.backends.vllm.availability import vllm_unavailable_reason
+from services.mesh.processes import ProcessMesh
+from shared.broker import topology
+from shared.contracts.base import ModelName
+from shared.contracts.requests import RequestCompleted
+from shared.models.registry import ModelRegistry, write_registry
+from shared.models.tiny import make_tiny_models
+from tests.brokers import RabbitServer, absent, rabbit_targets
+from tests.e2e.meshes import LLAMA, ask_all, depths, mesh_spec, producer_of, request
+from tests.e2e.test_kills import assert_consistent, kill
+
+pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.vllm]
+
+NUM_REQUESTS = 60
+POISON_TOKEN = 333
+ENGINE = {"engine": {"vllm": {"max_running": 24}}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vllm() -> None:
+    if (reason := vllm_unavailable_reason()) is not None:
+        absent(reason, "vllm")
+
+
+@pytest.fixture
+def broker_url(rabbit_servers: Callable[[str], RabbitServer]) -> str:
+    return rabbit_servers(rabbit_targets()[0]).fresh_url()
+
+
+async def test_killed_and_drained_engines_change_no_answer(broker_url: str, tmp_path: Path) -> None:
+    spec = mesh_spec(broker_url, tmp_path, engine="vllm", agents=2, agent_settings=ENGINE)
+    requests = [request(n, max_tokens=120) for n in range(NUM_REQUESTS)]
+    async with ProcessMesh(spec) as mesh, producer_of(mesh) as producer:
+        calm = await ask_all(producer, requests)
+        under_way = asyncio.Event()
+
+        async def havoc() -> None:
+            await under_way.wait()
+            await kill(mesh, "agent-a0")
+            await mesh.processes["agent-a0"].start()
+            await asyncio.sleep(0.5)
+            await mesh.processes["agent-a1"].stop()  # drains: what runs is evicted with progress
+            await mesh.processes["agent-a1"].start()
+
+        chaos = asyncio.create_task(havoc(), name="havoc")
+        storm = await ask_all(
+            producer,
+            requests,
+            spacing_s=0.02,
+            on_sent=lambda n: under_way.set() if n > 20 else None,
+            timeout_s=180.0,
+        )
+        await chaos
+
+    assert [RequestCompleted] * NUM_REQUESTS == [type(answer.final) for answer in storm]
+    assert [a.token_ids for a in calm] == [a.token_ids for a in storm]
+    assert {"vllm-0.32.0"} == {answer.final.engine for answer in storm}
+    for answer in storm:
+        assert_consistent(answer)
+
+
+async def test_a_poison_request_alone_is_buried(broker_url: str, tmp_path: Path) -> None:
+    models = ModelRegistry.load(make_tiny_models(tmp_path / "models"))
+    entry = msgspec.structs.replace(
+        models.entry(ModelName(LLAMA)),
+        engine_args={"worker_cls": "tests.e2e.poison_worker.PoisonWorker"},
+    )
+    registry = tmp_path / "poison.json"
+    write_registry(registry, [entry])
+    spec = mesh_spec(
+        broker_url, tmp_path, engine="vllm", agents=1, registry=registry, agent_settings=ENGINE
+    )
+    bodies = [request(n, max_tokens=100, prompt=tuple(range(10, 40 + n))) for n in range(20)]
+    poison = request(99, prompt=(20, 21, POISON_TOKEN, 22), max_tokens=5)
+    async with ProcessMesh(spec) as mesh, producer_of(mesh) as producer:
+        answers = await ask_all(producer, [*bodies[:10], poison, *bodies[10:]], timeout_s=180.0)
+        async with mesh.open_broker("headway-check") as broker:
+            left = await depths(broker, mesh)
+
+    failed = [answer.final for answer in answers if not isinstance(answer.final, RequestCompleted)]
+    assert [final.error.code for final in failed] == ["poison_request"]
+    assert left == {topology.DEAD_LETTERS: 1}
