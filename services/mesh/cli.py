@@ -87,7 +87,9 @@ async def submit(options: Options) -> int:
             finals = await submit_all(broker, requests, user_id=user_id)
             return EXIT_OK if all_completed(finals) else EXIT_FAILED
         reply = ReplyMode.FINAL if options.final or options.json else ReplyMode.STREAM
-        final = await submit_one(broker, _request(options), reply=reply, user_id=user_id)
+        final = await submit_one(
+            broker, _request(options), reply=reply, user_id=user_id, show=_shower(options)
+        )
     if options.json:
         print_data(final, as_json=True)
     elif isinstance(final, RequestFailed):
@@ -102,6 +104,16 @@ async def submit(options: Options) -> int:
             file=sys.stderr,
         )
     return EXIT_FAILED if isinstance(final, RequestFailed) else EXIT_OK
+
+
+def _shower(options: Options) -> Callable[[str], None]:
+    """Text goes to the terminal as it comes, unless data was asked for."""
+
+    def show(text: str) -> None:
+        if not options.json:
+            print(text, end="", flush=True)
+
+    return show
 
 
 def _request(options: Options) -> InferenceRequest:

@@ -59,7 +59,9 @@ async def requeue(
     """
     moved: list[DeadLetter] = []
     kept: list[Delivery] = []
-    async for delivery in _take(broker, limit):
+    # All are taken before the first is published again: it may be back among them at once.
+    held = [delivery async for delivery in _take(broker, limit)]
+    for delivery in held:
         letter = describe(delivery)
         if not wanted(letter):
             kept.append(delivery)

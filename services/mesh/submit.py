@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -37,15 +37,20 @@ def read_requests(file: Path) -> list[InferenceRequest]:
 
 
 async def submit_one(
-    broker: Broker, request: InferenceRequest, *, reply: ReplyMode, user_id: str | None
+    broker: Broker,
+    request: InferenceRequest,
+    *,
+    reply: ReplyMode,
+    user_id: str | None,
+    show: Callable[[str], None],
 ) -> Final:
-    """Publish one request, print its text as it comes, and give its final."""
+    """Publish one request, *show* its text as it comes, and give its final."""
     clock = SystemClock()
     async with Producer(broker, name="cli", clock=clock, user_id=user_id) as producer:
         generation = await producer.submit(request, reply=reply)
         try:
             async for part in generation:
-                print(part.text, end="", flush=True)  # noqa: T201 - the answer is the output
+                show(part.text)
             return await generation.final()
         except asyncio.CancelledError:
             await generation.cancel()

@@ -106,6 +106,7 @@ class ServiceCli(Generic[S]):
             case "topology":
                 print_data(_topology(), as_json=arguments.json)
                 return EXIT_OK
+        configure_logging(level="warning", service=self.service)
         verb = next(verb for verb in self.verbs if verb.name == arguments.verb)
         return asyncio.run(_awaited(verb.run(settings, arguments)))
 
