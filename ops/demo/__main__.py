@@ -71,7 +71,7 @@ async def run(options: argparse.Namespace, engine: str, broker: str) -> int:
             for number, model in enumerate(MODELS)
         ),
     )
-    workload = list(plan_workload(MODELS, duration_s=seconds, rate_rps=rate, seed=options.seed))
+    workload = plan_workload(MODELS, duration_s=seconds, rate_rps=rate, seed=options.seed)
     say(f"starting the mesh (logs: {spec.log_dir})")
     async with mesh_of(spec) as mesh:
         say(f"ready after {time.monotonic() - started:.0f} s; {len(workload)} requests follow")

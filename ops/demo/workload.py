@@ -1,13 +1,14 @@
 """The demo's requests: who asks for what, when, and how soon."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.qos import Importance, Slo
 
+DUMP_S = 15.0
+"""Seconds of ordinary arrivals that the dump is worth."""
 WORDS = tuple(
     "queue deadline token batch prefill decode engine model swap plan lane window agent "  # noqa: SIM905 - a list would take a page
     "broker latency slack budget tenant stream evict resume profile estimate group order".split()
@@ -36,6 +37,15 @@ class RequestClass:
     importance: Importance = Importance.HIGH
 
 
+BEST_EFFORT = RequestClass(
+    name="best effort",
+    via=Via.AMQP_FINAL,
+    slo=Slo(),
+    share=0.2,
+    prompt_words=(50, 300),
+    max_tokens=(64, 192),
+    importance=Importance.LOW,
+)
 CLASSES = (
     RequestClass(
         name="chat",
@@ -61,15 +71,7 @@ CLASSES = (
         prompt_words=(50, 300),
         max_tokens=(16, 64),
     ),
-    RequestClass(
-        name="best effort",
-        via=Via.AMQP_FINAL,
-        slo=Slo(),
-        share=0.2,
-        prompt_words=(50, 300),
-        max_tokens=(32, 96),
-        importance=Importance.LOW,
-    ),
+    BEST_EFFORT,
 )
 
 
@@ -84,42 +86,51 @@ class Planned:
 
 def plan_workload(
     models: tuple[str, ...], *, duration_s: float, rate_rps: float, seed: int
-) -> Iterator[Planned]:
+) -> list[Planned]:
     """
-    Poisson arrivals of all classes; the favourite model changes half-way.
+    Poisson arrivals of all classes, and a dump of best-effort work after a third of the time.
 
     Args:
-        models: Wire names; one is asked for by three quarters of the requests.
+        models: Wire names; the favourite of three quarters of the requests changes half-way,
+            the dump is all for the first.
         duration_s: Length.
-        rate_rps: Mean arrivals per second.
+        rate_rps: Mean arrivals per second, without the dump.
         seed: The same seed gives the same workload.
     """
     chance = random.Random(seed)
+    arrivals: list[tuple[float, RequestClass, str]] = []
     at_s = chance.expovariate(rate_rps)
-    number = 0
     while at_s < duration_s:
         request_class = chance.choices(CLASSES, [c.share for c in CLASSES])[0]
         favourite = models[int(2 * at_s / duration_s) % len(models)]
         model = favourite if chance.random() < 0.75 else chance.choice(models)
-        words = chance.randint(*request_class.prompt_words)
-        yield Planned(
-            at_s=at_s,
-            request_class=request_class,
-            body=InferenceRequest(
-                id=f"demo-{seed}-{number}",
-                model=model,
-                prompt=" ".join(chance.choices(WORDS, k=words)),
-                max_tokens=chance.randint(*request_class.max_tokens),
-                temperature=0.0,
-                ignore_eos=True,
-                slo=request_class.slo,
-                application=request_class.name,
-                importance=request_class.importance,
-                tenant="demo",
-            ),
-        )
-        number += 1
+        arrivals.append((at_s, request_class, model))
         at_s += chance.expovariate(rate_rps)
+    dump = int(DUMP_S * rate_rps)
+    arrivals += [(duration_s / 3, BEST_EFFORT, models[0])] * dump
+    arrivals.sort(key=lambda arrival: arrival[0])
+    return [
+        Planned(at_s=at_s, request_class=c, body=_body(f"demo-{seed}-{number}", model, c, chance))
+        for number, (at_s, c, model) in enumerate(arrivals)
+    ]
+
+
+def _body(
+    request_id: str, model: str, request_class: RequestClass, chance: random.Random
+) -> InferenceRequest:
+    words = chance.randint(*request_class.prompt_words)
+    return InferenceRequest(
+        id=request_id,
+        model=model,
+        prompt=" ".join(chance.choices(WORDS, k=words)),
+        max_tokens=chance.randint(*request_class.max_tokens),
+        temperature=0.0,
+        ignore_eos=True,
+        slo=request_class.slo,
+        application=request_class.name,
+        importance=request_class.importance,
+        tenant="demo",
+    )
 
 
 MALFORMED: tuple[tuple[str, bytes, str], ...] = (
