@@ -116,11 +116,11 @@ def simulated_rig(directory: Path) -> EngineRig:
     return EngineRig(engine, kill)
 
 
-def vllm_rig(directory: Path) -> EngineRig:
+def vllm_rig(directory: Path, policy: str = "stock") -> EngineRig:
     reason = vllm_unavailable_reason()
     if reason is not None:
         absent(reason, "vllm")
-    settings = VllmSettings(log_path=str(directory / "vllm.log"))
+    settings = VllmSettings(log_path=str(directory / "vllm.log"), policy=policy)
     engine = VllmEngine(tiny_entries(directory, weights=True), settings)
 
     async def kill() -> None:
@@ -133,7 +133,16 @@ def vllm_rig(directory: Path) -> EngineRig:
     return EngineRig(engine, kill)
 
 
-RIGS: dict[str, Callable[[Path], EngineRig]] = {"simulated": simulated_rig, "vllm": vllm_rig}
+def vllm_policy_rig(directory: Path) -> EngineRig:
+    """vLLM with a policy of ours in its engine core."""
+    return vllm_rig(directory, "edf")
+
+
+RIGS: dict[str, Callable[[Path], EngineRig]] = {
+    "simulated": simulated_rig,
+    "vllm": vllm_rig,
+    "vllm-policy": vllm_policy_rig,
+}
 
 
 def group_members(group: int) -> list[int]:

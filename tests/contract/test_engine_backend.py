@@ -22,7 +22,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
-    params=["simulated", pytest.param("vllm", marks=pytest.mark.vllm)],
+    params=[
+        "simulated",
+        pytest.param("vllm", marks=pytest.mark.vllm),
+        pytest.param("vllm-policy", marks=pytest.mark.vllm),
+    ],
 )
 async def shared_rig(
     request: Any, tmp_path_factory: pytest.TempPathFactory

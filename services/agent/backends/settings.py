@@ -54,6 +54,8 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The active engine and parked ones. On a GPU more than one needs `kv_cache_bytes`."""
     kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
     """KV memory of each engine; none is 128 MiB on a CPU, and vLLM's own choice on a GPU."""
+    policy: Literal["stock", "fcfs", "edf"] = "stock"
+    """Who orders prefills: vLLM itself, or a policy of ours in its engine core."""
     max_running: Positive = 64
     """vLLM's max_num_seqs."""
     token_budget: Positive = 2048

@@ -8,7 +8,8 @@ from shared.contracts.models import ModelEntry
 
 _CPU_KV_CACHE_BYTES = 128 << 20
 _CPU_BLOCK_TOKENS = 32
-_SCHEDULER = "services.agent.backends.vllm.scheduler.TimedScheduler"
+_STOCK = "services.agent.backends.vllm.scheduler.TimedScheduler"
+_POLICY = "services.agent.backends.vllm.policy_scheduler.PolicyScheduler"
 
 
 def engine_arguments(
@@ -34,8 +35,10 @@ def engine_arguments(
         "enable_prefix_caching": settings.prefix_caching,
         # Both would report iterations that overlap, and overrule the limits by one iteration.
         "async_scheduling": False,
-        "scheduler_cls": _SCHEDULER,
-        "additional_config": {"headway": {"stats_path": str(stats_path)}},
+        "scheduler_cls": _STOCK if settings.policy == "stock" else _POLICY,
+        "additional_config": {
+            "headway": {"stats_path": str(stats_path), "policy": settings.policy}
+        },
         "enable_log_requests": False,
         "disable_log_stats": True,
     }

@@ -26,6 +26,7 @@ from services.agent.backends.stream import OutputStream
 from services.agent.backends.vllm.arguments import engine_arguments
 from services.agent.backends.vllm.availability import vllm_unavailable_reason
 from services.agent.backends.vllm.link import HostLink
+from services.agent.backends.vllm.qos import submission
 from services.agent.backends.vllm.telemetry import EngineTelemetry
 from services.agent.backends.vllm.wire import (
     Abort,
@@ -37,7 +38,6 @@ from services.agent.backends.vllm.wire import (
     HostReady,
     Outputs,
     RunFailed,
-    Submit,
 )
 from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError
@@ -170,16 +170,7 @@ class VllmEngine:
         if request.request_id in self._streams:
             raise EngineError(f"request {request.request_id} is running already")
         stream = self._streams[request.request_id] = OutputStream()
-        link.send(
-            Submit(
-                request.model,
-                request.request_id,
-                request.prompt,
-                request.progress,
-                stop_tokens(entry, request),
-                request.sampling,
-            )
-        )
+        link.send(submission(request, stop_tokens(entry, request)))
         try:
             async for output in stream.outputs():
                 yield output

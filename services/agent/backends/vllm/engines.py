@@ -20,6 +20,7 @@ _CPU_MODULES = (
     "vllm.v1.engine.core",
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.worker.cpu_worker",
+    "services.agent.backends.vllm.policy_scheduler",
     "services.agent.backends.vllm.scheduler",
 )
 """What an engine core imports before it serves; a forked one finds it done."""

@@ -2,9 +2,11 @@
 
 from hashlib import blake2b
 
+import msgspec
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from services.agent.backends.vllm.qos import QOS_KEY, qos_of
 from services.agent.backends.vllm.wire import Submit
 
 
@@ -47,4 +49,5 @@ def sampling_params(command: Submit) -> SamplingParams:
         ignore_eos=sampling.ignore_eos,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
+        extra_args={QOS_KEY: msgspec.to_builtins(qos_of(command))},
     )

@@ -33,12 +33,16 @@ class TimedScheduler(Scheduler):  # type: ignore[misc]  # vLLM is untyped to myp
         self._largest_active: int = self.max_num_active_reqs
         self._publish()
 
-    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+    def apply_limits(self) -> None:
+        """Set the next iteration's token budget and most running requests."""
         token_budget, max_running = self._stats.limits()
         self.max_num_scheduled_tokens = min(
             token_budget or self._largest_budget, self._largest_budget
         )
         self.max_num_active_reqs = min(max_running or self._largest_active, self._largest_active)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        self.apply_limits()
         begun = time.perf_counter()
         output = super().schedule(*args, **kwargs)
         # The same object comes back in `update_from_output`.
@@ -50,17 +54,20 @@ class TimedScheduler(Scheduler):  # type: ignore[misc]  # vLLM is untyped to myp
         result = super().update_from_output(scheduler_output, *args, **kwargs)
         end = time.perf_counter()
         compute, context, decodes = scheduler_output.headway_counts
+        iteration = Iteration(
+            compute_tokens=compute,
+            context_tokens=context,
+            num_decodes=decodes,
+            duration_s=end - scheduler_output.headway_begun,
+        )
         if compute:
-            self._stats.write(
-                Iteration(
-                    compute_tokens=compute,
-                    context_tokens=context,
-                    num_decodes=decodes,
-                    duration_s=end - scheduler_output.headway_begun,
-                )
-            )
+            self._stats.write(iteration)
+        self.on_iteration(iteration)
         self._publish()
         return result
+
+    def on_iteration(self, iteration: Iteration) -> None:
+        """An iteration is over; may have computed nothing."""
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
         finished = super().finish_requests(*args, **kwargs)

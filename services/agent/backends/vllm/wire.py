@@ -7,6 +7,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from shared.contracts.base import UnixTime
+from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import Sampling, Tokens
 
 T = TypeVar("T")
@@ -35,6 +37,9 @@ class Submit(_Frame, frozen=True, array_like=True, tag=True):
     progress: Tokens
     stop_token_ids: Tokens
     sampling: Sampling
+    slo: Slo = Slo()
+    arrived_at: UnixTime = 0.0
+    importance: Importance = Importance.HIGH
 
 
 class Abort(_Frame, frozen=True, array_like=True, tag=True):

@@ -1,0 +1,45 @@
+"""What a request's quality of service looks like on its way into the engine core."""
+
+import msgspec
+
+from services.agent.backends.base import EngineRequest
+from services.agent.backends.vllm.wire import Submit
+from shared.contracts.base import UnixTime
+from shared.contracts.qos import Importance, Slo
+from shared.contracts.requests import Tokens
+
+QOS_KEY = "headway"
+"""Our part of vLLM's `SamplingParams.extra_args`."""
+
+
+class RequestQos(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy in the engine core needs beyond tokens."""
+
+    slo: Slo = Slo()
+    arrived_at: UnixTime = 0.0
+    importance: Importance = Importance.HIGH
+
+
+def submission(request: EngineRequest, stop_token_ids: Tokens) -> Submit:
+    """What the host is told of *request*."""
+    return Submit(
+        request.model,
+        request.request_id,
+        request.prompt,
+        request.progress,
+        stop_token_ids,
+        request.sampling,
+        request.slo,
+        request.arrived_at,
+        request.importance,
+    )
+
+
+def qos_of(command: Submit) -> RequestQos:
+    """The part of a submission that policies look at."""
+    return RequestQos(slo=command.slo, arrived_at=command.arrived_at, importance=command.importance)
+
+
+def read_qos(extra_args: dict[str, object] | None) -> RequestQos:
+    """The request's quality of service; best effort if it was submitted without."""
+    return msgspec.convert((extra_args or {}).get(QOS_KEY, {}), RequestQos)
