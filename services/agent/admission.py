@@ -51,8 +51,10 @@ class Admission:
             while (request := self._admissible()) is not None:
                 pulled = self._state.release(request.request_id)
                 assert pulled is not None  # noqa: S101 - the window and `pulled` agree
-                tasks.create_task(self._runner.run(pulled), name=f"run:{request.request_id}")
-                await asyncio.sleep(0)  # the run registers itself before room is asked again
+                # Begun here and now, so that no swap finds the instance empty in between.
+                run = self._runner.begin(pulled)
+                tasks.create_task(self._runner.run(run), name=f"run:{request.request_id}")
+                await asyncio.sleep(0)
                 self._state.pull_wake.set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._state.admit_wake.wait(), CHECK_PERIOD_S)
@@ -63,9 +65,7 @@ class Admission:
         if state.swapping or state.draining or not self._engine.alive or self._isolated():
             return None
         head = state.window.peek(self._clock.now())
-        if head is None:
-            return None
-        if head.attempts.crashes >= SUSPECT_CRASHES and state.runs:
+        if head is None or self._must_wait(head):
             return None
         if tier_of(head) is not Tier.REACHABLE and not self._has_filler_room():
             return None
@@ -74,6 +74,11 @@ class Admission:
         if tier_of(head) is Tier.REACHABLE:
             self._make_room()
         return None
+
+    def _must_wait(self, head: QueuedRequest) -> bool:
+        """Suspects wait to be alone; what came back, until its last run here is over."""
+        runs = self._state.runs
+        return head.request_id in runs or (head.attempts.crashes >= SUSPECT_CRASHES and bool(runs))
 
     def _isolated(self) -> bool:
         """Whether a suspect is running: nobody joins it."""

@@ -71,7 +71,7 @@ async def drain(settings: Settings, arguments: argparse.Namespace) -> int:
     async with broker_factory(settings.amqp_url)("headway-drain") as broker:
         await broker.publish(
             topology.CONTROL,
-            topology.control_instance(instance_id),
+            topology.command_instance(instance_id),
             OutMessage(body=encode(command), kind="instance.drain.v1", persistent=False),
         )
         deadline_at = time.time() + arguments.timeout

@@ -187,12 +187,17 @@ class Endings:
         )
 
     async def _requeue(self, pulled: Pulled, request: QueuedRequest) -> None:
+        # Whoever pulls it next, perhaps this agent, must not take its new message for an old one.
+        pulled.leaving = True
+        if request.reply_to is not None:
+            await self._outbox.flush(request.reply_to)
         await self._outbox.queue(_return_queue(request), request)
         await self._settle(pulled)
 
     async def _settle(self, pulled: Pulled) -> None:
-        for delivery in pulled.deliveries:
-            await delivery.settle(Settlement.ACK)
+        while pulled.deliveries:
+            await pulled.deliveries.pop().settle(Settlement.ACK)
+        pulled.leaving = True
 
     async def _observed(
         self, pulled: Pulled, run: Run | None, *, outcome: str, attained: bool

@@ -13,6 +13,7 @@ from services.agent.state import AgentState, Pulled
 from shared.broker.protocol import Broker, Delivery
 from shared.contracts.base import Decoder
 from shared.contracts.errors import ContractError, TransientError
+from shared.contracts.lanes import LaneKey
 from shared.contracts.requests import QueuedRequest
 from shared.runtime.clock import Clock
 from solver.prediction.service_time import (
@@ -113,6 +114,7 @@ class Puller:
         now = self._clock.now()
         try:
             request = _decode(delivery.body)
+            LaneKey.parse(request.lane)  # it may have to go back there
         except ContractError as error:
             await self._outbox.bury_undecodable(delivery, f"undecodable: {error}")
             return

@@ -11,7 +11,7 @@ from services.agent.endings import Endings
 from services.agent.reporting import Reporter
 from services.agent.state import AgentState, Ending
 from shared.contracts.base import ModelName, Seconds
-from shared.contracts.errors import EngineError
+from shared.contracts.errors import ContractError, EngineError
 from shared.contracts.lanes import LaneKey, LaneLayout, model_of, relegated_name
 from shared.contracts.plans import PlanPublished
 from shared.contracts.telemetry import ModelActivated, Residency
@@ -76,7 +76,16 @@ class ModelResidency:
         self._changed.set()
 
     def noticed(self, queue: str) -> None:
-        """Somebody put work into *queue*."""
+        """
+        Somebody put work into *queue*.
+
+        Raises:
+            ContractError: No work queue is called so.
+        """
+        if queue.startswith(("lane.", "overflow.")):
+            LaneKey.parse(queue)
+        elif queue.startswith("resume.") and not queue.rpartition(".")[2].isdecimal():
+            raise ContractError(f"not a resume queue's name: {queue!r}")
         now = self._clock.now()
         known = queue in self._state.noticed
         self._state.noticed[queue] = now
@@ -133,6 +142,7 @@ class ModelResidency:
             duration_s = await self._engine.activate(model)
         except EngineError as error:
             log.error("lso.failed", kind="swap_model", model=model, error=str(error))
+            state.model = self._engine.snapshot().model
             await asyncio.sleep(RESTART_PAUSE_S)
             return
         finally:

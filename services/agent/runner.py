@@ -66,19 +66,10 @@ class Runner:
         self._entries = entries
         self._clock = clock
 
-    async def run(self, pulled: Pulled) -> None:
-        """Run a request that was just taken out of the window, whatever happens to it."""
-        run = self._begin(pulled)
-        self._state.runs[pulled.request.request_id] = run
-        try:
-            await self._execute(run)
-        finally:
-            del self._state.runs[pulled.request.request_id]
-            self._state.wake()
-
-    def _begin(self, pulled: Pulled) -> Run:
+    def begin(self, pulled: Pulled) -> Run:
+        """Count a request that was just taken out of the window as running."""
         progress = pulled.request.progress
-        return Run(
+        run = self._state.runs[pulled.request.request_id] = Run(
             pulled=pulled,
             submitted_at=self._clock.now(),
             token_ids=list(progress.token_ids),
@@ -86,6 +77,15 @@ class Runner:
             late_tokens=progress.late_tokens,
             max_tbt_s=progress.max_tbt_s or 0.0,
         )
+        return run
+
+    async def run(self, run: Run) -> None:
+        """Execute a run that has begun, whatever happens to it."""
+        try:
+            await self._execute(run)
+        finally:
+            del self._state.runs[run.request.request_id]
+            self._state.wake()
 
     async def _execute(self, run: Run) -> None:
         try:
@@ -176,9 +176,12 @@ class Runner:
         # Text is a function of all tokens, however they came in pieces: earlier runs' tokens
         # bring decoder and matcher to where those runs left them.
         text, stopped = matcher.push(decoder.push(run.token_ids))
-        if len(run.token_ids) >= sampling.max_tokens:
-            run.finish_reason = FinishReason.LENGTH
-            return text + matcher.flush()
+        if stopped or len(run.token_ids) >= sampling.max_tokens:
+            run.finish_reason = FinishReason.STOP if stopped else FinishReason.LENGTH
+            tail, _ = matcher.push(decoder.flush())
+            return text + tail + matcher.flush()
+        if run.ending is not None:
+            return text  # ended before the engine knew of it, which then had nothing to abort
         async for output in self._engine.generate(self._engine_request(run, prompt, sampling)):
             offset = len(run.token_ids)
             run.on_tokens(output.token_ids, self._clock.now())

@@ -37,6 +37,8 @@ class Pulled:
     request: QueuedRequest
     deliveries: list[Delivery]
     pulled_at: UnixTime
+    leaving: bool = False
+    """Its deliveries are being settled: a further copy is none of its own."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,9 +157,10 @@ class AgentState:
         return self.pulled.pop(request_id, None)
 
     def find(self, request_id: RequestId) -> Pulled | None:
-        """The request wherever it is here."""
+        """The request wherever it is here, unless it is on its way out."""
         run = self.runs.get(request_id)
-        return run.pulled if run is not None else self.pulled.get(request_id)
+        found = run.pulled if run is not None else None
+        return found if found and not found.leaving else self.pulled.get(request_id)
 
     def cancel(self, request_id: RequestId) -> None:
         """Remember that a request was given up, for when it is pulled."""

@@ -35,7 +35,7 @@ class ProfileStore:
         for file in sorted(self._directory.glob("*.json")):
             try:
                 profiles.append(msgspec.json.decode(file.read_bytes(), type=Profile))
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise SettingsError(f"profile {file}: {error}") from error
         return tuple(profiles)
 

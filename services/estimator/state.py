@@ -83,6 +83,12 @@ class Learner:
             for name, moments in self.output_tokens.items()
             if (value := moments.value()) is not None
         }
+        swap_s = dict(prior.swap_s) if prior else {}
+        swap_s |= {
+            source: value.mean
+            for source, moments in self.swap_s.items()
+            if (value := moments.value()) is not None
+        }
         return Profile(
             model=ModelName(model),
             engine=engine,
@@ -97,11 +103,7 @@ class Learner:
             else (prior.token_rate_per_s if prior else None),
             prefill_s=self.prefill_s.value() or (prior.prefill_s if prior else None),
             output_tokens=lengths,
-            swap_s={
-                source: value.mean
-                for source, moments in self.swap_s.items()
-                if (value := moments.value()) is not None
-            },
+            swap_s=swap_s,
         )
 
 

@@ -44,7 +44,7 @@ async def peek(broker: Broker, *, limit: int) -> list[DeadLetter]:
     """The first *limit* dead letters; all stay where they are."""
     held = [delivery async for delivery in _take(broker, limit)]
     letters = [describe(delivery) for delivery in held]
-    for delivery in reversed(held):
+    for delivery in held:  # queues give back in the order of return
         await delivery.settle(Settlement.REQUEUE)
     return letters
 
@@ -69,7 +69,7 @@ async def requeue(
         await _publish_again(broker, delivery)
         await delivery.settle(Settlement.ACK)
         moved.append(letter)
-    for delivery in reversed(kept):
+    for delivery in kept:
         await delivery.settle(Settlement.REQUEUE)
     return moved
 

@@ -59,6 +59,7 @@ class Grouper:
         self._noticed_at: dict[str, float] = {}
         self._owed_notices: set[str] = set()
         self._declaring = asyncio.Lock()
+        self._under_way: dict[RequestId, asyncio.Event] = {}
 
     async def on_request(self, delivery: Delivery) -> None:
         """Handle one message of a global queue and settle it."""
@@ -73,21 +74,34 @@ class Grouper:
     async def _take(self, delivery: Delivery) -> None:
         now = self._clock.now()
         request = self._intake.accept(delivery, now)
+        # A copy may be acknowledged only once the other is safe in its lane.
+        while (other := self._under_way.get(request.request_id)) is not None:
+            await other.wait()
         if request.request_id in self.state.recent:
             log.info("request.repeated", request_id=request.request_id)
             await delivery.settle(Settlement.ACK)
             return
+        done = self._under_way[request.request_id] = asyncio.Event()
+        try:
+            queue = await self._put(request, now)
+        finally:
+            del self._under_way[request.request_id]
+            done.set()
+        await delivery.settle(Settlement.ACK)
+        await self._notify(queue)
+
+    async def _put(self, request: QueuedRequest, now: float) -> str:
+        """Publish an admitted request and count it; the queue that it is in now."""
         self._admit(request)
         queue = self._queue_for(request)
         await self._publish(queue, request)
-        await delivery.settle(Settlement.ACK)
         self.state.recent.add(request.request_id)
         self.state.shares.admit(request.request_id, request.tenant, tokens_needed(request))
         self.state.admitted += 1
         self.state.lanes.setdefault(request.lane, LaneCounter()).add(
             prompt_tokens=request.prompt_tokens, max_tokens=request.sampling.max_tokens, at=now
         )
-        await self._notify(queue)
+        return queue
 
     def _admit(self, request: QueuedRequest) -> None:
         if self.state.shares.total + tokens_needed(request) > self._settings.max_outstanding_tokens:

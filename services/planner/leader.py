@@ -1,6 +1,7 @@
 """The leader: snapshot, plan, epochs. Exactly one is active; none is on the data path."""
 
 import asyncio
+import contextlib
 import math
 from dataclasses import dataclass, field
 
@@ -11,8 +12,10 @@ from services.planner.state import LeaderState
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
 from shared.contracts.base import InstanceId, ModelName, Seconds, UnixTime, encode
-from shared.contracts.lanes import LaneKey, LaneLayout, relegated_name
+from shared.contracts.errors import ContractError
+from shared.contracts.lanes import LaneKey, LaneLayout, WorkClass, model_of, relegated_name
 from shared.contracts.plans import PlanPublished, VirtualQueue
+from shared.contracts.qos import Importance
 from shared.contracts.telemetry import InstanceStatus, Residency
 from shared.runtime.clock import Clock
 from solver.planning.baselines import PLAN_POLICIES
@@ -51,6 +54,8 @@ class Leader:
         """The connection went, and with it the role; the view of the cluster stays useful."""
         if self.state.active_since is not None:
             self.state.active_since = None
+            # Another may plan meanwhile: what comes after it needs an epoch of its own.
+            self.state.plans.clear()
             log.info("leader.deposed", leader_id=self.leader_id)
 
     async def plan(self) -> None:
@@ -78,8 +83,7 @@ class Leader:
         """Passive counts of all known lanes and their companions."""
         queues: set[str] = set()
         for lane in tuple(self.state.known_queues):
-            if lane.startswith(("lane.", "overflow.")):
-                key = LaneKey.parse(lane)
+            if (key := _lane_of(lane)) is not None:
                 queues.update((key.queue_name, key.overflow_name, key.resume_name))
         queues.update(relegated_name(model) for model in self.models)
         now = self.clock.now()
@@ -101,20 +105,20 @@ class Leader:
     def noticed(self, queue: str) -> None:
         """Somebody published to *queue*: it is there."""
         self._absent.pop(queue, None)
-        if queue.startswith(("lane.", "overflow.")):
+        if _lane_of(queue) is not None:
             self.state.known_queues.add(queue)
 
     def _snapshot(self, now: UnixTime) -> ClusterSnapshot:
         groups: dict[LaneKey, int] = {}
         for queue, ready in self.state.waiting.items():
-            if ready == 0 or not queue.startswith(("lane.", "overflow.")):
+            key = _lane_of(queue)
+            if ready == 0 or key is None:
                 continue
-            key = LaneKey.parse(queue)
             groups[key] = groups.get(key, 0) + ready
         for queue, ready in self.state.waiting.items():
             if ready and queue.startswith(("resume.", "relegated.")):
-                key = self._companion_lane(queue)
-                groups[key] = groups.get(key, 0) + ready
+                standing = self._companion_lane(queue)
+                groups[standing] = groups.get(standing, 0) + ready
         return ClusterSnapshot(
             now=now,
             groups=tuple(
@@ -135,17 +139,16 @@ class Leader:
 
     def _companion_lane(self, queue: str) -> LaneKey:
         """The lane that stands for a companion without one of its own."""
-        kind, _, rest = queue.partition(".")
-        for key in self._every_lane():
-            if kind == "resume" and key.resume_name == queue:
-                return key
-            if (
-                kind == "relegated"
-                and relegated_name(key.model) == queue
-                and key.band == self.layout.best_effort_band
-            ):
-                return key
-        raise ValueError(rest)
+        kind, *parts = queue.split(".")
+        resumed = kind == "resume"
+        return LaneKey(
+            # A lane of an older layout drains as it is.
+            layout=int(parts[0]) if resumed else self.layout.version,
+            model=model_of(queue) or ModelName(""),
+            importance=Importance.LOW.value,
+            band=int(parts[-1]) if resumed else self.layout.best_effort_band,
+            work=WorkClass.SHORT.value,
+        )
 
     def _deadline_at(self, key: LaneKey, waiting: int, now: UnixTime) -> UnixTime:
         """Earliest deadline in a lane: when its head came, plus its band's lower edge."""
@@ -227,6 +230,13 @@ class Leader:
             )
         if changed:
             log.info("plan.applied", epoch=self.state.epoch, instances=len(queues))
+
+
+def _lane_of(queue: str) -> LaneKey | None:
+    """The lane that *queue* is or overflows; None for other queues, whatever their names say."""
+    with contextlib.suppress(ContractError):
+        return LaneKey.parse(queue)
+    return None
 
 
 def _shape(queue: VirtualQueue) -> tuple[tuple[str, frozenset[str]], ...]:

@@ -55,7 +55,7 @@ class ModelRegistry:
             file = msgspec.json.decode(path.read_bytes(), type=_RegistryFile)
         except OSError as error:
             raise SettingsError(f"cannot read the model registry {path}: {error}") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise SettingsError(f"model registry {path}: {error}") from error
         root = path.resolve().parent
         return cls(

@@ -90,6 +90,7 @@ async def serve_http(app: object, *, host: str, port: int) -> AsyncIterator[None
     )
     server = QuietServer(config)
     sock = config.bind_socket()
+    sock.listen()  # who connects before the server has come up waits, and is not refused
     task = asyncio.create_task(server.serve(sockets=[sock]), name=f"http:{port}")
     try:
         yield

@@ -103,7 +103,7 @@ def _read_file(file: Path) -> dict[str, Any]:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise SettingsError(f"cannot read settings file {file}: {error}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"settings file {file}: {error}") from error
 
 

@@ -1,10 +1,11 @@
 """Plan generators to measure against, and to fall back on."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from shared.contracts.base import InstanceId, ModelName, Seconds
+from shared.contracts.base import InstanceId, ModelName, Seconds, UnixTime
 from shared.contracts.plans import LaneQuota, Segment, VirtualQueue
 from solver.planning.snapshot import ClusterSnapshot, GroupView, InstanceView
 
@@ -25,7 +26,12 @@ def edf_with_batching(snapshot: ClusterSnapshot) -> tuple[VirtualQueue, ...]:
     Source: QLM §8's EDF baseline, with model batching.
     """
     queues = [_Queue(instance=instance) for instance in snapshot.instances]
-    for demand in sorted(_demands(snapshot.groups), key=_Demand.urgency):
+    resident = {instance.active for instance in snapshot.instances}
+    for demand in sorted(
+        _demands(snapshot.groups),
+        # Of equal urgency, as all best effort is, what is active goes first: a swap would not pay.
+        key=lambda demand: (demand.deadline_at, demand.model not in resident, demand.model),
+    ):
         _place(demand, queues)
     return tuple(queue.as_virtual_queue() for queue in queues)
 
@@ -33,12 +39,13 @@ def edf_with_batching(snapshot: ClusterSnapshot) -> tuple[VirtualQueue, ...]:
 def fcfs(snapshot: ClusterSnapshot) -> tuple[VirtualQueue, ...]:
     """Every instance serves what it has active first, then all else in name order."""
     demands = sorted(_demands(snapshot.groups), key=lambda demand: demand.model)
+    able = Counter(model for instance in snapshot.instances for model in instance.activate_s)
     queues = []
     for instance in snapshot.instances:
         queue = _Queue(instance=instance)
         for demand in sorted(demands, key=lambda demand: demand.model != instance.active):
             if demand.model in instance.activate_s:
-                queue.add(demand, share=1 / len(snapshot.instances))
+                queue.add(demand, share=1 / able[demand.model])
         queues.append(queue)
     return tuple(queue.as_virtual_queue() for queue in queues)
 
@@ -57,8 +64,13 @@ class _Demand:
     def tokens(self) -> float:
         return sum(group.waiting * group.tokens_per_request for group in self.groups)
 
-    def urgency(self) -> tuple[float, str]:
-        return (min(group.deadline_at for group in self.groups), self.model)
+    @property
+    def num_requests(self) -> int:
+        return sum(group.waiting for group in self.groups)
+
+    @property
+    def deadline_at(self) -> UnixTime:
+        return min(group.deadline_at for group in self.groups)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,7 +140,7 @@ def _place(demand: _Demand, queues: list[_Queue]) -> None:
     )
     best: list[_Queue] = []
     best_cost_s = math.inf
-    for count in range(1, len(able) + 1):
+    for count in range(1, min(len(able), demand.num_requests) + 1):
         chosen = able[:count]
         finish_s = max(queue.finish_s(demand, 1 / count) for queue in chosen)
         activations_s = sum(queue.activate_s(demand.model) for queue in chosen[1:])

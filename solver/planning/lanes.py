@@ -13,7 +13,9 @@ def band_of(time_left_s: Seconds, layout: LaneLayout) -> int:
 
     Bands are geometric, so FIFO inside a lane is EDF up to the width of one band: of two
     requests of one band, one that overtakes another's deadline wrongly does so by less than
-    (ratio - 1) times the band's lower edge.
+    (ratio - 1) times the band's lower edge; in band 0, which has none, by less than
+    `first_band_s` and however late they came. The last band before best effort is open-ended
+    and promises nothing.
 
     Args:
         time_left_s: Seconds; infinite for best effort, negative when already late.

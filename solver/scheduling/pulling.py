@@ -55,6 +55,7 @@ class PullOrder:
         self._poll_s = poll_s
         self._best_effort_every = best_effort_every
         self._heads: dict[str, _Head] = {}
+        self._held: dict[str, UnixTime] = {}
         self._since_best_effort = 0
 
     def set_sources(self, sources: Iterable[Source], now: UnixTime) -> None:
@@ -64,6 +65,7 @@ class PullOrder:
             or _Head(source, deadline_at=now + source.time_left_s)
             for source in sources
         }
+        self._held = {queue: until for queue, until in self._held.items() if until > now}
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -77,10 +79,10 @@ class PullOrder:
             now: Unix seconds.
             best_effort_room: Whether best-effort work may be pulled at all.
         """
-        awake = [head for head in self._heads.values() if head.quiet_until <= now]
+        awake = [head for head in self._heads.values() if self._asleep_until(head) <= now]
         urgent = [head for head in awake if not head.source.best_effort]
         filler = [head for head in awake if head.source.best_effort] if best_effort_room else []
-        owed = self._since_best_effort >= self._best_effort_every
+        owed = self._since_best_effort >= self._best_effort_every - 1
         pool = filler if filler and (owed or not urgent) else urgent
         if not pool:
             return None
@@ -115,10 +117,16 @@ class PullOrder:
         return head is not None
 
     def hold(self, queue: str, until: UnixTime) -> None:
-        """Leave *queue* alone: what was just evicted must not come straight back."""
-        if (head := self._heads.get(queue)) is not None:
-            head.quiet_until = until
+        """
+        Leave *queue* alone: what was just evicted must not come straight back.
+
+        Notices do not end it, since putting the request back is what they tell of.
+        """
+        self._held[queue] = until
 
     def wake_at(self) -> UnixTime:
         """When the first quiet source should be asked again; infinite without sources."""
-        return min((head.quiet_until for head in self._heads.values()), default=math.inf)
+        return min((self._asleep_until(head) for head in self._heads.values()), default=math.inf)
+
+    def _asleep_until(self, head: _Head) -> UnixTime:
+        return max(head.quiet_until, self._held.get(head.source.queue, 0.0))

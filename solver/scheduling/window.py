@@ -20,6 +20,7 @@ class Window:
         self._aging_bound_s = aging_bound_s
         self._heaps: dict[Tier, list[PriorityKey]] = {tier: [] for tier in Tier}
         self._requests: dict[str, QueuedRequest] = {}
+        self._keys: dict[str, PriorityKey] = {}
         self._counts: dict[Tier, int] = dict.fromkeys(Tier, 0)
         self.tokens = 0
         """Prompt and output tokens that the waiting requests may need."""
@@ -40,8 +41,10 @@ class Window:
     def add(self, request: QueuedRequest) -> None:
         """Add a request whose id is not in the window."""
         tier = tier_of(request)
-        heapq.heappush(self._heaps[tier], edf_key(request, aging_bound_s=self._aging_bound_s))
+        key = edf_key(request, aging_bound_s=self._aging_bound_s)
+        heapq.heappush(self._heaps[tier], key)
         self._requests[request.request_id] = request
+        self._keys[request.request_id] = key
         self._counts[tier] += 1
         self.tokens += tokens_needed(request)
 
@@ -49,6 +52,7 @@ class Window:
         """Take one out, wherever it stands; its heap entry is dropped when it surfaces."""
         request = self._requests.pop(request_id, None)
         if request is not None:
+            del self._keys[request_id]
             self._counts[tier_of(request)] -= 1
             self.tokens -= tokens_needed(request)
         return request
@@ -78,7 +82,8 @@ class Window:
 
     def _head(self, tier: Tier) -> PriorityKey | None:
         heap = self._heaps[tier]
-        while heap and heap[0].request_id not in self._requests:
+        # Identity, not equality: the entry of a request that left and came back is another.
+        while heap and self._keys.get(heap[0].request_id) is not heap[0]:
             heapq.heappop(heap)
         return heap[0] if heap else None
 

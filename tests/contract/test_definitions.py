@@ -115,6 +115,7 @@ class TestEnforced:
             "plans",
             "others' replies",
             "lane notices",
+            "operators' commands",
             "forged user",
         ],
     )

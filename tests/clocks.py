@@ -1,0 +1,21 @@
+"""Time that only tests move."""
+
+NOW = 1_700_000_000.0
+
+
+class FakeClock:
+    """
+    A clock that stands still until it is told.
+
+    Args:
+        now: Unix seconds.
+    """
+
+    def __init__(self, now: float = NOW) -> None:
+        self._now = now
+
+    def now(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds

@@ -1,0 +1,31 @@
+"""The agent's loops, for as long as a test needs them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+
+from services.agent.admission import end_run
+from services.agent.state import Ending
+from tests.unit.agent.rig import AgentRig
+
+
+@asynccontextmanager
+async def working(loop: Coroutine[object, object, None], rig: AgentRig) -> AsyncIterator[None]:
+    """Run *loop* until the block ends; it must then end by itself, within 5 s."""
+    task = asyncio.create_task(loop)
+    try:
+        yield
+    finally:
+        rig.stop.set()
+        rig.state.wake()
+        await asyncio.wait_for(task, 5)
+
+
+@asynccontextmanager
+async def admitting(rig: AgentRig) -> AsyncIterator[None]:
+    """Admission runs, and at the end no run is left."""
+    async with asyncio.TaskGroup() as tasks:
+        async with working(rig.admission.work(rig.stop, tasks), rig):
+            yield
+        for run in tuple(rig.state.runs.values()):
+            end_run(rig.state, rig.engine, run, Ending.STOPPED)

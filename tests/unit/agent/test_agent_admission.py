@@ -1,0 +1,183 @@
+"""Who runs next, who waits, and who makes room."""
+
+import asyncio
+
+from services.agent.admission import SUSPECT_CRASHES
+from services.agent.settings import PullSettings
+from shared.contracts.base import ModelName
+from shared.contracts.requests import FinishReason, QueuedRequest
+from shared.models.registry import ModelRegistry
+from shared.models.tokenizer import Tokenizer
+from tests.brokers import eventually
+from tests.queued import BATCH, BEST_EFFORT, a_request, lane_of, sampling
+from tests.unit.agent.rig import AgentRig, open_agent
+from tests.unit.agent.tasks import admitting
+
+FILLER_RESUME = lane_of(BEST_EFFORT).resume_name
+
+
+async def hold_all(rig: AgentRig, *requests: QueuedRequest) -> None:
+    for request in requests:
+        await rig.hold(request)
+
+
+async def rested(rig: AgentRig) -> set[str]:
+    """What runs once admission has looked several times and changed nothing more."""
+    for _ in range(5):
+        rig.state.wake()
+        for _ in range(10):
+            await asyncio.sleep(0)
+    return set(rig.state.runs)
+
+
+def fillers(count: int) -> list[QueuedRequest]:
+    return [a_request(f"f{number}", slo=BEST_EFFORT) for number in range(count)]
+
+
+async def test_the_windows_head_runs_first_and_the_engines_slots_are_the_limit(rig: AgentRig):
+    rig.engine.max_running = 1
+    await hold_all(rig, a_request("later", slo=BATCH), a_request("sooner"))
+    async with admitting(rig):
+        await rig.engine.began("sooner")
+        assert await rested(rig) == {"sooner"}
+        rig.engine.emit("sooner", 20, finish=FinishReason.LENGTH)
+        await rig.engine.began("later")
+
+
+async def test_kv_memory_is_the_limit_at_the_requests_full_length(rig: AgentRig):
+    """4 + 46 tokens each: two fit into 120."""
+    rig.engine.kv_capacity_tokens = 120
+    await hold_all(rig, *(a_request(f"r{n}", sampling=sampling(46)) for n in range(3)))
+    async with admitting(rig):
+        assert await rested(rig) == {"r0", "r1"}
+
+
+async def test_what_fits_nowhere_runs_alone(rig: AgentRig):
+    """The engine knows best how to refuse it."""
+    rig.engine.kv_capacity_tokens = 10
+    await hold_all(rig, a_request("r"))
+    async with admitting(rig):
+        assert await rested(rig) == {"r"}
+
+
+async def test_best_effort_leaves_slots_for_urgent_arrivals(rig: AgentRig):
+    """Three quarters of eight slots."""
+    await hold_all(rig, *fillers(8))
+    async with admitting(rig):
+        assert len(await rested(rig)) == 6
+        await hold_all(rig, a_request("urgent"))
+        assert "urgent" in await rested(rig)
+
+
+async def test_relegated_work_counts_as_filler(
+    registry: ModelRegistry, tokenizers: dict[ModelName, Tokenizer]
+):
+    pull = PullSettings(best_effort_running_share=0.5)
+    async with open_agent(registry, tokenizers, pull=pull) as rig:
+        await hold_all(rig, *fillers(3), *(a_request(f"r{n}", relegated=True) for n in range(3)))
+        async with admitting(rig):
+            assert await rested(rig) == {"r0", "r1", "r2", "f0"}
+
+
+async def test_one_filler_may_always_run(rig: AgentRig):
+    rig.engine.max_running = 1
+    await hold_all(rig, *fillers(2))
+    async with admitting(rig):
+        assert await rested(rig) == {"f0"}
+
+
+async def test_filler_makes_room_for_work_with_a_reachable_slo(rig: AgentRig):
+    """The one that loses least goes, and its progress with it."""
+    rig.engine.kv_capacity_tokens = 100
+    await hold_all(rig, *(a_request(f"f{n}", slo=BEST_EFFORT) for n in range(3)))
+    async with admitting(rig):
+        assert await rested(rig) == {"f0", "f1", "f2"}
+        rig.engine.emit("f0", 20, 21, 22)
+        rig.engine.emit("f1", 20)
+        rig.engine.emit("f2", 20, 21)
+        await eventually(lambda: len(rig.state.runs["f2"].token_ids) == 2)  # type: ignore[index]  # a NewType
+        await hold_all(rig, a_request("urgent"))
+        await rig.engine.began("urgent")
+        assert await rested(rig) == {"f0", "f2", "urgent"}
+        evicted = await rig.requeued(FILLER_RESUME)
+        assert (evicted.request_id, evicted.progress.token_ids) == ("f1", (20,))
+
+
+async def test_reachable_work_makes_no_room_for_others(rig: AgentRig):
+    rig.engine.max_running = 1
+    await hold_all(rig, a_request("first", slo=BATCH))
+    async with admitting(rig):
+        assert await rested(rig) == {"first"}
+        await hold_all(rig, a_request("more urgent"))
+        assert await rested(rig) == {"first"}
+        assert rig.state.runs["first"].ending is None  # type: ignore[index]  # a NewType
+
+
+async def test_filler_makes_no_room_for_filler(rig: AgentRig):
+    rig.engine.kv_capacity_tokens = 30
+    await hold_all(rig, *fillers(2))
+    async with admitting(rig):
+        assert await rested(rig) == {"f0"}
+        assert all(run.ending is None for run in rig.state.runs.values())
+
+
+async def test_a_suspect_waits_until_it_is_alone(rig: AgentRig):
+    await hold_all(rig, a_request("healthy"))
+    async with admitting(rig):
+        assert await rested(rig) == {"healthy"}
+        await hold_all(rig, a_request("suspect", crashes=SUSPECT_CRASHES))
+        assert await rested(rig) == {"healthy"}
+        rig.engine.emit("healthy", 20, finish=FinishReason.LENGTH)
+        await rig.engine.began("suspect")
+        await hold_all(rig, a_request("next"))
+        assert await rested(rig) == {"suspect"}
+        rig.engine.emit("suspect", 20, finish=FinishReason.LENGTH)
+        await rig.engine.began("next")
+
+
+async def test_one_crash_makes_no_suspect(rig: AgentRig):
+    await hold_all(rig, a_request("a"), a_request("b", crashes=SUSPECT_CRASHES - 1))
+    async with admitting(rig):
+        assert await rested(rig) == {"a", "b"}
+
+
+async def test_nothing_starts_while_the_instance_changes_its_model_or_drains(rig: AgentRig):
+    rig.state.swapping = True
+    await hold_all(rig, a_request("r"))
+    async with admitting(rig):
+        assert await rested(rig) == set()
+        rig.state.draining, rig.state.swapping = True, False
+        assert await rested(rig) == set()
+        rig.engine.alive, rig.state.draining = False, False
+        assert await rested(rig) == set()
+        rig.engine.alive = True
+        assert await rested(rig) == {"r"}
+
+
+async def test_what_came_back_waits_until_its_last_run_is_over(rig: AgentRig):
+    request = a_request("r")
+    run, task = await rig.running(request)
+    run.pulled.leaving = True
+    await rig.hold(request)
+    async with admitting(rig):
+        await rested(rig)
+        assert rig.state.runs[request.request_id] is run
+        rig.engine.emit("r", 20, finish=FinishReason.LENGTH)
+        await task
+        await rig.engine.began("r")
+        assert rig.state.runs[request.request_id] is not run
+
+
+async def test_a_request_counts_as_running_from_the_moment_it_leaves_the_window(rig: AgentRig):
+    """No swap may find the instance empty in between."""
+    await hold_all(rig, a_request("r"))
+    created: list[int] = []
+
+    class Tasks:
+        def create_task(self, coroutine: object, *, name: str) -> None:
+            created.append(len(rig.state.runs))
+            coroutine.close()  # type: ignore[attr-defined]  # a coroutine
+            rig.stop.set()
+
+    await rig.admission.work(rig.stop, Tasks())  # type: ignore[arg-type]  # all that is asked of it
+    assert created == [1]

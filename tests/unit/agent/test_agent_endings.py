@@ -1,0 +1,280 @@
+"""Each way out of the agent: what is published, and that the ack comes after."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from services.agent.admission import end_run
+from services.agent.endings import CANCELLED_ERROR, progress_of, verdict_of
+from services.agent.state import Ending as RunEnding
+from services.agent.state import Pulled, Run
+from shared.broker import topology
+from shared.contracts.lanes import relegated_name
+from shared.contracts.qos import Slo
+from shared.contracts.requests import FinishReason, QueuedRequest
+from tests.brokers import eventually
+from tests.clocks import NOW
+from tests.queued import BATCH, MODEL, a_request, lane_of
+from tests.unit.agent.rig import (
+    EVICT_HOLD_S,
+    REPLY,
+    AgentRig,
+    decode_observed,
+    listen,
+)
+
+RESUME = lane_of().resume_name
+RELEGATED = relegated_name(MODEL)
+
+
+def run_of(pulled: Pulled, *tokens: int) -> Run:
+    run = Run(pulled=pulled, submitted_at=NOW, finish_reason=FinishReason.LENGTH)
+    if tokens:
+        run.on_tokens(tokens, NOW + 1)
+    return run
+
+
+Ending = Callable[[AgentRig, Pulled], Awaitable[None]]
+
+
+async def complete(rig: AgentRig, pulled: Pulled) -> None:
+    await rig.endings.complete(run_of(pulled, 20), text="x", prompt_tokens=3)
+
+
+async def fail(rig: AgentRig, pulled: Pulled) -> None:
+    await rig.endings.fail(pulled, CANCELLED_ERROR)
+
+
+async def relegate(rig: AgentRig, pulled: Pulled) -> None:
+    await rig.endings.relegate(pulled)
+
+
+async def hand_back(rig: AgentRig, pulled: Pulled) -> None:
+    await rig.endings.hand_back(pulled)
+
+
+async def evict(rig: AgentRig, pulled: Pulled) -> None:
+    await rig.endings.evict(run_of(pulled, 20))
+
+
+async def crashed(rig: AgentRig, pulled: Pulled) -> None:
+    await rig.endings.crashed(run_of(pulled, 20))
+
+
+WAYS_OUT = [
+    (complete, topology.REPLIES),
+    (fail, topology.REPLIES),
+    (fail, topology.DEAD),
+    (relegate, topology.LANES),
+    (hand_back, topology.LANES),
+    (evict, topology.LANES),
+    (crashed, topology.LANES),
+]
+
+
+@pytest.mark.parametrize(("ending", "exchange"), WAYS_OUT)
+async def test_nothing_is_acknowledged_before_the_broker_has_what_follows(
+    rig: AgentRig, ending: Ending, exchange: str
+):
+    request = a_request(reply_to=REPLY)
+    pulled = await rig.pulled(request)
+    rig.broker.down.add(exchange)
+    task = asyncio.create_task(ending(rig, pulled))
+    await eventually(lambda: exchange in rig.broker.attempts)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert await rig.back_in_lane(request.lane) == 1
+
+
+@pytest.mark.parametrize(("ending", "exchange"), WAYS_OUT)
+async def test_an_outage_delays_the_acknowledgement_only(
+    rig: AgentRig, ending: Ending, exchange: str
+):
+    request = a_request(reply_to=REPLY)
+    pulled = await rig.pulled(request)
+    rig.broker.down.add(exchange)
+    task = asyncio.create_task(ending(rig, pulled))
+    await eventually(lambda: exchange in rig.broker.attempts)
+    rig.broker.down.clear()
+    await task
+    assert await rig.back_in_lane(request.lane) == 0
+
+
+@pytest.mark.parametrize("ending", [complete, fail, relegate, hand_back, evict, crashed])
+async def test_every_copy_of_the_request_is_acknowledged(rig: AgentRig, ending: Ending):
+    request = a_request(reply_to=REPLY)
+    pulled = await rig.pulled(request)
+    pulled.deliveries += (await rig.pulled(request)).deliveries
+    await ending(rig, pulled)
+    assert await rig.back_in_lane(request.lane) == 0
+
+
+@pytest.mark.parametrize("ending", [relegate, hand_back, evict, crashed])
+async def test_what_goes_back_is_one_hop_further(rig: AgentRig, ending: Ending):
+    request = a_request(reply_to=REPLY, hop=4)
+    await ending(rig, await rig.pulled(request))
+    queue = RELEGATED if ending is relegate else RESUME
+    back = await rig.requeued(queue)
+    assert back.attempts.hop == 5
+    assert (back.request_id, back.lane, back.reply_to) == (request.request_id, request.lane, REPLY)
+
+
+async def test_an_eviction_takes_progress_along_and_is_written_down(rig: AgentRig):
+    pulled = await rig.pulled(a_request(reply_to=REPLY))
+    run = run_of(pulled, 20, 21)
+    await rig.endings.evict(run)
+    back = await rig.requeued(RESUME)
+    assert back.progress == progress_of(run)
+    assert back.progress.token_ids == (20, 21)
+    attempts = back.attempts
+    assert (attempts.evictions, attempts.evicted_by, attempts.evicted_at) == (1, "i1", NOW)
+    assert attempts.crashes == 0
+
+
+async def test_what_was_evicted_here_is_left_to_others_for_a_while(rig: AgentRig):
+    """Even when the notice of it comes round."""
+    await rig.endings.evict(run_of(await rig.pulled(a_request()), 20))
+    rig.sources(RESUME)
+    rig.residency.noticed(RESUME)
+    order = rig.state.order
+    assert order.next(NOW + EVICT_HOLD_S - 0.1, best_effort_room=True) is None
+    assert order.next(NOW + EVICT_HOLD_S, best_effort_room=True) is not None
+
+
+async def test_a_crash_is_counted(rig: AgentRig):
+    await rig.endings.crashed(run_of(await rig.pulled(a_request(crashes=1)), 20))
+    back = await rig.requeued(RESUME)
+    assert (back.attempts.crashes, back.attempts.evictions) == (2, 0)
+
+
+async def test_a_relegated_request_says_so_and_keeps_to_its_queue(rig: AgentRig):
+    await rig.endings.relegate(await rig.pulled(a_request()))
+    relegated = await rig.requeued(RELEGATED)
+    assert relegated.attempts.relegated
+    await rig.endings.hand_back(await rig.pulled(relegated, RELEGATED))
+    assert (await rig.requeued(RELEGATED)).attempts.relegated
+    assert await rig.far.ready(RESUME) == 0
+
+
+async def test_agents_are_told_of_what_goes_back(rig: AgentRig):
+    notices = await listen(rig, topology.CONTROL, topology.CONTROL_LANE)
+    await rig.endings.hand_back(await rig.pulled(a_request()))
+    assert await rig.far.ready(notices) == 1
+
+
+async def test_tokens_of_an_evicted_run_are_out_before_the_next_run_can_begin(rig: AgentRig):
+    request = a_request("r", reply_to=REPLY)
+    run, task = await rig.running(request)
+    for token in (20, 21):
+        rig.engine.emit("r", token)
+    await eventually(lambda: len(run.token_ids) == 2)
+    rig.broker.sent.clear()
+    rig.broker.attempts.clear()
+    rig.broker.down.add(topology.LANES)
+    end_run(rig.state, rig.engine, run, RunEnding.EVICTED)
+    await eventually(lambda: topology.LANES in rig.broker.attempts)
+    assert rig.broker.sent == [REPLY]
+    rig.broker.down.clear()
+    await task
+
+
+async def test_the_own_new_message_is_not_taken_for_a_copy_of_the_old(rig: AgentRig):
+    """
+    Between the publish and the ack of an eviction another worker may pull what was published.
+
+    Taken for a copy, it would be acknowledged with the old message, and the request lost.
+    """
+    request = a_request("r", reply_to=REPLY)
+    run, task = await rig.running(request)
+    pulled_again: list[QueuedRequest] = []
+    original = run.pulled.deliveries[0]
+
+    class Slow:
+        """The old delivery; while it is settled, the new message is pulled."""
+
+        async def settle(self, how: object) -> bool:
+            rig.sources(RESUME)
+            delivery = await rig.broker.get(RESUME)
+            assert delivery is not None
+            source = rig.state.order.next(NOW + EVICT_HOLD_S, best_effort_room=True)
+            assert source is not None
+            await rig.puller._take(delivery, source)
+            pulled_again.extend(held.request for held in rig.state.pulled.values())
+            return await original.settle(how)  # type: ignore[arg-type]  # as it came
+
+    run.pulled.deliveries[0] = Slow()  # type: ignore[call-overload]  # all that is asked of it
+    rig.engine.die()
+    await task
+    assert [each.request_id for each in pulled_again] == ["r"]
+    assert await rig.back_in_lane(RESUME) == 1
+
+
+async def test_a_finished_request_is_observed_once(rig: AgentRig):
+    observed = await listen(rig, topology.TELEMETRY, topology.OBSERVED_REQUEST_KEY)
+    await complete(rig, await rig.pulled(a_request("done")))
+    await fail(rig, await rig.pulled(a_request("failed")))
+    await hand_back(rig, await rig.pulled(a_request("back")))
+    seen = [decode_observed((await rig.far.take(observed)).body) for _ in range(2)]
+    assert [(each.request_id, each.outcome) for each in seen] == [
+        ("done", "completed"),
+        ("failed", "cancelled"),
+    ]
+    assert await rig.far.ready(observed) == 0
+
+
+async def test_a_final_that_nobody_waits_for_is_unclaimed(rig: AgentRig):
+    await complete(rig, await rig.pulled(a_request(reply_to="gone")))
+    assert await rig.far.ready(topology.UNCLAIMED_FINALS) == 1
+
+
+@pytest.mark.parametrize(
+    ("slo", "token_times_s", "attained", "late_tokens"),
+    [
+        # Equation 1: the first token by arrival + 2.
+        (Slo(ttft_s=2.0), (2.0,), True, 0),
+        (Slo(ttft_s=2.0), (2.1,), False, 0),
+        # Without a pace only the first token counts.
+        (Slo(ttft_s=2.0), (1.0, 50.0), True, 0),
+        # Equation 2: token n by arrival + 2 + (n - 1) / 2.
+        (Slo(ttft_s=2.0, tbt_s=0.5), (2.0, 2.5, 3.0), True, 0),
+        (Slo(ttft_s=2.0, tbt_s=0.5), (1.0, 2.5, 3.0), True, 0),
+        (Slo(ttft_s=2.0, tbt_s=0.5), (1.0, 2.6, 3.0), False, 1),
+        (Slo(ttft_s=2.0, tbt_s=0.5), (2.1, 2.6, 3.1), False, 3),
+        # Equation 3: the last token by arrival + 4.
+        (Slo(ttlt_s=4.0), (3.0, 4.0), True, 0),
+        (Slo(ttlt_s=4.0), (1.0, 4.1), False, 0),
+        # Both, and the sooner of both ends.
+        (Slo(ttft_s=2.0, ttlt_s=4.0), (1.0, 4.1), False, 0),
+        (Slo(ttlt_s=9.0, deadline_at=NOW + 3), (1.0, 3.1), False, 0),
+        # Best effort always attains.
+        (Slo(), (1e6,), True, 0),
+    ],
+)
+def test_verdicts_of_equations_1_to_3(
+    slo: Slo, token_times_s: tuple[float, ...], attained: object, late_tokens: int
+):
+    pulled = Pulled(request=a_request(slo=slo), deliveries=[], pulled_at=NOW)
+    run = Run(pulled=pulled)
+    for at in token_times_s:
+        run.on_tokens((20,), NOW + at)
+    verdict = verdict_of(run, finished_at=NOW + token_times_s[-1])
+    assert (verdict.attained, verdict.late_tokens) == (attained, late_tokens)
+    assert verdict.ttft_s == pytest.approx(token_times_s[0])
+    assert verdict.ttlt_s == pytest.approx(token_times_s[-1])
+
+
+def test_a_run_without_tokens_is_judged_by_its_end():
+    pulled = Pulled(request=a_request(slo=Slo(ttft_s=2.0)), deliveries=[], pulled_at=NOW)
+    verdicts = [verdict_of(Run(pulled=pulled), finished_at=NOW + at).attained for at in (1, 3)]
+    assert verdicts == [True, False]
+
+
+def test_the_longest_pause_is_kept_over_runs():
+    pulled = Pulled(request=a_request(slo=BATCH), deliveries=[], pulled_at=NOW)
+    run = Run(pulled=pulled, max_tbt_s=0.7)
+    for at in (1.0, 1.5, 1.6):
+        run.on_tokens((20,), NOW + at)
+    assert run.max_tbt_s == 0.7
+    run.on_tokens((20,), NOW + 9.6)
+    assert run.max_tbt_s == pytest.approx(8.0)

@@ -1,0 +1,220 @@
+"""What is pulled, and what becomes of it before it runs."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from services.agent.settings import PullSettings
+from shared.broker import topology
+from shared.broker.protocol import OutMessage
+from shared.contracts.base import ModelName
+from shared.contracts.estimates import LatencyCoefficients, Profile
+from shared.contracts.lanes import relegated_name
+from shared.models.registry import ModelRegistry
+from shared.models.tokenizer import Tokenizer
+from solver.scheduling.pulling import SourceKind
+from tests.brokers import eventually
+from tests.clocks import NOW
+from tests.queued import BEST_EFFORT, MODEL, OTHER, a_request, lane_of, sampling
+from tests.unit.agent.rig import REPLY, AgentRig, open_agent
+from tests.unit.agent.tasks import working
+
+LANE = lane_of().queue_name
+SLOW = Profile(
+    model=MODEL,
+    engine="scripted",
+    device="paper",
+    version=1,
+    at=0.0,
+    latency=LatencyCoefficients(constant_s=10.0, linear_s=0.0),
+    token_rate_per_s=10.0,
+)
+
+
+@asynccontextmanager
+async def pulling(rig: AgentRig, *lanes: str) -> AsyncIterator[None]:
+    """A worker that pulls from *lanes*, which are those of chat turns by default."""
+    rig.sources(*(lanes or (LANE,)))
+    async with working(rig.puller.work(rig.stop), rig):
+        yield
+
+
+async def quiet(rig: AgentRig, lane: str = LANE) -> None:
+    """Wait until the worker has found *lane* empty."""
+
+    async def empty() -> bool:
+        return await rig.far.ready(lane) == 0 and rig.state.pulling == 0
+
+    await eventually(empty)
+
+
+async def test_waiting_requests_come_into_the_window(rig: AgentRig):
+    for name in ("a", "b"):
+        await rig.put(a_request(name))
+    async with pulling(rig):
+        await eventually(lambda: len(rig.state.window) == 2)
+    assert rig.state.totals.by_lane == {LANE: 2}
+    assert await rig.back_in_lane(LANE) == 2
+
+
+async def test_a_redelivered_duplicate_joins_the_request_that_is_here(rig: AgentRig):
+    request = a_request("r", reply_to=REPLY)
+    await rig.hold(request)
+    await rig.put(request)
+    async with pulling(rig):
+        await eventually(lambda: len(rig.state.pulled[request.request_id].deliveries) == 2)
+    assert len(rig.state.window) == 1
+    await rig.residency.hand_back_window()
+    assert await rig.back_in_lane(LANE) == 0
+
+
+async def test_a_duplicate_of_a_running_request_joins_it_too(rig: AgentRig):
+    request = a_request("r")
+    run, task = await rig.running(request)
+    await rig.put(request)
+    async with pulling(rig):
+        await eventually(lambda: len(run.pulled.deliveries) == 2)
+    rig.engine.emit("r", 20)
+    await rig.engine.abort(request.request_id)
+    await task
+    assert await rig.back_in_lane(LANE) == 0
+
+
+async def test_a_hopeless_request_is_relegated(rig: AgentRig):
+    """10 s of prefill against 5 s to the first token."""
+    rig.state.profiles[MODEL] = SLOW
+    await rig.put(a_request("r"))
+    async with pulling(rig):
+        await eventually(lambda: rig.state.totals.relegated == 1)
+    assert (await rig.requeued(relegated_name(MODEL))).attempts.relegated
+    assert len(rig.state.window) == 0
+
+
+async def test_a_relegated_request_is_taken(rig: AgentRig):
+    rig.state.profiles[MODEL] = SLOW
+    queue = relegated_name(MODEL)
+    await rig.put(a_request("r", relegated=True), queue)
+    rig.sources(queue, kind=SourceKind.RELEGATED)
+    async with working(rig.puller.work(rig.stop), rig):
+        await eventually(lambda: len(rig.state.window) == 1)
+
+
+async def test_a_request_of_another_model_is_handed_back(rig: AgentRig):
+    """The lane was pulled from just before a swap."""
+    request = a_request("r", base=OTHER)
+    await rig.put(request, LANE)
+    async with pulling(rig):
+        await quiet(rig)
+    back = await rig.requeued(lane_of(model=OTHER).resume_name)
+    assert (back.request_id, back.attempts.hop) == ("r", 1)
+
+
+@pytest.mark.parametrize("flag", ["swapping", "draining"])
+async def test_nothing_is_pulled_while_it_could_not_be_served(rig: AgentRig, flag: str):
+    setattr(rig.state, flag, True)
+    await rig.put(a_request("r"))
+    async with pulling(rig):
+        for _ in range(20):
+            await rig.far.depth(LANE)
+            rig.state.wake()
+        assert await rig.far.ready(LANE) == 1
+
+
+async def test_a_cancelled_request_ends_when_it_is_pulled(rig: AgentRig):
+    request = a_request("r", reply_to=REPLY)
+    rig.state.cancel(request.request_id)
+    await rig.put(request)
+    async with pulling(rig):
+        await eventually(lambda: rig.state.totals.failed == 1)
+    assert (await rig.failed()).error.code == "cancelled"
+    assert await rig.far.ready(topology.DEAD_LETTERS) == 0
+    assert await rig.back_in_lane(LANE) == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"\xff", b"{}", b'{"kind": "request.queued.v9"}'],
+    ids=["no JSON", "no kind", "unknown kind"],
+)
+async def test_what_is_no_request_is_buried_with_its_reason(rig: AgentRig, body: bytes):
+    await topology.declare_work_queue(rig.far, LANE)
+    message = OutMessage(body=body, message_id="m1", reply_to=REPLY)
+    await rig.far.publish(topology.LANES, LANE, message)
+    async with pulling(rig):
+        await quiet(rig)
+        await eventually(lambda: topology.DEAD in rig.broker.attempts)
+    letter = await rig.far.take(topology.DEAD_LETTERS)
+    assert (letter.body, letter.message_id, letter.reply_to) == (body, "m1", REPLY)
+    assert str(letter.headers[topology.REASON_HEADER]).startswith("undecodable")
+    assert await rig.back_in_lane(LANE) == 0
+
+
+async def test_a_request_that_could_not_go_back_to_its_lane_is_buried(rig: AgentRig):
+    await rig.put(a_request("r", lane="no lane at all"), LANE)
+    async with pulling(rig):
+        await eventually(lambda: topology.DEAD in rig.broker.attempts)
+        await quiet(rig)
+    assert await rig.far.ready(topology.DEAD_LETTERS) == 1
+
+
+async def test_the_window_is_bounded(
+    registry: ModelRegistry, tokenizers: dict[ModelName, Tokenizer]
+):
+    async with open_agent(registry, tokenizers, pull=PullSettings(window=3)) as rig:
+        for _ in range(5):
+            await rig.put(a_request())
+        async with pulling(rig):
+            await eventually(lambda: len(rig.state.window) == 3)
+            assert await rig.far.ready(LANE) == 2
+            head = rig.state.window.peek(NOW)
+            assert head is not None
+            rig.state.release(head.request_id)
+            rig.state.wake()
+            await eventually(lambda: len(rig.state.window) == 3)
+        assert await rig.far.ready(LANE) == 1
+
+
+async def test_beyond_the_engines_slots_no_more_is_pulled_than_can_soon_start(rig: AgentRig):
+    """Eight slots; then each waiting request is 2.8 s of work, and 2 s are enough."""
+    rig.state.profiles[MODEL] = Profile(
+        model=MODEL, engine="e", device="d", version=1, at=0.0, token_rate_per_s=10.0
+    )
+    for _ in range(12):
+        await rig.put(a_request())
+    async with pulling(rig):
+        await eventually(lambda: len(rig.state.window) == rig.engine.max_running)
+        assert await rig.far.ready(LANE) == 12 - rig.engine.max_running
+
+
+async def test_one_request_may_always_wait_however_long_it_is(rig: AgentRig):
+    rig.engine.max_running = 0
+    for _ in range(2):
+        await rig.put(a_request(sampling=sampling(2000)))
+    async with pulling(rig):
+        await eventually(lambda: len(rig.state.window) == 1)
+        assert await rig.far.ready(LANE) == 1
+
+
+async def test_best_effort_has_a_share_of_the_window(
+    registry: ModelRegistry, tokenizers: dict[ModelName, Tokenizer]
+):
+    async with open_agent(registry, tokenizers, pull=PullSettings(best_effort_window=2)) as rig:
+        lane = lane_of(BEST_EFFORT).queue_name
+        for _ in range(4):
+            await rig.put(a_request(slo=BEST_EFFORT))
+        rig.sources(lane, kind=SourceKind.RELEGATED)
+        async with working(rig.puller.work(rig.stop), rig):
+            await eventually(lambda: len(rig.state.window) == 2)
+            assert await rig.far.ready(lane) == 2
+
+
+async def test_a_worker_survives_the_brokers_absence(rig: AgentRig, monkeypatch):
+    monkeypatch.setattr("services.agent.puller.BROKER_RETRY_S", 0.01)
+    await rig.put(a_request("r"))
+    rig.broker.lose_connection()
+    async with pulling(rig):
+        for _ in range(5):
+            await rig.far.depth(LANE)
+        rig.broker.reconnect()
+        await eventually(lambda: len(rig.state.window) == 1)

@@ -1,0 +1,222 @@
+"""Which model is active, and what a swap does to the work of the one before."""
+
+import pytest
+
+from shared.broker import topology
+from shared.contracts.base import Decoder, ModelName
+from shared.contracts.errors import ContractError, EngineError
+from shared.contracts.lanes import relegated_name
+from shared.contracts.requests import FinishReason
+from shared.contracts.telemetry import ModelActivated, Residency
+from tests.brokers import eventually
+from tests.queued import BATCH, BEST_EFFORT, MODEL, OTHER, a_request, lane_of
+from tests.unit.agent.rig import PATIENCE_S, AgentRig, a_plan, decode_queued, listen
+from tests.unit.agent.tasks import admitting, working
+
+RESUME = lane_of().resume_name
+decode_engine: Decoder[ModelActivated] = Decoder(ModelActivated)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.agent.residency.CHECK_PERIOD_S", 0.01)
+    monkeypatch.setattr("services.agent.residency.RESTART_PAUSE_S", 0.05)
+
+
+def following(rig: AgentRig):
+    return working(rig.residency.work(rig.stop), rig)
+
+
+async def test_the_plans_first_segment_becomes_active(rig: AgentRig):
+    events = await listen(rig, topology.TELEMETRY, topology.OBSERVED_ENGINE_KEY)
+    async with following(rig):
+        rig.residency.plan_changed(a_plan(OTHER, MODEL))
+        await eventually(lambda: rig.state.model == OTHER)
+        await eventually(lambda: not rig.state.swapping)
+    assert rig.engine.activations == [OTHER]
+    assert rig.state.totals.swaps == 1
+    event = decode_engine((await rig.far.take(events)).body)
+    assert (event.model, event.source, event.duration_s) == (OTHER, Residency.COLD, 0.5)
+
+
+async def test_a_plan_of_the_active_model_swaps_nothing(rig: AgentRig):
+    rig.residency.plan_changed(a_plan(MODEL, OTHER, lanes=(lane_of().queue_name,)))
+    async with following(rig):
+        await eventually(lambda: RESUME in rig.state.order.queues)
+    assert rig.engine.activations == []
+
+
+async def test_a_plan_of_a_lower_epoch_is_ignored(rig: AgentRig):
+    rig.residency.plan_changed(a_plan(MODEL, epoch=5))
+    rig.residency.plan_changed(a_plan(OTHER, epoch=4))
+    assert rig.state.plan == a_plan(MODEL, epoch=5)
+
+
+async def test_a_plan_of_the_same_epoch_refreshes(rig: AgentRig):
+    rig.residency.plan_changed(a_plan(MODEL, epoch=5))
+    rig.clock.advance(3.0)
+    rig.residency.plan_changed(a_plan(MODEL, epoch=5))
+    assert rig.state.plan_at == rig.clock.now()
+
+
+async def test_models_that_it_may_not_serve_are_passed_over(rig: AgentRig):
+    rig.residency.plan_changed(a_plan(ModelName("a model of others"), OTHER))
+    async with following(rig):
+        await eventually(lambda: rig.state.model == OTHER)
+
+
+async def test_an_empty_plan_changes_nothing(rig: AgentRig):
+    rig.residency.noticed(lane_of(model=OTHER).queue_name)
+    rig.clock.advance(2 * PATIENCE_S)
+    rig.residency.plan_changed(a_plan())
+    async with following(rig):
+        await eventually(lambda: rig.state.order.queues != ())
+    assert rig.state.model == MODEL
+
+
+async def test_without_any_plan_an_idle_agent_follows_the_notices(rig: AgentRig):
+    rig.state.model = None
+    async with following(rig):
+        rig.residency.noticed(lane_of(model=OTHER).queue_name)
+        await eventually(lambda: rig.state.model == OTHER)
+    assert rig.state.totals.swaps == 0
+
+
+async def test_a_model_is_not_left_for_a_notice_before_patience_ends(rig: AgentRig):
+    rig.residency.noticed(lane_of(model=OTHER).queue_name)
+    rig.clock.advance(PATIENCE_S - 0.1)
+    async with following(rig):
+        await eventually(lambda: rig.state.order.queues != ())
+        assert rig.state.model == MODEL
+        rig.clock.advance(0.2)
+        await eventually(lambda: rig.state.model == OTHER)
+
+
+async def test_a_stale_plan_is_no_longer_waited_for(rig: AgentRig):
+    rig.residency.plan_changed(a_plan(MODEL))
+    rig.residency.noticed(lane_of(model=OTHER).queue_name)
+    rig.clock.advance(PATIENCE_S + 0.1)
+    async with following(rig):
+        await eventually(lambda: rig.state.model == OTHER)
+
+
+async def test_a_busy_agent_does_not_leave_its_work_for_a_notice(rig: AgentRig):
+    await rig.hold(a_request("r"))
+    rig.residency.noticed(lane_of(model=OTHER).queue_name)
+    rig.clock.advance(2 * PATIENCE_S)
+    async with following(rig):
+        await eventually(lambda: rig.state.order.queues != ())
+        assert rig.state.model == MODEL
+
+
+async def test_a_swap_hands_the_window_back_and_evicts_what_runs(rig: AgentRig):
+    await rig.hold(a_request("waits"))
+    run, task = await rig.running(a_request("runs"))
+    rig.engine.emit("runs", 20)
+    await eventually(lambda: run.token_ids == [20])
+    async with following(rig):
+        rig.residency.plan_changed(a_plan(OTHER))
+        await eventually(lambda: rig.state.model == OTHER)
+    await task
+    back = [decode_queued((await rig.far.take(RESUME)).body) for _ in range(2)]
+    assert [(r.request_id, r.progress.token_ids) for r in back] == [("waits", ()), ("runs", (20,))]
+    assert await rig.back_in_lane(lane_of().queue_name) == 0
+
+
+async def test_a_swap_waits_for_pulls_under_way(rig: AgentRig):
+    rig.state.pulling = 1
+    async with following(rig):
+        rig.residency.plan_changed(a_plan(OTHER))
+        await eventually(lambda: rig.state.swapping)
+        assert rig.engine.activations == []
+        rig.state.pulling = 0
+        await eventually(lambda: rig.state.model == OTHER)
+
+
+async def test_a_draining_agent_does_not_swap(rig: AgentRig):
+    rig.state.draining = True
+    async with following(rig):
+        rig.residency.plan_changed(a_plan(OTHER))
+        await eventually(lambda: rig.state.order.queues != ())
+    assert rig.engine.activations == []
+
+
+async def test_a_model_that_cannot_be_activated_is_not_served_and_tried_again(rig: AgentRig):
+    """The one before may be gone as well: requests for it must not fail on an empty engine."""
+    rig.engine.fail_activate = [EngineError("no memory"), EngineError("no memory")]
+    async with following(rig):
+        rig.residency.plan_changed(a_plan(OTHER))
+        await eventually(lambda: rig.state.model is None)
+        await eventually(lambda: rig.state.model == OTHER)
+    assert rig.engine.activations == [OTHER]
+
+
+async def test_a_dead_engine_comes_back_with_its_model(rig: AgentRig):
+    rig.engine.fail_start = [EngineError("not yet"), EngineError("not yet")]
+    rig.engine.die()
+    async with following(rig):
+        await eventually(lambda: rig.engine.activations == [MODEL])
+        await eventually(lambda: not rig.state.swapping)
+    assert (rig.engine.starts, rig.state.totals.crashes, rig.state.model) == (3, 1, MODEL)
+
+
+async def test_a_request_survives_the_engines_death(rig: AgentRig):
+    """Back to its resume queue, and from there to a fresh engine: nothing is lost on the way."""
+    run, task = await rig.running(a_request("r"))
+    rig.engine.emit("r", 20)
+    await eventually(lambda: run.token_ids == [20])
+    rig.engine.die()
+    await task
+    rig.residency.noticed(RESUME)
+    async with following(rig), admitting(rig), working(rig.puller.work(rig.stop), rig):
+        await rig.engine.began("r")
+        assert rig.engine.requests[run.request.request_id].progress == (20,)
+        rig.engine.emit("r", 21, finish=FinishReason.LENGTH)
+        await eventually(lambda: rig.state.totals.completed == 1)
+    assert await rig.back_in_lane(RESUME) == 0
+
+
+async def test_sources_are_the_plans_lanes_and_their_companions(rig: AgentRig):
+    chat, filler = lane_of(), lane_of(BEST_EFFORT)
+    rig.residency.plan_changed(a_plan(MODEL, lanes=(chat.queue_name, filler.queue_name)))
+    async with following(rig):
+        await eventually(lambda: chat.queue_name in rig.state.order.queues)
+    assert set(rig.state.order.queues) == {
+        relegated_name(MODEL),
+        *(
+            name
+            for key in (chat, filler)
+            for name in (key.queue_name, key.overflow_name, key.resume_name)
+        ),
+    }
+
+
+async def test_noticed_queues_of_the_active_model_are_sources_too(rig: AgentRig):
+    batch, foreign = lane_of(BATCH), lane_of(model=OTHER)
+    async with following(rig):
+        for queue in (batch.overflow_name, RESUME, foreign.queue_name, "headway.other"):
+            rig.residency.noticed(queue)
+        await eventually(lambda: RESUME in rig.state.order.queues)
+    assert set(rig.state.order.queues) == {
+        batch.queue_name,
+        batch.overflow_name,
+        batch.resume_name,
+        RESUME,
+        relegated_name(MODEL),
+    }
+
+
+@pytest.mark.parametrize("queue", ["lane.1.tiny-llama.x", "overflow.", "resume.1.tiny-llama.soon"])
+async def test_a_notice_of_an_impossible_queue_is_refused(rig: AgentRig, queue: str):
+    """Taken in, it would end the agent when it looks for the queue's deadline."""
+    with pytest.raises(ContractError):
+        rig.residency.noticed(queue)
+    assert rig.state.noticed == {}
+
+
+async def test_other_plans_are_followed_after_a_swap(rig: AgentRig):
+    async with following(rig):
+        for number, model in enumerate((OTHER, MODEL, OTHER), start=1):
+            rig.residency.plan_changed(a_plan(model, epoch=number))
+            await eventually(lambda model=model: rig.state.model == model)
+    assert rig.engine.activations == [OTHER, MODEL, OTHER]

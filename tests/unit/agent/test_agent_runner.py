@@ -1,0 +1,219 @@
+"""One request on the engine: what it streams, and how it ends."""
+
+import asyncio
+
+import pytest
+
+from services.agent.admission import end_run
+from services.agent.runner import MAX_CRASHES
+from services.agent.state import Ending
+from shared.broker import topology
+from shared.contracts.base import TenantId
+from shared.contracts.requests import (
+    Attempts,
+    FinishReason,
+    ReplyMode,
+    RequestCompleted,
+    RunStarted,
+    TokensEmitted,
+)
+from tests.brokers import eventually
+from tests.queued import a_request, lane_of, sampling
+from tests.unit.agent.rig import (
+    REPLY,
+    AgentRig,
+    streamed_text,
+    streamed_tokens,
+    tokens_of,
+)
+
+RESUME = lane_of().resume_name
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+async def test_a_stream_is_announced_then_streamed_then_final(rig: AgentRig):
+    words = tokens_of(rig, "good morning everyone")
+    _, task = await rig.running(a_request("r", reply_to=REPLY))
+    rig.engine.emit("r", words[0])
+    rig.engine.emit("r", *words[1:])
+    rig.engine.emit("r", finish=LENGTH)
+    await task
+    replies = await rig.replies()
+    assert [type(reply) for reply in replies] == [
+        RunStarted,
+        TokensEmitted,
+        TokensEmitted,
+        RequestCompleted,
+    ]
+    assert streamed_tokens(replies) == words
+    assert streamed_text(replies) == "good morning everyone"
+
+
+async def test_the_final_says_everything(rig: AgentRig):
+    words = tokens_of(rig, "good morning")
+    request = a_request("r", reply_to=REPLY, tenant=TenantId("acme"), prompt=(10, 11, 12))
+    run, task = await rig.running(request)
+    rig.clock.advance(1.0)
+    rig.engine.emit("r", *words, finish=STOP, cached_tokens=2)
+    await task
+    replies = await rig.replies()
+    started, final = replies[0], replies[-1]
+    assert isinstance(final, RequestCompleted)
+    assert isinstance(started, RunStarted)
+    assert final.run_id == started.run_id == run.run_id
+    assert (final.token_ids, final.text, final.finish_reason) == (words, "good morning", STOP)
+    usage = final.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (
+        3,
+        len(words),
+        2,
+    )
+    assert usage.total_tokens == 3 + len(words)
+    assert final.timings.first_token_at - final.timings.arrived_at == 1.0
+    assert final.verdict.attained
+
+
+async def test_first_tokens_go_at_once_and_later_ones_are_gathered(rig: AgentRig):
+    run, task = await rig.running(a_request("r", reply_to=REPLY))
+    rig.engine.emit("r", 20)
+    rig.engine.emit("r", 21)
+    rig.engine.emit("r", 22)
+    await eventually(lambda: len(run.token_ids) == 3)
+    before = await rig.replies()
+    await rig.outbox.flush_all()
+    after = await rig.replies()
+    assert (streamed_tokens(before), streamed_tokens(after)) == ((20,), (21, 22))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_who_wants_the_final_only_gets_the_final_only(rig: AgentRig):
+    _, task = await rig.running(a_request("r", reply_to=REPLY, reply_mode=ReplyMode.FINAL))
+    rig.engine.emit("r", 20, finish=LENGTH)
+    await task
+    assert [type(reply) for reply in await rig.replies()] == [RequestCompleted]
+
+
+async def test_a_request_without_a_reply_queue_still_runs_and_is_acknowledged(rig: AgentRig):
+    request = a_request("r")
+    _, task = await rig.running(request)
+    rig.engine.emit("r", 20, finish=LENGTH)
+    await task
+    assert await rig.back_in_lane(request.lane) == 0
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+async def test_a_stop_string_ends_the_answer_however_it_is_split(rig: AgentRig, pieces: int):
+    words = tokens_of(rig, "one two three four")
+    _, task = await rig.running(a_request("r", reply_to=REPLY, sampling=sampling(stop=(" thr",))))
+    for at in range(0, len(words), pieces):
+        if "r" not in rig.engine.running:
+            break
+        rig.engine.emit("r", *words[at : at + pieces])
+        for _ in range(5):
+            await asyncio.sleep(0)
+    await task
+    replies = await rig.replies()
+    final = replies[-1]
+    assert isinstance(final, RequestCompleted)
+    assert (final.text, final.finish_reason) == ("one two", STOP)
+    assert streamed_text(replies) == "one two"
+
+
+async def test_text_held_back_for_a_stop_string_is_not_lost(rig: AgentRig):
+    words = tokens_of(rig, "one two th")
+    _, task = await rig.running(a_request("r", reply_to=REPLY, sampling=sampling(stop=("three",))))
+    rig.engine.emit("r", *words)
+    rig.engine.emit("r", finish=LENGTH)
+    await task
+    assert (await rig.completed()).text == "one two th"
+
+
+async def test_half_a_character_is_never_streamed(rig: AgentRig):
+    word = "naïve 日本語 🙂"
+    tokens = tokens_of(rig, word)
+    assert len(tokens) > len(word), "the tokenizer must split characters for this test"
+    _, task = await rig.running(a_request("r", reply_to=REPLY))
+    for token in tokens:
+        rig.engine.emit("r", token)
+    rig.engine.emit("r", finish=LENGTH)
+    await task
+    replies = await rig.replies()
+    final = replies[-1]
+    assert isinstance(final, RequestCompleted)
+    assert final.text == word
+    assert "\N{REPLACEMENT CHARACTER}" not in streamed_text(replies)
+    assert word.startswith(streamed_text(replies))
+
+
+async def test_output_is_cut_to_what_the_real_prompt_leaves(rig: AgentRig):
+    """The ingress guessed from bytes; here is the truth."""
+    request = a_request("r", prompt=(20,) * 4000, sampling=sampling(500))
+    _, task = await rig.running(request)
+    assert rig.engine.requests[request.request_id].sampling.max_tokens == 96
+    rig.engine.emit("r", finish=LENGTH)
+    await task
+
+
+async def test_a_prompt_that_does_not_fit_is_refused_by_name(rig: AgentRig):
+    request = a_request("r", reply_to=REPLY, prompt=(20,) * 4096)
+    await rig.runner.run(rig.runner.begin(await rig.pulled(request)))
+    error = (await rig.failed()).error
+    assert (error.code, error.param) == ("context_length_exceeded", "prompt")
+    assert await rig.far.ready(topology.DEAD_LETTERS) == 1
+
+
+async def test_what_the_engine_refuses_fails_alone(rig: AgentRig):
+    _, task = await rig.running(a_request("r", reply_to=REPLY))
+    rig.engine.refuse("r")
+    await task
+    assert (await rig.failed()).error.code == "engine_refused"
+
+
+async def test_after_the_engines_death_a_request_goes_back_with_its_progress(rig: AgentRig):
+    run, task = await rig.running(a_request("r", reply_to=REPLY))
+    rig.engine.emit("r", 20, 21)
+    await eventually(lambda: len(run.token_ids) == 2)
+    rig.engine.die()
+    await task
+    returned = await rig.requeued(RESUME)
+    assert returned.progress.token_ids == (20, 21)
+    assert (returned.attempts.crashes, returned.attempts.hop) == (1, 1)
+
+
+async def test_a_request_under_which_the_engine_died_too_often_is_poison(rig: AgentRig):
+    request = a_request("r", reply_to=REPLY, crashes=MAX_CRASHES - 1)
+    _, task = await rig.running(request)
+    rig.engine.die()
+    await task
+    assert (await rig.failed()).error.code == "poison_request"
+    letter = await rig.far.take(topology.DEAD_LETTERS)
+    assert str(letter.headers[topology.REASON_HEADER]).startswith("poison_request")
+    assert await rig.back_in_lane(request.lane) == 0
+
+
+async def test_a_run_that_is_ended_before_the_engine_knows_it_never_reaches_it(rig: AgentRig):
+    run = rig.runner.begin(await rig.pulled(a_request("r", reply_to=REPLY)))
+    end_run(rig.state, rig.engine, run, Ending.EVICTED)
+    await asyncio.wait_for(rig.runner.run(run), 5)
+    assert rig.engine.requests == {}
+    assert (await rig.requeued(RESUME)).attempts == Attempts(
+        hop=1, evictions=1, evicted_by=rig.state.instance_id, evicted_at=rig.clock.now()
+    )
+
+
+async def test_a_cancelled_run_ends_with_an_error_and_no_dead_letter(rig: AgentRig):
+    run, task = await rig.running(a_request("r", reply_to=REPLY))
+    end_run(rig.state, rig.engine, run, Ending.CANCELLED)
+    await task
+    assert (await rig.failed()).error.code == "cancelled"
+    assert await rig.far.ready(topology.DEAD_LETTERS) == 0
+
+
+async def test_an_answer_that_was_complete_when_it_was_evicted_is_delivered(rig: AgentRig):
+    run, task = await rig.running(a_request("r", reply_to=REPLY))
+    rig.engine.emit("r", 20, finish=LENGTH)
+    end_run(rig.state, rig.engine, run, Ending.EVICTED)
+    await task
+    assert (await rig.completed()).token_ids == (20,)
+    assert await rig.far.ready(RESUME) == 0

@@ -1,0 +1,139 @@
+"""A grouper over the in-process broker, and producers that write to it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from services.planner.grouper import Grouper
+from services.planner.intake import Intake
+from services.planner.settings import GrouperSettings
+from services.planner.state import GrouperState, RecentIds
+from shared.broker import topology
+from shared.broker.memory_hub import MemoryHub
+from shared.broker.protocol import BindingSpec, Delivery, OutMessage, QueueSpec, QueueType
+from shared.contracts.base import Decoder, encode
+from shared.contracts.lanes import LaneLayout
+from shared.contracts.requests import QueuedRequest, RequestFailed
+from shared.models.registry import ModelRegistry
+from solver.routing.shares import TenantShares
+from tests.clocks import FakeClock
+from tests.deliveries import UnreliableBroker
+from tests.queued import MODEL
+
+LANE = "lane.1.tiny-llama.high.12.short"
+"""Of `BODY`: best effort."""
+BODY: dict[str, Any] = {"model": MODEL, "prompt": [10, 11, 12], "max_tokens": 8}
+REPLIES_TO = "replies-of-the-test"
+
+decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
+decode_failed: Decoder[RequestFailed] = Decoder(RequestFailed)
+
+
+def intake_of(
+    registry: ModelRegistry,
+    settings: GrouperSettings | None = None,
+    layout: LaneLayout | None = None,
+) -> Intake:
+    return Intake(
+        registry=registry, settings=settings or GrouperSettings(), layout=layout or LaneLayout()
+    )
+
+
+@dataclass
+class GrouperRig:
+    """One grouper and the far side of its broker."""
+
+    hub: MemoryHub
+    broker: UnreliableBroker
+    """The grouper's."""
+    far: UnreliableBroker
+    """The test's."""
+    grouper: Grouper
+    clock: FakeClock
+
+    async def publish(
+        self,
+        body: dict[str, Any] | bytes,
+        *,
+        message_id: str | None = None,
+        reply_to: str | None = REPLIES_TO,
+        kind: str = "inference.request.v1",
+    ) -> None:
+        """As a producer would, to the global queue."""
+        raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        message = OutMessage(
+            body=raw, kind=kind, message_id=message_id or uuid4().hex, reply_to=reply_to
+        )
+        await self.far.publish(topology.REQUESTS, topology.REST_KEY, message)
+
+    async def pull(self, queue: str = topology.GLOBAL_REST) -> Delivery:
+        """The next message, in the grouper's hands."""
+        delivery = await self.broker.get(queue)
+        assert delivery is not None
+        return delivery
+
+    async def submit(self, body: dict[str, Any] | bytes, **fields: Any) -> None:
+        """Publish a request and let the grouper take it."""
+        await self.publish(body, **fields)
+        await self.grouper.on_request(await self.pull())
+
+    async def queued(self, lane: str = LANE) -> QueuedRequest:
+        return decode_queued((await self.far.take(lane)).body)
+
+    async def failure(self, queue: str = REPLIES_TO) -> RequestFailed:
+        return decode_failed((await self.far.take(queue)).body)
+
+    async def unsettled(self) -> int:
+        """Global messages that are back once the grouper's connection is gone."""
+        await self.broker.close()
+        return await self.far.ready(topology.GLOBAL_REST)
+
+
+@asynccontextmanager
+async def open_grouper(
+    registry: ModelRegistry, settings: GrouperSettings | None = None
+) -> AsyncIterator[GrouperRig]:
+    settings = settings or GrouperSettings()
+    hub, clock = MemoryHub(), FakeClock()
+    async with UnreliableBroker(hub) as broker, UnreliableBroker(hub) as far:
+        await topology.declare(broker)
+        spec, binding = topology.reply_queue(REPLIES_TO)
+        await far.declare_queue(spec)
+        await far.bind(binding)
+        grouper = Grouper(
+            broker=broker,
+            intake=intake_of(registry, settings),
+            settings=settings,
+            state=GrouperState(
+                shares=TenantShares(
+                    max_share=settings.max_tenant_share,
+                    free_tokens=settings.free_outstanding_tokens,
+                ),
+                recent=RecentIds(settings.duplicate_memory),
+            ),
+            clock=clock,
+            sender="grouper-of-the-test",
+        )
+        yield GrouperRig(hub, broker, far, grouper, clock)
+
+
+async def listen(broker: UnreliableBroker, exchange: str, routing_key: str) -> str:
+    """A queue that gets what is published to *exchange* from now on."""
+    name = f"listen.{uuid4().hex}"
+    await broker.declare_queue(QueueSpec(name=name, type=QueueType.CLASSIC))
+    await broker.bind(BindingSpec(exchange=exchange, queue=name, routing_key=routing_key))
+    return name
+
+
+def queued_bytes(request: QueuedRequest) -> OutMessage:
+    """*request* as it lies in a lane."""
+    return OutMessage(
+        body=encode(request),
+        kind="request.queued.v1",
+        message_id=request.request_id,
+        reply_to=request.reply_to,
+    )

@@ -1,0 +1,229 @@
+"""The grouper: into a lane with confirm, or out with a word to the producer; then the ack."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from services.planner.settings import GrouperSettings
+from shared.broker import topology
+from shared.broker.protocol import OutMessage, Settlement
+from shared.contracts.base import Decoder, RequestId
+from shared.contracts.control import LaneNonempty
+from shared.contracts.lanes import LaneKey
+from shared.contracts.telemetry import LanesObserved
+from shared.models.registry import ModelRegistry
+from tests.brokers import eventually
+from tests.clocks import NOW
+from tests.queued import a_request
+from tests.unit.planner.rig import (
+    BODY,
+    LANE,
+    REPLIES_TO,
+    GrouperRig,
+    listen,
+    open_grouper,
+    queued_bytes,
+)
+
+OVERFLOW = LaneKey.parse(LANE).overflow_name
+
+
+async def test_a_request_goes_to_its_lane(rig: GrouperRig):
+    await rig.submit(BODY, message_id="m1")
+    request = await rig.queued()
+    assert (request.request_id, request.lane, request.reply_to) == ("m1", LANE, REPLIES_TO)
+    assert await rig.unsettled() == 0
+
+
+async def test_it_is_acknowledged_only_after_the_lane_has_it(rig: GrouperRig):
+    rig.broker.down.add(topology.LANES)
+    await rig.publish(BODY)
+    task = asyncio.create_task(rig.grouper.on_request(await rig.pull()))
+    await eventually(lambda: topology.LANES in rig.broker.attempts)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert await rig.unsettled() == 1
+
+
+async def test_an_outage_of_the_lanes_is_survived(rig: GrouperRig):
+    rig.broker.down.add(topology.LANES)
+    await rig.publish(BODY)
+    task = asyncio.create_task(rig.grouper.on_request(await rig.pull()))
+    await eventually(lambda: topology.LANES in rig.broker.attempts)
+    rig.broker.down.clear()
+    await task
+    assert (await rig.far.ready(LANE), await rig.unsettled()) == (1, 0)
+
+
+async def test_a_lane_that_went_away_is_declared_again(rig: GrouperRig):
+    await rig.submit(BODY)
+    await rig.far.delete_queue(LANE)
+    await rig.submit(BODY, message_id="second")
+    assert (await rig.queued()).request_id == "second"
+
+
+async def test_agents_are_told_of_the_lane(rig: GrouperRig):
+    notices = await listen(rig.far, topology.CONTROL, topology.CONTROL_LANE)
+    await rig.submit(BODY)
+    decode: Decoder[LaneNonempty] = Decoder(LaneNonempty)
+    assert decode((await rig.far.take(notices)).body).queue == LANE
+
+
+async def test_notices_are_spaced_and_the_last_one_is_not_dropped(rig: GrouperRig):
+    notices = await listen(rig.far, topology.CONTROL, topology.CONTROL_LANE)
+    for _ in range(5):
+        await rig.submit(BODY)
+    assert await rig.far.ready(notices) == 1
+    rig.clock.advance(0.02)
+    await rig.grouper.send_owed_notices()
+    await rig.grouper.send_owed_notices()
+    assert await rig.far.ready(notices) == 2
+
+
+async def test_a_refusal_tells_the_producer_and_is_kept_for_people(rig: GrouperRig):
+    await rig.submit(BODY | {"id": "mine", "n": 3})
+    failure = await rig.failure()
+    assert (failure.request_id, failure.error.code, failure.error.param) == (
+        "mine",
+        "unsupported_parameter",
+        "n",
+    )
+    letter = await rig.far.take(topology.DEAD_LETTERS)
+    assert (
+        letter.headers[topology.REASON_HEADER] == failure.error.code + ": " + failure.error.message
+    )
+    assert letter.headers["headway-queue"] == topology.GLOBAL_REST
+    assert msgspec.json.decode(letter.body)["n"] == 3
+    assert await rig.unsettled() == 0
+
+
+async def test_nonsense_is_refused_too(rig: GrouperRig):
+    await rig.submit(b"\xff nonsense", message_id="m1")
+    assert (await rig.failure()).request_id == "m1"
+    assert await rig.far.ready(topology.DEAD_LETTERS) == 1
+
+
+@pytest.mark.parametrize("exchange", [topology.REPLIES, topology.DEAD])
+async def test_a_refusal_is_acknowledged_only_after_both_have_it(rig: GrouperRig, exchange: str):
+    rig.broker.down.add(exchange)
+    await rig.publish(BODY | {"n": 3})
+    task = asyncio.create_task(rig.grouper.on_request(await rig.pull()))
+    await eventually(lambda: exchange in rig.broker.attempts)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert await rig.unsettled() == 1
+
+
+async def test_a_refusal_that_nobody_waits_for_is_unclaimed(rig: GrouperRig):
+    await rig.submit(BODY | {"n": 3}, reply_to="gone")
+    assert (await rig.failure(topology.UNCLAIMED_FINALS)).error.param == "n"
+
+
+async def test_a_refusal_without_a_reply_queue_is_only_kept(rig: GrouperRig):
+    await rig.submit(BODY | {"n": 3}, reply_to=None)
+    assert await rig.far.ready(topology.UNCLAIMED_FINALS) == 0
+    assert await rig.far.ready(topology.DEAD_LETTERS) == 1
+
+
+async def test_what_a_producer_publishes_twice_is_queued_once(rig: GrouperRig):
+    for _ in range(2):
+        await rig.submit(BODY | {"id": "same"})
+    assert (await rig.far.ready(LANE), await rig.unsettled()) == (1, 0)
+
+
+async def test_copies_that_are_handled_at_the_same_time_are_queued_once(rig: GrouperRig):
+    for _ in range(5):
+        await rig.publish(BODY | {"id": "same"})
+    copies = [await rig.pull() for _ in range(5)]
+    await asyncio.gather(*(rig.grouper.on_request(copy) for copy in copies))
+    assert (await rig.far.ready(LANE), await rig.unsettled()) == (1, 0)
+
+
+async def test_a_copy_is_not_acknowledged_before_the_first_is_safe(rig: GrouperRig):
+    rig.broker.down.add(topology.LANES)
+    for _ in range(2):
+        await rig.publish(BODY | {"id": "same"})
+    copies = [await rig.pull() for _ in range(2)]
+    tasks = [asyncio.create_task(rig.grouper.on_request(copy)) for copy in copies]
+    await eventually(lambda: topology.LANES in rig.broker.attempts)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert await rig.unsettled() == 2
+
+
+async def test_a_tenant_above_its_share_overflows(registry: ModelRegistry):
+    """20 of 40 tokens are half; two thirds are above 60 %."""
+    settings = GrouperSettings(free_outstanding_tokens=0, max_tenant_share=0.6)
+    async with open_grouper(registry, settings) as rig:
+        shares = rig.grouper.state.shares
+        shares.admit("other's", "other", 11)  # type: ignore[arg-type]  # a NewType
+        await rig.submit(BODY)
+        assert (await rig.far.ready(LANE), await rig.far.ready(OVERFLOW)) == (1, 0)
+        await rig.submit(BODY | {"id": "greedy"})
+        assert (await rig.far.ready(LANE), await rig.far.ready(OVERFLOW)) == (1, 1)
+        assert (await rig.queued(OVERFLOW)).lane == LANE
+        shares.finish("greedy")
+        shares.finish("other's")
+        await rig.submit(BODY)
+        assert await rig.far.ready(LANE) == 2
+
+
+async def test_beyond_the_limit_of_tokens_requests_are_refused_for_now(registry: ModelRegistry):
+    """Each takes 3 + 8 tokens."""
+    async with open_grouper(registry, GrouperSettings(max_outstanding_tokens=21)) as rig:
+        await rig.submit(BODY)
+        await rig.submit(BODY)
+        error = (await rig.failure()).error
+        assert (error.code, error.status) == ("over_capacity", 429)
+        assert error.retry_after_s is not None
+        assert (rig.grouper.state.admitted, rig.grouper.state.refused) == (1, 1)
+
+
+async def test_an_obituary_tells_the_producer_of_what_the_broker_buried(rig: GrouperRig):
+    """A lane's delivery limit is the broker's own way to give a request up."""
+    request = a_request("r1", reply_to=REPLIES_TO, lane=LANE)
+    await topology.declare_work_queue(rig.far, LANE)
+    await rig.far.publish(topology.LANES, LANE, queued_bytes(request))
+    for _ in range(topology.DELIVERY_LIMIT + 1):
+        delivery = await rig.pull(LANE)
+        await delivery.settle(Settlement.REQUEUE)
+    await rig.grouper.on_obituary(await rig.pull(topology.OBITUARIES))
+    failure = await rig.failure()
+    assert (failure.request_id, failure.error.code) == (RequestId("r1"), "dead_lettered")
+    assert "delivery_limit" in failure.error.message
+    assert await rig.far.ready(topology.DEAD_LETTERS) == 1
+
+
+async def test_an_obituary_of_what_a_service_buried_tells_nobody_again(rig: GrouperRig):
+    await rig.submit(BODY | {"n": 3})
+    await rig.failure()
+    await rig.grouper.on_obituary(await rig.pull(topology.OBITUARIES))
+    assert await rig.far.ready(REPLIES_TO) == 0
+    assert await rig.broker.get(topology.OBITUARIES) is None
+
+
+async def test_an_obituary_of_nonsense_is_answered_under_the_messages_id(rig: GrouperRig):
+    message = OutMessage(body=b"?", message_id="m1", reply_to=REPLIES_TO)
+    await rig.far.publish(topology.DEAD, "", message)
+    await rig.grouper.on_obituary(await rig.pull(topology.OBITUARIES))
+    assert (await rig.failure()).request_id == "m1"
+
+
+async def test_reports_are_totals_that_only_grow(rig: GrouperRig):
+    reports = await listen(rig.far, topology.TELEMETRY, "lanes.#")
+    decode: Decoder[LanesObserved] = Decoder(LanesObserved)
+    await rig.submit(BODY)
+    await rig.grouper.report()
+    rig.clock.advance(1)
+    await rig.submit(BODY)
+    await rig.submit(BODY | {"n": 2})
+    await rig.grouper.report()
+    first, second = [decode((await rig.far.take(reports)).body) for _ in range(2)]
+    assert first.incarnation == second.incarnation
+    assert (first.seq, second.seq) == (1, 2)
+    assert [(r.admitted, r.refused) for r in (first, second)] == [(1, 0), (2, 1)]
+    (total,) = second.lanes
+    assert (total.lane, total.requests, total.prompt_tokens, total.max_tokens) == (LANE, 2, 6, 16)
+    assert total.recent_enqueued_at == (NOW, NOW + 1)

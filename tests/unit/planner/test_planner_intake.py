@@ -1,0 +1,196 @@
+"""From a body to a queued request, and what is refused why."""
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.planner.intake import Intake
+from services.planner.settings import GrouperSettings
+from shared.contracts.checks import IngressLimits
+from shared.contracts.errors import ContractError
+from shared.contracts.qos import Importance, QosClass, Slo
+from shared.contracts.requests import QueuedRequest, ReplyMode
+from shared.models.registry import ModelRegistry
+from tests.clocks import NOW
+from tests.deliveries import LooseDelivery
+from tests.unit.planner.rig import BODY, LANE, intake_of
+
+SETTINGS = GrouperSettings(
+    trusted_users=("gateway",), limits=IngressLimits(max_body_bytes=4000, default_max_tokens=17)
+)
+CLAIMS = {"tenant": "claimed", "arrived_at": NOW - 3.0, "prompt_tokens": 2}
+
+
+@pytest.fixture
+def intake(registry: ModelRegistry) -> Intake:
+    return intake_of(registry, SETTINGS)
+
+
+def delivery(body: Any, **fields: Any) -> LooseDelivery:
+    raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    return LooseDelivery(body=raw, **({"message_id": "m1", "user_id": "acme"} | fields))
+
+
+def accepted(intake: Intake, body: Any, **fields: Any) -> QueuedRequest:
+    return intake.accept(delivery(body, **fields), NOW)
+
+
+def test_a_trusted_publisher_is_believed(intake: Intake):
+    request = accepted(intake, BODY | CLAIMS, user_id="gateway")
+    assert (request.tenant, request.arrived_at, request.prompt_tokens) == ("claimed", NOW - 3.0, 2)
+
+
+def test_nobody_else_is(intake: Intake):
+    request = accepted(intake, BODY | CLAIMS, user_id="acme")
+    assert (request.tenant, request.arrived_at, request.prompt_tokens) == ("acme", NOW, 3)
+
+
+def test_without_an_authenticated_user_the_tenant_is_anonymous(intake: Intake):
+    request = accepted(intake, BODY | CLAIMS, user_id=None)
+    assert (request.tenant, request.arrived_at) == ("anonymous", NOW)
+
+
+def test_a_trusted_publisher_that_claims_nothing_is_its_own_tenant(intake: Intake):
+    assert accepted(intake, BODY, user_id="gateway").tenant == "gateway"
+
+
+def test_not_even_the_trusted_come_from_the_future(intake: Intake):
+    body = BODY | {"arrived_at": NOW + 60}
+    assert accepted(intake, body, user_id="gateway").arrived_at == NOW
+
+
+def test_a_plain_request_is_best_effort_and_short(intake: Intake):
+    request = accepted(intake, BODY, reply_to="r", headers={"traceparent": "00-ab"})
+    assert request.lane == LANE
+    assert request.slo == Slo()
+    assert (request.request_id, request.reply_to, request.traceparent) == ("m1", "r", "00-ab")
+    assert (request.reply_mode, request.application) == (ReplyMode.STREAM, "default")
+    assert request.importance is Importance.HIGH
+    assert request.grouped_at == NOW
+
+
+@pytest.mark.parametrize(
+    ("fields", "lane"),
+    [
+        ({"slo": {"ttft_s": 0.3}}, "lane.1.tiny-llama.high.0.short"),
+        ({"slo": {"ttft_s": 2.0, "ttlt_s": 900.0}}, "lane.1.tiny-llama.high.2.short"),
+        ({"slo": {"ttlt_s": 100.0}}, "lane.1.tiny-llama.high.6.short"),
+        ({"deadline": NOW + 1.0}, "lane.1.tiny-llama.high.1.short"),
+        ({"max_tokens": 3000}, "lane.1.tiny-llama.high.12.long"),
+        ({"importance": "low"}, "lane.1.tiny-llama.low.12.short"),
+        ({"service_tier": "flex"}, "lane.1.tiny-llama.low.12.short"),
+        ({"model": "tiny-qwen"}, "lane.1.tiny-qwen.high.12.short"),
+    ],
+)
+def test_lanes(intake: Intake, fields: dict[str, Any], lane: str):
+    assert accepted(intake, BODY | fields).lane == lane
+
+
+def test_time_spent_before_the_queue_counts_against_the_deadline(intake: Intake):
+    body = BODY | {"slo": {"ttft_s": 2.0}, "arrived_at": NOW - 1.8}
+    request = accepted(intake, body, user_id="gateway")
+    assert request.lane == "lane.1.tiny-llama.high.0.short"
+    assert request.deadline_at == pytest.approx(NOW + 0.2)
+
+
+def test_the_producers_id_goes_before_the_messages(intake: Intake):
+    assert accepted(intake, BODY | {"id": "mine"}).request_id == "mine"
+    assert accepted(intake, BODY, message_id=None, correlation_id="c").request_id == "c"
+
+
+def test_a_random_request_gets_a_seed_and_a_greedy_one_none(intake: Intake):
+    assert accepted(intake, BODY).sampling.seed is not None
+    assert accepted(intake, BODY | {"seed": 5}).sampling.seed == 5
+    assert accepted(intake, BODY | {"temperature": 0}).sampling.seed is None
+
+
+def test_defaults_of_sampling_are_the_limits(intake: Intake):
+    body = {"model": BODY["model"], "prompt": "hello"}
+    assert accepted(intake, body).sampling.max_tokens == 17
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"model": "nobody"}, "model_not_found", "model"),
+        ({"slo": {"ttft_s": 0.001}}, "slo_impossible", "slo.ttft_s"),
+        ({"slo": {"ttft_s": 1, "tbt_s": 1e-5}}, "slo_impossible", "slo.tbt_s"),
+        ({"slo": {"ttft_s": 5, "ttlt_s": 1}}, "slo_impossible", "slo.ttlt_s"),
+        ({"slo": {"tbt_s": 1}}, "invalid_request", "slo.ttft_s"),
+        ({"deadline": NOW - 1}, "deadline_expired", "deadline"),
+        ({"max_tokens": 4094}, "context_length_exceeded", "max_tokens"),
+        ({"min_tokens": 9}, "invalid_request", "min_tokens"),
+        ({"stop": ["x" * 257]}, "invalid_request", "stop"),
+        ({"n": 2}, "unsupported_parameter", "n"),
+        ({"tools": [{}]}, "unsupported_parameter", "tools"),
+        ({"logprobs": True}, "unsupported_parameter", "logprobs"),
+        ({"prompt": []}, "invalid_request", "prompt"),
+        ({"prompt": ""}, "invalid_request", "prompt"),
+        ({"prompt": None}, "invalid_request", "messages"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "invalid_request", "messages"),
+        ({"service_tier": "gold"}, "invalid_request", "service_tier"),
+        ({"prompt": "x" * 5000}, "body_too_large", None),
+    ],
+)
+def test_a_refusal_names_the_field(
+    intake: Intake, fields: dict[str, Any], code: str, param: str | None
+):
+    with pytest.raises(ContractError) as refusal:
+        accepted(intake, BODY | fields)
+    assert (refusal.value.code, refusal.value.param) == (code, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"slo": {"ttft_s": -1}}, "slo.ttft_s"),
+        ({"id": "two words"}, "id"),
+        ({"seed": 2**70}, "seed"),
+        ({"importance": "huge"}, "importance"),
+        ({"priority": 5000}, "priority"),
+    ],
+)
+def test_a_broken_schema_names_the_field(intake: Intake, fields: dict[str, Any], named: str):
+    with pytest.raises(ContractError, match=rf"\$\.{named}"):
+        accepted(intake, BODY | fields)
+
+
+@pytest.mark.parametrize("raw", [b"", b"nonsense", b"[1]", b"\xff\xfe", b'{"model": "\xff"}'])
+def test_what_is_no_request_is_refused_and_still_has_an_id(intake: Intake, raw: bytes):
+    with pytest.raises(ContractError):
+        accepted(intake, raw)
+    assert intake.request_id(delivery(raw)) == "m1"
+
+
+def test_a_broken_request_is_answered_under_its_own_id(intake: Intake):
+    assert intake.request_id(delivery({"id": "mine", "max_tokens": 0})) == "mine"
+    assert intake.request_id(delivery({"id": 7})) == "m1"
+    assert intake.request_id(delivery(b"", message_id=None)).startswith("req-")
+
+
+def test_a_queue_item_is_a_request_with_a_deadline(intake: Intake):
+    item = {"id": "i1", "payload": BODY, "deadline": NOW + 30, "endpoint": "/v1/completions"}
+    request = accepted(intake, item)
+    assert (request.request_id, request.deadline_at) == ("i1", NOW + 30)
+    assert request.slo.qos_class is QosClass.NON_INTERACTIVE
+    assert request.reply_mode is ReplyMode.FINAL
+
+
+def test_a_queue_item_without_a_deadline_is_best_effort(intake: Intake):
+    request = accepted(intake, {"id": "i1", "payload": BODY})
+    assert request.deadline_at == math.inf
+
+
+def test_a_queue_item_is_believed_no_more_than_a_plain_request(intake: Intake):
+    request = accepted(intake, {"id": "i1", "payload": BODY | CLAIMS})
+    assert (request.tenant, request.arrived_at, request.prompt_tokens) == ("acme", NOW, 3)
+
+
+def test_a_queue_items_broken_payload_is_named(intake: Intake):
+    with pytest.raises(ContractError, match=r"\$\.max_tokens") as refusal:
+        accepted(intake, {"id": "i1", "payload": BODY | {"max_tokens": 0}})
+    assert refusal.value.param == "payload"

@@ -1,0 +1,177 @@
+"""Signals, exit codes, loops and health of a service process."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from ops.ports import free_port
+from shared.contracts.errors import BrokerUnavailableError, SettingsError
+from shared.runtime.health import Health, serve_health
+from shared.runtime.lifecycle import EXIT_NO_BROKER, EXIT_OK, EXIT_USAGE, run_service
+from shared.runtime.tasks import every, pause, poll_until
+
+SERVICE = """
+import asyncio, sys
+from shared.runtime.lifecycle import run_service
+
+async def main(stop):
+    print("serving", flush=True)
+    await stop.wait()
+    print("draining", flush=True)
+    try:
+        await asyncio.sleep({drain_s})
+    except asyncio.CancelledError:
+        print("cancelled", flush=True)
+        raise
+    print("drained", flush=True)
+
+sys.exit(run_service("test", main))
+"""
+
+
+def started(*, drain_s: float) -> subprocess.Popen[str]:
+    """A service process that has reached its main."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVICE.format(drain_s=drain_s)], stdout=subprocess.PIPE, text=True
+    )
+    assert line_of(process) == "serving"
+    return process
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that are gone after the test, whatever happens in it."""
+    running: list[subprocess.Popen[str]] = []
+    yield running
+    for process in running:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_drains(processes: list[subprocess.Popen[str]], number: signal.Signals):
+    process = started(drain_s=0.0)
+    processes.append(process)
+    process.send_signal(number)
+    assert [line_of(process), line_of(process)] == ["draining", "drained"]
+    assert process.wait(10) == EXIT_OK
+
+
+def test_the_second_signal_cancels(processes: list[subprocess.Popen[str]]):
+    process = started(drain_s=1000.0)
+    processes.append(process)
+    process.send_signal(signal.SIGTERM)
+    assert line_of(process) == "draining"
+    process.send_signal(signal.SIGTERM)
+    assert line_of(process) == "cancelled"
+    assert process.wait(10) == EXIT_OK
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (None, EXIT_OK),
+        (SettingsError("x"), EXIT_USAGE),
+        (BrokerUnavailableError("x"), EXIT_NO_BROKER),
+    ],
+)
+@pytest.mark.parametrize("grouped", [0, 1, 2])
+def test_the_reason_for_an_end_is_its_exit_code(error: Exception | None, code: int, grouped: int):
+    async def main(_stop: asyncio.Event) -> None:
+        raised: Exception | None = error
+        for _ in range(grouped):
+            raised = raised and ExceptionGroup("of tasks", [raised])
+        if raised is not None:
+            raise raised
+
+    assert run_service("test", main) == code
+
+
+def test_a_bug_is_not_hidden():
+    async def main(_stop: asyncio.Event) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_service("test", main)
+
+
+async def test_a_loop_survives_what_may_pass_and_ends_with_its_event():
+    stop, calls = asyncio.Event(), []
+
+    async def action() -> None:
+        calls.append(len(calls))
+        if len(calls) == 3:
+            stop.set()
+        raise BrokerUnavailableError("away")
+
+    await asyncio.wait_for(every(0.0, action, stop=stop), 5)
+    assert calls == [0, 1, 2]
+
+
+async def test_a_loop_does_not_survive_a_bug():
+    async def action() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await every(0.0, action, stop=asyncio.Event())
+
+
+async def test_a_pause_ends_with_its_event():
+    stop = asyncio.Event()
+    assert not await pause(stop, 0.0)
+    stop.set()
+    assert await asyncio.wait_for(pause(stop, 1000.0), 5)
+
+
+async def test_polling_gives_up_in_time():
+    assert await poll_until(lambda: True, timeout_s=0.0)
+    assert not await poll_until(lambda: False, timeout_s=0.0)
+
+
+async def fetched(port: int, path: str) -> tuple[int, bytes]:
+    def get() -> tuple[int, bytes]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    return await asyncio.to_thread(get)
+
+
+async def test_a_service_is_alive_before_it_is_ready():
+    port, health = free_port(), Health(service="planner")
+    async with serve_health(health, host="127.0.0.1", port=port):
+        assert await fetched(port, "/health") == (200, b'{"status":"ok","service":"planner"}')
+        status, body = await fetched(port, "/ready")
+        assert (status, msgspec.json.decode(body)) == (
+            503,
+            {"ready": False, "service": "planner", "reasons": {"start": "starting"}},
+        )
+        health.started()
+        assert (await fetched(port, "/ready"))[0] == 200
+        health.set("broker", "away")
+        status, body = await fetched(port, "/ready")
+        assert (status, msgspec.json.decode(body)["reasons"]) == (503, {"broker": "away"})
+        health.set("broker", None)
+        assert (await fetched(port, "/ready"))[0] == 200
+        assert (await fetched(port, "/metrics"))[0] == 200
+        assert (await fetched(port, "/nothing"))[0] == 404
+
+
+async def test_port_0_serves_nothing():
+    async with serve_health(Health(service="x"), host="127.0.0.1", port=0):
+        pass

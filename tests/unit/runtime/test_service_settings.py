@@ -1,0 +1,149 @@
+"""Where settings come from, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.agent.settings import Settings as AgentSettings
+from services.gateway.settings import Settings as GatewaySettings
+from services.planner.settings import Settings as PlannerSettings
+from shared.contracts.errors import SettingsError
+from shared.runtime.settings import ServiceSettings, load, masked
+
+
+def planner(
+    *,
+    environ: dict[str, str] | None = None,
+    file: Path | None = None,
+    overrides: dict[str, str] | None = None,
+) -> PlannerSettings:
+    return load(
+        PlannerSettings, service="planner", environ=environ or {}, file=file, overrides=overrides
+    )
+
+
+def written(directory: Path, values: dict[str, Any]) -> Path:
+    file = directory / "settings.json"
+    file.write_bytes(msgspec.json.encode(values))
+    return file
+
+
+def test_nothing_given_is_the_defaults():
+    assert planner() == PlannerSettings()
+
+
+def test_flags_beat_environment_beats_file(tmp_path: Path):
+    values = {"leader": {"plan_period_s": 1.0, "settle_s": 1.0, "scan_period_s": 1.0}}
+    environ = {
+        "HEADWAY_PLANNER_LEADER__PLAN_PERIOD_S": "2.0",
+        "HEADWAY_PLANNER_LEADER__SETTLE_S": "2.0",
+    }
+    leader = planner(
+        environ=environ,
+        file=written(tmp_path, values),
+        overrides={"leader.plan_period_s": "3.0"},
+    ).leader
+    assert (leader.plan_period_s, leader.settle_s, leader.scan_period_s) == (3.0, 2.0, 1.0)
+
+
+def test_what_all_services_share_may_be_said_once_and_overruled_for_one():
+    environ = {"HEADWAY_AMQP_URL": "amqp://all/", "HEADWAY_LOG_LEVEL": "debug"}
+    settings = planner(environ=environ | {"HEADWAY_PLANNER_AMQP_URL": "amqp://one/"})
+    assert (settings.amqp_url, settings.log_level) == ("amqp://one/", "debug")
+
+
+def test_other_services_settings_are_none_of_ours():
+    environ = {"HEADWAY_AGENT_INSTANCE_ID": "x", "HEADWAY_PLANNERS_X": "1", "PATH": "/"}
+    assert planner(environ=environ) == PlannerSettings()
+
+
+def test_lists_and_objects_are_given_as_json():
+    settings = planner(
+        environ={"HEADWAY_PLANNER_ROLES": '["leader"]'},
+        overrides={"grouper": '{"rest_prefetch": 7}', "grouper.trusted_users": '["a", "b"]'},
+    )
+    assert settings.roles == ("leader",)
+    assert (settings.grouper.rest_prefetch, settings.grouper.trusted_users) == (7, ("a", "b"))
+
+
+def test_nested_three_deep():
+    settings = load(
+        AgentSettings,
+        service="agent",
+        environ={
+            "HEADWAY_AGENT_INSTANCE_ID": "i1",
+            "HEADWAY_AGENT_ENGINE__SIMULATED__TIME_SCALE": "0.5",
+        },
+        overrides={
+            "engine.simulated.latency.constant_s": "0.1",
+            "engine.simulated.latency.linear_s": "0",
+        },
+    )
+    assert settings.engine.simulated.time_scale == 0.5
+    assert settings.engine.simulated.latency.constant_s == 0.1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ({"nonsense": "1"}, "nonsense"),
+        ({"leader.nonsense": "1"}, "nonsense"),
+        ({"leader.plan_period_s": "soon"}, "leader.plan_period_s"),
+        ({"leader.plan_period_s": "-1"}, "leader.plan_period_s"),
+        ({"roles": '["king"]'}, "roles"),
+        ({"log_level": "loud"}, "log_level"),
+        ({"amqp_url": "y", "amqp_url.host": "x"}, "amqp_url"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(overrides: dict[str, str], named: str):
+    with pytest.raises(SettingsError, match=named):
+        planner(overrides=overrides)
+
+
+def test_an_unknown_variable_is_refused_by_name():
+    with pytest.raises(SettingsError, match="plan_perod_s"):
+        planner(environ={"HEADWAY_PLANNER_LEADER__PLAN_PEROD_S": "1"})
+
+
+def test_what_must_be_given_is_named():
+    with pytest.raises(SettingsError, match="instance_id"):
+        load(AgentSettings, service="agent", environ={})
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"registry": "\xff"}'])
+def test_a_broken_file_is_refused_by_name(tmp_path: Path, content: bytes):
+    file = tmp_path / "broken.json"
+    file.write_bytes(content)
+    with pytest.raises(SettingsError, match=r"broken\.json"):
+        planner(file=file)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path):
+    with pytest.raises(SettingsError, match=r"absent\.json"):
+        planner(file=tmp_path / "absent.json")
+
+
+def test_an_unknown_key_of_a_file_is_refused_by_name(tmp_path: Path):
+    with pytest.raises(SettingsError, match="surprise"):
+        planner(file=written(tmp_path, {"surprise": 1}))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("amqp://user:secret@host:5672/mesh", "amqp://***@host:5672/mesh"),
+        ("amqps://user:s@cret@host/", "amqps://***@host/"),
+        ("amqp://host/", "amqp://host/"),
+    ],
+)
+def test_credentials_in_a_url_are_not_shown(url: str, shown: str):
+    assert masked(ServiceSettings(amqp_url=url))["amqp_url"] == shown
+
+
+def test_keys_of_tenants_are_not_shown():
+    settings = load(
+        GatewaySettings, service="gateway", environ={}, overrides={"api_keys": '{"sesame": "acme"}'}
+    )
+    assert "sesame" not in str(masked(settings))

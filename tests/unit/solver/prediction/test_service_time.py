@@ -1,0 +1,82 @@
+"""How long a request occupies an instance."""
+
+import msgspec
+import pytest
+
+from shared.contracts.base import ModelName
+from shared.contracts.estimates import LatencyCoefficients, Moments, Profile
+from shared.contracts.requests import Progress
+from solver.prediction.service_time import (
+    predicted_decode_s,
+    predicted_output_tokens,
+    predicted_prefill_s,
+    tokens_s,
+)
+from tests.queued import a_request, sampling
+
+PROFILE = Profile(
+    model=ModelName("m"),
+    engine="e",
+    device="d",
+    version=1,
+    at=0.0,
+    latency=LatencyCoefficients(constant_s=0.01, linear_s=0.001),
+    token_rate_per_s=200.0,
+    output_tokens={
+        "*": Moments(mean=50.0, sd=1.0, count=9),
+        "chat": Moments(mean=20.0, sd=1.0, count=9),
+    },
+)
+UNMEASURED = msgspec.structs.replace(PROFILE, latency=None, token_rate_per_s=None, output_tokens={})
+
+
+def test_prefill_is_computed_in_chunks():
+    """512 + 88 tokens: two iterations of 10 ms and 1 ms a token."""
+    request = a_request(prompt_tokens=600)
+    assert predicted_prefill_s(request, PROFILE) == pytest.approx(0.02 + 0.6)
+
+
+def test_progress_is_prefilled_again():
+    request = a_request(prompt_tokens=600, progress=Progress(token_ids=(7,) * 100))
+    assert predicted_prefill_s(request, PROFILE) == pytest.approx(0.02 + 0.7)
+
+
+def test_decode_is_one_iteration_a_token():
+    request = a_request(sampling=sampling(40), progress=Progress(token_ids=(7,) * 10))
+    assert predicted_decode_s(request, PROFILE) == pytest.approx(30 * 0.011)
+
+
+def test_more_progress_than_expected_leaves_nothing():
+    request = a_request(
+        sampling=sampling(400, ignore_eos=False), progress=Progress(token_ids=(7,) * 100)
+    )
+    assert predicted_decode_s(request, PROFILE) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("application", "max_tokens", "expected"),
+    [("chat", 100, 20.0), ("other", 100, 50.0), ("other", 30, 30)],
+)
+def test_output_is_what_the_application_used_to_have(
+    application: str, max_tokens: int, expected: float
+):
+    request = a_request(application=application, sampling=sampling(max_tokens, ignore_eos=False))
+    assert predicted_output_tokens(request, PROFILE) == expected
+
+
+def test_output_is_the_limit_when_the_end_is_ignored_or_nothing_is_known():
+    assert predicted_output_tokens(a_request(sampling=sampling(99)), PROFILE) == 99
+    request = a_request(sampling=sampling(99, ignore_eos=False))
+    assert predicted_output_tokens(request, None) == 99
+    assert predicted_output_tokens(request, UNMEASURED) == 99
+
+
+@pytest.mark.parametrize("profile", [None, UNMEASURED])
+def test_what_was_never_measured_condemns_nobody(profile: Profile | None):
+    request = a_request(prompt_tokens=600)
+    assert predicted_prefill_s(request, profile) == 0.0
+    assert predicted_decode_s(request, profile) == 0.0
+
+
+def test_backlog_in_seconds_has_a_prior():
+    assert [tokens_s(100, profile) for profile in (PROFILE, UNMEASURED, None)] == [0.5, 0.2, 0.2]
