@@ -11,6 +11,7 @@ from services.agent.backends.base import EngineBackend
 from services.agent.backends.registry import BACKENDS, create_backend
 from services.agent.endings import Endings
 from services.agent.handlers import HANDLERS, Context
+from services.agent.metrics import AgentMetrics
 from services.agent.outbox import Outbox
 from services.agent.puller import Puller
 from services.agent.reporting import Reporter
@@ -100,13 +101,14 @@ class _Agent:
         )
         self._outbox = Outbox(broker, state.instance_id)
         self._reporter = Reporter(state=state, engine=engine, broker=broker, clock=clock)
+        metrics = AgentMetrics(ports.health.metrics, state=state, engine=engine)
         self._endings = Endings(
             state=state,
             outbox=self._outbox,
             clock=clock,
             engine=engine.identity.engine,
             device=engine.identity.device,
-            observe=self._reporter.observed,
+            observe=metrics.counting(self._reporter.observed),
             evict_hold_s=settings.pull.evict_hold_s,
         )
         runner = Runner(

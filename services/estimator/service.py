@@ -8,6 +8,7 @@ from pathlib import Path
 import structlog
 
 from services.estimator.handlers import HANDLERS
+from services.estimator.metrics import EstimatorMetrics
 from services.estimator.profiles import ProfileStore
 from services.estimator.settings import Settings
 from services.estimator.state import EstimatorState
@@ -31,6 +32,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         request_memory=settings.request_memory,
         max_applications=settings.max_applications,
     )
+    EstimatorMetrics(ports.health.metrics, state)
     for profile in store.load():
         state.learner(profile.model, profile.engine, profile.device).prior = profile
     async with AsyncExitStack() as stack:

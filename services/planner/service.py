@@ -17,6 +17,7 @@ from services.planner.handlers import (
 )
 from services.planner.intake import Intake
 from services.planner.leader import Leader
+from services.planner.metrics import GrouperMetrics, LeaderMetrics
 from services.planner.settings import Settings
 from services.planner.state import GrouperState, LeaderState, RecentIds
 from shared.broker import topology
@@ -89,6 +90,7 @@ async def _start_grouper(  # noqa: PLR0917 - one composition step, in its own fu
         clock=ports.clock,
         sender=name,
     )
+    GrouperMetrics(ports.health.metrics, grouper.state)
     observed = topology.private_queue(f"grouper.{name}")
     await broker.declare_queue(observed)
     await broker.bind(
@@ -132,6 +134,7 @@ async def _start_leader(  # noqa: PLR0917 - one composition step, in its own fun
         clock=ports.clock,
         leader_id=name,
     )
+    plan = LeaderMetrics(ports.health.metrics, leader.state).counting(leader.plan)
     broker.on_connection_lost(leader.deposed)
     notices = topology.private_queue(f"leader.{name}")
     await broker.declare_queue(notices)
@@ -147,6 +150,6 @@ async def _start_leader(  # noqa: PLR0917 - one composition step, in its own fun
         subscription = await broker.consume(queue, handler, prefetch=64)
         stack.push_async_callback(subscription.cancel)
     tasks.create_task(
-        every(ports.settings.leader.plan_period_s, leader.plan, stop=stop), name="leader.plan"
+        every(ports.settings.leader.plan_period_s, plan, stop=stop), name="leader.plan"
     )
     tasks.create_task(every(TICK_PERIOD_S, lambda: tick(leader), stop=stop), name="leader.tick")

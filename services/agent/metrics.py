@@ -1,0 +1,136 @@
+"""What an agent counts."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from services.agent.backends.base import EngineBackend
+from services.agent.endings import Observe
+from services.agent.state import AgentState
+from shared.contracts.qos import QosClass
+from shared.contracts.telemetry import RequestObserved, Residency
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 900)
+COMPLETED = "completed"
+CANCELLED = "cancelled"
+
+
+class AgentMetrics(Collector):
+    """
+    Prometheus series of one agent, read from its state when they are asked for.
+
+    Only requests that end are counted as they do; tokens cost nothing.
+
+    Args:
+        registry: Where they are registered.
+        state: The agent's.
+        engine: Its backend.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, *, state: AgentState, engine: EngineBackend
+    ) -> None:
+        self._state = state
+        self._engine = engine
+        self.ttft_s = Histogram(
+            "headway_agent_request_ttft_seconds",
+            "Arrival at the mesh to the first token, of completed requests",
+            ("qos_class",),
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.e2e_s = Histogram(
+            "headway_agent_request_e2e_seconds",
+            "Arrival at the mesh to the last token, of completed requests",
+            ("qos_class",),
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.attained = Counter(
+            "headway_agent_request_slo_attained_total",
+            "Completed requests that met every target they had",
+            ("qos_class",),
+            registry=registry,
+        )
+        self.violated = Counter(
+            "headway_agent_request_slo_violated_total",
+            "Requests that missed a target or failed; cancelled ones count nowhere",
+            ("qos_class",),
+            registry=registry,
+        )
+        for qos_class in QosClass:
+            for series in (self.ttft_s, self.e2e_s, self.attained, self.violated):
+                series.labels(qos_class.value)
+        registry.register(self)
+
+    def counting(self, observe: Observe) -> Observe:
+        """*observe*, with every observation counted on its way."""
+
+        async def counted(observed: RequestObserved) -> None:
+            self._count(observed)
+            await observe(observed)
+
+        return counted
+
+    def _count(self, observed: RequestObserved) -> None:
+        qos_class = observed.qos_class.value
+        if observed.outcome == COMPLETED:
+            self.ttft_s.labels(qos_class).observe(observed.first_token_at - observed.arrived_at)
+            self.e2e_s.labels(qos_class).observe(observed.finished_at - observed.arrived_at)
+        if observed.outcome != CANCELLED:
+            verdict = self.attained if observed.attained else self.violated
+            verdict.labels(qos_class).inc()
+
+    def collect(self) -> Iterator[Metric]:
+        """The state now."""
+        state, snapshot, identity = self._state, self._engine.snapshot(), self._engine.identity
+        yield InfoMetricFamily(
+            "headway_agent",
+            "The instance",
+            {
+                "instance_id": state.instance_id,
+                "engine": identity.engine,
+                "device": identity.device,
+            },
+        )
+        yield from self._totals()
+        for name, text, value in (
+            ("requests_running", "Requests on the engine", len(state.runs)),
+            ("requests_running_limit", "Most that the engine runs at once", snapshot.max_running),
+            ("requests_waiting", "Requests pulled and not running", len(state.window)),
+            ("window_tokens", "Tokens that the waiting requests may need", state.window.tokens),
+            ("kv_utilization_ratio", "Used part of the KV cache", snapshot.kv_utilization),
+            ("kv_capacity_tokens", "Size of the KV cache", snapshot.kv_capacity_tokens),
+            ("plan_epoch", "Epoch of the plan followed", state.plan.epoch if state.plan else 0),
+            ("draining", "1 while no new work is taken", int(state.draining)),
+            ("engine_up", "1 while the engine lives", int(self._engine.alive)),
+        ):
+            yield GaugeMetricFamily(f"headway_agent_{name}", text, value)
+        active = GaugeMetricFamily(
+            "headway_agent_model_active", "1 for the active model", labels=("model",)
+        )
+        for entry in snapshot.models:
+            active.add_metric((entry.model,), float(entry.residency is Residency.ACTIVE))
+        yield active
+
+    def _totals(self) -> Iterator[Metric]:
+        totals = self._state.totals
+        for name, text, value in (
+            ("requests_pulled", "Requests taken from queues", totals.pulled),
+            ("requests_completed", "Requests answered", totals.completed),
+            ("requests_failed", "Requests ended with an error", totals.failed),
+            ("requests_evicted", "Runs sent back with their progress", totals.evicted),
+            ("requests_relegated", "Requests whose SLO was given up", totals.relegated),
+            ("swaps", "Changes of the active model", totals.swaps),
+            ("crashes", "Deaths of the engine", totals.crashes),
+            ("prompt_tokens", "Prompt tokens of completed requests", totals.prompt_tokens),
+            ("output_tokens", "Output tokens of completed requests", totals.output_tokens),
+        ):
+            yield CounterMetricFamily(f"headway_agent_{name}", text, value)

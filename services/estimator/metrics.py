@@ -1,0 +1,50 @@
+"""What an estimator counts."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.estimator.state import EstimatorState
+
+PROFILE = ("model", "engine", "device")
+
+
+class EstimatorMetrics(Collector):
+    """
+    Prometheus series of an estimator, read from its state when they are asked for.
+
+    Args:
+        registry: Where they are registered.
+        state: The estimator's.
+    """
+
+    def __init__(self, registry: CollectorRegistry, state: EstimatorState) -> None:
+        self._state = state
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """The state now."""
+        learners = self._state.learners
+        yield GaugeMetricFamily(
+            "headway_estimator_profiles", "Profiles known: (model, engine, device)", len(learners)
+        )
+        iterations = CounterMetricFamily(
+            "headway_estimator_iterations", "Engine iterations learnt from", labels=PROFILE
+        )
+        error = GaugeMetricFamily(
+            "headway_estimator_latency_error_ratio",
+            "Mean absolute relative error of the latency model, on iterations not seen before",
+            labels=PROFILE,
+        )
+        prefill = GaugeMetricFamily(
+            "headway_estimator_prefill_seconds", "Mean time to a first token", labels=PROFILE
+        )
+        for key, learner in tuple(learners.items()):
+            iterations.add_metric(key, learner.fit.count)
+            if (value := learner.fit.relative_error) is not None:
+                error.add_metric(key, value)
+            if (moments := learner.prefill_s.value()) is not None:
+                prefill.add_metric(key, moments.mean)
+        yield from (iterations, error, prefill)

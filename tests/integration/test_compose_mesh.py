@@ -1,0 +1,182 @@
+"""
+The mesh of the compose file, as processes of this machine: its own environment variables,
+health checks and least-privilege users against a broker with the generated definitions.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+import openai
+import pytest
+
+from ops.broker import PrivateNode
+from ops.ports import free_port
+from shared.broker.definitions import definitions, render
+from tests.brokers import eventually
+from tests.unit.ops.deployment import ROOT, Container, compose, containers, seconds
+
+pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
+
+MESH = [container for container in containers() if "profiles" not in container.entry]
+READY_WITHIN_S = 60.0
+STEP_S = 60.0
+
+
+class Running:
+    """A container's process, with addresses of its own in place of the container's."""
+
+    def __init__(self, container: Container, broker: str, directory: Path) -> None:
+        self.container = container
+        self.health_port = free_port()
+        self.port = free_port()
+        prefix = f"HEADWAY_{container.service.upper()}_"
+        here = {
+            f"{prefix}HEALTH_HOST": "127.0.0.1",
+            f"{prefix}HEALTH_PORT": str(self.health_port),
+            f"{prefix}HOST": "127.0.0.1",
+            f"{prefix}PORT": str(self.port),
+            f"{prefix}PROFILE_DIR": str(directory / "profiles"),
+            "HEADWAY_REGISTRY": str(directory / "registry.json"),
+            "HEADWAY_AMQP_URL": container.environment["HEADWAY_AMQP_URL"].replace(
+                "rabbitmq:5672/", broker
+            ),
+        }
+        replaced = {name: here[name] for name in container.environment.keys() & here.keys()}
+        self.environment = {"PATH": os.environ["PATH"], **container.environment, **replaced}
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self, *arguments: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            f"services.{self.container.service}",
+            *arguments,
+            cwd=ROOT,
+            env=self.environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+
+    async def healthy(self) -> bool:
+        """Its health check, as compose runs it."""
+        assert self.process is not None
+        assert self.process.returncode is None, f"{self.container} ended"
+        command = self.container.entry["healthcheck"]["test"][2:]
+        check = await self.start(*command)
+        await asyncio.wait_for(check.communicate(), STEP_S)
+        return check.returncode == 0
+
+    async def stop(self) -> int:
+        """Its exit code; no later than compose would kill it."""
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+        grace_s = seconds(self.container.entry["stop_grace_period"])
+        try:
+            await asyncio.wait_for(self.process.communicate(), grace_s)
+        except TimeoutError:
+            self.process.kill()
+            await self.process.communicate()
+        return self.process.returncode or 0
+
+
+@asynccontextmanager
+async def running(broker: str, directory: Path) -> AsyncIterator[dict[str, Running]]:
+    mesh = {container.name: Running(container, broker, directory) for container in MESH}
+    try:
+        for each in mesh.values():
+            each.process = await each.start(*each.container.entry["command"])
+        yield mesh
+    finally:
+        started = [each for each in mesh.values() if each.process is not None]
+        codes = await asyncio.gather(*(each.stop() for each in started))
+    assert dict(zip(mesh, codes, strict=True)) == dict.fromkeys(mesh, 0)
+
+
+@pytest.fixture
+def broker(private_node: PrivateNode, tmp_path: Path) -> str:
+    """Host, port and vhost of a broker that has loaded the definitions."""
+    vhost = f"compose-{uuid4().hex[:8]}"
+    file = tmp_path / "definitions.json"
+    file.write_text(render(definitions(vhost=vhost)))
+    private_node.ctl("import_definitions", str(file))
+    return f"127.0.0.1:{private_node.port}/{vhost}"
+
+
+@pytest.fixture
+async def models(tmp_path: Path) -> Path:
+    """What the compose file's `models` container leaves behind."""
+    directory = tmp_path / "models"
+    command = compose()["services"]["models"]["entrypoint"][-1]
+    here = command.replace("/models", str(directory)).replace("python", sys.executable)
+    maker = await asyncio.create_subprocess_exec(
+        "sh", "-c", here, cwd=ROOT, stdout=asyncio.subprocess.DEVNULL
+    )
+    assert await asyncio.wait_for(maker.wait(), STEP_S) == 0
+    return directory
+
+
+async def scraped(port: int) -> str:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+    text = (await asyncio.wait_for(reader.read(), STEP_S)).decode()
+    writer.close()
+    await writer.wait_closed()
+    return text
+
+
+async def test_the_mesh_comes_up_healthy_serves_and_drains(broker: str, models: Path):
+    async with running(broker, models) as mesh:
+        for each in mesh.values():
+            await eventually(each.healthy, within_s=READY_WITHIN_S)
+        client = openai.AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{mesh['gateway'].port}/v1",
+            api_key="none",
+            max_retries=0,
+            timeout=30.0,
+        )
+        async with client:
+            names = [model.id async for model in client.models.list()]
+            answers = [
+                await client.chat.completions.create(
+                    model=name,
+                    messages=[{"role": "user", "content": "hello"}],
+                    max_tokens=6,
+                    temperature=0,
+                    extra_body={"ignore_eos": True},
+                )
+                for name in names
+            ]
+
+        assert [answer.usage and answer.usage.completion_tokens for answer in answers] == [6] * 3
+        metrics = {name: await scraped(each.health_port) for name, each in mesh.items()}
+        completed = sum(
+            float(line.split()[-1])
+            for text in metrics.values()
+            for line in text.splitlines()
+            if line.startswith("headway_agent_requests_completed_total")
+        )
+        assert completed == len(names)
+        assert "headway_planner_leader_active 1.0" in metrics["planner-leader"]
+        assert "headway_planner_requests_admitted_total 3.0" in metrics["planner-grouper"]
+        assert 'outcome="completed"} 3.0' in metrics["gateway"]
+
+
+async def test_the_models_container_leaves_a_registry_of_the_users_own_alone(
+    models: Path,
+):
+    command = compose()["services"]["models"]["entrypoint"][-1]
+    (models / "registry.json").write_bytes(msgspec.json.encode({"models": []}))
+    here = command.replace("/models", str(models)).replace("python", sys.executable)
+    again = await asyncio.create_subprocess_exec("sh", "-c", here, cwd=ROOT)
+
+    assert await asyncio.wait_for(again.wait(), STEP_S) == 0
+    assert json.loads((models / "registry.json").read_text()) == {"models": []}

@@ -1,0 +1,130 @@
+"""The compose file, the Dockerfile and the wheel, as tests want to see them."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import services.agent.cli as agent
+import services.estimator.cli as estimator
+import services.gateway.cli as gateway
+import services.planner.cli as planner
+from shared.runtime.cli import ServiceCli
+from shared.runtime.settings import ServiceSettings, load
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCKERFILE = ROOT / "ops" / "docker" / "Dockerfile"
+CLIS: dict[str, ServiceCli[Any]] = {
+    "gateway": gateway.CLI,
+    "planner": planner.CLI,
+    "estimator": estimator.CLI,
+    "agent": agent.CLI,
+}
+SHARED_VERBS = ("run", "check-config", "health", "topology")
+
+
+def interpolated(text: str) -> str:
+    """*text* as compose reads it in an empty environment."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+class Container:
+    """One entry of the compose file that runs a service of ours."""
+
+    def __init__(self, name: str, entry: dict[str, Any], service: str) -> None:
+        self.name = name
+        self.entry = entry
+        self.service = service
+        self.cli = CLIS[service]
+        self.environment: dict[str, str] = entry["environment"]
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def settings(self) -> ServiceSettings:
+        """What its environment makes of its settings."""
+        settings: ServiceSettings = load(
+            self.cli.settings_type, service=self.service, environ=self.environment
+        )
+        return settings
+
+    @property
+    def verbs(self) -> set[str]:
+        return {*SHARED_VERBS, *(verb.name for verb in self.cli.verbs)}
+
+
+def seconds(text: str) -> float:
+    """A duration of the compose file."""
+    number, unit = re.fullmatch(r"(\d+)(s|m)", text).groups()  # type: ignore[union-attr]  # else the test fails
+    return int(number) * {"s": 1, "m": 60}[unit]
+
+
+def compose() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load(
+        interpolated((ROOT / "docker-compose.yml").read_text())
+    )
+    return document
+
+
+def containers() -> list[Container]:
+    """Everything whose image starts one of our services."""
+    entrypoints = dict(_entrypoints())
+    return [
+        Container(name, entry, entrypoints[entry["build"]["target"]].removeprefix("headway-"))
+        for name, entry in compose()["services"].items()
+        if "build" in entry and "entrypoint" not in entry
+    ]
+
+
+def stages() -> dict[str, list[str]]:
+    """Instructions of each Dockerfile stage, continuation lines joined."""
+    lines = DOCKERFILE.read_text().replace("\\\n", " ").splitlines()
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        if line.startswith("FROM "):
+            found[line.split()[-1]] = [line]
+        elif found and line and not line.startswith("#"):
+            found[list(found)[-1]].append(line)
+    return found
+
+
+def parent(stage: str) -> str:
+    return stages()[stage][0].split()[1]
+
+
+def installed_extras(stage: str) -> list[str]:
+    """Extras of the wheel that a stage installs itself."""
+    for line in stages()[stage]:
+        if match := re.search(r'pip install .*\.whl\)\[([a-z,]+)\]"', line):
+            return match.group(1).split(",")
+    return []
+
+
+def _entrypoints() -> Iterator[tuple[str, str]]:
+    for stage, lines in stages().items():
+        for line in lines:
+            if match := re.fullmatch(r'ENTRYPOINT \["([a-z-]+)"\]', line):
+                yield stage, match.group(1)
+
+
+def entrypoint(stage: str) -> str:
+    return dict(_entrypoints())[stage]
+
+
+def build_wheel(directory: Path) -> Path:
+    """The wheel of this tree."""
+    code = f"import hatchling.build as b; print(b.build_wheel({str(directory)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return directory / done.stdout.splitlines()[-1]

@@ -1,0 +1,81 @@
+"""What the documents say about the code can be found in it."""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from services.mesh.arguments import parser
+from shared.contracts.errors import ContractError
+from tests.unit.ops.deployment import CLIS, ROOT, SHARED_VERBS
+
+DOCS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "ops/docs").rglob("*.md")])
+each = pytest.mark.parametrize("document", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+NOT_FOR_PRODUCERS = {"duplicate_request", "internal"}
+"""Of the Python library, and of a branch that no request reaches."""
+
+
+DEFAULT_CODE = inspect.signature(ContractError).parameters["code"].default
+LITESTARS = {"not_found", "method_not_allowed"}
+
+
+def codes(text: str) -> set[str]:
+    return set(re.findall(r'(?:code=|code = |INTERNAL_ERROR = )"([a-z_]+)"', text))
+
+
+@each
+def test_links_lead_somewhere(document: Path):
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
+
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+@each
+def test_paths_exist(document: Path):
+    roots = "ops|services|shared|solver|tests"
+    paths = re.findall(rf"`((?:{roots})/[\w./-]+)`", document.read_text())
+
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@each
+def test_commands_exist(document: Path):
+    text = document.read_text()
+    mesh = parser(amqp_url="", registry=None).format_help()
+    mentioned = re.findall(r"headway-(gateway|planner|estimator|agent) ([a-z][a-z-]+)", text)
+    verbs = {(s, v.name) for s, cli in CLIS.items() for v in cli.verbs}
+    verbs |= {(service, verb) for service in CLIS for verb in SHARED_VERBS}
+
+    assert set(mentioned) - verbs == set()
+    lines = re.findall(r"^(?:\$ |\.venv/bin/)headway ([a-z-]+)", text, re.MULTILINE)
+    assert [verb for verb in lines if f"  {verb} " not in mesh and f"  {verb}\n" not in mesh] == []
+
+
+def test_symbols_of_the_changelog_exist():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    missing = []
+    for name in re.findall(r"`((?:services|shared|solver|ops)(?:\.\w+)+)`", text):
+        module, _, attribute = name.rpartition(".")
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            if not hasattr(importlib.import_module(module), attribute):
+                missing.append(name)
+
+    assert missing == []
+
+
+def test_every_error_code_is_documented_and_no_other():
+    sources = [p for folder in ("services", "shared") for p in (ROOT / folder).rglob("*.py")]
+    raised = {code for path in sources for code in codes(path.read_text())} | {DEFAULT_CODE}
+    amqp = re.findall(
+        r"^\| `([a-z_]+)` \| \d{3} \|", (ROOT / "ops/docs/producers.md").read_text(), re.MULTILINE
+    )
+    http = re.findall(
+        r"^\| \d{3} \| ([^|]+) \|", (ROOT / "ops/docs/http.md").read_text(), re.MULTILINE
+    )
+    documented = {*amqp, *(code for cell in http for code in re.findall(r"`([a-z_]+)`", cell))}
+
+    assert documented - LITESTARS == raised - NOT_FOR_PRODUCERS

@@ -1,0 +1,222 @@
+"""What services count is what happened, read when it is asked for."""
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.agent.backends.settings import SimulatedSettings
+from services.agent.backends.simulated.backend import SimulatedEngine
+from services.agent.metrics import AgentMetrics
+from services.agent.state import AgentState
+from services.estimator.metrics import EstimatorMetrics
+from services.estimator.state import EstimatorState
+from services.planner.metrics import MAX_LANES, GrouperMetrics, LeaderMetrics
+from services.planner.state import GrouperState, LeaderState, RecentIds
+from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
+from shared.contracts.models import ModelEntry
+from shared.contracts.plans import PlanPublished, VirtualQueue
+from shared.contracts.qos import QosClass
+from shared.contracts.telemetry import Iteration, IterationsObserved, RequestObserved
+from shared.runtime.clock import SystemClock
+from solver.routing.shares import TenantShares
+from solver.scheduling.pulling import PullOrder
+from solver.scheduling.window import Window
+
+MODELS = tuple(
+    ModelEntry(name=ModelName(name), path=name, architecture="x", max_model_len=64)
+    for name in ("m1", "m2")
+)
+OBSERVED = RequestObserved(
+    request_id=RequestId("r"),
+    instance_id=InstanceId("a1"),
+    model=ModelName("m1"),
+    engine="simulated",
+    device="cpu",
+    application="default",
+    tenant=TenantId("t"),
+    qos_class=QosClass.INTERACTIVE,
+    prompt_tokens=3,
+    output_tokens=2,
+    arrived_at=100.0,
+    pulled_at=100.1,
+    submitted_at=100.2,
+    first_token_at=100.5,
+    finished_at=101.5,
+    attained=True,
+)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(name, labels)
+
+
+def plan(instance: str, *, issued_at: float, solve_s: float = 0.02) -> PlanPublished:
+    return PlanPublished(
+        epoch=1,
+        issued_at=issued_at,
+        leader_id="l",
+        queue=VirtualQueue(instance_id=InstanceId(instance)),
+        policy="edf-batching",
+        solve_s=solve_s,
+    )
+
+
+class TestAgent:
+    @pytest.fixture
+    async def engine(self):
+        engine = SimulatedEngine(MODELS, SimulatedSettings(time_scale=0), SystemClock())
+        await engine.start()
+        yield engine
+        await engine.close()
+
+    @pytest.fixture
+    def state(self) -> AgentState:
+        return AgentState(
+            instance_id=InstanceId("a1"),
+            window=Window(aging_bound_s=1.0),
+            order=PullOrder(poll_s=1.0),
+        )
+
+    @pytest.fixture
+    def metrics(self, registry, state, engine) -> AgentMetrics:
+        return AgentMetrics(registry, state=state, engine=engine)
+
+    async def test_totals_are_those_of_the_state(self, registry, state, metrics):
+        state.totals.pulled = 7
+        state.totals.relegated = 2
+        state.draining = True
+
+        assert value(registry, "headway_agent_requests_pulled_total") == 7
+        assert value(registry, "headway_agent_requests_relegated_total") == 2
+        assert value(registry, "headway_agent_draining") == 1
+
+    async def test_one_model_is_active(self, registry, engine, metrics):
+        await engine.activate(ModelName("m2"))
+        active = {
+            name: value(registry, "headway_agent_model_active", model=name) for name in ("m1", "m2")
+        }
+
+        assert active == {"m1": 0, "m2": 1}
+
+    async def test_an_observation_is_counted_and_handed_on(self, registry, metrics):
+        handed_on: list[RequestObserved] = []
+
+        async def observe(observed: RequestObserved) -> None:
+            handed_on.append(observed)
+
+        await metrics.counting(observe)(OBSERVED)
+
+        labels = {"qos_class": "interactive"}
+        assert handed_on == [OBSERVED]
+        assert value(registry, "headway_agent_request_ttft_seconds_sum", **labels) == 0.5
+        assert value(registry, "headway_agent_request_e2e_seconds_sum", **labels) == 1.5
+        assert value(registry, "headway_agent_request_slo_attained_total", **labels) == 1
+        assert value(registry, "headway_agent_request_slo_violated_total", **labels) == 0
+
+    @pytest.mark.parametrize(
+        ("outcome", "violated"), [("poison_request", 1), ("cancelled", 0)], ids=str
+    )
+    async def test_what_ended_without_an_answer_has_no_times(
+        self, registry, metrics, outcome, violated
+    ):
+        async def ignore(_observed: RequestObserved) -> None: ...
+
+        failed = msgspec.structs.replace(
+            OBSERVED, outcome=outcome, attained=False, first_token_at=0.0
+        )
+        await metrics.counting(ignore)(failed)
+
+        labels = {"qos_class": "interactive"}
+        assert value(registry, "headway_agent_request_ttft_seconds_count", **labels) == 0
+        assert value(registry, "headway_agent_request_slo_violated_total", **labels) == violated
+
+
+class TestGrouper:
+    def test_admitted_and_refused_are_those_of_the_state(self, registry):
+        state = GrouperState(shares=TenantShares(max_share=1.0, free_tokens=0), recent=RecentIds(1))
+        GrouperMetrics(registry, state)
+        state.admitted, state.refused = 5, 1
+        state.shares.admit("r", TenantId("t"), 40)
+
+        assert value(registry, "headway_planner_requests_admitted_total") == 5
+        assert value(registry, "headway_planner_requests_refused_total") == 1
+        assert value(registry, "headway_planner_outstanding_tokens") == 40
+
+
+class TestLeader:
+    @pytest.fixture
+    def state(self) -> LeaderState:
+        return LeaderState(active_since=1.0, epoch=3)
+
+    def test_only_the_active_leader_describes_the_cluster(self, registry, state):
+        LeaderMetrics(registry, state)
+        state.waiting = {"lane.x": 4}
+        names = ("headway_planner_leader_active", "headway_planner_plan_epoch")
+
+        assert [value(registry, name) for name in names] == [1, 3]
+        assert value(registry, "headway_planner_lane_requests", lane="lane.x") == 4
+        state.active_since = None
+        assert [value(registry, name) for name in names] == [0, None]
+        assert value(registry, "headway_planner_lane_requests", lane="lane.x") is None
+
+    def test_lanes_beyond_the_bound_are_summed(self, registry, state):
+        LeaderMetrics(registry, state)
+        state.waiting = {f"lane.{n}": n for n in range(MAX_LANES + 3)}
+        (family,) = [f for f in registry.collect() if f.name == "headway_planner_lane_requests"]
+
+        assert len(family.samples) == MAX_LANES + 1
+        assert value(registry, "headway_planner_lane_requests", lane="other") == 1 + 2
+
+    async def test_a_publication_counts_once_for_each_instance(self, registry, state):
+        rounds = iter(
+            [
+                {"a": plan("a", issued_at=10.0), "b": plan("b", issued_at=10.0)},
+                {"a": plan("a", issued_at=10.0), "b": plan("b", issued_at=10.0)},
+                {"a": plan("a", issued_at=11.0)},
+                {},
+            ]
+        )
+
+        async def round_() -> None:
+            state.plans = next(rounds)
+
+        counted = LeaderMetrics(registry, state).counting(round_)
+        for _ in range(4):
+            await counted()
+
+        assert value(registry, "headway_planner_plans_published_total") == 2 + 1
+        assert value(registry, "headway_planner_plan_solve_seconds_count") == 2
+
+
+class TestEstimator:
+    def test_a_profile_shows_what_it_rests_on(self, registry):
+        state = EstimatorState(iteration_memory=100, request_memory=100, max_applications=1)
+        EstimatorMetrics(registry, state)
+        assert value(registry, "headway_estimator_profiles") == 0
+
+        learner = state.learner("m1", "simulated", "cpu")
+        learner.on_request(OBSERVED)
+        learner.on_iterations(
+            IterationsObserved(
+                instance_id=InstanceId("a1"),
+                model=ModelName("m1"),
+                engine="simulated",
+                device="cpu",
+                at=1.0,
+                iterations=(
+                    Iteration(compute_tokens=8, context_tokens=0, num_decodes=0, duration_s=0.01),
+                ),
+            )
+        )
+
+        labels = {"model": "m1", "engine": "simulated", "device": "cpu"}
+        assert value(registry, "headway_estimator_profiles") == 1
+        assert value(registry, "headway_estimator_iterations_total", **labels) == 1
+        assert value(registry, "headway_estimator_latency_error_ratio", **labels) is None
+        prefill_s = value(registry, "headway_estimator_prefill_seconds", **labels)
+        assert prefill_s == pytest.approx(0.3)
