@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 
 import structlog
 
@@ -28,6 +29,8 @@ from solver.scheduling.relegation import is_hopeless
 log = structlog.get_logger()
 _decode: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 BROKER_RETRY_S = 0.5
+MIN_SLEEP_S = 0.01
+MAX_SLEEP_S = 1.0
 
 
 class Puller:
@@ -85,7 +88,9 @@ class Puller:
 
     async def _sleep(self) -> None:
         self._state.pull_wake.clear()
-        timeout_s = min(1.0, max(0.01, self._state.order.wake_at() - self._clock.now()))
+        # Without room nothing is asked until something leaves, which sets the event.
+        asked_at = self._state.order.wake_at() if self._has_room() else math.inf
+        timeout_s = min(MAX_SLEEP_S, max(MIN_SLEEP_S, asked_at - self._clock.now()))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._state.pull_wake.wait(), timeout_s)
 
@@ -120,13 +125,20 @@ class Puller:
             return
         state = self._state
         state.order.pulled(source.queue, request.deadline_at)
+        pulled = Pulled(request=request, deliveries=[delivery], pulled_at=now)
         if (known := state.find(request.request_id)) is not None:
+            if (known.request.tenant, known.request.reply_to) != (request.tenant, request.reply_to):
+                # Another producer's request under the same id: it has to wait its turn.
+                resume = LaneKey.parse(request.lane).resume_name
+                state.order.hold(resume, now + self._settings.evict_hold_s)
+                await self._endings.hand_back(pulled)
+                return
             # Redelivered after a lost connection, or a second copy: what runs here serves both.
             known.deliveries.append(delivery)
             return
-        pulled = Pulled(request=request, deliveries=[delivery], pulled_at=now)
         state.totals.pulled += 1
         state.totals.by_lane[source.queue] = state.totals.by_lane.get(source.queue, 0) + 1
+        state.totals.pulled_to[source.queue] = request.grouped_at
         if request.request_id in state.cancelled:
             await self._endings.fail(pulled, CANCELLED_ERROR, bury=False)
         elif request.model.base != state.model or state.swapping or state.draining:

@@ -67,6 +67,7 @@ class Reporter:
             draining=state.draining,
             totals=state.totals.frozen(),
             pulled_by_lane=dict(state.totals.by_lane),
+            pulled_to=dict(state.totals.pulled_to),
             capabilities=tuple(sorted(capability.value for capability in identity.capabilities)),
         )
 

@@ -236,7 +236,12 @@ class ModelResidency:
                 (key.queue_name, SourceKind.LANE),
                 (key.overflow_name, SourceKind.OVERFLOW),
             ):
-                sources[queue] = Source(queue=queue, kind=kind, time_left_s=time_left_s)
+                sources[queue] = Source(
+                    queue=queue,
+                    kind=kind,
+                    time_left_s=time_left_s,
+                    behind=key.queue_name if kind is SourceKind.OVERFLOW else None,
+                )
         for queue in lanes:
             if queue.startswith("resume."):
                 band = int(queue.rpartition(".")[2])

@@ -24,7 +24,6 @@ from shared.broker.consumer import Dispatcher
 from shared.broker.protocol import BindingSpec, Broker
 from shared.contracts.base import InstanceId, ModelName
 from shared.contracts.errors import SettingsError
-from shared.contracts.lanes import LaneLayout
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
@@ -137,7 +136,7 @@ class _Agent:
             engine=engine,
             endings=self._endings,
             reporter=self._reporter,
-            layout=LaneLayout(),
+            layout=settings.layout,
             servable=tuple(entries),
             swap_drain_s=settings.swap_drain_s,
             orphan_patience_s=settings.orphan_patience_s,

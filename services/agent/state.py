@@ -90,6 +90,8 @@ class Totals:
     prompt_tokens: int = 0
     output_tokens: int = 0
     by_lane: dict[str, int] = field(default_factory=dict)
+    pulled_to: dict[str, UnixTime] = field(default_factory=dict)
+    """Enqueue time of the last request pulled from each lane."""
 
     def frozen(self) -> InstanceTotals:
         """As a message part."""

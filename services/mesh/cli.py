@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -150,7 +151,7 @@ async def queues(options: Options) -> int:
         raise SettingsError("queues needs --registry (or HEADWAY_REGISTRY) to know the lanes")
     models = ModelRegistry.load(options.registry).bases
     async with broker_factory(options.amqp_url)("headway-queues") as broker:
-        counts = await count_queues(broker, models, LaneLayout())
+        counts = await count_queues(broker, models, _layout(os.environ.get("HEADWAY_LAYOUT")))
     if options.json:
         print_data(counts, as_json=True)
         return EXIT_OK
@@ -162,6 +163,14 @@ async def queues(options: Options) -> int:
         table.add_row(entry.queue, str(entry.ready), str(entry.consumers))
     Console().print(table)
     return EXIT_OK
+
+
+def _layout(text: str | None) -> LaneLayout:
+    """The mesh's layout of lanes, as its services get it."""
+    try:
+        return LaneLayout() if text is None else msgspec.json.decode(text, type=LaneLayout)
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"HEADWAY_LAYOUT: {error}") from error
 
 
 async def dead_letter(options: Options) -> int:

@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from shared.contracts.lanes import LaneLayout
+
 EMBEDDED = "embedded"
 """In place of a broker URL: all services in one process, nothing to install."""
 
@@ -38,6 +40,7 @@ class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
     groupers: int = 1
     leaders: int = 1
     log_level: str = "info"
+    layout: LaneLayout = LaneLayout()
     gateway: dict[str, Any] = {}
     """Further settings of the gateway."""
     planner: dict[str, Any] = {}
@@ -49,7 +52,11 @@ class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def service_settings(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Service and settings by process name."""
-        common = {"registry": str(self.registry), "log_level": self.log_level}
+        common: dict[str, Any] = {
+            "registry": str(self.registry),
+            "log_level": self.log_level,
+            "layout": msgspec.structs.asdict(self.layout),
+        }
         if self.broker != EMBEDDED:
             common["amqp_url"] = self.broker
         processes: dict[str, tuple[str, dict[str, Any]]] = {

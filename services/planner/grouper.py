@@ -59,7 +59,8 @@ class Grouper:
         self._noticed_at: dict[str, float] = {}
         self._owed_notices: set[str] = set()
         self._declaring = asyncio.Lock()
-        self._under_way: dict[RequestId, asyncio.Event] = {}
+        self._under_way: dict[str, asyncio.Event] = {}
+        """By tenant and request id: ids are the producers' own."""
 
     async def on_request(self, delivery: Delivery) -> None:
         """Handle one message of a global queue and settle it."""
@@ -75,17 +76,19 @@ class Grouper:
         now = self._clock.now()
         request = self._intake.accept(delivery, now)
         # A copy may be acknowledged only once the other is safe in its lane.
-        while (other := self._under_way.get(request.request_id)) is not None:
+        identity = f"{request.tenant}\0{request.request_id}"
+        while (other := self._under_way.get(identity)) is not None:
             await other.wait()
-        if request.request_id in self.state.recent:
+        if identity in self.state.recent:
             log.info("request.repeated", request_id=request.request_id)
             await delivery.settle(Settlement.ACK)
             return
-        done = self._under_way[request.request_id] = asyncio.Event()
+        done = self._under_way[identity] = asyncio.Event()
         try:
             queue = await self._put(request, now)
+            self.state.recent.add(identity)
         finally:
-            del self._under_way[request.request_id]
+            del self._under_way[identity]
             done.set()
         await delivery.settle(Settlement.ACK)
         await self._notify(queue)
@@ -95,7 +98,6 @@ class Grouper:
         self._admit(request)
         queue = self._queue_for(request)
         await self._publish(queue, request)
-        self.state.recent.add(request.request_id)
         self.state.shares.admit(request.request_id, request.tenant, tokens_needed(request))
         self.state.admitted += 1
         self.state.lanes.setdefault(request.lane, LaneCounter()).add(

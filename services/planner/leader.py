@@ -1,7 +1,6 @@
 """The leader: snapshot, plan, epochs. Exactly one is active; none is on the data path."""
 
 import asyncio
-import contextlib
 import math
 from dataclasses import dataclass, field
 
@@ -9,18 +8,15 @@ import structlog
 
 from services.planner.settings import LeaderSettings
 from services.planner.state import LeaderState
+from services.planner.view import cluster_snapshot, lane_of
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
-from shared.contracts.base import InstanceId, ModelName, Seconds, UnixTime, encode
-from shared.contracts.errors import ContractError
-from shared.contracts.lanes import LaneKey, LaneLayout, WorkClass, model_of, relegated_name
+from shared.contracts.base import ModelName, Seconds, UnixTime, encode
+from shared.contracts.lanes import LaneKey, LaneLayout, relegated_name
 from shared.contracts.plans import PlanPublished, VirtualQueue
-from shared.contracts.qos import Importance
-from shared.contracts.telemetry import InstanceStatus, Residency
 from shared.runtime.clock import Clock
 from solver.planning.baselines import PLAN_POLICIES
-from solver.planning.lanes import all_lanes, band_lower_edge_s
-from solver.planning.snapshot import ClusterSnapshot, GroupView, InstanceView
+from solver.planning.lanes import all_lanes
 
 log = structlog.get_logger()
 COUNTS_AT_ONCE = 8
@@ -71,7 +67,7 @@ class Leader:
         await self._count()
         if now - self.state.active_since < self.settings.settle_s or not self.state.instances:
             return
-        snapshot = self._snapshot(now)
+        snapshot = cluster_snapshot(self.state, layout=self.layout, settings=self.settings, now=now)
         started = self.clock.now()
         queues = PLAN_POLICIES[self.settings.policy](snapshot)
         await self._publish(queues, now=now, solve_s=self.clock.now() - started)
@@ -83,7 +79,7 @@ class Leader:
         """Passive counts of all known lanes and their companions."""
         queues: set[str] = set()
         for lane in tuple(self.state.known_queues):
-            if (key := _lane_of(lane)) is not None:
+            if (key := lane_of(lane)) is not None:
                 queues.update((key.queue_name, key.overflow_name, key.resume_name))
         queues.update(relegated_name(model) for model in self.models)
         now = self.clock.now()
@@ -105,100 +101,8 @@ class Leader:
     def noticed(self, queue: str) -> None:
         """Somebody published to *queue*: it is there."""
         self._absent.pop(queue, None)
-        if _lane_of(queue) is not None:
+        if lane_of(queue) is not None:
             self.state.known_queues.add(queue)
-
-    def _snapshot(self, now: UnixTime) -> ClusterSnapshot:
-        groups: dict[LaneKey, int] = {}
-        for queue, ready in self.state.waiting.items():
-            key = _lane_of(queue)
-            if ready == 0 or key is None:
-                continue
-            groups[key] = groups.get(key, 0) + ready
-        for queue, ready in self.state.waiting.items():
-            if ready and queue.startswith(("resume.", "relegated.")):
-                standing = self._companion_lane(queue)
-                groups[standing] = groups.get(standing, 0) + ready
-        return ClusterSnapshot(
-            now=now,
-            groups=tuple(
-                GroupView(
-                    key=key,
-                    waiting=waiting,
-                    deadline_at=self._deadline_at(key, waiting, now),
-                    tokens_per_request=self._tokens_per_request(key.queue_name),
-                )
-                for key, waiting in sorted(groups.items())
-            ),
-            instances=tuple(
-                self._instance(status, now)
-                for _, status in sorted(self.state.instances.items())
-                if not status.draining
-            ),
-        )
-
-    def _companion_lane(self, queue: str) -> LaneKey:
-        """The lane that stands for a companion without one of its own."""
-        kind, *parts = queue.split(".")
-        resumed = kind == "resume"
-        return LaneKey(
-            # A lane of an older layout drains as it is.
-            layout=int(parts[0]) if resumed else self.layout.version,
-            model=model_of(queue) or ModelName(""),
-            importance=Importance.LOW.value,
-            band=int(parts[-1]) if resumed else self.layout.best_effort_band,
-            work=WorkClass.SHORT.value,
-        )
-
-    def _deadline_at(self, key: LaneKey, waiting: int, now: UnixTime) -> UnixTime:
-        """Earliest deadline in a lane: when its head came, plus its band's lower edge."""
-        if key.band == self.layout.best_effort_band:
-            return math.inf
-        marks = sorted(
-            at
-            for observed in self.state.lanes.values()
-            for total in observed.lanes
-            if total.lane == key.queue_name
-            for at in total.recent_enqueued_at
-        )
-        head_at = marks[max(0, len(marks) - waiting)] if marks else now
-        return head_at + band_lower_edge_s(key.band, self.layout)
-
-    def _tokens_per_request(self, lane: str) -> float:
-        requests = tokens = 0
-        for observed in self.state.lanes.values():
-            for total in observed.lanes:
-                if total.lane == lane:
-                    requests += total.requests
-                    tokens += total.prompt_tokens + total.max_tokens
-        return tokens / requests if requests else 256.0
-
-    def _instance(self, status: InstanceStatus, now: UnixTime) -> InstanceView:
-        model, since = self.state.model_since[status.instance_id]
-        # A model that has just come stays for a while, or two bursts would chase each other.
-        lock_s = max(0.0, self.settings.min_residency_s - (now - since)) if model else 0.0
-        return InstanceView(
-            instance_id=InstanceId(status.instance_id),
-            active=status.model,
-            activate_s={
-                entry.model: 0.0
-                if entry.residency is Residency.ACTIVE
-                else entry.activate_s + lock_s
-                for entry in status.models
-            },
-            token_rate_per_s=self._rates(status),
-            backlog_s=status.backlog_s,
-        )
-
-    def _rates(self, status: InstanceStatus) -> dict[ModelName, float]:
-        return {
-            model: profile.token_rate_per_s
-            for (model, engine, device), profile in self.state.profiles.items()
-            if engine == status.engine
-            and device == status.device
-            and profile.token_rate_per_s is not None
-            for model in (ModelName(model),)
-        }
 
     async def _publish(
         self, queues: tuple[VirtualQueue, ...], *, now: UnixTime, solve_s: Seconds
@@ -230,13 +134,6 @@ class Leader:
             )
         if changed:
             log.info("plan.applied", epoch=self.state.epoch, instances=len(queues))
-
-
-def _lane_of(queue: str) -> LaneKey | None:
-    """The lane that *queue* is or overflows; None for other queues, whatever their names say."""
-    with contextlib.suppress(ContractError):
-        return LaneKey.parse(queue)
-    return None
 
 
 def _shape(queue: VirtualQueue) -> tuple[tuple[str, frozenset[str]], ...]:

@@ -6,7 +6,6 @@ import msgspec
 from msgspec import Meta
 
 from shared.contracts.checks import IngressLimits
-from shared.contracts.lanes import LaneLayout
 from shared.runtime.settings import ServiceSettings
 
 
@@ -48,6 +47,10 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A new leader listens so long before its first plan; agents keep the old one meanwhile."""
     min_residency_s: Annotated[float, Meta(ge=0)] = 3.0
     """A model stays active so long before it may be swapped for another."""
+    express_deadline_s: Annotated[float, Meta(gt=0)] = 5.0
+    """Requests with a deadline this near make their model express."""
+    express_lease_s: Annotated[float, Meta(ge=0)] = 10.0
+    """An express model keeps an instance so long after such a request, best effort or not."""
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,6 +58,5 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
 
     roles: tuple[Literal["grouper", "leader"], ...] = ("grouper", "leader")
     """Any number of groupers compete; of all leaders one is active."""
-    layout: LaneLayout = LaneLayout()
     grouper: GrouperSettings = GrouperSettings()
     leader: LeaderSettings = LeaderSettings()

@@ -20,15 +20,13 @@ class LaneCounter:
     prompt_tokens: int = 0
     max_tokens: int = 0
     enqueued_at: deque[UnixTime] = field(default_factory=lambda: deque(maxlen=RECENT_MARKS))
-    _stride: int = 1
 
     def add(self, *, prompt_tokens: int, max_tokens: int, at: UnixTime) -> None:
         """Count one request."""
         self.requests += 1
         self.prompt_tokens += prompt_tokens
         self.max_tokens += max_tokens
-        if self.requests % self._stride == 0:
-            self.enqueued_at.append(at)
+        self.enqueued_at.append(at)
 
     def total(self, lane: str) -> LaneTotal:
         return LaneTotal(

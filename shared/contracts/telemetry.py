@@ -76,6 +76,8 @@ class InstanceStatus(
     draining: bool = False
     totals: InstanceTotals = InstanceTotals()
     pulled_by_lane: dict[str, int] = {}
+    pulled_to: dict[str, UnixTime] = {}
+    """When the last request pulled from each lane was put there; its head came no earlier."""
     capabilities: tuple[str, ...] = ()
 
 
@@ -87,7 +89,7 @@ class LaneTotal(Value, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int
     max_tokens: int
     recent_enqueued_at: tuple[UnixTime, ...] = ()
-    """Enqueue-time histogram's edges: about every 1/32 of the recent requests."""
+    """When the last 32 requests were put there, oldest first."""
 
 
 class LanesObserved(

@@ -13,8 +13,9 @@ import msgspec
 from msgspec import Meta
 
 from shared.contracts.errors import SettingsError
+from shared.contracts.lanes import LaneLayout
 
-SHARED_FIELDS = ("amqp_url", "registry", "log_level")
+SHARED_FIELDS = ("amqp_url", "registry", "log_level", "layout")
 DEFAULT_AMQP_URL = "amqp://guest:guest@127.0.0.1:5672/"
 
 
@@ -25,6 +26,8 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Broker. User and password in the URL are masked when settings are shown."""
     registry: str = "models.json"
     """Model registry file."""
+    layout: LaneLayout = LaneLayout()
+    """How requests are divided into lanes; the same for all services of a mesh."""
     log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$")] = "info"
     health_host: str = "127.0.0.1"
     health_port: Annotated[int, Meta(ge=0, le=65535)] = 0

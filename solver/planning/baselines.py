@@ -32,7 +32,7 @@ def edf_with_batching(snapshot: ClusterSnapshot) -> tuple[VirtualQueue, ...]:
         # Of equal urgency, as all best effort is, what is active goes first: a swap would not pay.
         key=lambda demand: (demand.deadline_at, demand.model not in resident, demand.model),
     ):
-        _place(demand, queues)
+        _place(demand, _without_leased(demand, queues, snapshot.express))
     return tuple(queue.as_virtual_queue() for queue in queues)
 
 
@@ -130,6 +130,23 @@ def _demands(groups: Iterable[GroupView]) -> list[_Demand]:
         if group.waiting > 0:
             by_model.setdefault(group.key.model, []).append(group)
     return [_Demand(model=model, groups=members) for model, members in by_model.items()]
+
+
+def _without_leased(
+    demand: _Demand, queues: list[_Queue], express: frozenset[ModelName]
+) -> list[_Queue]:
+    """
+    Instances that *demand* may have.
+
+    Best effort does not take the last instance of a model with interactive arrivals: bringing
+    that back would cost their first tokens more than the instance is worth.
+    """
+    if not math.isinf(demand.deadline_at):
+        return queues
+    # The first of each, so that one is left however many are asked for.
+    leases = {queue.instance.active: queue.instance.instance_id for queue in reversed(queues)}
+    leased = {leases[model] for model in express - {demand.model} if model in leases}
+    return [queue for queue in queues if queue.instance.instance_id not in leased]
 
 
 def _place(demand: _Demand, queues: list[_Queue]) -> None:

@@ -48,3 +48,5 @@ class ClusterSnapshot:
     now: UnixTime
     groups: tuple[GroupView, ...]
     instances: tuple[InstanceView, ...]
+    express: frozenset[ModelName] = frozenset()
+    """Models with interactive arrivals; each keeps at least one instance that has it active."""

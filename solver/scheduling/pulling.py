@@ -25,6 +25,8 @@ class Source:
     kind: SourceKind
     time_left_s: Seconds
     """Least time to the deadline that its requests had at ingest; infinite for best effort."""
+    behind: str | None = None
+    """Queue that goes first while it has anything: an overflow's lane."""
 
     @property
     def best_effort(self) -> bool:
@@ -79,22 +81,18 @@ class PullOrder:
             now: Unix seconds.
             best_effort_room: Whether best-effort work may be pulled at all.
         """
-        awake = [head for head in self._heads.values() if self._asleep_until(head) <= now]
+        awake = [
+            head
+            for head in self._heads.values()
+            if self._asleep_until(head) <= now and not self._is_behind(head, now)
+        ]
         urgent = [head for head in awake if not head.source.best_effort]
         filler = [head for head in awake if head.source.best_effort] if best_effort_room else []
         owed = self._since_best_effort >= self._best_effort_every - 1
         pool = filler if filler and (owed or not urgent) else urgent
         if not pool:
             return None
-        best = min(
-            pool,
-            key=lambda head: (
-                head.source.kind is SourceKind.OVERFLOW,
-                head.deadline_at,
-                head.source.kind,
-                head.source.queue,
-            ),
-        )
+        best = min(pool, key=lambda head: (head.deadline_at, head.source.kind, head.source.queue))
         self._since_best_effort = 0 if best.source.best_effort else self._since_best_effort + 1
         return best.source
 
@@ -127,6 +125,11 @@ class PullOrder:
     def wake_at(self) -> UnixTime:
         """When the first quiet source should be asked again; infinite without sources."""
         return min((self._asleep_until(head) for head in self._heads.values()), default=math.inf)
+
+    def _is_behind(self, head: _Head, now: UnixTime) -> bool:
+        """Whether *head* waits for another source to be empty."""
+        before = self._heads.get(head.source.behind) if head.source.behind else None
+        return before is not None and before.quiet_until <= now
 
     def _asleep_until(self, head: _Head) -> UnixTime:
         return max(head.quiet_until, self._held.get(head.source.queue, 0.0))

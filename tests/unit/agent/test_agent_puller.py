@@ -81,6 +81,18 @@ async def test_a_duplicate_of_a_running_request_joins_it_too(rig: AgentRig):
     assert await rig.back_in_lane(LANE) == 0
 
 
+async def test_another_producers_request_under_the_same_id_waits_its_turn(rig: AgentRig):
+    mine = a_request("r", reply_to=REPLY)
+    theirs = a_request("r", reply_to="reply.of-another")
+    await rig.hold(mine)
+    await rig.put(theirs)
+    async with pulling(rig):
+        await quiet(rig)
+    back = await rig.requeued(lane_of().resume_name)
+    assert back.reply_to == "reply.of-another"
+    assert len(rig.state.pulled[mine.request_id].deliveries) == 1
+
+
 async def test_a_hopeless_request_is_relegated(rig: AgentRig):
     """10 s of prefill against 5 s to the first token."""
     rig.state.profiles[MODEL] = SLOW

@@ -62,11 +62,16 @@ class GrouperRig:
         message_id: str | None = None,
         reply_to: str | None = REPLIES_TO,
         kind: str = "inference.request.v1",
+        user_id: str | None = None,
     ) -> None:
         """As a producer would, to the global queue."""
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         message = OutMessage(
-            body=raw, kind=kind, message_id=message_id or uuid4().hex, reply_to=reply_to
+            body=raw,
+            kind=kind,
+            message_id=message_id or uuid4().hex,
+            reply_to=reply_to,
+            user_id=user_id,
         )
         await self.far.publish(topology.REQUESTS, topology.REST_KEY, message)
 

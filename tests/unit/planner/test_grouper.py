@@ -132,6 +132,12 @@ async def test_what_a_producer_publishes_twice_is_queued_once(rig: GrouperRig):
     assert (await rig.far.ready(LANE), await rig.unsettled()) == (1, 0)
 
 
+async def test_two_tenants_may_use_the_same_id(rig: GrouperRig):
+    for tenant in ("one", "other"):
+        await rig.submit(BODY | {"id": "same", "tenant": tenant}, user_id="guest")
+    assert {(await rig.queued()).tenant, (await rig.queued()).tenant} == {"one", "other"}
+
+
 async def test_copies_that_are_handled_at_the_same_time_are_queued_once(rig: GrouperRig):
     for _ in range(5):
         await rig.publish(BODY | {"id": "same"})

@@ -54,6 +54,26 @@ def models_of(queues: tuple[VirtualQueue, ...]) -> list[list[str]]:
     return [[segment.model for segment in queue.segments] for queue in queues]
 
 
+def test_best_effort_leaves_the_last_instance_of_an_express_model_alone():
+    dump = group(A, deadline_at=math.inf, waiting=1000, band=12)
+    two = [instance("1", A), instance("2", B)]
+    free = ClusterSnapshot(now=NOW, groups=(dump,), instances=tuple(two))
+    leased = ClusterSnapshot(now=NOW, groups=(dump,), instances=tuple(two), express=frozenset({B}))
+
+    assert models_of(edf_with_batching(free)) == [["a"], ["a"]]
+    assert models_of(edf_with_batching(leased)) == [["a"], []]
+
+
+def test_a_deadline_takes_even_the_last_instance_of_an_express_model():
+    urgent = group(A, deadline_at=NOW + 5)
+    only = (instance("1", B),)
+    plan = edf_with_batching(
+        ClusterSnapshot(now=NOW, groups=(urgent,), instances=only, express=frozenset({B}))
+    )
+
+    assert models_of(plan) == [["a"]]
+
+
 groups = st.lists(
     st.builds(
         group,

@@ -1,0 +1,174 @@
+"""Which queue the next request is taken from."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from solver.scheduling.pulling import PullOrder, Source, SourceKind
+from tests.clocks import NOW
+
+POLL_S = 1.0
+
+
+def source(queue: str, time_left_s: float = 1.0, kind: SourceKind = SourceKind.LANE) -> Source:
+    return Source(queue=queue, kind=kind, time_left_s=time_left_s)
+
+
+def order_of(*sources: Source, best_effort_every: int = 8) -> PullOrder:
+    order = PullOrder(poll_s=POLL_S, best_effort_every=best_effort_every)
+    order.set_sources(sources, NOW)
+    return order
+
+
+def next_of(order: PullOrder, now: float = NOW, *, room: bool = True) -> str | None:
+    chosen = order.next(now, best_effort_room=room)
+    return None if chosen is None else chosen.queue
+
+
+FILLER = source("filler", math.inf)
+
+
+def test_without_sources_there_is_nothing_to_pull():
+    order = PullOrder(poll_s=POLL_S)
+    assert next_of(order) is None
+    assert order.wake_at() == math.inf
+
+
+def test_the_most_urgent_band_goes_first():
+    assert next_of(order_of(source("later", 10), source("sooner", 1))) == "sooner"
+
+
+def test_at_equal_deadlines_what_was_evicted_goes_first():
+    order = order_of(source("lane"), source("resume", kind=SourceKind.RESUME))
+    assert next_of(order) == "resume"
+
+
+def test_overflow_waits_until_its_own_lane_is_empty():
+    overflow = Source(queue="overflow", kind=SourceKind.OVERFLOW, time_left_s=1.0, behind="lane")
+    order = order_of(source("lane", 1), source("other lane", 100), overflow)
+    assert next_of(order) == "lane"
+    order.empty("lane", NOW)
+    assert next_of(order) == "overflow"
+    order.nonempty("lane", NOW)
+    assert next_of(order) == "lane"
+
+
+def test_relegated_work_is_filler():
+    order = order_of(source("relegated", 0.0, SourceKind.RELEGATED), source("lane", 100))
+    assert next_of(order) == "lane"
+    assert next_of(order_of(source("relegated", 0.0, SourceKind.RELEGATED)), room=False) is None
+
+
+def test_the_last_deadline_seen_stands_for_the_next():
+    order = order_of(source("one", 10), source("other", 12))
+    order.pulled("one", NOW + 13)
+    assert next_of(order) == "other"
+
+
+def test_an_empty_source_is_left_alone_for_the_poll_period():
+    order = order_of(source("lane"))
+    order.empty("lane", NOW)
+    assert next_of(order, NOW + POLL_S - 0.01) is None
+    assert order.wake_at() == NOW + POLL_S
+    assert next_of(order, NOW + POLL_S) == "lane"
+
+
+def test_a_notice_ends_the_wait():
+    order = order_of(source("lane"))
+    order.empty("lane", NOW)
+    assert order.nonempty("lane", NOW + 0.1)
+    assert next_of(order, NOW + 0.1) == "lane"
+
+
+def test_a_notice_of_a_foreign_queue_is_none_of_ours():
+    assert not order_of(source("lane")).nonempty("other", NOW)
+
+
+def test_filler_comes_when_nothing_urgent_is_there():
+    order = order_of(source("lane"), FILLER)
+    order.empty("lane", NOW)
+    assert next_of(order) == "filler"
+
+
+def test_filler_needs_room():
+    order = order_of(FILLER)
+    assert next_of(order, room=False) is None
+
+
+def test_one_pull_of_so_many_is_filler_even_under_load():
+    order = order_of(source("lane"), FILLER, best_effort_every=4)
+    assert [next_of(order) for _ in range(8)] == [*["lane"] * 3, "filler"] * 2
+
+
+def test_without_filler_no_pull_is_kept_for_it():
+    order = order_of(source("lane"), best_effort_every=2)
+    assert {next_of(order) for _ in range(10)} == {"lane"}
+
+
+def test_a_held_queue_is_left_alone():
+    order = order_of(source("resume", kind=SourceKind.RESUME))
+    order.hold("resume", NOW + 2)
+    assert next_of(order, NOW + 1.99) is None
+    assert order.wake_at() == NOW + 2
+    assert next_of(order, NOW + 2) == "resume"
+
+
+def test_a_notice_does_not_end_a_hold():
+    """Whoever evicts announces the request that it puts back; it must not take that bait."""
+    order = order_of(source("resume", kind=SourceKind.RESUME))
+    order.hold("resume", NOW + 2)
+    order.nonempty("resume", NOW)
+    assert next_of(order, NOW + 1) is None
+
+
+def test_a_hold_outlives_a_change_of_sources():
+    order = order_of(source("lane"))
+    order.hold("resume", NOW + 2)
+    order.set_sources([source("resume")], NOW + 1)
+    assert next_of(order, NOW + 1) is None
+    assert next_of(order, NOW + 2) == "resume"
+
+
+def test_sources_that_stay_keep_what_was_learnt():
+    order = order_of(source("lane"))
+    order.empty("lane", NOW)
+    order.set_sources([source("lane"), source("new", 50)], NOW)
+    assert next_of(order) == "new"
+    assert order.queues == ("lane", "new")
+
+
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["empty", "nonempty", "hold", "pulled", "next"]),
+        st.integers(0, 4),
+        st.floats(0, 0.7),
+    ),
+    max_size=60,
+)
+
+
+@given(events=events)
+def test_a_quiet_source_is_never_returned(events: list[tuple[str, int, float]]):
+    queues = [source(f"s{n}", math.inf if n == 4 else n, SourceKind(n % 4)) for n in range(5)]
+    order = order_of(*queues)
+    empty_until = dict.fromkeys((each.queue for each in queues), 0.0)
+    held_until = dict(empty_until)
+    now = NOW
+    for action, number, step_s in events:
+        now += step_s
+        queue = f"s{number}"
+        if action == "empty":
+            order.empty(queue, now)
+            empty_until[queue] = now + POLL_S
+        elif action == "nonempty":
+            order.nonempty(queue, now)
+            empty_until[queue] = min(empty_until[queue], now)
+        elif action == "hold":
+            order.hold(queue, now + 2)
+            held_until[queue] = now + 2
+        elif action == "pulled":
+            order.pulled(queue, now + number)
+        awake = [q for q in empty_until if max(empty_until[q], held_until[q]) <= now]
+        chosen = next_of(order, now)
+        assert (chosen in awake) if awake else (chosen is None)

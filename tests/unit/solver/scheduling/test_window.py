@@ -1,0 +1,158 @@
+"""The order inside the window."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.contracts.base import RequestId
+from shared.contracts.qos import Slo
+from shared.contracts.requests import QueuedRequest
+from solver.scheduling.keys import Tier, edf_key, tier_of
+from solver.scheduling.window import Window, tokens_needed
+from tests.clocks import NOW
+from tests.queued import BATCH, BEST_EFFORT, CHAT, a_request
+
+BOUND_S = 600.0
+
+specs = st.lists(
+    st.tuples(
+        st.sampled_from([CHAT, BATCH, BEST_EFFORT, Slo(ttlt_s=3.0)]),
+        st.booleans(),
+        st.floats(0, 2000),
+        st.integers(-2, 2),
+    ),
+    max_size=30,
+)
+
+
+def requests_of(specs: list[tuple[Slo, bool, float, int]]) -> list[QueuedRequest]:
+    return [
+        a_request(
+            f"r{number}", slo=slo, relegated=relegated, arrived_at=NOW - age_s, priority=priority
+        )
+        for number, (slo, relegated, age_s, priority) in enumerate(specs)
+    ]
+
+
+def filled(requests: list[QueuedRequest]) -> Window:
+    window = Window(aging_bound_s=BOUND_S)
+    for request in requests:
+        window.add(request)
+    return window
+
+
+def drained(window: Window, now: float = NOW) -> list[str]:
+    order = []
+    while (head := window.peek(now)) is not None:
+        order.append(head.request_id)
+        window.remove(head.request_id)
+    return order
+
+
+def take(window: Window, request: QueuedRequest) -> None:
+    assert window.remove(request.request_id) is request
+
+
+@given(specs=specs)
+def test_each_tier_is_served_in_order_of_its_key(specs: list[tuple[Slo, bool, float, int]]):
+    requests = requests_of(specs)
+    for tier in Tier:
+        window = filled([request for request in requests if tier_of(request) is tier])
+        expected = sorted(window, key=lambda request: edf_key(request, aging_bound_s=BOUND_S))
+        assert drained(window) == [request.request_id for request in expected]
+
+
+@given(specs=specs, removed=st.sets(st.integers(0, 29)))
+def test_removing_leaves_the_order_of_the_others(
+    specs: list[tuple[Slo, bool, float, int]], removed: set[int]
+):
+    requests = requests_of(specs)
+    window = filled(requests)
+    kept = [request for number, request in enumerate(requests) if number not in removed]
+    for number in removed:
+        window.remove(RequestId(f"r{number}"))
+    assert drained(window) == drained(filled(kept))
+
+
+@given(specs=specs)
+def test_counts_and_tokens_add_up_to_nothing_in_the_end(
+    specs: list[tuple[Slo, bool, float, int]],
+):
+    requests = requests_of(specs)
+    window = filled(requests)
+    assert [window.count(tier) for tier in Tier] == [
+        sum(tier_of(request) is tier for request in requests) for tier in Tier
+    ]
+    assert window.tokens == sum(tokens_needed(request) for request in requests)
+    drained(window)
+    assert (len(window), window.tokens, [window.count(tier) for tier in Tier]) == (0, 0, [0, 0, 0])
+
+
+def test_reachable_work_goes_before_relegated_and_that_before_best_effort():
+    filler = a_request("filler", slo=BEST_EFFORT, arrived_at=NOW - 50)
+    relegated = a_request("relegated", relegated=True)
+    chat = a_request("chat", slo=BATCH)
+    assert drained(filled([filler, relegated, chat])) == ["chat", "relegated", "filler"]
+
+
+def test_aged_filler_goes_before_reachable_work_with_a_later_deadline():
+    filler = a_request("filler", slo=BEST_EFFORT, arrived_at=NOW - BOUND_S)
+    late, soon = a_request("late", slo=BATCH), a_request("soon", arrived_at=NOW - 5.001)
+    window = filled([filler, late, soon])
+    assert drained(window) == ["soon", "filler", "late"]
+
+
+def test_filler_that_has_not_aged_does_not_overtake():
+    filler = a_request("filler", slo=BEST_EFFORT, arrived_at=NOW - BOUND_S + 1)
+    assert drained(filled([filler, a_request("chat", slo=Slo(ttlt_s=500))])) == ["chat", "filler"]
+
+
+def test_priority_breaks_ties_only():
+    requests = [
+        a_request("low", priority=-1),
+        a_request("high", priority=5),
+        a_request("sooner", priority=-9, arrived_at=NOW - 1),
+    ]
+    assert drained(filled(requests)) == ["sooner", "high", "low"]
+
+
+@given(
+    gaps=st.lists(st.floats(0.0, 2.0), min_size=1, max_size=200),
+    slos=st.lists(st.sampled_from([CHAT, BATCH]), min_size=1, max_size=5),
+)
+def test_nothing_starves(gaps: list[float], slos: list[Slo]):
+    """
+    One request is served for each that comes, so the window never empties by itself.
+
+    Filler older than the bound waits only for those whose deadlines lie before the bound, and
+    none that comes after it has one.
+    """
+    now = NOW
+    filler = a_request("filler", slo=BEST_EFFORT)
+    window = filled([filler, a_request("first", slo=BATCH)])
+    aged_at = NOW + BOUND_S
+    for number in range(2000):
+        now += gaps[number % len(gaps)] + 0.5
+        slo = slos[number % len(slos)]
+        window.add(a_request(f"n{number}", slo=slo, arrived_at=now))
+        head = window.peek(now)
+        assert head is not None
+        take(window, head)
+        if head is filler:
+            return
+        assert now < aged_at or head.deadline_at <= aged_at
+    raise AssertionError("filler was never served")
+
+
+def test_a_request_that_comes_back_relegated_is_in_its_new_tier_only():
+    window = filled([a_request("r"), a_request("other", slo=BATCH)])
+    window.remove(RequestId("r"))
+    window.add(a_request("r", relegated=True))
+    assert window.peek_tier(Tier.REACHABLE) is not None
+    assert drained(window) == ["other", "r"]
+
+
+def test_the_head_of_an_empty_window_is_nothing():
+    window = Window(aging_bound_s=BOUND_S)
+    assert window.peek(NOW) is None
+    assert window.peek_tier(Tier.REACHABLE) is None
+    assert window.remove(RequestId("r")) is None
