@@ -12,7 +12,7 @@ from services.agent.reporting import Reporter
 from services.agent.state import AgentState, Ending
 from shared.contracts.base import ModelName, Seconds
 from shared.contracts.errors import ContractError, EngineError
-from shared.contracts.lanes import LaneKey, LaneLayout, model_of, relegated_name
+from shared.contracts.lanes import LaneKey, LaneLayout, inbox_name, model_of, relegated_name
 from shared.contracts.plans import PlanPublished
 from shared.contracts.telemetry import ModelActivated, Residency
 from shared.runtime.clock import Clock
@@ -228,7 +228,8 @@ class ModelResidency:
     def _sources(self, lanes: set[str], model: ModelName) -> list[Source]:
         """Lanes with all their companions; every queue once."""
         keys = {LaneKey.parse(lane) for lane in lanes if lane.startswith(("lane.", "overflow."))}
-        sources: dict[str, Source] = {}
+        inbox = inbox_name(self._state.instance_id)
+        sources = {inbox: Source(queue=inbox, kind=SourceKind.INBOX, time_left_s=0.0)}
         for key in sorted(keys):
             time_left_s = band_lower_edge_s(key.band, self._layout)
             for queue, kind in (

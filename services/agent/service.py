@@ -24,6 +24,7 @@ from shared.broker.consumer import Dispatcher
 from shared.broker.protocol import BindingSpec, Broker
 from shared.contracts.base import InstanceId, ModelName
 from shared.contracts.errors import SettingsError
+from shared.contracts.lanes import inbox_name
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
@@ -33,6 +34,7 @@ from solver.scheduling.pulling import PullOrder
 from solver.scheduling.window import Window
 
 log = structlog.get_logger()
+INBOX_PERIOD_S = 5.0
 
 
 def check(settings: Settings) -> None:
@@ -163,6 +165,9 @@ class _Agent:
             tasks.create_task(
                 every(settings.status_period_s, self._reporter.report, stop=stopped), name="report"
             )
+            tasks.create_task(
+                every(INBOX_PERIOD_S, self._declare_inbox, stop=stopped), name="inbox"
+            )
             self._ports.health.started()
             log.info(
                 "service.started", instance_id=state.instance_id, engine=settings.engine.backend
@@ -175,6 +180,10 @@ class _Agent:
             await self._residency.empty(drain_s=settings.drain_timeout_s)
             await self._reporter.report()
             stopped.set()
+
+    async def _declare_inbox(self) -> None:
+        """Again and again: a leader that took this instance for dead has deleted it."""
+        await topology.declare_work_queue(self._broker, inbox_name(self._state.instance_id))
 
     async def _listen(self, stop: asyncio.Event, stack: AsyncExitStack) -> None:
         """Plans, control and profiles, each on a queue of this process."""

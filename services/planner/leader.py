@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from services.planner.inboxes import InboxClaims
 from services.planner.settings import LeaderSettings
 from services.planner.state import LeaderState
 from services.planner.view import cluster_snapshot, lane_of
@@ -34,10 +35,14 @@ class Leader:
     state: LeaderState
     clock: Clock
     leader_id: str
+    claims: InboxClaims = field(init=False)
     _scanned_at: UnixTime = -math.inf
     _sent_at: UnixTime = -math.inf
     _absent: dict[str, UnixTime] = field(default_factory=dict)
     """Queues that were not there, and when; counting one costs a channel."""
+
+    def __post_init__(self) -> None:
+        self.claims = InboxClaims(self.broker)
 
     def activated(self) -> None:
         """A delivery came: this process is the active consumer."""
@@ -61,6 +66,10 @@ class Leader:
             return
         for name in self.state.forget_silent(now - self.settings.instance_timeout_s):
             log.warning("instance.lost", instance_id=name)
+            self.claims.add(name, now)
+        for name in self.state.instances:
+            self.claims.returned(name)
+        await self.claims.work(now)
         if now - self._scanned_at > self.settings.scan_period_s:
             self.state.known_queues.update(key.queue_name for key in self._every_lane())
             self._scanned_at = now

@@ -9,12 +9,14 @@ from shared.contracts.base import Seconds, UnixTime
 
 
 class SourceKind(IntEnum):
-    """A lane and its companions, in the order they are taken at equal deadlines."""
+    """The inbox, a lane and its companions, in the order they are taken at equal deadlines."""
 
-    RESUME = 0
-    LANE = 1
-    OVERFLOW = 2
-    RELEGATED = 3
+    INBOX = 0
+    """Of the instance itself: what was routed to it."""
+    RESUME = 1
+    LANE = 2
+    OVERFLOW = 3
+    RELEGATED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

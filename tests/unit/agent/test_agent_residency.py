@@ -5,7 +5,7 @@ import pytest
 from shared.broker import topology
 from shared.contracts.base import Decoder, ModelName
 from shared.contracts.errors import ContractError, EngineError
-from shared.contracts.lanes import relegated_name
+from shared.contracts.lanes import inbox_name, relegated_name
 from shared.contracts.requests import FinishReason
 from shared.contracts.telemetry import ModelActivated, Residency
 from tests.brokers import eventually
@@ -182,6 +182,7 @@ async def test_sources_are_the_plans_lanes_and_their_companions(rig: AgentRig):
     async with following(rig):
         await eventually(lambda: chat.queue_name in rig.state.order.queues)
     assert set(rig.state.order.queues) == {
+        inbox_name("i1"),
         relegated_name(MODEL),
         *(
             name
@@ -203,6 +204,7 @@ async def test_noticed_queues_of_the_active_model_are_sources_too(rig: AgentRig)
         batch.resume_name,
         RESUME,
         relegated_name(MODEL),
+            inbox_name("i1"),
     }
 
 

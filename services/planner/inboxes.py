@@ -1,0 +1,86 @@
+"""Inboxes of instances that have gone: their requests go back to lanes, then they go, too."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from shared.broker import topology
+from shared.broker.protocol import BindingSpec, Broker, Delivery, OutMessage, Settlement
+from shared.broker.retry import publish_until_confirmed
+from shared.contracts.base import Decoder, UnixTime, encode
+from shared.contracts.errors import ContractError
+from shared.contracts.lanes import LaneKey, inbox_name
+from shared.contracts.requests import QueuedRequest
+
+log = structlog.get_logger()
+GRACE_S = 120.0
+"""Heartbeats of 10 s close a silent connection after about 30 s."""
+_decode: Decoder[QueuedRequest] = Decoder(QueuedRequest)
+
+
+@dataclass(slots=True)
+class InboxClaims:
+    """
+    Empties and deletes the inboxes of lost instances.
+
+    Deleting a queue drops what is in it, delivered or not. So an inbox is unbound first, which
+    makes routed publishes unroutable; then drained; and deleted only after a time in which the
+    broker has surely closed a frozen owner's connection and taken back what that held.
+    """
+
+    broker: Broker
+    _lost: dict[str, UnixTime] = field(default_factory=dict)
+    """Instance -> since when it is given up."""
+
+    def add(self, instance_id: str, now: UnixTime) -> None:
+        """*instance_id* has been silent for too long."""
+        self._lost.setdefault(instance_id, now)
+
+    def returned(self, instance_id: str) -> None:
+        """*instance_id* speaks again; it declares its inbox itself."""
+        self._lost.pop(instance_id, None)
+
+    async def work(self, now: UnixTime) -> None:
+        """One pass over the inboxes that are left."""
+        for instance_id, lost_at in tuple(self._lost.items()):
+            queue = inbox_name(instance_id)
+            if await self.broker.depth(queue) is None:
+                self.returned(instance_id)
+                continue
+            await self.broker.unbind(
+                BindingSpec(exchange=topology.LANES, queue=queue, routing_key=queue)
+            )
+            await self._drain(queue)
+            if now - lost_at >= GRACE_S:
+                await self.broker.delete_queue(queue)
+                self.returned(instance_id)
+                log.info("inbox.deleted", instance_id=instance_id)
+
+    async def _drain(self, queue: str) -> None:
+        while (delivery := await self.broker.get(queue)) is not None:
+            await self._return(delivery)
+
+    async def _return(self, delivery: Delivery) -> None:
+        """Put one request ahead of its lane."""
+        try:
+            request = _decode(delivery.body)
+            resume = LaneKey.parse(request.lane).resume_name
+        except ContractError:
+            await delivery.settle(Settlement.REJECT)
+            return
+        attempts = msgspec.structs.replace(request.attempts, hop=request.attempts.hop + 1)
+        await topology.declare_work_queue(self.broker, resume)
+        await publish_until_confirmed(
+            self.broker,
+            topology.LANES,
+            resume,
+            OutMessage(
+                body=encode(msgspec.structs.replace(request, attempts=attempts)),
+                kind="request.queued.v1",
+                message_id=request.request_id,
+                correlation_id=request.request_id,
+                reply_to=request.reply_to,
+            ),
+        )
+        await delivery.settle(Settlement.ACK)
