@@ -68,12 +68,19 @@ class Admission:
         if head is None or self._must_wait(head):
             return None
         if tier_of(head) is not Tier.REACHABLE and not self._has_filler_room():
-            return None
+            return self._beside_filler()
         if self._fits(head):
             return head
         if tier_of(head) is Tier.REACHABLE:
             self._make_room()
         return None
+
+    def _beside_filler(self) -> QueuedRequest | None:
+        """Aged filler goes before the rest, but not into the slots that are kept from filler."""
+        head = self._state.window.peek_tier(Tier.REACHABLE)
+        if head is None or self._must_wait(head) or not self._fits(head):
+            return None
+        return head
 
     def _must_wait(self, head: QueuedRequest) -> bool:
         """Suspects wait to be alone; what came back, until its last run here is over."""

@@ -5,7 +5,7 @@ import structlog
 from shared.broker import topology
 from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
 from shared.broker.retry import publish_until_confirmed, send_softly, until_available
-from shared.contracts.base import InstanceId, encode
+from shared.contracts.base import InstanceId, RequestId, UnixTime, encode
 from shared.contracts.control import LaneNonempty
 from shared.contracts.requests import (
     ErrorInfo,
@@ -140,8 +140,14 @@ class Outbox:
         )
         await publish_until_confirmed(self._broker, topology.DEAD, request.lane, message)
 
-    async def bury_undecodable(self, delivery: Delivery, reason: str) -> None:
-        """Copy a message that is no request to the dead letters and acknowledge it."""
+    async def bury_undecodable(self, delivery: Delivery, reason: str, *, now: UnixTime) -> None:
+        """Tell the producer of a message that is no request, keep a copy and acknowledge it."""
+        if delivery.message_id is not None:
+            error = ErrorInfo(message=reason, type="server_error", code="dead_lettered", status=500)
+            request_id = RequestId(delivery.message_id)
+            await self.final(
+                delivery.reply_to, RequestFailed(request_id=request_id, error=error, at=now)
+            )
         message = OutMessage(
             body=delivery.body,
             kind=delivery.kind,

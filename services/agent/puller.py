@@ -22,9 +22,10 @@ from solver.prediction.service_time import (
     predicted_prefill_s,
     tokens_s,
 )
-from solver.scheduling.keys import Tier
+from solver.scheduling.keys import Tier, tier_of
 from solver.scheduling.pulling import Source
 from solver.scheduling.relegation import is_hopeless
+from solver.scheduling.window import tokens_needed
 
 log = structlog.get_logger()
 _decode: Decoder[QueuedRequest] = Decoder(QueuedRequest)
@@ -101,19 +102,30 @@ class Puller:
         return state.order.next(self._clock.now(), best_effort_room=self._has_best_effort_room())
 
     def _has_room(self) -> bool:
-        """Room for one more: bounded in requests and in predicted seconds of work."""
-        state = self._state
-        held = len(state.window) + state.pulling
-        if held >= self._settings.window:
-            return False
-        if len(state.runs) + held < self._engine.snapshot().max_running:
-            return True
-        return tokens_s(state.window.tokens, state.profile) < self._settings.max_backlog_s
+        """Room for one more: bounded in requests and in seconds of the work that goes first."""
+        return self._held < self._settings.window and self._starts_soon(
+            sum(
+                tokens_needed(request)
+                for request in self._state.window
+                if tier_of(request) is Tier.REACHABLE
+            )
+        )
 
     def _has_best_effort_room(self) -> bool:
+        window = self._state.window
+        held = window.count(Tier.BEST_EFFORT) + window.count(Tier.RELEGATED) + self._state.pulling
+        return held < self._settings.best_effort_window and self._starts_soon(window.tokens)
+
+    @property
+    def _held(self) -> int:
+        return len(self._state.window) + self._state.pulling
+
+    def _starts_soon(self, tokens_before: int) -> bool:
+        """Whether one more would start at once, or after *tokens_before* that are not too many."""
         state = self._state
-        held = state.window.count(Tier.BEST_EFFORT) + state.window.count(Tier.RELEGATED)
-        return held + state.pulling < self._settings.best_effort_window
+        if len(state.runs) + self._held < self._engine.snapshot().max_running:
+            return True
+        return tokens_s(tokens_before, state.profile) < self._settings.max_backlog_s
 
     async def _take(self, delivery: Delivery, source: Source) -> None:
         now = self._clock.now()
@@ -121,7 +133,7 @@ class Puller:
             request = _decode(delivery.body)
             LaneKey.parse(request.lane)  # it may have to go back there
         except ContractError as error:
-            await self._outbox.bury_undecodable(delivery, f"undecodable: {error}")
+            await self._outbox.bury_undecodable(delivery, f"undecodable: {error}", now=now)
             return
         state = self._state
         state.order.pulled(source.queue, request.deadline_at)

@@ -187,6 +187,8 @@ class ModelResidency:
         log.error("engine.died", instance_id=state.instance_id, runs=len(state.runs))
         model, state.swapping = state.model, True
         try:
+            # Another instance may serve them meanwhile, and this one may never come back.
+            await self.hand_back_window()
             while not stop.is_set():
                 try:
                     await self._engine.start()

@@ -99,6 +99,16 @@ class Runner:
             await self._endings.fail(run.pulled, info, run=run)
         except EngineError as error:
             await self._on_engine_error(run, error)
+        except Exception as error:  # it must not end the agent and every other run with it
+            log.exception("run.broken", request_id=run.request.request_id)
+            await self._engine.abort(run.request.request_id)
+            info = ErrorInfo(
+                message=f"the agent could not run the request: {type(error).__name__}",
+                type="server_error",
+                code="internal_error",
+                status=500,
+            )
+            await self._endings.fail(run.pulled, info, run=run)
         else:
             await self._on_end(run, text, len(prompt))
 

@@ -14,6 +14,8 @@ from shared.contracts.requests import ErrorInfo, Final, RequestCompleted
 from shared.producer.generation import Generation, RunDivergedError
 from shared.runtime.clock import Clock
 
+LAST_WORD_S = 5.0
+
 
 @dataclass(slots=True, kw_only=True)
 class Answering:
@@ -45,17 +47,22 @@ class Answering:
         except RunDivergedError as error:
             return await self._failed(error_info(error))
         except TimeoutError:
-            return await self._failed(
-                ErrorInfo(
-                    message=f"no complete answer within {self.timeout_s:g} s",
-                    code="timeout",
-                    status=504,
-                )
-            )
+            return await self._timed_out()
         if isinstance(final, RequestCompleted):
             self._observe(final)
             return Outcome.COMPLETED
         return await self._failed(final.error)
+
+    async def _timed_out(self) -> Outcome:
+        info = ErrorInfo(
+            message=f"no complete answer within {self.timeout_s:g} s", code="timeout", status=504
+        )
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                return await self._failed(info)
+        except TimeoutError:
+            # The client reads nothing: it must not keep its tenant's slot for ever.
+            return outcome_of(info)
 
     async def _whole(self, generation: Generation) -> Final:
         final = await generation.final()

@@ -39,7 +39,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | Annotated[tuple[str, ...], Meta(max_length=16)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None

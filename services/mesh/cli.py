@@ -35,7 +35,7 @@ from shared.models.tiny import make_tiny_models
 from shared.runtime.cli import broker_factory, print_data
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_NO_BROKER, EXIT_OK, EXIT_USAGE
 from shared.runtime.logging import configure_logging
-from shared.runtime.settings import DEFAULT_AMQP_URL
+from shared.runtime.settings import DEFAULT_AMQP_URL, masked_url
 from shared.runtime.tasks import pause
 
 Options = argparse.Namespace
@@ -64,13 +64,21 @@ async def up(options: Options) -> int:
         leaders=options.leaders,
     )
     stop = asyncio.Event()
+    starting = asyncio.current_task()
+
+    def on_signal() -> None:
+        if starting is not None and not stop.is_set():
+            starting.cancel()
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     print("starting", file=sys.stderr)
     async with mesh_of(spec) as mesh:
+        starting = None
         print(
             f"ready: {spec.gateway_url}/v1  models: {', '.join(bases)}  "
-            f"broker: {options.broker}  logs: {spec.log_dir}\nCtrl-C drains and stops",
+            f"broker: {masked_url(options.broker)}  logs: {spec.log_dir}\nCtrl-C drains and stops",
             file=sys.stderr,
         )
         while not stop.is_set():
@@ -217,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging(level="warning", service="headway")
     try:
         return asyncio.run(_awaited(VERBS[options.verb](options)))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         return EXIT_OK
     except (SettingsError, ContractError) as error:
         print(f"headway {options.verb}: {error}", file=sys.stderr)

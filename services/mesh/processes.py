@@ -41,8 +41,10 @@ class MeshProcess:
         self._service = service
         self._settings_file = directory / f"{name}.json"
         self.log_file = directory / f"{name}.log"
-        self._settings_file.write_bytes(msgspec.json.encode(settings))
+        # Before the broker's password is in it.
+        self._settings_file.touch(mode=0o600)
         self._settings_file.chmod(0o600)
+        self._settings_file.write_bytes(msgspec.json.encode(settings))
         self._process: asyncio.subprocess.Process | None = None
 
     @property

@@ -8,7 +8,7 @@ import structlog
 from services.planner.intake import Intake
 from services.planner.refusals import bury, error_info, send_failure
 from services.planner.settings import GrouperSettings
-from services.planner.state import GrouperState, LaneCounter
+from services.planner.state import GrouperState, LaneCounter, identity
 from shared.broker import topology
 from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
 from shared.broker.retry import publish_until_confirmed, send_softly
@@ -23,6 +23,8 @@ from solver.scheduling.window import tokens_needed
 
 log = structlog.get_logger()
 NOTICE_SPACING_S = 0.01
+OUTSTANDING_MEMORY_S = 6 * 3600.0
+"""After so long a request is no longer counted as its tenant's: its end may have gone unheard."""
 _decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 
 
@@ -60,35 +62,41 @@ class Grouper:
         self._owed_notices: set[str] = set()
         self._declaring = asyncio.Lock()
         self._under_way: dict[str, asyncio.Event] = {}
-        """By tenant and request id: ids are the producers' own."""
 
     async def on_request(self, delivery: Delivery) -> None:
         """Handle one message of a global queue and settle it."""
         try:
-            await self._take(delivery)
-        except (ContractError, CapacityError) as error:
-            await self._refuse(delivery, error)
+            await self._take_or_refuse(delivery)
         except TransientError as error:
             log.warning("request.deferred", error=str(error))
             await delivery.settle(Settlement.REQUEUE)
+        except Exception:  # the broker buries it, and its obituary tells the producer
+            log.exception("request.broken")
+            await delivery.settle(Settlement.REJECT)
+
+    async def _take_or_refuse(self, delivery: Delivery) -> None:
+        try:
+            await self._take(delivery)
+        except (ContractError, CapacityError) as error:
+            await self._refuse(delivery, error)
 
     async def _take(self, delivery: Delivery) -> None:
         now = self._clock.now()
         request = self._intake.accept(delivery, now)
         # A copy may be acknowledged only once the other is safe in its lane.
-        identity = f"{request.tenant}\0{request.request_id}"
-        while (other := self._under_way.get(identity)) is not None:
+        key = identity(request.tenant, request.request_id)
+        while (other := self._under_way.get(key)) is not None:
             await other.wait()
-        if identity in self.state.recent:
+        if key in self.state.recent:
             log.info("request.repeated", request_id=request.request_id)
             await delivery.settle(Settlement.ACK)
             return
-        done = self._under_way[identity] = asyncio.Event()
+        done = self._under_way[key] = asyncio.Event()
         try:
             queue = await self._put(request, now)
-            self.state.recent.add(identity)
+            self.state.recent.add(key)
         finally:
-            del self._under_way[identity]
+            del self._under_way[key]
             done.set()
         await delivery.settle(Settlement.ACK)
         await self._notify(queue)
@@ -98,8 +106,7 @@ class Grouper:
         self._admit(request)
         queue = self._queue_for(request)
         await self._publish(queue, request)
-        self.state.shares.admit(request.request_id, request.tenant, tokens_needed(request))
-        self.state.admitted += 1
+        self.state.admit(request.request_id, request.tenant, tokens_needed(request), at=now)
         self.state.lanes.setdefault(request.lane, LaneCounter()).add(
             prompt_tokens=request.prompt_tokens, max_tokens=request.sampling.max_tokens, at=now
         )
@@ -171,19 +178,15 @@ class Grouper:
         request_id = self._intake.request_id(delivery)
         log.info("request.refused", request_id=request_id, code=info.code, param=info.param)
         self.state.refused += 1
-        try:
-            await send_failure(
-                self._broker,
-                reply_to=delivery.reply_to,
-                request_id=request_id,
-                error=info,
-                now=self._clock.now(),
-            )
-            await bury(self._broker, delivery, reason=f"{info.code}: {info.message}")
-        except TransientError:
-            await delivery.settle(Settlement.REQUEUE)
-        else:
-            await delivery.settle(Settlement.ACK)
+        await send_failure(
+            self._broker,
+            reply_to=delivery.reply_to,
+            request_id=request_id,
+            error=info,
+            now=self._clock.now(),
+        )
+        await bury(self._broker, delivery, reason=f"{info.code}: {info.message}")
+        await delivery.settle(Settlement.ACK)
 
     async def on_obituary(self, delivery: Delivery) -> None:
         """Tell the producer of a message that the broker itself has buried."""
@@ -204,6 +207,9 @@ class Grouper:
                 )
         except TransientError:
             await delivery.settle(Settlement.REQUEUE)
+        except Exception:  # people still have the dead letter
+            log.exception("obituary.broken")
+            await delivery.settle(Settlement.REJECT)
         else:
             await delivery.settle(Settlement.ACK)
 
@@ -215,6 +221,7 @@ class Grouper:
 
     async def report(self) -> None:
         """Publish lane totals."""
+        self.state.forget_unheard(self._clock.now() - OUTSTANDING_MEMORY_S)
         self.state.seq += 1
         observed = LanesObserved(
             sender=self._sender,

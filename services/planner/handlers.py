@@ -16,7 +16,7 @@ async def on_request_observed(
     message: RequestObserved, grouper: Grouper, _delivery: Delivery
 ) -> None:
     """A request ended somewhere: its tenant holds less."""
-    grouper.state.shares.finish(message.request_id)
+    grouper.state.finish(message.request_id, message.tenant)
 
 
 async def on_instance_status(message: InstanceStatus, leader: Leader, _delivery: Delivery) -> None:

@@ -25,6 +25,7 @@ from shared.contracts.requests import QueuedRequest, ReplyMode
 from shared.models.registry import ModelRegistry
 from solver.planning.lanes import lane_for
 
+MAX_ID_BYTES = 128
 _decode_body: Decoder[InferenceRequest] = Decoder(InferenceRequest)
 _decode_item: Decoder[QueueItem] = Decoder(QueueItem)
 
@@ -55,7 +56,10 @@ class Intake:
             probe = _Probe()
         body_id = probe.id if isinstance(probe.id, str) and probe.id else None
         known = body_id or delivery.message_id or delivery.correlation_id
-        return RequestId((known or f"req-{secrets.token_hex(12)}")[:128])
+        if not known:
+            return RequestId(f"req-{secrets.token_hex(12)}")
+        # In bytes: it becomes part of a message id, which AMQP bounds at 255.
+        return RequestId(known.encode()[:MAX_ID_BYTES].decode(errors="ignore"))
 
     def accept(self, delivery: Delivery, now: UnixTime) -> QueuedRequest:
         """

@@ -22,6 +22,8 @@ from solver.planning.lanes import all_lanes
 log = structlog.get_logger()
 COUNTS_AT_ONCE = 8
 ABSENT_RECHECK_S = 5.0
+GROUPER_MEMORY_S = 600.0
+"""A grouper's totals outlive it: what it put into lanes may still wait there."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,6 +66,7 @@ class Leader:
         now = self.clock.now()
         if self.state.active_since is None:
             return
+        self.state.forget_groupers(now - GROUPER_MEMORY_S)
         for name in self.state.forget_silent(now - self.settings.instance_timeout_s):
             log.warning("instance.lost", instance_id=name)
             self.claims.add(name, now)

@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from shared.contracts.base import UnixTime
+from shared.contracts.base import RequestId, TenantId, UnixTime
 from shared.contracts.estimates import Profile
 from shared.contracts.plans import PlanPublished
 from shared.contracts.telemetry import InstanceStatus, LanesObserved, LaneTotal
@@ -63,9 +63,38 @@ class GrouperState:
     recent: RecentIds
     lanes: dict[str, LaneCounter] = field(default_factory=dict)
     declared: set[str] = field(default_factory=set)
+    outstanding: dict[str, UnixTime] = field(default_factory=dict)
+    """Requests that count in the shares, and since when; the oldest first."""
     admitted: int = 0
     refused: int = 0
     seq: int = 0
+
+    def admit(self, request_id: RequestId, tenant: TenantId, tokens: int, *, at: UnixTime) -> None:
+        """A request went into a lane: its tenant holds more."""
+        key = identity(tenant, request_id)
+        self.outstanding.setdefault(key, at)
+        self.shares.admit(key, tenant, tokens)
+        self.admitted += 1
+
+    def finish(self, request_id: RequestId, tenant: TenantId) -> None:
+        """A request ended somewhere; unknown ones are ignored."""
+        key = identity(tenant, request_id)
+        self.outstanding.pop(key, None)
+        self.shares.finish(key)
+
+    def forget_unheard(self, before: UnixTime) -> None:
+        """Count what was admitted *before* as ended: word of an end may get lost."""
+        while self.outstanding:
+            key, at = next(iter(self.outstanding.items()))
+            if at >= before:
+                break
+            del self.outstanding[key]
+            self.shares.finish(key)
+
+
+def identity(tenant: TenantId, request_id: RequestId) -> str:
+    """What tells requests apart: ids are the producers' own."""
+    return f"{tenant}\0{request_id}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,6 +138,12 @@ class LeaderState:
         known = self.profiles.get(key)
         if known is None or profile.version >= known.version:
             self.profiles[key] = profile
+
+    def forget_groupers(self, before: UnixTime) -> None:
+        """Drop the totals of groupers that have been silent since *before*."""
+        self.lanes = {
+            sender: observed for sender, observed in self.lanes.items() if observed.at >= before
+        }
 
     def forget_silent(self, before: UnixTime) -> list[str]:
         """Drop instances that have been silent since *before*; which."""

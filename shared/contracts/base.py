@@ -58,6 +58,8 @@ class Decoder(Generic[T]):
             raise ContractError(f"message breaks its schema: {error}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ContractError(f"message is not valid JSON: {error}") from error
+        except RecursionError as error:
+            raise ContractError("message is nested too deeply") from error
 
 
 def tag_of(message_type: type[Message]) -> str:

@@ -46,7 +46,7 @@ class Sampling(Value, frozen=True, kw_only=True, omit_defaults=True):
     min_tokens: Annotated[int, Meta(ge=0)] = 0
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Meta(ge=-1)] = -1
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
     seed: int | None = None
     """Stamped at ingress when sampling is random, so that a replayed run repeats itself."""
     stop: tuple[str, ...] = ()

@@ -35,7 +35,7 @@ class RequestAssembly:
     Args:
         request_id: Replies about other requests must not come here.
         streaming: Hand tokens out as they come; otherwise all of them with the final.
-        silence_s: How long a live run must be silent before a failure that knows no run wins.
+        silence_s: How long a live run must be silent before a failure that is not its own wins.
     """
 
     def __init__(self, request_id: RequestId, *, streaming: bool, silence_s: float = 10.0) -> None:
@@ -172,7 +172,9 @@ class RequestAssembly:
         run = self._current
         if run is None or failed.run_id == run.run_id:
             return self._finish(failed, StopReason.COMPLETED)
-        if failed.run_id is None and self._held is None:
+        # The start of a run may get lost: only of runs that were replaced is it known that their
+        # failure is not the request's.
+        if failed.run_id not in self._superseded and self._held is None:
             self._held = failed
             self._last_sign_at = max(self._last_sign_at, now)
         return []

@@ -31,6 +31,8 @@ from shared.runtime.logging import configure_logging
 from shared.runtime.settings import ServiceSettings, load, masked
 
 S = TypeVar("S", bound=ServiceSettings)
+CLOSE_GRACE_S = 15.0
+"""After the drain, for handing back what is left and for closing down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +127,7 @@ class ServiceCli(Generic[S]):
             ):
                 await self.serve(ports, stop)
 
-        return run_service(self.service, main)
+        return run_service(self.service, main, limit_s=settings.drain_timeout_s + CLOSE_GRACE_S)
 
     def _parser(self) -> argparse.ArgumentParser:
         common = argparse.ArgumentParser(add_help=False)

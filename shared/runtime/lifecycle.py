@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from shared.contracts.base import Seconds
 from shared.contracts.errors import BrokerUnavailableError, SettingsError
 
 log = structlog.get_logger()
@@ -15,22 +16,33 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NO_BROKER = 3
+CANCEL_PERIOD_S = 1.0
 
 ServiceMain = Callable[[asyncio.Event], Awaitable[None]]
 """Runs until its event is set, then drains and returns."""
 
 
-async def run_until_stopped(main: ServiceMain) -> None:
+async def run_until_stopped(main: ServiceMain, *, limit_s: Seconds | None = None) -> None:
     """
     Run *main*; the first SIGTERM or SIGINT asks it to stop, the second cancels it.
+
+    So does *limit_s* after the first: a drain that waits for an absent broker has no end.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(main(stop))
 
+    def end() -> None:
+        if not task.done():
+            task.cancel()
+            # Each step of closing down may wait for ever by itself.
+            loop.call_later(CANCEL_PERIOD_S, end)
+
     def on_signal() -> None:
         if stop.is_set():
-            task.cancel()
+            end()
+        elif limit_s is not None:
+            loop.call_later(limit_s, end)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -39,8 +51,8 @@ async def run_until_stopped(main: ServiceMain) -> None:
         await task
 
 
-def run_service(service: str, main: ServiceMain) -> int:
-    """Run *main* to its end in this process and give the exit code."""
+def run_service(service: str, main: ServiceMain, *, limit_s: Seconds | None = None) -> int:
+    """Run *main* to its end in this process, at most *limit_s* after the first signal to stop."""
     try:
         import uvloop  # noqa: PLC0415 - absent on some platforms
 
@@ -50,7 +62,7 @@ def run_service(service: str, main: ServiceMain) -> int:
     code = EXIT_OK
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
-            runner.run(run_until_stopped(main))
+            runner.run(run_until_stopped(main, limit_s=limit_s))
         except* SettingsError as group:
             log.error("service.misconfigured", service=service, error=_first(group))
             code = EXIT_USAGE

@@ -92,10 +92,17 @@ def masked(settings: msgspec.Struct) -> dict[str, Any]:
     return {key: _mask(key, value) for key, value in values.items()}
 
 
+def masked_url(text: str) -> str:
+    """*text*, without the user and password if it is a URL that has them."""
+    scheme, separator, rest = text.partition("://")
+    if not separator or "@" not in rest:
+        return text
+    return f"{scheme}://***@{rest.rpartition('@')[2]}"
+
+
 def _mask(key: str, value: Any) -> Any:
     if isinstance(value, str) and "://" in value and "@" in value:
-        scheme, _, rest = value.partition("://")
-        return f"{scheme}://***@{rest.rpartition('@')[2]}"
+        return masked_url(value)
     if key.endswith(("_key", "_keys", "password")) and value:
         return "***"
     return value

@@ -18,7 +18,7 @@ from shared.contracts.telemetry import Iteration, ModelState, Residency
 from tests.brokers import eventually
 from tests.queued import MODEL, OTHER
 
-Item = EngineOutput | EngineError | None
+Item = EngineOutput | Exception | None
 
 
 class ScriptedEngine:
@@ -67,6 +67,10 @@ class ScriptedEngine:
     def refuse(self, request_id: str) -> None:
         self._streams[RequestId(request_id)].put_nowait(EngineError("the engine says no"))
 
+    def fail(self, request_id: str, error: Exception) -> None:
+        """Break down over one request, in a way that no engine should."""
+        self._streams[RequestId(request_id)].put_nowait(error)
+
     def die(self) -> None:
         self.alive, self.model = False, None
         for stream in self._streams.values():
@@ -105,7 +109,7 @@ class ScriptedEngine:
         self.requests[request.request_id] = request
         try:
             while (item := await stream.get()) is not None:
-                if isinstance(item, EngineError):
+                if isinstance(item, Exception):
                     raise item
                 yield item
                 if item.finish_reason is not None:

@@ -9,6 +9,7 @@ from shared.contracts.requests import FinishReason, QueuedRequest
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
 from tests.brokers import eventually
+from tests.clocks import NOW
 from tests.queued import BATCH, BEST_EFFORT, a_request, lane_of, sampling
 from tests.unit.agent.rig import AgentRig, open_agent
 from tests.unit.agent.tasks import admitting
@@ -63,6 +64,15 @@ async def test_what_fits_nowhere_runs_alone(rig: AgentRig):
 async def test_best_effort_leaves_slots_for_urgent_arrivals(rig: AgentRig):
     """Three quarters of eight slots."""
     await hold_all(rig, *fillers(8))
+    async with admitting(rig):
+        assert len(await rested(rig)) == 6
+        await hold_all(rig, a_request("urgent"))
+        assert "urgent" in await rested(rig)
+
+
+async def test_filler_of_great_age_leaves_those_slots_too(rig: AgentRig):
+    old = NOW - 2 * rig.pull.aging_bound_s
+    await hold_all(rig, *(a_request(f"f{n}", slo=BEST_EFFORT, arrived_at=old) for n in range(8)))
     async with admitting(rig):
         assert len(await rested(rig)) == 6
         await hold_all(rig, a_request("urgent"))

@@ -159,6 +159,8 @@ async def test_what_is_no_request_is_buried_with_its_reason(rig: AgentRig, body:
     letter = await rig.far.take(topology.DEAD_LETTERS)
     assert (letter.body, letter.message_id, letter.reply_to) == (body, "m1", REPLY)
     assert str(letter.headers[topology.REASON_HEADER]).startswith("undecodable")
+    failure = await rig.failed()
+    assert (failure.request_id, failure.error.code) == ("m1", "dead_lettered")
     assert await rig.back_in_lane(LANE) == 0
 
 
@@ -219,6 +221,15 @@ async def test_best_effort_has_a_share_of_the_window(
         async with working(rig.puller.work(rig.stop), rig):
             await eventually(lambda: len(rig.state.window) == 2)
             assert await rig.far.ready(lane) == 2
+
+
+async def test_waiting_best_effort_work_keeps_no_urgent_request_out(rig: AgentRig):
+    """The window has 4 s of best effort, twice what may wait, and there is but one slot."""
+    rig.engine.max_running = 1
+    await rig.hold(a_request("filler", slo=BEST_EFFORT, sampling=sampling(2000)))
+    await rig.put(a_request("urgent"))
+    async with pulling(rig):
+        await eventually(lambda: "urgent" in rig.state.window)
 
 
 async def test_a_worker_survives_the_brokers_absence(rig: AgentRig, monkeypatch):

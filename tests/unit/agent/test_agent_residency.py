@@ -160,6 +160,16 @@ async def test_a_dead_engine_comes_back_with_its_model(rig: AgentRig):
     assert (rig.engine.starts, rig.state.totals.crashes, rig.state.model) == (3, 1, MODEL)
 
 
+async def test_what_waits_here_does_not_wait_for_a_dead_engine(rig: AgentRig):
+    await rig.hold(a_request("waiting"))
+    rig.engine.fail_start = [EngineError("not yet")] * 1000
+    rig.engine.die()
+    async with following(rig):
+        await eventually(lambda: rig.engine.starts == 1)
+        assert len(rig.state.window) == 0
+        assert (await rig.requeued(RESUME)).request_id == "waiting"
+
+
 async def test_a_request_survives_the_engines_death(rig: AgentRig):
     """Back to its resume queue, and from there to a fresh engine: nothing is lost on the way."""
     run, task = await rig.running(a_request("r"))
@@ -204,7 +214,7 @@ async def test_noticed_queues_of_the_active_model_are_sources_too(rig: AgentRig)
         batch.resume_name,
         RESUME,
         relegated_name(MODEL),
-            inbox_name("i1"),
+        inbox_name("i1"),
     }
 
 

@@ -170,6 +170,17 @@ async def test_what_the_engine_refuses_fails_alone(rig: AgentRig):
     assert (await rig.failed()).error.code == "engine_refused"
 
 
+async def test_a_bug_ends_one_request_and_not_the_agent(rig: AgentRig):
+    request = a_request("r", reply_to=REPLY)
+    _, task = await rig.running(request)
+    rig.engine.fail("r", OverflowError("can't serialize ints bigger than 64 bits"))
+    await task
+    error = (await rig.failed()).error
+    assert (error.code, error.status) == ("internal_error", 500)
+    assert await rig.far.ready(topology.DEAD_LETTERS) == 1
+    assert await rig.back_in_lane(request.lane) == 0
+
+
 async def test_after_the_engines_death_a_request_goes_back_with_its_progress(rig: AgentRig):
     run, task = await rig.running(a_request("r", reply_to=REPLY))
     rig.engine.emit("r", 20, 21)

@@ -1,6 +1,9 @@
 """All services in one process, with simulated engines."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -117,3 +120,15 @@ async def test_refusals_and_cancellations_are_answered_too(tmp_path: Path):
 async def test_settings_that_cannot_be_are_refused_at_once(tmp_path: Path):
     with pytest.raises(SettingsError, match=r"agent-a.*nonsense"):
         await EmbeddedMesh(spec(tmp_path, nonsense=1)).__aenter__()
+
+
+def test_ctrl_c_ends_a_mesh_that_is_not_ready_yet(tmp_path: Path):
+    command = [sys.executable, "-m", "services.mesh", "up", "--broker", EMBEDDED]
+    options = ["--port", str(free_port()), "--log-dir", str(tmp_path)]
+    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "starting\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "ready" not in said

@@ -5,10 +5,11 @@ import asyncio
 import msgspec
 import pytest
 
+from services.planner.grouper import OUTSTANDING_MEMORY_S
 from services.planner.settings import GrouperSettings
 from shared.broker import topology
-from shared.broker.protocol import OutMessage, Settlement
-from shared.contracts.base import Decoder, RequestId
+from shared.broker.protocol import OutMessage, QueueSpec, QueueType, Settlement
+from shared.contracts.base import Decoder, RequestId, TenantId
 from shared.contracts.control import LaneNonempty
 from shared.contracts.lanes import LaneKey
 from shared.contracts.telemetry import LanesObserved
@@ -104,6 +105,33 @@ async def test_nonsense_is_refused_too(rig: GrouperRig):
     assert await rig.far.ready(topology.DEAD_LETTERS) == 1
 
 
+async def test_what_is_nested_too_deeply_is_refused_too(rig: GrouperRig):
+    depth = 100_000
+    metadata = b'{"model": "tiny-llama", "metadata": {"a": ' + b"[" * depth + b"]" * depth + b"}}"
+    await rig.submit(metadata, message_id="m1")
+    assert (await rig.failure()).request_id == "m1"
+    assert await rig.unsettled() == 0
+
+
+async def test_a_refusals_message_id_fits_into_a_short_string(rig: GrouperRig):
+    await rig.submit(BODY | {"id": "\N{PARTY POPPER}" * 128})
+    answer = await rig.far.take(REPLIES_TO)
+    assert answer.message_id is not None
+    assert len(answer.message_id.encode()) <= 255
+    assert await rig.unsettled() == 0
+
+
+async def test_a_lane_that_cannot_be_declared_ends_the_request_and_not_the_grouper(
+    rig: GrouperRig,
+):
+    await rig.far.declare_queue(QueueSpec(name=LANE, type=QueueType.CLASSIC))
+    await rig.submit(BODY, message_id="m1")
+    await rig.grouper.on_obituary(await rig.pull(topology.OBITUARIES))
+    failure = await rig.failure()
+    assert (failure.request_id, failure.error.code) == ("m1", "dead_lettered")
+    assert await rig.unsettled() == 0
+
+
 @pytest.mark.parametrize("exchange", [topology.REPLIES, topology.DEAD])
 async def test_a_refusal_is_acknowledged_only_after_both_have_it(rig: GrouperRig, exchange: str):
     rig.broker.down.add(exchange)
@@ -170,10 +198,32 @@ async def test_a_tenant_above_its_share_overflows(registry: ModelRegistry):
         await rig.submit(BODY | {"id": "greedy"})
         assert (await rig.far.ready(LANE), await rig.far.ready(OVERFLOW)) == (1, 1)
         assert (await rig.queued(OVERFLOW)).lane == LANE
-        shares.finish("greedy")
+        rig.grouper.state.finish(RequestId("greedy"), TenantId("anonymous"))
         shares.finish("other's")
         await rig.submit(BODY)
         assert await rig.far.ready(LANE) == 2
+
+
+async def test_only_the_tenants_own_request_ends_its_share(rig: GrouperRig):
+    await rig.submit(BODY | {"id": "same", "tenant": "a"}, user_id="guest")
+    await rig.submit(BODY | {"id": "same", "tenant": "b"}, user_id="guest")
+    state = rig.grouper.state
+    assert (state.shares.outstanding(TenantId("a")), state.shares.outstanding(TenantId("b"))) == (
+        11,
+        11,
+    )
+    state.finish(RequestId("same"), TenantId("b"))
+    assert (state.shares.outstanding(TenantId("a")), state.shares.total) == (11, 11)
+
+
+async def test_a_request_whose_end_was_never_heard_is_not_counted_for_ever(rig: GrouperRig):
+    await rig.submit(BODY)
+    rig.clock.advance(OUTSTANDING_MEMORY_S)
+    await rig.submit(BODY)
+    rig.clock.advance(1.0)
+    await rig.grouper.report()
+    assert rig.grouper.state.shares.total == 11
+    assert len(rig.grouper.state.outstanding) == 1
 
 
 async def test_beyond_the_limit_of_tokens_requests_are_refused_for_now(registry: ModelRegistry):

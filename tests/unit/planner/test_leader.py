@@ -1,6 +1,8 @@
 """The leader: whose turn it is, what it sees, what it publishes and when."""
 
+from services.planner.leader import GROUPER_MEMORY_S
 from services.planner.state import LaneCounter
+from shared.broker import topology
 from shared.contracts.base import encode
 from shared.contracts.estimates import Profile
 from shared.contracts.telemetry import LanesObserved, LaneTotal, LeaderTick
@@ -10,6 +12,11 @@ from tests.queued import BATCH, BEST_EFFORT, MODEL, OTHER, a_request
 from tests.unit.planner.leader_rig import LeaderRig, drop, lanes_of, notices_of, settled, status
 
 TICK = LeaderTick(sender="t", at=0.0)
+
+
+def totals_of(sender: str, seq: int, cluster: LeaderRig) -> LanesObserved:
+    """A grouper's report, now, of nothing."""
+    return LanesObserved(sender=sender, incarnation="i", seq=seq, at=cluster.clock.now(), layout=1)
 
 
 async def test_who_was_given_nothing_is_no_leader(cluster: LeaderRig):
@@ -185,6 +192,16 @@ async def test_best_effort_comes_last(cluster: LeaderRig):
     await leader.plan()
     (plan,) = await cluster.published()
     assert [model for model, _ in lanes_of(plan)] == [OTHER, MODEL]
+
+
+async def test_totals_of_a_grouper_that_is_gone_are_forgotten(cluster: LeaderRig):
+    leader = await settled(cluster)
+    for sender in ("gone", "here"):
+        await cluster.hear(totals_of(sender, 1, cluster), topology.LANES_KEY)
+    cluster.clock.advance(GROUPER_MEMORY_S + 1.0)
+    await cluster.hear(totals_of("here", 2, cluster), topology.LANES_KEY)
+    await leader.plan()
+    assert [sender for sender, _ in leader.state.lanes] == ["here"]
 
 
 async def test_the_highest_version_of_a_profile_counts(cluster: LeaderRig):

@@ -150,6 +150,7 @@ def test_a_refusal_names_the_field(
         ({"slo": {"ttft_s": -1}}, "slo.ttft_s"),
         ({"id": "two words"}, "id"),
         ({"seed": 2**70}, "seed"),
+        ({"top_k": 2**31}, "top_k"),
         ({"importance": "huge"}, "importance"),
         ({"priority": 5000}, "priority"),
     ],

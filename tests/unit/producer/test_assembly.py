@@ -225,6 +225,25 @@ def test_failure_of_another_run_is_ignored():
     assert feed(assembly, failed("b"), tokens("a", 0, 1)) == [part(0, 1)]
 
 
+def test_failure_of_a_run_whose_start_was_lost_waits_for_the_live_run_to_fall_silent():
+    """The message went from a dead agent's run to one that could not announce itself."""
+    assembly = streaming()
+    feed(assembly, started("a"), failed("b"), now=100.0)
+
+    early, late = assembly.tick(109.9), assembly.tick(110.0)
+
+    assert early == []
+    assert late == [Finished(final=failed("b"))]
+
+
+def test_failure_of_a_run_that_was_replaced_never_wins():
+    assembly = streaming()
+    feed(assembly, started("a"), started("b"), failed("a"), now=100.0)
+
+    assert not assembly.holds_failure
+    assert assembly.tick(1e9) == []
+
+
 def test_failure_without_any_live_run_finishes():
     assert feed(streaming(), failed()) == [Finished(final=failed())]
     assert feed(streaming(), failed("a")) == [Finished(final=failed("a"))]

@@ -32,15 +32,14 @@ async def main(stop):
         raise
     print("drained", flush=True)
 
-sys.exit(run_service("test", main))
+sys.exit(run_service("test", main, limit_s={limit_s}))
 """
 
 
-def started(*, drain_s: float) -> subprocess.Popen[str]:
+def started(*, drain_s: float, limit_s: float | None = None) -> subprocess.Popen[str]:
     """A service process that has reached its main."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVICE.format(drain_s=drain_s)], stdout=subprocess.PIPE, text=True
-    )
+    code = SERVICE.format(drain_s=drain_s, limit_s=limit_s)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert line_of(process) == "serving"
     return process
 
@@ -76,6 +75,14 @@ def test_the_second_signal_cancels(processes: list[subprocess.Popen[str]]):
     assert line_of(process) == "draining"
     process.send_signal(signal.SIGTERM)
     assert line_of(process) == "cancelled"
+    assert process.wait(10) == EXIT_OK
+
+
+def test_a_drain_without_an_end_is_cancelled(processes: list[subprocess.Popen[str]]):
+    process = started(drain_s=1000.0, limit_s=0.1)
+    processes.append(process)
+    process.send_signal(signal.SIGTERM)
+    assert [line_of(process), line_of(process)] == ["draining", "cancelled"]
     assert process.wait(10) == EXIT_OK
 
 

@@ -10,7 +10,7 @@ from services.agent.settings import Settings as AgentSettings
 from services.gateway.settings import Settings as GatewaySettings
 from services.planner.settings import Settings as PlannerSettings
 from shared.contracts.errors import SettingsError
-from shared.runtime.settings import ServiceSettings, load, masked
+from shared.runtime.settings import ServiceSettings, load, masked, masked_url
 
 
 def planner(
@@ -140,6 +140,7 @@ def test_an_unknown_key_of_a_file_is_refused_by_name(tmp_path: Path):
 )
 def test_credentials_in_a_url_are_not_shown(url: str, shown: str):
     assert masked(ServiceSettings(amqp_url=url))["amqp_url"] == shown
+    assert masked_url(url) == shown
 
 
 def test_keys_of_tenants_are_not_shown():

@@ -47,6 +47,8 @@ from shared.contracts.telemetry import Iteration, Residency
 
 log = structlog.get_logger()
 
+_FINISHES = frozenset({"", *(reason.value for reason in FinishReason)})
+"""What ends an answer well; vLLM also knows `abort`, `error` and `repetition`."""
 _CAPABILITIES = frozenset({Capability.MODEL_SWAP, Capability.SCHEDULING, Capability.TELEMETRY})
 
 
@@ -251,7 +253,9 @@ class VllmEngine:
     def _on_outputs(self, event: Outputs) -> None:
         for run in event.runs:
             stream = self._streams.get(RequestId(run.request_id))
-            if stream is not None:
+            if stream is not None and run.finish not in _FINISHES:
+                stream.fail(EngineError(f"the engine ended the run: {run.finish}"))
+            elif stream is not None:
                 stream.push(
                     run.token_ids,
                     FinishReason(run.finish) if run.finish else None,

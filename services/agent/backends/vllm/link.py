@@ -6,7 +6,6 @@ import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from services.agent.backends.settings import VllmSettings
@@ -131,7 +130,7 @@ class HostLink:
                     self._ready.set_result(event)
                 else:
                     self._on_event(event)
-        except msgspec.DecodeError:
+        except Exception:  # unattended, its runs would wait for ever
             log.exception("message.rejected", sender="engine host")
         finally:
             self._connection.close()
