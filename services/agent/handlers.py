@@ -65,7 +65,10 @@ async def on_run_stop(message: RunStop, ctx: Context, _delivery: Delivery) -> No
 
 async def on_request_cancel(message: RequestCancel, ctx: Context, _delivery: Delivery) -> None:
     """End the request wherever it is here; remember it for when it is pulled."""
-    ctx.state.cancel(message.request_id)
+    ctx.state.cancel(message.request_id, message.reply_to)
+    known = ctx.state.find(message.request_id)
+    if known is None or known.request.reply_to != message.reply_to:
+        return
     if (run := ctx.state.runs.get(message.request_id)) is not None:
         end_run(ctx.state, ctx.engine, run, Ending.CANCELLED)
     elif (pulled := ctx.state.release(message.request_id)) is not None:

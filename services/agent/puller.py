@@ -151,7 +151,7 @@ class Puller:
         state.totals.pulled += 1
         state.totals.by_lane[source.queue] = state.totals.by_lane.get(source.queue, 0) + 1
         state.totals.pulled_to[source.queue] = request.grouped_at
-        if request.request_id in state.cancelled:
+        if (request.request_id, request.reply_to) in state.cancelled:
             await self._endings.fail(pulled, CANCELLED_ERROR, bury=False)
         elif request.model.base != state.model or state.swapping or state.draining:
             await self._endings.hand_back(pulled)

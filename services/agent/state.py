@@ -121,7 +121,8 @@ class AgentState:
     runs: dict[RequestId, Run] = field(default_factory=dict)
     pulling: int = 0
     """Pulls under way."""
-    cancelled: OrderedDict[RequestId, None] = field(default_factory=OrderedDict)
+    cancelled: OrderedDict[tuple[RequestId, str | None], None] = field(default_factory=OrderedDict)
+    """Given up, by id and reply queue."""
     plan: PlanPublished | None = None
     plan_at: UnixTime = 0.0
     model: ModelName | None = None
@@ -164,9 +165,9 @@ class AgentState:
         found = run.pulled if run is not None else None
         return found if found and not found.leaving else self.pulled.get(request_id)
 
-    def cancel(self, request_id: RequestId) -> None:
+    def cancel(self, request_id: RequestId, reply_to: str | None) -> None:
         """Remember that a request was given up, for when it is pulled."""
-        self.cancelled[request_id] = None
+        self.cancelled[request_id, reply_to] = None
         while len(self.cancelled) > CANCELLED_MEMORY:
             self.cancelled.popitem(last=False)
 

@@ -28,6 +28,8 @@ class RequestCancel(
     """The producer gives the request up, wherever it is."""
 
     request_id: RequestId
+    reply_to: str | None = None
+    """Its reply queue, which nobody else knows: ids alone are the producers' own, and equal."""
 
 
 class LaneNonempty(Message, frozen=True, kw_only=True, omit_defaults=True, tag="lane.nonempty.v1"):

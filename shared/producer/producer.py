@@ -204,7 +204,7 @@ class Producer:
 
     async def _publish_cancel(self, request_id: RequestId) -> None:
         message = OutMessage(
-            body=encode(RequestCancel(request_id=request_id)),
+            body=encode(RequestCancel(request_id=request_id, reply_to=self.reply_queue)),
             kind=tag_of(RequestCancel),
             persistent=False,
         )

@@ -63,7 +63,7 @@ LANE = "lane.1.tiny.high.3.short"
 
 EXAMPLES: tuple[Message, ...] = (
     RunStop(request_id="r1", run_id="run1", reason=StopReason.DUPLICATE),
-    RequestCancel(request_id="r1"),
+    RequestCancel(request_id="r1", reply_to="reply.p1"),
     LaneNonempty(queue=LANE),
     DrainInstance(instance_id="i1", exit=True),
     EvictRequest(instance_id="i1", request_id="r1"),

@@ -74,7 +74,7 @@ async def test_a_stop_of_another_run_is_ignored(rig: AgentRig):
 
 async def test_a_running_request_is_cancelled(rig: AgentRig):
     _, task = await rig.running(a_request("r", reply_to=REPLY))
-    await rig.tell(RequestCancel(request_id=R))
+    await rig.tell(RequestCancel(request_id=R, reply_to=REPLY))
     await task
     assert (await rig.failed()).error.code == "cancelled"
     assert await rig.back_in_lane(LANE) == 0
@@ -82,15 +82,21 @@ async def test_a_running_request_is_cancelled(rig: AgentRig):
 
 async def test_a_waiting_request_is_cancelled(rig: AgentRig):
     await rig.hold(a_request("r", reply_to=REPLY))
-    await rig.tell(RequestCancel(request_id=R))
+    await rig.tell(RequestCancel(request_id=R, reply_to=REPLY))
     assert (await rig.failed()).error.code == "cancelled"
     assert len(rig.state.window) == 0
     assert await rig.back_in_lane(LANE) == 0
 
 
 async def test_the_cancellation_of_a_request_that_is_elsewhere_is_remembered(rig: AgentRig):
-    await rig.tell(RequestCancel(request_id=R))
-    assert R in rig.state.cancelled
+    await rig.tell(RequestCancel(request_id=R, reply_to=REPLY))
+    assert (R, REPLY) in rig.state.cancelled
+
+
+async def test_nobody_cancels_anothers_request_by_its_id(rig: AgentRig):
+    await rig.hold(a_request("r", reply_to=REPLY))
+    await rig.tell(RequestCancel(request_id=R, reply_to="reply.of-another"))
+    assert len(rig.state.window) == 1
 
 
 async def test_cancellations_are_forgotten_oldest_first(
@@ -98,8 +104,8 @@ async def test_cancellations_are_forgotten_oldest_first(
 ):
     monkeypatch.setattr("services.agent.state.CANCELLED_MEMORY", 2)
     for name in "abc":
-        rig.state.cancel(RequestId(name))
-    assert list(rig.state.cancelled) == ["b", "c"]
+        rig.state.cancel(RequestId(name), REPLY)
+    assert list(rig.state.cancelled) == [("b", REPLY), ("c", REPLY)]
 
 
 async def test_an_eviction_by_command(rig: AgentRig):

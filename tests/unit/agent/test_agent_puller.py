@@ -135,7 +135,7 @@ async def test_nothing_is_pulled_while_it_could_not_be_served(rig: AgentRig, fla
 
 async def test_a_cancelled_request_ends_when_it_is_pulled(rig: AgentRig):
     request = a_request("r", reply_to=REPLY)
-    rig.state.cancel(request.request_id)
+    rig.state.cancel(request.request_id, request.reply_to)
     await rig.put(request)
     async with pulling(rig):
         await eventually(lambda: rig.state.totals.failed == 1)

@@ -168,7 +168,9 @@ async def test_cancel_is_told_to_all_and_stops_every_later_run():
 
         await generation.cancel()
 
-        assert await it.controlled() == RequestCancel(request_id=REQUEST)
+        assert await it.controlled() == RequestCancel(
+            request_id=REQUEST, reply_to=it.producer.reply_queue
+        )
         final = await generation.final()
         assert isinstance(final, RequestFailed)
         assert final.error.code == "cancelled"
@@ -287,7 +289,9 @@ async def test_end_cancels_what_is_outstanding_and_deletes_the_reply_queue():
         await it.producer.__aexit__(None, None, None)
 
         assert isinstance(await waiting, RequestFailed)
-        assert await it.controlled() == RequestCancel(request_id=RequestId(REQUEST))
+        assert await it.controlled() == RequestCancel(
+            request_id=RequestId(REQUEST), reply_to=it.producer.reply_queue
+        )
         assert await it.far.depth(it.producer.reply_queue) is None
 
 
