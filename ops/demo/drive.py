@@ -15,7 +15,7 @@ from services.mesh.spec import EMBEDDED
 from shared.broker import topology
 from shared.broker.protocol import BindingSpec, Broker, Delivery, OutMessage, Settlement
 from shared.contracts.base import Decoder
-from shared.contracts.errors import ContractError
+from shared.contracts.errors import ContractError, MeshError
 from shared.contracts.requests import ReplyMode, RequestCompleted, RequestFailed
 from shared.contracts.telemetry import InstanceStatus, RequestObserved
 from shared.producer.producer import Producer
@@ -88,6 +88,8 @@ async def drive(
                         outcome = await _over_amqp(producer, planned)
             except TimeoutError:
                 outcome = _unanswered(planned, "no answer")
+            except MeshError as error:
+                outcome = _unanswered(planned, str(error))
             record.outcomes.append(outcome)
 
         async with asyncio.TaskGroup() as tasks:
@@ -238,7 +240,7 @@ async def _observe(broker: Broker, record: Record, stack: contextlib.AsyncExitSt
                 record.instances[message.instance_id] = message
         await delivery.settle(Settlement.ACK)
 
-    queue = topology.private_queue(f"demo.{time.time_ns()}")
+    queue = topology.passing_queue("demo")
     await broker.declare_queue(queue)
     await broker.bind(
         BindingSpec(exchange=topology.TELEMETRY, queue=queue.name, routing_key="status.#")

@@ -35,7 +35,7 @@ async def next_status(
                 found.set_result(status)
         await delivery.settle(Settlement.ACK)
 
-    queue = topology.private_queue(f"snapshot.{instance_id}.{time.time_ns()}")
+    queue = topology.passing_queue(f"snapshot.{instance_id}")
     await broker.declare_queue(queue)
     await broker.bind(
         BindingSpec(

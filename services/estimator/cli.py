@@ -30,7 +30,7 @@ async def show(settings: Settings, arguments: argparse.Namespace) -> int:
         await delivery.settle(Settlement.ACK)
 
     async with broker_factory(settings.amqp_url)("headway-estimator-show") as broker:
-        queue = topology.private_queue(f"show-profiles.{id(profiles)}")
+        queue = topology.passing_queue("show-profiles")
         await broker.declare_queue(queue)
         await broker.bind(BindingSpec(exchange=topology.PROFILES, queue=queue.name, routing_key=""))
         subscription = await broker.consume(queue.name, on_profile, prefetch=64)

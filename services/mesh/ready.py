@@ -45,7 +45,7 @@ async def wait_ready(
         await delivery.settle(Settlement.ACK)
 
     await topology.declare(broker)
-    queue = topology.private_queue(f"ready.{id(agents)}")
+    queue = topology.passing_queue("ready")
     await broker.declare_queue(queue)
     for key in ("status.#", "lanes.#"):
         await broker.bind(

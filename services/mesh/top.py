@@ -95,7 +95,7 @@ async def watch(broker: Broker, *, duration_s: float, live: bool) -> View:
         What was heard.
     """
     view = View()
-    queue = topology.private_queue(f"top.{id(view)}")
+    queue = topology.passing_queue("top")
     await broker.declare_queue(queue)
     for key in ("status.#", topology.OBSERVED_REQUEST_KEY):
         await broker.bind(

@@ -31,7 +31,7 @@ async def show_plan(settings: Settings, arguments: argparse.Namespace) -> int:
         await delivery.settle(Settlement.ACK)
 
     async with broker_factory(settings.amqp_url)("headway-show-plan") as broker:
-        queue = topology.private_queue(f"show-plan.{id(plans)}")
+        queue = topology.passing_queue("show-plan")
         await broker.declare_queue(queue)
         await broker.bind(
             BindingSpec(exchange=topology.TELEMETRY, queue=queue.name, routing_key="plan.#")

@@ -5,6 +5,7 @@ Every exchange and queue of the mesh, in one table.
 """
 
 from contextlib import suppress
+import secrets
 from dataclasses import replace
 
 from shared.broker.protocol import (
@@ -167,6 +168,11 @@ def private_queue(name: str, *, max_length: int = 10_000) -> QueueSpec:
         max_length=max_length,
         drop_head=True,
     )
+
+
+def passing_queue(purpose: str) -> QueueSpec:
+    """A private queue of one command, under a name that no other process has."""
+    return private_queue(f"{purpose}.{secrets.token_hex(8)}")
 
 
 def reply_queue(name: str) -> tuple[QueueSpec, BindingSpec]:

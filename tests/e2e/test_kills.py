@@ -48,7 +48,7 @@ async def leader_name(broker: Broker) -> str:
             found.set_result(decode(delivery.body).leader_id)
         await delivery.settle(Settlement.ACK)
 
-    queue = topology.private_queue(f"watch.{id(found)}")
+    queue = topology.passing_queue("watch")
     await broker.declare_queue(queue)
     await broker.bind(
         BindingSpec(exchange=topology.TELEMETRY, queue=queue.name, routing_key="plan.#")
