@@ -4,8 +4,8 @@ Every exchange and queue of the mesh, in one table.
 `ops/rabbitmq/definitions.json` is generated from here; queue names occur nowhere else.
 """
 
-from contextlib import suppress
 import secrets
+from contextlib import suppress
 from dataclasses import replace
 
 from shared.broker.protocol import (
