@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ops.bench import backlog, overhead
+from ops.bench import backlog, overhead, qoserve, scheduler_cost
 from ops.bench.result import Result
 from shared.contracts.errors import MeshError
 from shared.runtime.logging import configure_logging
@@ -16,6 +16,8 @@ from shared.runtime.logging import configure_logging
 BENCHES: dict[str, Callable[..., Awaitable[Result]]] = {
     "overhead": overhead.run,
     "backlog": backlog.run,
+    "qoserve": qoserve.run,
+    "scheduler_cost": scheduler_cost.run,
 }
 
 

@@ -85,3 +85,28 @@ class FixedChunkEdf(FixedChunk):
 
     def __init__(self, token_budget: int) -> None:
         super().__init__(token_budget, lambda request: (request.deadline_at, request.arrived_at))
+
+
+class FixedChunkSrpf(FixedChunk):
+    """
+    Shortest remaining prefill first (QoServe §4.2).
+
+    Differs: a prefill that has begun goes on, so what remains of waiting ones is their prompt.
+    """
+
+    def __init__(self, token_budget: int) -> None:
+        super().__init__(token_budget, lambda request: (request.prompt_tokens, request.arrived_at))
+
+
+class FixedChunkSjf(FixedChunk):
+    """
+    Shortest job first: prompt and longest possible answer.
+
+    Differs: the length of an answer is not known, its limit is.
+    """
+
+    def __init__(self, token_budget: int) -> None:
+        super().__init__(
+            token_budget,
+            lambda request: (request.prompt_tokens + request.max_tokens, request.arrived_at),
+        )

@@ -28,6 +28,8 @@ class RequestView:
     slo: Slo
     importance: Importance = Importance.HIGH
     tenant: TenantId | None = None
+    application: str = "*"
+    """Whose answers are alike in length; `*` when unknown."""
 
     @property
     def deadline_at(self) -> UnixTime:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.sim.engine import EngineLimits, SimulatedReplica
+from ops.sim.engine import SimulatedReplica
+from ops.sim.limits import EngineLimits
 from ops.sim.request import Arrival, SimRequest
 from services.agent.backends.base import EngineRequest
 from services.agent.backends.settings import SimulatedSettings
@@ -17,17 +18,44 @@ from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Slo
 from shared.contracts.requests import Sampling
 from solver.scheduling.baselines import FixedChunkEdf, FixedChunkFcfs
-from solver.scheduling.decision import SchedulingPolicy
+from solver.scheduling.decision import BatchState, IterationDecision, SchedulingPolicy
 from solver.scheduling.latency import LatencyTable
 from solver.scheduling.options import VARIANTS
 from solver.scheduling.qoserve import QoServePolicy
 
-BUDGET, RUNNING, KV = 64, 8, 1024
+BUDGET, RUNNING, KV = 64, 8, 512
 LATENCY = LatencyCoefficients(constant_s=0.005, linear_s=1e-4, context_s=1e-6)
 TABLE = LatencyTable.from_coefficients(LATENCY, max_tokens=BUDGET)
 ENTRY = ModelEntry(name=ModelName("m"), path="", architecture="", max_model_len=KV)
+
+
+class Chancy:
+    """Holds and caps prefills by a hash, so that several are half done at a time."""
+
+    def __init__(self) -> None:
+        self._queue = FixedChunkFcfs(48)
+        self._turn = 0
+        self.add, self.remove, self.observe = (
+            self._queue.add, self._queue.remove, self._queue.observe,
+        )  # fmt: skip
+
+    def decide(self, now: float, batch: BatchState) -> IterationDecision:
+        self._turn += 1
+        prefills = [run.request_id for run in batch.running if run.is_prefill]
+        # With memory to spare, since resting prefills that fill it would leave nothing to do.
+        rest = self._turn % 3 if batch.free_kv_tokens >= KV // 2 else 0
+        held = prefills[:rest] if len(prefills) > rest else []
+        return IterationDecision(
+            order=self._queue.decide(now, batch).order,
+            token_budget=48,
+            per_request_cap=(None, 7, 20)[self._turn % 3],
+            held=frozenset(held),
+        )
+
+
 POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {
     "fcfs": lambda: FixedChunkFcfs(48),
+    "chancy": Chancy,
     "edf": lambda: FixedChunkEdf(48),
     "qoserve": lambda: QoServePolicy(TABLE, VARIANTS["qoserve"]),
     "dc+er": lambda: QoServePolicy(TABLE, VARIANTS["dc+er"]),
@@ -54,6 +82,8 @@ def steps_of_the_core(
         ),
         policy,
     )
+    # A preempted request would find its own freed blocks again; the simulator has no prefixes.
+    core._pool.cached_prefix = lambda _hashes: []  # type: ignore[method-assign]  # switched off
     pending = [
         EngineRequest(
             request_id=RequestId(str(number)),

@@ -1,0 +1,185 @@
+"""
+QoServe's and Niyama's claims in simulation: ours, the baselines, the papers' values.
+
+Simulations are kept under `results/qoserve/` by scenario and code, so that a full run, about 55
+minutes on two cores, goes on where it was stopped.
+"""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ops.bench import qoserve_cells as cells
+from ops.bench.cells import Cell, Store, measured
+from ops.bench.qoserve_tables import percent, tables
+from ops.bench.result import Line, Result
+
+Figures = dict[Cell, dict[str, Any]]
+
+_PAPER = {
+    "violations at 6/s, %": {"edf": 100, "dc": 74, "dc+er": 26, "qoserve": 16},
+    "goodput, 1/s": {"sarathi-edf": 2.75, "dc": 3.3, "dc+er": 3.6, "qoserve": 3.65},
+    "70-15-15 at 4.5/s, %": {"sarathi-fcfs": 100, "sarathi-edf": 98, "qoserve": 5},
+    "15-15-70 at 4.5/s, %": {"sarathi-fcfs": 100, "sarathi-edf": 82.78, "qoserve": 0.5},
+    "wave, %": {"sarathi-fcfs": 81.88, "sarathi-edf": 84.12, "qoserve": 8.64, "important": 0},
+    "GPUs at 35/s": {"silo": 13, "qoserve": 10},
+    "long prompts, 1/s": {"medha": 0.26, "dc-fcfs": 0.32},
+}
+
+
+async def run(
+    *,
+    seed: int,
+    quick: bool,
+    broker: str | None,  # noqa: ARG001 - nothing here needs one
+    workers: int | None = None,
+) -> Result:
+    """Simulate, compare, judge."""
+    result = Result(name="qoserve", seed=seed, quick=quick)
+    store = Store(Path("results") / "qoserve")
+    found = dict(measured(cells.quick(seed) if quick else cells.full(seed), store, workers=workers))
+    seeds = (seed,) if quick else (seed, seed + 1, seed + 2)
+    _order(result, found, seeds, hours=1 if quick else 4)
+    _overload(result, found, () if quick else seeds)
+    _goodput(result, found, () if quick else seeds)
+    _gpus(result, found, () if quick else seeds)
+    _mixes(result, found, () if quick else seeds)
+    _wave(result, found, () if quick else seeds)
+    _pace(result, found)
+    result.figures |= tables(found, seed)
+    result.figures["paper"] = _PAPER
+    return result
+
+
+def _worst(found: Figures, made: Sequence[Cell], name: str = "violations") -> float | None:
+    """The largest of *made*; None when this run measured none."""
+    return max((float(found[cell][name]) for cell in made), default=None)
+
+
+def _order(result: Result, found: Figures, seeds: Sequence[int], *, hours: float) -> None:
+    """Each part of the policy must help at 6/s."""
+    for profile in cells.PROFILES:
+        shown: dict[str, float] = {}
+        for policy in cells.ABLATION:
+            values = [
+                found[cell]["violations"]
+                for s in seeds
+                if (cell := cells.overload(profile, policy, hours=hours, seed=s)) in found
+            ]
+            if values:
+                shown[policy] = statistics.median(values)
+        if shown:
+            result.figures[f"violations at 6/s, {profile}, %"] = percent(shown)
+        for before, after, bound in (
+            ("edf", "dc", 0.999),
+            ("dc", "dc+er", 0.999),
+            ("dc+er", "qoserve", 0.999),
+            ("qoserve", "qoserve+curve", 0.92),
+        ):
+            # The curve's gain over an hour is within the noise of a seed.
+            known = after in shown and (hours >= 4 or bound > 0.95)
+            result.lines.append(
+                Line(
+                    name=f"violations at 6/s, {after} / {before}, {profile}",
+                    value=shown[after] / shown[before] if known else None,
+                    bound=bound,
+                )
+            )
+
+
+def _overload(result: Result, found: Figures, seeds: Sequence[int]) -> None:
+    for profile, most in (("28", 0.16), ("2x", 0.11)):
+        ours = [cells.overload(profile, "qoserve+curve", hours=4, seed=s) for s in seeds]
+        edf = [cells.overload(profile, "edf", hours=4, seed=s) for s in seeds]
+        kept = [1 - float(found[cell]["violations"]) for cell in edf]
+        result.lines += [
+            Line(name=f"violations at 6/s, {profile}", value=_worst(found, ours), bound=most),
+            Line(name=f"kept by EDF at 6/s, {profile}", value=max(kept, default=None), bound=0.10),
+        ]
+
+
+def _goodput(result: Result, found: Figures, seeds: Sequence[int]) -> None:
+    for profile, over_fcfs, over_edf in (("28", 1.50, 1.15), ("2x", 1.80, 1.40)):
+        rates = {
+            policy: [found[cells.goodput(profile, policy, seed=s)]["goodput_rps"] for s in seeds]
+            for policy in (*cells.BASELINES, "qoserve+curve")
+        }
+        for policy, least in (("sarathi-fcfs", over_fcfs), ("sarathi-edf", over_edf)):
+            ratios = [
+                base / ours
+                for base, ours in zip(rates[policy], rates["qoserve+curve"], strict=True)
+            ]
+            result.lines.append(
+                Line(
+                    name=f"goodput, {policy} / ours, {profile}",
+                    value=statistics.median(ratios) if ratios else None,
+                    bound=1 / least,
+                )
+            )
+        if seeds:
+            result.figures[f"goodput, {profile}, 1/s"] = {
+                policy: statistics.median(values) for policy, values in rates.items()
+            }
+
+
+def _gpus(result: Result, found: Figures, seeds: Sequence[int]) -> None:
+    for (profile, policy), count in cells.GPUS.items():
+        made = [cells.gpus(profile, policy, seed=s) for s in seeds]
+        name = f"missed at 35/s, {policy} on {count}, {profile}"
+        result.lines.append(Line(name=name, value=_worst(found, made), bound=0.001))
+    for profile in cells.PROFILES:
+        parts = [
+            found[cells.silo_part(profile, name, seed=s)]["replicas"]
+            for s in seeds[:1]
+            for name in cells.SILO_CHUNKS
+        ]
+        if parts:
+            result.figures[f"best silo at 35/s, {profile}, GPUs"] = "+".join(map(str, parts))
+        value = 11 / sum(parts) if parts else None
+        name = f"11 / GPUs of the best silo, {profile}"
+        result.lines.append(Line(name=name, value=value, bound=1.0))
+
+
+def _mixes(result: Result, found: Figures, seeds: Sequence[int]) -> None:
+    for profile, most in (("28", 0.09), ("2x", 0.06)):
+        made = [cells.mix(profile, "qoserve+curve", "70-15-15", seed=s) for s in seeds]
+        name = f"70-15-15 at 4.5/s, {profile}"
+        result.lines.append(Line(name=name, value=_worst(found, made), bound=most))
+
+
+def _wave(result: Result, found: Figures, seeds: Sequence[int]) -> None:
+    made = [cells.wave("qoserve+curve", 6.0, seed=s) for s in seeds]
+    for name, most in (("important_violations", 0.001), ("violations", 0.11)):
+        value = _worst(found, made, name)
+        result.lines.append(Line(name=f"2<->6 wave, 28, {name}", value=value, bound=most))
+
+
+def _pace(result: Result, found: Figures) -> None:
+    """Token pace over all runs of ours; simulation speed over all."""
+    ours = [f for c, f in found.items() if c.kind == "simulate" and c.policy in cells.ABLATION[1:]]
+    for name in ("late", "late_all", "gaps"):
+        result.figures[f"worst share of tokens: {name}"] = max(f["pace"][name] for f in ours)
+    result.lines.append(
+        Line(
+            name="late tokens (eq. 2) after a first token in time",
+            value=max(f["pace"]["late"] for f in ours),
+            bound=0.001,
+        )
+    )
+    result.figures["slowest simulation, x real time"] = min(f["speed"] for f in ours)
+    result.lines.append(
+        Line(
+            name="100 / slowest simulation in overload, x real time",
+            value=100 / min(f["speed"] for f in ours),
+            bound=1.0,
+        )
+    )
+    calm = [f for c, f in found.items() if c.kind == "simulate" and c.rate_rps <= 3 and not c.wave]
+    result.lines.append(
+        Line(
+            name="500 / slowest simulation below 3/s, x real time",
+            value=500 / min(f["speed"] for f in calm) if calm else None,
+            bound=1.0,
+        )
+    )

@@ -1,0 +1,114 @@
+"""Lengths of prompts and answers: by percentiles, or from a trace."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+_MEDIAN_SHARE, _HIGH_SHARE = 0.5, 0.9
+_HIGH_Z = 1.2815515655446004
+"""Standard normal quantile of `_HIGH_SHARE`."""
+
+# fmt: off
+_CODE_SHARES = (
+    0, .01, .05, .1, .15, .2, .25, .3, .35, .4, .45, .5, .55, .6, .65, .7, .75, .8, .85, .9, .925,
+    .95, .96, .97, .98, .985, .99, .9925, .995, .9965, .998, .999, .9995, 1,
+)
+_CODE_PROMPTS = (
+    6, 30, 121, 226, 346, 555, 810, 1057, 1272, 1443, 1674, 1930, 2199, 2463, 2768, 3088, 3454,
+    3977, 4816, 6251, 7266, 8596, 8735, 8741, 8742, 8742, 8742, 8742, 8742, 8742, 8742, 8743,
+    8743, 8743,
+)
+_CODE_OUTPUTS = (
+    3, 3, 3, 4, 4, 5, 5, 5, 6, 7, 7, 8, 9, 10, 12, 13, 16, 20, 29, 43, 56, 76, 91, 115, 161, 195,
+    253, 295, 384, 479, 793, 1012, 1098, 2672,
+)
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthModel:
+    """
+    Draws lengths in tokens through given quantiles.
+
+    Args:
+        shares: Rising from 0 to 1.
+        tokens: At those shares.
+    """
+
+    shares: tuple[float, ...]
+    tokens: tuple[float, ...]
+
+    def draw(self, random: np.random.Generator, count: int) -> list[int]:
+        """*count* lengths, at least 1 token each."""
+        drawn = np.interp(random.random(count), self.shares, self.tokens)
+        return [max(1, round(value)) for value in drawn]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthMix:
+    """
+    Prompts and answers, drawn independently.
+
+    In the public code trace their rank correlation is -0.02.
+    """
+
+    name: str
+    prompt: LengthModel
+    output: LengthModel
+
+
+def lognormal(p50: float, p90: float, *, largest: float) -> LengthModel:
+    """A lognormal distribution with these percentiles, cut at *largest* tokens."""
+    sigma = math.log(p90 / p50) / _HIGH_Z
+    z = np.linspace(-4, 4, 161)
+    shares = [0.5 * (1 + math.erf(v / math.sqrt(2))) for v in z]
+    tokens = [min(largest, p50 * math.exp(sigma * v)) for v in z]
+    return LengthModel(shares=(0.0, *shares[1:-1], 1.0), tokens=tuple(tokens))
+
+
+def power_mapped(values: list[int], p50: float, p90: float) -> list[int]:
+    """*values* through `a·x^b`, so that they get these percentiles."""
+    median, high = np.quantile(values, [_MEDIAN_SHARE, _HIGH_SHARE])
+    if median <= 0 or high <= median:
+        raise ValueError("the 90th percentile of the lengths must be above their median")
+    power = math.log(p90 / p50) / math.log(high / median)
+    return [max(1, round(p50 * (max(value, 0.5) / median) ** power)) for value in values]
+
+
+def _table2(name: str, prompt: tuple[float, float], output: tuple[float, float]) -> LengthMix:
+    return LengthMix(
+        name=name,
+        prompt=lognormal(*prompt, largest=16384),
+        output=lognormal(*output, largest=4096),
+    )
+
+
+MIXES: dict[str, LengthMix] = {
+    "code": LengthMix(
+        name="code",
+        prompt=LengthModel(shares=_CODE_SHARES, tokens=_CODE_PROMPTS),
+        output=LengthModel(shares=_CODE_SHARES, tokens=_CODE_OUTPUTS),
+    ),
+    "conversation": _table2("conversation", (928, 3830), (41, 342)),
+    "sharegpt": _table2("sharegpt", (1730, 5696), (415, 834)),
+    "long": LengthMix(
+        name="long",
+        prompt=LengthModel(shares=(0.0, 1.0), tokens=(10_000, 10_000)),
+        output=LengthModel(shares=(0.0, 1.0), tokens=(500, 500)),
+    ),
+}
+"""
+QoServe's table 2 by p50 and p90.
+
+`code` has the shape of the public Azure LLM inference trace of 2023 (code), mapped by a power
+law to the table's percentiles; the next two are lognormal. `long` is the synthetic trace of
+§4.5.1.
+"""
+
+TARGETS: dict[str, tuple[float, float, float, float]] = {
+    "code": (1930, 6251, 8, 43),
+    "conversation": (928, 3830, 41, 342),
+    "sharegpt": (1730, 5696, 415, 834),
+}
+"""p50 and p90 of prompts, then of answers."""

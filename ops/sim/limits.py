@@ -1,0 +1,39 @@
+"""What a simulated engine can hold, and what it counts."""
+
+from dataclasses import dataclass, field
+
+from shared.contracts.base import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """What the engine can hold."""
+
+    max_running: int = 256
+    max_budget_tokens: int = 8192
+    kv_capacity_tokens: int = 400_000
+    block_tokens: int = 16
+    prefill_only: bool = False
+    """A request is done with its first token; decodes run elsewhere."""
+
+
+@dataclass(slots=True)
+class EngineTotals:
+    """Counters of one run."""
+
+    busy_s: Seconds = 0.0
+    num_iterations: int = 0
+    tokens: int = 0
+    prefill_tokens: int = 0
+    wasted_tokens: int = 0
+    """Computed and then lost by preemption."""
+    num_preempted: int = 0
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    """Tokens and decodes of each iteration, if they are recorded."""
+
+    def count(self, duration_s: Seconds, tokens: int, num_decodes: int) -> None:
+        """An iteration took place."""
+        self.busy_s += duration_s
+        self.num_iterations += 1
+        self.tokens += tokens
+        self.prefill_tokens += tokens - num_decodes

@@ -1,0 +1,46 @@
+"""Scheduling policies by name: ours, its parts, and the baselines of the papers."""
+
+from collections.abc import Callable
+
+from solver.scheduling.baselines import FixedChunkEdf, FixedChunkFcfs, FixedChunkSjf, FixedChunkSrpf
+from solver.scheduling.decision import SchedulingPolicy
+from solver.scheduling.latency import LatencyTable
+from solver.scheduling.options import VARIANTS
+from solver.scheduling.qoserve import QoServePolicy
+from solver.scheduling.shrinking_chunk import ShrinkingChunk
+
+PolicyFactory = Callable[[LatencyTable], SchedulingPolicy]
+
+_FIXED: dict[str, Callable[[int], SchedulingPolicy]] = {
+    "sarathi-fcfs": FixedChunkFcfs,
+    "sarathi-edf": FixedChunkEdf,
+    "sarathi-srpf": FixedChunkSrpf,
+    "sarathi-sjf": FixedChunkSjf,
+}
+_CHUNK_TOKENS = 256
+"""Largest that keeps a TBT of 50 ms (QoServe §4)."""
+
+
+def policy_factory(name: str) -> PolicyFactory:
+    """
+    What makes the policy called *name*.
+
+    `sarathi-*` take a chunk size after a colon: `sarathi-fcfs:2048`.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if name in VARIANTS:
+        return lambda latency: QoServePolicy(latency, VARIANTS[name])
+    if name == "shrinking":
+        return lambda latency: ShrinkingChunk(latency, limit_s=0.05)
+    kind, _, chunk = name.partition(":")
+    if kind in _FIXED and (chunk.isdigit() or not chunk):
+        tokens = int(chunk) if chunk else _CHUNK_TOKENS
+        return lambda _latency: _FIXED[kind](tokens)
+    raise ValueError(f"no policy {name!r}; known: {', '.join(policy_names())}")
+
+
+def policy_names() -> list[str]:
+    """All of them, without chunk sizes."""
+    return sorted([*VARIANTS, *_FIXED, "shrinking"])

@@ -1,0 +1,100 @@
+"""Who missed, by how much, and what it cost."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ops.sim.cluster import Outcome
+from ops.sim.request import SimRequest
+from shared.contracts.qos import Importance
+
+
+def violation_share(requests: Sequence[SimRequest]) -> float:
+    """Share of requests that missed their SLO; 0 of none."""
+    return sum(r.violated for r in requests) / len(requests) if requests else 0.0
+
+
+def summarize(outcome: Outcome) -> dict[str, Any]:
+    """All figures, for machines."""
+    requests = outcome.requests
+    by_class: dict[str, list[SimRequest]] = {}
+    for request in requests:
+        by_class.setdefault(request.arrival.class_name, []).append(request)
+    duration_s = max((r.arrival.arrived_at for r in requests), default=0.0)
+    kept = sum(not r.violated for r in requests)
+    iterations = sum(t.num_iterations for t in outcome.totals)
+    tokens = sum(t.tokens for t in outcome.totals)
+    return {
+        "requests": len(requests),
+        "finished": sum(r.finished_at is not None for r in requests),
+        "violations": violation_share(requests),
+        "important_violations": violation_share(
+            [r for r in requests if r.arrival.importance is Importance.HIGH]
+        ),
+        "long_violations": violation_share(_long(requests)),
+        "goodput_rps": kept / duration_s if duration_s else 0.0,
+        "utilization": sum(t.busy_s for t in outcome.totals) / max(1e-9, outcome.simulated_s),
+        "tokens_per_iteration": tokens / max(1, iterations),
+        "preempted": sum(t.num_preempted for t in outcome.totals),
+        "wasted_token_share": sum(t.wasted_tokens for t in outcome.totals) / max(1, tokens),
+        "pace": pace(requests),
+        "classes": {name: _class_figures(members) for name, members in sorted(by_class.items())},
+        "simulated_s": outcome.simulated_s,
+        "cpu_s": outcome.cpu_s,
+        "speed": outcome.simulated_s / max(1e-9, outcome.cpu_s),
+    }
+
+
+def pace(requests: Iterable[SimRequest]) -> dict[str, float]:
+    """
+    Token pace of interactive requests.
+
+    `late` counts tokens after their deadline of eq. 2 among requests whose first token was in
+    time, `late_all` among all, `gaps` the literal gaps above the TBT target among the former.
+    """
+    interactive = [r for r in requests if r.interactive]
+    kept = [r for r in interactive if not r.violated]
+    kept_tokens = sum(r.num_output_tokens for r in kept)
+    all_tokens = sum(r.num_output_tokens for r in interactive)
+    gaps = sum(max(0, r.num_output_tokens - 1) for r in kept)
+    return {
+        "late": sum(r.late_tokens for r in kept) / max(1, kept_tokens),
+        "late_all": sum(r.late_tokens for r in interactive) / max(1, all_tokens),
+        "gaps": sum(r.num_gaps_over for r in kept) / max(1, gaps),
+    }
+
+
+def _long(requests: Sequence[SimRequest]) -> list[SimRequest]:
+    """Prompts from the 90th percentile on (QoServe Fig. 11)."""
+    if not requests:
+        return []
+    edge = float(np.quantile([r.arrival.prompt_tokens for r in requests], 0.9))
+    return [r for r in requests if r.arrival.prompt_tokens >= edge]
+
+
+def _class_figures(members: list[SimRequest]) -> dict[str, Any]:
+    return {
+        "requests": len(members),
+        "violations": violation_share(members),
+        "ttft_s": _quantiles(
+            [r.first_token_at - r.arrival.arrived_at for r in members if r.first_token_at]
+        ),
+        "ttlt_s": _quantiles(
+            [r.finished_at - r.arrival.arrived_at for r in members if r.finished_at]
+        ),
+        "mean_tbt_s": _quantiles(
+            [
+                (r.last_token_at - r.first_token_at) / (r.num_output_tokens - 1)
+                for r in members
+                if r.first_token_at and r.num_output_tokens > 1
+            ]
+        ),
+    }
+
+
+def _quantiles(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    p50, p95, p99 = np.quantile(values, [0.5, 0.95, 0.99])
+    return {"p50": float(p50), "p95": float(p95), "p99": float(p99)}

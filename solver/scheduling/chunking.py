@@ -1,0 +1,88 @@
+"""Dynamic chunking: how long and how large the next iteration may be (QoServe §3.3)."""
+
+from math import inf
+
+from shared.contracts.base import Seconds, UnixTime
+from shared.contracts.qos import QosClass
+from solver.scheduling.admission import PlannedBatch, admissible_tokens
+from solver.scheduling.entry import Entry
+from solver.scheduling.latency import LatencyTable
+
+TILE_TOKENS = 128
+"""Chunks that are multiples of it lie just below a step of the measured curve."""
+
+
+def decode_slack_s(entry: Entry, output_tokens: int, now: UnixTime) -> Seconds:
+    """
+    How long the next iteration may take for the sake of one decode; infinite if it sets no limit.
+
+    Source: QoServe §3.3: deadline of the next token (eq. 2) minus *now*.
+    Decided: a late token of a request whose first token was in time gets one TBT, so that the
+    request catches up without stopping all prefills; one whose first token was late has missed
+    its SLO and sets no limit.
+    Decided: a decode without TBT target is given equal time for each token it is expected to
+    need; when the deadline has passed it sets no limit (else late batch work makes all chunks
+    small). A relegated request sets no limit.
+    """
+    if entry.qos_class is QosClass.INTERACTIVE:
+        if entry.tbt_s == inf:
+            return inf
+        if entry.first_token_late is None:
+            entry.first_token_late = output_tokens <= 1 and now > entry.deadline_at
+        if entry.first_token_late:
+            return inf
+        slack_s = entry.deadline_at + output_tokens * entry.tbt_s - now
+        return slack_s if slack_s > 0 else entry.tbt_s
+    left_s = entry.deadline_at - now
+    if left_s <= 0 or left_s == inf or entry.rank:
+        return inf
+    return left_s / max(1.0, entry.decode_tokens - output_tokens)
+
+
+def chunk_tokens(
+    latency: LatencyTable,
+    decodes: PlannedBatch,
+    *,
+    before_tokens: int,
+    limit_s: Seconds,
+    max_tokens: int,
+    curve: bool,
+) -> int:
+    """
+    Prefill tokens of the next iteration.
+
+    Args:
+        latency: Of the engine.
+        decodes: What the iteration computes without prefills.
+        before_tokens: Computed tokens of the request that is prefilled first.
+        limit_s: Least slack; infinite when no decode sets a limit.
+        max_tokens: Of the iteration, decodes included.
+        curve: Take the chunk with most prefill tokens per second that is a multiple of
+            `TILE_TOKENS` with its decodes, instead of the largest.
+
+    Returns:
+        Tokens, 0 when the slack is spent.
+
+    Source: QoServe §3.3, algorithm 1 lines 5-7.
+    Differs: searches the measured table instead of a random forest.
+    Decided: the chunk includes the decodes (Sarathi-Serve); without limit it is the maximum.
+    """
+    most = max_tokens - decodes.tokens
+    if limit_s != inf:
+        most = admissible_tokens(
+            latency, decodes, before_tokens=before_tokens, wanted_tokens=most, limit_s=limit_s
+        )
+    if not curve or most + decodes.tokens <= TILE_TOKENS or most <= 0:
+        return max(0, most)
+    fixed_s = latency.pair_s * decodes.pairs
+    fixed_s += latency.context_s * (decodes.context_tokens + before_tokens)
+    tokens_s, pair_s, base = latency.tokens_s, latency.pair_s, decodes.tokens
+    best, best_rate = most, 0.0
+    first = (base // TILE_TOKENS + 1) * TILE_TOKENS
+    for total in range(first, base + most + 1, TILE_TOKENS):
+        count = total - base
+        duration_s = fixed_s + tokens_s[total] + pair_s * count * (before_tokens + count / 2)
+        rate = count / duration_s
+        if rate > best_rate:
+            best, best_rate = count, rate
+    return best

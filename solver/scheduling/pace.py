@@ -1,0 +1,45 @@
+"""How fast the engine is at present, learnt from its iterations."""
+
+from shared.contracts.base import Seconds, UnixTime
+from shared.contracts.telemetry import Iteration
+from solver.scheduling.eager_relegation import will_violate
+from solver.scheduling.entry import Entry
+from solver.scheduling.latency import LatencyTable
+
+_SMOOTHING = 0.05
+_LEARN_TOKENS = 64
+"""Iterations with fewer prefill tokens say little about the time of one."""
+
+
+class EnginePace:
+    """
+    Time of a prefill token and of an iteration, as moving averages.
+
+    Args:
+        latency: Of the engine; may be replaced by a better one.
+        chunk_tokens: Chunk that the first estimates assume.
+    """
+
+    def __init__(self, latency: LatencyTable, *, chunk_tokens: int) -> None:
+        self.latency = latency
+        self.iteration_s: Seconds = latency.predict_s(chunk_tokens, chunk_tokens**2 / 2, 0)
+        self.token_s: Seconds = self.iteration_s / chunk_tokens
+
+    def observe(self, iteration: Iteration) -> None:
+        """An iteration took place."""
+        if iteration.duration_s <= 0:
+            return
+        self.iteration_s += _SMOOTHING * (iteration.duration_s - self.iteration_s)
+        prefill_tokens = iteration.compute_tokens - iteration.num_decodes
+        if prefill_tokens >= _LEARN_TOKENS:
+            self.token_s += _SMOOTHING * (iteration.duration_s / prefill_tokens - self.token_s)
+
+    def is_hopeless(self, entry: Entry, now: UnixTime) -> bool:
+        """Whether *entry* would be late even if it were served from *now* on."""
+        return will_violate(
+            entry,
+            now=now,
+            prefill_tokens=entry.prefill_tokens,
+            token_s=self.token_s,
+            decode_s=self.iteration_s,
+        )

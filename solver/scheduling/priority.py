@@ -1,0 +1,81 @@
+"""What a request's place in the queue is worked out from; smaller goes first."""
+
+from collections.abc import Callable
+from enum import Enum
+
+from shared.contracts.base import Seconds, UnixTime
+from shared.contracts.qos import QosClass, Slo
+
+
+class Ordering(Enum):
+    """How waiting work of one service tier is ordered."""
+
+    FCFS = "fcfs"
+    EDF = "edf"
+    SRPF = "srpf"
+    """Shortest remaining prefill first."""
+    HYBRID = "hybrid"
+    """QoServe: deadline plus weighted remaining work."""
+    QUARTZ = "quartz"
+    """Size, aged: `s + λ·a`, where a is the arrival."""
+    COMBINED = "combined"
+    """Hybrid, later by what the tenant has used of the engine."""
+
+
+AGING_WEIGHT = 0.2
+"""QUARTZ's lambda: seconds of work that a second of waiting outweighs."""
+
+
+def planning_deadline_at(slo: Slo, arrived_at: UnixTime) -> UnixTime:
+    """
+    The deadline in eqs 4 and 5; for best effort its arrival, since it competes only with its kind.
+
+    Source: QoServe eqs 1 and 3.
+    """
+    if slo.qos_class is QosClass.BEST_EFFORT:
+        return arrived_at
+    return slo.planning_deadline_at(arrived_at)
+
+
+def remaining_work_tokens(
+    qos_class: QosClass, *, prefill_tokens: float, decode_tokens: float
+) -> float:
+    """
+    Tokens that eqs 4 and 5 count: the prefill, and without a TBT target the decode too.
+
+    Source: QoServe eqs 4-5, algorithm 1.
+    Decided: tokens, as algorithm 1 has it, where the text says time; the work weight then is
+    in seconds per token, the unit of the paper's 8 ms/token.
+    """
+    if qos_class is QosClass.INTERACTIVE:
+        return prefill_tokens
+    return prefill_tokens + decode_tokens
+
+
+KeyFunction = Callable[[UnixTime, UnixTime, float, Seconds, Seconds], float]
+
+
+def key_function(ordering: Ordering) -> KeyFunction:
+    """
+    The key as a function of arrival, deadline, work tokens, work weight and tenant service.
+
+    The work weight and the last argument are in seconds: per token, and of engine time that the
+    tenant had when the request arrived, times its weight.
+    """
+    return _KEYS[ordering]
+
+
+_KEYS: dict[Ordering, KeyFunction] = {
+    Ordering.FCFS: lambda arrived_at, _deadline, _work, _weight, _service: arrived_at,
+    Ordering.EDF: lambda _arrived, deadline_at, _work, _weight, _service: deadline_at,
+    Ordering.SRPF: lambda _arrived, _deadline, work, _weight, _service: work,
+    Ordering.HYBRID: lambda _arrived, deadline_at, work, weight, _service: (
+        deadline_at + weight * work
+    ),
+    Ordering.QUARTZ: lambda arrived_at, _deadline, work, weight, service_s: (
+        weight * work + AGING_WEIGHT * arrived_at + service_s
+    ),
+    Ordering.COMBINED: lambda _arrived, deadline_at, work, weight, service_s: (
+        deadline_at + weight * work + service_s
+    ),
+}

@@ -1,0 +1,237 @@
+"""Choosing the prefills of one iteration (QoServe algorithm 1, lines 8-23)."""
+
+from math import inf
+
+from shared.contracts.base import RequestId, Seconds, UnixTime
+from solver.scheduling.admission import PlannedBatch, admissible_tokens
+from solver.scheduling.chunking import chunk_tokens
+from solver.scheduling.decision import BatchState, RunningView
+from solver.scheduling.entry import Entry, Rank
+from solver.scheduling.options import SchedulingOptions
+from solver.scheduling.pace import EnginePace
+from solver.scheduling.preemption import may_rest, memory_victims, shared_cap
+from solver.scheduling.waiting import WaitingWork
+
+_BLOCK_TOKENS = 16
+"""KV comes in blocks: a request may need so much more than its tokens."""
+_FIRST = -1
+"""Rank of what goes before everything this once."""
+
+_Candidate = tuple[float, float, int, Entry, RunningView]
+
+
+class Selection:
+    """
+    Walks running prefills and waiting requests by priority until the budget is used up.
+
+    Lives for one decision. Waiting requests that it chooses move to *offered*.
+    """
+
+    def __init__(
+        self,
+        *,
+        options: SchedulingOptions,
+        pace: EnginePace,
+        waiting: WaitingWork,
+        now: UnixTime,
+        batch: BatchState,
+        decodes: PlannedBatch,
+        limit_s: Seconds,
+        offered: list[Entry],
+    ) -> None:
+        self._options = options
+        self._pace = pace
+        self._waiting = waiting
+        self._now = now
+        self._batch = batch
+        self._decodes = decodes
+        self._limit_s = limit_s
+        self._offered = offered
+        self._preferred: Entry | None = None
+        self._prefills: list[tuple[Entry, RunningView]] = []
+        self._resting: dict[RequestId, tuple[Entry, RunningView]] = {}
+        self._remaining: list[int] = []
+        self._last: RequestId | None = None
+        self._victims: list[RequestId] = []
+        self._room_tokens = 0
+        self._num_free_seats = batch.max_running - len(batch.running)
+        self._blocked = False
+        self.budget_tokens = 0
+        """For prefills."""
+
+    def prefer(self, entry: Entry | None) -> None:
+        """Let *entry*, which waits, go first this once."""
+        self._preferred = entry
+
+    def choose(self, prefills: list[tuple[Entry, RunningView]]) -> None:
+        """Fill the budget; *prefills* are running."""
+        self._prefills = prefills
+        self._resting = {run.request_id: (entry, run) for entry, run in prefills}
+        self._room_tokens = self._batch.free_kv_tokens - self._decodes.tokens * _BLOCK_TOKENS
+        for entry, view in prefills:
+            entry.prefill_tokens = view.num_prefill_tokens - view.num_computed_tokens
+            self._room_tokens -= entry.prefill_tokens + _BLOCK_TOKENS
+        running = self._ranked(prefills)
+        planned: PlannedBatch | None = None
+        used_tokens = 0
+        while True:
+            candidate = self._next(running)
+            if candidate is None:
+                break
+            entry, run = candidate
+            before_tokens = 0 if run is None else run.num_computed_tokens
+            if planned is None:
+                self.budget_tokens = self._budget(before_tokens)
+                planned = PlannedBatch(
+                    self._decodes.tokens, self._decodes.pairs, self._decodes.context_tokens
+                )
+            left_tokens = self.budget_tokens - used_tokens
+            if left_tokens <= 0:
+                break
+            tokens = min(entry.prefill_tokens, left_tokens)
+            if before_tokens and used_tokens and self._limit_s != inf:
+                tokens = admissible_tokens(
+                    self._pace.latency,
+                    planned,
+                    before_tokens=before_tokens,
+                    wanted_tokens=tokens,
+                    limit_s=self._limit_s,
+                )
+                if tokens <= 0:
+                    self.budget_tokens = used_tokens
+                    break
+            self._take(entry, run, running)
+            planned.add(tokens, before_tokens)
+            used_tokens += tokens
+            if tokens < entry.prefill_tokens:
+                self.budget_tokens = min(self.budget_tokens, used_tokens)
+                break
+
+    def held(self) -> frozenset[RequestId]:
+        """Running prefills that were not chosen."""
+        return frozenset(self._resting) - frozenset(self._victims)
+
+    def preempted(self) -> frozenset[RequestId]:
+        """Half-prefilled requests that give their KV to others."""
+        return frozenset(self._victims)
+
+    def cap(self) -> int | None:
+        """Tokens per prefill at most, if the engine's own order would favour the wrong one."""
+        if sum(self._remaining) <= self.budget_tokens or self._last_in_engine() == self._last:
+            return None
+        return shared_cap(self._remaining, self.budget_tokens)
+
+    def one_more(self) -> Entry | None:
+        """Another waiting request, if there is room; it is offered from now on."""
+        if self._blocked:
+            return None
+        item = self._waiting.first()
+        if item is None or not self._fits(item[2]):
+            return None
+        self._offer(item[2])
+        return item[2]
+
+    def _budget(self, before_tokens: int) -> int:
+        options = self._options
+        room = self._batch.max_budget_tokens
+        if not options.dynamic_chunking:
+            return max(0, min(options.fixed_chunk_tokens, room) - self._decodes.tokens)
+        return chunk_tokens(
+            self._pace.latency,
+            self._decodes,
+            before_tokens=before_tokens,
+            limit_s=self._limit_s,
+            max_tokens=min(options.max_chunk_tokens, room),
+            curve=options.curve_chunking,
+        )
+
+    def _ranked(self, prefills: list[tuple[Entry, RunningView]]) -> list[_Candidate]:
+        """Running prefills, last first."""
+        pace, options, now = self._pace, self._options, self._now
+        ranked = []
+        for place, (entry, run) in enumerate(prefills):
+            if options.relegation and entry.rank is Rank.REGULAR and pace.is_hopeless(entry, now):
+                entry.rank = Rank.RELEGATED
+            stays = not options.preemption or not may_rest(entry, now=now, pace=pace)
+            key = -inf if stays else self._waiting.key(entry)
+            ranked.append((float(entry.rank), key, place, entry, run))
+        ranked.sort(key=lambda item: item[:3], reverse=True)
+        return ranked
+
+    def _next(self, running: list[_Candidate]) -> tuple[Entry, RunningView | None] | None:
+        """The best candidate, after relegating those that will be late."""
+        while True:
+            item = None if self._blocked else self._first_waiting()
+            if running and (item is None or running[-1][:2] <= item[:2]):
+                return running[-1][3], running[-1][4]
+            if item is None:
+                return None
+            rank, _, entry = item
+            if rank == Rank.REGULAR and self._options.relegation and self._is_hopeless(entry):
+                self._waiting.relegate(entry)
+                continue
+            if self._fits(entry) or self._make_room(entry, running):
+                return entry, None
+            if entry is self._preferred:
+                self._preferred = None
+                continue
+            self._blocked = True
+
+    def _first_waiting(self) -> tuple[int, float, Entry] | None:
+        if self._preferred is not None:
+            return _FIRST, 0.0, self._preferred
+        return self._waiting.first()
+
+    def _is_hopeless(self, entry: Entry) -> bool:
+        return self._pace.is_hopeless(entry, self._now)
+
+    def _fits(self, entry: Entry) -> bool:
+        return (
+            self._num_free_seats > 0 and entry.prefill_tokens + _BLOCK_TOKENS <= self._room_tokens
+        )
+
+    def _make_room(self, entry: Entry, running: list[_Candidate]) -> bool:
+        """Preempt half-prefilled requests of later ranks until there are memory and a seat."""
+        missing = entry.prefill_tokens + _BLOCK_TOKENS - self._room_tokens
+        candidates = [
+            (item[3], item[4]) for item in running if item[3].rank > max(entry.rank, Rank.REGULAR)
+        ]
+        # A victim also frees what was set aside for the rest of its prompt.
+        needed = missing - sum(victim.prefill_tokens for victim, _ in candidates)
+        victims = memory_victims(candidates, max(1, needed))
+        if not victims:
+            return False
+        gone = {run.request_id for _, run in victims}
+        for victim, run in victims:
+            self._room_tokens += run.num_computed_tokens + victim.prefill_tokens
+        self._num_free_seats += len(victims)
+        self._victims.extend(gone)
+        running[:] = [item for item in running if item[4].request_id not in gone]
+        return self._fits(entry)
+
+    def _take(self, entry: Entry, run: RunningView | None, running: list[_Candidate]) -> None:
+        self._remaining.append(entry.prefill_tokens)
+        self._last = entry.view.request_id
+        if run is None:
+            if entry is self._preferred:
+                self._preferred = None
+            self._offer(entry)
+        else:
+            running.pop()
+            del self._resting[run.request_id]
+
+    def _offer(self, entry: Entry) -> None:
+        self._waiting.discard(entry)
+        entry.waiting = True
+        self._offered.append(entry)
+        self._room_tokens -= entry.prefill_tokens + _BLOCK_TOKENS
+        self._num_free_seats -= 1
+
+    def _last_in_engine(self) -> RequestId | None:
+        """Whom the engine gives its tokens last."""
+        if self._offered:
+            return self._offered[-1].view.request_id
+        for _, run in reversed(self._prefills):
+            if run.request_id not in self._resting and run.request_id not in self._victims:
+                return run.request_id
+        return None

@@ -1,0 +1,148 @@
+"""All waiting requests of one engine, by rank and importance."""
+
+from collections.abc import Iterable
+
+from shared.contracts.base import Seconds, UnixTime
+from shared.contracts.qos import Importance
+from solver.scheduling.eager_relegation import LoadLevel
+from solver.scheduling.entry import Entry, Rank
+from solver.scheduling.options import SchedulingOptions
+from solver.scheduling.priority import key_function, planning_deadline_at, remaining_work_tokens
+from solver.scheduling.queues import EntryKey, WaitingHeap
+
+
+class WaitingWork:
+    """
+    Which waiting request is next, with the load level that its key depends on.
+
+    Decided: in the overload mode work of low importance is ordered as if it were due later, by
+    `unimportant_delay_s`. An important request then goes before all unimportant ones until that
+    long before its own deadline, and what is in no danger leaves room for unimportant requests
+    that are. Relegating only what is late itself would leave important requests late behind
+    unimportant ones; relegating all unimportant ones would miss many of them for nothing.
+    """
+
+    def __init__(self, options: SchedulingOptions) -> None:
+        self._options = options
+        by_level = tuple(_key(options, weight) for weight in options.work_weights)
+        self._important = WaitingHeap(by_level)
+        self._unimportant = WaitingHeap(by_level)
+        self._relegated = WaitingHeap(by_level)
+        self._best_effort = WaitingHeap(tuple(_arrival for _ in by_level))
+        self._load = LoadLevel(on_s=options.high_load_s, off_s=options.low_load_s)
+        self._overload = LoadLevel(on_s=options.overload_s, off_s=options.recovered_s)
+        self._keys = by_level
+
+    def __len__(self) -> int:
+        return sum(map(len, self._heaps()))
+
+    @property
+    def level(self) -> int:
+        """Index of the work weight that holds."""
+        return int(self._load.is_on) if len(self._keys) > 1 else 0
+
+    @property
+    def overloaded(self) -> bool:
+        return self._overload.is_on
+
+    def key(self, entry: Entry) -> float:
+        """The key that *entry* would have now."""
+        if entry.rank is Rank.BEST_EFFORT:
+            return _arrival(entry)
+        key = self._keys[self.level](entry)
+        if entry.view.importance is Importance.LOW and entry.rank is Rank.REGULAR:
+            key += self._delay_s
+        return key
+
+    def observe(self, token_s: Seconds) -> None:
+        """A prefill token takes *token_s* at present; changes the levels."""
+        important_s = self._important.tokens * token_s
+        all_s = important_s + self._unimportant.tokens * token_s
+        self._load.observe(all_s)
+        if self._options.overload_mode:
+            self._overload.observe(all_s)
+
+    def push(self, entry: Entry) -> None:
+        """*entry* waits from now on."""
+        entry.waiting = True
+        self._heap(entry).push(entry)
+
+    def discard(self, entry: Entry) -> None:
+        """*entry* waits no longer."""
+        entry.waiting = False
+        for heap in self._heaps():
+            if entry in heap:
+                heap.discard(entry)
+                return
+
+    def first(self) -> tuple[int, float, Entry] | None:
+        """Rank, key and request that goes next; None when nothing waits."""
+        level = self.level
+        high = self._important.peek(level)
+        low = self._unimportant.peek(level)
+        if low is not None and (high is None or low[0] + self._delay_s < high[0]):
+            return Rank.REGULAR, low[0] + self._delay_s, low[1]
+        if high is not None:
+            return Rank.REGULAR, *high
+        for rank, heap in (
+            (Rank.RELEGATED, self._relegated),
+            (Rank.BEST_EFFORT, self._best_effort),
+        ):
+            if (item := heap.peek(level)) is not None:
+                return rank, *item
+        return None
+
+    def aged(self, now: UnixTime) -> Entry | None:
+        """The first relegated or best-effort request past its aging bound."""
+        for heap in (self._relegated, self._best_effort):
+            item = heap.peek(self.level)
+            if item is not None:
+                entry = item[1]
+                if entry.view.arrived_at + self._options.aging_bound_s <= now:
+                    return entry
+        return None
+
+    def relegate(self, entry: Entry) -> None:
+        """A waiting request will miss its deadline."""
+        self.discard(entry)
+        entry.rank = Rank.RELEGATED
+        self.push(entry)
+
+    @property
+    def _delay_s(self) -> Seconds:
+        """What unimportant work gives way by."""
+        return self._options.unimportant_delay_s if self._overload.is_on else 0.0
+
+    def _heap(self, entry: Entry) -> WaitingHeap:
+        if entry.rank is Rank.REGULAR:
+            low = entry.view.importance is Importance.LOW
+            return self._unimportant if low else self._important
+        return self._relegated if entry.rank is Rank.RELEGATED else self._best_effort
+
+    def _heaps(self) -> Iterable[WaitingHeap]:
+        return (
+            self._important,
+            self._unimportant,
+            self._relegated,
+            self._best_effort,
+        )
+
+
+def _arrival(entry: Entry) -> float:
+    return entry.view.arrived_at
+
+
+def _key(options: SchedulingOptions, weight: Seconds) -> EntryKey:
+    function = key_function(options.ordering)
+
+    def key(entry: Entry) -> float:
+        view = entry.view
+        work = remaining_work_tokens(
+            entry.qos_class,
+            prefill_tokens=entry.prefill_tokens,
+            decode_tokens=entry.decode_tokens,
+        )
+        deadline_at = planning_deadline_at(view.slo, view.arrived_at)
+        return function(view.arrived_at, deadline_at, work, weight, entry.service_s)
+
+    return key
