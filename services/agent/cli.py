@@ -10,7 +10,14 @@ from contextlib import suppress
 from services.agent.service import check, serve
 from services.agent.settings import Settings
 from shared.broker import topology
-from shared.broker.protocol import BindingSpec, Broker, Delivery, OutMessage, Settlement
+from shared.broker.protocol import (
+    BindingSpec,
+    Broker,
+    Delivery,
+    OutMessage,
+    PublishOutcome,
+    Settlement,
+)
 from shared.contracts.base import Decoder, InstanceId, encode
 from shared.contracts.control import DrainInstance
 from shared.contracts.errors import ContractError
@@ -69,11 +76,14 @@ async def drain(settings: Settings, arguments: argparse.Namespace) -> int:
     instance_id = InstanceId(settings.instance_id)
     command = DrainInstance(instance_id=instance_id, exit=arguments.exit)
     async with broker_factory(settings.amqp_url)("headway-drain") as broker:
-        await broker.publish(
+        outcome = await broker.publish(
             topology.CONTROL,
             topology.command_instance(instance_id),
             OutMessage(body=encode(command), kind="instance.drain.v1", persistent=False),
         )
+        if outcome is not PublishOutcome.CONFIRMED:
+            print(f"no agent listens as instance {instance_id!r}", file=sys.stderr)
+            return EXIT_FAILED
         deadline_at = time.time() + arguments.timeout
         status = None
         while time.time() < deadline_at:

@@ -1,5 +1,7 @@
 """What leaves the agent for producers and queues."""
 
+import contextlib
+
 import structlog
 
 from shared.broker import topology
@@ -7,6 +9,7 @@ from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome,
 from shared.broker.retry import publish_until_confirmed, send_softly, until_available
 from shared.contracts.base import InstanceId, RequestId, UnixTime, encode
 from shared.contracts.control import LaneNonempty
+from shared.contracts.errors import BrokerUnavailableError
 from shared.contracts.requests import (
     ErrorInfo,
     Final,
@@ -67,15 +70,22 @@ class Outbox:
 
     async def flush(self, reply_to: str) -> None:
         """Send what is gathered for one destination."""
+        if (message := self._gathered(reply_to)) is not None:
+            await send_softly(self._broker, topology.REPLIES, reply_to, message)
+
+    async def _flush_confirmed(self, reply_to: str) -> None:
+        """Send what is gathered for one destination and wait until the broker has it."""
+        if (message := self._gathered(reply_to)) is not None:
+            with contextlib.suppress(BrokerUnavailableError):  # finals are complete without
+                await self._broker.publish(topology.REPLIES, reply_to, message)
+
+    def _gathered(self, reply_to: str) -> OutMessage | None:
+        """Take what is gathered for one destination, as one message."""
         chunks = self._pending.pop(reply_to, None)
-        if chunks:
-            batch = TokensEmitted(instance_id=self._instance_id, chunks=tuple(chunks.values()))
-            await send_softly(
-                self._broker,
-                topology.REPLIES,
-                reply_to,
-                OutMessage(body=encode(batch), kind="tokens.emitted.v1", persistent=False),
-            )
+        if not chunks:
+            return None
+        batch = TokensEmitted(instance_id=self._instance_id, chunks=tuple(chunks.values()))
+        return OutMessage(body=encode(batch), kind="tokens.emitted.v1", persistent=False)
 
     async def flush_all(self) -> None:
         """Send what is gathered for everybody."""
@@ -90,7 +100,8 @@ class Outbox:
         """
         if reply_to is None:
             return
-        await self.flush(reply_to)
+        # Confirmed, since tokens go by another channel than finals and could come after them.
+        await self._flush_confirmed(reply_to)
         kind = "request.failed.v1" if isinstance(final, RequestFailed) else "request.completed.v1"
         message = OutMessage(
             body=encode(final),

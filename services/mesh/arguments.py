@@ -30,7 +30,7 @@ def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
     def verb(name: str, text: str) -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=text, description=text, parents=[common])
 
-    _up(verb("up", "run a whole mesh on this machine until Ctrl-C"), amqp_url)
+    _up(verb("up", "run a whole mesh on this machine until Ctrl-C"))
     _submit(verb("submit", "publish a request over AMQP and print its answer as it comes"))
     top = verb("top", "follow instances, their work and SLO attainment")
     top.add_argument("--once", action="store_true", help="one look instead of a live view")
@@ -39,15 +39,15 @@ def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
     return root
 
 
-def _up(up: argparse.ArgumentParser, amqp_url: str) -> None:
+def _up(up: argparse.ArgumentParser) -> None:
     up.add_argument(
         "--broker",
-        default=amqp_url,
         metavar="URL",
-        help=f"AMQP URL, or `{EMBEDDED}`: everything in one process, nothing to install",
+        help=f"AMQP URL, by default that of --amqp-url; or `{EMBEDDED}`: everything in one "
+        "process, nothing to install",
     )
     up.add_argument("--agents", type=int, default=2, metavar="N")
-    up.add_argument("--engine", default="simulated", help="simulated or vllm")
+    up.add_argument("--engine", default="simulated", choices=("simulated", "vllm"))
     up.add_argument("--groupers", type=int, default=1, metavar="N")
     up.add_argument(
         "--leaders", type=int, default=1, metavar="N", help="one leads, others stand by"

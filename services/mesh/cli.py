@@ -43,12 +43,15 @@ Options = argparse.Namespace
 
 async def up(options: Options) -> int:
     """Run the mesh until Ctrl-C."""
+    broker = options.broker or options.amqp_url
+    if options.agents < 1:
+        raise SettingsError("--agents must be at least 1: nobody else serves")
     registry = options.registry
     if registry is None:
         registry = make_tiny_models(options.log_dir / "models", weights=options.engine == "vllm")
     bases = ModelRegistry.load(registry).bases
     spec = MeshSpec(
-        broker=options.broker,
+        broker=broker,
         registry=registry,
         log_dir=options.log_dir,
         gateway_port=options.port,
@@ -78,7 +81,7 @@ async def up(options: Options) -> int:
         starting = None
         print(
             f"ready: {spec.gateway_url}/v1  models: {', '.join(bases)}  "
-            f"broker: {masked_url(options.broker)}  logs: {spec.log_dir}\nCtrl-C drains and stops",
+            f"broker: {masked_url(broker)}  logs: {spec.log_dir}\nCtrl-C drains and stops",
             file=sys.stderr,
         )
         while not stop.is_set():

@@ -25,7 +25,10 @@ def read_requests(file: Path) -> list[InferenceRequest]:
     Raises:
         ContractError: Names the line.
     """
-    data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    try:
+        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise ContractError(f"cannot read {file}: {error}", param="file") from error
     requests = []
     for number, line in enumerate(data.splitlines(), start=1):
         if line.strip():
