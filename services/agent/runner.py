@@ -29,8 +29,8 @@ log = structlog.get_logger()
 
 MAX_CRASHES = 3
 """Engine crashes after which a request that ran alone is taken for the cause."""
-INLINE_PROMPT_CHARS = 4096
-"""Longer prompts are tokenized in a thread, so that heartbeats go on."""
+INLINE_PROMPT_LENGTH = 4096
+"""Characters, or token ids, beyond which a prompt is seen to in a thread: heartbeats go on."""
 
 
 class Runner:
@@ -147,7 +147,8 @@ class Runner:
         prompt = request.messages if request.prompt is None else request.prompt
         if prompt is None:
             raise ContractError("the request has neither prompt nor messages", param="prompt")
-        if isinstance(prompt, str) and len(prompt) <= INLINE_PROMPT_CHARS:
+        is_chat = request.prompt is None
+        if not is_chat and len(prompt) <= INLINE_PROMPT_LENGTH:
             return tokenizer.encode(prompt)
         return await asyncio.to_thread(tokenizer.encode, prompt)
 

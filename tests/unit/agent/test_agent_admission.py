@@ -102,6 +102,8 @@ async def test_filler_makes_room_for_work_with_a_reachable_slo(rig: AgentRig):
     await hold_all(rig, *(a_request(f"f{n}", slo=BEST_EFFORT) for n in range(3)))
     async with admitting(rig):
         assert await rested(rig) == {"f0", "f1", "f2"}
+        for name in ("f0", "f1", "f2"):
+            await rig.engine.began(name)
         rig.engine.emit("f0", 20, 21, 22)
         rig.engine.emit("f1", 20)
         rig.engine.emit("f2", 20, 21)
