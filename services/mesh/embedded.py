@@ -52,7 +52,9 @@ class EmbeddedMesh:
                 await wait_ready(
                     broker, self.spec, timeout_s=self._ready_timeout_s, check=self.check
                 )
-        except BaseException:
+        except (
+            BaseException
+        ):  # cancelled or failed: what was begun is undone, and it is raised again
             await self.stop()
             raise
         return self

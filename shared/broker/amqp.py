@@ -79,7 +79,9 @@ class AmqpBroker:
         try:
             await self._publishing.connect(on_lost=lambda: None, on_restored=lambda: None)
             await self._consuming.connect(on_lost=self._on_lost, on_restored=self._restorer.wake)
-        except BaseException:
+        except (
+            BaseException
+        ):  # cancelled or failed: what was begun is undone, and it is raised again
             await self.close()
             raise
         self._tasks.spawn(self._restorer.run(), name="broker restorer")

@@ -84,7 +84,9 @@ class AmqpConnection:
             if isinstance(error.__cause__, ProbableAuthenticationError | ConnectionNotAllowed):
                 raise SettingsError(f"the broker refuses the login: {error.__cause__}") from error
             raise
-        except BaseException:
+        except (
+            BaseException
+        ):  # cancelled or failed: what was begun is undone, and it is raised again
             await robust.close()
             raise
         self._robust = robust
@@ -153,7 +155,9 @@ class AmqpConnection:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     yield channel
-            except BaseException:
+            except (
+                BaseException
+            ):  # cancelled or failed: what was begun is undone, and it is raised again
                 with suppress(TimeoutError):
                     await channel.close(timeout=CLOSE_TIMEOUT_S)
                 raise

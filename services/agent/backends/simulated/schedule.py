@@ -1,21 +1,10 @@
 """What one iteration computes, while it is being put together."""
 
 from services.agent.backends.simulated.run import Run
-from shared.contracts.base import Seconds
 from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.telemetry import Iteration
+from solver.prediction.latency_model import predict_s
 from solver.scheduling.decision import IterationDecision
-
-
-def iteration_s(latency: LatencyCoefficients, compute_tokens: int, context_tokens: int) -> Seconds:
-    """The time of an iteration as `LatencyCoefficients` defines it."""
-    return (
-        latency.constant_s
-        + latency.linear_s * compute_tokens
-        + latency.attention_s * compute_tokens**2
-        + latency.cross_s * compute_tokens * context_tokens
-        + latency.context_s * context_tokens
-    )
 
 
 class Schedule:
@@ -49,7 +38,9 @@ class Schedule:
 
     def iteration(self, latency: LatencyCoefficients) -> Iteration:
         """The iteration as telemetry reports it; takes no time if it computes nothing."""
-        duration_s = iteration_s(latency, self._compute_tokens, self._context_tokens)
+        duration_s = predict_s(
+            latency, compute_tokens=self._compute_tokens, context_tokens=self._context_tokens
+        )
         return Iteration(
             compute_tokens=self._compute_tokens,
             context_tokens=self._context_tokens,
