@@ -11,19 +11,16 @@ from collections.abc import Sequence
 
 from ops.sim.limits import EngineLimits, EngineTotals
 from ops.sim.request import SimRequest
+from ops.sim.work import Work, view_of
 from shared.contracts.base import RequestId, Seconds, UnixTime
 from shared.contracts.telemetry import Iteration
 from solver.scheduling.decision import (
     BatchState,
     IterationDecision,
     IterationOutcome,
-    RequestView,
     SchedulingPolicy,
 )
 from solver.scheduling.latency import LatencyTable
-
-_HIDDEN_MAX_TOKENS = 4096
-"""Policies know a limit of the answer, never its length."""
 
 
 class SimulatedReplica:
@@ -53,6 +50,8 @@ class SimulatedReplica:
         self._decodes: list[SimRequest] = []
         self._prefills: list[SimRequest] = []
         self._waiting: dict[RequestId, SimRequest] = {}
+        self._arrivals: deque[SimRequest] = deque()
+        """Still to come in this `run`."""
         self.totals = EngineTotals()
 
     @property
@@ -78,7 +77,7 @@ class SimulatedReplica:
         Returns:
             When the last of them finished, or the time of the stop.
         """
-        arrivals = deque(requests)
+        arrivals = self._arrivals = deque(requests)
         now = 0.0
         while arrivals or self.num_unfinished:
             if not self.num_unfinished:
@@ -97,19 +96,8 @@ class SimulatedReplica:
 
     def add(self, request: SimRequest) -> None:
         """*request* waits from now on."""
-        arrival = request.arrival
         self._waiting[request.request_id] = request
-        self._policy.add(
-            RequestView(
-                request_id=request.request_id,
-                arrived_at=arrival.arrived_at,
-                prompt_tokens=arrival.prompt_tokens,
-                max_tokens=_HIDDEN_MAX_TOKENS,
-                slo=arrival.slo,
-                importance=arrival.importance,
-                application=arrival.class_name,
-            )
-        )
+        self._policy.add(view_of(request))
 
     def iterate(self, now: UnixTime) -> Seconds:
         """Compute one iteration that begins *now*; returns its duration, 0 if it was empty."""
@@ -127,25 +115,19 @@ class SimulatedReplica:
         preempted = self._preempt_decided(decision)
         total = budget = max(1, min(decision.token_budget, limits.max_budget_tokens))
         parts: list[tuple[SimRequest, int]] = []
-        budget, num_decodes, context, starved = self._schedule_decodes(budget)
-        decoding = self._decodes[:num_decodes]
+        budget, num_decodes, starved = self._schedule_decodes(budget)
         budget = self._schedule_prefills(decision, budget, parts, starved)
         admitted = [] if starved else self._admit(decision, budget, parts)
-        tokens = num_decodes
-        pairs = 0.0
-        for run, count in parts:
-            before = run.num_computed_tokens
-            tokens += count
-            pairs += count * (before + count / 2)
-            context += before
-        assert tokens <= total
-        duration_s = self._latency.predict_s(tokens, pairs, context) if tokens else 0.0
+        work = Work(self._decodes[:num_decodes], parts)
+        assert work.tokens <= total
+        duration_s, work = self._compute(now, work)
+        tokens, num_decodes = work.tokens, len(work.decodes)
         self._policy.observe(
             now + duration_s,
             IterationOutcome(
                 iteration=Iteration(
                     compute_tokens=tokens,
-                    context_tokens=context,
+                    context_tokens=work.context_tokens,
                     num_decodes=num_decodes,
                     duration_s=duration_s,
                 ),
@@ -156,8 +138,16 @@ class SimulatedReplica:
         self.totals.count(duration_s, tokens, num_decodes)
         if self._record and tokens:
             self.totals.steps.append((tokens, num_decodes))
-        self._advance(now + duration_s, decoding, parts)
+        self._advance(now + duration_s, work)
         return duration_s
+
+    def _compute(self, now: UnixTime, work: Work) -> tuple[Seconds, Work]:  # noqa: ARG002 - seam
+        """How long the iteration takes that begins *now*, and what of *work* it gets done."""
+        return work.duration_s(self._latency), work
+
+    def _is_loading(self, run: SimRequest) -> bool:  # noqa: ARG002 - seam
+        """Whether KV that *run* had before is on its way back; it rests until then."""
+        return False
 
     def _preempt_decided(self, decision: IterationDecision) -> list[SimRequest]:
         if not decision.preempted:
@@ -169,11 +159,11 @@ class SimulatedReplica:
             self._preempt(run)
         return victims
 
-    def _schedule_decodes(self, budget: int) -> tuple[int, int, int, list[SimRequest]]:
-        """Budget left, decodes computed, their context, and whoever lost its KV for them."""
+    def _schedule_decodes(self, budget: int) -> tuple[int, int, list[SimRequest]]:
+        """Budget left, decodes computed, and whoever lost its KV for them."""
         starved: list[SimRequest] = []
         block_tokens = self._limits.block_tokens
-        context = index = 0
+        index = 0
         decodes = self._decodes
         while index < len(decodes) and budget > 0:
             run = decodes[index]
@@ -184,13 +174,12 @@ class SimulatedReplica:
                     starved.append(victim)
                     self._preempt(victim)
                     if victim is run:
-                        return budget, index, context, starved
+                        return budget, index, starved
                 self._free_blocks -= 1
                 run.blocks += 1
-            context += computed
             budget -= 1
             index += 1
-        return budget, index, context, starved
+        return budget, index, starved
 
     def _schedule_prefills(
         self,
@@ -205,7 +194,7 @@ class SimulatedReplica:
         while index < len(self._prefills) and budget > 0:
             run = self._prefills[index]
             index += 1
-            if run.request_id in decision.held:
+            if run.request_id in decision.held or self._is_loading(run):
                 continue
             count = min(run.num_prefill_tokens - run.num_computed_tokens, budget)
             if cap is not None:
@@ -232,16 +221,19 @@ class SimulatedReplica:
             run = self._waiting[request_id]
             if -(-run.num_prefill_tokens // limits.block_tokens) > self._free_blocks:
                 break
-            count = min(run.num_prefill_tokens, budget)
-            if cap is not None:
-                count = min(count, max(1, cap))
             del self._waiting[request_id]
             self._prefills.append(run)
             admitted.append(run)
+            room -= 1
+            if self._is_loading(run):
+                self._grow(run, 0)
+                continue
+            count = min(run.num_prefill_tokens - run.num_computed_tokens, budget)
+            if cap is not None:
+                count = min(count, max(1, cap))
             self._grow(run, count)
             parts.append((run, count))
             budget -= count
-            room -= 1
         return admitted
 
     def _grow(self, run: SimRequest, count: int) -> bool:
@@ -265,17 +257,15 @@ class SimulatedReplica:
         run.is_prefill = True
         self._waiting[run.request_id] = run
 
-    def _advance(
-        self, now: UnixTime, decoding: list[SimRequest], parts: list[tuple[SimRequest, int]]
-    ) -> None:
+    def _advance(self, now: UnixTime, work: Work) -> None:
         finished = False
-        for run in decoding:
+        for run in work.decodes:
             run.num_computed_tokens += 1
             finished |= self._generate(run, now)
         if finished:
             self._decodes = [run for run in self._decodes if run.finished_at is None]
         complete = False
-        for run, count in parts:
+        for run, count in work.prefills:
             run.num_computed_tokens += count
             if run.num_computed_tokens >= run.num_prefill_tokens:
                 complete = True
@@ -295,3 +285,7 @@ class SimulatedReplica:
         run.blocks = 0
         self._policy.remove(run.request_id)
         return True
+
+    def kept_tokens(self, run: SimRequest) -> int:
+        """Tokens of *run* that need not be computed again."""
+        return run.num_computed_tokens

@@ -34,15 +34,34 @@ class LengthModel:
     Args:
         shares: Rising from 0 to 1.
         tokens: At those shares.
+        mean: Of all lengths; between two quantiles they lie so much nearer to the lower one.
+            Without it they are spread evenly there.
     """
 
     shares: tuple[float, ...]
     tokens: tuple[float, ...]
+    mean: float | None = None
 
     def draw(self, random: np.random.Generator, count: int) -> list[int]:
         """*count* lengths, at least 1 token each."""
-        drawn = np.interp(random.random(count), self.shares, self.tokens)
-        return [max(1, round(value)) for value in drawn]
+        shares, tokens = np.array(self.shares), np.array(self.tokens)
+        drawn = random.random(count)
+        low = np.searchsorted(shares, drawn, side="right") - 1
+        width, rise = np.diff(shares)[low], np.diff(tokens)[low]
+        values = tokens[low] + rise * ((drawn - shares[low]) / width) ** self._bend()
+        return [max(1, round(value)) for value in values]
+
+    def _bend(self) -> float:
+        """Power of the curve between two quantiles that gives the mean."""
+        if self.mean is None:
+            return 1.0
+        widths = np.diff(self.shares)
+        lowest = float(widths @ np.array(self.tokens[:-1]))
+        highest = float(widths @ np.array(self.tokens[1:]))
+        if not lowest < self.mean < highest:
+            raise ValueError(f"the mean {self.mean} is not between {lowest} and {highest}")
+        # The mean of v ** bend over a stretch is 1 / (bend + 1).
+        return (highest - lowest) / (self.mean - lowest) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +106,8 @@ def _table2(name: str, prompt: tuple[float, float], output: tuple[float, float])
 MIXES: dict[str, LengthMix] = {
     "code": LengthMix(
         name="code",
-        prompt=LengthModel(shares=_CODE_SHARES, tokens=_CODE_PROMPTS),
-        output=LengthModel(shares=_CODE_SHARES, tokens=_CODE_OUTPUTS),
+        prompt=LengthModel(shares=_CODE_SHARES, tokens=_CODE_PROMPTS, mean=2550),
+        output=LengthModel(shares=_CODE_SHARES, tokens=_CODE_OUTPUTS, mean=22),
     ),
     "conversation": _table2("conversation", (928, 3830), (41, 342)),
     "sharegpt": _table2("sharegpt", (1730, 5696), (415, 834)),
@@ -101,8 +120,8 @@ MIXES: dict[str, LengthMix] = {
 """
 QoServe's table 2 by p50 and p90.
 
-`code` has the shape of the public Azure LLM inference trace of 2023 (code), mapped by a power
-law to the table's percentiles; the next two are lognormal. `long` is the synthetic trace of
+`code` has quantiles and mean of the public Azure LLM inference trace of 2023 (code), mapped by a
+power law to the table's percentiles; the next two are lognormal. `long` is the synthetic trace of
 §4.5.1.
 """
 

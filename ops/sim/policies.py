@@ -3,9 +3,11 @@
 from collections.abc import Callable
 
 from solver.scheduling.baselines import FixedChunkEdf, FixedChunkFcfs, FixedChunkSjf, FixedChunkSrpf
+from solver.scheduling.co_serving_baselines import NonPreemptive, SarathiPreemptive
 from solver.scheduling.decision import SchedulingPolicy
 from solver.scheduling.latency import LatencyTable
 from solver.scheduling.options import VARIANTS
+from solver.scheduling.polyserve import PolyServe
 from solver.scheduling.qoserve import QoServePolicy
 from solver.scheduling.shrinking_chunk import ShrinkingChunk
 
@@ -16,16 +18,20 @@ _FIXED: dict[str, Callable[[int], SchedulingPolicy]] = {
     "sarathi-edf": FixedChunkEdf,
     "sarathi-srpf": FixedChunkSrpf,
     "sarathi-sjf": FixedChunkSjf,
+    "sarathi-preemptive": SarathiPreemptive,
+    "non-preemptive": NonPreemptive,
 }
 _CHUNK_TOKENS = 256
 """Largest that keeps a TBT of 50 ms (QoServe §4)."""
+_BIN_S = 0.05
 
 
 def policy_factory(name: str) -> PolicyFactory:
     """
     What makes the policy called *name*.
 
-    `sarathi-*` take a chunk size after a colon: `sarathi-fcfs:2048`.
+    `sarathi-*` and `non-preemptive` take a chunk size after a colon: `sarathi-fcfs:2048`,
+    `polyserve` the TBT of its bin in milliseconds: `polyserve:100`.
 
     Raises:
         ValueError: There is none.
@@ -35,6 +41,9 @@ def policy_factory(name: str) -> PolicyFactory:
     if name == "shrinking":
         return lambda latency: ShrinkingChunk(latency, limit_s=0.05)
     kind, _, chunk = name.partition(":")
+    if kind == "polyserve" and (chunk.isdigit() or not chunk):
+        bin_s = int(chunk) / 1000 if chunk else _BIN_S
+        return lambda latency: PolyServe(latency, bin_s=bin_s)
     if kind in _FIXED and (chunk.isdigit() or not chunk):
         tokens = int(chunk) if chunk else _CHUNK_TOKENS
         return lambda _latency: _FIXED[kind](tokens)
@@ -43,4 +52,4 @@ def policy_factory(name: str) -> PolicyFactory:
 
 def policy_names() -> list[str]:
     """All of them, without chunk sizes."""
-    return sorted([*VARIANTS, *_FIXED, "shrinking"])
+    return sorted([*VARIANTS, *_FIXED, "polyserve", "shrinking"])

@@ -6,9 +6,9 @@ from numpy.typing import NDArray
 from shared.contracts.base import Seconds
 from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.telemetry import Iteration
+from solver.prediction.least_squares import non_negative
 
 NUM_TERMS = 5
-SWEEPS = 400
 
 
 def predict_s(
@@ -87,15 +87,10 @@ def _terms(iteration: Iteration) -> NDArray[np.float64]:
 
 
 def _non_negative(normal: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Coordinate descent on the normal equations, scaled; terms that stay unseen are 0."""
+    """The coefficients, scaled so that all count alike; terms that stay unseen are 0."""
     scale = np.sqrt(np.diag(normal))
     seen = scale > 0
     scale[~seen] = 1.0
     matrix = normal / np.outer(scale, scale) + 1e-9 * np.eye(NUM_TERMS)
     vector = target / scale
-    solution = np.zeros(NUM_TERMS)
-    for _ in range(SWEEPS):
-        for i in np.flatnonzero(seen):
-            residual = vector[i] - matrix[i] @ solution + matrix[i, i] * solution[i]
-            solution[i] = max(0.0, residual / matrix[i, i])
-    return np.asarray(solution / scale, dtype=np.float64)
+    return np.asarray(non_negative(matrix, vector) / scale, dtype=np.float64)

@@ -39,6 +39,18 @@ def decode_slack_s(entry: Entry, output_tokens: int, now: UnixTime) -> Seconds:
     return left_s / max(1.0, entry.decode_tokens - output_tokens)
 
 
+def steady_limit_s(entry: Entry, output_tokens: int, now: UnixTime) -> Seconds:
+    """
+    As `decode_slack_s`, but an interactive decode allows its TBT target each time.
+
+    Source: ConServe §4.2, algorithm 1: one TBT target for every iteration.
+    Decided: also when its first token was late, since the pace of the rest can still be kept.
+    """
+    if entry.qos_class is QosClass.INTERACTIVE:
+        return entry.tbt_s
+    return decode_slack_s(entry, output_tokens, now)
+
+
 def chunk_tokens(
     latency: LatencyTable,
     decodes: PlannedBatch,
@@ -82,7 +94,7 @@ def chunk_tokens(
     for total in range(first, base + most + 1, TILE_TOKENS):
         count = total - base
         duration_s = fixed_s + tokens_s[total] + pair_s * count * (before_tokens + count / 2)
-        rate = count / duration_s
+        rate = count / duration_s if duration_s > 0 else inf
         if rate > best_rate:
             best, best_rate = count, rate
     return best

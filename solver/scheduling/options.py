@@ -20,8 +20,13 @@ class SchedulingOptions:
     """While overloaded, work of low importance is ordered as if it were due later."""
     preemption: bool = True
     """A waiting request may make a running prefill of lower priority rest."""
-    max_chunk_tokens: int = 2500
-    """Tokens of one iteration at most, decodes included (QoServe §4.1.4)."""
+    max_chunk_tokens: int = 4096
+    """
+    Tokens of one iteration at most, decodes included.
+
+    Differs: QoServe §4.1.4 stops at 2500, where its engine saturates. The measured curve tells
+    that by itself; this bounds how long an arrival waits for the iteration before its own.
+    """
     fixed_chunk_tokens: int = 256
     """Instead, without dynamic chunking."""
     low_work_weight_s_per_token: Seconds = 0.001
@@ -41,6 +46,18 @@ class SchedulingOptions:
     """Share of each slack that is left for errors of the latency model."""
     iteration_limit_s: Seconds = math.inf
     """Longest iteration while interactive work is running (ConServe's TBT budget)."""
+    steady_pace: bool = False
+    """
+    No gap between the tokens of interactive work above its TBT target (ConServe).
+
+    Otherwise time that a request saved may be spent in longer gaps (QoServe eq. 2).
+    """
+    best_effort_kv_reserve: float = 0.0
+    """Share of the KV that starting best-effort work leaves free for others."""
+    best_effort_decode_share: float = math.inf
+    """Share of the iteration limit up to which decodes leave room for more best effort."""
+    best_effort_yields: bool = False
+    """Best-effort work gives up its KV, decoding or not, when other work needs it."""
     default_decode_tokens: int = 128
     """Expected of an application without history."""
     fairness_weight: float = 0.0
@@ -62,11 +79,23 @@ def _fixed_weight(options: SchedulingOptions) -> SchedulingOptions:
     return replace(options, low_work_weight_s_per_token=options.high_work_weight_s_per_token)
 
 
-DEFAULT = SchedulingOptions()
+_BASE = SchedulingOptions()
+DEFAULT = replace(
+    _BASE, best_effort_yields=True, best_effort_kv_reserve=0.05, best_effort_decode_share=0.4
+)
 
-_FULL = _fixed_weight(DEFAULT)
-_PAPER = replace(_FULL, curve_chunking=False)
+_FULL = _fixed_weight(_BASE)
+_PAPER = replace(_FULL, curve_chunking=False, max_chunk_tokens=2500)
 _DC = replace(_PAPER, ordering=Ordering.EDF, relegation=False, overload_mode=False)
+_CO_SERVING = replace(
+    _FULL,
+    ordering=Ordering.FCFS,
+    max_chunk_tokens=2500,
+    relegation=False,
+    overload_mode=False,
+    steady_pace=True,
+    best_effort_yields=True,
+)
 
 VARIANTS: dict[str, SchedulingOptions] = {
     "edf": replace(_DC, dynamic_chunking=False),
@@ -76,8 +105,18 @@ VARIANTS: dict[str, SchedulingOptions] = {
     "dc-fcfs": replace(_DC, ordering=Ordering.FCFS),
     "dc+er": replace(_DC, relegation=True, overload_mode=True),
     "qoserve": _PAPER,
+    "qoserve-1ms": replace(
+        _PAPER, low_work_weight_s_per_token=0.001, high_work_weight_s_per_token=0.001
+    ),
+    "qoserve-4ms": replace(
+        _PAPER, low_work_weight_s_per_token=0.004, high_work_weight_s_per_token=0.004
+    ),
     "qoserve+curve": _FULL,
     "adaptive": DEFAULT,
+    "conserve": _CO_SERVING,
+    "conserve+admission": replace(
+        _CO_SERVING, best_effort_kv_reserve=0.05, best_effort_decode_share=0.4
+    ),
     "prefill": replace(_PAPER, max_chunk_tokens=8192),
     "quartz": replace(_FULL, ordering=Ordering.QUARTZ),
     "combined": replace(_FULL, ordering=Ordering.COMBINED, fairness_weight=0.02),
@@ -85,7 +124,10 @@ VARIANTS: dict[str, SchedulingOptions] = {
 """
 By name, from Sarathi with priority queues to all of it.
 
-QoServe's ablation is `edf`, `dc`, `dc+er`, `qoserve` (table 5); `qoserve+curve` adds the
-measured curve, and `adaptive`, the default, the work weight that follows the load. `prefill`
-is for engines that only prefill (§4.1.3).
+QoServe's ablation is `edf`, `dc`, `dc+er`, `qoserve` (table 5); `qoserve-1ms` and `qoserve-4ms`
+have a lower work weight than its 8 ms per token (figure 14); `qoserve+curve` adds the measured
+curve, and `adaptive`, the default, the work weight that follows the load. `conserve`
+is ConServe's algorithm 1: online work in order of arrival, offline work from what its pace
+leaves; `conserve+admission` also limits how much offline work begins. `prefill` is for engines
+that only prefill (§4.1.3).
 """

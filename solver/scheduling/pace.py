@@ -15,6 +15,8 @@ class EnginePace:
     """
     Time of a prefill token and of an iteration, as moving averages.
 
+    They begin as the latency model has them, which counts as one iteration.
+
     Args:
         latency: Of the engine; may be replaced by a better one.
         chunk_tokens: Chunk that the first estimates assume.
@@ -24,15 +26,20 @@ class EnginePace:
         self.latency = latency
         self.iteration_s: Seconds = latency.predict_s(chunk_tokens, chunk_tokens**2 / 2, 0)
         self.token_s: Seconds = self.iteration_s / chunk_tokens
+        self._num_iterations = 1
+        self._num_prefills = 1
 
     def observe(self, iteration: Iteration) -> None:
         """An iteration took place."""
         if iteration.duration_s <= 0:
             return
-        self.iteration_s += _SMOOTHING * (iteration.duration_s - self.iteration_s)
+        self._num_iterations += 1
+        self.iteration_s += _share(self._num_iterations) * (iteration.duration_s - self.iteration_s)
         prefill_tokens = iteration.compute_tokens - iteration.num_decodes
         if prefill_tokens >= _LEARN_TOKENS:
-            self.token_s += _SMOOTHING * (iteration.duration_s / prefill_tokens - self.token_s)
+            self._num_prefills += 1
+            token_s = iteration.duration_s / prefill_tokens
+            self.token_s += _share(self._num_prefills) * (token_s - self.token_s)
 
     def is_hopeless(self, entry: Entry, now: UnixTime) -> bool:
         """Whether *entry* would be late even if it were served from *now* on."""
@@ -43,3 +50,8 @@ class EnginePace:
             token_s=self.token_s,
             decode_s=self.iteration_s,
         )
+
+
+def _share(count: int) -> float:
+    """Weight of the newest of *count* observations: at first all count alike."""
+    return max(_SMOOTHING, 1 / count)

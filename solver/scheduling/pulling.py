@@ -7,6 +7,8 @@ from enum import IntEnum
 
 from shared.contracts.base import Seconds, UnixTime
 
+_SMOOTHING = 0.05
+
 
 class SourceKind(IntEnum):
     """The inbox, a lane and its companions, in the order they are taken at equal deadlines."""
@@ -39,25 +41,39 @@ class Source:
 class _Head:
     source: Source
     deadline_at: UnixTime
+    work_tokens: float = 0.0
+    """Mean of what was pulled from there; 0 until then, so that every source is tried."""
     quiet_until: UnixTime = 0.0
 
 
 class PullOrder:
     """
-    Picks the source whose head has the smallest priority key.
+    Picks the source whose head has the smallest priority key: deadline plus weighted work.
 
     A head's deadline is estimated: FIFO inside a lane is EDF up to one band, so the last
     deadline seen there is a lower bound of the next, and a band's lower edge is one before
-    anything was seen. Empty sources are left alone until told otherwise or *poll_s* has passed.
+    anything was seen. Its work is taken to be the mean of what came from there: a lane holds
+    work of one class. Empty sources are left alone until told otherwise or *poll_s* has passed.
+
+    Source: QoServe eqs 4-5, for the heads of lanes instead of requests.
 
     Args:
         poll_s: How long a source that was empty stays unasked.
         best_effort_every: Of so many pulls one is kept for best effort, if it has any.
+        work_weight_s_per_token: QoServe's alpha; 0 is earliest deadline first, which serves
+            hardly anybody in time once there is more work than time for it.
     """
 
-    def __init__(self, *, poll_s: Seconds, best_effort_every: int = 8) -> None:
+    def __init__(
+        self,
+        *,
+        poll_s: Seconds,
+        best_effort_every: int = 8,
+        work_weight_s_per_token: Seconds = 0.008,
+    ) -> None:
         self._poll_s = poll_s
         self._best_effort_every = best_effort_every
+        self._work_weight = work_weight_s_per_token
         self._heads: dict[str, _Head] = {}
         self._held: dict[str, UnixTime] = {}
         self._since_best_effort = 0
@@ -94,14 +110,17 @@ class PullOrder:
         pool = filler if filler and (owed or not urgent) else urgent
         if not pool:
             return None
-        best = min(pool, key=lambda head: (head.deadline_at, head.source.kind, head.source.queue))
+        best = min(pool, key=self._key)
         self._since_best_effort = 0 if best.source.best_effort else self._since_best_effort + 1
         return best.source
 
-    def pulled(self, queue: str, deadline_at: UnixTime) -> None:
-        """A request with *deadline_at* came from *queue*."""
-        if (head := self._heads.get(queue)) is not None:
-            head.deadline_at = deadline_at
+    def pulled(self, queue: str, deadline_at: UnixTime, work_tokens: float = 0.0) -> None:
+        """A request with *deadline_at* and so much predicted work came from *queue*."""
+        if (head := self._heads.get(queue)) is None:
+            return
+        head.deadline_at = deadline_at
+        first = head.work_tokens == 0.0
+        head.work_tokens += (work_tokens - head.work_tokens) * (1.0 if first else _SMOOTHING)
 
     def empty(self, queue: str, now: UnixTime) -> None:
         """*queue* had nothing."""
@@ -127,6 +146,10 @@ class PullOrder:
     def wake_at(self) -> UnixTime:
         """When the first quiet source should be asked again; infinite without sources."""
         return min((self._asleep_until(head) for head in self._heads.values()), default=math.inf)
+
+    def _key(self, head: _Head) -> tuple[float, SourceKind, str]:
+        key = head.deadline_at + self._work_weight * head.work_tokens
+        return (key, head.source.kind, head.source.queue)
 
     def _is_behind(self, head: _Head, now: UnixTime) -> bool:
         """Whether *head* waits for another source to be empty."""

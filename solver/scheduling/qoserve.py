@@ -5,7 +5,8 @@ from math import inf
 
 from shared.contracts.base import RequestId, Seconds, TenantId, UnixTime
 from solver.scheduling.admission import PlannedBatch
-from solver.scheduling.chunking import decode_slack_s
+from solver.scheduling.best_effort import Allowance
+from solver.scheduling.chunking import decode_slack_s, steady_limit_s
 from solver.scheduling.decision import (
     BatchState,
     IterationDecision,
@@ -20,6 +21,8 @@ from solver.scheduling.options import DEFAULT, SchedulingOptions
 from solver.scheduling.pace import EnginePace
 from solver.scheduling.selection import Selection
 from solver.scheduling.waiting import WaitingWork
+
+_Held = tuple[Entry, RunningView]
 
 
 class QoServePolicy:
@@ -46,6 +49,9 @@ class QoServePolicy:
         self._history = DecodeHistory(default_tokens=options.default_decode_tokens)
         self._service_s: dict[TenantId | None, Seconds] = {}
         self._offered: list[Entry] = []
+        self._decode_limit_s = steady_limit_s if options.steady_pace else decode_slack_s
+        self._pace_limit_s = inf
+        """Longest iteration that the interactive work seen last can bear every time."""
 
     @property
     def overloaded(self) -> bool:
@@ -104,7 +110,7 @@ class QoServePolicy:
         self._take_back_offered()
         self._num_iterations += 1
         self._waiting.observe(self._pace.token_s)
-        decodes, prefills, limit_s = self._survey(now, batch)
+        decodes, prefills, fillers, limit_s = self._survey(now, batch)
         selection = Selection(
             options=self._options,
             pace=self._pace,
@@ -114,6 +120,15 @@ class QoServePolicy:
             decodes=decodes,
             limit_s=limit_s,
             offered=self._offered,
+            fillers=fillers,
+            allowance=Allowance(
+                self._options,
+                self._pace.latency,
+                batch,
+                decodes=decodes,
+                prefills=prefills,
+                limit_s=self._pace_limit_s,
+            ),
         )
         if self._num_iterations % self._options.aged_share == 0:
             selection.prefer(self._waiting.aged(now))
@@ -128,13 +143,15 @@ class QoServePolicy:
 
     def _survey(
         self, now: UnixTime, batch: BatchState
-    ) -> tuple[PlannedBatch, list[tuple[Entry, RunningView]], Seconds]:
-        """What decodes cost, the running prefills, and how long the iteration may take."""
+    ) -> tuple[PlannedBatch, list[_Held], list[_Held], Seconds]:
+        """Cost of decodes, running prefills, best-effort decodes, and how long it may take."""
         entries = self._entries
+        decode_limit_s = self._decode_limit_s
         decodes = PlannedBatch()
-        prefills: list[tuple[Entry, RunningView]] = []
+        prefills: list[_Held] = []
+        fillers: list[_Held] = []
         num_decodes = context_tokens = 0
-        limit_s = inf
+        limit_s = least_tbt_s = inf
         for run in batch.running:
             entry = entries[run.request_id]
             if run.is_prefill:
@@ -143,14 +160,19 @@ class QoServePolicy:
             num_decodes += 1
             context_tokens += run.num_computed_tokens
             entry.output_tokens = run.num_output_tokens
-            slack_s = decode_slack_s(entry, run.num_output_tokens, now)
-            limit_s = min(limit_s, slack_s)
+            if entry.rank is Rank.BEST_EFFORT:
+                fillers.append((entry, run))
+                continue
+            limit_s = min(limit_s, decode_limit_s(entry, run.num_output_tokens, now))
+            least_tbt_s = min(least_tbt_s, entry.tbt_s)
         decodes.tokens = num_decodes
         decodes.context_tokens = context_tokens
-        limit_s *= 1 - self._options.latency_margin
+        left = 1 - self._options.latency_margin
         if limit_s != inf:
-            limit_s = min(limit_s, self._options.iteration_limit_s)
-        return decodes, prefills, limit_s
+            limit_s = min(left * limit_s, self._options.iteration_limit_s)
+        if least_tbt_s != inf:
+            self._pace_limit_s = min(left * least_tbt_s, self._options.iteration_limit_s)
+        return decodes, prefills, fillers, limit_s
 
     def _order(self, selection: Selection) -> Iterator[RequestId]:
         """Those that were chosen, then more, in case an engine finds their prefixes cached."""

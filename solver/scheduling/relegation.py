@@ -4,23 +4,33 @@ from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.qos import QosClass
 from shared.contracts.requests import QueuedRequest
 
+BUSY_TOKENS = 1024
+"""Of an iteration while prefills wait: what an answer's token then takes."""
+
 
 def is_hopeless(
     request: QueuedRequest, *, now: UnixTime, prefill_s: Seconds, decode_s: Seconds
 ) -> bool:
     """
-    Whether the SLO would be missed even if the request ran at once and alone.
+    Whether the SLO would be missed even if the request ran at once.
 
     Args:
         request: Not yet relegated.
         now: Unix seconds.
-        prefill_s: Predicted time to its first token.
-        decode_s: Predicted time from first token to last.
+        prefill_s: Predicted time to its first token, alone.
+        decode_s: Predicted time from first token to last: alone, or beside prefills on an
+            instance that is loaded, where what is pulled just in time would else be late
+            after it had cost everything.
     """
-    if request.slo.qos_class is QosClass.BEST_EFFORT or request.attempts.relegated:
+    if request.attempts.relegated:
         return False
-    if request.slo.qos_class is QosClass.INTERACTIVE:
-        if request.progress.first_token_at is not None:
-            return False
-        return now + prefill_s > request.deadline_at
-    return now + prefill_s + decode_s > request.deadline_at
+    qos_class = request.slo.qos_class
+    if qos_class is QosClass.INTERACTIVE and request.progress.first_token_at is not None:
+        return False
+    finish_s = finishing_s(qos_class, prefill_s=prefill_s, decode_s=decode_s)
+    return now + finish_s > request.deadline_at
+
+
+def finishing_s(qos_class: QosClass, *, prefill_s: Seconds, decode_s: Seconds) -> Seconds:
+    """Predicted time until what the deadline is about: the first token, or the last."""
+    return prefill_s if qos_class is QosClass.INTERACTIVE else prefill_s + decode_s

@@ -4,6 +4,7 @@ from math import inf
 
 from shared.contracts.base import RequestId, Seconds, UnixTime
 from solver.scheduling.admission import PlannedBatch, admissible_tokens
+from solver.scheduling.best_effort import Allowance, freed_tokens, kv_victims
 from solver.scheduling.chunking import chunk_tokens
 from solver.scheduling.decision import BatchState, RunningView
 from solver.scheduling.entry import Entry, Rank
@@ -18,6 +19,7 @@ _FIRST = -1
 """Rank of what goes before everything this once."""
 
 _Candidate = tuple[float, float, int, Entry, RunningView]
+_Held = tuple[Entry, RunningView]
 
 
 class Selection:
@@ -38,6 +40,8 @@ class Selection:
         decodes: PlannedBatch,
         limit_s: Seconds,
         offered: list[Entry],
+        fillers: list[_Held],
+        allowance: Allowance,
     ) -> None:
         self._options = options
         self._pace = pace
@@ -47,6 +51,8 @@ class Selection:
         self._decodes = decodes
         self._limit_s = limit_s
         self._offered = offered
+        self._fillers = fillers
+        self._allowance = allowance
         self._preferred: Entry | None = None
         self._prefills: list[tuple[Entry, RunningView]] = []
         self._resting: dict[RequestId, tuple[Entry, RunningView]] = {}
@@ -63,7 +69,7 @@ class Selection:
         """Let *entry*, which waits, go first this once."""
         self._preferred = entry
 
-    def choose(self, prefills: list[tuple[Entry, RunningView]]) -> None:
+    def choose(self, prefills: list[_Held]) -> None:
         """Fill the budget; *prefills* are running."""
         self._prefills = prefills
         self._resting = {run.request_id: (entry, run) for entry, run in prefills}
@@ -72,6 +78,7 @@ class Selection:
             entry.prefill_tokens = view.num_prefill_tokens - view.num_computed_tokens
             self._room_tokens -= entry.prefill_tokens + _BLOCK_TOKENS
         running = self._ranked(prefills)
+        self._save_decodes(running)
         planned: PlannedBatch | None = None
         used_tokens = 0
         while True:
@@ -87,6 +94,9 @@ class Selection:
                 )
             left_tokens = self.budget_tokens - used_tokens
             if left_tokens <= 0:
+                break
+            if run is not None and self._would_cut(entry, left_tokens):
+                self.budget_tokens = used_tokens
                 break
             tokens = min(entry.prefill_tokens, left_tokens)
             if before_tokens and used_tokens and self._limit_s != inf:
@@ -186,28 +196,65 @@ class Selection:
         return self._pace.is_hopeless(entry, self._now)
 
     def _fits(self, entry: Entry) -> bool:
-        return (
-            self._num_free_seats > 0 and entry.prefill_tokens + _BLOCK_TOKENS <= self._room_tokens
-        )
+        room_tokens = self._room_tokens
+        if entry.rank is Rank.BEST_EFFORT and entry is not self._preferred:
+            if not self._allowance.admits(entry):
+                return False
+            room_tokens -= self._allowance.kv_reserve_tokens
+        return self._num_free_seats > 0 and entry.prefill_tokens + _BLOCK_TOKENS <= room_tokens
+
+    def _would_cut(self, entry: Entry, left_tokens: int) -> bool:
+        """
+        Whether a running best-effort prefill would cost others a part of their chunk.
+
+        An engine gives tokens in order of admission, and the cap that keeps some for those that
+        it admits later holds for all.
+        """
+        if entry.rank is not Rank.BEST_EFFORT:
+            return False
+        return max(self._remaining, default=0) > left_tokens
+
+    def _save_decodes(self, running: list[_Candidate]) -> None:
+        """Best effort makes room for the next tokens of others; an engine would take any victim."""
+        missing = self._decodes.tokens * _BLOCK_TOKENS - self._batch.free_kv_tokens
+        has_others = self._decodes.tokens > len(self._fillers)
+        if has_others and missing > 0 and self._options.best_effort_yields:
+            self._preempt(kv_victims(self._yielding(running), missing), running)
 
     def _make_room(self, entry: Entry, running: list[_Candidate]) -> bool:
-        """Preempt half-prefilled requests of later ranks until there are memory and a seat."""
+        """Preempt requests of later ranks until there are memory and a seat."""
         missing = entry.prefill_tokens + _BLOCK_TOKENS - self._room_tokens
-        candidates = [
-            (item[3], item[4]) for item in running if item[3].rank > max(entry.rank, Rank.REGULAR)
-        ]
-        # A victim also frees what was set aside for the rest of its prompt.
-        needed = missing - sum(victim.prefill_tokens for victim, _ in candidates)
-        victims = memory_victims(candidates, max(1, needed))
+        victims: list[_Held] = []
+        if self._options.best_effort_yields and entry.rank is not Rank.BEST_EFFORT:
+            victims = kv_victims(self._yielding(running), max(1, missing))
+        if not victims:
+            candidates = [
+                (item[3], item[4])
+                for item in running
+                if item[3].rank > max(entry.rank, Rank.REGULAR)
+            ]
+            # A victim also frees what was set aside for the rest of its prompt.
+            needed = missing - sum(victim.prefill_tokens for victim, _ in candidates)
+            victims = memory_victims(candidates, max(1, needed))
         if not victims:
             return False
+        self._preempt(victims, running)
+        return self._fits(entry)
+
+    def _yielding(self, running: list[_Candidate]) -> list[_Held]:
+        """Best-effort work that may give up its KV."""
+        prefills = [(item[3], item[4]) for item in running if item[3].rank is Rank.BEST_EFFORT]
+        return prefills + [
+            held for held in self._fillers if held[1].request_id not in self._victims
+        ]
+
+    def _preempt(self, victims: list[_Held], running: list[_Candidate]) -> None:
         gone = {run.request_id for _, run in victims}
         for victim, run in victims:
-            self._room_tokens += run.num_computed_tokens + victim.prefill_tokens
+            self._room_tokens += freed_tokens(victim, run)
         self._num_free_seats += len(victims)
         self._victims.extend(gone)
         running[:] = [item for item in running if item[4].request_id not in gone]
-        return self._fits(entry)
 
     def _take(self, entry: Entry, run: RunningView | None, running: list[_Candidate]) -> None:
         self._remaining.append(entry.prefill_tokens)
@@ -226,6 +273,7 @@ class Selection:
         self._offered.append(entry)
         self._room_tokens -= entry.prefill_tokens + _BLOCK_TOKENS
         self._num_free_seats -= 1
+        self._allowance.count(entry)
 
     def _last_in_engine(self) -> RequestId | None:
         """Whom the engine gives its tokens last."""

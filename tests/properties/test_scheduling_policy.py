@@ -12,7 +12,7 @@ from ops.sim.limits import EngineLimits
 from ops.sim.policies import policy_factory, policy_names
 from ops.sim.request import Arrival, SimRequest
 from shared.contracts.base import RequestId, UnixTime
-from shared.contracts.qos import Importance, Slo
+from shared.contracts.qos import Importance, QosClass, Slo
 from solver.scheduling.decision import (
     BatchState,
     IterationDecision,
@@ -56,9 +56,12 @@ class Checked:
         self._policy = policy
         self._waiting: set[str] = set()
         self._running: set[str] = set()
+        self._best_effort: set[str] = set()
 
     def add(self, request: RequestView) -> None:
         self._waiting.add(request.request_id)
+        if request.slo.qos_class is QosClass.BEST_EFFORT:
+            self._best_effort.add(request.request_id)
         self._policy.add(request)
 
     def remove(self, request_id: RequestId) -> None:
@@ -76,11 +79,12 @@ class Checked:
     def decide(self, now: UnixTime, batch: BatchState) -> IterationDecision:
         decision = self._policy.decide(now, batch)
         decodes = {run.request_id for run in batch.running if not run.is_prefill}
+        kept_decodes = decodes - self._best_effort
         order = list(decision.order)
         assert decision.token_budget >= 1
         assert decision.per_request_cap is None or decision.per_request_cap >= 1
         assert not decision.held & decodes
-        assert not decision.preempted & decodes
+        assert not decision.preempted & kept_decodes
         assert not decision.preempted & decision.held
         assert decision.held | decision.preempted <= self._running
         assert len(order) == len(set(order))

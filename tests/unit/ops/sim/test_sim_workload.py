@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.sim.arrivals import gamma, poisson, square_wave
-from ops.sim.lengths import MIXES, TARGETS, power_mapped
+from ops.sim.lengths import MIXES, TARGETS, LengthModel, power_mapped
 from ops.sim.workload import CLASSES, read_trace, resampled, synthetic, with_shares
 from shared.contracts.qos import Importance
 
@@ -129,3 +129,18 @@ def test_equal_seeds_give_equal_workloads() -> None:
 
     assert first == second
     assert first != other
+
+
+def test_lengths_have_the_mean_that_is_asked_for() -> None:
+    shares, tokens = (0.0, 0.5, 1.0), (10.0, 20.0, 110.0)
+    drawn = LengthModel(shares=shares, tokens=tokens, mean=35.0).draw(rng(1), 200_000)
+
+    assert np.mean(drawn) == pytest.approx(35, rel=0.01)
+    assert np.quantile(drawn, 0.5) == pytest.approx(20, abs=1)
+
+
+def test_a_mean_that_the_quantiles_exclude_is_refused() -> None:
+    lengths = LengthModel(shares=(0.0, 0.5, 1.0), tokens=(10.0, 20.0, 110.0), mean=5.0)
+
+    with pytest.raises(ValueError, match="not between 15"):
+        lengths.draw(rng(1), 1)

@@ -1,0 +1,175 @@
+"""Which co-serving simulations the ConServe benchmark makes, and with which targets."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from ops.sim.checkpoints import CheckpointingReplica
+from ops.sim.engine import SimulatedReplica
+from ops.sim.limits import EngineLimits
+from ops.sim.offline import BURST_GPT, DATASETS, CoServing
+from ops.sim.policies import policy_factory
+from ops.sim.profiles import NamedProfile, load
+from ops.sim.safepoints import LayerwiseReplica
+from shared.contracts.base import Seconds
+from shared.contracts.qos import Slo
+from solver.scheduling.decision import SchedulingPolicy
+
+TTFT_SCALE, TBT_SCALE = 1.25, 1.19
+"""
+Targets over online-only P99: how far ConServe stays within it at all rates (§6.2).
+
+The paper derives the targets from online-only P99 and does not state the factor of Fig. 6a.
+"""
+REFERENCE_RPS = 2.0
+"""Rate of Figs 3 and 8; its online-only P99 is the least from which a target is derived."""
+CHUNK_TOKENS = 2048
+"""Of the baselines (§4.4 speaks of full 2048-token chunks)."""
+
+Builder = Callable[[NamedProfile], SimulatedReplica]
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One traffic under several systems; equal cells of equal code give equal figures."""
+
+    figure: str
+    systems: tuple[str, ...]
+    rate_rps: float = REFERENCE_RPS
+    variation: float = 0.5
+    prompt_tokens: int = 4096
+    output_tokens: int = 256
+    burst_gpt: bool = False
+    """Lengths of BurstGPT instead."""
+    datasets: tuple[str, ...] = tuple(DATASETS)
+    scale: float | None = None
+    """Of both targets, instead of `TTFT_SCALE` and `TBT_SCALE`."""
+    seed: int = 0
+    duration_s: Seconds = 300.0
+
+    def traffic(self, slo: Slo) -> CoServing:
+        """With targets for the online requests."""
+        prompt, output = BURST_GPT if self.burst_gpt else (self.prompt_tokens, self.output_tokens)
+        return CoServing(
+            rate_rps=self.rate_rps,
+            variation=self.variation,
+            prompt=prompt,
+            output=output,
+            slo=slo,
+            datasets=self.datasets,
+            duration_s=self.duration_s,
+            seed=self.seed,
+        )
+
+
+def _plain(policy: str) -> Builder:
+    return lambda profile: SimulatedReplica(
+        _policy(policy, profile), profile.latency, _limits(profile)
+    )
+
+
+def _layerwise(policy: str, patience: float) -> Builder:
+    return lambda profile: LayerwiseReplica(
+        _policy(policy, profile), profile.latency, _limits(profile), patience=patience
+    )
+
+
+def _checkpointing(policy: str, patience: float) -> Builder:
+    return lambda profile: CheckpointingReplica(
+        _policy(policy, profile), profile.latency, _limits(profile), patience=patience
+    )
+
+
+def _policy(name: str, profile: NamedProfile) -> SchedulingPolicy:
+    return policy_factory(name)(profile.latency)
+
+
+def _limits(profile: NamedProfile) -> EngineLimits:
+    return EngineLimits(kv_capacity_tokens=profile.kv_capacity_tokens)
+
+
+SYSTEMS: dict[str, Builder] = {
+    "non-preemptive": _plain(f"non-preemptive:{CHUNK_TOKENS}"),
+    "sarathi-p": _plain(f"sarathi-preemptive:{CHUNK_TOKENS}"),
+    "alg. 1": _plain("conserve"),
+    "alg. 1, layers": _layerwise("conserve", 1.0),
+    "alg. 1, layers, checkpoints": _checkpointing("conserve", 1.0),
+    "ours": _plain("conserve+admission"),
+    "ours, layers": _layerwise("conserve+admission", 1.0),
+    "ours, eager": _layerwise("conserve+admission", 0.0),
+    "ours, eager, checkpoints": _checkpointing("conserve+admission", 0.0),
+}
+"""
+By name. `alg. 1` is the paper's scheduler, `ours` also limits how much offline work begins.
+`layers` cuts an iteration when algorithm 2 foresees a late first token, `eager` at every online
+arrival; `checkpoints` come on top.
+"""
+ALL = tuple(SYSTEMS)
+JUDGED = ("non-preemptive", "sarathi-p", "ours")
+
+
+def measure(cell: Cell) -> dict[str, dict[str, Any]]:
+    """Figures by system, online-only among them; JSON-able."""
+    profile = load("h100")
+    alone = _online_only(_without_offline(cell))
+    least = _online_only(Cell(figure="", systems=(), seed=cell.seed, duration_s=cell.duration_s))
+    ttft_ms = max(alone["ttft_p99_ms"], least["ttft_p99_ms"])
+    tbt_ms = max(alone["tbt_p99_ms"], least["tbt_p99_ms"])
+    slo = Slo(
+        ttft_s=1e-3 * ttft_ms * (cell.scale or TTFT_SCALE),
+        tbt_s=1e-3 * tbt_ms * (cell.scale or TBT_SCALE),
+    )
+    made = {"online-only": alone}
+    for system in cell.systems:
+        made[system] = cell.traffic(slo).run(SYSTEMS[system](profile)).figures()
+    return made
+
+
+def _without_offline(cell: Cell) -> Cell:
+    """The part of a cell that its online-only run depends on."""
+    return msgspec.structs.replace(cell, figure="", systems=(), datasets=(), scale=None)
+
+
+@cache
+def _online_only(cell: Cell) -> dict[str, Any]:
+    profile = load("h100")
+    traffic = replace(cell.traffic(Slo(ttft_s=1.0, tbt_s=1.0)), datasets=())
+    return traffic.run(_plain(f"sarathi-fcfs:{CHUNK_TOKENS}")(profile)).figures()
+
+
+def judged(seed: int) -> list[Cell]:
+    """What the bars are about: three seeds at 2 requests a second."""
+    return [Cell(figure="judged", systems=JUDGED, seed=seed + k) for k in range(3)]
+
+
+def printed(seed: int) -> list[Cell]:
+    """What has no bar."""
+    cells = [
+        Cell(figure="6a", systems=ALL, rate_rps=rate, seed=seed)
+        for rate in (0.5, 1.0, 2.0, 3.0, 4.0)
+    ]
+    cells += [
+        Cell(figure="6b", systems=("non-preemptive", "ours"), scale=scale, seed=seed)
+        for scale in (1.0, 1.1, 1.25, 1.5, 2.0)
+    ]
+    cells += [
+        Cell(figure="8a", systems=JUDGED, variation=variation, seed=seed)
+        for variation in (0.25, 0.5, 1.0, 2.0)
+    ]
+    cells += [
+        Cell(figure="8b", systems=JUDGED, prompt_tokens=prompt,
+             rate_rps=REFERENCE_RPS * 4096 / prompt, seed=seed)
+        for prompt in (1024, 2048, 4096, 8192, 16384)
+    ]  # fmt: skip
+    cells += [
+        Cell(figure="8c", systems=JUDGED, output_tokens=output,
+             rate_rps=REFERENCE_RPS * 256 / output, seed=seed)
+        for output in (64, 128, 256, 512, 1024)
+    ]  # fmt: skip
+    cells += [
+        Cell(figure="table 2", systems=JUDGED, burst_gpt=True, datasets=datasets, seed=seed)
+        for datasets in (tuple(DATASETS), *((name,) for name in DATASETS))
+    ]
+    return cells

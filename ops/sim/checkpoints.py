@@ -1,0 +1,89 @@
+"""A replica that keeps the KV of offline requests on the host as it grows (ConServe §4.4)."""
+
+from ops.sim.limits import EngineLimits
+from ops.sim.request import SimRequest
+from ops.sim.safepoints import LayerwiseReplica, is_offline
+from ops.sim.work import Work
+from shared.contracts.base import RequestId, Seconds, UnixTime
+from solver.scheduling.decision import SchedulingPolicy
+from solver.scheduling.latency import LatencyTable
+
+LINK_TOKENS_PER_S = 37e9 / (128 * 1024)
+"""§6.5: 37 GB/s each way; 128 KiB of KV a token (32 layers, 8 heads of 128, 16 bit)."""
+
+
+class CheckpointingReplica(LayerwiseReplica):
+    """
+    A preempted offline request goes on from its host copy instead of computing it again.
+
+    Source: ConServe §4.4, Fig. 5d: copies to the host overlap with the iterations that follow,
+    those to the device with the iterations of others, and both directions are independent.
+    Decided: what an iteration computed is copied during later ones, as far as the link gets; a
+    preemption loses the rest. A request computes again once all of its copy is back; copies go
+    back one after the other.
+
+    Args:
+        link_tokens_per_s: KV tokens that are copied in a second, each way.
+    """
+
+    def __init__(
+        self,
+        policy: SchedulingPolicy,
+        latency: LatencyTable,
+        limits: EngineLimits,
+        *,
+        record: bool = False,
+        patience: float = 1.0,
+        link_tokens_per_s: float = LINK_TOKENS_PER_S,
+    ) -> None:
+        super().__init__(policy, latency, limits, record=record, patience=patience)
+        self._link_tokens_per_s = link_tokens_per_s
+        self._saved: dict[RequestId, int] = {}
+        """Tokens on the host, of offline requests that run or wait."""
+        self._loaded_at: dict[RequestId, UnixTime] = {}
+        """Of those that run and were or are being copied back."""
+        self._link_free_at: UnixTime = 0.0
+        self._now: UnixTime = 0.0
+        self.restored_tokens = 0
+
+    def iterate(self, now: UnixTime) -> Seconds:
+        self._now = now
+        duration_s = super().iterate(now)
+        if duration_s > 0:
+            return duration_s
+        coming = [at for at in self._loaded_at.values() if at > now]
+        return min(coming) - now if coming else duration_s
+
+    def _compute(self, now: UnixTime, work: Work) -> tuple[Seconds, Work]:
+        duration_s, work = super()._compute(now, work)
+        left = int(duration_s * self._link_tokens_per_s)
+        for run in self._decodes + self._prefills:
+            if left <= 0:
+                break
+            if is_offline(run):
+                saved = self._saved.get(run.request_id, 0)
+                copied = min(left, run.num_computed_tokens - saved)
+                self._saved[run.request_id] = saved + copied
+                left -= copied
+        return duration_s, work
+
+    def _preempt(self, run: SimRequest) -> None:
+        super()._preempt(run)
+        self._loaded_at.pop(run.request_id, None)
+        run.num_computed_tokens = self._saved.get(run.request_id, 0)
+        self.totals.wasted_tokens -= run.num_computed_tokens
+
+    def _is_loading(self, run: SimRequest) -> bool:
+        if run.num_computed_tokens and not run.blocks:
+            self._link_free_at = max(self._now, self._link_free_at)
+            self._link_free_at += run.num_computed_tokens / self._link_tokens_per_s
+            self._loaded_at[run.request_id] = self._link_free_at
+            self.restored_tokens += run.num_computed_tokens
+        return self._loaded_at.get(run.request_id, 0.0) > self._now
+
+    def _generate(self, run: SimRequest, now: UnixTime) -> bool:
+        finished = super()._generate(run, now)
+        if finished:
+            self._saved.pop(run.request_id, None)
+            self._loaded_at.pop(run.request_id, None)
+        return finished

@@ -1,0 +1,108 @@
+"""Best effort beside work with targets: what it may take and gives back (ConServe §4.2)."""
+
+from collections.abc import Sequence
+from math import inf
+
+from shared.contracts.base import Seconds
+from solver.scheduling.admission import PlannedBatch
+from solver.scheduling.decision import BatchState, RunningView
+from solver.scheduling.entry import Entry
+from solver.scheduling.latency import LatencyTable
+from solver.scheduling.options import SchedulingOptions
+
+_Held = tuple[Entry, RunningView]
+
+
+class Allowance:
+    """
+    Whether another best-effort request may start, in one decision.
+
+    Source: ConServe §4.2, algorithm 1 phase 2: no offline request without memory for it.
+    Decided: best effort leaves a share of the KV free for those with targets, so that they
+    begin at once and do not preempt what has only just begun.
+    Decided: running decodes are computed in every iteration and cannot be held, so offline
+    decodes are limited where they begin: all that runs, decoding at its full context, takes at
+    most a share of the iteration limit. The limit is the pace of the interactive work seen last,
+    so that a lull does not fill the engine with more than such work can bear when it returns.
+    Decided: an idle engine takes any request, else one too large for the share would never run.
+
+    Args:
+        options: Shares of KV and time.
+        latency: Of the engine.
+        batch: Before the iteration.
+        decodes: What the iteration computes without prefills.
+        prefills: That run.
+        limit_s: Longest iteration that interactive work bears every time; infinite when unknown.
+    """
+
+    def __init__(
+        self,
+        options: SchedulingOptions,
+        latency: LatencyTable,
+        batch: BatchState,
+        *,
+        decodes: PlannedBatch,
+        prefills: Sequence[_Held],
+        limit_s: Seconds,
+    ) -> None:
+        self._latency = latency
+        self._most_s = inf if limit_s == inf else limit_s * options.best_effort_decode_share
+        held_tokens = sum(run.num_computed_tokens for _, run in prefills)
+        capacity_tokens = batch.free_kv_tokens + decodes.context_tokens + held_tokens
+        self.kv_reserve_tokens = int(options.best_effort_kv_reserve * capacity_tokens)
+        if not batch.running:
+            self.kv_reserve_tokens, self._most_s = 0, inf
+        self._num_running = len(batch.running)
+        self._context_tokens = decodes.context_tokens
+        self._context_tokens += sum(run.num_prefill_tokens for _, run in prefills)
+
+    def admits(self, entry: Entry) -> bool:
+        """Whether all decodes stay within their share of the iteration when *entry* joins."""
+        if self._most_s == inf:
+            return True
+        context_tokens = self._context_tokens + entry.prefill_tokens
+        return self._latency.predict_s(self._num_running + 1, 0.0, context_tokens) <= self._most_s
+
+    def count(self, entry: Entry) -> None:
+        """*entry* starts."""
+        self._num_running += 1
+        self._context_tokens += entry.prefill_tokens
+
+
+def freed_tokens(entry: Entry, run: RunningView) -> int:
+    """KV that a victim gives back: what it holds, and what was set aside for its prompt."""
+    return run.num_computed_tokens + (entry.prefill_tokens if run.is_prefill else 0)
+
+
+def kv_victims(candidates: Sequence[_Held], needed_tokens: int) -> list[_Held]:
+    """
+    Best-effort requests that give up their KV at once, prefills and decodes alike.
+
+    Args:
+        candidates: Running, best effort.
+        needed_tokens: KV tokens that are missing.
+
+    Returns:
+        Enough of them, or none when all of them would not be enough.
+
+    Source: ConServe §4.2, algorithm 1 phase 1; §4.4 on what a preemption costs.
+    Decided: least progress first, the latest of equals, since progress is what must be computed
+    again; then those are spared that a larger victim made unnecessary.
+    """
+    least_first = sorted(candidates, key=lambda held: (held[1].num_computed_tokens, -held[0].place))
+    victims: list[_Held] = []
+    for held in least_first:
+        if needed_tokens <= 0:
+            break
+        victims.append(held)
+        needed_tokens -= freed_tokens(*held)
+    if needed_tokens > 0:
+        return []
+    spare_tokens = -needed_tokens
+    kept = []
+    for held in reversed(victims):
+        if freed_tokens(*held) <= spare_tokens:
+            spare_tokens -= freed_tokens(*held)
+        else:
+            kept.append(held)
+    return kept[::-1]

@@ -1,0 +1,48 @@
+"""PolyServe's TBT bins: an engine for each pace, with chunks for that pace alone."""
+
+from collections.abc import Sequence
+from math import inf
+
+from shared.contracts.base import Seconds
+from shared.contracts.qos import Slo
+from solver.scheduling.latency import LatencyTable
+from solver.scheduling.shrinking_chunk import ShrinkingChunk
+
+
+def tbt_bin_s(slo: Slo, bins_s: Sequence[Seconds]) -> Seconds:
+    """
+    The bin of a request: the slowest pace that still meets its TBT target.
+
+    Args:
+        slo: Without TBT target any pace will do.
+        bins_s: At least one.
+
+    Returns:
+        One of *bins_s*; the fastest when even that is too slow for the target.
+
+    Source: PolyServe as QoServe §4.5.2 describes it.
+    """
+    target_s = inf if slo.tbt_s is None else slo.tbt_s
+    return max((pace_s for pace_s in bins_s if pace_s <= target_s), default=min(bins_s))
+
+
+class PolyServe(ShrinkingChunk):
+    """
+    One engine of a TBT bin: first come first served within a fixed iteration time.
+
+    Requests of other bins belong to other engines; what reaches this one is served at its pace.
+
+    Source: PolyServe as QoServe §4.5.2 and §5 describe it: separate deployments by TBT target,
+    chunks as Medha's, no slack shared between classes.
+    Differs: no autoscaling and no migration, as in QoServe's comparison.
+
+    Args:
+        latency: Of the engine.
+        bin_s: TBT of the bin.
+        max_chunk_tokens: Tokens of an iteration at most.
+    """
+
+    def __init__(
+        self, latency: LatencyTable, *, bin_s: Seconds, max_chunk_tokens: int = 2048
+    ) -> None:
+        super().__init__(latency, limit_s=bin_s, max_chunk_tokens=max_chunk_tokens)

@@ -1,0 +1,87 @@
+"""Incremental checkpoints in the simulator: worked examples."""
+
+from math import inf
+
+import pytest
+
+from ops.sim.checkpoints import CheckpointingReplica
+from ops.sim.engine import SimulatedReplica
+from ops.sim.limits import EngineLimits
+from ops.sim.request import Arrival, SimRequest
+from shared.contracts.base import RequestId
+from shared.contracts.qos import Slo
+from solver.scheduling.co_serving_baselines import SarathiPreemptive
+from solver.scheduling.latency import LatencyTable
+
+LATENCY = LatencyTable(tuple(0.001 * n for n in range(101)))
+"""A token takes 1 ms."""
+LIMITS = EngineLimits(max_budget_tokens=80, kv_capacity_tokens=320)
+CHAT = Slo(ttft_s=1, tbt_s=0.02)
+
+
+def request(name: str, at: float, prompt: int, output: int, slo: Slo) -> SimRequest:
+    arrival = Arrival(
+        arrived_at=at, prompt_tokens=prompt, output_tokens=output, class_name="*", slo=slo
+    )
+    return SimRequest(RequestId(name), arrival)
+
+
+def served(link_tokens_per_s: float) -> tuple[CheckpointingReplica, SimRequest]:
+    """
+    An offline prompt of 240 tokens; at 150 ms, when 160 are computed, an online one of 160.
+
+    There are 320 tokens of KV, so that the offline request gives its KV up for it.
+    """
+    offline = request("offline", 0.0, 240, 2, Slo())
+    replica = CheckpointingReplica(
+        SarathiPreemptive(80),
+        LATENCY,
+        LIMITS,
+        patience=inf,
+        link_tokens_per_s=link_tokens_per_s,
+    )
+    replica.run([offline, request("chat", 0.15, 160, 1, CHAT)])
+    return replica, offline
+
+
+def test_a_preempted_request_goes_on_from_its_copy() -> None:
+    """Copied are the 80 tokens of the first iteration; those of the last one are lost."""
+    replica, offline = served(1e9)
+
+    assert offline.num_preempted == 1
+    assert replica.restored_tokens == 80
+    assert replica.totals.wasted_tokens == 80
+    assert replica.totals.tokens == 241 + 160 + 80
+
+
+def test_recomputing_is_what_copies_save() -> None:
+    offline = request("offline", 0.0, 240, 2, Slo())
+    replica = SimulatedReplica(SarathiPreemptive(80), LATENCY, LIMITS)
+    replica.run([offline, request("chat", 0.15, 160, 1, CHAT)])
+
+    assert replica.totals.wasted_tokens == 160
+    assert replica.totals.tokens == 241 + 160 + 160
+
+
+def test_a_slow_link_copies_less() -> None:
+    """In the second iteration of 80 ms it copies 40 tokens."""
+    replica, _ = served(501.0)
+
+    assert replica.restored_tokens == 40
+    assert replica.totals.wasted_tokens == 120
+
+
+def test_a_request_waits_until_its_copy_is_back() -> None:
+    """Nothing else runs then: 80 tokens at 1 a millisecond are 80 ms of idle time."""
+    fast, slow = served(1e9)[1], served(1001.0)[1]
+
+    assert fast.finished_at is not None
+    assert slow.finished_at is not None
+    assert slow.finished_at - fast.finished_at == pytest.approx(0.08, abs=1e-3)
+
+
+def test_online_requests_are_not_copied() -> None:
+    replica, _ = served(1e9)
+
+    assert replica._saved == {}
+    assert replica._loaded_at == {}
