@@ -116,11 +116,14 @@ def simulated_rig(directory: Path) -> EngineRig:
     return EngineRig(engine, kill)
 
 
-def vllm_rig(directory: Path, policy: str = "stock") -> EngineRig:
+def vllm_rig(directory: Path, **fields: Any) -> EngineRig:
+    """vLLM with its own scheduling unless *fields* of its settings say otherwise."""
     reason = vllm_unavailable_reason()
     if reason is not None:
         absent(reason, "vllm")
-    settings = VllmSettings(log_path=str(directory / "vllm.log"), policy=policy)
+    settings = VllmSettings(
+        **({"log_path": str(directory / "vllm.log"), "policy": "stock"} | fields)
+    )
     engine = VllmEngine(tiny_entries(directory, weights=True), settings)
 
     async def kill() -> None:
@@ -135,7 +138,7 @@ def vllm_rig(directory: Path, policy: str = "stock") -> EngineRig:
 
 def vllm_policy_rig(directory: Path) -> EngineRig:
     """vLLM with a policy of ours in its engine core."""
-    return vllm_rig(directory, "edf")
+    return vllm_rig(directory, policy="qoserve")
 
 
 RIGS: dict[str, Callable[[Path], EngineRig]] = {

@@ -108,6 +108,7 @@ class AgentMetrics(Collector):
             ("window_tokens", "Tokens that the waiting requests may need", state.window.tokens),
             ("kv_utilization_ratio", "Used part of the KV cache", snapshot.kv_utilization),
             ("kv_capacity_tokens", "Size of the KV cache", snapshot.kv_capacity_tokens),
+            ("iteration_token_budget", "Of the engine's last iteration", snapshot.token_budget),
             ("plan_epoch", "Epoch of the plan followed", state.plan.epoch if state.plan else 0),
             ("draining", "1 while no new work is taken", int(state.draining)),
             ("engine_up", "1 while the engine lives", int(self._engine.alive)),
@@ -121,7 +122,7 @@ class AgentMetrics(Collector):
         yield active
 
     def _totals(self) -> Iterator[Metric]:
-        totals = self._state.totals
+        totals, scheduling = self._state.totals, self._engine.snapshot().scheduling
         for name, text, value in (
             ("requests_pulled", "Requests taken from queues", totals.pulled),
             ("requests_completed", "Requests answered", totals.completed),
@@ -132,5 +133,8 @@ class AgentMetrics(Collector):
             ("crashes", "Deaths of the engine", totals.crashes),
             ("prompt_tokens", "Prompt tokens of completed requests", totals.prompt_tokens),
             ("output_tokens", "Output tokens of completed requests", totals.output_tokens),
+            ("scheduler_holds", "Iterations that a prefill rested in", scheduling.held),
+            ("scheduler_preemptions", "Requests that lost their KV", scheduling.preempted),
+            ("scheduler_relegations", "Requests that ended as late", scheduling.relegated),
         ):
             yield CounterMetricFamily(f"headway_agent_{name}", text, value)

@@ -9,12 +9,14 @@ from services.agent.backends.base import EngineBackend, EngineRequest
 from services.agent.endings import CANCELLED_ERROR, Endings
 from services.agent.outbox import Outbox
 from services.agent.state import AgentState, Ending, Pulled, Run
-from shared.contracts.base import ModelName
+from shared.contracts.base import ModelName, UnixTime
 from shared.contracts.errors import ContractError, EngineError
 from shared.contracts.models import ModelEntry
+from shared.contracts.qos import Slo
 from shared.contracts.requests import (
     ErrorInfo,
     FinishReason,
+    QueuedRequest,
     ReplyMode,
     RunStarted,
     Sampling,
@@ -231,8 +233,29 @@ class Runner:
             sampling=sampling,
             progress=tuple(run.token_ids),
             stop_token_ids=() if sampling.ignore_eos else entry.eos_token_ids,
-            slo=request.slo,
+            slo=engine_slo(request, self._clock.now()),
             arrived_at=request.arrived_at,
             importance=request.importance,
+            tenant=request.tenant,
+            application=request.application,
             adapter=request.model.adapter,
         )
+
+
+def engine_slo(request: QueuedRequest, now: UnixTime) -> Slo:
+    """
+    The targets of one run, whose first token is the next that the request needs.
+
+    A relegated request has none: it goes before nothing that can be in time. One that goes on
+    after a loss of its engine has the deadline of its next token (QoServe eq. 2), or as long as
+    a new request if that has passed: its first token was in time, and giving it up would turn
+    a pause into a failure.
+    """
+    slo = request.slo
+    if request.attempts.relegated:
+        return Slo()
+    if slo.ttft_s is None or request.progress.first_token_at is None:
+        return slo
+    next_s = slo.ttft_s + len(request.progress.token_ids) * (slo.tbt_s or 0.0)
+    again_s = now - request.arrived_at + slo.ttft_s
+    return msgspec.structs.replace(slo, ttft_s=max(next_s, again_s))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from shared.contracts.base import ModelName, RequestId, Seconds, UnixTime
+from shared.contracts.base import ModelName, RequestId, Seconds, TenantId, UnixTime
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import FinishReason, Sampling, Tokens
 from shared.contracts.telemetry import Iteration, ModelState
@@ -45,6 +45,11 @@ class EngineRequest:
     slo: Slo = field(default_factory=Slo)
     arrived_at: UnixTime = 0.0
     importance: Importance = Importance.HIGH
+    tenant: TenantId | None = None
+    application: str = "*"
+    """Whose answers are alike in length; `*` when unknown."""
+    priority: int | None = None
+    """Smaller first, for engines that order by such a number; none is by QoS class."""
     adapter: str | None = None
 
 
@@ -59,6 +64,18 @@ class EngineOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingTotals:
+    """What the scheduling policy has done since the active model's engine began."""
+
+    held: int = 0
+    """Prefills that rested for an iteration and kept their KV, once per iteration."""
+    preempted: int = 0
+    """Requests that lost their KV, by decision or for want of memory."""
+    relegated: int = 0
+    """Requests that ended relegated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSnapshot:
     """State now. Token counts cover prompt and output."""
 
@@ -69,6 +86,9 @@ class EngineSnapshot:
     kv_capacity_tokens: int
     max_running: int
     models: tuple[ModelState, ...] = ()
+    token_budget: int = 0
+    """Of the last iteration."""
+    scheduling: SchedulingTotals = field(default_factory=SchedulingTotals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from services.agent.backends.policies import PolicyName, SchedulingSettings
 from shared.contracts.base import Seconds
 from shared.contracts.estimates import LatencyCoefficients
 
@@ -20,8 +21,9 @@ class SimulatedSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Time of one iteration."""
     time_scale: Annotated[float, Meta(ge=0)] = 1.0
     """Real seconds per simulated second; 0 runs as fast as the machine can."""
-    policy: Literal["fcfs", "edf"] = "edf"
-    """Order of waiting requests."""
+    policy: PolicyName = "qoserve"
+    """Who decides what each iteration computes."""
+    scheduling: SchedulingSettings = SchedulingSettings()
     token_budget: Positive = 512
     """Tokens computed in one iteration at most."""
     max_running: Positive = 64
@@ -54,8 +56,20 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The active engine and parked ones. On a GPU more than one needs `kv_cache_bytes`."""
     kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
     """KV memory of each engine; none is 128 MiB on a CPU, and vLLM's own choice on a GPU."""
-    policy: Literal["stock", "fcfs", "edf"] = "stock"
-    """Who orders prefills: vLLM itself, or a policy of ours in its engine core."""
+    policy: PolicyName | Literal["stock"] = "qoserve"
+    """Who decides what each iteration computes: a policy of ours in the engine core, or vLLM."""
+    scheduling: SchedulingSettings = SchedulingSettings()
+    latency: LatencyCoefficients = LatencyCoefficients(
+        constant_s=0.01, linear_s=1e-4, attention_s=1e-8, cross_s=2e-8, context_s=5e-7
+    )
+    """Time of one iteration until the engine has measured its own: better too long than short."""
+    async_scheduling: bool = False
+    """
+    Schedule an iteration while the one before it runs; GPU only. It hides the scheduler's time.
+    Without it telemetry times each iteration by itself, and holding, preemption and new limits
+    act on the very next iteration. With it they act one later, an iteration's time is that from
+    result to result, and the policy plans from the predicted end of the running iteration.
+    """
     max_running: Positive = 64
     """vLLM's max_num_seqs."""
     token_budget: Positive = 2048

@@ -15,8 +15,10 @@ from services.agent.backends.base import (
     EngineRequest,
     EngineSnapshot,
     SchedulingParameters,
+    SchedulingTotals,
 )
 from services.agent.backends.checks import check_request, finished_already, vocab_size_of
+from services.agent.backends.policies import create_policy
 from services.agent.backends.residency import ResidencyTable
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.core import IterationResult, SimulatedEngineCore
@@ -26,7 +28,7 @@ from shared.contracts.errors import EngineError
 from shared.contracts.models import ModelEntry
 from shared.contracts.telemetry import Iteration, Residency
 from shared.runtime.clock import Clock
-from solver.scheduling.baselines import FixedChunkEdf, FixedChunkFcfs
+from solver.scheduling.latency import LatencyTable
 
 log = structlog.get_logger()
 
@@ -34,7 +36,6 @@ _MAX_ITERATIONS = 4096
 _MAX_LAG_S = 0.1
 """An engine that fell behind by more does not hurry to catch up."""
 _IDLE_S = 0.001
-_POLICIES = {"fcfs": FixedChunkFcfs, "edf": FixedChunkEdf}
 
 
 class SimulatedEngine:
@@ -114,7 +115,13 @@ class SimulatedEngine:
         self._core = SimulatedEngineCore(
             entry,
             self._settings,
-            _POLICIES[self._settings.policy](self._settings.token_budget),
+            create_policy(
+                self._settings.policy,
+                LatencyTable.from_coefficients(
+                    self._settings.latency, max_tokens=self._settings.token_budget
+                ),
+                self._settings.scheduling,
+            ),
             vocab_size=self._vocab_size,
         )
         self._apply_limits()
@@ -165,6 +172,8 @@ class SimulatedEngine:
             kv_capacity_tokens=self._settings.kv_capacity_tokens,
             max_running=self._settings.max_running if core is None else core.max_running,
             models=self._residency.states(),
+            token_budget=0 if core is None else core.last_budget_tokens,
+            scheduling=SchedulingTotals() if core is None else core.totals,
         )
 
     def drain_iterations(self) -> tuple[Iteration, ...]:

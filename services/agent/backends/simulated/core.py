@@ -6,8 +6,9 @@ Pure and synchronous. Real-time serving and the trace simulator drive the same o
 
 from dataclasses import dataclass
 
-from services.agent.backends.base import EngineRequest
+from services.agent.backends.base import EngineRequest, SchedulingTotals
 from services.agent.backends.checks import output_room, stop_tokens
+from services.agent.backends.policies import UNLIMITED_TOKENS, free_tokens, is_relegated
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.blocks import BlockPool, block_hashes
 from services.agent.backends.simulated.run import Run
@@ -73,6 +74,10 @@ class SimulatedEngineCore:
         self._pool = BlockPool(settings.kv_capacity_tokens // settings.block_tokens)
         self._running: list[Run] = []
         self._waiting: dict[RequestId, Run] = {}
+        self._stalled = False
+        self._num_held = self._num_preempted = self._num_relegated = 0
+        self.last_budget_tokens = 0
+        """Of the last iteration."""
 
     @property
     def num_running(self) -> int:
@@ -86,6 +91,13 @@ class SimulatedEngineCore:
     def kv_utilization(self) -> float:
         """Share of KV that unfinished requests hold, 0..1."""
         return self._pool.utilization
+
+    @property
+    def totals(self) -> SchedulingTotals:
+        """What the policy has done so far."""
+        return SchedulingTotals(
+            held=self._num_held, preempted=self._num_preempted, relegated=self._num_relegated
+        )
 
     @property
     def max_running(self) -> int:
@@ -124,6 +136,8 @@ class SimulatedEngineCore:
                 max_tokens=run.room_tokens,
                 slo=request.slo,
                 importance=request.importance,
+                tenant=request.tenant,
+                application=request.application,
             )
         )
 
@@ -135,8 +149,7 @@ class SimulatedEngineCore:
             if run is None:
                 return
             self._running.remove(run)
-        self._pool.release(run.blocks)
-        self._policy.remove(request_id)
+        self._leave(run)
 
     def iterate(self, now: UnixTime) -> IterationResult:
         """
@@ -145,6 +158,7 @@ class SimulatedEngineCore:
         Its outputs exist when `duration_s` has passed, unless their request is aborted before.
         """
         schedule = Schedule(self._policy.decide(now, self._batch_state()), self._token_budget)
+        self.last_budget_tokens = schedule.budget_tokens
         stopped = [run for run in self._running if run.request_id in schedule.decision.preempted]
         for run in stopped:
             self._preempt(run)
@@ -152,6 +166,9 @@ class SimulatedEngineCore:
         self._running.sort(key=lambda run: run.is_prefill)
         starved = self._schedule_running(schedule)
         admitted = [] if starved else self._admit(schedule)
+        # The policy wanted what memory does not allow. Nobody rests next time, and whoever is
+        # first in order starts if there is room.
+        self._stalled = not schedule.parts
         iteration = schedule.iteration(self._settings.latency)
         self._policy.observe(
             now + iteration.duration_s,
@@ -174,7 +191,9 @@ class SimulatedEngineCore:
             num_waiting=len(self._waiting),
             max_running=self._max_running,
             max_budget_tokens=self._token_budget,
-            free_kv_tokens=self._pool.num_free * self._block_tokens,
+            free_kv_tokens=UNLIMITED_TOKENS
+            if self._stalled
+            else free_tokens(self._pool.num_free, self._block_tokens),
         )
 
     def _schedule_running(self, schedule: Schedule) -> list[Run]:
@@ -185,7 +204,8 @@ class SimulatedEngineCore:
         while index < len(self._running) and schedule.budget_tokens > 0:
             run = self._running[index]
             index += 1
-            if schedule.is_held(run):
+            if schedule.is_held(run) and not self._stalled:
+                self._num_held += 1
                 continue
             count = schedule.share(run)
             while not self._grow(run, count):
@@ -240,10 +260,16 @@ class SimulatedEngineCore:
         return True
 
     def _preempt(self, run: Run) -> None:
+        self._num_preempted += 1
         self._running.remove(run)
         self._pool.release(run.blocks)
         run.preempt()
         self._waiting[run.request_id] = run
+
+    def _leave(self, run: Run) -> None:
+        self._pool.release(run.blocks)
+        self._num_relegated += is_relegated(self._policy, run.request_id)
+        self._policy.remove(run.request_id)
 
     def _advance(self, run: Run, count: int) -> TokenOutput | None:
         size = self._block_tokens
@@ -260,6 +286,5 @@ class SimulatedEngineCore:
         cached, run.cached_tokens = run.cached_tokens or 0, 0
         if finish_reason is not None:
             self._running.remove(run)
-            self._pool.release(run.blocks)
-            self._policy.remove(run.request_id)
+            self._leave(run)
         return TokenOutput(run.request_id, token, finish_reason, cached)

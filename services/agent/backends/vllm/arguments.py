@@ -3,13 +3,24 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from services.agent.backends.settings import VllmSettings
+from services.agent.backends.vllm.core_settings import CONFIG_KEY, CoreSettings
 from shared.contracts.models import ModelEntry
 
 _CPU_KV_CACHE_BYTES = 128 << 20
 _CPU_BLOCK_TOKENS = 32
-_STOCK = "services.agent.backends.vllm.scheduler.TimedScheduler"
-_POLICY = "services.agent.backends.vllm.policy_scheduler.PolicyScheduler"
+_PACKAGE = "services.agent.backends.vllm"
+_STOCK = (
+    f"{_PACKAGE}.scheduler.TimedScheduler",
+    f"{_PACKAGE}.scheduler.AsyncTimedScheduler",
+)
+_POLICY = (
+    f"{_PACKAGE}.policy_scheduler.PolicyScheduler",
+    f"{_PACKAGE}.policy_scheduler.AsyncPolicyScheduler",
+)
+"""Scheduler classes: synchronous, asynchronous."""
 
 
 def engine_arguments(
@@ -33,11 +44,19 @@ def engine_arguments(
         "max_num_seqs": settings.max_running,
         "max_num_batched_tokens": max(settings.token_budget, settings.max_running),
         "enable_prefix_caching": settings.prefix_caching,
-        # Both would report iterations that overlap, and overrule the limits by one iteration.
-        "async_scheduling": False,
-        "scheduler_cls": _STOCK if settings.policy == "stock" else _POLICY,
+        "async_scheduling": settings.async_scheduling,
+        "scheduler_cls": (_STOCK if settings.policy == "stock" else _POLICY)[
+            settings.async_scheduling
+        ],
         "additional_config": {
-            "headway": {"stats_path": str(stats_path), "policy": settings.policy}
+            CONFIG_KEY: msgspec.to_builtins(
+                CoreSettings(
+                    stats_path=str(stats_path),
+                    policy="fcfs" if settings.policy == "stock" else settings.policy,
+                    scheduling=settings.scheduling,
+                    latency=settings.latency,
+                )
+            )
         },
         "enable_log_requests": False,
         "disable_log_stats": True,

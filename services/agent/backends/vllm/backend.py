@@ -198,6 +198,8 @@ class VllmEngine:
             kv_capacity_tokens=load.kv_capacity_tokens,
             max_running=self._telemetry.max_running(self._settings.max_running),
             models=self._residency.states(),
+            token_budget=load.token_budget,
+            scheduling=load.scheduling,
         )
 
     def drain_iterations(self) -> tuple[Iteration, ...]:

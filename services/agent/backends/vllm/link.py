@@ -92,16 +92,23 @@ class HostLink:
         What the host is, once it has imported vLLM.
 
         Raises:
-            EngineError: It ended, or takes too long.
+            EngineError: It ended, takes too long, or has no device for the settings.
         """
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
-                return await asyncio.shield(self._ready)
+                host = await asyncio.shield(self._ready)
         except TimeoutError:
             self.kill()
             raise EngineError(
                 f"the engine host was not ready within {self._settings.start_timeout_s} s"
             ) from None
+        if host.is_cpu and self._settings.async_scheduling:
+            self.kill()
+            raise EngineError(
+                "engine.vllm.async_scheduling is for GPUs: on a CPU vLLM always schedules "
+                "synchronously"
+            )
+        return host
 
     def send(self, command: HostCommand) -> None:
         """Tell the host to do something."""

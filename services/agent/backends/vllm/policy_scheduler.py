@@ -7,147 +7,162 @@ change.
 """
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
+from services.agent.backends.base import SchedulingTotals
+from services.agent.backends.policies import (
+    UNLIMITED_TOKENS,
+    create_policy,
+    free_tokens,
+    is_relegated,
+)
+from services.agent.backends.vllm.learning import LatencyLearner
 from services.agent.backends.vllm.policy_queue import PolicyQueue
 from services.agent.backends.vllm.qos import read_qos
-from services.agent.backends.vllm.scheduler import CONFIG_KEY, TimedScheduler
-from shared.contracts.base import RequestId
+from services.agent.backends.vllm.scheduler import AsyncTimedScheduler, Timed, TimedScheduler
+from services.agent.backends.vllm.work import ScheduledWork, is_prefill, running_request
+from shared.contracts.base import RequestId, Seconds, UnixTime
 from shared.contracts.telemetry import Iteration
-from solver.scheduling.baselines import FixedChunkEdf, FixedChunkFcfs
 from solver.scheduling.decision import (
     BatchState,
     IterationDecision,
     IterationOutcome,
     RequestView,
-    SchedulingPolicy,
 )
-
-POLICIES = {"fcfs": FixedChunkFcfs, "edf": FixedChunkEdf}
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A vLLM request as a policy sees it."""
-
-    request: Any
-
-    @property
-    def request_id(self) -> RequestId:
-        return RequestId(self.request.request_id)
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        # After a preemption the generated tokens are computed again, too.
-        return int(self.request.num_tokens if self.is_prefill else self.request.num_prompt_tokens)
-
-    @property
-    def num_computed_tokens(self) -> int:
-        return int(self.request.num_computed_tokens)
-
-    @property
-    def num_output_tokens(self) -> int:
-        return int(self.request.num_output_tokens)
-
-    @property
-    def is_prefill(self) -> bool:
-        return _is_prefill(self.request)
+from solver.scheduling.qoserve import QoServePolicy
 
 
-class PolicyScheduler(TimedScheduler):
-    """Applies one policy decision in each iteration. For synchronous scheduling."""
+class PolicyDriven(Timed):
+    """Mixin: applies one policy decision in each iteration."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Before all else: telemetry begins in the constructor.
+        self._num_held = self._num_preempted = self._num_relegated = 0
         super().__init__(*args, **kwargs)
-        name = self.vllm_config.additional_config[CONFIG_KEY]["policy"]
-        self._policy: SchedulingPolicy = POLICIES[name](self._largest_budget)
+        settings = self.settings
+        self._learner = LatencyLearner(settings.latency, max_tokens=self._largest_budget)
+        self._policy = create_policy(settings.policy, self._learner.table, settings.scheduling)
         self.waiting = PolicyQueue()
-        self.running: list[Any]  # vLLM's, untyped
-        self._held: list[Any] = []
         self._preempted: dict[RequestId, None] = {}
+        self._stalled = False
 
     def add_request(self, request: Any) -> None:
-        super().add_request(request)
         qos = read_qos(request.sampling_params.extra_args)
-        self._policy.add(
-            RequestView(
-                request_id=request.request_id,
-                arrived_at=qos.arrived_at or request.arrival_time,
-                prompt_tokens=request.num_prompt_tokens,
-                max_tokens=request.max_tokens,
-                slo=qos.slo,
-                importance=qos.importance,
-            )
+        view = RequestView(
+            request_id=request.request_id,
+            arrived_at=qos.arrived_at or request.arrival_time,
+            prompt_tokens=request.num_prompt_tokens,
+            max_tokens=request.max_tokens,
+            slo=qos.slo,
+            importance=qos.importance,
+            tenant=qos.tenant,
+            application=qos.application,
         )
-
-    def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        output = super().schedule(*args, **kwargs)
-        self.running.extend(self._held)
-        self._held = []
-        return output
+        super().add_request(request)  # type: ignore[misc]  # a mixin
+        self._policy.add(view)
 
     def apply_limits(self) -> None:
         super().apply_limits()
-        decision = self._policy.decide(time.time(), self._batch())
+        decision = self._policy.decide(self._begins_at(), self._batch())
         self._preempt(decision)
-        self._held = [
-            request
-            for request in self.running
-            if request.request_id in decision.held and _is_prefill(request)
-        ]
-        resting = {request.request_id for request in self._held}
         # Decodes first: they always get their token, and the last loses its KV first.
-        self.running = sorted(
-            (request for request in self.running if request.request_id not in resting),
-            key=_is_prefill,
-        )
+        self.running.sort(key=is_prefill)
+        if not self._stalled:
+            self._hold(decision)
         self.waiting.begin(decision.order)
         self.max_num_scheduled_tokens = max(
             1, min(decision.token_budget, self.max_num_scheduled_tokens)
         )
-        self.max_num_active_reqs = max(0, self.max_num_active_reqs - len(self._held))
         self.scheduler_config.long_prefill_token_threshold = decision.per_request_cap or 0
 
-    def on_iteration(self, iteration: Iteration) -> None:
-        # What was admitted and ended in one iteration is no longer known to the policy.
+    def on_scheduled(self, work: ScheduledWork, admitted: list[str]) -> None:
+        # The policy wanted what vLLM could not do. Nobody rests next time, and whoever is first
+        # in order starts if vLLM finds room.
+        self._stalled = not work.tokens and not self.in_flight
+        # At once and not with the iteration's time: with asynchronous scheduling the next
+        # decision comes before that.
+        preempted = self._preempted.keys() - admitted
         self._policy.observe(
             time.time(),
             IterationOutcome(
-                iteration=iteration,
-                admitted=tuple(name for name in self.waiting.popped if name in self.requests),
-                preempted=tuple(name for name in self._preempted if name in self.requests),
+                iteration=work.iteration(0.0),
+                admitted=tuple(RequestId(request_id) for request_id in admitted),
+                preempted=tuple(name for name in self._preempted if name in preempted),
             ),
         )
         self._preempted.clear()
 
+    def on_iteration(self, work: ScheduledWork, iteration: Iteration) -> None:
+        self._policy.observe(time.time(), IterationOutcome(iteration=iteration))
+        table = self._learner.observe(work.work(), iteration.duration_s)
+        if table is not None and isinstance(self._policy, QoServePolicy):
+            self._policy.set_latency(table)
+
+    def totals(self) -> SchedulingTotals:
+        return SchedulingTotals(
+            held=self._num_held, preempted=self._num_preempted, relegated=self._num_relegated
+        )
+
+    def _begins_at(self) -> UnixTime:
+        """When the next iteration will begin: now, or when those in flight are over."""
+        return time.time() + self._in_flight_s()
+
+    def _in_flight_s(self) -> Seconds:
+        if not self.in_flight:
+            return 0.0
+        predicted_s = sum(self._learner.predict_s(each.work()) for each in self.in_flight)
+        begun = max(self.in_flight[0].begun, self.last_end)
+        return max(0.0, begun + predicted_s - time.perf_counter())
+
+    def _hold(self, decision: IterationDecision) -> None:
+        """
+        Let prefills rest.
+
+        They stay among the running, last in order, so that their KV goes first when a decode
+        needs it, and an abort finds them. vLLM passes over requests until a step of their own;
+        its own use of that is for decodes.
+        """
+        for request in self.running if decision.held else ():
+            if request.request_id in decision.held and is_prefill(request):
+                # `schedule` adds one before it compares.
+                request.next_decode_eligible_step = self.current_step + 2  # type: ignore[attr-defined]
+                self._num_held += 1
+
     def _preempt(self, decision: IterationDecision) -> None:
+        if not decision.preempted:
+            return
         for request in [r for r in self.running if r.request_id in decision.preempted]:
             self.running.remove(request)
             self._preempt_request(request, time.monotonic())
-            self.prev_step_scheduled_req_ids.discard(request.request_id)
+            self.prev_step_scheduled_req_ids.discard(request.request_id)  # type: ignore[attr-defined]
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        super()._preempt_request(request, *args, **kwargs)
+        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]  # a mixin
         self._preempted[request.request_id] = None
+        self._num_preempted += 1
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self._num_relegated += is_relegated(self._policy, request.request_id)
         self._policy.remove(request.request_id)
-        return super()._free_request(request, *args, **kwargs)
+        self._preempted.pop(request.request_id, None)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]  # a mixin
 
     def _batch(self) -> BatchState:
         pool = self.kv_cache_manager.block_pool
         return BatchState(
-            running=[_Running(request) for request in self.running],
+            running=[running_request(request) for request in self.running],
             num_waiting=len(self.waiting),
             max_running=self.max_num_active_reqs,
             max_budget_tokens=self.max_num_scheduled_tokens,
-            free_kv_tokens=pool.get_num_free_blocks() * self.block_size,
+            free_kv_tokens=UNLIMITED_TOKENS
+            if self._stalled
+            else free_tokens(pool.get_num_free_blocks(), self.block_size),
         )
 
 
-def _is_prefill(request: Any) -> bool:
-    """More than the next token is to be computed, or nothing was generated yet."""
-    return bool(
-        request.num_output_tokens == 0 or request.num_computed_tokens < request.num_tokens - 1
-    )
+class PolicyScheduler(PolicyDriven, TimedScheduler):
+    """Synchronous."""
+
+
+class AsyncPolicyScheduler(PolicyDriven, AsyncTimedScheduler):
+    """Asynchronous."""

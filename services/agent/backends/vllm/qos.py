@@ -4,12 +4,18 @@ import msgspec
 
 from services.agent.backends.base import EngineRequest
 from services.agent.backends.vllm.wire import Submit
-from shared.contracts.base import UnixTime
-from shared.contracts.qos import Importance, Slo
+from shared.contracts.base import TenantId, UnixTime
+from shared.contracts.qos import Importance, QosClass, Slo
 from shared.contracts.requests import Tokens
 
 QOS_KEY = "headway"
 """Our part of vLLM's `SamplingParams.extra_args`."""
+_CLASS_PRIORITY = {
+    QosClass.INTERACTIVE: 0,
+    QosClass.NON_INTERACTIVE: 1,
+    QosClass.BEST_EFFORT: 2,
+}
+"""For vLLM's own `priority` policy, where an operator wants that one."""
 
 
 class RequestQos(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +24,8 @@ class RequestQos(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo = Slo()
     arrived_at: UnixTime = 0.0
     importance: Importance = Importance.HIGH
+    tenant: TenantId | None = None
+    application: str = "*"
 
 
 def submission(request: EngineRequest, stop_token_ids: Tokens) -> Submit:
@@ -32,12 +40,21 @@ def submission(request: EngineRequest, stop_token_ids: Tokens) -> Submit:
         request.slo,
         request.arrived_at,
         request.importance,
+        request.tenant,
+        request.application,
+        _CLASS_PRIORITY[request.slo.qos_class] if request.priority is None else request.priority,
     )
 
 
 def qos_of(command: Submit) -> RequestQos:
     """The part of a submission that policies look at."""
-    return RequestQos(slo=command.slo, arrived_at=command.arrived_at, importance=command.importance)
+    return RequestQos(
+        slo=command.slo,
+        arrived_at=command.arrived_at,
+        importance=command.importance,
+        tenant=command.tenant,
+        application=command.application,
+    )
 
 
 def read_qos(extra_args: dict[str, object] | None) -> RequestQos:

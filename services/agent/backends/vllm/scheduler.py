@@ -1,36 +1,52 @@
 """
-vLLM's scheduler with telemetry and limits that change at run time. Runs in the engine core.
+vLLM's schedulers with telemetry and limits that change at run time. Run in the engine core.
 
 The interfaces of vLLM used here are private to it; the contract suite fails when they change.
 """
 
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from services.agent.backends.base import SchedulingTotals
+from services.agent.backends.vllm.core_settings import core_settings
 from services.agent.backends.vllm.stats import EngineLoad, StatsWriter
+from services.agent.backends.vllm.work import ScheduledWork, work_of
 from shared.contracts.telemetry import Iteration
 
-CONFIG_KEY = "headway"
-"""Our part of vLLM's `additional_config`: `{"stats_path": ...}`."""
 
-
-class TimedScheduler(Scheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
+class Timed:
     """
-    Times iterations, shows the load, obeys the front's limits.
+    Mixin over a scheduler of vLLM: times iterations, shows the load, obeys the front's limits.
 
-    For synchronous scheduling, where an iteration lies between `schedule` and
-    `update_from_output`.
+    An iteration lasts from `schedule` to `update_from_output`, but begins no earlier than the
+    one before it ended. With asynchronous scheduling that is the time from result to result.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        config = self.vllm_config.additional_config[CONFIG_KEY]
-        self._stats = StatsWriter(Path(config["stats_path"]))
-        self._largest_budget: int = self.max_num_scheduled_tokens
-        self._largest_active: int = self.max_num_active_reqs
+        # vLLM's, untyped to us.
+        self.vllm_config: Any
+        self.scheduler_config: Any
+        self.kv_cache_manager: Any
+        self.kv_cache_config: Any
+        self.requests: dict[str, Any]
+        self.running: list[Any]
+        self.block_size: int
+        self.max_num_scheduled_tokens: int
+        self.max_num_active_reqs: int
+        self.settings = core_settings(self.vllm_config.additional_config)
+        self.in_flight: deque[ScheduledWork] = deque()
+        """Scheduled and not yet updated, oldest first; empty between synchronous iterations."""
+        self.last_end = 0.0
+        """Of an iteration, by the performance counter."""
+        self._stats = StatsWriter(Path(self.settings.stats_path))
+        self._largest_budget = self.max_num_scheduled_tokens
+        self._largest_active = self.max_num_active_reqs
         self._publish()
 
     def apply_limits(self) -> None:
@@ -42,57 +58,67 @@ class TimedScheduler(Scheduler):  # type: ignore[misc]  # vLLM is untyped to myp
         self.max_num_active_reqs = min(max_running or self._largest_active, self._largest_active)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        self.apply_limits()
         begun = time.perf_counter()
-        output = super().schedule(*args, **kwargs)
-        # The same object comes back in `update_from_output`.
-        output.headway_begun = begun
-        output.headway_counts = self._counts(output.num_scheduled_tokens)
+        self.apply_limits()
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]  # a mixin
+        admitted = [data.req_id for data in output.scheduled_new_reqs]
+        admitted += output.scheduled_cached_reqs.resumed_req_ids
+        for request_id in admitted:
+            request = self.requests[request_id]
+            # With what was generated before a preemption; fixed until the next one.
+            request.headway_prefill_tokens = request.num_tokens
+        work = work_of(output.num_scheduled_tokens, self.requests, begun)
+        self.on_scheduled(work, admitted)
+        # Outputs come back in the order in which they were scheduled, empty ones too.
+        self.in_flight.append(work)
         return output
 
-    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super().update_from_output(scheduler_output, *args, **kwargs)
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().update_from_output(*args, **kwargs)  # type: ignore[misc]  # a mixin
         end = time.perf_counter()
-        compute, context, decodes = scheduler_output.headway_counts
-        iteration = Iteration(
-            compute_tokens=compute,
-            context_tokens=context,
-            num_decodes=decodes,
-            duration_s=end - scheduler_output.headway_begun,
-        )
-        if compute:
+        work = self.in_flight.popleft()
+        duration_s = end - max(work.begun, self.last_end)
+        self.last_end = end
+        if work.tokens:
+            iteration = work.iteration(duration_s)
             self._stats.write(iteration)
-        self.on_iteration(iteration)
+            self.on_iteration(work, iteration)
         self._publish()
         return result
 
-    def on_iteration(self, iteration: Iteration) -> None:
-        """An iteration is over; may have computed nothing."""
+    def on_scheduled(self, work: ScheduledWork, admitted: list[str]) -> None:
+        """The next iteration is decided; *admitted* were waiting."""
+
+    def on_iteration(self, work: ScheduledWork, iteration: Iteration) -> None:
+        """An iteration that computed something is over."""
+
+    def totals(self) -> SchedulingTotals:
+        """What the policy has done so far."""
+        return SchedulingTotals()
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
-        finished = super().finish_requests(*args, **kwargs)
+        finished = super().finish_requests(*args, **kwargs)  # type: ignore[misc]  # a mixin
         # After the last abort there may be no iteration that would show the freed memory.
         self._publish()
         return finished
 
-    def _counts(self, num_scheduled: dict[str, int]) -> tuple[int, int, int]:
-        """Tokens to compute, their context, and decodes; called after `schedule` advanced it."""
-        compute = context = decodes = 0
-        for request_id, count in num_scheduled.items():
-            request = self.requests[request_id]
-            before = request.num_computed_tokens - count
-            compute += count
-            context += before
-            decodes += before >= request.num_prompt_tokens
-        return compute, context, decodes
-
     def _publish(self) -> None:
-        running, waiting = self.get_request_counts()
+        running, waiting = self.get_request_counts()  # type: ignore[attr-defined]  # vLLM's
         self._stats.publish(
             EngineLoad(
                 running=running,
                 waiting=waiting,
                 kv_utilization=self.kv_cache_manager.usage,
                 kv_capacity_tokens=self.kv_cache_config.num_blocks * self.block_size,
+                token_budget=self.max_num_scheduled_tokens,
+                scheduling=self.totals(),
             )
         )
+
+
+class TimedScheduler(Timed, Scheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
+    """Synchronous."""
+
+
+class AsyncTimedScheduler(Timed, AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
+    """Asynchronous."""

@@ -99,7 +99,7 @@ class EngineHost:
         cached_known = False
         try:
             async for output in engine.generate(
-                prompt, sampling_params(command), command.request_id
+                prompt, sampling_params(command), command.request_id, priority=command.priority
             ):
                 part = output.outputs[0]
                 self._emit(

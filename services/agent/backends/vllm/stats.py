@@ -8,17 +8,18 @@ the header, never in a record.
 
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.agent.backends.base import SchedulingTotals
 from shared.contracts.telemetry import Iteration
 
 _NUM_RECORDS = 8192
-_HEADER = struct.Struct("<QQQdQ")
+_HEADER = struct.Struct("<QQQdQQQQQ")
 _LIMITS = struct.Struct("<QQ")
 _RECORD = struct.Struct("<QQQd")
-_LIMITS_AT = 64
-_RECORDS_AT = 128
+_LIMITS_AT = 128
+_RECORDS_AT = 192
 _SIZE = _RECORDS_AT + _NUM_RECORDS * _RECORD.size
 
 
@@ -30,6 +31,9 @@ class EngineLoad:
     waiting: int
     kv_utilization: float
     kv_capacity_tokens: int
+    token_budget: int = 0
+    """Of the last iteration."""
+    scheduling: SchedulingTotals = field(default_factory=SchedulingTotals)
 
 
 class _Shared:
@@ -72,6 +76,10 @@ class StatsWriter(_Shared):
             load.waiting,
             load.kv_utilization,
             load.kv_capacity_tokens,
+            load.token_budget,
+            load.scheduling.held,
+            load.scheduling.preempted,
+            load.scheduling.relegated,
         )
 
     def limits(self) -> tuple[int, int]:
@@ -90,12 +98,16 @@ class StatsReader(_Shared):
 
     def load(self) -> EngineLoad:
         """The engine's load after its last iteration."""
-        _, running, waiting, utilization, capacity = _HEADER.unpack_from(self._memory, 0)
+        _, running, waiting, utilization, capacity, budget, held, preempted, relegated = (
+            _HEADER.unpack_from(self._memory, 0)
+        )
         return EngineLoad(
             running=running,
             waiting=waiting,
             kv_utilization=utilization,
             kv_capacity_tokens=capacity,
+            token_budget=budget,
+            scheduling=SchedulingTotals(held=held, preempted=preempted, relegated=relegated),
         )
 
     def drain(self) -> tuple[Iteration, ...]:

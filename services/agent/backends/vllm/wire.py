@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from shared.contracts.base import UnixTime
+from shared.contracts.base import TenantId, UnixTime
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import Sampling, Tokens
 
@@ -40,6 +40,9 @@ class Submit(_Frame, frozen=True, array_like=True, tag=True):
     slo: Slo = Slo()
     arrived_at: UnixTime = 0.0
     importance: Importance = Importance.HIGH
+    tenant: TenantId | None = None
+    application: str = "*"
+    priority: int = 0
 
 
 class Abort(_Frame, frozen=True, array_like=True, tag=True):

@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 from services.agent.backends.base import EngineRequest
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.backend import VllmEngine
@@ -84,3 +86,19 @@ async def test_a_host_that_cannot_be_understood_is_lost(tmp_path: Path):
         assert not engine.alive
     finally:
         await engine.close()
+
+
+async def test_asynchronous_scheduling_is_refused_on_a_cpu(tmp_path: Path):
+    """Refused by `start`, when the host has said what it runs on."""
+    root = str(Path(__file__).parents[4])
+    host = tmp_path / "host"
+    host.write_text(HOST.format(python=sys.executable, root=root, answer="None"))
+    host.chmod(0o700)
+    settings = VllmSettings(python=str(host), log_path=str(tmp_path / "log"), async_scheduling=True)
+    engine = VllmEngine([ENTRY], settings)
+    with pytest.raises(EngineError, match="async_scheduling is for GPUs"):
+        await engine.start()
+    await eventually(lambda: engine.host_pid is None)
+    await engine.close()
+
+    assert not engine.alive
