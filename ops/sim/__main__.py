@@ -1,20 +1,23 @@
-"""`python -m ops.sim`: how many GPUs are needed, and who misses."""
+"""`headway simulate`, also `python -m ops.sim`: how many GPUs are needed, and who misses."""
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from rich.console import Console
+from rich.status import Status
 
 from ops.sim.arguments import parser, scenario
 from ops.sim.cluster import Outcome
-from ops.sim.report import plot, print_table
+from ops.sim.report import print_comparison, print_table
 from ops.sim.scenario import Scenario
 from ops.sim.search import highest_rate, least_replicas
 from ops.sim.summary import summarize
 
+_Number = TypeVar("_Number", int, float)
 USAGE_ERROR = 2
 _TOLERANCE = 0.02
 """Of a found goodput, as a share of `--qps`."""
@@ -31,35 +34,98 @@ class _SearchError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate; 0 ok, 1 a search found nothing, 2 wrong usage."""
     options = parser().parse_args(arguments)
-    try:
-        found, asked = _searched(scenario(options), options)
-        outcome = asked.run()
-    except _SearchError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        return USAGE_ERROR
+    # Shown on a terminal only.
+    with Console(stderr=True).status("reading") as status:
+        try:
+            asked = scenario(options)
+            if options.compare:
+                title, rows = _compared(asked, options, status)
+            else:
+                title, figures, outcome, asked = _simulated(asked, options, status)
+        except _SearchError as error:
+            print(error, file=sys.stderr)
+            return 1
+        except (ValueError, OSError) as error:
+            print(f"headway simulate: {error}", file=sys.stderr)
+            return USAGE_ERROR
+    if options.compare:
+        if options.json:
+            print(msgspec.json.encode({"compared": rows}).decode())
+        else:
+            print_comparison(rows, title)
+        return 0
+    _warn_of_short(asked, outcome)
+    if options.plot:
+        _draw(asked, outcome, options, title)
+    if options.json:
+        print(msgspec.json.encode(figures).decode())
+    else:
+        for name in ("least_replicas", "goodput_rps_at_allowed"):
+            if name in figures:
+                print(f"{name}: {figures[name]:.4g} (at most {options.allowed:.2%} missed)")
+        print_table(figures, title)
+    return 0
+
+
+def _simulated(
+    asked: Scenario, options: argparse.Namespace, status: Status
+) -> tuple[str, dict[str, Any], Outcome, Scenario]:
+    """Title, figures and all else of one scenario, after the search that was asked for."""
+    found, asked = _searched(asked, options, status)
+    status.update(f"simulating {_title(asked)}")
+    outcome = asked.run()
+    described = {
+        "policy": _policy(asked),
+        "profile": asked.profile.name,
+        "replicas": _num_replicas(asked),
+        "dispatch": "round-robin" if asked.pull is None else "pull",
+        "window": None if asked.pull is None else asked.pull.bounds.window,
+    }
+    return _title(asked), described | found | summarize(outcome), outcome, asked
+
+
+def _compared(
+    asked: Scenario, options: argparse.Namespace, status: Status
+) -> tuple[str, list[dict[str, Any]]]:
+    """A title, and the figures of each policy."""
+    if asked.silo or options.plot:
+        raise ValueError("--compare excludes --silo and --plot")
+    rows = []
+    for name in options.compare.split(","):
+        _, figures, _, _ = _simulated(replace(asked, policy=name.strip()), options, status)
+        rows.append(figures)
+    return f"{asked.rate_rps:g} requests/s, {asked.profile.name}", rows
+
+
+def _draw(asked: Scenario, outcome: Outcome, options: argparse.Namespace, title: str) -> None:
+    from ops.sim.picture import capacity_tokens_per_s, draw  # noqa: PLC0415 - slow to import
+
+    if not outcome.requests:
+        print("note: no request, no picture", file=sys.stderr)
+        return
+    capacity = capacity_tokens_per_s(asked.profile.latency, _num_replicas(asked))
+    draw(outcome, options.plot, title=title, capacity=capacity)
+
+
+def _title(asked: Scenario) -> str:
+    return f"{_policy(asked)} on {_num_replicas(asked)} x {asked.profile.name}"
+
+
+def _policy(asked: Scenario) -> str:
+    return "silo" if asked.silo else asked.policy
+
+
+def _num_replicas(asked: Scenario) -> int:
+    return sum(count for _, _, count in asked.silo) or asked.replicas
+
+
+def _warn_of_short(asked: Scenario, outcome: Outcome) -> None:
     if asked.duration_s < _LONG_ENOUGH * max(_targets_s(outcome), default=0.0):
         print(
             "note: the run is short for its longest target; batch work can wait until after its "
             "end, so a steady load needs more than this says",
             file=sys.stderr,
         )
-    replicas = sum(count for _, _, count in asked.silo) or asked.replicas
-    policy = "silo" if asked.silo else asked.policy
-    title = f"{policy} on {replicas} x {asked.profile.name}"
-    figures = found | summarize(outcome)
-    if options.plot:
-        plot(outcome, options.plot, title)
-    if options.json:
-        described = {"policy": policy, "profile": asked.profile.name, "replicas": replicas}
-        print(msgspec.json.encode(described | figures).decode())
-        return 0
-    for name, value in found.items():
-        print(f"{name}: {value:.4g} (at most {options.allowed:.2%} missed)")
-    print_table(figures, title)
-    return 0
 
 
 def _targets_s(outcome: Outcome) -> set[float]:
@@ -71,12 +137,15 @@ def _targets_s(outcome: Outcome) -> set[float]:
     }
 
 
-def _searched(asked: Scenario, options: argparse.Namespace) -> tuple[dict[str, Any], Scenario]:
+def _searched(
+    asked: Scenario, options: argparse.Namespace, status: Status
+) -> tuple[dict[str, Any], Scenario]:
     """What a search found, and the scenario with it."""
     if options.find_replicas:
         if options.find_goodput or asked.silo:
             raise ValueError("--find-replicas excludes --find-goodput and --silo")
-        least = least_replicas(asked.violations_with(), allowed=options.allowed, most=options.most)
+        violations = _told(asked.violations_with(), status, "replicas")
+        least = least_replicas(violations, allowed=options.allowed, most=options.most)
         if least is None:
             raise _SearchError(f"{options.most} replicas are not enough")
         return {"least_replicas": least}, replace(asked, replicas=least)
@@ -84,7 +153,7 @@ def _searched(asked: Scenario, options: argparse.Namespace) -> tuple[dict[str, A
         if asked.wave or asked.trace_times:
             raise ValueError("--find-goodput needs a steady load")
         rate_rps = highest_rate(
-            asked.violations_at(),
+            _told(asked.violations_at(), status, "requests/s"),
             allowed=options.allowed,
             low_rps=0.0,
             high_rps=4 * asked.rate_rps,
@@ -94,6 +163,21 @@ def _searched(asked: Scenario, options: argparse.Namespace) -> tuple[dict[str, A
             raise _SearchError("no rate is low enough")
         return {"goodput_rps_at_allowed": rate_rps}, replace(asked, rate_rps=rate_rps)
     return {}, asked
+
+
+def _told(
+    violations: Callable[[_Number], float], status: Status, unit: str
+) -> Callable[[_Number], float]:
+    """*violations*, with a word on each step of a search."""
+
+    def told(value: _Number) -> float:
+        status.update(f"trying {value:.4g} {unit}")
+        missed = violations(value)
+        if status.console.is_terminal:
+            status.console.print(f"{value:.4g} {unit}: {missed:.2%} missed", style="dim")
+        return missed
+
+    return told
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""Several replicas behind one round robin, and what came of every request."""
+"""Several replicas behind a round robin or shared lanes, and what came of every request."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ops.sim.engine import SimulatedReplica
+from ops.sim.lanes import Forecast
 from ops.sim.limits import EngineLimits, EngineTotals
 from ops.sim.policies import PolicyFactory
+from ops.sim.pulling import LateBoundReplica, PullingCluster, PullOptions
 from ops.sim.request import Arrival, SimRequest
-from shared.contracts.base import RequestId, Seconds
+from shared.contracts.base import RequestId, Seconds, UnixTime
 from solver.scheduling.latency import LatencyTable
 
 
@@ -30,12 +32,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Replicas that share a round robin."""
+    """Replicas that share their traffic."""
 
     num_replicas: int
     factory: PolicyFactory
     classes: frozenset[str] | None = None
     """The traffic that they serve; none is all. Several such pools are a silo deployment."""
+    pull: PullOptions | None = None
+    """From shared lanes; none is round robin, where each engine sees all that it will serve."""
 
 
 def simulate(
@@ -51,7 +55,7 @@ def simulate(
 
     Args:
         arrivals: In order of time.
-        pools: Replicas do not influence each other, since dispatch is round robin.
+        pools: Replicas of different pools do not influence each other.
         latency: Of every replica.
         limits: Of every replica.
         drain: Serve everything to its end. Otherwise a replica stops once the deadlines of all
@@ -64,25 +68,19 @@ def simulate(
     requests = [
         SimRequest(RequestId(str(number)), arrival) for number, arrival in enumerate(arrivals)
     ]
-    shards: list[tuple[Pool, list[SimRequest]]] = []
+    totals: list[EngineTotals] = []
+    ends = [0.0]
     unassigned = requests
     for pool in pools:
         mine = [r for r in unassigned if _takes(pool, r)]
         unassigned = [r for r in unassigned if not _takes(pool, r)]
-        shards.extend((pool, mine[i :: pool.num_replicas]) for i in range(pool.num_replicas))
+        _check_fit(mine, limits)
+        serve = _round_robin if pool.pull is None else _pulling
+        pool_totals, pool_ends = serve(mine, pool, latency, limits, drain)
+        totals += pool_totals
+        ends += pool_ends
     if unassigned:
         raise ValueError(f"no replicas for class {unassigned[0].arrival.class_name!r}")
-    totals = []
-    ends = [0.0]
-    for pool, shard in shards:
-        _check_fit(shard, limits)
-        replica = SimulatedReplica(pool.factory(latency), latency, limits)
-        last_deadline_at = max(
-            (r.deadline_at for r in shard if r.deadline_at != float("inf")), default=None
-        )
-        stop_at = None if drain else last_deadline_at
-        ends.append(replica.run(shard, until=stop_at))
-        totals.append(replica.totals)
     return Outcome(
         requests=requests,
         totals=totals,
@@ -90,6 +88,47 @@ def simulate(
         simulated_s=sum(ends),
         cpu_s=time.process_time() - began,
     )
+
+
+def _round_robin(
+    requests: list[SimRequest],
+    pool: Pool,
+    latency: LatencyTable,
+    limits: EngineLimits,
+    drain: bool,  # noqa: FBT001 - passed on
+) -> tuple[list[EngineTotals], list[Seconds]]:
+    """Each replica alone, since none influences another."""
+    totals, ends = [], []
+    for index in range(pool.num_replicas):
+        shard = requests[index :: pool.num_replicas]
+        replica = SimulatedReplica(pool.factory(latency), latency, limits)
+        ends.append(replica.run(shard, until=None if drain else _last_deadline_at(shard)))
+        totals.append(replica.totals)
+    return totals, ends
+
+
+def _pulling(
+    requests: list[SimRequest],
+    pool: Pool,
+    latency: LatencyTable,
+    limits: EngineLimits,
+    drain: bool,  # noqa: FBT001 - passed on
+) -> tuple[list[EngineTotals], list[Seconds]]:
+    """All replicas jointly."""
+    assert pool.pull is not None
+    replicas = [
+        LateBoundReplica(pool.factory(latency), latency, limits) for _ in range(pool.num_replicas)
+    ]
+    cluster = PullingCluster(
+        replicas, pool.pull, Forecast(requests, latency), max_running=limits.max_running
+    )
+    ends = cluster.run(requests, until=None if drain else _last_deadline_at(requests))
+    return [replica.totals for replica in replicas], ends
+
+
+def _last_deadline_at(requests: Sequence[SimRequest]) -> UnixTime | None:
+    """Nothing after it changes who missed one; none without deadlines."""
+    return max((r.deadline_at for r in requests if r.deadline_at != float("inf")), default=None)
 
 
 def _takes(pool: Pool, request: SimRequest) -> bool:

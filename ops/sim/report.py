@@ -1,20 +1,9 @@
-"""The simulator's table and picture."""
+"""The simulator's tables."""
 
-from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-import numpy as np
 from rich.console import Console
 from rich.table import Table
-
-from ops.sim.cluster import Outcome
-from ops.sim.request import SimRequest
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
-_BINS = 48
 
 
 def print_table(figures: dict[str, Any], title: str) -> None:
@@ -54,36 +43,22 @@ def _pair(quantiles: dict[str, float] | None, scale: float = 1.0) -> str:
     return f"{scale * quantiles['p50']:.3g} / {scale * quantiles['p99']:.3g}"
 
 
-def plot(outcome: Outcome, file: Path, title: str) -> None:
-    """Share missed by time of arrival, and time used of each target."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
-    names = sorted({r.arrival.class_name for r in outcome.requests})
-    for number, name in enumerate(names):
-        members = [r for r in outcome.requests if r.arrival.class_name == name]
-        arrived = np.array([r.arrival.arrived_at for r in members])
-        missed = np.array([r.violated for r in members], dtype=float)
-        totals, edges = np.histogram(arrived, bins=_BINS)
-        counts, _ = np.histogram(arrived, bins=edges, weights=missed)
-        share = counts / np.maximum(1, totals)
-        left.step(edges[:-1] / 60, 100 * share, where="post", color=f"C{number}", label=name)
-        used = np.sort([value for r in members if (value := _used(r)) is not None])
-        right.plot(used, np.arange(1, len(used) + 1) / max(1, len(members)), color=f"C{number}",
-                   label=name)  # fmt: skip
-    left.set(xlabel="arrival, min", ylabel="missed, %", title=title)
-    right.axvline(1, color="black", linestyle=":", linewidth=1)
-    right.set(xlabel="latency as a share of the target", ylabel="share of requests", xscale="log",
-              title="First tokens (interactive) and whole answers")  # fmt: skip
-    left.legend()
-    right.grid(alpha=0.3)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=120)
-    plt.close(figure)
-
-
-def _used(request: SimRequest) -> float | None:
-    """Latency over target; None when it did not finish or has none."""
-    done_at = request.first_token_at if request.interactive else request.finished_at
-    allowed_s = request.deadline_at - request.arrival.arrived_at
-    if done_at is None or allowed_s == float("inf"):
-        return None
-    return max(1e-3, (done_at - request.arrival.arrived_at) / allowed_s)
+def print_comparison(rows: list[dict[str, Any]], title: str) -> None:
+    """One row a policy."""
+    table = Table(title=title)
+    classes = sorted(rows[0]["classes"])
+    found = [name for name in ("least_replicas", "goodput_rps_at_allowed") if name in rows[0]]
+    for name in ("policy", *found, "missed", *classes, "important", "long", "goodput/s", "busy"):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for row in rows:
+        table.add_row(
+            row["policy"],
+            *(f"{row[name]:.4g}" for name in found),
+            f"{row['violations']:.2%}",
+            *(f"{row['classes'][name]['violations']:.2%}" for name in classes),
+            f"{row['important_violations']:.2%}",
+            f"{row['long_violations']:.2%}",
+            f"{row['goodput_rps']:.2f}",
+            f"{row['utilization']:.0%}",
+        )
+    Console(width=100).print(table)

@@ -11,6 +11,7 @@ from ops.sim.lengths import MIXES
 from ops.sim.limits import EngineLimits
 from ops.sim.policies import policy_factory
 from ops.sim.profiles import NamedProfile
+from ops.sim.pulling import PullOptions
 from ops.sim.request import Arrival
 from ops.sim.summary import violation_share
 from ops.sim.workload import CLASSES, Trace, TrafficClass, build, resampled, synthetic
@@ -35,6 +36,8 @@ class Scenario:
     replicas: int = 1
     silo: tuple[tuple[str, str, int], ...] = ()
     """Instead of shared replicas: class, policy and number of replicas of each."""
+    pull: PullOptions | None = None
+    """Replicas pull from shared lanes; none is round robin."""
     rate_rps: float = 3.0
     duration_s: Seconds = 3600.0
     lengths: str = "code"
@@ -126,4 +129,5 @@ class Scenario:
                 Pool(num_replicas=count, factory=policy_factory(policy), classes=frozenset({name}))
                 for name, policy, count in self.silo
             ]
-        return [Pool(num_replicas=self.replicas, factory=policy_factory(self.policy))]
+        factory = policy_factory(self.policy)
+        return [Pool(num_replicas=self.replicas, factory=factory, pull=self.pull)]

@@ -10,6 +10,7 @@ from services.agent.state import AgentState, Ending, Run
 from shared.contracts.requests import QueuedRequest
 from shared.runtime.clock import Clock
 from solver.scheduling.keys import Tier, tier_of
+from solver.scheduling.relegation import is_hopeless
 from solver.scheduling.window import tokens_needed
 
 SUSPECT_CRASHES = 2
@@ -43,21 +44,43 @@ class Admission:
         self._runner = runner
         self._settings = settings
         self._clock = clock
+        self._count_again_at = 0.0
 
     async def work(self, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
         """Admit until *stop*; runs are tasks of *tasks*."""
         while not stop.is_set():
             self._state.admit_wake.clear()
+            self._hand_back_late()
             while (request := self._admissible()) is not None:
                 pulled = self._state.release(request.request_id)
                 assert pulled is not None  # noqa: S101 - the window and `pulled` agree
                 # Begun here and now, so that no swap finds the instance empty in between.
                 run = self._runner.begin(pulled)
+                run.on_begin = self._state.pull_wake.set
                 tasks.create_task(self._runner.run(run), name=f"run:{request.request_id}")
                 await asyncio.sleep(0)
                 self._state.pull_wake.set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._state.admit_wake.wait(), CHECK_PERIOD_S)
+
+    def _hand_back_late(self) -> None:
+        """
+        What waits in the engine past its deadline goes back, to be relegated when it is pulled.
+
+        An engine that serves it last would leave it in the window's place for good. Which runs
+        wait is not known, only how many: the newest without a token are taken for them.
+        """
+        num_waiting = self._engine.snapshot().waiting
+        loop_s = asyncio.get_running_loop().time()
+        if not num_waiting or loop_s < self._count_again_at:
+            return
+        # The engine's count takes a moment to show that somebody left.
+        self._count_again_at = loop_s + CHECK_PERIOD_S
+        now = self._clock.now()
+        waiting = [run for run in self._state.runs.values() if not run.begun]
+        for run in waiting[-num_waiting:]:
+            if is_hopeless(run.request, now=now, prefill_s=0.0, decode_s=0.0):
+                end_run(self._state, self._engine, run, Ending.EVICTED)
 
     def _admissible(self) -> QueuedRequest | None:
         """The window's head if it may start now."""

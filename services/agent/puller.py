@@ -12,19 +12,29 @@ from services.agent.outbox import Outbox
 from services.agent.settings import PullSettings
 from services.agent.state import AgentState, Pulled
 from shared.broker.protocol import Broker, Delivery
-from shared.contracts.base import Decoder
+from shared.contracts.base import Decoder, Seconds
 from shared.contracts.errors import ContractError, TransientError
 from shared.contracts.lanes import LaneKey
 from shared.contracts.requests import QueuedRequest
 from shared.runtime.clock import Clock
+from solver.prediction.latency_model import predict_s
 from solver.prediction.service_time import (
     predicted_decode_s,
+    predicted_output_tokens,
     predicted_prefill_s,
     tokens_s,
 )
 from solver.scheduling.keys import Tier, tier_of
+from solver.scheduling.pull_room import (
+    Held,
+    counted_s,
+    has_filler_room,
+    has_room,
+    is_loaded,
+    work_s,
+)
 from solver.scheduling.pulling import Source
-from solver.scheduling.relegation import is_hopeless
+from solver.scheduling.relegation import BUSY_TOKENS, is_hopeless
 from solver.scheduling.window import tokens_needed
 
 log = structlog.get_logger()
@@ -65,6 +75,7 @@ class Puller:
         self._endings = endings
         self._outbox = outbox
         self._settings = settings
+        self._bounds = settings.bounds
         self._clock = clock
 
     async def work(self, stop: asyncio.Event) -> None:
@@ -90,42 +101,50 @@ class Puller:
     async def _sleep(self) -> None:
         self._state.pull_wake.clear()
         # Without room nothing is asked until something leaves, which sets the event.
-        asked_at = self._state.order.wake_at() if self._has_room() else math.inf
+        room = has_room(self._held(), self._bounds)
+        asked_at = self._state.order.wake_at() if room else math.inf
         timeout_s = min(MAX_SLEEP_S, max(MIN_SLEEP_S, asked_at - self._clock.now()))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._state.pull_wake.wait(), timeout_s)
 
     def _next_source(self) -> Source | None:
         state = self._state
-        if state.draining or state.swapping or state.model is None or not self._has_room():
+        if state.draining or state.swapping or state.model is None:
             return None
-        return state.order.next(self._clock.now(), best_effort_room=self._has_best_effort_room())
+        held = self._held()
+        if not has_room(held, self._bounds):
+            return None
+        filler_room = has_filler_room(held, self._bounds)
+        return state.order.next(self._clock.now(), best_effort_room=filler_room)
 
-    def _has_room(self) -> bool:
-        """Room for one more: bounded in requests and in seconds of the work that goes first."""
-        return self._held < self._settings.window and self._starts_soon(
-            sum(
-                tokens_needed(request)
-                for request in self._state.window
-                if tier_of(request) is Tier.REACHABLE
-            )
+    def _held(self) -> Held:
+        """What was pulled and has not begun, and how long it keeps one more from beginning."""
+        state = self._state
+        regular: list[QueuedRequest] = []
+        filler: list[QueuedRequest] = []
+        for request in state.not_begun():
+            (regular if tier_of(request) is Tier.REACHABLE else filler).append(request)
+        held = len(state.window) + state.pulling
+        num_free_slots = self._engine.snapshot().max_running - len(state.runs) - held
+        return Held(
+            num_regular=len(regular),
+            num_filler=len(filler),
+            num_pulling=state.pulling,
+            regular_s=self._work_s(regular, num_free_slots),
+            filler_s=self._work_s(filler, num_free_slots),
         )
 
-    def _has_best_effort_room(self) -> bool:
-        window = self._state.window
-        held = window.count(Tier.BEST_EFFORT) + window.count(Tier.RELEGATED) + self._state.pulling
-        return held < self._settings.best_effort_window and self._starts_soon(window.tokens)
-
-    @property
-    def _held(self) -> int:
-        return len(self._state.window) + self._state.pulling
-
-    def _starts_soon(self, tokens_before: int) -> bool:
-        """Whether one more would start at once, or after *tokens_before* that are not too many."""
-        state = self._state
-        if len(state.runs) + self._held < self._engine.snapshot().max_running:
-            return True
-        return tokens_s(tokens_before, state.profile) < self._settings.max_backlog_s
+    def _work_s(self, requests: list[QueuedRequest], num_free_slots: int) -> Seconds:
+        profile = self._state.profile
+        waiting = sum(tokens_needed(r) for r in requests if r.request_id in self._state.window)
+        return work_s(
+            prefill_s=sum(
+                counted_s(predicted_prefill_s(request, profile), self._bounds)
+                for request in requests
+            ),
+            whole_s=tokens_s(waiting, profile),
+            num_free_slots=num_free_slots,
+        )
 
     async def _take(self, delivery: Delivery, source: Source) -> None:
         now = self._clock.now()
@@ -136,7 +155,8 @@ class Puller:
             await self._outbox.bury_undecodable(delivery, f"undecodable: {error}", now=now)
             return
         state = self._state
-        state.order.pulled(source.queue, request.deadline_at)
+        work_tokens = request.prompt_tokens + predicted_output_tokens(request, state.profile)
+        state.order.pulled(source.queue, request.deadline_at, work_tokens)
         pulled = Pulled(request=request, deliveries=[delivery], pulled_at=now)
         if (known := state.find(request.request_id)) is not None:
             if (known.request.tenant, known.request.reply_to) != (request.tenant, request.reply_to):
@@ -162,9 +182,21 @@ class Puller:
 
     def _hopeless(self, request: QueuedRequest, now: float) -> bool:
         profile = self._state.profile
+        decode_s = predicted_decode_s(request, profile)
+        if is_loaded(self._held(), self._bounds):
+            decode_s = max(decode_s, self._busy_decode_s(request))
         return is_hopeless(
             request,
             now=now,
             prefill_s=predicted_prefill_s(request, profile),
-            decode_s=predicted_decode_s(request, profile),
+            decode_s=decode_s,
         )
+
+    def _busy_decode_s(self, request: QueuedRequest) -> Seconds:
+        """Time from first token to last when every iteration has a prefill, too."""
+        profile = self._state.profile
+        if profile is None or profile.latency is None:
+            return 0.0
+        tokens = predicted_output_tokens(request, profile) - len(request.progress.token_ids)
+        one_s = predict_s(profile.latency, compute_tokens=BUSY_TOKENS, context_tokens=0)
+        return max(0.0, tokens) * one_s

@@ -7,17 +7,18 @@ from msgspec import Meta
 
 from services.agent.backends.settings import EngineSettings
 from shared.runtime.settings import ServiceSettings
+from solver.scheduling.pull_room import DEFAULT_BOUNDS, PullBounds
 
 
 class PullSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much is taken, and when."""
 
-    window: Annotated[int, Meta(ge=1)] = 32
-    """Requests pulled and not yet running, at most."""
-    best_effort_window: Annotated[int, Meta(ge=0)] = 8
-    """Of these, best-effort ones."""
-    max_backlog_s: Annotated[float, Meta(gt=0)] = 2.0
-    """Predicted work in the window, at most; one request is always allowed."""
+    window: Annotated[int, Meta(ge=1)] = DEFAULT_BOUNDS.window
+    """Requests pulled and without a first token, at most."""
+    best_effort_window: Annotated[int, Meta(ge=0)] = DEFAULT_BOUNDS.best_effort_window
+    """Of these, best-effort and relegated ones."""
+    max_backlog_s: Annotated[float, Meta(gt=0)] = DEFAULT_BOUNDS.max_backlog_s
+    """Predicted work of these, at most; one request is always allowed."""
     best_effort_running_share: Annotated[float, Meta(gt=0, le=1)] = 0.75
     """Running slots that best-effort work may fill; the rest is kept for urgent arrivals."""
     poll_s: Annotated[float, Meta(gt=0)] = 1.0
@@ -28,6 +29,15 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What was evicted here is not taken back here for so long."""
     aging_bound_s: Annotated[float, Meta(gt=0)] = 600.0
     """Age at which relegated and best-effort work competes with the rest."""
+
+    @property
+    def bounds(self) -> PullBounds:
+        """What `solver.scheduling.pull_room` decides by."""
+        return PullBounds(
+            window=self.window,
+            best_effort_window=self.best_effort_window,
+            max_backlog_s=self.max_backlog_s,
+        )
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -58,14 +59,22 @@ class Run:
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     ending: Ending | None = None
+    on_begin: Callable[[], None] | None = None
+    """Called at this run's first tokens."""
 
     @property
     def request(self) -> QueuedRequest:
         return self.pulled.request
 
+    @property
+    def begun(self) -> bool:
+        """Whether this run has given a token: it waits for the engine no longer."""
+        return len(self.token_ids) > len(self.request.progress.token_ids)
+
     def on_tokens(self, token_ids: tuple[int, ...], now: UnixTime) -> None:
         """Account for new tokens against their deadlines (QoServe eq. 2)."""
         slo, arrived_at = self.request.slo, self.request.arrived_at
+        begins = not self.begun and bool(token_ids)
         if self.last_token_at is not None:
             self.max_tbt_s = max(self.max_tbt_s, now - self.last_token_at)
         if self.first_token_at is None:
@@ -74,6 +83,8 @@ class Run:
             self.token_ids.append(token)
             self.late_tokens += now > slo.token_deadline_at(arrived_at, len(self.token_ids))
         self.last_token_at = now
+        if begins and self.on_begin is not None:
+            self.on_begin()
 
 
 @dataclass(slots=True)
@@ -174,6 +185,11 @@ class AgentState:
     def running_count(self, tier: Tier) -> int:
         """Runs of one tier."""
         return sum(tier_of(run.request) is tier for run in self.runs.values())
+
+    def not_begun(self) -> list[QueuedRequest]:
+        """Requests that were pulled and wait, in the window or in the engine."""
+        submitted = [run.request for run in self.runs.values() if not run.begun]
+        return [*self.window, *submitted]
 
     @property
     def running_tokens(self) -> int:

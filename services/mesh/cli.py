@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.mesh import arguments, dead_letters
+from services.mesh.cli_simulate import simulate
 from services.mesh.launch import mesh_of
 from services.mesh.queues import count_queues
 from services.mesh.spec import AgentSpec, MeshSpec
@@ -220,24 +221,28 @@ VERBS: dict[str, Callable[[Options], Awaitable[int]]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; gives the exit code."""
-    registry = os.environ.get("HEADWAY_REGISTRY")
-    options = arguments.parser(
-        amqp_url=os.environ.get("HEADWAY_AMQP_URL", DEFAULT_AMQP_URL),
-        registry=Path(registry) if registry else None,
-    ).parse_args(argv)
-    configure_logging(level="warning", service="headway")
+    given = list(sys.argv[1:] if argv is None else argv)
+    verb = given[0] if given else ""
     try:
+        if verb == "simulate":
+            return simulate(given[1:])
+        registry = os.environ.get("HEADWAY_REGISTRY")
+        options = arguments.parser(
+            amqp_url=os.environ.get("HEADWAY_AMQP_URL", DEFAULT_AMQP_URL),
+            registry=Path(registry) if registry else None,
+        ).parse_args(given)
+        configure_logging(level="warning", service="headway")
         return asyncio.run(_awaited(VERBS[options.verb](options)))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return EXIT_OK
     except (SettingsError, ContractError) as error:
-        print(f"headway {options.verb}: {error}", file=sys.stderr)
+        print(f"headway {verb}: {error}", file=sys.stderr)
         return EXIT_USAGE
     except BrokerUnavailableError as error:
-        print(f"headway {options.verb}: broker: {error}", file=sys.stderr)
+        print(f"headway {verb}: broker: {error}", file=sys.stderr)
         return EXIT_NO_BROKER
     except MeshError as error:
-        print(f"headway {options.verb}: {error}", file=sys.stderr)
+        print(f"headway {verb}: {error}", file=sys.stderr)
         return EXIT_FAILED
 
 

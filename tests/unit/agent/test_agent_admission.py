@@ -1,6 +1,7 @@
 """Who runs next, who waits, and who makes room."""
 
 import asyncio
+from dataclasses import replace
 
 from services.agent.admission import SUSPECT_CRASHES
 from services.agent.settings import PullSettings
@@ -193,3 +194,36 @@ async def test_a_request_counts_as_running_from_the_moment_it_leaves_the_window(
 
     await rig.admission.work(rig.stop, Tasks())  # type: ignore[arg-type]  # all that is asked of it
     assert created == [1]
+
+
+async def test_what_is_late_before_it_began_leaves_an_engine_where_others_wait(
+    rig: AgentRig, monkeypatch
+):
+    """It would keep its place in the window; pulled again, it is relegated."""
+    snapshot = rig.engine.snapshot
+    monkeypatch.setattr(rig.engine, "snapshot", lambda: replace(snapshot(), waiting=1))
+    await hold_all(rig, a_request("begun"), a_request("waits"))
+    async with admitting(rig):
+        await rig.engine.began("begun")
+        await rig.engine.began("waits")
+        rig.engine.emit("begun", 20)
+        await eventually(lambda: rig.state.runs["begun"].begun)  # type: ignore[index]  # a NewType
+        rig.clock.advance(60.0)
+        await eventually(lambda: set(rig.state.runs) == {"begun"})
+        back = await rig.requeued(lane_of().resume_name)
+        assert back.request_id == "waits"
+
+
+async def test_no_more_goes_back_than_waits_in_the_engine(rig: AgentRig, monkeypatch):
+    """A prefill that runs has cost much already."""
+    snapshot = rig.engine.snapshot
+    waits = lambda: int("waits" in rig.engine.running)  # noqa: E731
+    monkeypatch.setattr(rig.engine, "snapshot", lambda: replace(snapshot(), waiting=waits()))
+    await hold_all(rig, a_request("prefilling"), a_request("waits"))
+    async with admitting(rig):
+        await rig.engine.began("waits")
+        rig.clock.advance(60.0)
+        await eventually(lambda: set(rig.state.runs) == {"prefilling"})
+        assert (await rig.requeued(lane_of().resume_name)).request_id == "waits"
+        await asyncio.sleep(0.2)
+        assert set(rig.state.runs) == {"prefilling"}

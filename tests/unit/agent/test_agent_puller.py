@@ -18,7 +18,7 @@ from tests.brokers import eventually
 from tests.clocks import NOW
 from tests.queued import BEST_EFFORT, MODEL, OTHER, a_request, lane_of, sampling
 from tests.unit.agent.rig import REPLY, AgentRig, open_agent
-from tests.unit.agent.tasks import working
+from tests.unit.agent.tasks import admitting, working
 
 LANE = lane_of().queue_name
 SLOW = Profile(
@@ -241,3 +241,19 @@ async def test_a_worker_survives_the_brokers_absence(rig: AgentRig, monkeypatch)
             await rig.far.depth(LANE)
         rig.broker.reconnect()
         await eventually(lambda: len(rig.state.window) == 1)
+
+
+async def test_what_waits_inside_the_engine_is_held_too(
+    registry: ModelRegistry, tokenizers: dict[ModelName, Tokenizer]
+):
+    """Two of eight slots are taken, and the window of two is full until one has its first token."""
+    async with open_agent(registry, tokenizers, pull=PullSettings(window=2)) as rig:
+        for number in range(4):
+            await rig.put(a_request(f"r{number}"))
+        async with pulling(rig), admitting(rig):
+            await rig.engine.began("r1")
+            assert await rig.far.ready(LANE) == 2
+            rig.engine.emit("r0", 20)
+            await rig.engine.began("r2")
+            assert await rig.far.ready(LANE) == 1
+            rig.stop.set()

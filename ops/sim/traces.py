@@ -1,0 +1,49 @@
+"""Traces from files, with the place of what is wrong in them."""
+
+import csv
+from datetime import datetime
+from pathlib import Path
+
+from ops.sim.workload import Trace, read_trace
+
+_TIMESTAMP = "TIMESTAMP"
+_COUNTS = ("ContextTokens", "GeneratedTokens")
+_WHOLE_SECONDS = 19
+"""Characters of `2023-11-16 18:15:46`."""
+
+
+def checked_trace(file: Path, *, match: str | None = None) -> Trace:
+    """
+    Read an Azure LLM inference trace.
+
+    Args:
+        file: CSV with the columns `TIMESTAMP,ContextTokens,GeneratedTokens`.
+        match: As of `read_trace`.
+
+    Raises:
+        ValueError: Names file, line and field.
+        OSError: It cannot be read.
+    """
+    with file.open(newline="") as lines:
+        rows = csv.DictReader(lines)
+        missing = [name for name in (_TIMESTAMP, *_COUNTS) if name not in (rows.fieldnames or ())]
+        if missing:
+            raise ValueError(f"{file}:1: no column {', '.join(missing)}")
+        for row in rows:
+            if (fault := _fault(row)) is not None:
+                raise ValueError(f"{file}:{rows.line_num}: {fault}")
+    return read_trace(file, match=match)
+
+
+def _fault(row: dict[str, str | None]) -> str | None:
+    """Which field is wrong, and how; None when none is."""
+    at = (row[_TIMESTAMP] or "").strip()
+    try:
+        datetime.fromisoformat(at[:_WHOLE_SECONDS])
+    except ValueError:
+        return f"{_TIMESTAMP}: {at!r} is no date and time such as 2023-11-16 18:15:46.68"
+    for name in _COUNTS:
+        text = (row[name] or "").strip()
+        if not text.isdecimal():
+            return f"{name}: {text!r} is no number of tokens"
+    return None
