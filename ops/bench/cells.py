@@ -2,37 +2,81 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from ops.bench.qoserve_probe import probed_share, recorded
 from ops.sim.profiles import load
+from ops.sim.pulling import PullOptions
 from ops.sim.scenario import Scenario, Wave
 from ops.sim.search import highest_rate, least_replicas
-from ops.sim.summary import summarize, violation_share
-from ops.sim.workload import CLASSES, TrafficClass, with_shares
+from ops.sim.summary import rolling_p99, summarize
+from ops.sim.workload import CLASSES, TrafficClass
+from shared.contracts.qos import Importance, Slo
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("ops/sim", "ops/bench/cells.py", "solver/scheduling", "solver/prediction/moments.py")
-NOT_SIMULATED = {"arguments.py", "keys.py", "pulling.py", "relegation.py", "report.py", "window.py"}
+SOURCES = (
+    "ops/sim", "ops/bench/cells.py", "ops/bench/qoserve_probe.py", "solver/scheduling",
+    "solver/prediction/moments.py",
+)  # fmt: skip
+PULLED = {"lanes.py", "pull_room.py", "pulling.py", "relegation.py"}
+"""What only replicas that pull depend on."""
+NOT_SIMULATED = {
+    "__main__.py", "arguments.py", "checkpoints.py", "derive_profiles.py", "keys.py", "offline.py",
+    "picture.py", "report.py", "safepoints.py", "window.py",
+}  # fmt: skip
+
+CLASS_SETS: dict[str, tuple[TrafficClass, ...]] = {
+    "table3": CLASSES,
+    "tight": (
+        TrafficClass(name="Q1", slo=Slo(ttft_s=3, tbt_s=0.05), share=1 / 3),
+        TrafficClass(name="Q2", slo=Slo(ttft_s=6, tbt_s=0.05), share=1 / 3),
+        TrafficClass(name="Q3", slo=Slo(ttlt_s=1000), share=1 / 3),
+    ),
+    "two-tbt": (
+        TrafficClass(name="Q1", slo=Slo(ttft_s=6, tbt_s=0.05), share=1 / 2),
+        TrafficClass(name="Q2", slo=Slo(ttft_s=6, tbt_s=0.1), share=1 / 2),
+    ),
+}
+"""QoServe's table 3, §4.4.2 and §4.5.2."""
+WINDOW_S = 60.0
+"""Of the rolling p99 of figure 13."""
+
+
+_REACH = 4.0
+"""How far above its beginning a search for the goodput goes."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One simulation or search; equal cells of equal code give equal figures."""
 
     kind: str = "simulate"
-    """`simulate`, `goodput` (highest rate with `allowed` violations) or `replicas` (fewest)."""
+    """
+    What is measured.
+
+    `simulate`, `goodput` (highest rate with `allowed` violations), `replicas` (fewest) or
+    `iterations` (tokens and time of each).
+    """
     profile: str = "28"
     policy: str = "qoserve+curve"
     rate_rps: float = 6.0
+    """Of a search for the goodput, where it begins."""
+    tolerance: float = 0.01
+    """Of a search for the goodput, as a share of `rate_rps`."""
     hours: float = 4.0
     seed: int = 0
     replicas: int = 1
-    shares: tuple[float, float, float] = (1, 1, 1)
+    classes: str = "table3"
+    """One of `CLASS_SETS`."""
+    shares: tuple[float, ...] | None = None
+    """Of the classes; equal if there are none."""
     only_class: str | None = None
     """All traffic is of this class."""
     wave: tuple[float, float] | None = None
@@ -41,12 +85,17 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefill_only: bool = False
     allowed: float = 0.01
     silo: tuple[tuple[str, str, int], ...] = ()
+    dispatch: str = "round-robin"
+    """Or `pull`."""
+    window: int | None = None
+    """Of replicas that pull; none is the agents' default."""
 
     def scenario(self) -> Scenario:
         """What it simulates."""
         return Scenario(
             profile=load(self.profile),
             policy=self.policy,
+            pull=self._pull(),
             replicas=self.replicas,
             silo=self.silo,
             rate_rps=self.rate_rps,
@@ -59,10 +108,21 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             seed=self.seed,
         )
 
+    def _pull(self) -> PullOptions | None:
+        if self.dispatch != "pull":
+            return None
+        return PullOptions() if self.window is None else PullOptions().with_window(self.window)
+
     def _classes(self) -> tuple[TrafficClass, ...]:
-        if self.only_class is None:
-            return with_shares(self.shares)
-        return tuple(replace(c, share=1.0) for c in CLASSES if c.name == self.only_class)
+        classes = CLASS_SETS[self.classes]
+        if self.only_class is not None:
+            return tuple(replace(c, share=1.0) for c in classes if c.name == self.only_class)
+        if self.shares is None:
+            return classes
+        total = sum(self.shares)
+        return tuple(
+            replace(c, share=share / total) for c, share in zip(classes, self.shares, strict=True)
+        )
 
 
 class Store:
@@ -75,12 +135,17 @@ class Store:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._digest = _code_digest()
+        self._digest = _code_digest(NOT_SIMULATED | PULLED)
+        self._pulled_digest = _code_digest(NOT_SIMULATED)
 
     def get(self, cell: Cell) -> dict[str, Any] | None:
         """The figures, if they were made."""
         file = self._file(cell)
         return msgspec.json.decode(file.read_bytes()) if file.exists() else None
+
+    def num_held(self, cells: Iterable[Cell]) -> int:
+        """How many of *cells* were made already."""
+        return sum(self._file(cell).exists() for cell in set(cells))
 
     def put(self, cell: Cell, figures: dict[str, Any]) -> None:
         """Keep them."""
@@ -90,7 +155,8 @@ class Store:
         partial.rename(self._file(cell))
 
     def _file(self, cell: Cell) -> Path:
-        key = hashlib.blake2b(msgspec.json.encode(cell) + self._digest, digest_size=12)
+        digest = self._pulled_digest if cell.dispatch == "pull" else self._digest
+        key = hashlib.blake2b(msgspec.json.encode(cell) + digest, digest_size=12)
         return self._directory / f"{key.hexdigest()}.json"
 
 
@@ -122,35 +188,80 @@ def measured(
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Simulate or search; JSON-able."""
+    """Simulate or search; JSON-able, with `cell_cpu_s`: what it took in all."""
+    began = time.process_time()
+    figures = _KINDS[cell.kind](cell)
+    return figures | {"cell_cpu_s": time.process_time() - began}
+
+
+def _simulated(cell: Cell) -> dict[str, Any]:
+    outcome = cell.scenario().run()
+    figures = summarize(outcome)
+    if cell.wave is not None:
+        important = [r for r in outcome.requests if r.arrival.importance is Importance.HIGH]
+        figures["rolling_p99_s"] = rolling_p99(important, window_s=WINDOW_S)
+    return figures
+
+
+def _goodput(cell: Cell) -> dict[str, Any]:
     scenario = cell.scenario()
-    if cell.kind == "goodput":
-        rate_rps = highest_rate(
-            scenario.violations_at(),
-            allowed=cell.allowed,
-            low_rps=0.0,
-            high_rps=cell.rate_rps,
-            tolerance_rps=cell.rate_rps / 128,
-        )
-        return {"goodput_rps": rate_rps}
-    if cell.kind == "replicas":
-        least = least_replicas(
-            lambda count: violation_share(replace(scenario, replicas=count).run().requests),
-            allowed=cell.allowed,
-            most=16,
-        )
-        return {"replicas": least}
-    return summarize(scenario.run())
+    shares: dict[float, float] = {}
+
+    def tried(rate_rps: float) -> float:
+        share = probed_share(replace(scenario, rate_rps=rate_rps), allowed=cell.allowed)
+        shares[rate_rps] = share
+        return share
+
+    rate_rps = highest_rate(
+        tried,
+        allowed=cell.allowed,
+        low_rps=0.0,
+        high_rps=_REACH * cell.rate_rps,
+        tolerance_rps=cell.tolerance * cell.rate_rps,
+        start_rps=cell.rate_rps,
+    )
+    return {"goodput_rps": rate_rps, "tried": sorted(shares.items())}
 
 
-def _code_digest() -> bytes:
+def _replicas(cell: Cell) -> dict[str, Any]:
+    scenario = cell.scenario()
+    least = least_replicas(
+        lambda count: probed_share(replace(scenario, replicas=count), allowed=cell.allowed),
+        allowed=cell.allowed,
+        most=16,
+    )
+    return {"replicas": least}
+
+
+def _iterations(cell: Cell) -> dict[str, Any]:
+    steps = recorded(cell.scenario())
+    shares = [0.05, 0.25, 0.5, 0.75, 0.95]
+    prefilling = [step for step in steps if step.prefill_tokens]
+    return {
+        "iterations": len(steps),
+        "quantiles": shares,
+        "tokens": np.quantile([s.tokens for s in prefilling], shares).tolist(),
+        "prefill_tokens": np.quantile([s.prefill_tokens for s in prefilling], shares).tolist(),
+        "duration_s": np.quantile([s.duration_s for s in prefilling], shares).tolist(),
+    }
+
+
+_KINDS: dict[str, Callable[[Cell], dict[str, Any]]] = {
+    "simulate": _simulated,
+    "goodput": _goodput,
+    "replicas": _replicas,
+    "iterations": _iterations,
+}
+
+
+def _code_digest(excluded: Container[str]) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for source in SOURCES:
         path = ROOT / source
         files = [path] if path.is_file() else sorted(path.rglob("*.py"), key=str)
         files += [] if path.is_file() else sorted(path.rglob("*.json"), key=str)
         for file in files:
-            if file.name in NOT_SIMULATED:
+            if file.name in excluded:
                 continue
             digest.update(str(file.relative_to(ROOT)).encode())
             digest.update(file.read_bytes())

@@ -16,6 +16,31 @@ SILO_CHUNKS = {"Q1": "sarathi-fcfs:256", "Q2": "sarathi-fcfs:2048", "Q3": "sarat
 SHARES = {"70-15-15": (0.7, 0.15, 0.15), "15-15-70": (0.15, 0.15, 0.7)}
 WAVE_POLICIES = ("sarathi-fcfs", "sarathi-edf", "qoserve+curve", "adaptive")
 LOADS_RPS = (2.0, 3.0, 4.0, 5.0, 6.0)
+ALPHAS = {1: "qoserve-1ms", 4: "qoserve-4ms", 8: "qoserve"}
+"""Work weight in ms per token, with its policy."""
+ALPHA_LOADS_RPS = (4.0, 5.0, 6.0)
+DEFAULT = "adaptive"
+CHALLENGERS = ("quartz", "combined")
+"""The default must lose to neither."""
+MIXES = ("code", "conversation", "sharegpt")
+SHARED = (*BASELINES, "qoserve+curve")
+PREFILL_POLICIES = ("sarathi-fcfs:8192", "sarathi-edf:8192", "prefill")
+CHUNK_POLICIES = ("qoserve", "qoserve+curve")
+LONG_POLICIES = ("shrinking", "dc-fcfs")
+TIGHT_POLICIES = ("sarathi-edf", "qoserve+curve")
+GOODPUT_POLICIES = (*ABLATION[1:], DEFAULT, *CHALLENGERS)
+WAVE_HIGHS_RPS = (5.0, 6.0)
+TBT_SHARES = (0.25, 0.5, 0.75)
+_STARTS_RPS: dict[tuple[str, str, float], tuple[float, float, float]] = {
+    ("code", "28", 4): (2.5, 3.2, 3.9), ("code", "2x", 4): (2.3, 3.0, 4.4),
+    ("code", "28", 2): (2.6, 3.3, 4.1), ("code", "2x", 2): (2.4, 3.1, 4.6),
+    ("conversation", "28", 2): (3.0, 4.2, 4.7), ("sharegpt", "28", 2): (1.45, 2.1, 2.25),
+}  # fmt: skip
+"""Of FCFS, EDF and the others, by lengths, profile and hours."""
+_SILO_STARTS_RPS = {
+    "code": (2.2, 4.3, 4.7), "conversation": (3.7, 6.0, 6.5), "sharegpt": (1.5, 2.4, 2.5)
+}  # fmt: skip
+"""Of Q1, Q2 and Q3."""
 LOAD_POLICIES = ("sarathi-fcfs", "sarathi-edf", "sarathi-srpf", "qoserve", "adaptive")
 
 
@@ -30,22 +55,70 @@ def goodput(
     """
     Figure 7.
 
-    Over four hours: in one, batch work may wait until after the end, which flatters all policies.
+    Over four hours where there is a bar: batch work may wait until after the end, which flatters
+    all policies, and the more the shorter the run.
     """
-    return Cell(kind="goodput", profile=profile, policy=policy, rate_rps=5.2 if hours == 4 else 8.0,
-                hours=hours, seed=seed, lengths=lengths)  # fmt: skip
+    return Cell(kind="goodput", profile=profile, policy=policy, hours=hours, seed=seed,
+                rate_rps=_start_rps(policy, (lengths, profile, hours)), lengths=lengths,
+                tolerance=0.01 if hours >= 4 else 0.02)  # fmt: skip
+
+
+def _start_rps(policy: str, traffic: tuple[str, str, float]) -> float:
+    """Where a search begins; a bad guess costs time, not truth."""
+    fcfs, edf, ours = _STARTS_RPS[traffic]
+    return {"sarathi-fcfs": fcfs, "sarathi-edf": edf}.get(policy, ours)
 
 
 def prefill_goodput(policy: str, *, seed: int) -> Cell:
     """Figure 8: replicas that only prefill, conversation traffic."""
-    return Cell(kind="goodput", policy=policy, rate_rps=12.8, hours=1, seed=seed,
-                lengths="conversation", prefill_only=True)  # fmt: skip
+    return Cell(kind="goodput", policy=policy, rate_rps=7.0, hours=1, seed=seed,
+                lengths="conversation", prefill_only=True, tolerance=0.02)  # fmt: skip
 
 
 def long_goodput(policy: str, *, seed: int) -> Cell:
     """Section 4.5.1: 10,000 tokens of prompt, 500 of answer, all interactive."""
-    return Cell(kind="goodput", policy=policy, rate_rps=0.8, hours=1, seed=seed, lengths="long",
-                only_class="Q1")  # fmt: skip
+    return Cell(kind="goodput", policy=policy, rate_rps=0.32, hours=1, seed=seed, lengths="long",
+                only_class="Q1", tolerance=0.02)  # fmt: skip
+
+
+def long_iterations(policy: str, *, seed: int) -> Cell:
+    """Figure 15a: chunks of such traffic."""
+    return Cell(kind="iterations", policy=policy, rate_rps=0.25, hours=1, seed=seed,
+                lengths="long", only_class="Q1")  # fmt: skip
+
+
+def iterations(policy: str, *, seed: int) -> Cell:
+    """Figure 9: chunks of conversation traffic near the goodput."""
+    return Cell(kind="iterations", policy=policy, rate_rps=4.5, hours=1, seed=seed,
+                lengths="conversation")  # fmt: skip
+
+
+def polyserve(class_name: str, *, seed: int) -> Cell:
+    """Section 4.5.2: one bin of PolyServe."""
+    policy, start_rps = {"Q1": ("polyserve:50", 2.9), "Q2": ("polyserve:100", 3.65)}[class_name]
+    return Cell(kind="goodput", policy=policy, rate_rps=start_rps, hours=1, seed=seed,
+                lengths="conversation", classes="two-tbt", only_class=class_name,
+                tolerance=0.02)  # fmt: skip
+
+
+def two_tbt(share: float, *, seed: int) -> Cell:
+    """The same by ours: *share* of the traffic has the faster pace."""
+    return Cell(kind="goodput", rate_rps=5.0, hours=1, seed=seed, lengths="conversation",
+                classes="two-tbt", shares=(share, 1 - share), tolerance=0.02)  # fmt: skip
+
+
+def tight(policy: str, *, seed: int) -> Cell:
+    """Section 4.4.2: two interactive classes of three, conversation traffic."""
+    start_rps = 3.2 if policy in BASELINES else 4.2
+    return Cell(kind="goodput", policy=policy, rate_rps=start_rps, hours=1, seed=seed,
+                lengths="conversation", classes="tight", tolerance=0.02)  # fmt: skip
+
+
+def silo_goodput(class_name: str, lengths: str, *, seed: int) -> Cell:
+    """Niyama, figure 7a: one replica of a silo."""
+    start_rps = dict(zip(SILO_CHUNKS, _SILO_STARTS_RPS[lengths], strict=True))[class_name]
+    return Cell(kind="goodput", policy=SILO_CHUNKS[class_name], rate_rps=start_rps, hours=2,
+                seed=seed, lengths=lengths, only_class=class_name, tolerance=0.02)  # fmt: skip
 
 
 def gpus(profile: str, policy: str, *, seed: int) -> Cell:
@@ -99,32 +172,44 @@ def full(seed: int) -> list[Cell]:
     cells += [silo_part(p, c, seed=seed) for p in PROFILES for c in SILO_CHUNKS]
     cells += [mix(p, "qoserve+curve", "70-15-15", seed=s) for s in seeds for p in PROFILES]
     cells += [wave("qoserve+curve", 6.0, seed=s) for s in seeds]
+    cells += [default(policy, seed=s) for policy in (DEFAULT, *CHALLENGERS) for s in seeds]
+    cells += [goodput("28", p, seed=seed, hours=2) for p in (DEFAULT, *CHALLENGERS)]
     return cells + printed(seed)
+
+
+def default(policy: str, *, seed: int) -> Cell:
+    """6/s over two hours, for what the default is compared with."""
+    return load(policy, 6.0, seed=seed)
+
+
+def niyama_goodput(lengths: str, policy: str, *, seed: int) -> Cell:
+    """One shared replica: over two hours, as its silos."""
+    return goodput("28", policy, seed=seed, hours=2, lengths=lengths)
 
 
 def printed(seed: int) -> list[Cell]:
     """What has no bar."""
     cells = [
-        goodput(profile, policy, seed=seed, hours=1)
+        goodput(profile, policy, seed=seed, hours=2)
         for profile in PROFILES
-        for policy in (*BASELINES, *ABLATION[1:])
+        for policy in ABLATION[1:]
     ]
-    cells += [
-        goodput("28", policy, seed=seed, hours=1, lengths="conversation")
-        for policy in (*BASELINES, "qoserve", "qoserve+curve")
-    ]
-    cells += [
-        prefill_goodput(policy, seed=seed)
-        for policy in ("sarathi-fcfs:8192", "sarathi-edf:8192", "prefill")
-    ]
-    cells += [long_goodput(policy, seed=seed) for policy in ("shrinking", "dc-fcfs")]
+    cells += [niyama_goodput(x, p, seed=seed) for x in MIXES[1:] for p in SHARED]
+    cells += [silo_goodput(name, x, seed=seed) for x in MIXES for name in SILO_CHUNKS]
+    cells += [prefill_goodput(policy, seed=seed) for policy in PREFILL_POLICIES]
+    cells += [long_goodput(policy, seed=seed) for policy in LONG_POLICIES]
+    cells += [long_iterations(policy, seed=seed) for policy in LONG_POLICIES]
+    cells += [iterations(policy, seed=seed) for policy in CHUNK_POLICIES]
+    cells += [polyserve(name, seed=seed) for name in ("Q1", "Q2")]
+    cells += [two_tbt(share, seed=seed) for share in TBT_SHARES]
+    cells += [tight(policy, seed=seed) for policy in TIGHT_POLICIES]
     cells += [
         mix(profile, policy, shares, seed=seed)
         for profile in PROFILES
         for shares in SHARES
         for policy in (*BASELINES, "qoserve", "qoserve+curve")
     ]
-    cells += [wave(policy, high, seed=seed) for high in (5.0, 6.0) for policy in WAVE_POLICIES]
+    cells += [wave(policy, high, seed=seed) for high in WAVE_HIGHS_RPS for policy in WAVE_POLICIES]
     cells += [load(policy, rate, seed=seed) for policy in LOAD_POLICIES for rate in LOADS_RPS]
-    cells += [overload("28", x, hours=4, seed=seed) for x in ("adaptive", "quartz", "combined")]
+    cells += [load(p, rate, seed=seed) for p in ALPHAS.values() for rate in ALPHA_LOADS_RPS]
     return cells

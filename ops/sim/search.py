@@ -1,6 +1,15 @@
 """How many replicas, and how much load: searches over simulations."""
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+
+_FLOOR = 100.0
+"""Shares further from the allowed one than this factor are as good as none or all."""
+_STEP = 0.04
+"""First step from a rate that is expected to be near, as a share of it; later ones double."""
+_AIM = 0.45
+"""Of the tolerance: how far beside the expected answer to probe, so that two probes end it."""
 
 
 def least_replicas(violations: Callable[[int], float], *, allowed: float, most: int) -> int | None:
@@ -33,21 +42,103 @@ def highest_rate(
     low_rps: float,
     high_rps: float,
     tolerance_rps: float,
+    start_rps: float | None = None,
 ) -> float:
     """
-    Goodput: the highest rate whose share of violations is allowed, by bisection.
+    Goodput: the highest rate whose share of violations is allowed.
 
     Args:
-        violations: At a rate; assumed not to fall with it.
+        violations: At a rate; assumed not to fall with it. Only on which side of *allowed* a
+            share lies decides; how far it is from it only says where to look next.
         allowed: Largest share of violations.
         low_rps: A rate that is known, or taken, to be good.
-        high_rps: One that is too high.
+        high_rps: The highest of interest.
         tolerance_rps: How near the answer lies.
+        start_rps: Where it is expected.
+
+    Returns:
+        A rate that was tried and is good, such that one at most *tolerance_rps* above it was
+        tried and is not; *high_rps* if that is good, *low_rps* if no rate above it was.
     """
-    while high_rps - low_rps > tolerance_rps:
-        middle = (low_rps + high_rps) / 2
-        if violations(middle) <= allowed:
-            low_rps = middle
+    far = math.log(_FLOOR)
+    bracket = _Bracket(_Probe(low_rps, -far), _Probe(high_rps, far))
+    is_high_tried = False
+
+    def tried(rate_rps: float) -> bool:
+        nonlocal is_high_tried
+        is_high_tried |= rate_rps == high_rps
+        excess = _excess(violations(rate_rps), allowed)
+        bracket.narrow(_Probe(rate_rps, excess))
+        return excess <= 0
+
+    if start_rps is not None:
+        _surround(tried, start_rps, low_rps, high_rps)
+    while (width := bracket.width_rps) > tolerance_rps:
+        tried(bracket.next_rps(tolerance_rps))
+        # Interpolation that leaves most of the bracket is worse than halving it.
+        if bracket.width_rps > max(tolerance_rps, width / 2):
+            tried((bracket.good.rate_rps + bracket.bad.rate_rps) / 2)
+    if bracket.bad.rate_rps == high_rps and not is_high_tried:
+        tried(high_rps)
+    return bracket.good.rate_rps
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A rate that was tried."""
+
+    rate_rps: float
+    excess: float
+    """Logarithm of the share of violations over the allowed one; good up to 0."""
+
+
+@dataclass(slots=True)
+class _Bracket:
+    """The highest good rate and the lowest bad one."""
+
+    good: _Probe
+    bad: _Probe
+
+    @property
+    def width_rps(self) -> float:
+        return self.bad.rate_rps - self.good.rate_rps
+
+    def narrow(self, probe: _Probe) -> None:
+        """Take *probe* for an end."""
+        if probe.excess > 0:
+            self.bad = probe
         else:
-            high_rps = middle
-    return low_rps
+            self.good = probe
+
+    def next_rps(self, tolerance_rps: float) -> float:
+        """Just beside where the share is expected to be the allowed one, on the longer side."""
+        good, bad = self.good, self.bad
+        if self.width_rps <= 2 * tolerance_rps:
+            return (good.rate_rps + bad.rate_rps) / 2
+        expected = good.rate_rps + self.width_rps * good.excess / (good.excess - bad.excess)
+        aim = _AIM * tolerance_rps
+        beside = expected - good.rate_rps > bad.rate_rps - expected
+        wanted = expected - aim if beside else expected + aim
+        margin = min(2 * aim, self.width_rps / 4)
+        return min(bad.rate_rps - margin, max(good.rate_rps + margin, wanted))
+
+
+def _surround(
+    tried: Callable[[float], bool], start_rps: float, low_rps: float, high_rps: float
+) -> None:
+    """Try outwards from *start_rps* until the answer changes or the range ends."""
+    rate_rps, step = min(start_rps, high_rps), _STEP
+    if tried(rate_rps):
+        while rate_rps < high_rps:
+            rate_rps, step = min(high_rps, rate_rps * (1 + step)), 2 * step
+            if not tried(rate_rps):
+                return
+        return
+    while step < 1 and (rate_rps := rate_rps * (1 - step)) > low_rps and not tried(rate_rps):
+        step *= 2
+
+
+def _excess(share: float, allowed: float) -> float:
+    if allowed <= 0:
+        return math.log(_FLOOR) if share > 0 else -math.log(_FLOOR)
+    return min(math.log(_FLOOR), math.log(max(share / allowed, 1 / _FLOOR)))

@@ -1,5 +1,6 @@
 """Who missed, by how much, and what it cost."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from ops.sim.cluster import Outcome
 from ops.sim.request import SimRequest
+from shared.contracts.base import Seconds
 from shared.contracts.qos import Importance
 
 
@@ -21,6 +23,7 @@ def summarize(outcome: Outcome) -> dict[str, Any]:
     by_class: dict[str, list[SimRequest]] = {}
     for request in requests:
         by_class.setdefault(request.arrival.class_name, []).append(request)
+    long, short = _by_length(requests)
     duration_s = max((r.arrival.arrived_at for r in requests), default=0.0)
     kept = sum(not r.violated for r in requests)
     iterations = sum(t.num_iterations for t in outcome.totals)
@@ -32,7 +35,9 @@ def summarize(outcome: Outcome) -> dict[str, Any]:
         "important_violations": violation_share(
             [r for r in requests if r.arrival.importance is Importance.HIGH]
         ),
-        "long_violations": violation_share(_long(requests)),
+        "long_violations": violation_share(long),
+        "short_violations": violation_share(short),
+        "latency_s": latency_quantiles(requests),
         "goodput_rps": kept / duration_s if duration_s else 0.0,
         "utilization": sum(t.busy_s for t in outcome.totals) / max(1e-9, outcome.simulated_s),
         "tokens_per_iteration": tokens / max(1, iterations),
@@ -65,18 +70,68 @@ def pace(requests: Iterable[SimRequest]) -> dict[str, float]:
     }
 
 
-def _long(requests: Sequence[SimRequest]) -> list[SimRequest]:
-    """Prompts from the 90th percentile on (QoServe Fig. 11)."""
+def latency_s(request: SimRequest) -> Seconds:
+    """Time to the first token if interactive, else to the last; endless while there is none."""
+    done_at = request.first_token_at if request.interactive else request.finished_at
+    return math.inf if done_at is None else done_at - request.arrival.arrived_at
+
+
+def latency_quantiles(requests: Sequence[SimRequest]) -> dict[str, float | None] | None:
+    """p50, p95 and p99 of `latency_s`, those not served included; None is endless."""
     if not requests:
-        return []
+        return None
+    latencies = [latency_s(r) for r in requests]
+    # An actual request's, since between a finite and an endless one there is nothing.
+    values = np.quantile(latencies, [0.5, 0.95, 0.99], method="higher")
+    return {
+        name: float(value) if math.isfinite(value) else None
+        for name, value in zip(("p50", "p95", "p99"), values, strict=True)
+    }
+
+
+def rolling_p99(
+    requests: Iterable[SimRequest], *, window_s: Seconds
+) -> dict[str, dict[str, float | None]]:
+    """
+    Median and maximum over windows of each class's p99 `latency_s`; None is endless.
+
+    Decided: windows follow one another, and a request belongs to that in which it arrived
+    (QoServe Fig. 13 says neither).
+    """
+    windows: dict[str, dict[int, list[Seconds]]] = {}
+    for request in requests:
+        arrival = request.arrival
+        members = windows.setdefault(arrival.class_name, {})
+        members.setdefault(int(arrival.arrived_at // window_s), []).append(latency_s(request))
+    found: dict[str, dict[str, float | None]] = {}
+    for name, members in sorted(windows.items()):
+        p99s = [float(np.quantile(v, 0.99, method="higher")) for v in members.values()]
+        middle, largest = float(np.quantile(p99s, 0.5, method="higher")), max(p99s)
+        found[name] = {
+            "median": middle if math.isfinite(middle) else None,
+            "max": largest if math.isfinite(largest) else None,
+        }
+    return found
+
+
+def _by_length(
+    requests: Sequence[SimRequest],
+) -> tuple[list[SimRequest], list[SimRequest]]:
+    """Those with prompts from the 90th percentile on, and the others (QoServe Fig. 11)."""
+    if not requests:
+        return [], []
     edge = float(np.quantile([r.arrival.prompt_tokens for r in requests], 0.9))
-    return [r for r in requests if r.arrival.prompt_tokens >= edge]
+    return (
+        [r for r in requests if r.arrival.prompt_tokens >= edge],
+        [r for r in requests if r.arrival.prompt_tokens < edge],
+    )
 
 
 def _class_figures(members: list[SimRequest]) -> dict[str, Any]:
     return {
         "requests": len(members),
         "violations": violation_share(members),
+        "latency_s": latency_quantiles(members),
         "ttft_s": _quantiles(
             [r.first_token_at - r.arrival.arrived_at for r in members if r.first_token_at]
         ),
