@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ops.bench import backlog, overhead, qoserve, scheduler_cost
+from ops.bench import backlog, conserve, engine, overhead, pulling, qoserve, scheduler_cost
 from ops.bench.result import Result
 from shared.contracts.errors import MeshError
 from shared.runtime.logging import configure_logging
@@ -16,7 +16,10 @@ from shared.runtime.logging import configure_logging
 BENCHES: dict[str, Callable[..., Awaitable[Result]]] = {
     "overhead": overhead.run,
     "backlog": backlog.run,
+    "pulling": pulling.run,
     "qoserve": qoserve.run,
+    "conserve": conserve.run,
+    "engine": engine.run,
     "scheduler_cost": scheduler_cost.run,
 }
 

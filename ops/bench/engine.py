@@ -1,0 +1,261 @@
+"""
+Our policy inside vLLM's engine against stock vLLM, on this machine's CPU.
+
+Targets are fixed multiples of what unloaded stock takes, and the load is where stock FCFS misses
+about half; both are set before ours runs. Stock gets the chunk, and its `priority` policy also
+the priorities, with which it misses least there. Then the arms take turns under equal loads.
+"""
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ops.bench.engine_arms import FCFS, LARGEST_BUDGET, OURS, PRIORITY, Arm, engines
+from ops.bench.engine_load import (
+    CLASSES,
+    Planned,
+    Served,
+    missed_share,
+    planned_load,
+    serve_alone,
+)
+from ops.bench.result import Line, Result
+from services.agent.backends.base import EngineBackend
+from services.agent.backends.vllm.availability import vllm_unavailable_reason
+from shared.contracts.base import Seconds
+from shared.contracts.errors import SettingsError
+from shared.contracts.qos import Slo
+
+CHUNKS = (128, 256, 512, 1024)
+BY_CLASS = {"Q1": 0, "Q2": 1, "Q3": 2}
+ONLY_INTERACTIVE = {"Q1": 0, "Q2": 1, "Q3": 1}
+MULTIPLES = {"ttft": 10.0, "tbt": 10.0, "Q2": 40.0, "Q3": 120.0}
+"""Targets over the unloaded medians of first token, gap and whole answer."""
+ABOUT_HALF = (0.45, 0.55)
+FIRST_UTILIZATION = 1.8
+"""Of the load that is tried first, as a share of what one request at a time gives."""
+LEAST_MISSED = 0.3
+"""By stock FCFS, or the load was too low to tell policies apart."""
+MAX_MISSED_RATIO = 0.5
+MIN_GOODPUT_RATIO = 1.3
+
+
+class _Sizes:
+    """How long everything is measured."""
+
+    def __init__(self, *, quick: bool) -> None:
+        self.alone = 8 if quick else 40
+        self.pair_s: Seconds = 5.0 if quick else 30.0
+        self.pairs = 1 if quick else 5
+        self.chunks = (256,) if quick else CHUNKS
+        self.priorities = (BY_CLASS,) if quick else (BY_CLASS, ONLY_INTERACTIVE)
+        self.probes = 2 if quick else 6
+
+
+async def run(
+    *,
+    seed: int,
+    quick: bool,
+    broker: str | None,  # noqa: ARG001 - nothing here needs one
+) -> Result:
+    """Calibrate on stock, then compare."""
+    reason = vllm_unavailable_reason()
+    if reason is not None:
+        raise SettingsError(reason)
+    result = Result(name="engine", seed=seed, quick=quick)
+    sizes = _Sizes(quick=quick)
+    with tempfile.TemporaryDirectory(prefix="headway-bench-") as directory:
+        async with engines(Path(directory)) as engine:
+            await _compare(engine, result, sizes, seed)
+    return result
+
+
+async def _compare(engine: EngineBackend, result: Result, sizes: _Sizes, seed: int) -> None:
+    fcfs = Arm(model=FCFS, token_budget=256)
+    ours = Arm(model=OURS, token_budget=LARGEST_BUDGET)
+    slos, capacity_rps = await _unloaded(engine, fcfs, sizes, seed, result)
+    bench = _Bench(engine, slos, sizes, seed)
+    rate_rps = FIRST_UTILIZATION * capacity_rps
+    rate_rps = await bench.rate_with_half_missed(fcfs, rate_rps)
+    fcfs = await bench.best([replace(fcfs, token_budget=chunk) for chunk in sizes.chunks], rate_rps)
+    rate_rps = await bench.rate_with_half_missed(fcfs, rate_rps)
+    by_class = [Arm(model=PRIORITY, token_budget=n, priorities=BY_CLASS) for n in sizes.chunks]
+    priority = await bench.best(by_class, rate_rps)
+    priority = await bench.best(
+        [replace(priority, priorities=priorities) for priorities in sizes.priorities], rate_rps
+    )
+    result.figures["load, 1/s"] = rate_rps
+    result.figures["stock fcfs: chunk"] = fcfs.token_budget
+    result.figures["stock priority: chunk"] = priority.token_budget
+    result.figures["stock priority: priorities"] = dict(priority.priorities)
+    arms = {"stock fcfs": fcfs, "stock priority": priority, "ours": ours}
+    # As stock's engines did while it was calibrated, ours meets requests before they count.
+    await ours.activate(engine)
+    await serve_alone(engine, OURS, planned_load(seed=seed + 3000, rate_rps=1.0, duration_s=10.0))
+    rounds = [await bench.round(arms, rate_rps, number) for number in range(sizes.pairs)]
+    _judge(result, rounds, sizes)
+
+
+class _Bench:
+    """Runs loads on arms, with the targets that were set."""
+
+    def __init__(
+        self, engine: EngineBackend, slos: Mapping[str, Slo], sizes: _Sizes, seed: int
+    ) -> None:
+        self._engine = engine
+        self._slos = slos
+        self._sizes = sizes
+        self._seed = seed
+
+    async def best(self, arms: Sequence[Arm], rate_rps: float) -> Arm:
+        """Of *arms* the one that misses least."""
+        if len(arms) == 1:
+            return arms[0]
+        shares = [await self._probe(arm, rate_rps) for arm in arms]
+        return arms[shares.index(min(shares))]
+
+    async def rate_with_half_missed(self, arm: Arm, rate_rps: float) -> float:
+        """The load at which *arm* misses about half, searched from *rate_rps*."""
+        low_rps, high_rps = 0.0, 0.0
+        for _ in range(self._sizes.probes):
+            share = await self._probe(arm, rate_rps)
+            if ABOUT_HALF[0] <= share <= ABOUT_HALF[1]:
+                return rate_rps
+            if share < ABOUT_HALF[0]:
+                low_rps = rate_rps
+            else:
+                high_rps = rate_rps
+            if not high_rps:
+                rate_rps *= 1.3
+            elif not low_rps:
+                rate_rps /= 1.3
+            else:
+                rate_rps = (low_rps + high_rps) / 2
+        return rate_rps
+
+    async def round(
+        self, arms: Mapping[str, Arm], rate_rps: float, number: int
+    ) -> dict[str, list[Served]]:
+        """All arms under one load, one after the other, in an order that rotates."""
+        load = planned_load(
+            seed=self._seed + number, rate_rps=rate_rps, duration_s=self._sizes.pair_s
+        )
+        names = list(arms)
+        turn = number % len(names)
+        served = {
+            name: await self._serve(arms[name], load) for name in (*names[turn:], *names[:turn])
+        }
+        shares = ", ".join(f"{name} {missed_share(served[name]):.0%}" for name in names)
+        _say(f"pair {number + 1} of {self._sizes.pairs}, missed: {shares}")
+        return served
+
+    async def _probe(self, arm: Arm, rate_rps: float) -> float:
+        """Share of a load of its own that *arm* misses."""
+        load = planned_load(
+            seed=self._seed + 1000, rate_rps=rate_rps, duration_s=self._sizes.pair_s
+        )
+        share = missed_share(await self._serve(arm, load))
+        _say(f"{arm.model}, chunk {arm.token_budget}, {rate_rps:.2f}/s: {share:.0%} missed")
+        return share
+
+    async def _serve(self, arm: Arm, load: list[Planned]) -> list[Served]:
+        patience_s = max(slo.ttlt_s or 0.0 for slo in self._slos.values())
+        return await arm.serve(self._engine, load, self._slos, patience_s=patience_s)
+
+
+async def _unloaded(
+    engine: EngineBackend, arm: Arm, sizes: _Sizes, seed: int, result: Result
+) -> tuple[dict[str, Slo], float]:
+    """Targets from one request at a time on stock, and how many such requests a second gives."""
+    await arm.activate(engine)
+    load = planned_load(seed=seed + 2000, rate_rps=1.0, duration_s=2 * sizes.alone)[: sizes.alone]
+    warm, measured = load[: sizes.alone // 4], load[sizes.alone // 4 :]
+    await serve_alone(engine, arm.model, warm)
+    served = await serve_alone(engine, arm.model, measured)
+    ttft_s = _median([(s.first_token_at or 0) - s.arrived_at for s in served])
+    ttlt_s = _median([(s.last_token_at or 0) - s.arrived_at for s in served])
+    tbt_s = _median(
+        [
+            ((s.last_token_at or 0) - (s.first_token_at or 0)) / (len(s.token_ids) - 1)
+            for s in served
+            if len(s.token_ids) > 1
+        ]
+    )
+    result.figures["unloaded p50, ms"] = {
+        "first token": 1000 * ttft_s, "gap": 1000 * tbt_s, "answer": 1000 * ttlt_s,
+    }  # fmt: skip
+    slos = {
+        "Q1": Slo(ttft_s=MULTIPLES["ttft"] * ttft_s, tbt_s=MULTIPLES["tbt"] * tbt_s),
+        "Q2": Slo(ttlt_s=MULTIPLES["Q2"] * ttlt_s),
+        "Q3": Slo(ttlt_s=MULTIPLES["Q3"] * ttlt_s),
+    }
+    busy_s = sum((s.last_token_at or 0) - s.arrived_at for s in served)
+    return slos, len(served) / busy_s
+
+
+def _judge(result: Result, rounds: Sequence[Mapping[str, list[Served]]], sizes: _Sizes) -> None:
+    missed = {name: [missed_share(each[name]) for each in rounds] for name in rounds[0]}
+    kept = {
+        name: [sum(not s.missed for s in each[name]) / sizes.pair_s for each in rounds]
+        for name in rounds[0]
+    }
+    for name in rounds[0]:
+        result.figures[f"missed, {name}"] = _median(missed[name])
+        result.figures[f"missed by class, {name}"] = {
+            c: _median([missed_share([s for s in each[name] if s.planned.class_name == c])
+                        for each in rounds])
+            for c in CLASSES
+        }  # fmt: skip
+        result.figures[f"goodput, {name}, 1/s"] = _median(kept[name])
+    told = _median(missed["stock fcfs"]) >= LEAST_MISSED
+    pairs = range(len(rounds)) if told else range(0)
+    stock = ("stock fcfs", "stock priority")
+    result.lines = [
+        Line(
+            name="missed, ours / better of stock, median of pairs",
+            value=_median_or_none(
+                [missed["ours"][i] / max(1e-9, min(missed[s][i] for s in stock)) for i in pairs]
+            ),
+            bound=MAX_MISSED_RATIO,
+        ),
+        Line(
+            name="goodput, better of stock / ours, median of pairs",
+            value=_median_or_none(
+                [max(kept[s][i] for s in stock) / kept["ours"][i] for i in pairs]
+            ),
+            bound=1 / MIN_GOODPUT_RATIO,
+        ),
+        Line(
+            name="greedy answers of ours that differ from stock's",
+            value=float(sum(_num_different(each["ours"], each["stock fcfs"]) for each in rounds)),
+            bound=0.0,
+        ),
+    ]
+    result.figures["answers compared"] = sum(
+        a.finished and b.finished
+        for each in rounds
+        for a, b in zip(each["ours"], each["stock fcfs"], strict=True)
+    )
+
+
+def _say(text: str) -> None:
+    """Progress, for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _num_different(ours: Sequence[Served], stock: Sequence[Served]) -> int:
+    return sum(
+        a.finished and b.finished and a.token_ids != b.token_ids
+        for a, b in zip(ours, stock, strict=True)
+    )
+
+
+def _median_or_none(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0

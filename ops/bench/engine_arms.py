@@ -1,0 +1,88 @@
+"""The engines that the engine benchmark compares: one model under stock vLLM and under ours."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from ops.bench.engine_load import Planned, Served, serve
+from services.agent.backends.base import EngineBackend, SchedulingParameters
+from services.agent.backends.settings import VllmSettings
+from services.agent.backends.vllm.backend import VllmEngine
+from shared.contracts.base import ModelName, Seconds
+from shared.contracts.models import ModelEntry
+from shared.contracts.qos import Slo
+from shared.models.registry import ModelRegistry
+from shared.models.tiny import make_tiny_models
+
+BASE = ModelName("tiny-llama")
+MAX_RUNNING = 64
+LARGEST_BUDGET = 2048
+_STOCK = "services.agent.backends.vllm.scheduler.TimedScheduler"
+"""vLLM's own scheduler; ours only reads the clock."""
+
+FCFS, PRIORITY, OURS = ModelName("stock-fcfs"), ModelName("stock-priority"), ModelName("ours")
+ENGINES: dict[ModelName, dict[str, str]] = {
+    FCFS: {"scheduler_cls": _STOCK},
+    PRIORITY: {"scheduler_cls": _STOCK, "scheduling_policy": "priority"},
+    OURS: {},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One engine with its settings."""
+
+    model: ModelName
+    token_budget: int
+    """Stock's chunk; ours finds its own below."""
+    priorities: Mapping[str, int] = field(default_factory=dict)
+    """Of the classes, for stock's `priority` policy; smaller goes first."""
+
+    async def serve(
+        self,
+        engine: EngineBackend,
+        load: list[Planned],
+        slos: Mapping[str, Slo],
+        *,
+        patience_s: Seconds,
+    ) -> list[Served]:
+        """Serve *load* on this arm alone."""
+        await self.activate(engine)
+        return await serve(
+            engine, self.model, load, slos, priorities=self.priorities, patience_s=patience_s
+        )
+
+    async def activate(self, engine: EngineBackend) -> None:
+        """Make this arm's engine the active one, with its limits."""
+        await engine.activate(self.model)
+        await engine.set_scheduling(
+            SchedulingParameters(token_budget=self.token_budget, max_running=MAX_RUNNING)
+        )
+
+
+@asynccontextmanager
+async def engines(directory: Path) -> AsyncIterator[VllmEngine]:
+    """All arms' engines in one backend, the idle ones parked; their output goes to a file."""
+    base = ModelRegistry.load(make_tiny_models(directory)).entry(BASE)
+    settings = VllmSettings(
+        policy="qoserve",
+        max_running=MAX_RUNNING,
+        token_budget=LARGEST_BUDGET,
+        max_resident_engines=len(ENGINES),
+        # Arms get the same prompts; none may profit from what another run left.
+        prefix_caching=False,
+        log_path=str(directory / "vllm.log"),
+    )
+    engine = VllmEngine(tuple(_variant(base, name) for name in ENGINES), settings)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def _variant(base: ModelEntry, name: ModelName) -> ModelEntry:
+    return msgspec.structs.replace(base, name=name, engine_args=base.engine_args | ENGINES[name])
