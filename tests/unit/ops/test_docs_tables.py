@@ -1,0 +1,97 @@
+"""Tables of the documents name what the code has: settings, policies, counters, benches."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+from msgspec.structs import fields
+
+from ops.bench.__main__ import BENCHES
+from ops.sim.arguments import parser
+from ops.sim.lengths import MIXES
+from ops.sim.policies import policy_names
+from ops.sim.profiles import ALIASES
+from services.agent.backends.base import SchedulingTotals
+from services.agent.backends.policies import PolicyName, SchedulingSettings
+from services.agent.backends.settings import VllmSettings
+from services.agent.settings import PullSettings
+from tests.unit.ops.deployment import ROOT
+
+SCHEDULING = ROOT / "ops/docs/scheduling.md"
+SIMULATE = ROOT / "ops/docs/simulate.md"
+SOURCES = ("solver", "shared", "services", "ops/sim")
+
+
+def table(document: Path, header: str) -> list[list[str]]:
+    """Cells of the rows of the one table whose first column is called *header*."""
+    _, body = document.read_text().split(f"| {header} |")
+    rows = body.split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def names(document: Path, header: str) -> list[str]:
+    """What is in backticks in the first column."""
+    return [name for row in table(document, header) for name in re.findall(r"`([^`]+)`", row[0])]
+
+
+@pytest.mark.parametrize(
+    ("header", "settings"), [("scheduling", SchedulingSettings), ("pull", PullSettings)]
+)
+def test_settings_are_listed_with_their_defaults(header: str, settings: type[msgspec.Struct]):
+    documented = {row[0].strip("`"): row[1] for row in table(SCHEDULING, header)}
+
+    assert documented == {
+        field.name: "none" if field.default is None else str(field.default)
+        for field in fields(settings)
+    }
+
+
+def test_policies_of_the_backends_are_listed():
+    listed = set(names(SCHEDULING, "policy"))
+
+    assert listed == {*get_args(PolicyName), "stock"}
+    for policy in listed:
+        msgspec.convert({"policy": policy}, VllmSettings)
+
+
+def test_counters_are_listed():
+    assert set(names(SCHEDULING, "counter")) == set(SchedulingTotals.__dataclass_fields__)
+
+
+def test_every_file_that_departs_from_a_paper_is_listed_and_no_other():
+    paths = [path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")]
+    depart = {
+        str(path.relative_to(ROOT))
+        for path in paths
+        if re.search(r"^ +(?:Differs|Decided): ", path.read_text(), re.MULTILINE)
+    }
+
+    assert set(names(SCHEDULING, "file")) == depart
+
+
+def test_policies_of_the_simulator_are_listed():
+    listed = [name for name in names(SIMULATE, "name") if not name.startswith(":")]
+
+    assert sorted(listed) == policy_names()
+
+
+def test_profiles_of_the_simulator_are_listed():
+    assert names(SIMULATE, "profile") == list(ALIASES)
+
+
+def test_options_of_the_simulator_are_listed():
+    known = set(re.findall(r"--[a-z-]+", parser().format_help())) - {"--help"}
+
+    assert set(names(SIMULATE, "option")) == known
+
+
+def test_workloads_of_the_simulator_are_named():
+    line = next(line for line in SIMULATE.read_text().splitlines() if "`--workload` is" in line)
+
+    assert set(re.findall(r"`([a-z]+)`", line)) == set(MIXES)
+
+
+def test_benches_are_listed():
+    assert set(names(ROOT / "README.md", "bench")) == set(BENCHES)
