@@ -97,23 +97,17 @@ def parser() -> argparse.ArgumentParser:
     )
     engine.add_argument("--replicas", type=_whole_from(1), default=1)
     engine.add_argument(
-        "--dispatch",
-        choices=("round-robin", "pull"),
-        default="round-robin",
+        "--dispatch", choices=("round-robin", "pull"), default="round-robin",
         help="to each replica in turn, or pulled late from shared lanes as by agents",
-    )
+    )  # fmt: skip
     engine.add_argument(
-        "--window",
-        type=_whole_from(1),
-        metavar="N",
+        "--window", type=_whole_from(1), metavar="N",
         help=f"requests pulled and not begun, at most (default {DEFAULT_BOUNDS.window})",
-    )
+    )  # fmt: skip
     engine.add_argument(
-        "--work-edge",
-        type=_whole_from(1),
-        metavar="TOKENS",
+        "--work-edge", type=_whole_from(1), metavar="TOKENS",
         help="lanes divide short from long requests here (default: the mesh's)",
-    )
+    )  # fmt: skip
     engine.add_argument(
         "--silo", type=_silo, default=(), metavar="Q1:Q2:Q3",
         help="replicas of each class on its own, instead of shared",
@@ -204,16 +198,14 @@ def _check_size(options: argparse.Namespace) -> None:
 
 def _silo(text: str) -> tuple[tuple[str, str, int], ...]:
     try:
-        first, second, third = (int(part) for part in text.split(":"))
+        counts = [int(part) for part in text.split(":")]
     except ValueError:
-        first = second = third = -1
-    if min(first, second, third) < 0 or first + second + third == 0:
+        counts = []
+    if len(counts) != len(CLASSES) or min(counts) < 0 or sum(counts) == 0:
         raise _refused(text, "Q1:Q2:Q3 in whole numbers from 0, one of them above 0")
     return tuple(
         (traffic.name, f"sarathi-fcfs:{chunk_tokens}", count)
-        for traffic, chunk_tokens, count in zip(
-            CLASSES, _SILO_CHUNKS, (first, second, third), strict=True
-        )
+        for traffic, chunk_tokens, count in zip(CLASSES, _SILO_CHUNKS, counts, strict=True)
     )
 
 
@@ -230,7 +222,7 @@ def _wave(text: str) -> Wave:
             return Wave(low_rps=low, high_rps=high)
         case [low, high, half_s] if 0 <= low <= high and 0 < high < math.inf > half_s >= 1:
             return Wave(low_rps=low, high_rps=high, half_period_s=half_s)
-    raise _refused(text, "LOW:HIGH[:HALF_PERIOD_S], finite, 0 <= LOW <= HIGH > 0, 1 s or longer")
+    raise _refused(text, "LOW:HIGH[:HALF_PERIOD_S], finite, 0 <= LOW <= HIGH > 0, from 1 s")
 
 
 def _policy(text: str) -> str:

@@ -52,6 +52,15 @@ def test_a_bad_row_is_told_by_file_line_and_field(
     assert f"{trace}:3: {told}" in capfd.readouterr().err
 
 
+def test_a_senseless_option_is_wrong_usage(capfd: pytest.CaptureFixture[str]):
+    code = main(["simulate", "--wave", "5:-1"])
+    told = capfd.readouterr().err
+
+    assert code == 2
+    assert "argument --wave: '5:-1' is not LOW:HIGH" in told
+    assert "Traceback" not in told
+
+
 def test_without_a_checkout_it_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

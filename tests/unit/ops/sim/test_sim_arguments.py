@@ -1,0 +1,156 @@
+"""The simulator's options: what makes no sense is refused, by name, before anything runs."""
+
+from pathlib import Path
+
+import pytest
+
+from ops.sim.__main__ import main
+from ops.sim.arguments import parser, scenario
+from ops.sim.scenario import Scenario, Wave
+
+POSITIVE = "a finite number above 0"
+SHARE = "a number from 0 to 1"
+SHARES = "Q1:Q2:Q3 in finite numbers from 0"
+WHOLE = "a whole number from 1 on"
+COUNTS = "Q1:Q2:Q3 in whole numbers from 0"
+WAVE = "LOW:HIGH[:HALF_PERIOD_S], finite, 0 <= LOW <= HIGH > 0, from 1 s"
+CHUNK = "a policy with 1 or more after its colon"
+
+REFUSED = [
+    *(("--qps", value, POSITIVE) for value in ("inf", "nan", "0", "-1", "x", "")),
+    *(("--hours", value, POSITIVE) for value in ("inf", "nan", "0", "-2")),
+    *(("--variation", value, "a number from 0.01 to 100") for value in ("nan", "0", "1e-200")),
+    *(("--low-share", value, SHARE) for value in ("5", "-1", "nan")),
+    *(("--allowed", value, SHARE) for value in ("-1", "nan", "1.5")),
+    *(("--most", value, WHOLE) for value in ("0", "-3", "1.5")),
+    *(("--replicas", value, WHOLE) for value in ("0", "two")),
+    *(("--window", value, WHOLE) for value in ("0",)),
+    *(("--work-edge", value, WHOLE) for value in ("0", "-5")),
+    *(("--kv-tokens", value, WHOLE) for value in ("0", "-5")),
+    *(("--seed", value, "a whole number from 0 on") for value in ("-1",)),
+    *(
+        ("--wave", value, WAVE)
+        for value in (
+            "5:-1", "1:2:0", "2:0", "2:1", "0:0", "1:x", "nan:1", "1:inf", "1:2:inf", "1:2:1e-320",
+            "3", "1:2:3:4", "",
+        )
+    ),
+    *(("--mix", value, SHARES) for value in ("nan:1:1", "inf:1:1", "1:-1:1", "0:0:0", "1:1")),
+    *(("--silo", value, COUNTS) for value in ("0.5:1:1", "1:1", "1:-1:1", "0:0:0", "a:b:c")),
+    *(("--policy", value, CHUNK) for value in ("sarathi-fcfs:0", "polyserve:00")),
+    *(("--compare", value, CHUNK) for value in ("sarathi-edf:0",)),
+    *(("--profile", value, "no profile") for value in ("abacus",)),
+]  # fmt: skip
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The last line of what a refused call says; fails if it is not refused."""
+    try:
+        code: object = main(arguments)
+    except SystemExit as stopped:
+        code = stopped.code
+
+    assert code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.fixture
+def _unable_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_: Scenario) -> None:
+        pytest.fail("a simulation began")
+
+    monkeypatch.setattr(Scenario, "run", run)
+
+
+@pytest.mark.usefixtures("_unable_to_run")
+@pytest.mark.parametrize(("option", "value", "limit"), REFUSED)
+def test_a_senseless_value_is_refused_with_option_value_and_limit(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, limit: str
+) -> None:
+    told = refusal(capsys, "--dispatch", "pull", option, value)
+
+    assert f"argument {option}: " in told
+    assert repr(value) in told
+    assert limit in told
+
+
+@pytest.mark.usefixtures("_unable_to_run")
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--compare", "edf,abacus"), "argument --compare: no policy 'abacus'; known: "),
+        (("--silo", "0:1:1"), "--silo has no replica for Q1, of which --mix has a share"),
+        (("--hours", "1e9"), "--qps 3 for --hours 1e+09 is 1.08e+13 requests, more than 10000000"),
+        (("--wave", "0:1e308"), "--wave 1e+308 for --hours 1 is inf requests, more than 10000000"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+) -> None:
+    assert told in refusal(capsys, *arguments)
+
+
+@pytest.mark.usefixtures("_unable_to_run")
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("absent/misses.png", "in a directory that exists"),
+        ("a_file/misses.png", "in a directory that exists"),
+        ("a_directory.png", "a file that may be written"),
+        ("misses.docx", "a file that ends in .jpg, .pdf, .png, .svg"),
+        ("misses", "a file that ends in .jpg, .pdf, .png, .svg"),
+    ],
+)
+def test_a_picture_that_cannot_be_written_is_refused_and_nothing_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, limit: str
+) -> None:
+    (tmp_path / "a_file").touch()
+    (tmp_path / "a_directory.png").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    told = refusal(capsys, "--plot", str(tmp_path / name))
+
+    assert "argument --plot: " in told
+    assert repr(str(tmp_path / name)) in told
+    assert limit in told
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.usefixtures("_unable_to_run")
+def test_a_picture_without_permission_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)
+    told = refusal(capsys, "--plot", str(tmp_path / "misses.png"))
+
+    assert "argument --plot: " in told
+    assert "a file that may be written" in told
+
+
+@pytest.mark.usefixtures("_unable_to_run")
+def test_a_profile_of_another_form_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = tmp_path / "engine.json"
+    profile.write_text('{"name": 1}')
+
+    assert f"argument --profile: {str(profile)!r}: " in refusal(capsys, "--profile", str(profile))
+
+
+def test_values_at_their_limits_are_taken(tmp_path: Path) -> None:
+    picture = tmp_path / "misses.PNG"
+    options = parser().parse_args([
+        "--wave", "0:2:1", "--mix", "1:0:0", "--silo", "2:0:0", "--low-share", "1", "--allowed",
+        "0", "--most", "1", "--variation", "0.01", "--plot", str(picture), "--policy",
+        "polyserve:1", "--compare", "edf, sarathi-fcfs:1",
+    ])  # fmt: skip
+    asked = scenario(options)
+
+    assert asked.wave == Wave(low_rps=0, high_rps=2, half_period_s=1)
+    assert asked.silo == (
+        ("Q1", "sarathi-fcfs:256", 2),
+        ("Q2", "sarathi-fcfs:2048", 0),
+        ("Q3", "sarathi-fcfs:2048", 0),
+    )
+    assert [traffic.share for traffic in asked.classes] == [1, 0, 0]
+    assert (asked.low_share, options.allowed, options.most) == (1, 0, 1)
+    assert (options.plot, options.compare) == (picture, "edf,sarathi-fcfs:1")
