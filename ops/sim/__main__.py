@@ -21,8 +21,6 @@ _Number = TypeVar("_Number", int, float)
 USAGE_ERROR = 2
 _TOLERANCE = 0.02
 """Of a found goodput, as a share of `--qps`."""
-
-
 _LONG_ENOUGH = 4
 """Targets that a run should last, so that work put off is not work saved."""
 
@@ -55,8 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_comparison(rows, title)
         return 0
     _warn_of_short(asked, outcome)
-    if options.plot:
-        _draw(asked, outcome, options, title)
     if options.json:
         print(msgspec.json.encode(figures).decode())
     else:
@@ -64,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if name in figures:
                 print(f"{name}: {figures[name]:.4g} (at most {options.allowed:.2%} missed)")
         print_table(figures, title)
-    return 0
+    return _drawn(asked, outcome, options, title) if options.plot else 0
 
 
 def _simulated(
@@ -97,14 +93,20 @@ def _compared(
     return f"{asked.rate_rps:g} requests/s, {asked.profile.name}", rows
 
 
-def _draw(asked: Scenario, outcome: Outcome, options: argparse.Namespace, title: str) -> None:
+def _drawn(asked: Scenario, outcome: Outcome, options: argparse.Namespace, title: str) -> int:
+    """Exit code: 1 if the picture could not be written."""
     from ops.sim.picture import capacity_tokens_per_s, draw  # noqa: PLC0415 - slow to import
 
     if not outcome.requests:
         print("note: no request, no picture", file=sys.stderr)
-        return
+        return 0
     capacity = capacity_tokens_per_s(asked.profile.latency, _num_replicas(asked))
-    draw(outcome, options.plot, title=title, capacity=capacity)
+    try:
+        draw(outcome, options.plot, title=title, capacity=capacity)
+    except OSError as error:
+        print(f"headway simulate: --plot: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _title(asked: Scenario) -> str:

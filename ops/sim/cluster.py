@@ -1,7 +1,7 @@
 """Several replicas behind a round robin or shared lanes, and what came of every request."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ops.sim.engine import SimulatedReplica
@@ -12,6 +12,9 @@ from ops.sim.pulling import LateBoundReplica, PullingCluster, PullOptions
 from ops.sim.request import Arrival, SimRequest
 from shared.contracts.base import RequestId, Seconds, UnixTime
 from solver.scheduling.latency import LatencyTable
+
+StopAt = Callable[[Sequence[SimRequest]], UnixTime | None]
+"""When a simulation of some requests may end; none is when all are served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,7 @@ def simulate(
     requests = [
         SimRequest(RequestId(str(number)), arrival) for number, arrival in enumerate(arrivals)
     ]
+    stop_at = _never if drain else _last_deadline_at
     totals: list[EngineTotals] = []
     ends = [0.0]
     unassigned = requests
@@ -76,7 +80,7 @@ def simulate(
         unassigned = [r for r in unassigned if not _takes(pool, r)]
         _check_fit(mine, limits)
         serve = _round_robin if pool.pull is None else _pulling
-        pool_totals, pool_ends = serve(mine, pool, latency, limits, drain)
+        pool_totals, pool_ends = serve(mine, pool, latency, limits, stop_at)
         totals += pool_totals
         ends += pool_ends
     if unassigned:
@@ -95,14 +99,14 @@ def _round_robin(
     pool: Pool,
     latency: LatencyTable,
     limits: EngineLimits,
-    drain: bool,  # noqa: FBT001 - passed on
+    stop_at: StopAt,
 ) -> tuple[list[EngineTotals], list[Seconds]]:
     """Each replica alone, since none influences another."""
     totals, ends = [], []
     for index in range(pool.num_replicas):
         shard = requests[index :: pool.num_replicas]
         replica = SimulatedReplica(pool.factory(latency), latency, limits)
-        ends.append(replica.run(shard, until=None if drain else _last_deadline_at(shard)))
+        ends.append(replica.run(shard, until=stop_at(shard)))
         totals.append(replica.totals)
     return totals, ends
 
@@ -112,7 +116,7 @@ def _pulling(
     pool: Pool,
     latency: LatencyTable,
     limits: EngineLimits,
-    drain: bool,  # noqa: FBT001 - passed on
+    stop_at: StopAt,
 ) -> tuple[list[EngineTotals], list[Seconds]]:
     """All replicas jointly."""
     assert pool.pull is not None
@@ -122,8 +126,13 @@ def _pulling(
     cluster = PullingCluster(
         replicas, pool.pull, Forecast(requests, latency), max_running=limits.max_running
     )
-    ends = cluster.run(requests, until=None if drain else _last_deadline_at(requests))
+    ends = cluster.run(requests, until=stop_at(requests))
     return [replica.totals for replica in replicas], ends
+
+
+def _never(_requests: Sequence[SimRequest]) -> UnixTime | None:
+    """Everything is served to its end."""
+    return None
 
 
 def _last_deadline_at(requests: Sequence[SimRequest]) -> UnixTime | None:

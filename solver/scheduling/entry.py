@@ -28,6 +28,8 @@ class Entry:
     qos_class: QosClass = field(init=False)
     deadline_at: UnixTime = field(init=False)
     """Of the first token if interactive, else of the last; infinite for best effort."""
+    key_deadline_at: UnixTime = field(init=False)
+    """In eqs 4 and 5; for best effort its arrival, since it competes only with its kind."""
     tbt_s: Seconds = field(init=False)
     rank: Rank = Rank.REGULAR
     waiting: bool = True
@@ -50,5 +52,7 @@ class Entry:
         self.deadline_at = slo.planning_deadline_at(self.view.arrived_at)
         self.tbt_s = inf if slo.tbt_s is None else slo.tbt_s
         self.prefill_tokens = self.view.prompt_tokens
+        self.key_deadline_at = self.deadline_at
         if self.qos_class is QosClass.BEST_EFFORT:
             self.rank = Rank.BEST_EFFORT
+            self.key_deadline_at = self.view.arrived_at

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from shared.contracts.base import Seconds, UnixTime
-from shared.contracts.qos import QosClass, Slo
+from shared.contracts.qos import QosClass
 
 
 class Ordering(Enum):
@@ -24,17 +24,6 @@ class Ordering(Enum):
 
 AGING_WEIGHT = 0.2
 """QUARTZ's lambda: seconds of work that a second of waiting outweighs."""
-
-
-def planning_deadline_at(slo: Slo, arrived_at: UnixTime) -> UnixTime:
-    """
-    The deadline in eqs 4 and 5; for best effort its arrival, since it competes only with its kind.
-
-    Source: QoServe eqs 1 and 3.
-    """
-    if slo.qos_class is QosClass.BEST_EFFORT:
-        return arrived_at
-    return slo.planning_deadline_at(arrived_at)
 
 
 def remaining_work_tokens(

@@ -165,7 +165,8 @@ class Selection:
             stays = not options.preemption or not may_rest(entry, now=now, pace=pace)
             key = -inf if stays else self._waiting.key(entry)
             ranked.append((float(entry.rank), key, place, entry, run))
-        ranked.sort(key=lambda item: item[:3], reverse=True)
+        # Places differ, so entries are never compared.
+        ranked.sort(reverse=True)
         return ranked
 
     def _next(self, running: list[_Candidate]) -> tuple[Entry, RunningView | None] | None:

@@ -7,7 +7,7 @@ from shared.contracts.qos import Importance
 from solver.scheduling.eager_relegation import LoadLevel
 from solver.scheduling.entry import Entry, Rank
 from solver.scheduling.options import SchedulingOptions
-from solver.scheduling.priority import key_function, planning_deadline_at, remaining_work_tokens
+from solver.scheduling.priority import key_function, remaining_work_tokens
 from solver.scheduling.queues import EntryKey, WaitingHeap
 
 
@@ -136,13 +136,12 @@ def _key(options: SchedulingOptions, weight: Seconds) -> EntryKey:
     function = key_function(options.ordering)
 
     def key(entry: Entry) -> float:
-        view = entry.view
         work = remaining_work_tokens(
             entry.qos_class,
             prefill_tokens=entry.prefill_tokens,
             decode_tokens=entry.decode_tokens,
         )
-        deadline_at = planning_deadline_at(view.slo, view.arrived_at)
-        return function(view.arrived_at, deadline_at, work, weight, entry.service_s)
+        arrived_at = entry.view.arrived_at
+        return function(arrived_at, entry.key_deadline_at, work, weight, entry.service_s)
 
     return key

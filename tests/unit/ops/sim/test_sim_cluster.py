@@ -118,7 +118,10 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_wrong_usage_is_told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["--hours", "0.01", *arguments])
+    try:
+        code = main(["--hours", "0.01", *arguments])
+    except SystemExit as refused:
+        code = refused.code
 
     assert code == 2
     assert capsys.readouterr().err != ""
