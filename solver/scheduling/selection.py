@@ -56,6 +56,7 @@ class Selection:
         self._preferred: Entry | None = None
         self._prefills: list[tuple[Entry, RunningView]] = []
         self._resting: dict[RequestId, tuple[Entry, RunningView]] = {}
+        self._later: list[tuple[int, Entry, RunningView]] = []
         self._remaining: list[int] = []
         self._last: RequestId | None = None
         self._victims: list[RequestId] = []
@@ -155,24 +156,38 @@ class Selection:
             curve=options.curve_chunking,
         )
 
-    def _ranked(self, prefills: list[tuple[Entry, RunningView]]) -> list[_Candidate]:
-        """Running prefills, last first."""
-        pace, options, now = self._pace, self._options, self._now
-        ranked = []
+    def _ranked(self, prefills: list[_Held]) -> list[_Candidate]:
+        """Regular running prefills, last first; the others wait until they are asked for."""
+        pace, now, relegation = self._pace, self._now, self._options.relegation
+        regular = []
         for place, (entry, run) in enumerate(prefills):
-            if options.relegation and entry.rank is Rank.REGULAR and pace.is_hopeless(entry, now):
+            if relegation and entry.rank is Rank.REGULAR and pace.is_hopeless(entry, now):
                 entry.rank = Rank.RELEGATED
-            stays = not options.preemption or not may_rest(entry, now=now, pace=pace)
-            key = -inf if stays else self._waiting.key(entry)
-            ranked.append((float(entry.rank), key, place, entry, run))
+            if entry.rank is Rank.REGULAR:
+                regular.append(self._candidate(place, entry, run))
+            else:
+                self._later.append((place, entry, run))
         # Places differ, so entries are never compared.
-        ranked.sort(reverse=True)
-        return ranked
+        regular.sort(reverse=True)
+        return regular
+
+    def _rank_later(self, running: list[_Candidate]) -> None:
+        """Let running prefills of later ranks take part; most iterations never get to them."""
+        later = [self._candidate(*each) for each in self._later]
+        self._later.clear()
+        running[:0] = sorted(later, reverse=True)
+
+    def _candidate(self, place: int, entry: Entry, run: RunningView) -> _Candidate:
+        may = self._options.preemption and may_rest(entry, now=self._now, pace=self._pace)
+        key = self._waiting.key(entry) if may else -inf
+        return (float(entry.rank), key, place, entry, run)
 
     def _next(self, running: list[_Candidate]) -> tuple[Entry, RunningView | None] | None:
         """The best candidate, after relegating those that will be late."""
         while True:
             item = None if self._blocked else self._first_waiting()
+            if self._later and not running and (item is None or item[0] > Rank.REGULAR):
+                self._rank_later(running)
             if running and (item is None or running[-1][:2] <= item[:2]):
                 return running[-1][3], running[-1][4]
             if item is None:
@@ -220,20 +235,19 @@ class Selection:
         missing = self._decodes.tokens * _BLOCK_TOKENS - self._batch.free_kv_tokens
         has_others = self._decodes.tokens > len(self._fillers)
         if has_others and missing > 0 and self._options.best_effort_yields:
+            self._rank_later(running)
             self._preempt(kv_victims(self._yielding(running), missing), running)
 
     def _make_room(self, entry: Entry, running: list[_Candidate]) -> bool:
         """Preempt requests of later ranks until there are memory and a seat."""
+        self._rank_later(running)
         missing = entry.prefill_tokens + _BLOCK_TOKENS - self._room_tokens
         victims: list[_Held] = []
         if self._options.best_effort_yields and entry.rank is not Rank.BEST_EFFORT:
             victims = kv_victims(self._yielding(running), max(1, missing))
         if not victims:
-            candidates = [
-                (item[3], item[4])
-                for item in running
-                if item[3].rank > max(entry.rank, Rank.REGULAR)
-            ]
+            least = max(entry.rank, Rank.REGULAR)
+            candidates = [(item[3], item[4]) for item in running if item[3].rank > least]
             # A victim also frees what was set aside for the rest of its prompt.
             needed = missing - sum(victim.prefill_tokens for victim, _ in candidates)
             victims = memory_victims(candidates, max(1, needed))
