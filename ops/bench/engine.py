@@ -32,7 +32,7 @@ from shared.contracts.qos import Slo
 CHUNKS = (128, 256, 512, 1024)
 BY_CLASS = {"Q1": 0, "Q2": 1, "Q3": 2}
 ONLY_INTERACTIVE = {"Q1": 0, "Q2": 1, "Q3": 1}
-MULTIPLES = {"ttft": 10.0, "tbt": 10.0, "Q2": 40.0, "Q3": 120.0}
+MULTIPLES = {"ttft": 10.0, "tbt": 10.0, "Q2": 20.0, "Q3": 50.0}
 """Targets over the unloaded medians of first token, gap and whole answer."""
 ABOUT_HALF = (0.45, 0.55)
 FIRST_UTILIZATION = 1.8
@@ -48,7 +48,7 @@ class _Sizes:
 
     def __init__(self, *, quick: bool) -> None:
         self.alone = 8 if quick else 40
-        self.probe_s: Seconds = 4.0 if quick else 20.0
+        self.probe_s: Seconds = 4.0 if quick else 25.0
         self.pair_s: Seconds = 5.0 if quick else 30.0
         self.pairs = 1 if quick else 5
         self.chunks = (256,) if quick else CHUNKS
