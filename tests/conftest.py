@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ops.broker import PrivateNode, rabbitmq_binary
 from tests.brokers import (
@@ -16,6 +17,10 @@ from tests.brokers import (
     open_server,
     rabbit_targets,
 )
+
+# How long examples take to draw says how busy the machine is, and nothing of the code.
+settings.register_profile("headway", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("headway")
 
 RABBIT_PARAMS = [
     pytest.param(target, marks=pytest.mark.rabbitmq, id=f"rabbitmq{n}" if n else "rabbitmq")
