@@ -114,11 +114,7 @@ class _Recording(SimulatedReplica):
 
 def _parts(scenario: Scenario) -> tuple[SchedulingPolicy, LatencyTable, EngineLimits]:
     profile = scenario.profile
-    limits = EngineLimits(
-        kv_capacity_tokens=scenario.kv_capacity_tokens or profile.kv_capacity_tokens,
-        prefill_only=scenario.prefill_only,
-    )
-    return policy_factory(scenario.policy)(profile.latency), profile.latency, limits
+    return policy_factory(scenario.policy)(profile.latency), profile.latency, scenario.limits
 
 
 def _requests(scenario: Scenario) -> list[SimRequest]:

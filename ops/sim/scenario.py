@@ -55,6 +55,14 @@ class Scenario:
     kv_capacity_tokens: int | None = None
     seed: int = 0
 
+    @property
+    def limits(self) -> EngineLimits:
+        """Of every replica."""
+        return EngineLimits(
+            kv_capacity_tokens=self.kv_capacity_tokens or self.profile.kv_capacity_tokens,
+            prefill_only=self.prefill_only,
+        )
+
     def workload(self) -> list[Arrival]:
         """The arrivals, by the seed."""
         random = np.random.default_rng(self.seed)
@@ -90,10 +98,7 @@ class Scenario:
             self.workload(),
             self._pools(),
             latency=self.profile.latency,
-            limits=EngineLimits(
-                kv_capacity_tokens=self.kv_capacity_tokens or self.profile.kv_capacity_tokens,
-                prefill_only=self.prefill_only,
-            ),
+            limits=self.limits,
             drain=self.drain,
         )
 

@@ -70,7 +70,7 @@ class Grouper:
         except TransientError as error:
             log.warning("request.deferred", error=str(error))
             await delivery.settle(Settlement.REQUEUE)
-        except Exception:  # the broker buries it, and its obituary tells the producer
+        except Exception:  # any bug ends this request only: buried, its obituary tells the producer
             log.exception("request.broken")
             await delivery.settle(Settlement.REJECT)
 
@@ -207,7 +207,7 @@ class Grouper:
                 )
         except TransientError:
             await delivery.settle(Settlement.REQUEUE)
-        except Exception:  # people still have the dead letter
+        except Exception:  # any bug loses one obituary only: people still have the dead letter
             log.exception("obituary.broken")
             await delivery.settle(Settlement.REJECT)
         else:

@@ -137,7 +137,7 @@ class HostLink:
                     self._ready.set_result(event)
                 else:
                     self._on_event(event)
-        except Exception:  # unattended, its runs would wait for ever
+        except Exception:  # any bug ends the link: unheard, its runs would wait for ever
             log.exception("message.rejected", sender="engine host")
         finally:
             self._connection.close()

@@ -125,7 +125,7 @@ class PolicyDriven(Timed):
         for request in self.running if decision.held else ():
             if request.request_id in decision.held and is_prefill(request):
                 # `schedule` adds one before it compares.
-                request.next_decode_eligible_step = self.current_step + 2  # type: ignore[attr-defined]
+                request.next_decode_eligible_step = self.current_step + 2
                 self._num_held += 1
 
     def _preempt(self, decision: IterationDecision) -> None:
@@ -134,7 +134,7 @@ class PolicyDriven(Timed):
         for request in [r for r in self.running if r.request_id in decision.preempted]:
             self.running.remove(request)
             self._preempt_request(request, time.monotonic())
-            self.prev_step_scheduled_req_ids.discard(request.request_id)  # type: ignore[attr-defined]
+            self.prev_step_scheduled_req_ids.discard(request.request_id)
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]  # a mixin

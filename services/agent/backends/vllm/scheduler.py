@@ -36,6 +36,8 @@ class Timed:
         self.kv_cache_config: Any
         self.requests: dict[str, Any]
         self.running: list[Any]
+        self.current_step: int
+        self.prev_step_scheduled_req_ids: set[str]
         self.block_size: int
         self.max_num_scheduled_tokens: int
         self.max_num_active_reqs: int

@@ -1,6 +1,6 @@
 """Best-effort work beside interactive work: what it may take, what it gives back."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -22,23 +22,12 @@ from solver.scheduling.entry import Entry
 from solver.scheduling.latency import LatencyTable
 from solver.scheduling.options import VARIANTS, SchedulingOptions
 from solver.scheduling.qoserve import QoServePolicy
+from tests.unit.solver.scheduling.running import Running
 
 LATENCY = LatencyTable(tuple(1e-4 * n for n in range(8193)), context_s=1e-6)
 """A token takes 0.1 ms, reading a token of context 1 µs."""
 OPTIONS = replace(VARIANTS["conserve"], curve_chunking=False, latency_margin=0.0)
 CHAT, FILLER = Slo(ttft_s=1, tbt_s=0.1), Slo()
-
-
-@dataclass(kw_only=True)
-class Held:
-    request_id: RequestId
-    num_prefill_tokens: int = 1000
-    num_computed_tokens: int = 0
-    num_output_tokens: int = 0
-
-    @property
-    def is_prefill(self) -> bool:
-        return self.num_computed_tokens < self.num_prefill_tokens
 
 
 def entry_of(place: int, prompt: int = 1000) -> Entry:
@@ -52,16 +41,16 @@ def entry_of(place: int, prompt: int = 1000) -> Entry:
     return Entry(view, place)
 
 
-def started(place: int, computed: int, *, prefill: int = 1000) -> tuple[Entry, Held]:
+def started(place: int, computed: int, *, prefill: int = 1000) -> tuple[Entry, Running]:
     entry = entry_of(place)
     entry.prefill_tokens = max(0, prefill - computed)
-    run = Held(
+    run = Running(
         request_id=RequestId(str(place)), num_prefill_tokens=prefill, num_computed_tokens=computed
     )
     return entry, run
 
 
-def batch_of(*running: Held, free_kv_tokens: int = 10_000) -> BatchState:
+def batch_of(*running: Running, free_kv_tokens: int = 10_000) -> BatchState:
     return BatchState(
         running=running,
         num_waiting=0,
@@ -76,7 +65,7 @@ class Rig:
 
     def __init__(self, options: SchedulingOptions = OPTIONS) -> None:
         self.policy = QoServePolicy(LATENCY, options)
-        self.running: list[Held] = []
+        self.running: list[Running] = []
         self.free_kv_tokens = 100_000
 
     def wait(self, name: str, slo: Slo, *, prompt: int = 1000) -> None:
@@ -99,7 +88,7 @@ class Rig:
         iteration = Iteration(compute_tokens=0, context_tokens=0, num_decodes=0, duration_s=0.0)
         outcome = IterationOutcome(iteration=iteration, admitted=(RequestId(name),))
         self.policy.observe(0.0, outcome)
-        run = Held(
+        run = Running(
             request_id=RequestId(name),
             num_prefill_tokens=prompt,
             num_computed_tokens=computed,
@@ -152,7 +141,7 @@ def test_victims_are_enough_and_none_of_them_is_superfluous(
 
 
 def allowance(
-    *running: Held, reserve: float = 0.1, share: float = 0.5, limit_s: float = 0.1
+    *running: Running, reserve: float = 0.1, share: float = 0.5, limit_s: float = 0.1
 ) -> Allowance:
     return Allowance(
         replace(OPTIONS, best_effort_kv_reserve=reserve, best_effort_decode_share=share),
@@ -166,14 +155,14 @@ def allowance(
 
 def test_a_share_of_all_kv_is_reserved() -> None:
     """10,000 tokens are free and 20,000 in use."""
-    running = [Held(request_id=RequestId(name), num_computed_tokens=10_000) for name in "ab"]
+    running = [Running(request_id=RequestId(name), num_computed_tokens=10_000) for name in "ab"]
 
     assert allowance(*running).kv_reserve_tokens == 3000
 
 
 def test_best_effort_starts_while_all_decodes_fit_into_their_share() -> None:
     """Of 50 ms two decodes take 20.2; another takes 0.1 and 1 µs a token."""
-    running = [Held(request_id=RequestId(name), num_computed_tokens=10_000) for name in "ab"]
+    running = [Running(request_id=RequestId(name), num_computed_tokens=10_000) for name in "ab"]
     allowed = allowance(*running)
 
     assert allowed.admits(entry_of(1, prompt=29_000))
@@ -181,7 +170,7 @@ def test_best_effort_starts_while_all_decodes_fit_into_their_share() -> None:
 
 
 def test_what_starts_in_the_same_iteration_counts() -> None:
-    running = [Held(request_id=RequestId(name), num_computed_tokens=10_000) for name in "ab"]
+    running = [Running(request_id=RequestId(name), num_computed_tokens=10_000) for name in "ab"]
     allowed = allowance(*running)
     allowed.count(entry_of(1, prompt=20_000))
 
@@ -197,7 +186,7 @@ def test_an_idle_engine_takes_anything() -> None:
 
 
 def test_without_online_work_nothing_limits_decodes() -> None:
-    run = Held(request_id=RequestId("a"), num_computed_tokens=10_000)
+    run = Running(request_id=RequestId("a"), num_computed_tokens=10_000)
 
     assert allowance(run, limit_s=inf).admits(entry_of(1, prompt=10**6))
 

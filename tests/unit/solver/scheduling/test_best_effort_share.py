@@ -11,7 +11,7 @@ from solver.scheduling.decision import BatchState, IterationOutcome, RequestView
 from solver.scheduling.latency import LatencyTable
 from solver.scheduling.options import DEFAULT
 from solver.scheduling.qoserve import QoServePolicy
-from tests.unit.solver.scheduling.test_best_effort import Held
+from tests.unit.solver.scheduling.running import Running
 
 LATENCY = LatencyTable(tuple(1e-4 * n for n in range(8193)), context_s=1e-6)
 OPTIONS = replace(DEFAULT, aging_bound_s=100.0)
@@ -42,14 +42,14 @@ def batch_of(*running: RunningView, free_kv_tokens: int = 1_000_000) -> BatchSta
 
 def started(
     policy: QoServePolicy, name: str, slo: Slo, prompt: int, arrived_at: float = 0.0
-) -> Held:
+) -> Running:
     """A request that has just had its first token."""
     add(policy, name, slo, prompt, arrived_at)
     assert RequestId(name) in list(policy.decide(arrived_at, batch_of()).order)
     nothing = Iteration(compute_tokens=0, context_tokens=0, num_decodes=0, duration_s=0.0)
     outcome = IterationOutcome(iteration=nothing, admitted=(RequestId(name),))
     policy.observe(arrived_at, outcome)
-    return Held(
+    return Running(
         request_id=RequestId(name),
         num_prefill_tokens=prompt,
         num_computed_tokens=prompt,

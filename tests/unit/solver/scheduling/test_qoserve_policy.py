@@ -1,6 +1,6 @@
 """The composed policy: what it decides in one iteration."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +17,7 @@ from solver.scheduling.entry import Rank
 from solver.scheduling.latency import LatencyTable
 from solver.scheduling.options import VARIANTS, SchedulingOptions
 from solver.scheduling.qoserve import QoServePolicy
+from tests.unit.solver.scheduling.running import Running
 
 LATENCY = LatencyTable(tuple(0.00495 + 1e-4 * n for n in range(4097)))
 """A prefill token takes 0.1 ms."""
@@ -24,24 +25,12 @@ OPTIONS = VARIANTS["qoserve"]
 CHAT, SOON, LATER = Slo(ttft_s=6, tbt_s=0.05), Slo(ttlt_s=600), Slo(ttlt_s=1800)
 
 
-@dataclass(kw_only=True)
-class Run:
-    request_id: RequestId
-    num_prefill_tokens: int = 1000
-    num_computed_tokens: int = 0
-    num_output_tokens: int = 0
-
-    @property
-    def is_prefill(self) -> bool:
-        return self.num_computed_tokens < self.num_prefill_tokens
-
-
 class Rig:
     """A policy, and an engine that is told what it holds."""
 
     def __init__(self, options: SchedulingOptions = OPTIONS) -> None:
         self.policy = QoServePolicy(LATENCY, options)
-        self.running: list[Run] = []
+        self.running: list[Running] = []
         self.free_kv_tokens = 100_000
         self.max_running = 64
 
@@ -75,7 +64,7 @@ class Rig:
                 break
         self.policy.observe(0.0, outcome(admitted=(name,)))
         self.running.append(
-            Run(
+            Running(
                 request_id=RequestId(name),
                 num_prefill_tokens=prompt,
                 num_computed_tokens=computed,
@@ -116,7 +105,9 @@ def test_the_papers_example() -> None:
     assert rig.order(1.0) == ["A", "B", "D", "C", "E"]
 
     rig.policy.observe(1.0, outcome(admitted=("A",)))
-    rig.running = [Run(request_id=RequestId("A"), num_computed_tokens=1001, num_output_tokens=1)]
+    rig.running = [
+        Running(request_id=RequestId("A"), num_computed_tokens=1001, num_output_tokens=1)
+    ]
     with_slack = rig.decide(1.5).token_budget
     on_pace = rig.decide(1 + 6).token_budget
     rig.running = []
