@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from shared.broker.memory import MemoryBroker
 from shared.broker.memory_hub import MemoryHub
-from shared.broker.protocol import Delivery, OutMessage, PublishOutcome, Settlement
+from shared.broker.protocol import Delivery, OutMessage, PublishOutcome, QueueDepth, Settlement
 from shared.contracts.errors import BrokerUnavailableError
 
 
@@ -42,6 +42,8 @@ class UnreliableBroker(MemoryBroker):
         """Exchanges of all confirmed publishes, tried or done."""
         self.sent: list[str] = []
         """Routing keys of all unconfirmed ones."""
+        self.counted: list[str] = []
+        """Queues whose depth was asked for."""
 
     async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
         self.attempts.append(exchange)
@@ -52,6 +54,10 @@ class UnreliableBroker(MemoryBroker):
     async def send(self, exchange: str, routing_key: str, message: OutMessage) -> None:
         self.sent.append(routing_key)
         await super().send(exchange, routing_key, message)
+
+    async def depth(self, queue: str) -> QueueDepth | None:
+        self.counted.append(queue)
+        return await super().depth(queue)
 
     async def take(self, queue: str) -> Delivery:
         """The first ready message of *queue*, which must have one; acknowledged."""

@@ -31,6 +31,7 @@ class MemorySession:
         by_queue: dict[MemoryQueue, list[StoredMessage]] = {}
         for delivery in self._unsettled:
             by_queue.setdefault(delivery.source, []).append(delivery.stored)
+            delivery.source.released(self)
         self._unsettled.clear()
         for queue, messages in by_queue.items():
             queue.give_back(sorted(messages, key=lambda stored: stored.seq))
@@ -58,6 +59,8 @@ class MemoryDelivery:
         self._settled = False
         self._outcome = True
         session.add(self)
+        if on_settled is None:
+            source.held(session)
 
     @property
     def body(self) -> bytes:
@@ -111,6 +114,7 @@ class MemoryDelivery:
             self._outcome = False
             return False
         self._session.discard(self)
+        self.source.released(self._session)
         if how is Settlement.REQUEUE:
             self.source.give_back([self.stored])
         elif how is Settlement.REJECT:

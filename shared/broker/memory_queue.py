@@ -1,7 +1,7 @@
 """One queue of the in-process broker."""
 
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -45,6 +45,7 @@ class MemoryQueue:
         self._ready: deque[StoredMessage] = deque()
         self._ready_bytes = 0
         self._consumers: deque[QueueConsumer] = deque()
+        self._holders: Counter[object] = Counter()
 
     @property
     def num_ready(self) -> int:
@@ -52,7 +53,17 @@ class MemoryQueue:
 
     @property
     def num_consumers(self) -> int:
-        return len(self._consumers)
+        """As RabbitMQ counts: who got messages of a quorum queue and holds them is one, too."""
+        holders = len(self._holders) if self.spec.type is QueueType.QUORUM else 0
+        return len(self._consumers) + holders
+
+    def held(self, holder: object) -> None:
+        """*holder* has one more message that it got."""
+        self._holders[holder] += 1
+
+    def released(self, holder: object) -> None:
+        """*holder* has settled, or lost, one of them."""
+        self._holders -= Counter({holder: 1})
 
     def next_seq(self) -> int:
         self._seq += 1

@@ -139,7 +139,16 @@ def work_queue(name: str) -> QueueSpec:
 async def declare_work_queue(broker: Broker, name: str) -> None:
     """Create a work queue and its binding under its own name on `headway.lanes`."""
     await broker.declare_queue(work_queue(name))
-    await broker.bind(BindingSpec(exchange=LANES, queue=name, routing_key=name))
+    await broker.bind(_work_binding(name))
+
+
+async def close_work_queue(broker: Broker, name: str) -> None:
+    """Unbind a work queue: publishes to it are unroutable, what is in it stays."""
+    await broker.unbind(_work_binding(name))
+
+
+def _work_binding(name: str) -> BindingSpec:
+    return BindingSpec(exchange=LANES, queue=name, routing_key=name)
 
 
 def plan_queue(instance_id: str, client: str) -> tuple[QueueSpec, BindingSpec]:
@@ -175,6 +184,12 @@ def passing_queue(purpose: str) -> QueueSpec:
     return private_queue(f"{purpose}.{secrets.token_hex(8)}")
 
 
+def answer_queue() -> tuple[QueueSpec, BindingSpec]:
+    """Where one command waits for its answer; gone with its connection."""
+    queue = passing_queue("answer")
+    return queue, BindingSpec(exchange=REPLIES, queue=queue.name, routing_key=queue.name)
+
+
 def reply_queue(name: str) -> tuple[QueueSpec, BindingSpec]:
     """
     A producer's replies. Durable, so that it survives a reconnect; bounded with drop-head,
@@ -202,6 +217,7 @@ def control_keys(instance_id: str | None = None) -> tuple[str, ...]:
 CONTROL_ALL = "all"
 CONTROL_LANE = "all.lane"
 CONTROL_CANCEL = "all.cancel"
+CONTROL_PLAN = "plan.asked"
 
 
 def control_instance(instance_id: str) -> str:
@@ -222,6 +238,8 @@ OBSERVED_ENGINE_KEY = "observed.engine"
 OBSERVED_REQUEST_KEY = "observed.request"
 LANES_KEY = "lanes.grouper"
 ALARM_KEY = "alarm.estimator"
+FORECAST_KEY = "forecast.leader"
+LAYOUT_KEY = "layout.leader"
 TICK_KEY = "tick.planner"
 
 

@@ -1,8 +1,24 @@
-"""Commands and notices beside the data plane. Unknown kinds are ignored by receivers."""
+"""
+Commands and notices beside the data plane. Unknown kinds are ignored by receivers.
+
+LSO commands (`lso.*`) go to one instance. With `reply_to`, a key on `headway.replies`, each is
+answered by one `LsoAnswered`; a `command_id` that was answered before is answered the same again.
+"""
 
 from enum import Enum
+from typing import Annotated
 
-from shared.contracts.base import InstanceId, Message, RequestId, RunId, UnixTime
+from msgspec import Meta
+
+from shared.contracts.base import (
+    InstanceId,
+    Message,
+    ModelName,
+    RequestId,
+    RunId,
+    Seconds,
+    UnixTime,
+)
 
 
 class StopReason(Enum):
@@ -47,11 +63,100 @@ class DrainInstance(
     exit: bool = False
 
 
-class EvictRequest(Message, frozen=True, kw_only=True, omit_defaults=True, tag="lso.evict.v1"):
-    """Abort a run and send the request, with its progress, back to its resume queue."""
+class _Order(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """What all operators' orders to one instance have in common."""
 
     instance_id: InstanceId
+    command_id: str = ""
+    """Chosen by the sender, unique; empty is never recognised again."""
+    reply_to: str | None = None
+    """Where the answer goes, on `headway.replies`."""
+
+
+class EvictRequest(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.evict.v1"):
+    """Abort a run and send the request, with its progress, back to its resume queue."""
+
     request_id: RequestId
+
+
+class LsoPull(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.pull.v1"):
+    """Pull now, within the bounds, also from queues that seemed empty."""
+
+    count: Annotated[int, Meta(ge=1, le=1000)] = 1
+
+
+class LsoSwapOut(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.swap_out.v1"):
+    """Take a run off the engine and keep the request, to resume it here."""
+
+    request_id: RequestId
+    rest_s: Annotated[float, Meta(ge=0)] = 0.0
+    """It is not resumed before, unless it is swapped in; 0 is as soon as there is room."""
+
+
+class LsoSwapIn(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.swap_in.v1"):
+    """Resume a swapped-out request now."""
+
+    request_id: RequestId
+
+
+class LsoCheckpoint(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.checkpoint.v1"):
+    """From its next run on, keep a request's KV in host memory, too."""
+
+    request_id: RequestId
+
+
+class LsoClear(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.clear.v1"):
+    """Drop the KV that no running request needs: prefix cache and host checkpoints."""
+
+
+class LsoWarm(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.warm.v1"):
+    """Bring a model's weights into host memory."""
+
+    model: ModelName
+
+
+class LsoActivate(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.activate.v1"):
+    """Make a model the active one, until the next plan says otherwise."""
+
+    model: ModelName
+
+
+class LsoPreempt(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.preempt.v1"):
+    """Drop best-effort work inside the forward pass that runs (ConServe §4.3)."""
+
+
+class LsoSet(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.set.v1"):
+    """Change limits of the running engine; none leaves one as it is."""
+
+    token_budget: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_running: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+
+
+class LsoOutcome(Enum):
+    """How an operation ended."""
+
+    DONE = "done"
+    ALREADY = "already"
+    """Nothing was to be done."""
+    REFUSED = "refused"
+    """It makes no sense here and now; the message says why. Nothing was changed."""
+    FAILED = "failed"
+    """It was tried; the message says what happened."""
+
+
+class LsoAnswered(Message, frozen=True, kw_only=True, omit_defaults=True, tag="lso.answered.v1"):
+    """What became of one command."""
+
+    instance_id: InstanceId
+    command_id: str = ""
+    lso: str
+    """Kind of the operation, e.g. `swap_out`."""
+    outcome: LsoOutcome
+    message: str = ""
+    duration_s: Seconds = 0.0
+    num_bytes: int = 0
+    """Of KV or weights that were moved or dropped, as far as that is known."""
+    at: UnixTime
 
 
 class SnapshotRequested(
@@ -63,4 +168,24 @@ class SnapshotRequested(
     at: UnixTime = 0.0
 
 
-Control = RunStop | RequestCancel | LaneNonempty | DrainInstance | EvictRequest | SnapshotRequested
+LsoCommand = (
+    EvictRequest
+    | LsoPull
+    | LsoSwapOut
+    | LsoSwapIn
+    | LsoCheckpoint
+    | LsoClear
+    | LsoWarm
+    | LsoActivate
+    | LsoPreempt
+    | LsoSet
+)
+Control = (
+    RunStop
+    | RequestCancel
+    | LaneNonempty
+    | DrainInstance
+    | SnapshotRequested
+    | LsoCommand
+    | LsoAnswered
+)

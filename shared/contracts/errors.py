@@ -78,9 +78,51 @@ class EngineError(MeshError):
         self.engine_dead = engine_dead
 
 
+class NotActiveError(EngineError):
+    """The model is not the active one; the same request may run here, or elsewhere, later."""
+
+
+class NoRoomError(EngineError):
+    """Memory that was set aside for it is full; nothing was changed."""
+
+
 class UnsupportedError(EngineError):
     """The engine backend lacks the capability that the operation needs."""
 
 
 class SettingsError(MeshError):
     """A setting is unknown or out of range; start-up stops with exit code 2."""
+
+
+class SchemaMismatchError(MeshError):
+    """
+    What was learnt elsewhere is of another schema, or of another model; it is not used.
+
+    Args:
+        field: That differs.
+        expected: Its value here.
+        found: Its value there.
+    """
+
+    def __init__(self, field: str, *, expected: object, found: object) -> None:
+        super().__init__(f"{field} is {found!r}; here it is {expected!r}")
+        self.field = field
+        self.expected = expected
+        self.found = found
+
+
+class TooFewSamplesError(MeshError):
+    """
+    Too little was seen to learn from.
+
+    Args:
+        samples: That there are.
+        least: That it takes.
+    """
+
+    def __init__(self, *, samples: int, least: int) -> None:
+        super().__init__(
+            f"{samples} samples are too few to learn from; at least {least} are needed"
+        )
+        self.samples = samples
+        self.least = least

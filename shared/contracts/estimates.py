@@ -1,8 +1,14 @@
 """What the estimator publishes: versioned profiles that hot paths evaluate themselves."""
 
 from enum import Enum
+from typing import Annotated
+
+from msgspec import Meta
 
 from shared.contracts.base import InstanceId, Message, ModelName, Seconds, UnixTime, Value
+
+Coefficient = Annotated[float, Meta(ge=0)]
+"""More work never takes less time."""
 
 
 class LatencyCoefficients(Value, frozen=True, kw_only=True):
@@ -15,11 +21,11 @@ class LatencyCoefficients(Value, frozen=True, kw_only=True):
     parallelism it cannot be told apart from them.
     """
 
-    constant_s: float
-    linear_s: float
-    attention_s: float = 0.0
-    cross_s: float = 0.0
-    context_s: float = 0.0
+    constant_s: Coefficient
+    linear_s: Coefficient
+    attention_s: Coefficient = 0.0
+    cross_s: Coefficient = 0.0
+    context_s: Coefficient = 0.0
 
 
 class Moments(Value, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from enum import Enum
 from typing import Annotated
 from urllib.parse import quote, unquote
 
+import msgspec
 from msgspec import Meta
 
 from shared.contracts.base import Message, ModelName, Seconds, Value
@@ -33,10 +34,18 @@ class LaneLayout(Message, frozen=True, kw_only=True, omit_defaults=True, tag="la
     num_bands: Annotated[int, Meta(ge=1, le=32)] = 12
     work_edge_tokens: int = 2048
     """Predicted prefill + decode tokens from which work is long."""
+    work_version: Annotated[int, Meta(ge=0)] = 0
+    """Of `work_edges`, which the leader learns; 0 while `work_edge_tokens` is all there is."""
+    work_edges: dict[str, int] = {}
+    """By model: its own edge, instead of `work_edge_tokens`."""
 
     @property
     def best_effort_band(self) -> int:
         return self.num_bands
+
+    def work_edge_of(self, model: ModelName) -> int:
+        """Tokens from which work of *model* is long."""
+        return self.work_edges.get(model, self.work_edge_tokens)
 
 
 class LaneKey(Value, frozen=True, kw_only=True, order=True):
@@ -47,6 +56,7 @@ class LaneKey(Value, frozen=True, kw_only=True, order=True):
     importance: str
     band: int
     work: str
+    """A work class; with the version of its edges when they are learnt, as in `short-3`."""
 
     @classmethod
     def of(
@@ -63,8 +73,13 @@ class LaneKey(Value, frozen=True, kw_only=True, order=True):
             model=model,
             importance=importance.value,
             band=band,
-            work=work.value,
+            work=f"{work.value}-{layout.work_version}" if layout.work_version else work.value,
         )
+
+    @property
+    def lasting(self) -> "LaneKey":
+        """The lane of the operator's edges that has the same name but for the version."""
+        return msgspec.structs.replace(self, work=self.work.partition("-")[0])
 
     def _suffix(self) -> str:
         return f"{self.layout}.{_quote(self.model)}.{self.importance}.{self.band}.{self.work}"
@@ -101,7 +116,7 @@ class LaneKey(Value, frozen=True, kw_only=True, order=True):
                 model=ModelName(unquote(model)),
                 importance=Importance(importance).value,
                 band=int(band),
-                work=WorkClass(work).value,
+                work=_checked_work(work),
             )
         except ValueError as error:
             raise ContractError(f"not a lane name: {queue_name!r}") from error
@@ -120,6 +135,22 @@ def model_of(queue_name: str) -> ModelName | None:
     if parts[0] == "relegated":
         return ModelName(unquote(parts[1]))
     return None
+
+
+def _checked_work(text: str) -> str:
+    name, dash, version = text.partition("-")
+    WorkClass(name)
+    if dash and (not version.isdecimal() or version != str(int(version)) or version == "0"):
+        raise ValueError(text)
+    return text
+
+
+def work_version_of(queue_name: str) -> int:
+    """Version of the learnt edges that divided a lane from others; 0 for any other queue."""
+    if not queue_name.startswith(("lane.", "overflow.")):
+        return 0
+    version = queue_name.rpartition(".")[2].partition("-")[2]
+    return int(version) if version.isdecimal() else 0
 
 
 def inbox_name(instance_id: str) -> str:

@@ -46,3 +46,124 @@ class PlanPublished(
     expected_late: float = 0.0
     """Expected weighted late requests over the whole plan, as the generator judged it."""
     solve_s: Seconds = 0.0
+
+
+class LaneForecast(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """What the plan in force expects for a request that comes to a lane now."""
+
+    lane: str
+    wait_s: Seconds | None = None
+    """Until its turn; none while nobody serves the lane."""
+    late_probability: Annotated[float, Meta(ge=0, le=1)] = 0.0
+
+
+class LanesForecast(
+    Message, frozen=True, kw_only=True, omit_defaults=True, tag="lanes.forecast.v1"
+):
+    """Forecasts of all lanes in which something waits; the newest epoch's last one wins."""
+
+    epoch: int
+    at: UnixTime
+    lanes: tuple[LaneForecast, ...] = ()
+
+
+class PlanAsked(Message, frozen=True, kw_only=True, omit_defaults=True, tag="plan.asked.v1"):
+    """Asks the leader to explain the plan in force."""
+
+    reply_to: str
+    """Where the answer goes, on `headway.replies`."""
+    others: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Of so many groups, the likeliest late first, other places are told."""
+
+
+class OtherPlace(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """Where else a group could stand."""
+
+    instance_id: InstanceId
+    position: int
+    extra_cost: float
+    """Of the plan, as a share of all weight being late; negative is better."""
+    wait_s: Seconds
+
+
+class PlacedGroup(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """One request group in the plan in force."""
+
+    lane: str
+    number: int
+    """Of the group in its lane, over time."""
+    num_requests: int
+    instance_id: InstanceId | None = None
+    """None while nobody may serve it."""
+    position: int = 0
+    wait_s: Seconds | None = None
+    time_left_s: Seconds | None = None
+    """To the oldest request's deadline; none is best effort."""
+    late_probability: float = 0.0
+    others: tuple[OtherPlace, ...] = ()
+
+
+class PlannedLso(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """An LLM serving operation that is foreseen, or several alike that follow one another."""
+
+    lso: str
+    """Its kind."""
+    subject: str = ""
+    """The model, or the lanes whose requests it is about, or what else it is told."""
+    requests: int = 0
+    """About so many: one typical request of each lane stands for all of it."""
+    reason: str
+    predicted_s: Seconds | None = None
+    """Of all of them; none when nobody can tell."""
+    figures: dict[str, float] = {}
+    """Behind the reason, by name; of the first of them. `recompute_s` and `transfer_s` are what
+    evicting and swapping out cost."""
+
+
+class QueueHead(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """What an instance, as it is now, does to follow its virtual queue."""
+
+    instance_id: InstanceId
+    active: ModelName | None = None
+    model: ModelName | None = None
+    """Of the head; none when the queue is empty."""
+    lsos: tuple[PlannedLso, ...] = ()
+    """In order; none when there is nothing to change."""
+
+    @property
+    def swaps_model(self) -> bool:
+        return self.model is not None and self.model != self.active
+
+
+class AdvisedInstances(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """How many instances of one kind of device the load needs, were no other added."""
+
+    device: str
+    present: int
+    advised: int
+    """In all; `present` while those are enough, or when no number would be."""
+    bound: int | None = None
+    """So many further ones no plan can do without; none when no number is enough."""
+    attainment: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Expected weighted share in time with the last number that was planned for."""
+
+
+class PlanExplained(
+    Message, frozen=True, kw_only=True, omit_defaults=True, tag="plan.explained.v1"
+):
+    """The plan in force, group by group; those likeliest to be late come first."""
+
+    epoch: int
+    at: UnixTime
+    leader_id: str
+    policy: str
+    cause: str | None = None
+    """Why the plan was made anew when it last was."""
+    late_share: float = 0.0
+    groups: tuple[PlacedGroup, ...] = ()
+    heads: tuple[QueueHead, ...] = ()
+    """Of all instances with a queue."""
+    work_version: int = 0
+    """Of the edges between work classes in force; 0 for the operator's."""
+    advice: tuple[AdvisedInstances, ...] = ()
+    """On scale; of when it was last asked for, `leader.advise_period_s` ago at most."""

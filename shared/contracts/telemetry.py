@@ -17,6 +17,7 @@ from shared.contracts.base import (
     Value,
 )
 from shared.contracts.qos import QosClass
+from shared.contracts.situations import LsoFacts
 
 
 class Residency(Enum):
@@ -27,6 +28,19 @@ class Residency(Enum):
     COLD = "cold"
 
 
+class ActivationPath(Enum):
+    """How a model gets active; dearer from one to the next."""
+
+    PARKED = "parked"
+    """Its engine is up and rests."""
+    RELOAD = "reload"
+    """Its weights go into an engine that held another model of the same shape."""
+    START = "start"
+    """In a new engine, with weights from host memory."""
+    COLD = "cold"
+    """In a new engine, with weights from storage."""
+
+
 class ModelState(Value, frozen=True, kw_only=True, omit_defaults=True):
     """One model that an instance can serve."""
 
@@ -34,6 +48,10 @@ class ModelState(Value, frozen=True, kw_only=True, omit_defaults=True):
     residency: Residency
     activate_s: Seconds = 0.0
     """Measured, or the prior, time to make it active from here."""
+    path: ActivationPath | None = None
+    """How that would be done; nothing when it is active."""
+    warm_bytes: int = 0
+    """Host memory that it takes, or would take, while it is warm."""
 
 
 class InstanceTotals(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,6 +66,25 @@ class InstanceTotals(Value, frozen=True, kw_only=True, omit_defaults=True):
     crashes: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    swapped_out: int = 0
+
+
+class PullState(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """What an instance has pulled and not begun, and the bounds on that."""
+
+    requests: int = 0
+    max_requests: int = 0
+    filler: int = 0
+    """Of these, best-effort and relegated ones."""
+    max_filler: int = 0
+    backlog_s: Seconds = 0.0
+    """Predicted work that one more would wait for."""
+    max_backlog_s: Seconds = 0.0
+    tokens: int = 0
+    """KV tokens that it may need."""
+    max_tokens: int = 0
+    room: bool = False
+    """Whether one more may be pulled."""
 
 
 class InstanceStatus(
@@ -79,17 +116,38 @@ class InstanceStatus(
     pulled_to: dict[str, UnixTime] = {}
     """When the last request pulled from each lane was put there; its head came no earlier."""
     capabilities: tuple[str, ...] = ()
+    swapped_out: int = 0
+    """Of those waiting: taken off the engine, to be resumed here."""
+    host_kv_bytes: int = 0
+    """Host memory that copies of the active model's KV take."""
+    host_kv_capacity_bytes: int = 0
+    pull: PullState | None = None
+    lso: LsoFacts | None = None
+    """What operations are chosen by; agents of older versions do not say."""
 
 
 class LaneTotal(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """What one grouper has put into one lane since it started."""
+    """What one grouper has put into one lane since it started; all are sums over requests."""
 
     lane: str
     requests: int
     prompt_tokens: int
     max_tokens: int
-    recent_enqueued_at: tuple[UnixTime, ...] = ()
-    """When the last 32 requests were put there, oldest first."""
+    squared_prompt_tokens: float = 0.0
+    interactive: int = 0
+    """Of the requests, those whose first token has a deadline."""
+    time_left_s: Seconds = 0.0
+    """To the deadlines, when the requests came; 0 in best-effort lanes."""
+    arrivals: tuple[tuple[UnixTime, int], ...] = ()
+    """Points (time, requests until then) of when they were put there, both rising."""
+
+
+class WorkTotal(Value, frozen=True, kw_only=True):
+    """How much work one grouper's requests for a model were, since it started."""
+
+    model: ModelName
+    bins: tuple[tuple[int, int], ...]
+    """Bin of `solver.planning.work_classes` and requests in it, rising."""
 
 
 class LanesObserved(
@@ -103,6 +161,11 @@ class LanesObserved(
     at: UnixTime
     layout: int
     lanes: tuple[LaneTotal, ...] = ()
+    work: tuple[WorkTotal, ...] = ()
+    work_version: int = 0
+    """Of the edges that the grouper classifies by."""
+    work_edges: dict[str, int] = {}
+    """These edges, by model; a new leader goes on from them."""
     admitted: int = 0
     refused: int = 0
 
@@ -176,6 +239,7 @@ class ModelActivated(
     source: Residency
     duration_s: Seconds
     at: UnixTime
+    path: ActivationPath | None = None
 
 
 Telemetry = (

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -33,24 +34,30 @@ class _Stamp(msgspec.Struct, frozen=True):
     weights: bool
 
 
-def make_tiny_models(directory: Path, *, weights: bool = True) -> Path:
+def make_tiny_models(
+    directory: Path,
+    *,
+    weights: bool = True,
+    models: Mapping[str, TinyArchitecture] = TINY_MODELS,
+) -> Path:
     """
-    Tiny models of two architectures under *directory*, made unless they are there already.
+    Tiny models under *directory*, made unless they are there already.
 
     Args:
         directory: Made if missing; other content is left alone, except `registry.json`.
         weights: False for an engine that needs none; then safetensors is not needed either.
+        models: By name; by default some of two architectures.
 
     Returns:
         Path of their registry file.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    for name, architecture in TINY_MODELS.items():
+    for name, architecture in models.items():
         if not _fresh(directory / name, weights=weights):
             _make(directory / name, architecture, weights=weights)
     registry = directory / "registry.json"
     draft = directory / f".registry.{os.getpid()}.json"
-    write_registry(draft, (_entry(name) for name in TINY_MODELS))
+    write_registry(draft, (_entry(*each) for each in models.items()))
     draft.replace(registry)
     return registry
 
@@ -86,8 +93,7 @@ def _make(path: Path, architecture: TinyArchitecture, *, weights: bool) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _entry(name: str) -> ModelEntry:
-    architecture = TINY_MODELS[name]
+def _entry(name: str, architecture: TinyArchitecture) -> ModelEntry:
     return ModelEntry(
         name=ModelName(name),
         path=name,

@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import uvicorn
 from litestar import Litestar, Response, get
 from prometheus_client import CollectorRegistry, generate_latest
+
+from shared.contracts.errors import SettingsError
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -76,8 +80,9 @@ async def serve_http(app: object, *, host: str, port: int) -> AsyncIterator[None
     Serve an ASGI *app* while the context is open.
 
     Raises:
-        OSError: The port is taken.
+        SettingsError: Nothing can listen there; the message says why.
     """
+    sock = _listening(host, port)  # who connects before the server is up waits, unrefused
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # any ASGI app
         host=host,
@@ -89,8 +94,6 @@ async def serve_http(app: object, *, host: str, port: int) -> AsyncIterator[None
         loop="none",
     )
     server = QuietServer(config)
-    sock = config.bind_socket()
-    sock.listen()  # who connects before the server has come up waits, and is not refused
     task = asyncio.create_task(server.serve(sockets=[sock]), name=f"http:{port}")
     try:
         yield
@@ -99,6 +102,17 @@ async def serve_http(app: object, *, host: str, port: int) -> AsyncIterator[None
         with contextlib.suppress(asyncio.CancelledError):
             await task
         sock.close()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise SettingsError(
+            f"cannot listen on {host}:{port}: {reason}. Set another port, or end what uses this one"
+        ) from error
 
 
 @contextlib.asynccontextmanager

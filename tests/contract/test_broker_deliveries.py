@@ -1,6 +1,7 @@
 """Getting, settling, dead-lettering and bounds on every `Broker`."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from shared.broker.protocol import (
@@ -8,7 +9,7 @@ from shared.broker.protocol import (
     PublishOutcome,
     Settlement,
 )
-from tests.brokers import BrokerRig
+from tests.brokers import BrokerRig, eventually
 from tests.contract.broker_steps import (
     CLASSIC,
     DEAD,
@@ -186,6 +187,29 @@ async def test_rejecting_without_dead_letter_exchange_drops(broker_rig: BrokerRi
 
     assert await take_bodies(broker, "classic", 1) == ["b"]
     assert await broker.get("classic") is None
+
+
+async def test_who_holds_messages_of_a_quorum_queue_counts_as_its_consumer(broker_rig: BrokerRig):
+    broker, other = await broker_rig.connect(), await broker_rig.connect()
+    await declare(broker, WORK)
+    await publish(broker, "work", "a", "b", "c")
+    held = [await take(broker, "work") for _ in range(3)]
+
+    async def counted() -> tuple[int, bool]:
+        depth = await other.depth("work")
+        assert depth is not None
+        return depth.ready, depth.consumers > 0
+
+    assert await counted() == (0, True)
+    await held[0].settle(Settlement.ACK)
+    await held[1].settle(Settlement.REQUEUE)
+    await eventually(lambda: _is(counted, (1, True)))
+    await held[2].settle(Settlement.ACK)
+    await eventually(lambda: _is(counted, (1, False)))
+
+
+async def _is(give: Callable[[], Awaitable[object]], expected: object) -> bool:
+    return expected == await give()
 
 
 async def test_a_full_queue_refuses_and_does_not_count_what_is_unsettled(broker_rig: BrokerRig):

@@ -20,7 +20,11 @@ def message_types() -> set[type[Message]]:
         for each in ahead.pop().__subclasses__():
             found.add(each)
             ahead.append(each)
-    return {each for each in found if each.__module__.startswith("shared.")}
+    return {
+        each
+        for each in found
+        if each.__module__.startswith("shared.") and not each.__name__.startswith("_")
+    }
 
 
 def test_every_message_has_an_example_and_every_golden_file_a_message():

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -182,3 +183,11 @@ async def test_a_service_is_alive_before_it_is_ready():
 async def test_port_0_serves_nothing():
     async with serve_health(Health(service="x"), host="127.0.0.1", port=0):
         pass
+
+
+async def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"127.0.0.1:{port}: Address already in use"):
+            async with serve_health(Health(service="x"), host="127.0.0.1", port=port):
+                pass

@@ -1,0 +1,60 @@
+"""A producer that a broker or a mesh fails: what it raises, and that it keeps nothing."""
+
+from dataclasses import replace
+
+import pytest
+
+from shared.broker import topology
+from shared.broker.memory import MemoryBroker
+from shared.broker.memory_hub import MemoryHub
+from shared.broker.protocol import BindingSpec
+from shared.contracts.base import RunId
+from shared.contracts.control import RunStop, StopReason
+from shared.contracts.errors import BrokerUnavailableError, CapacityError
+from shared.contracts.requests import ReplyMode
+from shared.producer.producer import Producer
+from shared.runtime.clock import SystemClock
+from tests.unit.producer.builders import REQUEST, started
+from tests.unit.producer.producer_rig import BODY, rig
+
+
+async def test_broker_that_stays_away_is_reported_and_nothing_is_kept():
+    async with rig() as it:
+        it.hub.stop()
+
+        with pytest.raises(BrokerUnavailableError):
+            await it.producer.submit(BODY, reply=ReplyMode.STREAM)
+
+        assert it.producer.num_outstanding == 0
+        it.hub.start()
+        # It might have arrived all the same: then nobody wants it any more.
+        await it.reply(started("b"))
+        stop = RunStop(request_id=REQUEST, run_id=RunId("b"), reason=StopReason.CANCELLED)
+        assert stop in [await it.controlled(), await it.controlled()]
+
+
+async def test_full_global_queue_is_a_lack_of_capacity():
+    hub = MemoryHub()
+    async with MemoryBroker(hub) as broker:
+        for exchange in topology.EXCHANGES:
+            await broker.declare_exchange(exchange)
+        full = replace(topology.work_queue(topology.GLOBAL_REST), max_length_bytes=1)
+        await broker.declare_queue(full)
+        await broker.bind(
+            BindingSpec(exchange=topology.REQUESTS_REST, queue=full.name, routing_key="")
+        )
+        async with Producer(broker, name="test", clock=SystemClock()) as producer:
+            with pytest.raises(CapacityError):
+                await producer.submit(BODY, reply=ReplyMode.FINAL)
+
+            assert producer.num_outstanding == 0
+
+
+async def test_without_the_meshs_queues_the_mesh_is_unavailable():
+    hub = MemoryHub()
+    async with MemoryBroker(hub) as broker:
+        for exchange in topology.EXCHANGES:
+            await broker.declare_exchange(exchange)
+        async with Producer(broker, name="test", clock=SystemClock()) as producer:
+            with pytest.raises(BrokerUnavailableError):
+                await producer.submit(BODY, reply=ReplyMode.FINAL)
