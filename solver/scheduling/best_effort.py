@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from math import inf
 
-from shared.contracts.base import Seconds
+from shared.contracts.base import Seconds, UnixTime
 from solver.scheduling.admission import PlannedBatch
 from solver.scheduling.decision import BatchState, RunningView
 from solver.scheduling.entry import Entry
 from solver.scheduling.latency import LatencyTable
 from solver.scheduling.options import SchedulingOptions
 
+_FIRST_TOKEN_SHARE = 0.75
 _Held = tuple[Entry, RunningView]
 
 
@@ -67,6 +68,37 @@ class Allowance:
         """*entry* starts."""
         self._num_running += 1
         self._context_tokens += entry.prefill_tokens
+
+
+class FirstTokens:
+    """
+    How long best-effort prefills may make one iteration, for first tokens that it gives.
+
+    Decided: ConServe limits an iteration for the sake of its decodes alone. A prefill that ends
+    in it waits for all of it, too: best effort takes three quarters of the time to spare until
+    the first token is due. Not all, since iterations overrun and the token has its way back. A
+    token that is late in any case is given its target once more, so that it is not much later.
+
+    Args:
+        options: Whether it counts.
+        latency: Of the engine.
+    """
+
+    def __init__(self, options: SchedulingOptions, latency: LatencyTable) -> None:
+        self._counts = options.best_effort_spares_first_tokens
+        self._latency = latency
+        self.limit_s: Seconds = inf
+
+    def count(self, entry: Entry, planned: PlannedBatch, now: UnixTime) -> None:
+        """The prefill of *entry* ends in the iteration, of which so much is *planned*."""
+        target_s = entry.view.slo.ttft_s
+        if not self._counts or target_s is None:
+            return
+        planned_s = planned.duration_s(self._latency)
+        left_s = entry.deadline_at - now
+        if left_s < planned_s:
+            left_s = max(planned_s, target_s)
+        self.limit_s = min(self.limit_s, planned_s + _FIRST_TOKEN_SHARE * (left_s - planned_s))
 
 
 def freed_tokens(entry: Entry, run: RunningView) -> int:

@@ -7,6 +7,7 @@ from shared.contracts.qos import QosClass
 from solver.scheduling.admission import PlannedBatch, admissible_tokens
 from solver.scheduling.entry import Entry
 from solver.scheduling.latency import LatencyTable
+from solver.scheduling.options import SchedulingOptions
 
 TILE_TOKENS = 128
 """Chunks that are multiples of it lie just below a step of the measured curve."""
@@ -49,6 +50,28 @@ def steady_limit_s(entry: Entry, output_tokens: int, now: UnixTime) -> Seconds:
     if entry.qos_class is QosClass.INTERACTIVE:
         return entry.tbt_s
     return decode_slack_s(entry, output_tokens, now)
+
+
+def budget_tokens(
+    options: SchedulingOptions,
+    latency: LatencyTable,
+    decodes: PlannedBatch,
+    *,
+    before_tokens: int,
+    limit_s: Seconds,
+    most_tokens: int,
+) -> int:
+    """Tokens of the iteration's prefills, by *options*; others as in `chunk_tokens`."""
+    if not options.dynamic_chunking:
+        return max(0, min(options.fixed_chunk_tokens, most_tokens) - decodes.tokens)
+    return chunk_tokens(
+        latency,
+        decodes,
+        before_tokens=before_tokens,
+        limit_s=limit_s,
+        max_tokens=min(options.max_chunk_tokens, most_tokens),
+        curve=options.curve_chunking,
+    )
 
 
 def chunk_tokens(

@@ -58,6 +58,8 @@ class SchedulingOptions:
     """Share of the iteration limit up to which decodes leave room for more best effort."""
     best_effort_yields: bool = False
     """Best-effort work gives up its KV, decoding or not, when other work needs it."""
+    best_effort_spares_first_tokens: bool = False
+    """Best-effort prefills do not make an iteration too long for a first token that it gives."""
     default_decode_tokens: int = 128
     """Expected of an application without history."""
     fairness_weight: float = 0.0
@@ -81,7 +83,11 @@ def _fixed_weight(options: SchedulingOptions) -> SchedulingOptions:
 
 _BASE = SchedulingOptions()
 DEFAULT = replace(
-    _BASE, best_effort_yields=True, best_effort_kv_reserve=0.05, best_effort_decode_share=0.4
+    _BASE,
+    best_effort_yields=True,
+    best_effort_kv_reserve=0.05,
+    best_effort_decode_share=0.4,
+    best_effort_spares_first_tokens=True,
 )
 
 _FULL = _fixed_weight(_BASE)
@@ -115,7 +121,10 @@ VARIANTS: dict[str, SchedulingOptions] = {
     "adaptive": DEFAULT,
     "conserve": _CO_SERVING,
     "conserve+admission": replace(
-        _CO_SERVING, best_effort_kv_reserve=0.05, best_effort_decode_share=0.4
+        _CO_SERVING,
+        best_effort_kv_reserve=0.05,
+        best_effort_decode_share=0.4,
+        best_effort_spares_first_tokens=True,
     ),
     "prefill": replace(_PAPER, max_chunk_tokens=8192),
     "quartz": replace(_FULL, ordering=Ordering.QUARTZ),
@@ -128,6 +137,7 @@ QoServe's ablation is `edf`, `dc`, `dc+er`, `qoserve` (table 5); `qoserve-1ms` a
 have a lower work weight than its 8 ms per token (figure 14); `qoserve+curve` adds the measured
 curve, and `adaptive`, the default, the work weight that follows the load. `conserve`
 is ConServe's algorithm 1: online work in order of arrival, offline work from what its pace
-leaves; `conserve+admission` also limits how much offline work begins. `prefill` is for engines
+leaves; `conserve+admission` also limits how much offline work begins, and how long it makes
+iterations in which online prefills end. `prefill` is for engines
 that only prefill (§4.1.3).
 """

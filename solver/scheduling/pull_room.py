@@ -1,5 +1,11 @@
-"""How much an instance takes out of the lanes ahead of time: late binding, bounded twice."""
+"""
+How much an instance takes out of the lanes ahead of time: late binding, bounded three times.
 
+By predicted seconds, by requests and by the engine's token capacity (QLM §5 pulls while the
+running batch is below it).
+"""
+
+import math
 from dataclasses import dataclass
 
 from shared.contracts.base import Seconds
@@ -15,6 +21,8 @@ class PullBounds:
     """Of these, best-effort and relegated ones."""
     max_backlog_s: Seconds = 2.0
     """Predicted work that one more would have to wait for; one request may always wait."""
+    max_tokens: float = math.inf
+    """KV tokens that what is held may need: more than the engine has cannot soon begin."""
 
 
 DEFAULT_BOUNDS = PullBounds()
@@ -35,6 +43,9 @@ class Held:
     regular_s: Seconds = 0.0
     """Predicted work of the regular ones; see `work_s`."""
     filler_s: Seconds = 0.0
+    regular_tokens: int = 0
+    """KV tokens that the regular ones may need at their ends."""
+    filler_tokens: int = 0
 
     @property
     def num_requests(self) -> int:
@@ -72,7 +83,9 @@ def has_room(held: Held, bounds: PullBounds) -> bool:
     """
     if held.num_requests >= bounds.window:
         return False
-    return held.num_requests == 0 or held.regular_s < bounds.max_backlog_s
+    if held.num_requests == 0:
+        return True
+    return held.regular_s < bounds.max_backlog_s and held.regular_tokens < bounds.max_tokens
 
 
 def has_filler_room(held: Held, bounds: PullBounds) -> bool:
@@ -81,7 +94,11 @@ def has_filler_room(held: Held, bounds: PullBounds) -> bool:
         return False
     if held.num_filler + held.num_pulling >= bounds.best_effort_window:
         return False
-    return held.num_requests == 0 or held.regular_s + held.filler_s < bounds.max_backlog_s
+    if held.num_requests == 0:
+        return True
+    if held.regular_tokens + held.filler_tokens >= bounds.max_tokens:
+        return False
+    return held.regular_s + held.filler_s < bounds.max_backlog_s
 
 
 def is_loaded(held: Held, bounds: PullBounds) -> bool:

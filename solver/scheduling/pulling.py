@@ -7,6 +7,8 @@ from enum import IntEnum
 
 from shared.contracts.base import Seconds, UnixTime
 
+WORK_WEIGHT_S_PER_TOKEN = 0.008
+"""QoServe's alpha under load."""
 _SMOOTHING = 0.05
 
 
@@ -69,7 +71,7 @@ class PullOrder:
         *,
         poll_s: Seconds,
         best_effort_every: int = 8,
-        work_weight_s_per_token: Seconds = 0.008,
+        work_weight_s_per_token: Seconds = WORK_WEIGHT_S_PER_TOKEN,
     ) -> None:
         self._poll_s = poll_s
         self._best_effort_every = best_effort_every

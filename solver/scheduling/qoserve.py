@@ -129,9 +129,10 @@ class QoServePolicy:
                 prefills=prefills,
                 limit_s=self._pace_limit_s,
             ),
+            preferred=None
+            if self._num_iterations % self._options.aged_share
+            else self._waiting.aged(now),
         )
-        if self._num_iterations % self._options.aged_share == 0:
-            selection.prefer(self._waiting.aged(now))
         selection.choose(prefills)
         return IterationDecision(
             order=self._order(selection),

@@ -8,6 +8,20 @@ BUSY_TOKENS = 1024
 """Of an iteration while prefills wait: what an answer's token then takes."""
 
 
+def busy_token_s(*, predicted_s: Seconds, pace_s: Seconds) -> Seconds:
+    """
+    What a token of an answer takes on an instance that is loaded.
+
+    Args:
+        predicted_s: Of an iteration of `BUSY_TOKENS`.
+        pace_s: Mean of what iterations took lately; infinite when unknown.
+
+    Decided: never longer than that. Where running slots are what requests wait for, there are
+    prefills in few iterations, and batch work would be given up that is in no danger.
+    """
+    return min(predicted_s, pace_s)
+
+
 def is_hopeless(
     request: QueuedRequest, *, now: UnixTime, prefill_s: Seconds, decode_s: Seconds
 ) -> bool:

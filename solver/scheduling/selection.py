@@ -4,17 +4,16 @@ from math import inf
 
 from shared.contracts.base import RequestId, Seconds, UnixTime
 from solver.scheduling.admission import PlannedBatch, admissible_tokens
-from solver.scheduling.best_effort import Allowance, freed_tokens, kv_victims
-from solver.scheduling.chunking import chunk_tokens
+from solver.scheduling.best_effort import Allowance, FirstTokens, kv_victims
+from solver.scheduling.chunking import budget_tokens
 from solver.scheduling.decision import BatchState, RunningView
 from solver.scheduling.entry import Entry, Rank
 from solver.scheduling.options import SchedulingOptions
 from solver.scheduling.pace import EnginePace
 from solver.scheduling.preemption import may_rest, memory_victims, shared_cap
+from solver.scheduling.room import Room
 from solver.scheduling.waiting import WaitingWork
 
-_BLOCK_TOKENS = 16
-"""KV comes in blocks: a request may need so much more than its tokens."""
 _FIRST = -1
 """Rank of what goes before everything this once."""
 
@@ -26,7 +25,8 @@ class Selection:
     """
     Walks running prefills and waiting requests by priority until the budget is used up.
 
-    Lives for one decision. Waiting requests that it chooses move to *offered*.
+    Lives for one decision. Waiting requests that it chooses move to *offered*; *preferred*, which
+    waits, goes first this once.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Selection:
         offered: list[Entry],
         fillers: list[_Held],
         allowance: Allowance,
+        preferred: Entry | None,
     ) -> None:
         self._options = options
         self._pace = pace
@@ -53,31 +54,26 @@ class Selection:
         self._offered = offered
         self._fillers = fillers
         self._allowance = allowance
-        self._preferred: Entry | None = None
+        self._preferred = preferred
         self._prefills: list[tuple[Entry, RunningView]] = []
         self._resting: dict[RequestId, tuple[Entry, RunningView]] = {}
         self._later: list[tuple[int, Entry, RunningView]] = []
         self._remaining: list[int] = []
         self._last: RequestId | None = None
         self._victims: list[RequestId] = []
-        self._room_tokens = 0
-        self._num_free_seats = batch.max_running - len(batch.running)
+        self._room = Room(batch, decodes.tokens)
         self._blocked = False
+        self._first_tokens = FirstTokens(options, pace.latency)
         self.budget_tokens = 0
         """For prefills."""
-
-    def prefer(self, entry: Entry | None) -> None:
-        """Let *entry*, which waits, go first this once."""
-        self._preferred = entry
 
     def choose(self, prefills: list[_Held]) -> None:
         """Fill the budget; *prefills* are running."""
         self._prefills = prefills
         self._resting = {run.request_id: (entry, run) for entry, run in prefills}
-        self._room_tokens = self._batch.free_kv_tokens - self._decodes.tokens * _BLOCK_TOKENS
         for entry, view in prefills:
             entry.prefill_tokens = view.num_prefill_tokens - view.num_computed_tokens
-            self._room_tokens -= entry.prefill_tokens + _BLOCK_TOKENS
+            self._room.keep(entry.prefill_tokens)
         running = self._ranked(prefills)
         self._save_decodes(running)
         planned: PlannedBatch | None = None
@@ -89,7 +85,14 @@ class Selection:
             entry, run = candidate
             before_tokens = 0 if run is None else run.num_computed_tokens
             if planned is None:
-                self.budget_tokens = self._budget(before_tokens)
+                self.budget_tokens = budget_tokens(
+                    self._options,
+                    self._pace.latency,
+                    self._decodes,
+                    before_tokens=before_tokens,
+                    limit_s=self._limit_s,
+                    most_tokens=self._batch.max_budget_tokens,
+                )
                 planned = PlannedBatch(
                     self._decodes.tokens, self._decodes.pairs, self._decodes.context_tokens
                 )
@@ -99,24 +102,17 @@ class Selection:
             if run is not None and self._would_cut(entry, left_tokens):
                 self.budget_tokens = used_tokens
                 break
-            tokens = min(entry.prefill_tokens, left_tokens)
-            if before_tokens and used_tokens and self._limit_s != inf:
-                tokens = admissible_tokens(
-                    self._pace.latency,
-                    planned,
-                    before_tokens=before_tokens,
-                    wanted_tokens=tokens,
-                    limit_s=self._limit_s,
-                )
-                if tokens <= 0:
-                    self.budget_tokens = used_tokens
-                    break
+            tokens = self._part(entry, planned, before_tokens, left_tokens)
+            if tokens <= 0:
+                self.budget_tokens = used_tokens
+                break
             self._take(entry, run, running)
             planned.add(tokens, before_tokens)
             used_tokens += tokens
             if tokens < entry.prefill_tokens:
                 self.budget_tokens = min(self.budget_tokens, used_tokens)
                 break
+            self._first_tokens.count(entry, planned, self._now)
 
     def held(self) -> frozenset[RequestId]:
         """Running prefills that were not chosen."""
@@ -142,26 +138,31 @@ class Selection:
         self._offer(item[2])
         return item[2]
 
-    def _budget(self, before_tokens: int) -> int:
-        options = self._options
-        room = self._batch.max_budget_tokens
-        if not options.dynamic_chunking:
-            return max(0, min(options.fixed_chunk_tokens, room) - self._decodes.tokens)
-        return chunk_tokens(
+    def _part(
+        self, entry: Entry, planned: PlannedBatch, before_tokens: int, left_tokens: int
+    ) -> int:
+        """Tokens of *entry* that the iteration computes, beside what is planned."""
+        # The first one's context is known to the budget.
+        budgeted = not before_tokens or planned.tokens == self._decodes.tokens
+        limit_s = inf if budgeted else self._limit_s
+        if entry.rank is Rank.BEST_EFFORT:
+            limit_s = min(limit_s, self._first_tokens.limit_s)
+        tokens = min(entry.prefill_tokens, left_tokens)
+        if limit_s == inf:
+            return tokens
+        return admissible_tokens(
             self._pace.latency,
-            self._decodes,
+            planned,
             before_tokens=before_tokens,
-            limit_s=self._limit_s,
-            max_tokens=min(options.max_chunk_tokens, room),
-            curve=options.curve_chunking,
+            wanted_tokens=tokens,
+            limit_s=limit_s,
         )
 
     def _ranked(self, prefills: list[_Held]) -> list[_Candidate]:
         """Regular running prefills, last first; the others wait until they are asked for."""
-        pace, now, relegation = self._pace, self._now, self._options.relegation
         regular = []
         for place, (entry, run) in enumerate(prefills):
-            if relegation and entry.rank is Rank.REGULAR and pace.is_hopeless(entry, now):
+            if self._is_lost(entry):
                 entry.rank = Rank.RELEGATED
             if entry.rank is Rank.REGULAR:
                 regular.append(self._candidate(place, entry, run))
@@ -170,6 +171,10 @@ class Selection:
         # Places differ, so entries are never compared.
         regular.sort(reverse=True)
         return regular
+
+    def _is_lost(self, entry: Entry) -> bool:
+        regular = entry.rank is Rank.REGULAR
+        return self._options.relegation and regular and self._pace.is_hopeless(entry, self._now)
 
     def _rank_later(self, running: list[_Candidate]) -> None:
         """Let running prefills of later ranks take part; most iterations never get to them."""
@@ -192,8 +197,8 @@ class Selection:
                 return running[-1][3], running[-1][4]
             if item is None:
                 return None
-            rank, _, entry = item
-            if rank == Rank.REGULAR and self._options.relegation and self._is_hopeless(entry):
+            entry = item[2]
+            if self._is_lost(entry):
                 self._waiting.relegate(entry)
                 continue
             if self._fits(entry) or self._make_room(entry, running):
@@ -208,16 +213,11 @@ class Selection:
             return _FIRST, 0.0, self._preferred
         return self._waiting.first()
 
-    def _is_hopeless(self, entry: Entry) -> bool:
-        return self._pace.is_hopeless(entry, self._now)
-
     def _fits(self, entry: Entry) -> bool:
-        room_tokens = self._room_tokens
-        if entry.rank is Rank.BEST_EFFORT and entry is not self._preferred:
-            if not self._allowance.admits(entry):
-                return False
-            room_tokens -= self._allowance.kv_reserve_tokens
-        return self._num_free_seats > 0 and entry.prefill_tokens + _BLOCK_TOKENS <= room_tokens
+        if entry.rank is not Rank.BEST_EFFORT or entry is self._preferred:
+            return self._room.fits(entry, reserve_tokens=0)
+        reserve = self._allowance.kv_reserve_tokens
+        return self._allowance.admits(entry) and self._room.fits(entry, reserve_tokens=reserve)
 
     def _would_cut(self, entry: Entry, left_tokens: int) -> bool:
         """
@@ -232,7 +232,7 @@ class Selection:
 
     def _save_decodes(self, running: list[_Candidate]) -> None:
         """Best effort makes room for the next tokens of others; an engine would take any victim."""
-        missing = self._decodes.tokens * _BLOCK_TOKENS - self._batch.free_kv_tokens
+        missing = self._room.missing_for_decodes
         has_others = self._decodes.tokens > len(self._fillers)
         if has_others and missing > 0 and self._options.best_effort_yields:
             self._rank_later(running)
@@ -241,7 +241,7 @@ class Selection:
     def _make_room(self, entry: Entry, running: list[_Candidate]) -> bool:
         """Preempt requests of later ranks until there are memory and a seat."""
         self._rank_later(running)
-        missing = entry.prefill_tokens + _BLOCK_TOKENS - self._room_tokens
+        missing = self._room.missing(entry)
         victims: list[_Held] = []
         if self._options.best_effort_yields and entry.rank is not Rank.BEST_EFFORT:
             victims = kv_victims(self._yielding(running), max(1, missing))
@@ -265,9 +265,7 @@ class Selection:
 
     def _preempt(self, victims: list[_Held], running: list[_Candidate]) -> None:
         gone = {run.request_id for _, run in victims}
-        for victim, run in victims:
-            self._room_tokens += freed_tokens(victim, run)
-        self._num_free_seats += len(victims)
+        self._room.release(victims)
         self._victims.extend(gone)
         running[:] = [item for item in running if item[4].request_id not in gone]
 
@@ -286,8 +284,7 @@ class Selection:
         self._waiting.discard(entry)
         entry.waiting = True
         self._offered.append(entry)
-        self._room_tokens -= entry.prefill_tokens + _BLOCK_TOKENS
-        self._num_free_seats -= 1
+        self._room.take(entry)
         self._allowance.count(entry)
 
     def _last_in_engine(self) -> RequestId | None:

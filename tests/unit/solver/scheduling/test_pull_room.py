@@ -25,12 +25,15 @@ held = st.builds(
     num_pulling=st.integers(0, 8),
     regular_s=seconds,
     filler_s=seconds,
+    regular_tokens=counts,
+    filler_tokens=counts,
 )
 bounds = st.builds(
     PullBounds,
     window=st.integers(1, 64),
     best_effort_window=st.integers(0, 64),
     max_backlog_s=st.floats(0.01, 60),
+    max_tokens=st.integers(1, 100),
 )
 
 
@@ -76,14 +79,24 @@ def test_room_for_filler_is_room(held: Held, bounds: PullBounds):
 
 @given(held=held, bounds=bounds)
 def test_more_bounds_never_mean_less_room(held: Held, bounds: PullBounds):
-    wider = replace(bounds, window=bounds.window + 1, max_backlog_s=bounds.max_backlog_s + 1)
+    wider = replace(
+        bounds,
+        window=bounds.window + 1,
+        max_backlog_s=bounds.max_backlog_s + 1,
+        max_tokens=bounds.max_tokens + 1,
+    )
     assert has_room(held, bounds) <= has_room(held, wider)
     assert has_filler_room(held, bounds) <= has_filler_room(held, wider)
 
 
 @given(held=held, bounds=bounds)
 def test_more_held_never_means_more_room(held: Held, bounds: PullBounds):
-    more = replace(held, num_regular=held.num_regular + 1, regular_s=held.regular_s + 0.5)
+    more = replace(
+        held,
+        num_regular=held.num_regular + 1,
+        regular_s=held.regular_s + 0.5,
+        regular_tokens=held.regular_tokens + 1,
+    )
     assert has_room(more, bounds) <= has_room(held, bounds)
     assert has_filler_room(more, bounds) <= has_filler_room(held, bounds)
 
@@ -103,3 +116,20 @@ def test_pulling_while_there_is_room_stops_at_the_bounds(bounds: PullBounds, wor
 def test_half_the_backlog_is_a_load():
     assert is_loaded(Held(num_regular=1, regular_s=0.5), BOUNDS)
     assert not is_loaded(Held(num_regular=1, regular_s=0.4), BOUNDS)
+
+
+def test_no_more_is_pulled_than_the_engines_memory_holds():
+    """QLM §5 pulls while the running batch is below the capacity; one may always wait."""
+    bounds = replace(BOUNDS, max_tokens=100)
+
+    assert has_room(Held(num_regular=1, regular_tokens=99), bounds)
+    assert not has_room(Held(num_regular=1, regular_tokens=100), bounds)
+    assert has_room(Held(), replace(BOUNDS, max_tokens=0))
+
+
+def test_the_memory_that_filler_may_need_keeps_only_filler_out():
+    bounds = replace(BOUNDS, max_tokens=100)
+    held = Held(num_filler=1, filler_tokens=100)
+
+    assert has_room(held, bounds)
+    assert not has_filler_room(held, bounds)
