@@ -2,9 +2,19 @@
 
 import math
 
+import msgspec
+
 from shared.contracts.base import ModelName, Seconds
-from shared.contracts.lanes import LaneKey, LaneLayout, WorkClass
+from shared.contracts.lanes import LaneKey, LaneLayout, WorkClass, work_version_of
 from shared.contracts.qos import Importance
+
+ALIVE_WORK_VERSIONS = 4
+"""Learnt edges are not replaced again before the lanes of older ones are gone."""
+
+
+def is_bygone(queue_name: str, work_version: int) -> bool:
+    """Whether a lane is of edges so old that it cannot exist beside those of *work_version*."""
+    return 0 < work_version_of(queue_name) <= work_version - ALIVE_WORK_VERSIONS
 
 
 def band_of(time_left_s: Seconds, layout: LaneLayout) -> int:
@@ -36,9 +46,9 @@ def band_lower_edge_s(band: int, layout: LaneLayout) -> Seconds:
     return 0.0 if band == 0 else layout.first_band_s * layout.band_ratio ** (band - 1)
 
 
-def work_class_of(work_tokens: float, layout: LaneLayout) -> WorkClass:
-    """Short below the layout's edge of predicted prefill + decode tokens, else long."""
-    return WorkClass.LONG if work_tokens >= layout.work_edge_tokens else WorkClass.SHORT
+def work_class_of(work_tokens: float, edge_tokens: float) -> WorkClass:
+    """Short below the edge of predicted prefill + decode tokens, else long."""
+    return WorkClass.LONG if work_tokens >= edge_tokens else WorkClass.SHORT
 
 
 def lane_for(
@@ -55,14 +65,24 @@ def lane_for(
         model=model,
         importance=importance,
         band=band_of(time_left_s, layout),
-        work=work_class_of(work_tokens, layout),
+        work=work_class_of(work_tokens, layout.work_edge_of(model)),
     )
 
 
 def all_lanes(models: tuple[ModelName, ...], layout: LaneLayout) -> tuple[LaneKey, ...]:
-    """Every lane that *layout* can have; bounded, so a fresh leader can count them all."""
+    """
+    Every lane that *layout* can have; bounded, so a fresh leader can count them all.
+
+    Lanes of the last `ALIVE_WORK_VERSIONS` learnt edges are among them: they may still drain.
+    """
+    oldest = max(1, layout.work_version - ALIVE_WORK_VERSIONS + 1)
+    layouts = [
+        msgspec.structs.replace(layout, work_version=version)
+        for version in (0, *range(oldest, layout.work_version + 1))
+    ]
     return tuple(
-        LaneKey.of(layout, model=model, importance=importance, band=band, work=work)
+        LaneKey.of(each, model=model, importance=importance, band=band, work=work)
+        for each in layouts
         for model in models
         for importance in Importance
         for band in range(layout.num_bands + 1)

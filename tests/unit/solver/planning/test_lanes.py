@@ -8,9 +8,23 @@ from hypothesis import strategies as st
 
 from shared.contracts.base import ModelName
 from shared.contracts.errors import ContractError
-from shared.contracts.lanes import LaneKey, LaneLayout, WorkClass, model_of, relegated_name
+from shared.contracts.lanes import (
+    LaneKey,
+    LaneLayout,
+    WorkClass,
+    model_of,
+    relegated_name,
+    work_version_of,
+)
 from shared.contracts.qos import Importance
-from solver.planning.lanes import all_lanes, band_lower_edge_s, band_of, lane_for, work_class_of
+from solver.planning.lanes import (
+    all_lanes,
+    band_lower_edge_s,
+    band_of,
+    is_bygone,
+    lane_for,
+    work_class_of,
+)
 
 LAYOUT = LaneLayout(first_band_s=0.5, band_ratio=2.0, num_bands=6)
 layouts = st.builds(
@@ -18,6 +32,7 @@ layouts = st.builds(
     first_band_s=st.floats(0.01, 10),
     band_ratio=st.floats(1.1, 10),
     num_bands=st.integers(1, 32),
+    work_version=st.integers(0, 99),
 )
 models = st.text(min_size=1, max_size=60, alphabet=st.characters(exclude_categories=["Cs"])).map(
     ModelName
@@ -95,11 +110,48 @@ def test_fifo_in_a_lane_is_edf_up_to_one_band(
 
 
 def test_work_is_long_from_the_edge_on():
-    layout = LaneLayout(work_edge_tokens=100)
-    assert [work_class_of(tokens, layout) for tokens in (99.9, 100)] == [
+    assert [work_class_of(tokens, 100) for tokens in (99.9, 100)] == [
         WorkClass.SHORT,
         WorkClass.LONG,
     ]
+
+
+def test_a_model_may_have_an_edge_of_its_own():
+    layout = LaneLayout(work_edge_tokens=100, work_version=3, work_edges={"m": 40})
+    names = [
+        lane_for(
+            model=ModelName(model),
+            importance=Importance.LOW,
+            time_left_s=math.inf,
+            work_tokens=50,
+            layout=layout,
+        ).queue_name
+        for model in ("m", "n")
+    ]
+
+    assert names == ["lane.1.m.low.12.long-3", "lane.1.n.low.12.short-3"]
+
+
+def test_the_lanes_of_older_learnt_edges_are_still_looked_for():
+    lanes = all_lanes((ModelName("m"),), LaneLayout(num_bands=1, work_version=6))
+
+    versions = {work_version_of(lane.queue_name) for lane in lanes}
+    assert versions == {0, 3, 4, 5, 6}
+    assert len(lanes) == len({lane.queue_name for lane in lanes}) == 5 * 8
+
+
+@pytest.mark.parametrize("name", ["lane.1.m.high.3.long-5", "overflow.1.a-7.high.3.short-5"])
+def test_a_lane_is_bygone_four_versions_later(name: str):
+    assert [is_bygone(name, version) for version in (0, 5, 8, 9)] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lane.1.a-7.high.3.short", "resume.1.m.5", "resume.1.m-2.5", "relegated.m-2", "inbox.i-3"],
+)
+def test_other_queues_are_never_bygone(name: str):
+    assert work_version_of(name) == 0
+    assert not is_bygone(name, 99)
 
 
 def test_lane_of_a_request():
@@ -117,6 +169,13 @@ def test_lane_of_a_request():
 def test_a_lane_survives_its_names(key: LaneKey):
     assert LaneKey.parse(key.queue_name) == key
     assert LaneKey.parse(key.overflow_name) == key
+
+
+@given(key=keys)
+def test_a_lasting_lane_is_the_operators(key: LaneKey):
+    assert work_version_of(key.lasting.queue_name) == 0
+    assert key.lasting.resume_name == key.resume_name
+    assert key.lasting.lasting == key.lasting
 
 
 @given(key=keys)
@@ -148,6 +207,11 @@ def test_awkward_models_have_names_of_six_words(model: str):
         "lane.1.m.middle.3.short",
         "lane.1.m.high.b.short",
         "lane.1.m.high.3.medium",
+        "lane.1.m.high.3.short-",
+        "lane.1.m.high.3.short-0",
+        "lane.1.m.high.3.short-01",
+        "lane.1.m.high.3.short-x",
+        "lane.1.m.high.3.short-1-2",
         "lane.1.m.n.high.3.short",
     ],
 )

@@ -1,0 +1,129 @@
+"""Why a group stands where it stands: what its other places would cost."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shared.contracts.base import Seconds
+from solver.planning.objective import homes, instance_of, late_probability, queue_cost, turns_s
+from solver.planning.problem import NONE, Floats, Ints, PlanningProblem, QueueOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherPlace:
+    """The cheapest place of a group in one queue, itself taken out of its own."""
+
+    instance: int
+    position: int
+    """In the queue without the group, from 0."""
+    extra_cost: float
+    """Of the plan, over what it costs now; negative is a better place."""
+    turn_s: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedGroup:
+    """One group in a plan."""
+
+    group: int
+    instance: int
+    """Or `NONE`: nobody may serve it."""
+    position: int
+    turn_s: Seconds
+    """Mean time until its turn; infinite when it has none."""
+    late_probability: float
+    others: tuple[OtherPlace, ...] = ()
+    """The cheapest in each further queue, the cheapest first."""
+
+
+def explain(
+    problem: PlanningProblem, order: QueueOrder, *, most: int, others: int = 3
+) -> tuple[PlacedGroup, ...]:
+    """
+    All groups of *order*, those likeliest to be late first.
+
+    Args:
+        problem: Whose.
+        order: The plan.
+        most: Of so many groups, from the first, other places are looked for; each takes some
+            hundreds of microseconds for each group that waits.
+        others: Places told of each.
+    """
+    late, turns = late_probability(problem, order), turns_s(problem, order)
+    instance = instance_of(problem, order)
+    ranked = np.lexsort((turns, -late))
+    return tuple(
+        PlacedGroup(
+            group=int(group),
+            instance=int(instance[group]),
+            position=_position(order, int(instance[group]), int(group)),
+            turn_s=float(turns[group]),
+            late_probability=float(late[group]),
+            others=_others(problem, order, int(group), int(instance[group]))[:others]
+            if rank < most
+            else (),
+        )
+        for rank, group in enumerate(ranked)
+    )
+
+
+def _position(order: QueueOrder, instance: int, group: int) -> int:
+    if instance == NONE:
+        return 0
+    return int(np.flatnonzero(order.queue(instance) == group)[0])
+
+
+def _others(
+    problem: PlanningProblem, order: QueueOrder, group: int, instance: int
+) -> tuple[OtherPlace, ...]:
+    if instance == NONE:
+        return ()
+    own = order.queue(instance)
+    gain = queue_cost(problem, instance, own) - queue_cost(problem, instance, own[own != group])
+    price = problem.objective.moved / max(1, problem.num_groups)
+    home = int(homes(problem)[group])
+    paid = price if home not in (NONE, instance) else 0.0
+    found = []
+    for other in range(problem.num_instances):
+        if problem.may_serve(other, group):
+            queue = order.queue(other)
+            rest = queue[queue != group]
+            costs = _insertion_costs(problem, other, rest, group)
+            if other == instance:
+                costs[_position(order, instance, group)] = np.inf
+            position = int(np.argmin(costs))
+            move = price if home not in (NONE, other) else 0.0
+            extra = float(costs[position] - queue_cost(problem, other, rest) - gain + move - paid)
+            if np.isfinite(extra):
+                found.append((extra, other, position, rest))
+    return tuple(
+        OtherPlace(
+            instance=other,
+            position=position,
+            extra_cost=extra,
+            turn_s=_turn_s(problem, order, other, np.insert(rest, position, group), group),
+        )
+        for extra, other, position, rest in sorted(found, key=lambda place: place[:3])
+    )
+
+
+def _insertion_costs(problem: PlanningProblem, instance: int, rest: Ints, group: int) -> Floats:
+    """float64[len(rest) + 1]: of the queue, with the group at each place."""
+    return np.array(
+        [
+            queue_cost(problem, instance, np.insert(rest, place, group))
+            for place in range(len(rest) + 1)
+        ]
+    )
+
+
+def _turn_s(
+    problem: PlanningProblem, order: QueueOrder, instance: int, queue: Ints, group: int
+) -> Seconds:
+    """When the turn of *group* would come if *instance* had *queue*."""
+    queues = [order.queue(index) for index in range(problem.num_instances)]
+    queues = [each[each != group] for each in queues]
+    queues[instance] = queue
+    starts = np.cumsum([0, *(len(each) for each in queues)]).astype(np.int32)
+    changed = QueueOrder(groups=np.concatenate(queues).astype(np.int32), starts=starts)
+    return float(turns_s(problem, changed)[group])

@@ -1,0 +1,108 @@
+"""The plan generator: from the plan in force to a better one, within a budget (QLM §7)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from shared.contracts.base import Seconds
+from solver.planning.objective import homes
+from solver.planning.problem import NONE, PlanCost, PlanningProblem, QueueOrder
+from solver.planning.search.annealing import Annealer
+from solver.planning.search.dispatch import LOOKAHEADS, dispatch
+from solver.planning.search.evaluation import load
+from solver.planning.search.insertion import insert
+from solver.planning.search.state import State, cost_of, empty_state, order_of
+from solver.planning.search.tables import Tables, tables_of
+from solver.planning.search.trials import Search
+
+_MOST_INSERTED = 64
+"""New groups beyond this are dispatched: inserting one looks at every place of every queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratedPlan:
+    """What a search came to."""
+
+    order: QueueOrder
+    cost: PlanCost
+    kept_cost: PlanCost
+    """Of the plan in force with new groups put in."""
+    num_moves: int
+    """Changes that were tried."""
+
+
+def kept_order(problem: PlanningProblem) -> QueueOrder:
+    """
+    The plan in force, with new groups where they cost least.
+
+    Groups whose instance is gone, or may not serve them any more, are new ones.
+    """
+    _, state = _kept(problem)
+    return order_of(state)
+
+
+def generate(
+    problem: PlanningProblem, *, budget_s: Seconds, clock: Callable[[], Seconds], seed: int
+) -> GeneratedPlan:
+    """
+    The best plan that was found within *budget_s*; never worse than keeping the one in force.
+
+    Args:
+        problem: What to plan for.
+        budget_s: By *clock*, from the call on. The first plan is made whatever it takes.
+        clock: CPU or wall time; only differences count.
+        seed: Of the search; equal numbers of moves give equal plans.
+
+    Source: QLM §7, which gives its program to a solver.
+    Differs: annealed on the true objective, from the plan in force; the incumbent is kept outside
+        the search, so that there is a plan at any time and in any overload.
+    """
+    begun_at = clock()
+    tables, state = _kept(problem)
+    kept, kept_cost = order_of(state), cost_of(problem, tables, state)
+    if len(tables.served) == 0 or budget_s <= 0:
+        return GeneratedPlan(order=kept, cost=kept_cost, kept_cost=kept_cost, num_moves=0)
+    annealer = Annealer(tables, state, seed=seed)
+    search = Search(annealer, problem.num_groups, lambda: (clock() - begun_at) / budget_s)
+    if _is_warm(problem):
+        search.from_plan()
+    else:
+        search.anew(kept)
+    order, cost = kept, kept_cost
+    if annealer.best_cost < kept_cost.total:
+        order = annealer.best()
+        cost = cost_of(problem, tables, _loaded(problem, tables, order))
+    return GeneratedPlan(order=order, cost=cost, kept_cost=kept_cost, num_moves=search.num_moves)
+
+
+def _kept(problem: PlanningProblem) -> tuple[Tables, State]:
+    tables = tables_of(problem)
+    state = _loaded(problem, tables, _running(problem))
+    new = tables.served[homes(problem)[tables.served] == NONE]
+    by_deadline = np.argsort(problem.groups.deadline_s[new], kind="stable")
+    if len(new) > _MOST_INSERTED:
+        dispatch(tables, state, new, *LOOKAHEADS[0])
+    else:
+        insert(tables, state, new[by_deadline])
+    return tables, state
+
+
+def _running(problem: PlanningProblem) -> QueueOrder:
+    """What is left of the plan in force."""
+    home = homes(problem)
+    placed = np.flatnonzero(home != NONE)
+    ranked = placed[np.lexsort((problem.running.position[placed], home[placed]))]
+    lengths = np.bincount(home[ranked], minlength=problem.num_instances)
+    starts = np.concatenate(([0], np.cumsum(lengths)))
+    return QueueOrder(groups=ranked.astype(np.int32), starts=starts.astype(np.int32))
+
+
+def _loaded(problem: PlanningProblem, tables: Tables, order: QueueOrder) -> State:
+    state = empty_state(problem)
+    load(tables, state, order.groups.astype(np.int64), order.starts.astype(np.int64))
+    return state
+
+
+def _is_warm(problem: PlanningProblem) -> bool:
+    return bool((homes(problem) != NONE).any())

@@ -1,0 +1,1 @@
+"""Plan generators to measure against: each makes a `QueueOrder` of a `PlanningProblem`."""

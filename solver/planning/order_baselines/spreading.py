@@ -1,0 +1,54 @@
+"""Assignments that look at nothing: by turns, and by chance."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from solver.planning.order_baselines.queues import Queues, order_of
+from solver.planning.problem import PlanningProblem, QueueOrder
+
+
+def round_robin(problem: PlanningProblem) -> QueueOrder:
+    """
+    By turns to the instances that may serve the group, however fast they are.
+
+    Source: QLM §8.3, figure 14.
+    Differs: inside a queue EDF with model batching stands for the authors' generator.
+    """
+    queues: list[list[int]] = [[] for _ in range(problem.num_instances)]
+    able_of = Queues(problem).able
+    turn = 0
+    for group in range(problem.num_groups):
+        able = able_of(group)
+        if len(able):
+            later = able[able >= turn]
+            instance = int(later[0] if len(later) else able[0])
+            queues[instance].append(group)
+            turn = instance + 1
+    return order_of([_batched(problem, queue) for queue in queues])
+
+
+def by_chance(problem: PlanningProblem, random: np.random.Generator) -> QueueOrder:
+    """
+    To any instance that may serve the group, by a throw of *random*.
+
+    Source: QLM §8.3, the random policy.
+    Differs: as with `round_robin`.
+    """
+    queues: list[list[int]] = [[] for _ in range(problem.num_instances)]
+    able_of = Queues(problem).able
+    for group in range(problem.num_groups):
+        able = able_of(group)
+        if len(able):
+            queues[int(random.choice(able))].append(group)
+    return order_of([_batched(problem, queue) for queue in queues])
+
+
+def _batched(problem: PlanningProblem, queue: Iterable[int]) -> list[int]:
+    """Model by model, the one with the earliest deadline first, EDF within each."""
+    groups = problem.groups
+    by_deadline = sorted(queue, key=lambda group: groups.deadline_s[group])
+    first: dict[int, int] = {}
+    for rank, group in enumerate(by_deadline):
+        first.setdefault(int(groups.model[group]), rank)
+    return sorted(by_deadline, key=lambda group: first[int(groups.model[group])])

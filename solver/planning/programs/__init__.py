@@ -1,0 +1,1 @@
+"""Plan generators as mathematical programs: for small problems, bounds, and comparison."""

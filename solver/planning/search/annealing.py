@@ -1,0 +1,138 @@
+"""Simulated annealing over whole plans, a chunk of moves at a time; the best is kept."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from solver.jit import inlined, kernel
+from solver.planning.problem import Floats, QueueOrder
+from solver.planning.search.chance import Chance, chance_of, unit
+from solver.planning.search.evaluation import TOO_MUCH, load, total_cost
+from solver.planning.search.proposals import (
+    exchange,
+    exchange_blocks,
+    exchange_tails,
+    relocate,
+    relocate_block,
+)
+from solver.planning.search.state import State
+from solver.planning.search.tables import Indices, Tables
+
+_RELOCATE = 0.35
+_RELOCATE_BLOCK = _RELOCATE + 0.08
+_EXCHANGE = _RELOCATE_BLOCK + 0.30
+_EXCHANGE_BLOCKS = _EXCHANGE + 0.01
+"""Where the shares of proposals end; the rest exchanges tails."""
+_PER_TEMPERATURE = 64
+"""Moves."""
+_BETTER = 1e-12
+"""By less, one plan is not better than another."""
+
+
+class Best(NamedTuple):
+    """The cheapest plan so far; mutable."""
+
+    queue: Indices
+    length: Indices
+    costs: Floats
+    """[2]: of the plan in the annealer's state, and of the best."""
+
+
+class Cooling(NamedTuple):
+    """How a chunk of moves is tried: how many, and from which temperature to which."""
+
+    num_moves: int
+    hot: float
+    cold: float
+
+
+class Annealer:
+    """
+    Improves the plan in *state*, which has every group that some instance may serve.
+
+    Equal seeds and calls give equal plans. Temperatures are costs: a change for the worse by as
+    much is taken once in e times.
+
+    Source: simulated annealing, Kirkpatrick 1983, with the threshold drawn before the change is
+        evaluated, so that the evaluation can stop at it.
+    """
+
+    def __init__(self, tables: Tables, state: State, *, seed: int) -> None:
+        self._tables, self._state = tables, state
+        self._chance = chance_of(seed)
+        cost = total_cost(tables, state)
+        self._best = Best(
+            queue=state.queue.copy(), length=state.length.copy(), costs=np.array([cost, cost])
+        )
+        state.changed[:] = False
+
+    @property
+    def best_cost(self) -> float:
+        return float(self._best.costs[1])
+
+    def run(self, num_moves: int, *, hot: float, cold: float) -> None:
+        """Try *num_moves* changes while the temperature falls from *hot* to *cold*, above 0."""
+        cooling = Cooling(num_moves, hot, cold)
+        anneal(self._tables, self._state, self._best, self._chance, cooling)
+
+    def restart(self, order: QueueOrder) -> None:
+        """Go on from *order*, a plan for the same groups; the cheapest plan so far is kept."""
+        groups, starts = order.groups.astype(np.int64), order.starts.astype(np.int64)
+        load(self._tables, self._state, groups, starts)
+        self._best.costs[0] = total_cost(self._tables, self._state)
+
+    def best(self) -> QueueOrder:
+        """The cheapest plan so far."""
+        queues = [
+            queue[1:length]
+            for queue, length in zip(self._best.queue, self._best.length, strict=True)
+        ]
+        return QueueOrder(
+            groups=np.concatenate(queues).astype(np.int32),
+            starts=np.concatenate(([0], np.cumsum(self._best.length - 1))).astype(np.int32),
+        )
+
+
+@kernel
+def anneal(tables: Tables, state: State, best: Best, chance: Chance, cooling: Cooling) -> None:
+    """Try changes; write the best plan and both costs to *best*."""
+    cost, best_cost = best.costs
+    fall = math.log(cooling.cold / cooling.hot) / max(1, cooling.num_moves)
+    temperature = cooling.hot
+    for move in range(cooling.num_moves):
+        if move % _PER_TEMPERATURE == 0:
+            temperature = cooling.hot * math.exp(fall * move)
+        change = _try_change(tables, state, chance, -temperature * math.log(1 - unit(chance)))
+        if change < TOO_MUCH:
+            cost += change
+            if cost < best_cost - _BETTER:
+                best_cost = cost
+                _keep(state, best)
+    best.costs[0], best.costs[1] = cost, best_cost
+
+
+@inlined
+def _try_change(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
+    kind = unit(chance)
+    if kind < _RELOCATE:
+        return relocate(tables, state, chance, allowance)
+    if kind < _RELOCATE_BLOCK:
+        return relocate_block(tables, state, chance, allowance)
+    if kind < _EXCHANGE:
+        return exchange(tables, state, chance, allowance)
+    if kind < _EXCHANGE_BLOCKS:
+        return exchange_blocks(tables, state, chance, allowance)
+    return exchange_tails(tables, state, chance, allowance)
+
+
+@inlined
+def _keep(state: State, best: Best) -> None:
+    """Copy the queues that have changed since the last time."""
+    for instance in range(len(state.length)):
+        if state.changed[instance]:
+            length = state.length[instance]
+            best.length[instance] = length
+            for place in range(1, length):
+                best.queue[instance, place] = state.queue[instance, place]
+            state.changed[instance] = False

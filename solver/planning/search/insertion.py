@@ -1,0 +1,90 @@
+"""Groups into a plan one after another: each where it costs least, or where it is done first."""
+
+import numpy as np
+
+from solver.jit import inlined, kernel
+from solver.planning.problem import NONE
+from solver.planning.search.evaluation import (
+    TOO_MUCH,
+    Draft,
+    commit,
+    draft_cost,
+    last_of,
+    queue_cost,
+    refresh,
+    setup_of,
+)
+from solver.planning.search.state import TIME, State
+from solver.planning.search.tables import WORK, Indices, Tables
+
+
+@kernel
+def insert(tables: Tables, state: State, groups: Indices) -> None:
+    """Put each group, in this order, at the place where the plan so far gets dearer by least."""
+    for group in groups:
+        least = TOO_MUCH
+        best_instance, best_place = NONE, 0
+        for instance in range(len(state.length)):
+            if np.isfinite(tables.activate_s[instance, tables.model[group]]):
+                added, place = _best_place(tables, state, group, instance, least)
+                if added < least:
+                    least, best_instance, best_place = added, instance, place
+        if best_instance != NONE:
+            _put(tables, state, group, best_instance, best_place)
+
+
+@kernel
+def append(tables: Tables, state: State, groups: Indices) -> None:
+    """Put each group, in this order, at the end of the queue where it is done first."""
+    for group in groups:
+        first_s = np.inf
+        best = NONE
+        for instance in range(len(state.length)):
+            last = last_of(state, instance)
+            setup_s = setup_of(tables, instance, last, group)
+            work_s = tables.rows[tables.device[instance], group, WORK]
+            end_s = state.after[last, TIME] + setup_s + work_s
+            if end_s < first_s:
+                first_s, best = end_s, instance
+        if best != NONE:
+            put_last(tables, state, group, best)
+
+
+@inlined
+def put_last(tables: Tables, state: State, group: int, instance: int) -> None:
+    """Put a group at the end of a queue."""
+    place = state.length[instance]
+    state.queue[instance, place] = group
+    state.length[instance] = place + 1
+    refresh(tables, state, instance, place)
+
+
+@inlined
+def _best_place(
+    tables: Tables, state: State, group: int, instance: int, limit: float
+) -> tuple[float, int]:
+    """What the group adds to the queue's cost, where that is least; `TOO_MUCH` from *limit* on."""
+    length, groups = state.length[instance], state.draft[0]
+    for place in range(length):
+        groups[place] = state.queue[instance, place]
+    least, best = TOO_MUCH, 0
+    now = queue_cost(state, instance)
+    if tables.home[group] != NONE and tables.home[group] != instance:
+        now -= tables.move_cost
+    for place in range(1, length + 1):
+        # What the group overwrites is before its place, and no longer looked at.
+        groups[place - 1] = group
+        draft = Draft(instance, place, groups[place - 1 : length], 1)
+        added = draft_cost(tables, state, draft, min(least, limit) + now) - now
+        if added < min(least, limit):
+            least, best = added, place
+    return least, best
+
+
+@inlined
+def _put(tables: Tables, state: State, group: int, instance: int, place: int) -> None:
+    length, groups = state.length[instance], state.draft[0]
+    groups[0] = group
+    for at in range(place, length):
+        groups[at - place + 1] = state.queue[instance, at]
+    commit(tables, state, Draft(instance, place, groups[: length - place + 1], 1))

@@ -1,0 +1,39 @@
+"""The normal distribution, fast enough to be asked a million times a second."""
+
+import math
+
+import numpy as np
+
+from solver.jit import inlined
+from solver.planning.problem import Floats
+
+LIMIT = 7.0
+"""Standard deviations beyond which a probability counts as 0 or 1; 1.3e-12 is lost."""
+PER_SD = 128
+"""Grid points; cubic interpolation between them errs by less than 1e-11."""
+
+
+def normal_table() -> Floats:
+    """float64[n, 2]: probability below each grid point, and its change over one grid step."""
+    points = np.arange(-LIMIT * PER_SD, LIMIT * PER_SD + 2) / PER_SD
+    below = np.array([0.5 * math.erfc(-z / math.sqrt(2)) for z in points])
+    slope = np.exp(-(points**2) / 2) / math.sqrt(2 * math.pi) / PER_SD
+    return np.stack([below, slope], axis=1)
+
+
+@inlined
+def probability_below(table: Floats, z: float) -> float:
+    """Of a standard normal variable, below *z*."""
+    if z >= LIMIT:
+        return 1.0
+    if z <= -LIMIT:
+        return 0.0
+    offset = (z + LIMIT) * PER_SD
+    at = int(offset)
+    s = offset - at
+    low, low_slope = table[at, 0], table[at, 1]
+    rise = table[at + 1, 0] - low
+    high_slope = table[at + 1, 1]
+    bend = 3 * rise - 2 * low_slope - high_slope
+    twist = low_slope + high_slope - 2 * rise
+    return float(low + s * (low_slope + s * (bend + s * twist)))

@@ -1,0 +1,181 @@
+"""What the annealer tries: groups, blocks of one model and tails go elsewhere or change places."""
+
+from solver.jit import inlined
+from solver.planning.search.chance import Chance, below, unit
+from solver.planning.search.evaluation import TOO_MUCH
+from solver.planning.search.runs import Run, between, within
+from solver.planning.search.state import State
+from solver.planning.search.tables import LATE, OVER, Tables
+
+LATE_BIAS = 0.3
+"""Share of proposals that begin with the one of three groups that is late at the highest cost."""
+SNAP = 0.8
+"""Share of places that are next to the same model."""
+BY_DUE = 0.9
+"""Share of those that keep the order by deadline."""
+LOST = 0.9
+"""Late share from which a group waits for nothing any more; others go before it."""
+WHOLE = 0.5
+"""Share of block moves that take the whole block; else a stretch of it."""
+ALIKE = 0.9
+"""Share of exchanges between groups of one model."""
+
+
+@inlined
+def relocate(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
+    """One group goes elsewhere. Returns as `within`, like all proposals."""
+    group = _pick(tables, state, chance)
+    place = state.place[group]
+    run = Run(state.instance[group], place, place + 1, place)
+    return _move(tables, state, chance, run, allowance)
+
+
+@inlined
+def relocate_block(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
+    """Neighbours of one model go elsewhere together."""
+    group = _pick(tables, state, chance)
+    instance, start = state.instance[group], state.place[group]
+    end = _block_end(tables, state, instance, start)
+    if unit(chance) < WHOLE:
+        start = _block_start(tables, state, instance, start)
+    else:
+        end = start + 1 + below(chance, end - start)
+    return _move(tables, state, chance, Run(instance, start, end, start), allowance)
+
+
+@inlined
+def exchange(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
+    """Two groups change places; of one model and in two queues, each goes where it is due."""
+    group = _pick(tables, state, chance)
+    alike = unit(chance) < ALIKE
+    other = _fellow(tables, chance, group) if alike else _any(tables, chance)
+    here, there = state.instance[group], state.instance[other]
+    start, other_start = state.place[group], state.place[other]
+    if here == there:
+        first, second = min(start, other_start), max(start, other_start)
+        if first == second:
+            return TOO_MUCH
+        run, other_run = Run(here, first, first + 1, 0), Run(here, second, second + 1, 0)
+        return within(tables, state, run, other_run, allowance)
+    place, other_place = start, other_start
+    if alike:
+        place = _due_place(tables, state, here, start, other)
+        other_place = _due_place(tables, state, there, other_start, group)
+    run = Run(here, start, start + 1, place)
+    other_run = Run(there, other_start, other_start + 1, other_place)
+    return between(tables, state, run, other_run, allowance)
+
+
+@inlined
+def exchange_blocks(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
+    """Two blocks that follow each other change places."""
+    group = _pick(tables, state, chance)
+    instance = state.instance[group]
+    start = _block_start(tables, state, instance, state.place[group])
+    middle = _block_end(tables, state, instance, start)
+    if middle == state.length[instance]:
+        return TOO_MUCH
+    end = _block_end(tables, state, instance, middle)
+    first, second = Run(instance, start, middle, 0), Run(instance, middle, end, 0)
+    return within(tables, state, first, second, allowance)
+
+
+@inlined
+def exchange_tails(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
+    """Two queues exchange how they end."""
+    group = _pick(tables, state, chance)
+    here, place = state.instance[group], state.place[group]
+    there, other_place = _somewhere(tables, state, chance, group)
+    if here == there:
+        return TOO_MUCH
+    tail = Run(here, place, state.length[here], place)
+    other = Run(there, other_place, state.length[there], other_place)
+    return between(tables, state, tail, other, allowance)
+
+
+@inlined
+def _move(tables: Tables, state: State, chance: Chance, run: Run, allowance: float) -> float:
+    """The run goes to where its first group could go."""
+    here = run.instance
+    there, place = _somewhere(tables, state, chance, state.queue[here, run.start])
+    if here != there:
+        return between(tables, state, run, Run(there, place, place, place), allowance)
+    if place < run.start:
+        return within(tables, state, Run(here, place, run.start, 0), run, allowance)
+    if place > run.end:
+        return within(tables, state, run, Run(here, run.end, place, 0), allowance)
+    return TOO_MUCH
+
+
+@inlined
+def _any(tables: Tables, chance: Chance) -> int:
+    return int(tables.served[below(chance, len(tables.served))])
+
+
+@inlined
+def _fellow(tables: Tables, chance: Chance, group: int) -> int:
+    """A group of the same model, perhaps itself."""
+    model = tables.model[group]
+    first, end = tables.first_served[model], tables.first_served[model + 1]
+    return int(tables.served[first + below(chance, end - first)])
+
+
+@inlined
+def _pick(tables: Tables, state: State, chance: Chance) -> int:
+    group = _any(tables, chance)
+    if unit(chance) < LATE_BIAS:
+        for _ in range(2):
+            other = _any(tables, chance)
+            if _late_cost(tables, state, other) > _late_cost(tables, state, group):
+                group = other
+    return group
+
+
+@inlined
+def _late_cost(tables: Tables, state: State, group: int) -> float:
+    return float(state.late[group] * tables.rows[0, group, LATE])
+
+
+@inlined
+def _somewhere(tables: Tables, state: State, chance: Chance, group: int) -> tuple[int, int]:
+    """An instance, and a place in its queue before which *group* could go."""
+    if unit(chance) >= SNAP:
+        instance = below(chance, len(state.length))
+        return instance, 1 + below(chance, state.length[instance])
+    fellow = _fellow(tables, chance, group)
+    instance, place = state.instance[fellow], state.place[fellow]
+    if unit(chance) < BY_DUE:
+        return instance, _due_place(tables, state, instance, place, group)
+    return instance, place + below(chance, 2)
+
+
+@inlined
+def _due_place(tables: Tables, state: State, instance: int, near: int, group: int) -> int:
+    """Where *group* is due in the block around a place: before what is due later, or lost."""
+    device = tables.device[instance]
+    over_s = tables.rows[device, group, OVER]
+    place = _block_start(tables, state, instance, near)
+    end = _block_end(tables, state, instance, near)
+    while place < end:
+        other = state.queue[instance, place]
+        if tables.rows[device, other, OVER] < over_s or state.late[other] > LOST:
+            break
+        place += 1
+    return place
+
+
+@inlined
+def _block_start(tables: Tables, state: State, instance: int, place: int) -> int:
+    model = tables.model[state.queue[instance, place]]
+    while place > 1 and tables.model[state.queue[instance, place - 1]] == model:
+        place -= 1
+    return place
+
+
+@inlined
+def _block_end(tables: Tables, state: State, instance: int, place: int) -> int:
+    model = tables.model[state.queue[instance, place]]
+    length = state.length[instance]
+    while place < length and tables.model[state.queue[instance, place]] == model:
+        place += 1
+    return place

@@ -1,0 +1,98 @@
+"""A plan as kernels change it: queues, and what holds at each place of them."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.planning.objective import late_unserved, scales_of, servable
+from solver.planning.problem import NONE, Floats, PlanCost, PlanningProblem, QueueOrder
+from solver.planning.search.tables import Indices, Tables
+
+TIME, VAR, COMMON, COST, SETUP = 0, 1, 2, 3, 4
+"""After a group: mean time, variance without and of the common error, cost and setups so far."""
+
+
+class State(NamedTuple):
+    """Mutable. Place 0 of a queue is what runs now; groups have the places after it."""
+
+    queue: Indices
+    """[G, I + 1]"""
+    length: Indices
+    """[G], with place 0."""
+    instance: Indices
+    """[I + G], `NONE` for a group that is in no queue."""
+    place: Indices
+    """[I + G]"""
+    after: Floats
+    """[I + G, 5], columns as above: what holds after each group where it is now."""
+    done: Floats
+    """[I + G, M], seconds of work of each model up to and with the group."""
+    late: Floats
+    """[I + G], expected late share of the group."""
+    changed: NDArray[np.bool_]
+    """[G], queues that changed; whoever copies plans resets it."""
+    ahead: Floats
+    """[M], scratch: `done` along a queue that is only thought of."""
+    draft: Indices
+    """[2, I + 1], scratch: how queues could go on."""
+
+
+def empty_state(problem: PlanningProblem) -> State:
+    """No group is in a queue."""
+    num_groups, num_instances = problem.num_groups, problem.num_instances
+    num_rows = num_groups + num_instances
+    running = np.arange(num_groups, num_rows)
+    queue = np.empty((num_instances, num_groups + 1), dtype=np.int64)
+    queue[:, 0] = running
+    instance = np.full(num_rows, NONE, dtype=np.int64)
+    instance[running] = np.arange(num_instances)
+    after = np.zeros((num_rows, 5))
+    after[running, TIME] = problem.instances.available_s
+    after[running, VAR] = problem.instances.available_var
+    return State(
+        queue=queue,
+        length=np.ones(num_instances, dtype=np.int64),
+        instance=instance,
+        place=np.zeros(num_rows, dtype=np.int64),
+        after=after,
+        done=np.zeros((num_rows, problem.num_models)),
+        late=np.zeros(num_rows),
+        changed=np.zeros(num_instances, dtype=np.bool_),
+        ahead=np.empty(problem.num_models),
+        draft=np.empty((2, num_groups + 1), dtype=np.int64),
+    )
+
+
+def order_of(state: State) -> QueueOrder:
+    """The plan in *state*."""
+    queues = [queue[1:length] for queue, length in zip(state.queue, state.length, strict=True)]
+    return QueueOrder(
+        groups=np.concatenate(queues).astype(np.int32),
+        starts=np.concatenate(([0], np.cumsum(state.length - 1))).astype(np.int32),
+    )
+
+
+def cost_of(problem: PlanningProblem, tables: Tables, state: State) -> PlanCost:
+    """What `plan_cost` makes of the plan in *state*, from what kernels know of it."""
+    groups, objective, scales = problem.groups, problem.objective, scales_of(problem)
+    share = groups.weight / scales.weight
+    planned = tables.served
+    late = late_unserved(problem)
+    late[planned] = state.late[planned]
+    end_s = state.after[planned, TIME]
+    tail_s = groups.tail_s[tables.device[state.instance[planned]], planned]
+    over_s = end_s + tail_s - groups.deadline_s[planned] - groups.spread_s[planned]
+    tardy = np.minimum(np.maximum(0.0, over_s) / groups.slo_s[planned], objective.max_tardiness)
+    waits = np.where(np.isinf(groups.deadline_s[planned]), end_s / scales.queue_s, 0.0)
+    last = state.queue[np.arange(problem.num_instances), state.length - 1]
+    home = tables.home[planned]
+    moved = np.count_nonzero((home != NONE) & (state.instance[planned] != home))
+    return PlanCost(
+        late_share=float(share @ late),
+        tardiness=objective.tardiness * float(share[planned] @ tardy),
+        drain=tables.setup_cost * float(state.after[last, SETUP].sum()),
+        moved=tables.move_cost * moved,
+        unserved=float(share[~servable(problem)].sum()),
+        waiting=objective.waiting * float(share[planned] @ waits),
+    )

@@ -1,0 +1,109 @@
+"""A planning problem as kernels read it: constants per device and group, side by side."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.planning.objective import homes, scales_of, servable
+from solver.planning.problem import Floats, PlanningProblem
+from solver.planning.search.normal import normal_table
+
+Indices = NDArray[np.int64]
+"""In kernels: of one width, so that each is compiled once."""
+
+WORK, WORK_VAR, DRAIN = 0, 1, 2
+LATE = 3
+"""Cost when every request is late."""
+OVER, TARDY, MOST_TARDY = 4, 5, 6
+"""What the last request is over its deadline by, if the group ends at 0; cost per second of that,
+and most of it."""
+WAITING = 7
+"""Cost per second until the end."""
+LEAST_OVER, MOST_OVER, MOST_VAR = 8, 9, 10
+"""Of the milestones."""
+MILESTONES = 11
+"""From here, for each of them: what its request is over its deadline by, if the group starts at 0;
+the variance of that without the common error; seconds of work until then."""
+PER_MILESTONE = 3
+
+
+class Tables(NamedTuple):
+    """
+    Read-only. What runs now is a group, too: that of instance g has index I + g and no work.
+    """
+
+    rows: Floats
+    """[D, I + G, R], columns as above; costs are normalised."""
+    model: Indices
+    """[I + G], or `NONE`"""
+    home: Indices
+    """[I], see `homes`."""
+    device: Indices
+    """[G]"""
+    activate_s: Floats
+    """[G, M]"""
+    error_var: Floats
+    """[D, M], squared relative error of the throughput."""
+    setup_cost: float
+    """Per second."""
+    move_cost: float
+    """Per group."""
+    served: Indices
+    """Groups that some instance may serve, by model."""
+    first_served: Indices
+    """[M + 1], where each model's begin."""
+    normal: Floats
+
+
+def tables_of(problem: PlanningProblem) -> Tables:
+    """The problem's constants, in a few milliseconds."""
+    instances, objective = problem.instances, problem.objective
+    model = problem.groups.model
+    served = np.flatnonzero(servable(problem))
+    served = served[np.argsort(model[served], kind="stable")]
+    return Tables(
+        rows=_rows(problem),
+        model=np.concatenate((model, instances.active)).astype(np.int64),
+        home=homes(problem).astype(np.int64),
+        device=instances.device.astype(np.int64),
+        activate_s=np.ascontiguousarray(instances.activate_s, dtype=np.float64),
+        error_var=np.ascontiguousarray(instances.rate_error**2, dtype=np.float64),
+        setup_cost=objective.drain / (problem.num_instances * scales_of(problem).work_s),
+        move_cost=objective.moved / max(1, problem.num_groups),
+        served=served.astype(np.int64),
+        first_served=np.searchsorted(model[served], np.arange(problem.num_models + 1)).astype(
+            np.int32
+        ),
+        normal=normal_table(),
+    )
+
+
+def _rows(problem: PlanningProblem) -> Floats:
+    groups, objective = problem.groups, problem.objective
+    scales = scales_of(problem)
+    share = groups.weight / scales.weight
+    progress = np.array(objective.milestones)
+    num_devices, num_groups = groups.work_s.shape
+    num_rows = num_groups + problem.num_instances
+    rows = np.zeros((num_devices, num_rows, MILESTONES + PER_MILESTONE * len(progress)))
+    rows[:, num_groups:, DRAIN] = problem.instances.drain_s
+    known = rows[:, :num_groups]
+    known[..., WORK], known[..., WORK_VAR] = groups.work_s, groups.work_var
+    known[..., DRAIN] = groups.drain_s
+    known[..., LATE] = share
+    known[..., OVER] = groups.tail_s - groups.deadline_s - groups.spread_s
+    known[..., TARDY] = objective.tardiness * share / groups.slo_s
+    known[..., MOST_TARDY] = objective.tardiness * objective.max_tardiness * share
+    known[..., WAITING] = np.where(
+        np.isinf(groups.deadline_s), objective.waiting * share / scales.queue_s, 0.0
+    )
+    done_s = groups.work_s[..., np.newaxis] * progress
+    limit_s = groups.deadline_s[:, np.newaxis] + groups.spread_s[:, np.newaxis] * progress
+    over_s = done_s + groups.tail_s[..., np.newaxis] - limit_s
+    var = groups.work_var[..., np.newaxis] * progress + groups.tail_var[..., np.newaxis]
+    known[..., LEAST_OVER], known[..., MOST_OVER] = over_s.min(axis=2), over_s.max(axis=2)
+    known[..., MOST_VAR] = var.max(axis=2)
+    for column, values in enumerate((over_s, var, done_s)):
+        known[..., MILESTONES + column :: PER_MILESTONE] = values
+    return rows

@@ -1,0 +1,172 @@
+"""When a plan is made anew, and when it is kept."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from shared.contracts.base import InstanceId, ModelName
+from solver.planning.building import ClusterSnapshot, InstanceView, ServiceRates
+from solver.planning.grouping import GroupId, RequestGroup
+from solver.planning.review import Cause, Review, ReviewOptions, review
+from tests.unit.solver.planning.groups import a_group
+
+A, B = ModelName("a"), ModelName("b")
+NOW = 100.0
+OPTIONS = ReviewOptions(tier_weight={"high": 4.0, "low": 1.0}, budget_s=0.01)
+
+
+def ticking() -> Callable[[], float]:
+    """A clock that goes a millisecond each time somebody looks."""
+    ticks = count()
+    return lambda: 0.001 * next(ticks)
+
+
+def instance(name: str, **fields: object) -> InstanceView:
+    known = {"device": "d", "active": A, "activate_s": {A: 1.0, B: 1.0}}
+    return InstanceView(instance_id=InstanceId(name), **(known | fields))
+
+
+def snapshot_of(*groups: RequestGroup, **fields: object) -> ClusterSnapshot:
+    known = {
+        "now": NOW,
+        "groups": groups,
+        "instances": (instance("i"), instance("j")),
+        "rates": {("d", model): ServiceRates(token_rate_per_s=1000.0) for model in (A, B)},
+    }
+    return ClusterSnapshot(**(known | fields))
+
+
+def reviewed(snapshot: ClusterSnapshot, last: Review | None = None) -> Review:
+    basis = None if last is None else last.basis
+    return review(snapshot, basis, options=OPTIONS, clock=ticking(), seed=1)
+
+
+def following(snapshot: ClusterSnapshot, last: Review, **changes: object) -> ClusterSnapshot:
+    """*snapshot* with the plan of *last* in force, and changed."""
+    return replace(snapshot, running=last.places(snapshot), **changes)
+
+
+@pytest.fixture
+def world() -> ClusterSnapshot:
+    return snapshot_of(a_group(A, 0), a_group(B, 0), a_group(A, 1))
+
+
+def test_the_first_plan_is_made_because_there_is_none(world: ClusterSnapshot):
+    first = reviewed(world)
+
+    assert first.cause is Cause.FIRST
+    assert sorted(first.order.groups.tolist()) == [0, 1, 2]
+
+
+def test_without_a_reason_the_plan_stays(world: ClusterSnapshot):
+    first = reviewed(world)
+    second = reviewed(following(world, first), first)
+
+    assert second.cause is None
+    assert second.places(world) == first.places(world)
+    assert second.basis == first.basis
+
+
+def test_served_groups_leave_and_are_no_reason(world: ClusterSnapshot):
+    first = reviewed(world)
+    rest = following(world, first, groups=world.groups[1:])
+
+    assert reviewed(rest, first).cause is None
+
+
+@pytest.mark.parametrize(
+    "instances",
+    [
+        (instance("i"),),
+        (instance("i"), instance("j"), instance("k")),
+        (instance("i"), instance("j", activate_s={A: 1.0})),
+    ],
+    ids=["one went", "one came", "one has other models"],
+)
+def test_other_instances_are_a_reason(world: ClusterSnapshot, instances: tuple[InstanceView, ...]):
+    first = reviewed(world)
+
+    assert reviewed(following(world, first, instances=instances), first).cause is Cause.INSTANCES
+
+
+def test_a_swap_that_was_planned_is_no_reason(world: ClusterSnapshot):
+    first = reviewed(world)
+    swapped = (instance("i", active=B), instance("j"))
+
+    assert reviewed(following(world, first, instances=swapped), first).cause is None
+
+
+def test_groups_without_a_place_are_a_reason(world: ClusterSnapshot):
+    first = reviewed(world)
+    more = following(world, first, groups=(*world.groups, a_group(B, 7)))
+    second = reviewed(more, first)
+
+    assert second.cause is Cause.ARRIVALS
+    assert 3 in second.order.groups.tolist()
+
+
+def test_what_would_be_late_now_is_a_reason(world: ClusterSnapshot):
+    """Both instances have pulled more than they can do in time."""
+    first = reviewed(world)
+    busy = tuple(
+        replace(each, backlog_s=each.backlog_s._replace(mean=500.0)) for each in world.instances
+    )
+    second = reviewed(following(world, first, instances=busy), first)
+
+    assert second.cause is Cause.VIOLATIONS
+    assert set(second.alarms) == {group.group_id for group in world.groups}
+
+
+def test_another_pace_is_a_reason(world: ClusterSnapshot):
+    first = reviewed(world)
+    faster = {key: ServiceRates(token_rate_per_s=1300.0) for key in world.rates}
+    little = {key: ServiceRates(token_rate_per_s=1100.0) for key in world.rates}
+
+    assert reviewed(following(world, first, rates=faster), first).cause is Cause.DRIFT
+    assert reviewed(following(world, first, rates=little), first).cause is None
+
+
+def test_a_group_that_has_become_unlikely_to_be_in_time_is_a_reason_once():
+    """A little late work is no violation, but its group is an alarm that was none before."""
+    little = a_group(A, 5, num_requests=1)
+    world = snapshot_of(little, *(a_group(A, number, num_requests=120) for number in range(5)))
+    first = reviewed(world)
+    assert first.alarms == ()
+    due = replace(little, oldest_deadline_at=NOW - 1.0, youngest_deadline_at=NOW - 1.0)
+    second = reviewed(following(world, first, groups=(due, *world.groups[1:])), first)
+
+    assert (second.cause, second.alarms) == (Cause.ALARMS, (due.group_id,))
+    third = reviewed(following(world, second, groups=(due, *world.groups[1:])), second)
+    assert (third.cause, third.alarms) == (None, (due.group_id,))
+
+
+def test_an_alarm_that_somebody_raised_is_a_reason(world: ClusterSnapshot):
+    first = reviewed(world)
+
+    assert reviewed(following(world, first, alarms_raised=1), first).cause is Cause.ALARMS
+
+
+def test_forecasts_tell_of_every_lane_in_which_something_waits(world: ClusterSnapshot):
+    first = reviewed(world)
+
+    assert {each.lane for each in first.forecasts} == {
+        group.key.queue_name for group in world.groups
+    }
+    assert all(each.wait_s is not None for each in first.forecasts)
+
+
+def test_a_lane_that_nobody_serves_has_no_turn():
+    first = reviewed(snapshot_of(a_group(ModelName("unknown"), 0)))
+    (forecast,) = first.forecasts
+
+    assert (forecast.wait_s, forecast.late_probability) == (None, 1.0)
+    assert first.alarms == (GroupId(forecast.lane, 0),)
+
+
+def test_without_work_there_is_an_empty_plan():
+    first = reviewed(snapshot_of())
+
+    assert len(first.order.groups) == 0
+    assert reviewed(snapshot_of(), first).cause is None
