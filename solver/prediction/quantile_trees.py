@@ -1,0 +1,159 @@
+"""Quantiles and mean of prefill times, from trees that a router evaluates for each request."""
+
+from dataclasses import dataclass
+from typing import Any, Self, get_args
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.contracts.errors import ContractError, SchemaMismatchError
+from solver.prediction.prefill_features import FEATURES, SCHEMA_VERSION
+from solver.prediction.tree_walk import (
+    NUM_SCALE_TERMS,
+    Floats,
+    Forest,
+    prefill_times,
+    walk,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Prefill times of one request at several candidates."""
+
+    quantiles_s: NDArray[np.float64]
+    """float64[num_candidates, num_levels]; no row ever falls."""
+    mean_s: NDArray[np.float64]
+    """float64[num_candidates]."""
+
+    def of(self, candidate: int) -> Self:
+        """That candidate's part: a prediction with one row."""
+        rows = slice(candidate, candidate + 1)
+        return type(self)(self.quantiles_s[rows], self.mean_s[rows])
+
+
+class QuantileTrees(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """
+    Fitted trees, flat: what `quantile_fit` makes, a message carries and a router evaluates.
+
+    Outputs are the levels' quantiles in order, then the mean. Trees give multiples of a scale,
+    seconds that a linear model makes of prompt, cached prefix and load: trees alone would say
+    the same for a prompt of any length beyond those that they saw.
+
+    Source: QUARTZ §3.2 and §4.2, "a compact decision tree evaluator on the router critical path".
+    Differs: trees of multiples of a scale instead of seconds, see above.
+    """
+
+    schema_version: int
+    features: tuple[str, ...]
+    levels: tuple[float, ...]
+    """Rising, 0..1."""
+    scale: Floats
+    """float64[NUM_SCALE_TERMS], s per term of `tree_walk.scale_terms`."""
+    baselines: Floats
+    """float64[num_outputs], to which an output's trees add."""
+    forest: Forest
+    """Of all outputs."""
+
+    def predict(self, features: NDArray[np.float64]) -> Prediction:
+        """
+        Of each row of *features*, as `feature_matrix` makes it: float64[num_rows, num_features].
+
+        The same for a row whatever the others are; never negative.
+        """
+        sums = walk(features, self.forest)
+        times_s = np.empty_like(sums)
+        prefill_times(features, self.scale, self.baselines, sums, times_s)
+        return Prediction(times_s[:, :-1], times_s[:, -1])
+
+    def column_of(self, level: float) -> int:
+        """
+        Where predictions have the quantile of *level*.
+
+        Raises:
+            ValueError: It was not fitted; names those that were.
+        """
+        if level not in self.levels:
+            raise ValueError(f"no trees for level {level}; there are {self.levels}")
+        return self.levels.index(level)
+
+
+class _Header(msgspec.Struct):
+    schema_version: int
+    features: tuple[str, ...]
+
+
+def encode(trees: QuantileTrees) -> bytes:
+    """JSON bytes; the same for equal trees."""
+    return msgspec.json.encode(trees, enc_hook=_listed)
+
+
+def decode(body: bytes) -> QuantileTrees:
+    """
+    The trees in *body*.
+
+    Raises:
+        SchemaMismatchError: They are of other features; says which field differs, and how.
+        ContractError: The body is not JSON, or not of trees that can be evaluated.
+    """
+    try:
+        header = msgspec.json.decode(body, type=_Header)
+        _refuse_other("schema_version", expected=SCHEMA_VERSION, found=header.schema_version)
+        _refuse_other("features", expected=FEATURES, found=header.features)
+        trees = msgspec.json.decode(body, type=QuantileTrees, dec_hook=_array)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ContractError(f"no quantile trees: {error}") from error
+    _check(trees)
+    return trees
+
+
+def _refuse_other(field: str, *, expected: object, found: object) -> None:
+    if expected != found:
+        raise SchemaMismatchError(field, expected=expected, found=found)
+
+
+def _listed(array: Any) -> Any:
+    return array.tolist()
+
+
+def _array(array_type: Any, values: Any) -> Any:
+    """A fresh array: kernels are compiled for writable, contiguous ones."""
+    element = get_args(get_args(array_type)[1])[0]
+    if not isinstance(values, list):
+        raise TypeError("expected a list of numbers")
+    try:
+        array = np.array(values, dtype=element)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"expected a list of numbers: {error}") from error
+    if array.ndim != 1 or not np.all(np.isfinite(array)):
+        raise ValueError("expected a list of finite numbers")
+    return array
+
+
+def _check(trees: QuantileTrees) -> None:
+    """Kernels look at nothing twice: an index outside would be fatal there."""
+    outputs = len(trees.levels) + 1
+    # Signed, so that differences are what they look like.
+    starts, roots, depths, split, child = (
+        indices.astype(np.int64) for indices in trees.forest[:-1]
+    )
+    nodes, own = len(child), np.arange(len(child))
+    last = np.where(child == own, own, child + 1)
+    sound = {
+        "levels": np.all(np.diff([0.0, *trees.levels, 1.0]) > 0),
+        "scale": len(trees.scale) == NUM_SCALE_TERMS and np.all(trees.scale >= 0),
+        "baselines": len(trees.baselines) == outputs,
+        "starts": len(starts) == outputs + 1
+        and starts[0] == 0
+        and starts[-1] == len(roots)
+        and np.all(np.diff(starts) >= 0),
+        "roots": np.all(roots < nodes),
+        "depths": len(depths) == len(roots) and np.all(depths <= nodes),
+        "split": len(split) == nodes and np.all(split < len(FEATURES)),
+        "child": np.all(child >= own) and np.all(last < nodes),
+        "value": len(trees.forest.value) == nodes,
+    }
+    for field, holds in sound.items():
+        if not holds:
+            raise ContractError(f"no quantile trees: {field} does not fit the other fields")
