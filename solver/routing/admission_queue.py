@@ -1,0 +1,84 @@
+"""Requests that wait in the router for one instance (QUARTZ §4.3)."""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared.contracts.base import InstanceId, RequestId
+from solver.routing.request import Candidate, PrefillEstimate, RoutedRequest
+
+_SLACK = 64
+"""Stale items that are not worth a rebuild."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A request at the instance that was chosen for it."""
+
+    request: RoutedRequest
+    candidate: Candidate
+    """The instance, as it was seen when it was chosen."""
+    estimate: PrefillEstimate
+    key: float
+    """By which it is ordered as long as predictions are trusted."""
+
+    @property
+    def instance_id(self) -> InstanceId:
+        return self.candidate.instance_id
+
+
+_Item = tuple[float, float, int, RequestId]
+
+
+class AdmissionQueue:
+    """
+    A binary heap by key, then arrival, then order of entry.
+
+    Aging is part of the key, so nothing moves while it waits. Removal is lazy.
+
+    Args:
+        ordering: The place of an assignment, smaller first.
+    """
+
+    def __init__(self, ordering: Callable[[Assignment], float]) -> None:
+        self._ordering = ordering
+        self._heap: list[_Item] = []
+        self._waiting: dict[RequestId, tuple[int, Assignment]] = {}
+        self._num_pushed = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def push(self, assignment: Assignment) -> None:
+        """*assignment* waits; its request does not wait here already."""
+        self._num_pushed += 1
+        request = assignment.request
+        self._waiting[request.request_id] = (self._num_pushed, assignment)
+        heapq.heappush(self._heap, self._item(self._num_pushed, assignment))
+
+    def pop(self) -> Assignment | None:
+        """The first, which waits no longer; None when nothing waits."""
+        while self._heap:
+            _, _, number, request_id = heapq.heappop(self._heap)
+            found = self._waiting.get(request_id)
+            if found is not None and found[0] == number:
+                del self._waiting[request_id]
+                return found[1]
+        return None
+
+    def discard(self, request_id: RequestId) -> bool:
+        """The request waits no longer; whether it did."""
+        found = self._waiting.pop(request_id, None)
+        if len(self._heap) > 2 * len(self._waiting) + _SLACK:
+            self.reorder(self._ordering)
+        return found is not None
+
+    def reorder(self, ordering: Callable[[Assignment], float]) -> None:
+        """Another order from now on, also for those that wait."""
+        self._ordering = ordering
+        self._heap = [self._item(*each) for each in self._waiting.values()]
+        heapq.heapify(self._heap)
+
+    def _item(self, number: int, assignment: Assignment) -> _Item:
+        request = assignment.request
+        return (self._ordering(assignment), request.arrived_at, number, request.request_id)

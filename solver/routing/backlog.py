@@ -1,0 +1,215 @@
+"""Expected work before an instance, in seconds (QUARTZ §3.3, §4.4)."""
+
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from shared.contracts.base import InstanceId, RequestId, Seconds, UnixTime
+from solver.routing.service_pace import ServicePace
+from solver.routing.soft_state import InstanceLoad, SoftState, WorkTotals, merged
+
+LOST_AFTER_S = 5.0
+"""A first token whose engine has had nothing left to prefill for so long was lost on its way."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Outstanding:
+    """A request without a first token."""
+
+    instance_id: InstanceId
+    mean_s: Seconds
+    dispatched_at: UnixTime | None = None
+
+
+@dataclass(slots=True)
+class _Work:
+    """Totals of one router on one instance, or of several routers added up."""
+
+    version: int = 0
+    assigned_s: Seconds = 0.0
+    dispatched_s: Seconds = 0.0
+    finished_s: Seconds = 0.0
+    num_assigned: int = 0
+    num_finished: int = 0
+
+    def add(self, totals: WorkTotals) -> None:
+        """Those of one more router."""
+        self.assigned_s += totals.assigned_s
+        self.dispatched_s += totals.dispatched_s
+        self.finished_s += totals.finished_s
+        self.num_assigned += totals.num_assigned
+        self.num_finished += totals.num_finished
+
+    def told(self) -> WorkTotals:
+        """For others."""
+        return WorkTotals(
+            version=self.version,
+            assigned_s=self.assigned_s,
+            dispatched_s=self.dispatched_s,
+            finished_s=self.finished_s,
+            num_assigned=self.num_assigned,
+            num_finished=self.num_finished,
+        )
+
+
+@dataclass(slots=True)
+class _Instance:
+    """What is known of one instance."""
+
+    own: _Work = field(default_factory=_Work)
+    others: _Work = field(default_factory=_Work)
+    pace: ServicePace = field(default_factory=ServicePace)
+    load: InstanceLoad = field(default_factory=InstanceLoad)
+
+    @property
+    def num_outstanding(self) -> int:
+        own, others = self.own, self.others
+        return own.num_assigned - own.num_finished + others.num_assigned - others.num_finished
+
+    @property
+    def in_engine_s(self) -> Seconds:
+        own, others = self.own, self.others
+        expected_s = own.dispatched_s - own.finished_s + others.dispatched_s - others.finished_s
+        return max(0.0, expected_s)
+
+    @property
+    def queued_s(self) -> Seconds:
+        own, others = self.own, self.others
+        expected_s = own.assigned_s - own.dispatched_s + others.assigned_s - others.dispatched_s
+        return max(0.0, expected_s)
+
+    def engine_wait_s(self, now: UnixTime) -> Seconds:
+        """As of `Backlog`."""
+        count = self.num_outstanding
+        return self.pace.wait_s(self.in_engine_s, count, now) if count > 0 else 0.0
+
+
+class Backlog:
+    """
+    Work-based backlog of each instance, by one router, with what others told it.
+
+    Expected work is added when a request is assigned and taken off at its first token. In between
+    it decays at the pace of the instance's latest service. An instance's reports correct what its
+    engine is thought to hold.
+
+    Args:
+        router: Name of the router, never used by another one.
+
+    Source: QUARTZ §4.4, B(w) and W(w); only means are added up.
+    """
+
+    def __init__(self, router: str) -> None:
+        self._router = router
+        self._others = SoftState()
+        self._outstanding: dict[RequestId, _Outstanding] = {}
+        self._instances: dict[InstanceId, _Instance] = {}
+
+    def assign(
+        self,
+        request_id: RequestId,
+        instance_id: InstanceId,
+        *,
+        mean_s: Seconds,
+        tokens: int,
+        now: UnixTime,
+    ) -> None:
+        """A request is to be served by *instance_id*: *mean_s* of work, *tokens* to compute."""
+        instance = self._instance(instance_id)
+        if instance.num_outstanding <= 0:
+            instance.pace.begin(now)
+        instance.pace.add(mean_s, tokens)
+        self._outstanding[request_id] = _Outstanding(instance_id=instance_id, mean_s=mean_s)
+        instance.own.version += 1
+        instance.own.assigned_s += mean_s
+        instance.own.num_assigned += 1
+
+    def dispatch(self, request_id: RequestId, now: UnixTime) -> None:
+        """The request has been sent to its instance; unknown ones are ignored."""
+        request = self._outstanding.get(request_id)
+        if request is None or request.dispatched_at is not None:
+            return
+        request.dispatched_at = now
+        own = self._instance(request.instance_id).own
+        own.version += 1
+        own.dispatched_s += request.mean_s
+
+    def finish(self, request_id: RequestId, now: UnixTime) -> None:
+        """The request has its first token, or was given up; unknown ones are ignored."""
+        self.dispatch(request_id, now)
+        request = self._outstanding.pop(request_id, None)
+        if request is None:
+            return
+        instance = self._instance(request.instance_id)
+        instance.pace.serve(request.mean_s, now)
+        instance.own.version += 1
+        instance.own.finished_s += request.mean_s
+        instance.own.num_finished += 1
+
+    def observe(self, instance_id: InstanceId, load: InstanceLoad, now: UnixTime) -> None:
+        """A report of the instance; older ones than the latest are ignored."""
+        instance = self._instance(instance_id)
+        if load.seq <= instance.load.seq:
+            return
+        instance.load = load
+        if load.prefill_backlog_tokens == 0:
+            self._forget_lost(instance_id, before=load.at - LOST_AFTER_S, now=now)
+        instance.pace.correct(instance.in_engine_s, load.prefill_backlog_tokens, now)
+
+    def adopt(self, state: SoftState, now: UnixTime) -> None:
+        """What another router knows; what it tells of this one changes nothing."""
+        others = {router: work for router, work in state.work.items() if router != self._router}
+        self._others = merged(self._others, SoftState(work=others))
+        for instance_id in {each for work in others.values() for each in work}:
+            self._add_others(instance_id, now)
+        for instance_id, load in state.loads.items():
+            self.observe(instance_id, load, now)
+
+    def snapshot(self) -> SoftState:
+        """Everything that is known, for others to adopt."""
+        own = {
+            instance_id: each.own.told()
+            for instance_id, each in self._instances.items()
+            if each.own.version
+        }
+        loads = {i: each.load for i, each in self._instances.items() if each.load.seq}
+        return replace(self._others, work={**self._others.work, self._router: own}, loads=loads)
+
+    def load(self, instance_id: InstanceId) -> InstanceLoad:
+        """The latest report; all zero before the first."""
+        return self._instance(instance_id).load
+
+    def num_outstanding(self, instance_id: InstanceId) -> int:
+        """Requests without a first token, of all known routers."""
+        return self._instance(instance_id).num_outstanding
+
+    def expected_wait_s(self, instance_id: InstanceId, now: UnixTime) -> Seconds:
+        """Mean time until the instance could begin one more request; at least 0."""
+        instance = self._instance(instance_id)
+        return instance.queued_s / instance.pace.value + instance.engine_wait_s(now)
+
+    def engine_wait_s(self, instance_id: InstanceId, now: UnixTime) -> Seconds:
+        """The part of the wait that the engine has been given already; at least 0."""
+        return self._instance(instance_id).engine_wait_s(now)
+
+    def _add_others(self, instance_id: InstanceId, now: UnixTime) -> None:
+        """Others' totals anew; what they finished since tells of the pace, too."""
+        instance, others = self._instance(instance_id), _Work()
+        for work in self._others.work.values():
+            if instance_id in work:
+                others.add(work[instance_id])
+        grown_s = others.finished_s - instance.others.finished_s
+        if grown_s > 0:
+            instance.pace.serve(grown_s, now)
+        instance.others = others
+
+    def _forget_lost(self, instance_id: InstanceId, *, before: UnixTime, now: UnixTime) -> None:
+        for request_id, request in list(self._outstanding.items()):
+            at = request.dispatched_at
+            if request.instance_id == instance_id and at is not None and at < before:
+                self.finish(request_id, now)
+
+    def _instance(self, instance_id: InstanceId) -> _Instance:
+        instance = self._instances.get(instance_id)
+        if instance is None:
+            instance = self._instances[instance_id] = _Instance()
+        return instance

@@ -1,0 +1,94 @@
+"""Prefill times of candidates: trees, corrected by what was observed, and whether to trust them."""
+
+from collections.abc import Sequence
+
+from shared.contracts.base import Seconds
+from solver.prediction.buckets import Bucket, bucket_of
+from solver.prediction.calibration import BucketedCalibration
+from solver.prediction.coverage import CoverageMonitor
+from solver.prediction.prefill_features import RequestFeatures, feature_matrix
+from solver.prediction.quantile_trees import Prediction, QuantileTrees
+from solver.routing.admission_queue import Assignment
+from solver.routing.request import Candidate, PrefillEstimate, RoutedRequest
+
+
+class TreePrefills:
+    """
+    QUARTZ's predictor: fixed trees, of which only the calibration moves (§3.2, §4.2).
+
+    Args:
+        trees: Fitted before.
+        level: The quantile that is asked for, one of the trees'.
+        calibration: Corrects the trees; none leaves them as they are.
+        monitor: Watches the quantile that is told; none trusts it always.
+
+    Raises:
+        ValueError: The trees do not have that level.
+    """
+
+    def __init__(
+        self,
+        trees: QuantileTrees,
+        *,
+        level: float,
+        calibration: BucketedCalibration | None = None,
+        monitor: CoverageMonitor | None = None,
+    ) -> None:
+        self._trees = trees
+        self._column = trees.column_of(level)
+        self._calibration = calibration
+        self._monitor = monitor
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether coverage is as good as it is asked to be (§3.5)."""
+        return self._monitor is None or self._monitor.trusted
+
+    def predict(
+        self, request: RoutedRequest, candidates: Sequence[Candidate]
+    ) -> list[PrefillEstimate]:
+        """One estimate for each candidate, as corrected until now."""
+        prediction = self.predicted(request, candidates)
+        quantiles_s = prediction.quantiles_s[:, self._column].tolist()
+        return [
+            PrefillEstimate(quantile_s=quantile_s, mean_s=mean_s)
+            for quantile_s, mean_s in zip(quantiles_s, prediction.mean_s.tolist(), strict=True)
+        ]
+
+    def predicted(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Prediction:
+        """All levels, as corrected until now."""
+        features = request_features(request)
+        raw = self._trees.predict(feature_matrix(features, candidates))
+        if self._calibration is None:
+            return raw
+        return self._calibration.correct(raw, [bucket_of(features, each) for each in candidates])
+
+    def raw(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Prediction:
+        """All levels, as the trees give them."""
+        return self._trees.predict(feature_matrix(request_features(request), candidates))
+
+    def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:
+        """A prefill that was predicted took *prefill_s*, from its first chunk on."""
+        request, candidate = assignment.request, assignment.candidate
+        bucket = bucket_for(request, candidate)
+        if self._monitor is not None:
+            self._monitor.observe(bucket, assignment.estimate.quantile_s, prefill_s)
+        if self._calibration is not None:
+            self._calibration.observe(bucket, self.raw(request, [candidate]), prefill_s)
+
+
+def bucket_for(request: RoutedRequest, candidate: Candidate) -> Bucket:
+    """The regime that a prefill is calibrated and watched in."""
+    return bucket_of(request_features(request), candidate)
+
+
+def request_features(request: RoutedRequest) -> RequestFeatures:
+    """The request's part of what trees are asked."""
+    return RequestFeatures(
+        prompt_tokens=request.prompt_tokens,
+        max_tokens=request.max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        is_interactive=request.is_interactive,
+        is_streaming=request.is_streaming,
+    )

@@ -1,0 +1,60 @@
+"""What a router knows of a request and of the instances that could serve it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shared.contracts.base import InstanceId, RequestId, Seconds, TenantId, UnixTime
+from shared.contracts.qos import QosClass, Slo
+from solver.prediction.prefill_features import InstanceFeatures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedRequest:
+    """One request as it arrives at the router (QUARTZ table 2)."""
+
+    request_id: RequestId
+    tenant: TenantId
+    arrived_at: UnixTime
+    prompt_tokens: int
+    max_tokens: int
+    slo: Slo
+    temperature: float = 1.0
+    top_p: float = 1.0
+    is_streaming: bool = True
+    cached_tokens: Mapping[InstanceId, int] = field(default_factory=dict)
+    """Longest known prefix match on each instance; none is 0. It may have changed at dispatch."""
+
+    @property
+    def deadline_at(self) -> UnixTime:
+        """Of the first token if interactive; infinite for best effort."""
+        return self.slo.planning_deadline_at(self.arrived_at)
+
+    @property
+    def is_interactive(self) -> bool:
+        return self.slo.qos_class is QosClass.INTERACTIVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate(InstanceFeatures):
+    """An instance that one request may go to, as the router sees it."""
+
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillEstimate:
+    """How long one request's prefill takes on one instance, from its first chunk on."""
+
+    quantile_s: Seconds
+    mean_s: Seconds
+
+
+class PrefillPredictor(Protocol):
+    """Estimates prefill times; never asked about anything that is not told with the request."""
+
+    def predict(
+        self, request: RoutedRequest, candidates: Sequence[Candidate]
+    ) -> Sequence[PrefillEstimate]:
+        """One estimate for each candidate, in their order."""
+        ...

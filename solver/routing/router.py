@@ -1,0 +1,199 @@
+"""QUARTZ's router: where each request goes, and when (algorithm 1)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shared.contracts.base import InstanceId, RequestId, UnixTime
+from solver.routing.admission_queue import AdmissionQueue, Assignment
+from solver.routing.backlog import Backlog
+from solver.routing.candidates import candidate_set
+from solver.routing.dispatch_key import KeyInputs, dispatch_key
+from solver.routing.options import FALLBACK, Placement, RoutingOptions
+from solver.routing.placement import best_by_load, best_by_score, size_s
+from solver.routing.request import Candidate, PrefillEstimate, PrefillPredictor, RoutedRequest
+from solver.routing.service_counters import ServiceCounters
+from solver.routing.soft_state import InstanceLoad
+
+
+class Router:
+    """
+    An incremental state machine; deterministic, time comes with the calls.
+
+    A request is known from `submit` to `finish` or `discard`. Every policy of `VARIANTS` is this
+    class with other options.
+
+    Args:
+        instances: That serve the model; at least one.
+        options: The policy.
+        predictor: Of prefill times; also asked by policies that do not need it, so that their
+            backlogs and coverage can be compared.
+        random: Draws candidates.
+        backlog: Expected work; its state is shared with other routers by whoever owns it.
+    """
+
+    def __init__(
+        self,
+        instances: Sequence[InstanceId],
+        options: RoutingOptions,
+        predictor: PrefillPredictor,
+        *,
+        random: np.random.Generator,
+        backlog: Backlog,
+    ) -> None:
+        self._options = options
+        self._active = options
+        self._predictor = predictor
+        self._random = random
+        self.backlog = backlog
+        self._queues = {instance_id: AdmissionQueue(_by_key) for instance_id in instances}
+        self._in_flight = dict.fromkeys(instances, 0)
+        self._dispatched: dict[RequestId, Assignment] = {}
+        self._prefilling = {instance_id: set[RequestId]() for instance_id in instances}
+        self._counters = ServiceCounters()
+
+    @property
+    def is_fallen_back(self) -> bool:
+        return self._active is not self._options
+
+    def num_waiting(self, instance_id: InstanceId) -> int:
+        """Requests that are assigned to the instance and not dispatched."""
+        return len(self._queues[instance_id])
+
+    def submit(self, request: RoutedRequest, now: UnixTime) -> Assignment:
+        """Choose an instance for *request* and let it wait there (algorithm 1, lines 1-10)."""
+        instance_ids = candidate_set(
+            list(self._queues),
+            cached_tokens=request.cached_tokens,
+            num_candidates=self._active.num_candidates,
+            random=self._random,
+        )
+        candidates = [self._candidate(request, instance_id) for instance_id in instance_ids]
+        estimates = self._predictor.predict(request, candidates)
+        index = self._choose(candidates, estimates, now)
+        assignment = self._assignment(request, candidates[index], estimates[index], now)
+        self._in_flight[assignment.instance_id] += 1
+        self.backlog.assign(
+            request.request_id,
+            assignment.instance_id,
+            mean_s=assignment.estimate.mean_s,
+            tokens=request.prompt_tokens - candidates[index].cached_tokens,
+            now=now,
+        )
+        self._queues[assignment.instance_id].push(assignment)
+        return assignment
+
+    def dispatch(self, now: UnixTime) -> list[Assignment]:
+        """Requests to send now, each instance's in order; no idle engine is left beside work."""
+        sent = []
+        for instance_id, queue in self._queues.items():
+            while self._has_room(instance_id, now) and (assignment := queue.pop()) is not None:
+                request_id = assignment.request.request_id
+                self.backlog.dispatch(request_id, now)
+                self._dispatched[request_id] = assignment
+                self._prefilling[instance_id].add(request_id)
+                sent.append(assignment)
+        return sent
+
+    def first_token(self, request_id: RequestId, now: UnixTime) -> None:
+        """The request was prefilled: its work is done, its tenant was served."""
+        assignment = self._dispatched.get(request_id)
+        if assignment is None:
+            return
+        self._leave_prefill(assignment, now)
+        self._counters.count(assignment.request.tenant, assignment.request.prompt_tokens, now)
+
+    def finish(self, request_id: RequestId, now: UnixTime) -> None:
+        """The request's last token is there, or it failed; unknown ones are ignored."""
+        assignment = self._dispatched.pop(request_id, None)
+        if assignment is not None:
+            self._leave_prefill(assignment, now)
+            self._in_flight[assignment.instance_id] -= 1
+
+    def discard(self, assignment: Assignment, now: UnixTime) -> None:
+        """A request that waits is given up, or served elsewhere."""
+        queue = self._queues[assignment.instance_id]
+        if queue.discard(assignment.request.request_id):
+            self.backlog.finish(assignment.request.request_id, now)
+            self._in_flight[assignment.instance_id] -= 1
+
+    def observe(self, instance_id: InstanceId, load: InstanceLoad, now: UnixTime) -> None:
+        """An instance reports."""
+        self.backlog.observe(instance_id, load, now)
+
+    def fall_back(self) -> None:
+        """Predictions are not trusted: first come first served and least loaded (§3.5)."""
+        if self._options.falls_back and not self.is_fallen_back:
+            self._active = FALLBACK
+            self._reorder()
+
+    def recover(self) -> None:
+        """Predictions are trusted again."""
+        if self.is_fallen_back:
+            self._active = self._options
+            self._reorder()
+
+    def _leave_prefill(self, assignment: Assignment, now: UnixTime) -> None:
+        request_id = assignment.request.request_id
+        self.backlog.finish(request_id, now)
+        self._prefilling[assignment.instance_id].discard(request_id)
+
+    def _reorder(self) -> None:
+        for queue in self._queues.values():
+            queue.reorder(_by_arrival if self.is_fallen_back else _by_key)
+
+    def _choose(
+        self,
+        candidates: Sequence[Candidate],
+        estimates: Sequence[PrefillEstimate],
+        now: UnixTime,
+    ) -> int:
+        placement = self._active.placement
+        if placement is Placement.SCORE:
+            waits_s = [self.backlog.expected_wait_s(each.instance_id, now) for each in candidates]
+            return best_by_score(
+                candidates, waits_s, [size_s(self._active.size, each) for each in estimates]
+            )
+        in_flight = [self._in_flight[each.instance_id] for each in candidates]
+        return best_by_load(placement, candidates, in_flight)
+
+    def _assignment(
+        self,
+        request: RoutedRequest,
+        candidate: Candidate,
+        estimate: PrefillEstimate,
+        now: UnixTime,
+    ) -> Assignment:
+        """With the key of the trusted policy, which holds again after a fallback."""
+        inputs = KeyInputs(
+            arrived_at=request.arrived_at,
+            deadline_at=request.deadline_at,
+            size_s=size_s(self._options.size, estimate),
+            service_rate_per_s=self._counters.rate_per_s(request.tenant, now),
+        )
+        key = dispatch_key(self._options.admission, self._options.weights, inputs)
+        return Assignment(request=request, candidate=candidate, estimate=estimate, key=key)
+
+    def _candidate(self, request: RoutedRequest, instance_id: InstanceId) -> Candidate:
+        load = self.backlog.load(instance_id)
+        cached = request.cached_tokens.get(instance_id, 0)
+        return Candidate(
+            instance_id=instance_id,
+            cached_tokens=cached if self._options.sees_locality else 0,
+            running=load.running,
+            prefill_backlog_tokens=load.prefill_backlog_tokens,
+            kv_utilization=load.kv_utilization,
+        )
+
+    def _has_room(self, instance_id: InstanceId, now: UnixTime) -> bool:
+        if not self._prefilling[instance_id]:
+            return True
+        return self.backlog.engine_wait_s(instance_id, now) < self._options.max_engine_wait_s
+
+
+def _by_key(assignment: Assignment) -> float:
+    return assignment.key
+
+
+def _by_arrival(assignment: Assignment) -> float:
+    return assignment.request.arrived_at

@@ -1,0 +1,71 @@
+"""How fast one instance works through expected work, and how far it has got (QUARTZ §4.4)."""
+
+from math import exp
+
+from shared.contracts.base import Seconds, UnixTime
+
+MIN_PACE, MAX_PACE = 0.25, 4.0
+"""Batching serves several prefills at once; a pace beyond these comes of a fault elsewhere."""
+_MEMORY_S = 20.0
+_PRIOR_S = 1.0
+"""Weight of a pace of 1, in seconds of service."""
+_CORRECTION_SHARE = 0.5
+"""Of the difference to a report that is believed: reports are late, totals miss others' work."""
+_CORRECTION_FADES_S = 1.0
+"""Time constant: reports come each second."""
+
+
+class ServicePace:
+    """
+    Recent service of one instance.
+
+    Decided: the pace is expected work per second of service. Several prefills share iterations
+    under continuous batching, so that it may be above 1. Without a sign of life an instance is
+    taken to get no further than one typical request.
+    """
+
+    def __init__(self) -> None:
+        self._served_s = 0.0
+        self._busy_s = 0.0
+        self._since: UnixTime = 0.0
+        self._correction_s = 0.0
+        self._corrected_at: UnixTime = 0.0
+        self._added_s = 0.0
+        self._added_tokens = 0
+        self.value = 1.0
+        """Expected seconds of work per second; only this class writes it."""
+
+    def add(self, mean_s: Seconds, tokens: int) -> None:
+        """So much work is expected of so many tokens."""
+        self._added_s += mean_s
+        self._added_tokens += tokens
+
+    def begin(self, now: UnixTime) -> None:
+        """The instance was idle until now."""
+        self._since = max(now, self._since)
+
+    def serve(self, mean_s: Seconds, now: UnixTime) -> None:
+        """Work of *mean_s* has ended, the first sign of life since the one before."""
+        elapsed_s = max(0.0, now - self._since)
+        kept = exp(-elapsed_s / _MEMORY_S)
+        self._served_s = kept * self._served_s + mean_s
+        self._busy_s = kept * self._busy_s + elapsed_s
+        self._since = max(now, self._since)
+        pace = (self._served_s + _PRIOR_S) / (self._busy_s + _PRIOR_S)
+        self.value = min(MAX_PACE, max(MIN_PACE, pace))
+
+    def correct(self, in_engine_s: Seconds, reported_tokens: int, now: UnixTime) -> None:
+        """The engine reports *reported_tokens* where *in_engine_s* of work was thought to be."""
+        token_s = self._added_s / self._added_tokens if self._added_tokens else 0.0
+        self._correction_s = _CORRECTION_SHARE * (reported_tokens * token_s - in_engine_s)
+        self._corrected_at = now
+
+    def wait_s(self, in_engine_s: Seconds, num_outstanding: int, now: UnixTime) -> Seconds:
+        """Time until the engine is through with *in_engine_s* of expected work; at least 0."""
+        elapsed_s = now - self._since
+        progress_s = min(in_engine_s / num_outstanding, self.value * elapsed_s)
+        left_s = in_engine_s - progress_s if elapsed_s > 0 else in_engine_s
+        if self._correction_s:
+            age_s = max(0.0, now - self._corrected_at)
+            left_s += self._correction_s * exp(-age_s / _CORRECTION_FADES_S)
+        return left_s / self.value if left_s > 0 else 0.0

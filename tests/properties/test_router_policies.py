@@ -1,0 +1,135 @@
+"""What holds for every routing policy, whatever comes."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from solver.routing.admission_queue import Assignment
+from solver.routing.options import VARIANTS, RoutingOptions
+from solver.routing.router import Router
+from tests.routed import INSTANCES, TOKEN_S, routed, router
+
+arrivals = st.lists(
+    st.tuples(st.floats(0.001, 0.3), st.integers(1, 8000), st.sampled_from("abc")),
+    min_size=1,
+    max_size=40,
+)
+Arrivals = list[tuple[float, int, str]]
+
+
+@dataclass(slots=True)
+class Served:
+    """One request in a model of instances that prefill one after another."""
+
+    assignment: Assignment
+    began_at: float
+    ended_at: float
+
+
+def serve(policy: Router, traffic: Arrivals) -> list[Served]:
+    """Serve *traffic*; asserts that no instance is idle while something waits for it."""
+    free_at, waiting, served = dict.fromkeys(INSTANCES, 0.0), list[Served](), list[Served]()
+    at = 0.0
+    events: list[tuple[float, int]] = []
+    for number, (gap_s, _, _) in enumerate(traffic):
+        at += gap_s
+        events.append((at, number))
+    while events or waiting:
+        ends = min((each.ended_at for each in waiting), default=float("inf"))
+        if events and events[0][0] <= ends:
+            now, number = events.pop(0)
+            _, tokens, tenant = traffic[number]
+            policy.submit(routed(number, at=now, tokens=tokens, tenant=tenant), now)
+        else:
+            done = min(waiting, key=lambda each: each.ended_at)
+            waiting.remove(done)
+            now = done.ended_at
+            policy.first_token(done.assignment.request.request_id, now)
+            policy.finish(done.assignment.request.request_id, now)
+        for assignment in policy.dispatch(now):
+            began_at = max(now, free_at[assignment.instance_id])
+            ended_at = began_at + assignment.request.prompt_tokens * TOKEN_S
+            free_at[assignment.instance_id] = ended_at
+            waiting.append(Served(assignment, began_at, ended_at))
+            served.append(waiting[-1])
+        for instance_id, free in free_at.items():
+            assert free > now or not policy.num_waiting(instance_id)
+    return served
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@given(traffic=arrivals)
+@settings(max_examples=20)
+def test_all_are_served_once_and_no_instance_idles_beside_its_work(name: str, traffic: Arrivals):
+    served = serve(router(VARIANTS[name]), traffic)
+
+    assert sorted(int(each.assignment.request.request_id) for each in served) == list(
+        range(len(traffic))
+    )
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@given(traffic=arrivals)
+@settings(max_examples=10)
+def test_equal_inputs_give_equal_decisions(name: str, traffic: Arrivals):
+    first, second = (
+        [
+            (each.assignment.request.request_id, each.assignment.instance_id, each.ended_at)
+            for each in serve(router(VARIANTS[name]), traffic)
+        ]
+        for _ in range(2)
+    )
+
+    assert first == second
+
+
+def overtakers(policy: RoutingOptions, *, seconds: float) -> list[float]:
+    """Arrivals of short requests that one instance serves before a long one of time 0."""
+    alone = router(replace(policy, max_engine_wait_s=0.0), INSTANCES[:1])
+    alone.submit(routed(0, tokens=4000), 0.0)
+    alone.dispatch(0.0)
+    alone.submit(routed(1, tokens=9000, ttft_s=4.0), 0.0)
+    before, at, number, running = list[float](), 0.0, 2, "0"
+    while at < seconds:
+        at += 0.1
+        alone.submit(routed(number, at=at, tokens=1000), at)
+        number += 1
+        alone.first_token(running, at)  # type: ignore[arg-type]
+        alone.finish(running, at)  # type: ignore[arg-type]
+        for assignment in alone.dispatch(at):
+            running = assignment.request.request_id
+            if running == "1":
+                return before
+            before.append(assignment.request.arrived_at)
+    return before
+
+
+def test_the_long_one_is_served_once_its_age_makes_up_for_its_size():
+    """1.2 s of size, half as much again at the quantile, at 0.2 s per second: within 8 s."""
+    before = overtakers(VARIANTS["default"], seconds=60)
+
+    assert before
+    assert max(before) <= 8.0
+
+
+def test_as_published_aging_takes_almost_a_minute():
+    """The same 1.2 s at 0.02 s per second, one tenant alone: what lambda = 0.02 means."""
+    before = overtakers(VARIANTS["no-fairness"], seconds=120)
+
+    assert 50 < max(before) <= 61
+
+
+@given(traffic=arrivals)
+@settings(max_examples=20)
+def test_first_come_first_served_is_in_order_on_each_instance(traffic: Arrivals):
+    served = serve(router(VARIANTS["fifo-ll"]), traffic)
+    for instance_id in INSTANCES:
+        numbers = [
+            int(each.assignment.request.request_id)
+            for each in served
+            if each.assignment.instance_id == instance_id
+        ]
+        assert all(one < other for one, other in pairwise(numbers))

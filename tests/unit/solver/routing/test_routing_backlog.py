@@ -1,0 +1,136 @@
+"""Expected waits, and the soft state that routers share."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.contracts.base import InstanceId, RequestId
+from solver.routing.backlog import LOST_AFTER_S, Backlog
+from solver.routing.soft_state import InstanceLoad, SoftState, WorkTotals, merged
+
+W, X = InstanceId("w"), InstanceId("x")
+
+
+def assigned(backlog: Backlog, number: int, mean_s: float, at: float = 0.0) -> RequestId:
+    request_id = RequestId(str(number))
+    backlog.assign(request_id, W, mean_s=mean_s, tokens=round(mean_s * 1000), now=at)
+    return request_id
+
+
+def test_waits_add_up_means_and_end_with_first_tokens():
+    backlog = Backlog("r")
+    first, second = assigned(backlog, 1, 0.5), assigned(backlog, 2, 0.25)
+    assert backlog.expected_wait_s(W, 0.0) == pytest.approx(0.75)
+
+    backlog.dispatch(first, 0.0)
+    backlog.finish(first, 0.5)
+    backlog.finish(first, 0.5)
+    assert backlog.expected_wait_s(W, 0.5) == pytest.approx(0.25)
+    backlog.finish(second, 0.75)
+    assert backlog.expected_wait_s(W, 0.75) == 0
+    assert backlog.expected_wait_s(X, 0.75) == 0
+
+
+def test_work_decays_while_it_is_served_but_not_beyond_a_typical_request():
+    backlog = Backlog("r")
+    for number in (1, 2):
+        backlog.dispatch(assigned(backlog, number, 1.0), 0.0)
+
+    assert backlog.engine_wait_s(W, 0.5) == pytest.approx(1.5)
+    assert backlog.engine_wait_s(W, 50.0) == pytest.approx(1.0)
+
+
+def test_a_slow_instance_has_longer_waits():
+    """It took 2 s for what was expected to take 1 s."""
+    backlog = Backlog("r")
+    for number in range(10):
+        request_id = assigned(backlog, number, 1.0, at=2.0 * number)
+        backlog.dispatch(request_id, 2.0 * number)
+        backlog.finish(request_id, 2.0 * number + 2.0)
+    assigned(backlog, 99, 1.0, at=20.0)
+
+    assert backlog.expected_wait_s(W, 20.0) == pytest.approx(2.0, rel=0.1)
+
+
+def test_reports_correct_what_the_engine_is_thought_to_hold():
+    backlog = Backlog("r")
+    backlog.dispatch(assigned(backlog, 1, 1.0), 0.0)
+    backlog.observe(W, InstanceLoad(seq=2, at=0.0, prefill_backlog_tokens=600), 0.0)
+    backlog.observe(W, InstanceLoad(seq=1, at=0.0, prefill_backlog_tokens=9000), 0.0)
+
+    assert backlog.engine_wait_s(W, 0.0) == pytest.approx(0.8)
+    assert backlog.load(W).seq == 2
+
+
+def test_lost_first_tokens_do_not_count_for_ever():
+    backlog = Backlog("r")
+    backlog.dispatch(assigned(backlog, 1, 1.0), 0.0)
+    late = 2 * LOST_AFTER_S
+    backlog.observe(W, InstanceLoad(seq=1, at=late, running=3), late)
+
+    assert backlog.expected_wait_s(W, late) == 0
+
+
+def test_routers_count_each_others_work():
+    one, other = Backlog("one"), Backlog("other")
+    assigned(one, 1, 0.5)
+    assigned(other, 1, 0.25)
+    for _ in range(2):
+        one.adopt(other.snapshot(), 0.0)
+        other.adopt(one.snapshot(), 0.0)
+
+    assert one.expected_wait_s(W, 0.0) == pytest.approx(0.75)
+    assert other.expected_wait_s(W, 0.0) == pytest.approx(0.75)
+
+
+def test_nobody_is_told_about_themselves():
+    one, other = Backlog("one"), Backlog("other")
+    request_id = assigned(one, 1, 0.5)
+    other.adopt(one.snapshot(), 0.0)
+    one.finish(request_id, 0.0)
+    one.adopt(other.snapshot(), 0.0)
+
+    assert one.expected_wait_s(W, 0.0) == 0
+
+
+def work_of(version: int) -> WorkTotals:
+    return WorkTotals(version=version, assigned_s=version, num_assigned=version)
+
+
+states = st.builds(
+    SoftState,
+    work=st.dictionaries(
+        st.sampled_from(["one", "other"]),
+        st.dictionaries(st.sampled_from([W, X]), st.integers(0, 9).map(work_of)),
+    ),
+    loads=st.dictionaries(
+        st.sampled_from([W, X]), st.integers(0, 9).map(lambda seq: InstanceLoad(seq=seq, at=seq))
+    ),
+)
+
+
+@given(one=states, other=states, third=states)
+def test_merging_is_commutative_associative_and_idempotent(
+    one: SoftState, other: SoftState, third: SoftState
+):
+    assert merged(one, other) == merged(other, one)
+    assert merged(merged(one, other), third) == merged(one, merged(other, third))
+    assert merged(merged(one, other), other) == merged(one, other)
+
+
+@given(
+    sizes=st.lists(st.floats(0, 10), max_size=20),
+    times=st.lists(st.floats(0, 100), min_size=20, max_size=20),
+    reported=st.integers(0, 100_000),
+)
+def test_waits_are_never_negative(sizes: list[float], times: list[float], reported: int):
+    backlog = Backlog("r")
+    for number, (size_s, at) in enumerate(zip(sizes, times, strict=False)):
+        request_id = assigned(backlog, number, size_s, at)
+        if number % 2:
+            backlog.dispatch(request_id, at)
+        if number % 3 == 0:
+            backlog.finish(request_id, at)
+    backlog.observe(W, InstanceLoad(seq=1, at=50, prefill_backlog_tokens=reported), 50)
+    for at in times:
+        assert 0 <= backlog.engine_wait_s(W, at) <= backlog.expected_wait_s(W, at)

@@ -1,0 +1,99 @@
+"""Trees with calibration and monitor, as a router asks them."""
+
+import pytest
+
+from shared.contracts.base import InstanceId, RequestId, TenantId
+from shared.contracts.qos import Slo
+from solver.prediction.calibration import BucketedCalibration
+from solver.prediction.coverage import CoverageMonitor
+from solver.prediction.quantile_fit import fit_quantile_trees
+from solver.prediction.quantile_trees import QuantileTrees
+from solver.routing.admission_queue import Assignment
+from solver.routing.prefills import TreePrefills
+from solver.routing.request import Candidate, RoutedRequest
+from tests.prefill_times import NOMINAL, Request, matrix_of, requests_of, times_of
+
+LEVELS = (0.9, 0.95)
+LATER = requests_of(NOMINAL, 400, seed=2)
+
+
+@pytest.fixture(scope="module")
+def trees() -> QuantileTrees:
+    trained = requests_of(NOMINAL, 2000, seed=1)
+    return fit_quantile_trees(matrix_of(trained), times_of(trained), levels=LEVELS)
+
+
+def prefills(trees: QuantileTrees) -> TreePrefills:
+    calibration = BucketedCalibration(LEVELS, model_version="1", origin="r")
+    return TreePrefills(trees, level=0.95, calibration=calibration, monitor=CoverageMonitor())
+
+
+def asked(each: Request) -> tuple[RoutedRequest, Candidate]:
+    request, instance = each.request, each.instance
+    routed = RoutedRequest(
+        request_id=RequestId("1"),
+        tenant=TenantId("a"),
+        arrived_at=0.0,
+        prompt_tokens=request.prompt_tokens,
+        max_tokens=request.max_tokens,
+        slo=Slo(ttft_s=2.0),
+    )
+    candidate = Candidate(
+        instance_id=InstanceId("w"),
+        cached_tokens=instance.cached_tokens,
+        running=instance.running,
+        prefill_backlog_tokens=instance.prefill_backlog_tokens,
+        kv_utilization=instance.kv_utilization,
+    )
+    return routed, candidate
+
+
+def observed(told: TreePrefills, *, factor: float) -> None:
+    """Requests like those trained on, that take *factor* times as long."""
+    for each in LATER:
+        request, candidate = asked(each)
+        (estimate,) = told.predict(request, [candidate])
+        assignment = Assignment(request=request, candidate=candidate, estimate=estimate, key=0)
+        told.observe(assignment, factor * each.prefill_s)
+
+
+def test_a_quantile_is_above_the_mean_and_the_same_beside_other_candidates(trees: QuantileTrees):
+    told = prefills(trees)
+    request, candidate = asked(LATER[0])
+    (alone,) = told.predict(request, [candidate])
+
+    assert alone.quantile_s > alone.mean_s > 0
+    assert told.predict(request, [candidate, candidate]) == [alone, alone]
+
+
+def test_what_was_observed_corrects_quantiles_and_means_and_not_the_trees(trees: QuantileTrees):
+    told = prefills(trees)
+    request, candidate = asked(LATER[0])
+    (before,) = told.predict(request, [candidate])
+    observed(told, factor=3.0)
+    (after,) = told.predict(request, [candidate])
+    raw = told.raw(request, [candidate])
+
+    assert after.mean_s == pytest.approx(3 * before.mean_s, rel=0.5)
+    assert after.quantile_s > 2 * before.quantile_s
+    assert raw.mean_s[0] == pytest.approx(before.mean_s)
+
+
+def test_predictions_are_not_trusted_while_prefills_take_far_longer(trees: QuantileTrees):
+    told = TreePrefills(trees, level=0.95, monitor=CoverageMonitor())
+    assert told.is_trusted
+    observed(told, factor=3.0)
+
+    assert not told.is_trusted
+
+
+def test_without_a_monitor_they_are_always_trusted(trees: QuantileTrees):
+    told = TreePrefills(trees, level=0.9)
+    observed(told, factor=3.0)
+
+    assert told.is_trusted
+
+
+def test_a_level_that_was_not_fitted_is_refused(trees: QuantileTrees):
+    with pytest.raises(ValueError, match=r"no trees for level 0\.5"):
+        TreePrefills(trees, level=0.5)

@@ -1,0 +1,145 @@
+"""Routing decisions of one router."""
+
+from dataclasses import replace
+
+import pytest
+
+from solver.routing.admission_queue import Assignment
+from solver.routing.options import VARIANTS, RoutingOptions
+from solver.routing.request import Candidate, PrefillEstimate
+from solver.routing.router import Router
+from solver.routing.soft_state import InstanceLoad
+from tests.routed import INSTANCES, routed, router
+
+W, X, Y, Z = INSTANCES
+ALL = replace(VARIANTS["quartz"], num_candidates=None)
+
+
+def order_of(policy: Router, *, now: float = 1.0) -> list[str]:
+    """Dispatches of one instance, each with its first token at once."""
+    order = []
+    while sent := policy.dispatch(now):
+        for assignment in sent:
+            order.append(str(assignment.request.request_id))
+            policy.finish(assignment.request.request_id, now)
+    return order
+
+
+def waiting(options: RoutingOptions) -> Router:
+    """One instance, kept busy, before which a long and two short requests wait."""
+    policy = router(options, (W,))
+    policy.submit(routed(0, tokens=9000), 0.0)
+    policy.dispatch(0.0)
+    policy.submit(routed(1, tokens=8000, at=0.1), 0.1)
+    policy.submit(routed(2, tokens=500, at=0.2), 0.2)
+    policy.submit(routed(3, tokens=500, at=0.3), 0.3)
+    return policy
+
+
+def test_the_smallest_score_is_chosen():
+    """1 s of work at three instances; the fourth has none."""
+    policy = router(ALL)
+    chosen = [policy.submit(routed(n, tokens=10_000), 0.0).instance_id for n in range(4)]
+
+    assert set(chosen) == set(INSTANCES)
+
+
+def test_a_prefix_match_is_worth_as_much_waiting_as_it_saves():
+    """750 of 1,000 tokens saved are 0.1125 s at the quantile: more than 0.05 s of waiting."""
+    policy = router(ALL)
+    policy.submit(routed(0, tokens=500, cached={W: 1}), 0.0)
+    assert policy.submit(routed(1, cached={W: 750}), 0.0).instance_id == W
+
+    policy.submit(routed(2, tokens=3000, cached={W: 2999}), 0.0)
+    for number in range(3, 7):
+        policy.submit(routed(number, tokens=3000, cached={W: 2000}), 0.0)
+    assert policy.submit(routed(8, cached={W: 100}), 0.0).instance_id != W
+
+
+def test_an_engine_without_free_memory_is_avoided():
+    policy = router(ALL)
+    for seq, instance_id in enumerate((W, X, Y)):
+        policy.observe(instance_id, InstanceLoad(seq=seq + 1, kv_utilization=0.99), 0.0)
+
+    assert policy.submit(routed(0, cached={W: 900}), 0.0).instance_id == Z
+
+
+def test_locality_goes_where_the_prefix_is_and_else_to_the_least_loaded():
+    policy = router(VARIANTS["locality-aware"])
+    assert [policy.submit(routed(n, cached={Y: 5}), 0.0).instance_id for n in range(3)] == [Y] * 3
+    assert policy.submit(routed(9), 0.0).instance_id == W
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("fifo-ll", ["1", "2", "3"]), ("quartz", ["2", "3", "1"])]
+)
+def test_waiting_requests_are_dispatched_by_key(name: str, expected: list[str]):
+    policy = waiting(VARIANTS[name])
+    assert policy.dispatch(0.3) == []
+    policy.finish(routed(0).request_id, 1.0)
+
+    assert order_of(policy) == expected
+
+
+def test_what_a_tenant_was_served_lately_delays_it():
+    policy = router(replace(VARIANTS["token-fair"]), (W,))
+    policy.submit(routed(0, tokens=9000, tenant="a"), 0.0)
+    policy.dispatch(0.0)
+    policy.first_token(routed(0).request_id, 0.5)
+    policy.submit(routed(1, tokens=9000, tenant="b", at=0.5), 0.5)
+    policy.dispatch(0.5)
+    policy.submit(routed(2, tenant="a", at=0.6), 0.6)
+    policy.submit(routed(3, tenant="c", at=0.7), 0.7)
+    policy.finish(routed(1).request_id, 1.0)
+
+    assert order_of(policy) == ["3", "2"]
+
+
+def test_fallback_is_first_come_first_served_and_ends():
+    policy = waiting(VARIANTS["quartz"])
+    policy.fall_back()
+    policy.fall_back()
+    policy.finish(routed(0).request_id, 1.0)
+    assert policy.is_fallen_back
+    assert [str(each.request.request_id) for each in policy.dispatch(1.0)] == ["1"]
+
+    policy.recover()
+    policy.submit(routed(4, tokens=100, at=1.0), 1.0)
+    policy.finish(routed(1).request_id, 1.5)
+    assert not policy.is_fallen_back
+    assert order_of(policy)[0] == "4"
+
+
+def test_baselines_have_nothing_to_fall_back_from():
+    policy = waiting(VARIANTS["routing-only"])
+    assert not policy.is_fallen_back
+    never = waiting(VARIANTS["fifo-ll"])
+    never.fall_back()
+    assert not never.is_fallen_back
+
+
+def test_what_is_given_up_while_it_waits_is_not_dispatched():
+    policy = router(VARIANTS["quartz"], (W,))
+    policy.submit(routed(0, tokens=9000), 0.0)
+    policy.dispatch(0.0)
+    given_up = policy.submit(routed(1), 0.0)
+    policy.submit(routed(2), 0.0)
+    policy.discard(given_up, 0.0)
+    policy.discard(given_up, 0.0)
+    policy.finish(routed(0).request_id, 1.0)
+
+    assert order_of(policy) == ["2"]
+    assert policy.backlog.expected_wait_s(W, 1.0) == 0
+
+
+def test_unknown_requests_change_nothing():
+    policy = router(VARIANTS["quartz"])
+    policy.first_token(routed(7).request_id, 0.0)
+    policy.finish(routed(7).request_id, 0.0)
+    estimate = PrefillEstimate(quantile_s=1, mean_s=1)
+    policy.discard(
+        Assignment(request=routed(7), candidate=Candidate(instance_id=W), estimate=estimate, key=0),
+        0.0,
+    )
+
+    assert policy.backlog.num_outstanding(W) == 0
