@@ -14,8 +14,8 @@ from shared.contracts.requests import FinishReason, Sampling
 from shared.contracts.telemetry import Residency
 from tests.engines import LLAMA, OTHER, RIGS, EngineRig, greedy, prompt_of
 
-# One engine for the whole file: starting vLLM takes long. No test relies on another, since
-# the `rig` fixture brings the engine up before each.
+# One engine for the whole file, and one file for all tests: starting vLLM takes long. No test
+# relies on another, since the `rig` fixture brings the engine up before each.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -227,7 +227,32 @@ async def test_a_model_answers_as_before_when_it_comes_back(rig: EngineRig) -> N
 
     assert before.token_ids == after.token_ids
     assert before.token_ids != other.token_ids
-    assert (parked[LLAMA], parked[OTHER]) == (Residency.WARM, Residency.ACTIVE)
+    assert parked[LLAMA] is not Residency.ACTIVE
+    assert parked[OTHER] is Residency.ACTIVE
+
+
+async def test_a_model_is_warmed_and_cooled(rig: EngineRig) -> None:
+    async def residency() -> Residency:
+        states = rig.engine.snapshot().models
+        return next(each.residency for each in states if each.model == OTHER)
+
+    await rig.engine.cool(OTHER)
+    await rig.engine.cool(OTHER)
+    assert await residency() is Residency.COLD
+    await rig.engine.warm(OTHER)
+    await rig.engine.warm(OTHER)
+    assert await residency() is Residency.WARM
+    await rig.engine.cool(OTHER)
+    assert await residency() is Residency.COLD
+
+
+async def test_the_active_model_stays_in_memory(rig: EngineRig) -> None:
+    await rig.engine.warm(LLAMA)
+    with pytest.raises(EngineError, match="active"):
+        await rig.engine.cool(LLAMA)
+    for unknown in (rig.engine.warm, rig.engine.cool):
+        with pytest.raises(EngineError, match="nothing-like-it"):
+            await unknown(ModelName("nothing-like-it"))
 
 
 async def test_the_snapshot_counts_requests_and_memory(rig: EngineRig) -> None:
@@ -271,6 +296,78 @@ async def test_the_token_budget_limits_iterations(rig: EngineRig) -> None:
     assert largest == 64
 
 
+async def begin_and_abort(rig: EngineRig, prompt: tuple[int, ...], tokens: int) -> list[int]:
+    """The first tokens of a checkpointed request, which leaves its copies in host memory."""
+    progress: list[int] = []
+    async for output in rig.engine.generate(rig.request(prompt, greedy(1000), checkpointed=True)):
+        progress += output.token_ids
+        if len(progress) >= tokens:
+            break
+    await rig.settled()
+    return progress
+
+
+async def test_kv_of_checkpointed_requests_is_copied_and_of_no_others(rig: EngineRig) -> None:
+    assert Capability.CHECKPOINT in rig.engine.identity.capabilities
+    await rig.engine.clear_caches()
+    before = rig.engine.snapshot().checkpoints.saved_blocks
+    await rig.ask(prompt_of(300, first=91), greedy(8))
+    progress = await begin_and_abort(rig, prompt_of(300, first=92), 30)
+    # Without the last token, which was not computed, and whatever the size of a block is.
+    block_tokens = 16 if rig.engine.identity.engine == "simulated" else 32
+    least = (300 + len(progress) - 1) // block_tokens
+    async with asyncio.timeout(10):
+        while rig.engine.snapshot().checkpoints.saved_blocks - before < least:
+            await asyncio.sleep(0.005)
+    state = rig.engine.snapshot()
+
+    # The engine may be ahead of what we read.
+    copied = state.checkpoints.saved_blocks - before
+    assert least <= copied <= least + 2
+    assert 0 < state.host_kv_bytes < state.host_kv_capacity_bytes
+    assert state.host_kv_bytes % copied == 0
+    assert state.checkpoints.save_s > 0
+
+
+async def test_an_answer_that_is_complete_leaves_no_copies(rig: EngineRig) -> None:
+    await rig.engine.clear_caches()
+    before = rig.engine.snapshot().checkpoints.saved_blocks
+    await rig.ask(prompt_of(300, first=92), greedy(30), checkpointed=True)
+    await rig.settled()
+    state = rig.engine.snapshot()
+
+    assert state.checkpoints.saved_blocks > before
+    assert state.host_kv_bytes == 0
+
+
+async def test_cleared_caches_hold_nothing(rig: EngineRig) -> None:
+    prompt = prompt_of(300, first=93)
+    progress = tuple(await begin_and_abort(rig, prompt, 8))
+    await rig.engine.clear_caches()
+    assert rig.engine.snapshot().host_kv_bytes == 0
+    after = await rig.ask(prompt, greedy(len(progress)))
+
+    assert after.cached_tokens == 0
+    assert progress == after.token_ids
+
+
+async def test_running_requests_keep_their_kv_when_caches_are_cleared(rig: EngineRig) -> None:
+    prompt = prompt_of(300, first=94)
+    whole = await rig.ask(prompt, greedy(200))
+    other = prompt_of(300, first=95)
+    await begin_and_abort(rig, other, 2)
+    begun = asyncio.Event()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        request = rig.request(prompt, greedy(200), checkpointed=True)
+        run = group.create_task(rig.answer(request, begun))
+        await begun.wait()
+        await rig.engine.clear_caches()
+        other_again = await rig.ask(other, greedy(2))
+
+    assert other_again.cached_tokens == 0
+    assert run.result().token_ids == whole.token_ids
+
+
 async def test_requests_under_a_dying_engine_fail_and_it_comes_up_again(rig: EngineRig) -> None:
     before = await rig.ask(prompt_of(60), greedy(16))
     begun = asyncio.Event()
@@ -284,9 +381,10 @@ async def test_requests_under_a_dying_engine_fail_and_it_comes_up_again(rig: Eng
     assert died.value.engine_dead
     assert not rig.engine.alive
     assert rig.engine.snapshot().model is None
-    with pytest.raises(EngineError) as refused:
-        await rig.ask(prompt_of(5), greedy(1))
-    assert refused.value.engine_dead
+    for refusing in (rig.ask(prompt_of(5), greedy(1)), rig.engine.clear_caches()):
+        with pytest.raises(EngineError) as refused:
+            await refusing
+        assert refused.value.engine_dead
     await rig.bring_up()
     assert before.token_ids == (await rig.ask(prompt_of(60), greedy(16))).token_ids
 

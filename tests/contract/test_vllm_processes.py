@@ -8,13 +8,22 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.backend import VllmEngine
 from shared.contracts.errors import EngineError
 from tests.brokers import eventually
-from tests.engines import LLAMA, greedy, group_members, prompt_of, tiny_entries, vllm_rig
+from tests.engines import (
+    LLAMA,
+    greedy,
+    group_members,
+    is_engine_core,
+    prompt_of,
+    tiny_entries,
+    vllm_rig,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,13 +90,29 @@ async def test_a_killed_host_takes_its_engines_along_and_comes_up_again(tmp_path
         os.kill(host, signal.SIGKILL)
         await eventually(lambda: not rig.engine.alive)
 
-        assert group_members(host) == []
+        await eventually(lambda: group_members(host) == [])
         await rig.bring_up()
         assert before.token_ids == (await rig.ask(prompt_of(30), greedy(8))).token_ids
     finally:
         host = rig.host_pid
         await rig.engine.close()
-    assert group_members(host) == []
+    await eventually(lambda: group_members(host) == [])
+
+
+@pytest.mark.vllm
+async def test_engine_cores_are_forked_from_a_process_without_threads(tmp_path: Path) -> None:
+    """What a thread holds at a fork is held in the child for ever."""
+    rig = vllm_rig(tmp_path)
+    try:
+        await rig.bring_up()
+        (core,) = filter(is_engine_core, group_members(rig.host_pid))
+        parent = psutil.Process(core).parent()
+
+        assert parent is not None
+        assert parent.pid != rig.host_pid
+        assert parent.num_threads() == 1
+    finally:
+        await rig.engine.close()
 
 
 async def test_a_host_that_cannot_start_says_so_in_its_error(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from ops.sim.request import Arrival, SimRequest
 from services.agent.backends.policies import free_tokens
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.backend import VllmEngine
-from shared.contracts.base import ModelName
+from shared.contracts.base import ModelName, Seconds
 from shared.contracts.qos import Slo
 from solver.scheduling.decision import BatchState, IterationDecision, RequestView
 from solver.scheduling.latency import LatencyTable
@@ -34,15 +34,13 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
 SCHEDULERS = {"fcfs": "RecordedFcfs", "edf": "RecordedEdf", "qoserve": "RecordedQoserve"}
 OUTPUTS = (1, 7, 16, 40, 90)
-SLOS = (
-    Slo(ttft_s=1.0, tbt_s=0.03),
-    Slo(ttlt_s=4.0),
-    Slo(ttft_s=0.4, tbt_s=0.02),
-    Slo(),
-    Slo(ttlt_s=0.01),
-)
-"""The last is late from the start."""
 NUM_REQUESTS = 40
+LOADS = ((0.03, 1.0), (0.01, 1.0), (0.0, 1.0), (0.06, 3.0), (0.1, 9.0), (0.2, 30.0))
+"""
+Seconds between requests, and what their targets are multiplied by.
+
+The first that is too much for the machine, and leaves it some slack, will do.
+"""
 
 
 @dataclass
@@ -74,7 +72,7 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Reco
         )
         for name, scheduler in SCHEDULERS.items()
     )
-    settings = VllmSettings(log_path=str(directory / "vllm.log"), max_resident_engines=1)
+    settings = VllmSettings(log_path=str(directory / "vllm.log"), warm_bytes=0)
     with pytest.MonkeyPatch.context() as patch:
         path = directory / "steps.jsonl"
         patch.setenv(PATH_VARIABLE, str(path))
@@ -88,35 +86,68 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Reco
 async def test_the_simulated_engine_repeats_vllms_iterations(
     engine: RecordedEngine, name: str
 ) -> None:
-    engine.path.unlink(missing_ok=True)
     await engine.rig.bring_up(ModelName(name))
-    outputs = await record_load(engine.rig, ModelName(name))
-    steps = read_steps(engine.path)
-    # Some must have lost their KV and some rested, or the comparison says little.
-    assert sum(len(step.admitted) for step in steps) > NUM_REQUESTS
-    assert any(step.preempted for step in steps)
-    assert name != "qoserve" or any(step.num_held for step in steps)
+    engine.path.unlink(missing_ok=True)
 
-    replayed = replay(name, steps, outputs)
+    steps, outputs = await record_telling_loads(engine, name)
 
-    assert [step.counts for step in replayed] == [step.counts for step in steps]
+    expected = [step.counts for step in steps]
+    assert [step.counts for step in replay(name, steps, outputs)] == expected
 
 
-async def record_load(rig: EngineRig, model: ModelName) -> dict[str, int]:
+async def record_telling_loads(
+    engine: RecordedEngine, name: str
+) -> tuple[list[Step], dict[str, int]]:
+    """
+    Loads until something has happened in one, and their output lengths.
+
+    All of them from the engine's start: the policy remembers pace and answer lengths.
+    """
+    outputs: dict[str, int] = {}
+    for pause_s, scale in LOADS:
+        outputs |= await record_load(engine.rig, ModelName(name), targets(scale), pause_s=pause_s)
+        steps = read_steps(engine.path)
+        if says_much(name, steps, num_requests=len(outputs)):
+            return steps, outputs
+    pytest.fail("nobody lost its KV, or nobody rested: the comparison would say little")
+
+
+def targets(scale: float) -> Sequence[Slo]:
+    """Many kinds, *scale* times as long as on a quiet machine; the last is late from the start."""
+    return (
+        Slo(ttft_s=scale, tbt_s=0.03 * scale),
+        Slo(ttlt_s=4.0 * scale),
+        Slo(ttft_s=0.4 * scale, tbt_s=0.02 * scale),
+        Slo(),
+        Slo(ttlt_s=0.01),
+    )
+
+
+def says_much(name: str, steps: Sequence[Step], *, num_requests: int) -> bool:
+    """Whether some requests lost their KV, and some rested where the policy lets them."""
+    readmitted = sum(len(step.admitted) for step in steps) > num_requests
+    preempted = any(step.preempted for step in steps)
+    rested = name != "qoserve" or any(step.num_held for step in steps)
+    return readmitted and preempted and rested
+
+
+async def record_load(
+    rig: EngineRig, model: ModelName, slos: Sequence[Slo], *, pause_s: Seconds
+) -> dict[str, int]:
     """Serve mixed requests that arrive over a while; their output lengths by id."""
     outputs: dict[str, int] = {}
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(180), asyncio.TaskGroup() as group:
         for index in range(NUM_REQUESTS):
             request = rig.request(
                 prompt_of(20 + 137 * index % 700, first=index),
                 greedy(OUTPUTS[index % len(OUTPUTS)]),
                 model=model,
-                slo=SLOS[index % 7 % len(SLOS)],
+                slo=slos[index % 7 % len(slos)],
                 arrived_at=time.time(),
             )
             outputs[request.request_id] = OUTPUTS[index % len(OUTPUTS)]
             group.create_task(rig.answer(request))
-            await asyncio.sleep(0.03 if index % 8 else 0.1)
+            await asyncio.sleep(pause_s if index % 8 else 3 * pause_s)
     await rig.settled()
     return outputs
 

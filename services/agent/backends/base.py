@@ -25,11 +25,16 @@ class Capability(Enum):
     SCHEDULING = "scheduling"
     """Obeys `set_scheduling` on a running engine."""
     CHECKPOINT = "checkpoint"
-    """Keeps KV of evicted requests on the host and restores it."""
+    """
+    Copies the KV of requests with `checkpointed` to host memory. Any request that begins then or
+    comes back takes what it can from there instead of computing it.
+    """
     LAYER_PREEMPTION = "layer_preemption"
     """Drops best-effort work inside a forward pass."""
     TELEMETRY = "telemetry"
     """Reports iterations."""
+    WARM_START = "warm_start"
+    """Brings models into host memory ahead of time, and gives them up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,9 @@ class EngineRequest:
     """One generation, in tokens. `progress` was generated before and is not generated again."""
 
     request_id: RequestId
+    """Of this run: the agent names each run of a request anew."""
+    origin: RequestId | None = None
+    """The request of which this is a run; none is one that has no other."""
     model: ModelName
     prompt: Tokens
     sampling: Sampling
@@ -51,6 +59,8 @@ class EngineRequest:
     priority: int | None = None
     """Smaller first, for engines that order by such a number; none is by QoS class."""
     adapter: str | None = None
+    checkpointed: bool = False
+    """Copy its KV to host memory as it grows, where the backend can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +83,26 @@ class SchedulingTotals:
     """Requests that lost their KV, by decision or for want of memory."""
     relegated: int = 0
     """Requests that ended relegated."""
+    layer_preemptions: int = 0
+    """Iterations that lost their best-effort part on demand, between two layers."""
+    dropped_tokens: int = 0
+    """Best-effort tokens that were scheduled in an iteration and dropped."""
+    yield_s: Seconds = 0.0
+    """From demands for layer-wise preemption to their safepoints, all together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointTotals:
+    """KV copied to host memory and back since the active model's engine began."""
+
+    saved_blocks: int = 0
+    restored_blocks: int = 0
+    saved_bytes: int = 0
+    restored_bytes: int = 0
+    save_s: Seconds = 0.0
+    """Of the engine's own time."""
+    restore_s: Seconds = 0.0
+    """Of copying, which may go on beside the forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +116,15 @@ class EngineSnapshot:
     kv_capacity_tokens: int
     max_running: int
     models: tuple[ModelState, ...] = ()
+    warm_capacity_bytes: int = 0
+    """Host memory for all warm models."""
     token_budget: int = 0
     """Of the last iteration."""
     scheduling: SchedulingTotals = field(default_factory=SchedulingTotals)
+    checkpoints: CheckpointTotals = field(default_factory=CheckpointTotals)
+    host_kv_bytes: int = 0
+    """Host memory that copies of the active model's KV take."""
+    host_kv_capacity_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +188,30 @@ class EngineBackend(Protocol):
         """
         ...
 
+    async def warm(self, model: ModelName) -> Seconds:
+        """
+        Bring *model* into host memory, so that activating it is cheap, while others are served.
+
+        Returns:
+            Seconds it took; 0 when it was active or warm already.
+
+        Raises:
+            NoRoomError: Warm models fill their part of host memory; none gives way for another.
+            UnsupportedError: No such capability.
+            EngineError: Unknown model, or it cannot be loaded.
+        """
+        ...
+
+    async def cool(self, model: ModelName) -> None:
+        """
+        Take *model* out of host memory; nothing happens when it is cold.
+
+        Raises:
+            UnsupportedError: No such capability.
+            EngineError: Unknown model, or it is active.
+        """
+        ...
+
     def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
         """
         Run *request* on the active model and yield tokens as they come.
@@ -161,7 +221,8 @@ class EngineBackend(Protocol):
         output with a `finish_reason`, or without one when the request was aborted.
 
         Raises:
-            EngineError: The model is not active; a sampling field cannot be honoured; with
+            NotActiveError: Another model is active, or is being activated.
+            EngineError: A sampling field cannot be honoured; with
                 `engine_dead`, the engine died under the request.
         """
         ...
@@ -177,6 +238,29 @@ class EngineBackend(Protocol):
     async def set_scheduling(self, parameters: SchedulingParameters) -> None:
         """
         Change the scheduling of the running engine.
+
+        Raises:
+            UnsupportedError: No such capability.
+        """
+        ...
+
+    async def clear_caches(self) -> None:
+        """
+        Forget all KV that no running request owns: prefix caches and host copies.
+
+        Raises:
+            EngineError: The engine is not running.
+        """
+        ...
+
+    async def preempt_now(self) -> bool:
+        """
+        Drop the best-effort part of the running iteration at the next safepoint.
+
+        The rest of the iteration is computed, and nothing of what was dropped counts.
+
+        Returns:
+            Whether there is such a part; without a safepoint to come it may still be computed.
 
         Raises:
             UnsupportedError: No such capability.

@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from services.agent.backends.policies import PolicyName, SchedulingSettings
-from shared.contracts.base import Seconds
 from shared.contracts.estimates import LatencyCoefficients
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -31,6 +30,12 @@ class SimulatedSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     kv_capacity_tokens: Positive = 65536
     block_tokens: Positive = 16
     """Tokens in one KV block."""
+    host_kv_tokens: Annotated[int, Meta(ge=0)] = 131072
+    """Room in host memory for KV checkpoints; 0 is none of them."""
+    kv_bytes_per_token: Positive = 2048
+    """Size of KV, for what is reported of checkpoints."""
+    host_copy_s_per_token: NonNegativeSeconds = 1e-6
+    """Time to copy KV to host memory or back."""
     mean_output_tokens: Annotated[int, Meta(ge=2)] = 128
     """Of answers that nothing else ends."""
     first_token: Annotated[int, Meta(ge=0)] = 8
@@ -41,10 +46,14 @@ class SimulatedSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Time to activate a model that waits in host memory."""
     cold_activation_s: NonNegativeSeconds = 1.0
     """Time to activate a model from storage."""
-    max_resident_models: Positive = 2
-    """The active model and those in host memory."""
+    warm_bytes: Annotated[int, Meta(ge=0)] = 2 << 30
+    """Host memory for warm models; each takes what its weights do, and 512 MiB."""
     crash_on_token: int | None = None
     """Fault injection: a prompt with this token kills the engine."""
+    num_layers: Positive = 32
+    """Of every model; an iteration takes the same time for each."""
+    safepoint_layers: Annotated[int, Meta(ge=0)] = 4
+    """Layers from one safepoint to the next; 0 for an engine without."""
 
 
 class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,10 +61,19 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     python: str | None = None
     """Interpreter that has vLLM; none is the agent's own."""
-    max_resident_engines: Positive = 2
-    """The active engine and parked ones. On a GPU more than one needs `kv_cache_bytes`."""
+    warm_bytes: Annotated[int, Meta(ge=0)] = 2 << 30
+    """
+    Host memory for warm models: engines that are parked, and weights that are held. The active
+    model's is not counted. On a GPU parked engines sleep: weights in host memory, no KV.
+    """
     kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
     """KV memory of each engine; none is 128 MiB on a CPU, and vLLM's own choice on a GPU."""
+    host_kv_bytes: Annotated[int, Meta(ge=0)] | None = None
+    """
+    Host memory of each engine for KV checkpoints; 0 is none of them. CPU only: none is 256 MiB
+    there if the model allows checkpoints, and 0 on a GPU, where `engine_args` may set vLLM's own
+    `kv_offloading_size`.
+    """
     policy: PolicyName | Literal["stock"] = "qoserve"
     """Who decides what each iteration computes: a policy of ours in the engine core, or vLLM."""
     scheduling: SchedulingSettings = SchedulingSettings()
@@ -81,6 +99,12 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """None is float32 on a CPU, and the model's own on a GPU."""
     eager: bool = True
     """Run without compiling the model or capturing graphs."""
+    safepoint_layers: Annotated[int, Meta(ge=0)] | None = None
+    """
+    Layers from one safepoint to the next, where an arriving request with targets may have
+    best-effort work dropped (ConServe §4.3); 0 for an engine without. None is 4 where that was
+    tested, on a CPU with `eager` and synchronous scheduling, and 0 elsewhere. Only with `qoserve`.
+    """
     num_threads: Positive = 1
     """Threads of one engine on a CPU; more than the cores to spare makes it much slower."""
     start_timeout_s: Annotated[float, Meta(gt=0)] = 180.0
@@ -102,7 +126,3 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Name in `services.agent.backends.registry`."""
     simulated: SimulatedSettings = SimulatedSettings()
     vllm: VllmSettings = VllmSettings()
-
-
-DEFAULT_ACTIVATION_S: Seconds = 10.0
-"""Expected time of a cold activation that was never measured."""

@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 
 import msgspec
 import structlog
 
 from services.agent.backends.base import (
-    Capability,
+    CheckpointTotals,
     EngineIdentity,
     EngineOutput,
     EngineRequest,
@@ -19,14 +20,18 @@ from services.agent.backends.base import (
 )
 from services.agent.backends.checks import check_request, finished_already, vocab_size_of
 from services.agent.backends.policies import create_policy
-from services.agent.backends.residency import ResidencyTable
 from services.agent.backends.settings import SimulatedSettings
-from services.agent.backends.simulated.core import IterationResult, SimulatedEngineCore
+from services.agent.backends.simulated.core import SimulatedEngineCore
+from services.agent.backends.simulated.identity import identity_of
+from services.agent.backends.simulated.models import SimulatedModels
+from services.agent.backends.simulated.safepoints import Passage, has_safepoints
+from services.agent.backends.simulated.schedule import IterationResult
 from services.agent.backends.stream import OutputStream
 from shared.contracts.base import ModelName, RequestId, Seconds
-from shared.contracts.errors import EngineError
+from shared.contracts.errors import EngineError, NotActiveError, UnsupportedError
 from shared.contracts.models import ModelEntry
-from shared.contracts.telemetry import Iteration, Residency
+from shared.contracts.qos import QosClass
+from shared.contracts.telemetry import Iteration
 from shared.runtime.clock import Clock
 from solver.scheduling.latency import LatencyTable
 
@@ -57,15 +62,11 @@ class SimulatedEngine:
         self._entries = {entry.name: _fitted(entry, settings) for entry in entries}
         self._settings = settings
         self._clock = clock
-        self._residency = ResidencyTable(
-            self._entries,
-            capacity=settings.max_resident_models,
-            prior_s={
-                Residency.WARM: settings.warm_activation_s,
-                Residency.COLD: settings.cold_activation_s,
-            },
-        )
+        self._models = SimulatedModels(self._entries.values(), settings)
+        self._residency = self._models.residency
+        self._is_activating = False
         self._core: SimulatedEngineCore | None = None
+        self._passage = Passage(settings)
         self._vocab_size: int | None = None
         self._limits = SchedulingParameters(
             token_budget=settings.token_budget, max_running=settings.max_running
@@ -77,13 +78,7 @@ class SimulatedEngine:
 
     @property
     def identity(self) -> EngineIdentity:
-        return EngineIdentity(
-            engine="simulated",
-            device="simulated",
-            capabilities=frozenset(
-                {Capability.MODEL_SWAP, Capability.SCHEDULING, Capability.TELEMETRY}
-            ),
-        )
+        return identity_of(self._settings)
 
     async def prepare(self) -> None:
         """Nothing takes time here."""
@@ -93,25 +88,22 @@ class SimulatedEngine:
             self._loop_task = asyncio.create_task(self._serve(), name="simulated-engine")
 
     async def activate(self, model: ModelName) -> Seconds:
-        entry = self._entries.get(model)
-        if entry is None:
-            raise EngineError(f"the engine has no model {model!r}")
+        entry = self._require_known(model)
         self._require_alive()
-        if model == self._residency.active:
+        activation = self._residency.activation(model)
+        if activation is None:
             return 0.0
         if self._streams:
             raise EngineError(f"{len(self._streams)} requests are running")
-        source = self._residency.residency(model)
-        self._residency.drop(self._residency.victims(model))
-        duration_s = (
-            self._settings.warm_activation_s
-            if source is Residency.WARM
-            else self._settings.cold_activation_s
-        )
-        await asyncio.sleep(duration_s * self._settings.time_scale)
+        self._is_activating = True
+        try:
+            duration_s = await self._models.load(activation)
+        finally:
+            self._is_activating = False
         self._require_alive()
-        self._residency.activated(model, source, duration_s)
+        self._residency.activated(activation, duration_s)
         self._vocab_size = vocab_size_of(entry)
+        self._passage = Passage(self._settings)
         self._core = SimulatedEngineCore(
             entry,
             self._settings,
@@ -127,11 +119,22 @@ class SimulatedEngine:
         self._apply_limits()
         return duration_s
 
+    async def warm(self, model: ModelName) -> Seconds:
+        self._require_known(model)
+        self._require_alive()
+        duration_s = await self._models.warm(model)
+        self._require_alive()
+        return duration_s
+
+    async def cool(self, model: ModelName) -> None:
+        self._require_known(model)
+        self._models.cool(model)
+
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
         core = self._core
-        if core is None or request.model != self._residency.active:
+        if core is None or request.model != self._residency.active or self._is_activating:
             self._require_alive()
-            raise EngineError(f"model {request.model!r} is not active")
+            raise NotActiveError(f"model {request.model!r} is not active")
         entry = self._entries[request.model]
         if reason := finished_already(entry, request):
             yield EngineOutput(token_ids=(), finish_reason=reason)
@@ -145,6 +148,7 @@ class SimulatedEngine:
         stream = self._streams[request.request_id] = OutputStream()
         core.add(request)
         self._work.set()
+        self._on_arrival(core, request)
         try:
             async for output in stream.outputs():
                 yield output
@@ -162,6 +166,16 @@ class SimulatedEngine:
         self._limits = parameters
         self._apply_limits()
 
+    async def clear_caches(self) -> None:
+        self._require_alive()
+        if self._core is not None:
+            self._core.clear_caches()
+
+    async def preempt_now(self) -> bool:
+        if not has_safepoints(self._settings):
+            raise UnsupportedError("engine.simulated has no safepoints with these settings")
+        return self._passage.preempt()
+
     def snapshot(self) -> EngineSnapshot:
         core = self._core
         return EngineSnapshot(
@@ -172,8 +186,12 @@ class SimulatedEngine:
             kv_capacity_tokens=self._settings.kv_capacity_tokens,
             max_running=self._settings.max_running if core is None else core.max_running,
             models=self._residency.states(),
+            warm_capacity_bytes=self._settings.warm_bytes,
             token_budget=0 if core is None else core.last_budget_tokens,
-            scheduling=SchedulingTotals() if core is None else core.totals,
+            scheduling=SchedulingTotals() if core is None else self._totals(core),
+            checkpoints=CheckpointTotals() if core is None else core.memory.host.totals,
+            host_kv_bytes=0 if core is None else core.memory.host.used_bytes,
+            host_kv_capacity_bytes=0 if core is None else core.memory.host.capacity_bytes,
         )
 
     def drain_iterations(self) -> tuple[Iteration, ...]:
@@ -191,6 +209,31 @@ class SimulatedEngine:
         if task is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+    def _require_known(self, model: ModelName) -> ModelEntry:
+        entry = self._entries.get(model)
+        if entry is None:
+            raise EngineError(f"the engine has no model {model!r}")
+        return entry
+
+    def _on_arrival(self, core: SimulatedEngineCore, request: EngineRequest) -> None:
+        if request.slo.qos_class is not QosClass.BEST_EFFORT:
+            now = self._clock.now()
+            due_at = request.slo.planning_deadline_at(request.arrived_at or now)
+            prefills_s = core.online_prefills_s()
+            self._passage.arrived(
+                slack_s=due_at - now,
+                prefill_s=prefills_s[request.request_id] - self._settings.latency.constant_s,
+                online_s=sum(prefills_s.values()),
+            )
+
+    def _totals(self, core: SimulatedEngineCore) -> SchedulingTotals:
+        return replace(
+            core.totals,
+            layer_preemptions=self._passage.layer_preemptions,
+            dropped_tokens=self._passage.dropped_tokens,
+            yield_s=self._passage.yield_s,
+        )
 
     def _require_alive(self) -> None:
         if not self.alive:
@@ -230,11 +273,14 @@ class SimulatedEngine:
                 await self._work.wait()
                 due = loop.time()
                 continue
-            result = core.iterate(self._clock.now())
-            duration_s = result.duration_s if result.iteration is not None else _IDLE_S
-            due = max(due, loop.time() - _MAX_LAG_S) + duration_s * self._settings.time_scale
-            await asyncio.sleep(max(0.0, due - loop.time()))
-            self._deliver(result)
+            begun = core.begin(self._clock.now())
+            begun_at = max(due, loop.time() - _MAX_LAG_S)
+            if begun.parts:
+                due = await self._passage.spend(begun, begun_at)
+            else:
+                due = begun_at + _IDLE_S * self._settings.time_scale
+                await asyncio.sleep(max(0.0, due - loop.time()))
+            self._deliver(core.finish(begun))
 
     def _deliver(self, result: IterationResult) -> None:
         if result.iteration is not None:

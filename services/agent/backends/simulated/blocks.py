@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from services.agent.backends.host_index import BlockHash
 from shared.contracts.requests import Tokens
-
-BlockHash = bytes
 
 
 def block_hashes(
@@ -91,6 +90,11 @@ class BlockPool:
             self._forget(block)
             self._by_content[content] = block
             self._content[block] = content
+
+    def forget_unused(self) -> None:
+        """Free blocks contain nothing any more."""
+        for block in self._free:
+            self._forget(block)
 
     def release(self, blocks: Sequence[int]) -> None:
         """One user less for each of *blocks*; the sequence's last block is reused first."""

@@ -4,45 +4,24 @@ The simulated engine core: continuous batching on a model of vLLM's scheduler an
 Pure and synchronous. Real-time serving and the trace simulator drive the same object.
 """
 
-from dataclasses import dataclass
-
 from services.agent.backends.base import EngineRequest, SchedulingTotals
 from services.agent.backends.checks import output_room, stop_tokens
 from services.agent.backends.policies import UNLIMITED_TOKENS, free_tokens, is_relegated
 from services.agent.backends.settings import SimulatedSettings
-from services.agent.backends.simulated.blocks import BlockPool, block_hashes
+from services.agent.backends.simulated.memory import KvMemory
 from services.agent.backends.simulated.run import Run
-from services.agent.backends.simulated.schedule import Schedule
+from services.agent.backends.simulated.schedule import IterationResult, Pass, Schedule, TokenOutput
 from services.agent.backends.simulated.tokens import TokenSource
 from shared.contracts.base import RequestId, Seconds, UnixTime
 from shared.contracts.models import ModelEntry
-from shared.contracts.requests import FinishReason
-from shared.contracts.telemetry import Iteration
+from shared.contracts.qos import QosClass
+from solver.prediction.latency_model import predict_s
 from solver.scheduling.decision import (
     BatchState,
     IterationOutcome,
     RequestView,
     SchedulingPolicy,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
-    """One token of one request, ready when its iteration is over."""
-
-    request_id: RequestId
-    token_id: int
-    finish_reason: FinishReason | None
-    cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IterationResult:
-    """One iteration. Nothing was computed if the policy held all that could run."""
-
-    duration_s: Seconds
-    outputs: tuple[TokenOutput, ...]
-    iteration: Iteration | None
 
 
 class SimulatedEngineCore:
@@ -71,7 +50,7 @@ class SimulatedEngineCore:
         self._token_budget = settings.token_budget
         self._max_running = settings.max_running
         self._block_tokens = settings.block_tokens
-        self._pool = BlockPool(settings.kv_capacity_tokens // settings.block_tokens)
+        self.memory = KvMemory(settings)
         self._running: list[Run] = []
         self._waiting: dict[RequestId, Run] = {}
         self._stalled = False
@@ -90,7 +69,7 @@ class SimulatedEngineCore:
     @property
     def kv_utilization(self) -> float:
         """Share of KV that unfinished requests hold, 0..1."""
-        return self._pool.utilization
+        return self.memory.pool.utilization
 
     @property
     def totals(self) -> SchedulingTotals:
@@ -119,6 +98,9 @@ class SimulatedEngineCore:
             num_tokens_before=len(request.progress),
             min_tokens=request.sampling.min_tokens,
             stops=stops,
+            checkpointed=request.checkpointed,
+            origin=request.origin or request.request_id,
+            best_effort=request.slo.qos_class is QosClass.BEST_EFFORT,
             source=TokenSource(
                 request,
                 stops,
@@ -128,6 +110,7 @@ class SimulatedEngineCore:
             ),
         )
         self._waiting[run.request_id] = run
+        self.memory.host.track(run)
         self._policy.add(
             RequestView(
                 request_id=run.request_id,
@@ -149,14 +132,19 @@ class SimulatedEngineCore:
             if run is None:
                 return
             self._running.remove(run)
+        self.memory.host.leave(run)
         self._leave(run)
 
-    def iterate(self, now: UnixTime) -> IterationResult:
-        """
-        Compute one iteration that begins *now*.
+    def clear_caches(self) -> None:
+        """Forget all KV that no running request owns; their host copies are made anew."""
+        self.memory.clear(self._running)
 
-        Its outputs exist when `duration_s` has passed, unless their request is aborted before.
-        """
+    def iterate(self, now: UnixTime) -> IterationResult:
+        """Begin an iteration *now* and finish it."""
+        return self.finish(self.begin(now))
+
+    def begin(self, now: UnixTime) -> Pass:
+        """Decide what is computed from *now* on, and allocate the memory for it."""
         schedule = Schedule(self._policy.decide(now, self._batch_state()), self._token_budget)
         self.last_budget_tokens = schedule.budget_tokens
         stopped = [run for run in self._running if run.request_id in schedule.decision.preempted]
@@ -169,7 +157,12 @@ class SimulatedEngineCore:
         # The policy wanted what memory does not allow. Nobody rests next time, and whoever is
         # first in order starts if there is room.
         self._stalled = not schedule.parts
-        iteration = schedule.iteration(self._settings.latency)
+        begun = Pass(
+            schedule.parts,
+            self._settings.latency,
+            self.memory.host.take_due_s() if schedule.parts else 0.0,
+        )
+        iteration = begun.iteration()
         self._policy.observe(
             now + iteration.duration_s,
             IterationOutcome(
@@ -178,12 +171,28 @@ class SimulatedEngineCore:
                 preempted=tuple(run.request_id for run in (*stopped, *starved)),
             ),
         )
-        outputs = (self._advance(run, count) for run, count in schedule.parts)
+        return begun
+
+    def finish(self, begun: Pass) -> IterationResult:
+        """What *begun* has left of it is computed; requests aborted since give nothing."""
+        iteration = begun.iteration()
+        outputs = (self._advance(run, count) for run, count in begun.parts if not run.ended)
         return IterationResult(
             duration_s=iteration.duration_s,
             outputs=tuple(output for output in outputs if output is not None),
-            iteration=iteration if schedule.parts else None,
+            iteration=iteration if begun.parts else None,
         )
+
+    def online_prefills_s(self) -> dict[RequestId, Seconds]:
+        """Predicted time of the prefill of each waiting request with targets."""
+        latency = self._settings.latency
+        return {
+            run.request_id: predict_s(
+                latency, compute_tokens=run.num_prefill_tokens, context_tokens=0
+            )
+            for run in self._waiting.values()
+            if not run.best_effort
+        }
 
     def _batch_state(self) -> BatchState:
         return BatchState(
@@ -193,7 +202,7 @@ class SimulatedEngineCore:
             max_budget_tokens=self._token_budget,
             free_kv_tokens=UNLIMITED_TOKENS
             if self._stalled
-            else free_tokens(self._pool.num_free, self._block_tokens),
+            else free_tokens(self.memory.pool.num_free, self._block_tokens),
         )
 
     def _schedule_running(self, schedule: Schedule) -> list[Run]:
@@ -208,7 +217,7 @@ class SimulatedEngineCore:
                 self._num_held += 1
                 continue
             count = schedule.share(run)
-            while not self._grow(run, count):
+            while not self.memory.grow(run, count):
                 starved.append(self._running[-1])
                 self._preempt(self._running[-1])
                 if starved[-1] is run:
@@ -223,68 +232,41 @@ class SimulatedEngineCore:
             if schedule.budget_tokens == 0 or len(self._running) >= self._max_running:
                 break
             run = self._waiting[request_id]
-            if not self._take_prefix(run):
+            if not self.memory.begin(run):
                 break
             self._running.append(run)
             admitted.append(run)
             count = schedule.share(run)
-            self._grow(run, count)
+            self.memory.grow(run, count)
             schedule.take(run, count)
         for run in admitted:
             del self._waiting[run.request_id]
         return admitted
 
-    def _take_prefix(self, run: Run) -> bool:
-        """Reuse cached blocks if the whole prompt then fits into free memory."""
-        size = self._block_tokens
-        run.hashes = block_hashes(tuple(run.tokens), size, run.hashes)
-        # The last token is always computed: it gives the first output.
-        hits = self._pool.cached_prefix(run.hashes[: (len(run.tokens) - 1) // size])
-        needed = -(-len(run.tokens) // size) - len(hits)
-        if needed > self._pool.num_free - self._pool.num_unused(hits):
-            return False
-        self._pool.take(hits)
-        run.blocks = hits
-        run.num_computed_tokens = len(hits) * size
-        if run.cached_tokens is None:
-            run.cached_tokens = run.num_computed_tokens
-        return True
-
-    def _grow(self, run: Run, count: int) -> bool:
-        """Blocks for *count* more tokens; false, and nothing taken, if there are too few."""
-        end = run.num_computed_tokens + count
-        blocks = self._pool.allocate(max(0, -(-end // self._block_tokens) - len(run.blocks)))
-        if blocks is None:
-            return False
-        run.blocks.extend(blocks)
-        return True
-
     def _preempt(self, run: Run) -> None:
         self._num_preempted += 1
         self._running.remove(run)
-        self._pool.release(run.blocks)
+        self.memory.pool.release(run.blocks)
         run.preempt()
         self._waiting[run.request_id] = run
 
     def _leave(self, run: Run) -> None:
-        self._pool.release(run.blocks)
+        run.ended = True
+        self.memory.pool.release(run.blocks)
         self._num_relegated += is_relegated(self._policy, run.request_id)
         self._policy.remove(run.request_id)
 
     def _advance(self, run: Run, count: int) -> TokenOutput | None:
-        size = self._block_tokens
-        first_full = run.num_computed_tokens // size
-        run.num_computed_tokens += count
-        num_full = run.num_computed_tokens // size
-        if num_full > len(run.hashes):
-            run.hashes = block_hashes(tuple(run.tokens), size, run.hashes)
-        for index in range(first_full, num_full):
-            self._pool.remember(run.blocks[index], run.hashes[index])
+        self.memory.compute(run, count)
         if run.num_computed_tokens < len(run.tokens):
+            self.memory.save(run)
             return None
         token, finish_reason = run.generate()
         cached, run.cached_tokens = run.cached_tokens or 0, 0
         if finish_reason is not None:
             self._running.remove(run)
+            self.memory.host.release(run)
             self._leave(run)
+        else:
+            self.memory.save(run)
         return TokenOutput(run.request_id, token, finish_reason, cached)

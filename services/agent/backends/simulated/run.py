@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from services.agent.backends.simulated.blocks import BlockHash
+from services.agent.backends.host_index import BlockHash
 from services.agent.backends.simulated.tokens import TokenSource
 from shared.contracts.base import RequestId
 from shared.contracts.requests import FinishReason, Tokens
@@ -28,6 +28,13 @@ class Run:
     min_tokens: int
     stops: Tokens
     source: TokenSource
+    checkpointed: bool = False
+    origin: str = ""
+    """The request of which it is a run."""
+    best_effort: bool = False
+    """It has no target."""
+    ended: bool = False
+    """It finished or was aborted."""
     num_computed_tokens: int = 0
     num_output_tokens: int = 0
     cached_tokens: int | None = None
@@ -35,6 +42,8 @@ class Run:
     blocks: list[int] = field(default_factory=list)
     hashes: list[BlockHash] = field(default_factory=list)
     """Of the full blocks so far."""
+    num_saved: int = 0
+    """Blocks with a copy in host memory, since the run last got KV memory."""
 
     @property
     def is_prefill(self) -> bool:
@@ -43,7 +52,7 @@ class Run:
     def preempt(self) -> None:
         """All is to be computed again; what was generated stays."""
         self.num_prefill_tokens = len(self.tokens)
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_saved = 0
         self.blocks.clear()
 
     def generate(self) -> tuple[int, FinishReason | None]:

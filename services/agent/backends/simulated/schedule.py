@@ -1,10 +1,36 @@
 """What one iteration computes, while it is being put together."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+
 from services.agent.backends.simulated.run import Run
+from shared.contracts.base import RequestId, Seconds
 from shared.contracts.estimates import LatencyCoefficients
+from shared.contracts.requests import FinishReason
 from shared.contracts.telemetry import Iteration
 from solver.prediction.latency_model import predict_s
 from solver.scheduling.decision import IterationDecision
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """One token of one request, ready when its iteration is over."""
+
+    request_id: RequestId
+    token_id: int
+    finish_reason: FinishReason | None
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationResult:
+    """One iteration. Nothing was computed if the policy held all that could run."""
+
+    duration_s: Seconds
+    outputs: tuple[TokenOutput, ...]
+    iteration: Iteration | None
 
 
 class Schedule:
@@ -14,9 +40,6 @@ class Schedule:
         self.decision = decision
         self.parts: list[tuple[Run, int]] = []
         self.budget_tokens = max(1, min(decision.token_budget, max_budget_tokens))
-        self._compute_tokens = 0
-        self._context_tokens = 0
-        self._num_decodes = 0
 
     def is_held(self, run: Run) -> bool:
         """The policy lets *run* rest; decodes never do."""
@@ -32,18 +55,48 @@ class Schedule:
         """*run* computes *count* tokens; its memory is allocated."""
         self.parts.append((run, count))
         self.budget_tokens -= count
-        self._compute_tokens += count
-        self._context_tokens += run.num_computed_tokens
-        self._num_decodes += not run.is_prefill
 
-    def iteration(self, latency: LatencyCoefficients) -> Iteration:
-        """The iteration as telemetry reports it; takes no time if it computes nothing."""
-        duration_s = predict_s(
-            latency, compute_tokens=self._compute_tokens, context_tokens=self._context_tokens
-        )
-        return Iteration(
-            compute_tokens=self._compute_tokens,
-            context_tokens=self._context_tokens,
-            num_decodes=self._num_decodes,
-            duration_s=duration_s if self.parts else 0.0,
-        )
+
+@dataclass(slots=True)
+class Pass:
+    """One iteration that has begun; until it is over nothing of it counts."""
+
+    parts: list[tuple[Run, int]]
+    latency: LatencyCoefficients
+    copy_s: Seconds = 0.0
+    """For copies of KV before it."""
+
+    def iteration(self) -> Iteration:
+        """As telemetry reports it; takes no time if it computes nothing."""
+        computed = iteration_of(self.parts, self.latency)
+        if not self.parts:
+            return computed
+        return structs.replace(computed, duration_s=computed.duration_s + self.copy_s)
+
+    @property
+    def offline_tokens(self) -> int:
+        """Of requests without target."""
+        return sum(count for run, count in self.parts if run.best_effort)
+
+    def drop_offline(self) -> int:
+        """
+        Leave best-effort requests out; returns their tokens.
+
+        As in vLLM the rest is computed from the first layer then.
+        """
+        dropped = self.offline_tokens
+        self.parts = [(run, count) for run, count in self.parts if not run.best_effort]
+        return dropped
+
+
+def iteration_of(parts: Sequence[tuple[Run, int]], latency: LatencyCoefficients) -> Iteration:
+    """The iteration that computes *parts*, before it does."""
+    compute_tokens = sum(count for _, count in parts)
+    context_tokens = sum(run.num_computed_tokens for run, _ in parts)
+    duration_s = predict_s(latency, compute_tokens=compute_tokens, context_tokens=context_tokens)
+    return Iteration(
+        compute_tokens=compute_tokens,
+        context_tokens=context_tokens,
+        num_decodes=sum(not run.is_prefill for run, _ in parts),
+        duration_s=duration_s if parts else 0.0,
+    )

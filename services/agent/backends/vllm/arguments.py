@@ -1,5 +1,6 @@
 """vLLM's engine arguments for a model; decided in the front, used in the host."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,17 @@ import msgspec
 
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.core_settings import CONFIG_KEY, CoreSettings
+from services.agent.backends.vllm.workers import (
+    CPU_WORKER,
+    SAFEPOINT_WORKERS,
+    WITHOUT_SAFEPOINTS,
+)
 from shared.contracts.models import ModelEntry
 
-_CPU_KV_CACHE_BYTES = 128 << 20
+CPU_KV_CACHE_BYTES = 128 << 20
 _CPU_BLOCK_TOKENS = 32
+_SAFEPOINT_LAYERS = 4
+_CPU_HOST_KV_BYTES = 256 << 20
 _PACKAGE = "services.agent.backends.vllm"
 _STOCK = (
     f"{_PACKAGE}.scheduler.TimedScheduler",
@@ -21,6 +29,43 @@ _POLICY = (
     f"{_PACKAGE}.policy_scheduler.AsyncPolicyScheduler",
 )
 """Scheduler classes: synchronous, asynchronous."""
+_PREEMPTIBLE = f"{_PACKAGE}.layer_preemption.PreemptibleScheduler"
+
+
+def safepoint_layers(settings: VllmSettings, *, is_cpu: bool) -> int:
+    """Layers between safepoints; 0 without: other policies would go on with what was dropped."""
+    if settings.policy != "qoserve":
+        return 0
+    if settings.safepoint_layers is not None:
+        return settings.safepoint_layers
+    tested = is_cpu and settings.eager and not settings.async_scheduling
+    return _SAFEPOINT_LAYERS if tested else 0
+
+
+def has_checkpoints(settings: VllmSettings, *, is_cpu: bool) -> bool:
+    """Whether engines copy KV to host memory, as far as their model allows it."""
+    return is_cpu and settings.host_kv_bytes != 0
+
+
+def _checkpoints(settings: VllmSettings) -> dict[str, Any]:
+    """Keyword arguments of `KVTransferConfig`."""
+    required = settings.host_kv_bytes is not None
+    return {
+        "kv_connector": "HostKvConnector",
+        "kv_connector_module_path": f"{_PACKAGE}.kv.connector",
+        "kv_role": "kv_both",
+        # What cannot be loaded is computed.
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "host_kv_bytes": host_kv_bytes(settings),
+            "required": required,
+        },
+    }
+
+
+def host_kv_bytes(settings: VllmSettings) -> int:
+    """Budget of one engine's host copies of KV on a CPU."""
+    return _CPU_HOST_KV_BYTES if settings.host_kv_bytes is None else settings.host_kv_bytes
 
 
 def engine_arguments(
@@ -37,6 +82,8 @@ def engine_arguments(
     """
     arguments: dict[str, Any] = {
         "model": entry.path,
+        # So that parked engines give the device up.
+        "enable_sleep_mode": not is_cpu,
         "max_model_len": entry.max_model_len,
         "skip_tokenizer_init": True,
         "enforce_eager": settings.eager,
@@ -48,6 +95,7 @@ def engine_arguments(
         "scheduler_cls": (_STOCK if settings.policy == "stock" else _POLICY)[
             settings.async_scheduling
         ],
+        "worker_cls": CPU_WORKER if is_cpu else "auto",
         "additional_config": {
             CONFIG_KEY: msgspec.to_builtins(
                 CoreSettings(
@@ -55,16 +103,30 @@ def engine_arguments(
                     policy="fcfs" if settings.policy == "stock" else settings.policy,
                     scheduling=settings.scheduling,
                     latency=settings.latency,
+                    safepoint_layers=safepoint_layers(settings, is_cpu=is_cpu),
+                    safepoints_required=settings.safepoint_layers is not None,
                 )
             )
         },
         "enable_log_requests": False,
         "disable_log_stats": True,
     }
-    kv_cache_bytes = settings.kv_cache_bytes or (_CPU_KV_CACHE_BYTES if is_cpu else None)
+    if safepoint_layers(settings, is_cpu=is_cpu):
+        # With asynchronous scheduling, too: the host says why it does not work.
+        arguments |= {"scheduler_cls": _PREEMPTIBLE, "worker_cls": SAFEPOINT_WORKERS[is_cpu]}
+    kv_cache_bytes = settings.kv_cache_bytes or (CPU_KV_CACHE_BYTES if is_cpu else None)
     if kv_cache_bytes is not None:
         arguments["kv_cache_memory_bytes"] = kv_cache_bytes
     block_tokens = settings.block_tokens or (_CPU_BLOCK_TOKENS if is_cpu else None)
     if block_tokens is not None:
         arguments["block_size"] = block_tokens
+    if has_checkpoints(settings, is_cpu=is_cpu):
+        arguments["kv_transfer_config"] = _checkpoints(settings)
     return arguments | entry.engine_args
+
+
+def without_safepoints(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Engine *arguments* for our policy in an engine that cannot preempt inside a forward pass."""
+    is_async = bool(arguments.get("async_scheduling"))
+    worker = WITHOUT_SAFEPOINTS[arguments["worker_cls"]]
+    return {**arguments, "scheduler_cls": _POLICY[is_async], "worker_cls": worker}

@@ -20,19 +20,22 @@ from services.agent.backends.checks import (
     stop_tokens,
     vocab_size_of,
 )
-from services.agent.backends.residency import ResidencyTable
-from services.agent.backends.settings import DEFAULT_ACTIVATION_S, VllmSettings
+from services.agent.backends.settings import VllmSettings
 from services.agent.backends.stream import OutputStream
-from services.agent.backends.vllm.arguments import engine_arguments
 from services.agent.backends.vllm.availability import vllm_unavailable_reason
+from services.agent.backends.vllm.identity import identity_of
 from services.agent.backends.vllm.link import HostLink
+from services.agent.backends.vllm.models import EngineModels
+from services.agent.backends.vllm.outputs import deliver
 from services.agent.backends.vllm.qos import submission
+from services.agent.backends.vllm.reply import Reply
 from services.agent.backends.vllm.telemetry import EngineTelemetry
 from services.agent.backends.vllm.wire import (
     Abort,
-    Activate,
     Activated,
     ActivationFailed,
+    CachesCleared,
+    ClearCaches,
     EngineDied,
     HostEvent,
     HostReady,
@@ -40,16 +43,11 @@ from services.agent.backends.vllm.wire import (
     RunFailed,
 )
 from shared.contracts.base import ModelName, RequestId, Seconds
-from shared.contracts.errors import EngineError
+from shared.contracts.errors import EngineError, NotActiveError, UnsupportedError
 from shared.contracts.models import ModelEntry
-from shared.contracts.requests import FinishReason
-from shared.contracts.telemetry import Iteration, Residency
+from shared.contracts.telemetry import Iteration
 
 log = structlog.get_logger()
-
-_FINISHES = frozenset({"", *(reason.value for reason in FinishReason)})
-"""What ends an answer well; vLLM also knows `abort`, `error` and `repetition`."""
-_CAPABILITIES = frozenset({Capability.MODEL_SWAP, Capability.SCHEDULING, Capability.TELEMETRY})
 
 
 class VllmEngine:
@@ -65,28 +63,19 @@ class VllmEngine:
         self._entries = {entry.name: entry for entry in entries}
         self._vocab_sizes = {name: vocab_size_of(entry) for name, entry in self._entries.items()}
         self._settings = settings
-        self._residency = ResidencyTable(
-            self._entries,
-            capacity=settings.max_resident_engines,
-            prior_s={Residency.WARM: 0.0, Residency.COLD: DEFAULT_ACTIVATION_S},
-        )
         self._launching = asyncio.Lock()
         self._link: HostLink | None = None
         self._host: HostReady | None = None
         self._alive = False
-        self._activation: asyncio.Future[None] | None = None
+        self._clearing = Reply()
+        self._clear_lock = asyncio.Lock()
         self._streams: dict[RequestId, OutputStream] = {}
         self._telemetry = EngineTelemetry()
+        self._models = EngineModels(self._entries.values(), settings, self._telemetry)
 
     @property
     def identity(self) -> EngineIdentity:
-        """Version and device are known once started."""
-        if self._host is None:
-            return EngineIdentity(engine="vllm", device="unknown", capabilities=_CAPABILITIES)
-        version = self._host.version.partition("+")[0]  # without the build
-        return EngineIdentity(
-            engine=f"vllm-{version}", device=self._host.device, capabilities=_CAPABILITIES
-        )
+        return identity_of(self._settings, self._host)
 
     @property
     def host_pid(self) -> int | None:
@@ -114,55 +103,36 @@ class VllmEngine:
         if self._link is None:
             raise EngineError("the engine host ended before it was ready", engine_dead=True)
         self._host = await self._link.ready()
-        if not self._host.is_cpu and self._settings.kv_cache_bytes is None:
-            # An engine that sizes its KV by itself takes the whole GPU.
-            self._residency.limit(1)
+        self._models.on_host(is_cpu=self._host.is_cpu)
         self._alive = True
         log.info("engine.started", duration_s=round(time.monotonic() - begun, 3))
 
     async def activate(self, model: ModelName) -> Seconds:
-        entry = self._entries.get(model)
-        if entry is None:
-            raise EngineError(f"the engine has no model {model!r}")
+        self._require_known(model)
         link = self._require_alive()
-        if model == self._residency.active:
+        if model == self._models.residency.active and not self._models.is_activating:
             return 0.0
-        if self._streams or self._activation is not None:
-            raise EngineError("requests are running, or another model is being activated")
-        source = self._residency.residency(model)
-        begun = time.monotonic()
-        victims = self._residency.victims(model)
-        self._forget(victims)
-        if source is Residency.COLD:
-            self._telemetry.open(model)
-        arguments = engine_arguments(
-            entry,
-            self._settings,
-            is_cpu=self._host is None or self._host.is_cpu,
-            stats_path=self._telemetry.path(model),
-        )
-        link.send(Activate(model, arguments, victims))
-        self._activation = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(self._settings.activate_timeout_s):
-                await self._activation
-        except TimeoutError:
-            link.kill()
-            raise EngineError(
-                f"{model} was not active within {self._settings.activate_timeout_s} s",
-                engine_dead=True,
-            ) from None
-        finally:
-            self._activation = None
-        duration_s = time.monotonic() - begun
-        self._residency.activated(model, source, duration_s)
-        self._telemetry.limit(model)
-        return duration_s
+        if self._streams:
+            raise EngineError("requests are running")
+        if self._models.is_loading:
+            raise EngineError("another model is being loaded")
+        return await self._models.activate(model, link)
+
+    async def warm(self, model: ModelName) -> Seconds:
+        self._require_known(model)
+        link = self._require_alive()
+        if self._models.is_loading:
+            raise EngineError("another model is being loaded")
+        return await self._models.warm(model, link)
+
+    async def cool(self, model: ModelName) -> None:
+        self._require_known(model)
+        self._models.cool(model, self._require_alive())
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
-        if request.model != self._residency.active or self._activation is not None:
+        if request.model != self._models.residency.active or self._models.is_activating:
             self._require_alive()
-            raise EngineError(f"model {request.model!r} is not active")
+            raise NotActiveError(f"model {request.model!r} is not active")
         link = self._require_alive()
         entry = self._entries[request.model]
         if reason := finished_already(entry, request):
@@ -173,10 +143,13 @@ class VllmEngine:
             raise EngineError(f"request {request.request_id} is running already")
         stream = self._streams[request.request_id] = OutputStream()
         link.send(submission(request, stop_tokens(entry, request)))
+        self._telemetry.arrived(request)
         try:
             async for output in stream.outputs():
+                self._telemetry.answered(request)
                 yield output
         finally:
+            self._telemetry.answered(request)
             self._leave(request.request_id, stream)
 
     async def abort(self, request_id: RequestId) -> None:
@@ -185,25 +158,47 @@ class VllmEngine:
             self._leave(request_id, stream)
 
     async def set_scheduling(self, parameters: SchedulingParameters) -> None:
-        self._telemetry.limit(self._residency.active, parameters)
+        self._telemetry.limit(self._models.residency.active, parameters)
+
+    async def clear_caches(self) -> None:
+        async with self._clear_lock:
+            self._require_alive().send(ClearCaches())
+            timeout_s = self._settings.activate_timeout_s
+            try:
+                await self._clearing.wait(timeout_s)
+            except TimeoutError:
+                raise EngineError(f"caches were not cleared within {timeout_s} s") from None
+
+    async def preempt_now(self) -> bool:
+        if Capability.LAYER_PREEMPTION not in self.identity.capabilities:
+            raise UnsupportedError("engine.vllm has no safepoints with these settings")
+        return self._telemetry.preempt(self._models.residency.active)
+
+    def yields_s(self, since: int = 0) -> list[Seconds]:
+        """Demand to safepoint, of the active engine's latest layer preemptions from *since* on."""
+        return self._telemetry.yields_s(self._models.residency.active, since)
 
     def snapshot(self) -> EngineSnapshot:
-        load = self._telemetry.load(self._residency.active)
+        load = self._telemetry.load(self._models.residency.active)
         running = min(load.running, len(self._streams))
         return EngineSnapshot(
-            model=self._residency.active,
+            model=self._models.residency.active,
             running=running,
             waiting=len(self._streams) - running,
             kv_utilization=load.kv_utilization,
             kv_capacity_tokens=load.kv_capacity_tokens,
             max_running=self._telemetry.max_running(self._settings.max_running),
-            models=self._residency.states(),
+            models=self._models.residency.states(),
+            warm_capacity_bytes=self._settings.warm_bytes,
             token_budget=load.token_budget,
             scheduling=load.scheduling,
+            checkpoints=load.checkpoints,
+            host_kv_bytes=load.host_kv_bytes,
+            host_kv_capacity_bytes=load.host_kv_capacity_bytes,
         )
 
     def drain_iterations(self) -> tuple[Iteration, ...]:
-        return self._telemetry.drain(self._residency.active)
+        return self._telemetry.drain(self._models.residency.active)
 
     @property
     def alive(self) -> bool:
@@ -215,6 +210,7 @@ class VllmEngine:
             link, self._link = self._link, None
         if link is not None:
             await link.close()
+        self._models.close()
         self._telemetry.close()
 
     def _require_alive(self) -> HostLink:
@@ -230,10 +226,9 @@ class VllmEngine:
                 self._link.send(Abort(request_id))
             stream.end()
 
-    def _forget(self, models: tuple[ModelName, ...]) -> None:
-        """The engines of *models* are gone."""
-        self._residency.drop(models)
-        self._telemetry.forget(models)
+    def _require_known(self, model: ModelName) -> None:
+        if model not in self._entries:
+            raise EngineError(f"the engine has no model {model!r}")
 
     def _on_event(self, event: HostEvent) -> None:
         match event:
@@ -243,10 +238,10 @@ class VllmEngine:
                 stream = self._streams.get(RequestId(event.request_id))
                 if stream is not None:
                     stream.fail(EngineError(event.message))
-            case Activated():
-                self._end_activation(None)
-            case ActivationFailed():
-                self._end_activation(EngineError(f"cannot load {event.model}: {event.message}"))
+            case Activated() | ActivationFailed():
+                self._models.on_event(event)
+            case CachesCleared():
+                self._clearing.end(EngineError(event.message) if event.message else None)
             case EngineDied():
                 self._on_engine_died(event)
             case HostReady():
@@ -255,27 +250,14 @@ class VllmEngine:
     def _on_outputs(self, event: Outputs) -> None:
         for run in event.runs:
             stream = self._streams.get(RequestId(run.request_id))
-            if stream is not None and run.finish not in _FINISHES:
-                stream.fail(EngineError(f"the engine ended the run: {run.finish}"))
-            elif stream is not None:
-                stream.push(
-                    run.token_ids,
-                    FinishReason(run.finish) if run.finish else None,
-                    cached_tokens=run.cached_tokens,
-                )
-
-    def _end_activation(self, error: EngineError | None) -> None:
-        if self._activation is not None and not self._activation.done():
-            if error is None:
-                self._activation.set_result(None)
-            else:
-                self._activation.set_exception(error)
+            if stream is not None:
+                deliver(run, stream)
 
     def _on_engine_died(self, event: EngineDied) -> None:
         model = ModelName(event.model)
         log.error("engine.died", model=model, reason=event.message)
-        was_active = model == self._residency.active
-        self._forget((model,))
+        was_active = model == self._models.residency.active
+        self._models.lose_engine(model)
         if was_active:
             self._alive = False
             self._fail_streams(event.message)
@@ -287,8 +269,8 @@ class VllmEngine:
 
     def _end(self, message: str) -> None:
         self._alive = False
-        self._forget(tuple(self._entries))
-        self._end_activation(EngineError(message, engine_dead=True))
+        self._models.lose_engines(message)
+        self._clearing.end(EngineError(message, engine_dead=True))
         self._fail_streams(message)
 
     def _fail_streams(self, message: str) -> None:

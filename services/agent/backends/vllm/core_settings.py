@@ -1,6 +1,7 @@
 """What the front tells our scheduler in the engine core, by way of vLLM's `additional_config`."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,8 +23,32 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scheduling: SchedulingSettings
     latency: LatencyCoefficients
     """Prior of the latency model."""
+    safepoint_layers: int = 0
+    """Layers from one safepoint to the next; 0 for an engine without."""
+    safepoints_required: bool = False
+    """Refuse what cannot have them, instead of serving without."""
 
 
 def core_settings(additional_config: Mapping[str, Any]) -> CoreSettings:
     """Our part of *additional_config*."""
     return msgspec.convert(additional_config[CONFIG_KEY], CoreSettings)
+
+
+def refusal(additional_config: Mapping[str, Any], reason: str) -> ValueError:
+    """
+    To be raised in the engine core where it cannot do what the settings ask for.
+
+    vLLM tells the host no more than that the core has ended, so the reason goes there in a file.
+    """
+    _refusal_path(additional_config).write_text(reason)
+    return ValueError(reason)
+
+
+def refusal_reason(additional_config: Mapping[str, Any]) -> str | None:
+    """Why the engine core refused to start, if it did."""
+    path = _refusal_path(additional_config)
+    return path.read_text() if path.exists() else None
+
+
+def _refusal_path(additional_config: Mapping[str, Any]) -> Path:
+    return Path(core_settings(additional_config).stats_path).with_suffix(".refusal")

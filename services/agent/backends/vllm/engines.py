@@ -1,29 +1,33 @@
 """vLLM engines inside the host process: made by fork where that is safe."""
 
-import importlib
+import contextlib
 import os
+from collections.abc import Iterable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
+import structlog
 import vllm
+from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor.abstract import Executor
 
+from services.agent.backends.vllm.arguments import without_safepoints
+from services.agent.backends.vllm.core_settings import core_settings, refusal_reason
+from services.agent.backends.vllm.engine_processes import forked_cleanly
+from services.agent.backends.vllm.safepoint_checks import safepoint_refusal
 from services.agent.backends.vllm.wire import HostReady
+from services.agent.backends.vllm.workers import SAFEPOINT_WORKERS
 
-_CPU_MODULES = (
-    "vllm.model_executor.model_loader.default_loader",
-    "vllm.v1.attention.backends.cpu_attn",
-    "vllm.v1.core.sched.scheduler",
-    "vllm.v1.engine.core",
-    "vllm.v1.executor.uniproc_executor",
-    "vllm.v1.worker.cpu_worker",
-    "services.agent.backends.vllm.policy_scheduler",
-    "services.agent.backends.vllm.scheduler",
-)
-"""What an engine core imports before it serves; a forked one finds it done."""
+log = structlog.get_logger()
+
+_END_TIMEOUT_S = 10.0
+"""Until killed processes are gone; the system takes their memory apart."""
 
 
 def describe() -> HostReady:
@@ -33,38 +37,93 @@ def describe() -> HostReady:
     return HostReady(version=str(vllm.__version__), device=device, is_cpu=is_cpu)
 
 
-def import_early(architectures: list[str]) -> None:
+def register_early(architectures: Iterable[str]) -> None:
     """
-    Import on a CPU what engine cores need, so that forking one is all there is to do.
+    Import model classes on a CPU, so that vLLM does not start a process to look at each.
 
-    Not on a GPU: there cores are spawned, and importing models here could touch the device.
+    That would import all of vLLM once more. Not on a GPU: importing models could touch it.
     """
     if not current_platform.is_cpu():
         return
-    for name in _CPU_MODULES:
-        importlib.import_module(name)
     for architecture in architectures:
         lazy = ModelRegistry.models.get(architecture)
         if lazy is not None:
-            # Registered as a class it is not inspected in a process of its own, which would
-            # import all of vLLM once more.
             ModelRegistry.register_model(architecture, lazy.load_model_cls())
+
+
+def engine_bytes(engine: AsyncLLM) -> int:
+    """
+    Proportional set size of *engine*'s processes.
+
+    Returns:
+        Bytes; 0 where the system does not tell.
+    """
+    return sum(_proportional_bytes(process.pid or 0) for process in _processes(engine))
+
+
+def end_engine(engine: AsyncLLM) -> None:
+    """
+    Kill *engine*'s processes and wait until their memory is free.
+
+    None has anything to tidy up, and asking them to end takes a second each.
+    """
+    processes = _processes(engine)
+    with contextlib.suppress(EngineDeadError):
+        engine.shutdown(timeout=0)
+    for process in processes:
+        process.join(_END_TIMEOUT_S)
+
+
+def _processes(engine: AsyncLLM) -> tuple[BaseProcess, ...]:
+    manager = getattr(engine.engine_core.resources, "engine_manager", None)
+    return tuple(getattr(manager, "processes", ()))
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    lines = (line.split() for line in rollup.splitlines())
+    return next((1024 * int(words[1]) for words in lines if words[0] == "Pss:"), 0)
 
 
 def make_engine(engine_args: dict[str, Any]) -> AsyncLLM:
     """
-    A running engine with its model loaded. Blocks for seconds; call it in the running loop.
+    A running engine with its model loaded. Blocks for seconds.
 
     Raises:
         Exception: Whatever vLLM raises for arguments or models that it does not take.
     """
+    transfer = engine_args.get("kv_transfer_config")
+    if isinstance(transfer, dict):
+        engine_args = engine_args | {"kv_transfer_config": KVTransferConfig(**transfer)}
     config = AsyncEngineArgs(**engine_args).create_engine_config()
-    # Making the configuration sets "spawn" on a CPU. Fork is safe here as long as this
-    # process has not computed anything with torch; with CUDA it never is.
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork" if current_platform.is_cpu() else "spawn"
-    return AsyncLLM(
-        vllm_config=config,
-        executor_class=Executor.get_class(config),
-        log_stats=False,
-        log_requests=False,
-    )
+    if config.parallel_config.worker_cls in SAFEPOINT_WORKERS.values():
+        # Said here it reaches the front; a core that refuses to start does not get that far.
+        refusal = safepoint_refusal(config)
+        if refusal is not None and core_settings(config.additional_config).safepoints_required:
+            raise ValueError(refusal)
+        if refusal is not None:
+            log.warning("engine.without_safepoints", reason=refusal)
+            return make_engine(without_safepoints(engine_args))
+    try:
+        with forked_cleanly() if current_platform.is_cpu() else _spawned():
+            return AsyncLLM(
+                vllm_config=config,
+                executor_class=Executor.get_class(config),
+                log_stats=False,
+                log_requests=False,
+            )
+    except RuntimeError as error:
+        reason = refusal_reason(config.additional_config)
+        if reason is None:
+            raise
+        raise ValueError(reason) from error
+
+
+@contextlib.contextmanager
+def _spawned() -> Iterator[None]:
+    """Within, engine cores are spawned, as CUDA demands."""
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    yield

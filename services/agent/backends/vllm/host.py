@@ -16,6 +16,8 @@ from pathlib import Path
 
 import structlog
 
+import services.agent.backends.vllm.unneeded  # noqa: F401 - before vLLM
+from services.agent.backends.vllm.engine_processes import start_fork_server
 from services.agent.backends.vllm.orphans import die_with_parent, watch_parent
 
 log = structlog.get_logger()
@@ -24,11 +26,11 @@ log = structlog.get_logger()
 async def serve(connected: socket.socket, architectures: list[str]) -> None:
     """Import vLLM, say so, and serve until the agent is gone or says stop."""
     # Here, not above: whoever imports this module to name it must not import vLLM.
-    from services.agent.backends.vllm.engines import describe, import_early  # noqa: PLC0415
+    from services.agent.backends.vllm.engines import describe, register_early  # noqa: PLC0415
     from services.agent.backends.vllm.serving import EngineHost  # noqa: PLC0415
     from services.agent.backends.vllm.wire import Connection, HostCommand  # noqa: PLC0415
 
-    import_early(architectures)
+    register_early(architectures)
     reader, writer = await asyncio.open_unix_connection(sock=connected)
     connection: Connection[HostCommand] = Connection(reader, writer, HostCommand)
     connection.send(describe())
@@ -47,6 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scratch", type=Path, required=True, help="removed at the end")
     parser.add_argument("--architectures", default="", help="model classes to import early")
     options = parser.parse_args(arguments)
+    start_fork_server(options.architectures)
     watch_parent()
     die_with_parent()
     connected = socket.socket(fileno=options.fd)

@@ -24,6 +24,8 @@ class LatencyLearner:
         self._fit = IterationFit(prior)
         self._max_tokens = max_tokens
         self._next_fit = _FIRST_FIT
+        self.coefficients = prior
+        """As of the table."""
         self.table = LatencyTable.from_coefficients(prior, max_tokens=max_tokens)
 
     def observe(self, work: IterationWork, duration_s: Seconds) -> LatencyTable | None:
@@ -33,7 +35,8 @@ class LatencyLearner:
             return None
         # At 16, 32 and 64, then every 64.
         self._next_fit = self._fit.count + min(self._fit.count, _FIT_PERIOD)
-        self.table = LatencyTable.from_coefficients(self._fit.fit(), max_tokens=self._max_tokens)
+        self.coefficients = self._fit.fit()
+        self.table = LatencyTable.from_coefficients(self.coefficients, max_tokens=self._max_tokens)
         return self.table
 
     def predict_s(self, work: IterationWork) -> Seconds:

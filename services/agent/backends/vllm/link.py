@@ -102,12 +102,10 @@ class HostLink:
             raise EngineError(
                 f"the engine host was not ready within {self._settings.start_timeout_s} s"
             ) from None
-        if host.is_cpu and self._settings.async_scheduling:
+        reason = _unsuitable(self._settings, is_cpu=host.is_cpu)
+        if reason is not None:
             self.kill()
-            raise EngineError(
-                "engine.vllm.async_scheduling is for GPUs: on a CPU vLLM always schedules "
-                "synchronously"
-            )
+            raise EngineError(reason)
         return host
 
     def send(self, command: HostCommand) -> None:
@@ -157,5 +155,20 @@ class HostLink:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.close_timeout_s):
                     await self._process.wait()
+                    await self._process.emptied()
         self._process.kill()
         return await self._process.wait()
+
+
+def _unsuitable(settings: VllmSettings, *, is_cpu: bool) -> str | None:
+    """Why the device cannot do what the settings ask for; none if it can."""
+    if is_cpu and settings.async_scheduling:
+        return (
+            "engine.vllm.async_scheduling is for GPUs: on a CPU vLLM always schedules synchronously"
+        )
+    if settings.host_kv_bytes and not is_cpu:
+        return (
+            "engine.vllm.host_kv_bytes is for CPUs: on a GPU set `kv_offloading_size` in the "
+            "model's engine_args, for vLLM's own offloader"
+        )
+    return None

@@ -14,25 +14,32 @@ import services
 from services.agent.backends.settings import VllmSettings
 
 _HOST_MODULE = "services.agent.backends.vllm.host"
+_EMPTIED_CHECK_S = 0.01
 
 
 def host_environment(settings: VllmSettings, scratch: Path) -> dict[str, str]:
     """The agent's environment and what vLLM is to find in it."""
+    # Safepoints are made for this one, which is also all that there is on a CPU.
+    runner = {"VLLM_USE_V2_MODEL_RUNNER": "0"} if settings.safepoint_layers else {}
     root = str(Path(services.__file__).resolve().parent.parent)
     inherited = os.environ.get("PYTHONPATH")
-    return os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        # Sockets between the host and its engines; a killed engine leaves them.
-        "VLLM_RPC_BASE_PATH": str(scratch),
-        "VLLM_LOGGING_LEVEL": settings.log_level,
-        # The worker then runs inside the engine core: one process less to start.
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(settings.num_threads),
-        "PYTHONPATH": root if inherited is None else f"{root}{os.pathsep}{inherited}",
-        "PYTHONUNBUFFERED": "1",
-    }
+    return (
+        runner
+        | os.environ
+        | {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            # Sockets between the host and its engines; a killed engine leaves them.
+            "VLLM_RPC_BASE_PATH": str(scratch),
+            "VLLM_LOGGING_LEVEL": settings.log_level,
+            # The worker then runs inside the engine core: one process less to start.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(settings.num_threads),
+            "PYTHONPATH": root if inherited is None else f"{root}{os.pathsep}{inherited}",
+            "PYTHONUNBUFFERED": "1",
+        }
+    )
 
 
 def _open_log(path: str | None) -> int:
@@ -102,6 +109,13 @@ class HostProcess:
     async def wait(self) -> int:
         """The exit status, once the host is gone."""
         return await self._process.wait()
+
+    async def emptied(self) -> None:
+        """Once nothing of the group is left; the last to go frees what killed engines shared."""
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.killpg(self._process.pid, 0)
+                await asyncio.sleep(_EMPTIED_CHECK_S)
 
     def kill(self) -> None:
         """Kill what is left of the group, at once."""

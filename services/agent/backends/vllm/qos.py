@@ -26,6 +26,12 @@ class RequestQos(msgspec.Struct, frozen=True, kw_only=True):
     importance: Importance = Importance.HIGH
     tenant: TenantId | None = None
     application: str = "*"
+    checkpointed: bool = False
+    """Not a policy's matter, but the KV connector's."""
+    origin: str = ""
+    """Likewise: the request of which this is a run."""
+    progress_tokens: int = 0
+    """At the end of what vLLM has as the prompt; the worker's matter."""
 
 
 def submission(request: EngineRequest, stop_token_ids: Tokens) -> Submit:
@@ -43,6 +49,8 @@ def submission(request: EngineRequest, stop_token_ids: Tokens) -> Submit:
         request.tenant,
         request.application,
         _CLASS_PRIORITY[request.slo.qos_class] if request.priority is None else request.priority,
+        request.checkpointed,
+        request.origin or "",
     )
 
 
@@ -54,6 +62,9 @@ def qos_of(command: Submit) -> RequestQos:
         importance=command.importance,
         tenant=command.tenant,
         application=command.application,
+        checkpointed=command.checkpointed,
+        origin=command.origin,
+        progress_tokens=len(command.progress),
     )
 
 

@@ -1,46 +1,45 @@
 """Sampling fields to vLLM's. Runs in the engine host."""
 
-from hashlib import blake2b
+from typing import Any
 
 import msgspec
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from services.agent.backends.vllm.qos import QOS_KEY, qos_of
+from services.agent.backends.vllm.seeds import seed_at
 from services.agent.backends.vllm.wire import Submit
+from services.agent.backends.vllm.workers import draws_by_position
+
+_NUM_SEEDS = 1 << 63
 
 
-def seed_at(seed: int, offset: int) -> int:
-    """
-    The seed of a run that begins at token *offset* of the answer.
-
-    Differs: vLLM's generator begins anew with each run, so a resumed random answer goes on
-    differently than it would have; with the plain seed it would repeat its first draws.
-    """
-    if offset == 0:
-        return seed
-    digest = blake2b(f"{seed}/{offset}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def sampling_params(command: Submit) -> SamplingParams:
+def sampling_params(command: Submit, config: Any) -> SamplingParams:
     """
     What vLLM is told; counts are of this run, so those of the progress are taken off.
 
     Stop strings are the agent's duty, since the engine sees no text.
 
-    Differs: progress is prompt to vLLM, so presence and frequency penalties do not count it
-    in a resumed run; the repetition penalty does.
+    Differs: where draws follow one another in an engine, a resumed random answer goes on
+    differently than it would have; with the plain seed it would repeat its first draws.
+
+    Args:
+        command: The run.
+        config: `VllmConfig` of its engine.
     """
     sampling = command.sampling
     offset = len(command.progress)
+    # vLLM takes -1 for none.
+    seed = None if sampling.seed is None else sampling.seed % _NUM_SEEDS
+    if seed is not None and not draws_by_position(config):
+        seed = seed_at(seed, offset)
     return SamplingParams(
         max_tokens=sampling.max_tokens - offset,
         min_tokens=max(0, min(sampling.min_tokens, sampling.max_tokens) - offset),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        seed=None if sampling.seed is None else seed_at(sampling.seed, offset),
+        seed=seed,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,

@@ -12,8 +12,9 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from services.agent.backends.base import SchedulingTotals
+from services.agent.backends.base import CheckpointTotals, SchedulingTotals
 from services.agent.backends.vllm.core_settings import core_settings
+from services.agent.backends.vllm.kv.connector import HostKvConnector
 from services.agent.backends.vllm.stats import EngineLoad, StatsWriter
 from services.agent.backends.vllm.work import ScheduledWork, work_of
 from shared.contracts.telemetry import Iteration
@@ -34,6 +35,7 @@ class Timed:
         self.scheduler_config: Any
         self.kv_cache_manager: Any
         self.kv_cache_config: Any
+        self.connector: Any
         self.requests: dict[str, Any]
         self.running: list[Any]
         self.current_step: int
@@ -73,6 +75,7 @@ class Timed:
         self.on_scheduled(work, admitted)
         # Outputs come back in the order in which they were scheduled, empty ones too.
         self.in_flight.append(work)
+        self.on_output(output, admitted)
         return output
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
@@ -84,15 +87,19 @@ class Timed:
         if work.tokens:
             iteration = work.iteration(duration_s)
             self._stats.write(iteration)
-            self.on_iteration(work, iteration)
+            if not work.cut:
+                self.on_iteration(work, iteration)
         self._publish()
         return result
 
     def on_scheduled(self, work: ScheduledWork, admitted: list[str]) -> None:
         """The next iteration is decided; *admitted* were waiting."""
 
+    def on_output(self, output: Any, admitted: list[str]) -> None:
+        """What `schedule` gives, complete; the newest of `in_flight` says what it computes."""
+
     def on_iteration(self, work: ScheduledWork, iteration: Iteration) -> None:
-        """An iteration that computed something is over."""
+        """An iteration that computed something, and all that it was to, is over."""
 
     def totals(self) -> SchedulingTotals:
         """What the policy has done so far."""
@@ -104,7 +111,20 @@ class Timed:
         self._publish()
         return finished
 
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        done: bool = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]  # a mixin
+        if self.connector is not None:
+            # Whatever the caller said of it: weights may have changed.
+            self.connector.reset_cache()
+        if not done:
+            # vLLM does nothing while requests run; what they do not own can go nevertheless.
+            pool = self.kv_cache_manager.block_pool
+            pool.evict_blocks({block.block_id for block in pool.blocks if block.ref_cnt == 0})
+        self._publish()
+        return done
+
     def _publish(self) -> None:
+        host = self.connector if isinstance(self.connector, HostKvConnector) else None
         running, waiting = self.get_request_counts()  # type: ignore[attr-defined]  # vLLM's
         self._stats.publish(
             EngineLoad(
@@ -114,6 +134,9 @@ class Timed:
                 kv_capacity_tokens=self.kv_cache_config.num_blocks * self.block_size,
                 token_budget=self.max_num_scheduled_tokens,
                 scheduling=self.totals(),
+                checkpoints=CheckpointTotals() if host is None else host.totals,
+                host_kv_bytes=0 if host is None else host.used_bytes,
+                host_kv_capacity_bytes=0 if host is None else host.capacity_bytes,
             )
         )
 

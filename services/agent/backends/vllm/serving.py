@@ -1,21 +1,22 @@
 """Commands of the front, carried out on vLLM engines. Runs in the engine host."""
 
 import asyncio
-import contextlib
 
 import structlog
 from vllm.inputs import TokensPrompt
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from services.agent.backends.vllm.engines import make_engine
 from services.agent.backends.vllm.sampling import sampling_params
+from services.agent.backends.vllm.store import EngineStore
 from services.agent.backends.vllm.wire import (
     Abort,
     Activate,
     Activated,
     ActivationFailed,
+    CachesCleared,
+    ClearCaches,
     Connection,
+    Drop,
     EngineDied,
     HostCommand,
     HostEvent,
@@ -24,6 +25,7 @@ from services.agent.backends.vllm.wire import (
     RunOutput,
     Shutdown,
     Submit,
+    Warm,
 )
 
 log = structlog.get_logger()
@@ -32,11 +34,13 @@ _HEALTH_PERIOD_S = 0.5
 
 
 class EngineHost:
-    """All engines of this process: at most one is active, the others are parked."""
+    """Carries commands out on the engines of this process, and reports."""
 
     def __init__(self, connection: Connection[HostCommand]) -> None:
         self._connection = connection
-        self._engines: dict[str, AsyncLLM] = {}
+        self._store = EngineStore()
+        self._loading = asyncio.Lock()
+        """Engines are made one after the other: making one changes the environment."""
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._pending: list[RunOutput] = []
 
@@ -53,15 +57,15 @@ class EngineHost:
                 task.cancel()
 
     def close(self) -> None:
-        """Shut every engine down; blocks for a second or two."""
-        for engine in self._engines.values():
-            engine.shutdown()
-        self._engines.clear()
+        """Shut every engine down; blocks until their processes are gone."""
+        self._store.close()
 
     def _on_command(self, command: HostCommand, group: asyncio.TaskGroup) -> None:
         match command:
-            case Activate():
-                self._activate(command)
+            case Activate() | Warm():
+                group.create_task(self._load(command), name=f"load-{command.model}")
+            case Drop():
+                group.create_task(self._drop(command), name="drop")
             case Submit():
                 name = f"run-{command.request_id}"
                 task = group.create_task(self._generate(command), name=name)
@@ -71,27 +75,32 @@ class EngineHost:
                 task_or_none = self._runs.get(command.request_id)
                 if task_or_none is not None:
                     task_or_none.cancel()
+            case ClearCaches():
+                group.create_task(self._clear_caches(), name="clear-caches")
             case Shutdown():
                 pass
 
-    def _activate(self, command: Activate) -> None:
-        """Blocks the loop while an engine starts: no other engine has anything to do then."""
-        for model in command.drop:
-            self._shut_down(model)
-        engine = self._engines.get(command.model)
-        if engine is not None and engine.errored:
-            self._shut_down(command.model)
-        if command.model not in self._engines:
-            try:
-                self._engines[command.model] = make_engine(command.engine_args)
-            except Exception as error:  # whatever vLLM dislikes must reach the front as text
-                log.exception("engine.failed", model=command.model)
-                self._send(ActivationFailed(command.model, str(error)))
-                return
-        self._send(Activated(command.model))
+    async def _load(self, command: Activate | Warm) -> None:
+        """Blocks the loop while the active engine starts: no other has anything to do then."""
+        try:
+            async with self._loading:
+                if isinstance(command, Activate):
+                    host_bytes = await self._store.activate(command)
+                else:
+                    host_bytes = await self._store.warm(command)
+        except Exception as error:  # whatever vLLM dislikes must reach the front as text
+            log.exception("engine.failed", model=command.model)
+            self._send(ActivationFailed(command.model, str(error)))
+        else:
+            self._send(Activated(command.model, host_bytes))
+
+    async def _drop(self, command: Drop) -> None:
+        async with self._loading:
+            for model in command.models:
+                await self._store.drop(model)
 
     async def _generate(self, command: Submit) -> None:
-        engine = self._engines.get(command.model)
+        engine = self._store.get(command.model)
         if engine is None:
             self._send(RunFailed(command.request_id, "the model has no engine"))
             return
@@ -99,7 +108,10 @@ class EngineHost:
         cached_known = False
         try:
             async for output in engine.generate(
-                prompt, sampling_params(command), command.request_id, priority=command.priority
+                prompt,
+                sampling_params(command, engine.vllm_config),
+                command.request_id,
+                priority=command.priority,
             ):
                 part = output.outputs[0]
                 self._emit(
@@ -115,6 +127,15 @@ class EngineHost:
             self._bury(command.model, str(error))
         except Exception as error:  # noqa: BLE001 - whatever vLLM dislikes goes to the front
             self._send(RunFailed(command.request_id, str(error)))
+
+    async def _clear_caches(self) -> None:
+        try:
+            await self._store.clear_caches()
+        except Exception as error:  # whatever it is must reach the front and end no engine
+            log.exception("caches.failed")
+            self._send(CachesCleared(f"caches were not cleared: {error}"))
+        else:
+            self._send(CachesCleared())
 
     def _emit(self, output: RunOutput) -> None:
         """Send *output* with all others of this turn of the loop."""
@@ -141,17 +162,10 @@ class EngineHost:
         """Notice the death of engines that nobody is waiting for."""
         while True:
             await asyncio.sleep(_HEALTH_PERIOD_S)
-            for model, engine in tuple(self._engines.items()):
-                if engine.errored:
-                    self._bury(model, "the engine core ended")
+            for model in self._store.errored():
+                self._bury(model, "the engine core ended")
 
     def _bury(self, model: str, message: str) -> None:
-        if model in self._engines:
+        if self._store.get(model) is not None:
             self._send(EngineDied(model, message))
-            self._shut_down(model)
-
-    def _shut_down(self, model: str) -> None:
-        engine = self._engines.pop(model, None)
-        if engine is not None:
-            with contextlib.suppress(EngineDeadError):
-                engine.shutdown()
+            self._store.shut_down(model)

@@ -6,20 +6,20 @@ each and change one at a time; a reader may see a mixture of two neighbouring it
 the header, never in a record.
 """
 
-import mmap
 import struct
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
-from services.agent.backends.base import SchedulingTotals
+from services.agent.backends.base import CheckpointTotals, SchedulingTotals
+from services.agent.backends.vllm.shared_file import SharedFile
 from shared.contracts.telemetry import Iteration
 
 _NUM_RECORDS = 8192
-_HEADER = struct.Struct("<QQQdQQQQQ")
+_HEADER = struct.Struct("<QQQdQQQQQQQQQddQQ")
 _LIMITS = struct.Struct("<QQ")
 _RECORD = struct.Struct("<QQQd")
-_LIMITS_AT = 128
-_RECORDS_AT = 192
+_LIMITS_AT = 192
+_RECORDS_AT = 256
 _SIZE = _RECORDS_AT + _NUM_RECORDS * _RECORD.size
 
 
@@ -34,30 +34,23 @@ class EngineLoad:
     token_budget: int = 0
     """Of the last iteration."""
     scheduling: SchedulingTotals = field(default_factory=SchedulingTotals)
+    checkpoints: CheckpointTotals = field(default_factory=CheckpointTotals)
+    host_kv_bytes: int = 0
+    host_kv_capacity_bytes: int = 0
 
 
-class _Shared:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), _SIZE)
-
-    def close(self) -> None:
-        self._memory.close()
-
-
-class StatsWriter(_Shared):
+class StatsWriter(SharedFile):
     """The engine core's side."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        super().__init__(path, _SIZE)
         self._num_written = 0
 
     def write(self, iteration: Iteration) -> None:
         """Append *iteration*, over the oldest if there is no room."""
         at = _RECORDS_AT + self._num_written % _NUM_RECORDS * _RECORD.size
         _RECORD.pack_into(
-            self._memory,
+            self.memory,
             at,
             iteration.compute_tokens,
             iteration.context_tokens,
@@ -69,7 +62,7 @@ class StatsWriter(_Shared):
     def publish(self, load: EngineLoad) -> None:
         """Show *load*, and the iterations written so far."""
         _HEADER.pack_into(
-            self._memory,
+            self.memory,
             0,
             self._num_written,
             load.running,
@@ -80,27 +73,32 @@ class StatsWriter(_Shared):
             load.scheduling.held,
             load.scheduling.preempted,
             load.scheduling.relegated,
+            *astuple(load.checkpoints),
+            load.host_kv_bytes,
+            load.host_kv_capacity_bytes,
         )
 
     def limits(self) -> tuple[int, int]:
         """Token budget and requests of an iteration, as the front wants them; 0 is no wish."""
-        token_budget, max_running = _LIMITS.unpack_from(self._memory, _LIMITS_AT)
+        token_budget, max_running = _LIMITS.unpack_from(self.memory, _LIMITS_AT)
         return token_budget, max_running
 
 
-class StatsReader(_Shared):
+class StatsReader(SharedFile):
     """The front's side; makes the file."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(_SIZE))
-        super().__init__(path)
+        super().__init__(path, _SIZE)
         self._num_read = 0
 
     def load(self) -> EngineLoad:
         """The engine's load after its last iteration."""
-        _, running, waiting, utilization, capacity, budget, held, preempted, relegated = (
-            _HEADER.unpack_from(self._memory, 0)
+        _, running, waiting, utilization, capacity, budget, *rest = _HEADER.unpack_from(
+            self.memory, 0
         )
+        held, preempted, relegated, *copied, host_bytes, host_capacity = rest
+        saved, restored, saved_bytes, restored_bytes, save_s, restore_s = copied
         return EngineLoad(
             running=running,
             waiting=waiting,
@@ -108,6 +106,16 @@ class StatsReader(_Shared):
             kv_capacity_tokens=capacity,
             token_budget=budget,
             scheduling=SchedulingTotals(held=held, preempted=preempted, relegated=relegated),
+            checkpoints=CheckpointTotals(
+                saved_blocks=saved,
+                restored_blocks=restored,
+                saved_bytes=saved_bytes,
+                restored_bytes=restored_bytes,
+                save_s=save_s,
+                restore_s=restore_s,
+            ),
+            host_kv_bytes=host_bytes,
+            host_kv_capacity_bytes=host_capacity,
         )
 
     def drain(self) -> tuple[Iteration, ...]:
@@ -123,7 +131,7 @@ class StatsReader(_Shared):
                 duration_s=duration_s,
             )
             for compute, context, decodes, duration_s in (
-                _RECORD.unpack_from(self._memory, _RECORDS_AT + index % _NUM_RECORDS * _RECORD.size)
+                _RECORD.unpack_from(self.memory, _RECORDS_AT + index % _NUM_RECORDS * _RECORD.size)
                 for index in range(first, end)
             )
         ]
@@ -133,8 +141,8 @@ class StatsReader(_Shared):
 
     def limit(self, *, token_budget: int, max_running: int) -> None:
         """Ask the engine for these limits from its next iteration on."""
-        _LIMITS.pack_into(self._memory, _LIMITS_AT, token_budget, max_running)
+        _LIMITS.pack_into(self.memory, _LIMITS_AT, token_budget, max_running)
 
     def _num_written(self) -> int:
-        (count,) = struct.unpack_from("<Q", self._memory, 0)
+        (count,) = struct.unpack_from("<Q", self.memory, 0)
         return int(count)

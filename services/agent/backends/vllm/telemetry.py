@@ -3,21 +3,25 @@
 import shutil
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from services.agent.backends.base import SchedulingParameters
+from services.agent.backends.base import EngineRequest, SchedulingParameters
+from services.agent.backends.vllm.monitor import ArrivalMonitor
+from services.agent.backends.vllm.safepoints import safepoints_path
 from services.agent.backends.vllm.stats import EngineLoad, StatsReader
-from shared.contracts.base import ModelName
+from shared.contracts.base import ModelName, Seconds
 from shared.contracts.telemetry import Iteration
 
 
 class EngineTelemetry:
-    """One `StatsReader` per engine, and the limits that apply to whichever is active."""
+    """Each engine's reader and monitor, and the limits that apply to whichever is active."""
 
     def __init__(self) -> None:
         self._directory: Path | None = None
         self._num_opened = 0
         self._readers: dict[ModelName, StatsReader] = {}
+        self._monitors: dict[ModelName, ArrivalMonitor] = {}
         self._limits: SchedulingParameters | None = None
 
     def directory(self) -> Path:
@@ -27,9 +31,16 @@ class EngineTelemetry:
         return self._directory
 
     def open(self, model: ModelName) -> None:
-        """Make the file for a new engine of *model*."""
+        """Make the files for a new engine of *model*."""
         self._num_opened += 1
-        self._readers[model] = StatsReader(self.directory() / f"{self._num_opened}.stats")
+        path = self.directory() / f"{self._num_opened}.stats"
+        self._readers[model] = StatsReader(path)
+        self._monitors[model] = ArrivalMonitor(safepoints_path(path))
+
+    def pass_on(self, donor: ModelName, model: ModelName) -> None:
+        """The engine of *donor* is *model*'s now."""
+        self._readers[model] = self._readers.pop(donor)
+        self._monitors[model] = self._monitors.pop(donor)
 
     def path(self, model: ModelName) -> Path:
         """The file that *model*'s engine is to write; `open` comes first."""
@@ -38,9 +49,40 @@ class EngineTelemetry:
     def load(self, model: ModelName | None) -> EngineLoad:
         """What the engine of *model* last said; all zero if there is none."""
         reader = None if model is None else self._readers.get(model)
-        if reader is None:
+        if model is None or reader is None:
             return EngineLoad(running=0, waiting=0, kv_utilization=0.0, kv_capacity_tokens=0)
-        return reader.load()
+        load, cuts = reader.load(), self._monitors[model].totals()
+        return replace(
+            load,
+            scheduling=replace(
+                load.scheduling,
+                layer_preemptions=cuts.cuts,
+                dropped_tokens=cuts.dropped_tokens,
+                yield_s=cuts.yield_s,
+            ),
+        )
+
+    def yields_s(self, model: ModelName | None, since: int) -> list[Seconds]:
+        """Demand to safepoint, of the latest layer preemptions from number *since* on."""
+        monitor = None if model is None else self._monitors.get(model)
+        return [] if monitor is None else monitor.yields_s(since)
+
+    def arrived(self, request: EngineRequest) -> None:
+        """*request* has been sent to the engine of its model."""
+        monitor = self._monitors.get(request.model)
+        if monitor is not None:
+            monitor.arrived(request)
+
+    def answered(self, request: EngineRequest) -> None:
+        """*request* has its first token, or will have none."""
+        monitor = self._monitors.get(request.model)
+        if monitor is not None:
+            monitor.answered(request.request_id)
+
+    def preempt(self, model: ModelName | None) -> bool:
+        """Drop the best-effort part of what *model*'s engine computes; whether there is one."""
+        monitor = None if model is None else self._monitors.get(model)
+        return monitor is not None and monitor.preempt()
 
     def drain(self, model: ModelName | None) -> tuple[Iteration, ...]:
         """Iterations of *model*'s engine since the last call."""
@@ -66,6 +108,7 @@ class EngineTelemetry:
             reader = self._readers.pop(model, None)
             if reader is not None:
                 reader.close()
+                self._monitors.pop(model).close()
 
     def close(self) -> None:
         """Forget all and remove the files."""

@@ -21,11 +21,31 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Activate(_Frame, frozen=True, array_like=True, tag=True):
-    """Shut the engines in `drop` down, then make an engine for the model unless it has one."""
+    """
+    Make the model the active one: with its parked engine, with the donor's, or with a new one.
+
+    The engines in `drop` are shut down before. With `sleep` engines sleep while they are parked.
+    """
 
     model: str
     engine_args: dict[str, Any]
     drop: tuple[str, ...] = ()
+    donor: str = ""
+    sleep: bool = False
+
+
+class Warm(_Frame, frozen=True, array_like=True, tag=True):
+    """Make an engine for the model beside the active one, and park it."""
+
+    model: str
+    engine_args: dict[str, Any]
+    sleep: bool = False
+
+
+class Drop(_Frame, frozen=True, array_like=True, tag=True):
+    """Shut these models' engines down."""
+
+    models: tuple[str, ...]
 
 
 class Submit(_Frame, frozen=True, array_like=True, tag=True):
@@ -43,6 +63,8 @@ class Submit(_Frame, frozen=True, array_like=True, tag=True):
     tenant: TenantId | None = None
     application: str = "*"
     priority: int = 0
+    checkpointed: bool = False
+    origin: str = ""
 
 
 class Abort(_Frame, frozen=True, array_like=True, tag=True):
@@ -51,11 +73,15 @@ class Abort(_Frame, frozen=True, array_like=True, tag=True):
     request_id: str
 
 
+class ClearCaches(_Frame, frozen=True, array_like=True, tag=True):
+    """Forget all KV that no run owns, in every engine; `CachesCleared` follows."""
+
+
 class Shutdown(_Frame, frozen=True, array_like=True, tag=True):
     """Stop everything and exit."""
 
 
-HostCommand = Activate | Submit | Abort | Shutdown
+HostCommand = Activate | Warm | Drop | Submit | Abort | ClearCaches | Shutdown
 
 
 class HostReady(_Frame, frozen=True, array_like=True, tag=True):
@@ -67,16 +93,24 @@ class HostReady(_Frame, frozen=True, array_like=True, tag=True):
 
 
 class Activated(_Frame, frozen=True, array_like=True, tag=True):
-    """The model's engine can take requests."""
+    """The model's engine can take requests, or, after `Warm`, is parked."""
 
     model: str
+    host_bytes: int = 0
+    """What its processes take of host memory; 0 when unknown."""
 
 
 class ActivationFailed(_Frame, frozen=True, array_like=True, tag=True):
-    """The model has no engine; the host lives on."""
+    """After `Activate` or `Warm`: the model has no engine, nor has the donor; the host lives on."""
 
     model: str
     message: str
+
+
+class CachesCleared(_Frame, frozen=True, array_like=True, tag=True):
+    """All engines have forgotten what no run owns, unless *message* says what went wrong."""
+
+    message: str = ""
 
 
 class RunOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -108,7 +142,9 @@ class EngineDied(_Frame, frozen=True, array_like=True, tag=True):
     message: str
 
 
-HostEvent = HostReady | Activated | ActivationFailed | Outputs | RunFailed | EngineDied
+HostEvent = (
+    HostReady | Activated | ActivationFailed | CachesCleared | Outputs | RunFailed | EngineDied
+)
 
 
 class Connection(Generic[T]):

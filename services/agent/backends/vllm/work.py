@@ -17,6 +17,8 @@ class ScheduledWork(NamedTuple):
     pairs: float
     context_tokens: int
     num_decodes: int
+    cut: bool = False
+    """Part of it was dropped; this is the rest, which began when it was."""
 
     def work(self) -> IterationWork:
         """As latency models see it."""

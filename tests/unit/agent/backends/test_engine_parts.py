@@ -2,22 +2,25 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.agent.backends import registry
-from services.agent.backends.base import EngineRequest
+from services.agent.backends.base import Capability, CheckpointTotals, EngineRequest
 from services.agent.backends.checks import check_request, finished_already, stop_tokens
-from services.agent.backends.residency import ResidencyTable
 from services.agent.backends.settings import EngineSettings, VllmSettings
 from services.agent.backends.stream import OutputStream
 from services.agent.backends.vllm.arguments import engine_arguments
+from services.agent.backends.vllm.core_settings import refusal, refusal_reason
+from services.agent.backends.vllm.identity import identity_of
 from services.agent.backends.vllm.stats import EngineLoad, StatsReader, StatsWriter
+from services.agent.backends.vllm.wire import HostReady
 from shared.contracts.base import ModelName, RequestId
 from shared.contracts.errors import EngineError, SettingsError
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import FinishReason, Sampling
-from shared.contracts.telemetry import Iteration, Residency
+from shared.contracts.telemetry import Iteration
 from shared.runtime.clock import SystemClock
 
 A, B, C = ModelName("a"), ModelName("b"), ModelName("c")
@@ -79,33 +82,6 @@ async def test_a_failed_stream_gives_what_came_before_and_raises() -> None:
     assert seen == [1, 2]
 
 
-def test_the_least_recently_active_model_goes_first() -> None:
-    table = ResidencyTable(
-        (A, B, C), capacity=2, prior_s={Residency.WARM: 0.5, Residency.COLD: 5.0}
-    )
-    for model in (A, B):
-        assert table.victims(model) == ()
-        table.activated(model, Residency.COLD, 2.0)
-
-    assert table.victims(C) == (A,)
-    assert table.victims(A) == ()
-    assert [state.residency for state in table.states()] == [
-        Residency.WARM,
-        Residency.ACTIVE,
-        Residency.COLD,
-    ]
-
-
-def test_activation_times_are_measured_once_known() -> None:
-    table = ResidencyTable((A, B), capacity=1, prior_s={Residency.WARM: 0.5, Residency.COLD: 5.0})
-    assert table.activate_s(A) == 5.0
-    table.activated(A, Residency.COLD, 2.0)
-    assert table.activate_s(A) == 0.0
-    table.clear()
-
-    assert (table.active, table.activate_s(A), table.activate_s(B)) == (None, 2.0, 5.0)
-
-
 def test_end_tokens_and_stops_end_an_answer() -> None:
     assert stop_tokens(ENTRY, request()) == (2, 9)
     assert stop_tokens(ENTRY, request(ignore_eos=True)) == (9,)
@@ -156,6 +132,39 @@ def test_a_gpu_keeps_vllms_own_choices() -> None:
     assert not {"kv_cache_memory_bytes", "block_size"} & set(arguments)
 
 
+@pytest.mark.parametrize(
+    ("host_kv_bytes", "is_cpu", "expected"),
+    [
+        (None, True, {"host_kv_bytes": 256 << 20, "required": False}),
+        (1 << 20, True, {"host_kv_bytes": 1 << 20, "required": True}),
+        (0, True, None),
+        (None, False, None),
+    ],
+)
+def test_checkpoints_are_on_by_default_where_they_can_be(
+    *, host_kv_bytes: int | None, is_cpu: bool, expected: dict[str, Any] | None
+) -> None:
+    settings = VllmSettings(host_kv_bytes=host_kv_bytes)
+    arguments = engine_arguments(ENTRY, settings, is_cpu=is_cpu, stats_path=Path("/stats"))
+    transfer = arguments.get("kv_transfer_config", {})
+    host = HostReady("0.32.0+build", "device", is_cpu)
+
+    assert transfer.get("kv_connector_extra_config") == expected
+    has_them = Capability.CHECKPOINT in identity_of(settings, host).capabilities
+    assert has_them == (expected is not None)
+
+
+def test_what_the_engine_core_refuses_reaches_the_host(tmp_path: Path) -> None:
+    arguments = engine_arguments(
+        ENTRY, VllmSettings(), is_cpu=True, stats_path=tmp_path / "1.stats"
+    )
+    config = arguments["additional_config"]
+    assert refusal_reason(config) is None
+    error = refusal(config, "too small")
+
+    assert str(error) == refusal_reason(config) == "too small"
+
+
 def iteration(number: int) -> Iteration:
     return Iteration(compute_tokens=number, context_tokens=1, num_decodes=2, duration_s=0.5)
 
@@ -163,7 +172,22 @@ def iteration(number: int) -> Iteration:
 def test_iterations_and_load_arrive_through_shared_memory(tmp_path: Path) -> None:
     reader = StatsReader(tmp_path / "stats")
     writer = StatsWriter(tmp_path / "stats")
-    load = EngineLoad(running=3, waiting=4, kv_utilization=0.25, kv_capacity_tokens=99)
+    load = EngineLoad(
+        running=3,
+        waiting=4,
+        kv_utilization=0.25,
+        kv_capacity_tokens=99,
+        checkpoints=CheckpointTotals(
+            saved_blocks=1,
+            restored_blocks=2,
+            saved_bytes=3 << 40,
+            restored_bytes=4,
+            save_s=0.5,
+            restore_s=0.25,
+        ),
+        host_kv_bytes=7,
+        host_kv_capacity_bytes=8,
+    )
     for number in range(3):
         writer.write(iteration(number))
     assert reader.drain() == ()

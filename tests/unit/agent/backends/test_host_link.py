@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,15 +89,26 @@ async def test_a_host_that_cannot_be_understood_is_lost(tmp_path: Path):
         await engine.close()
 
 
-async def test_asynchronous_scheduling_is_refused_on_a_cpu(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("ready", "fields", "message"),
+    [
+        ('"cpu", True', {"async_scheduling": True}, "async_scheduling is for GPUs"),
+        ('"H200", False', {"host_kv_bytes": 1 << 30}, "kv_offloading_size"),
+    ],
+    ids=["asynchronous on a CPU", "checkpoints on a GPU"],
+)
+async def test_what_the_device_cannot_do_is_refused(
+    tmp_path: Path, ready: str, fields: dict[str, Any], message: str
+):
     """Refused by `start`, when the host has said what it runs on."""
     root = str(Path(__file__).parents[4])
     host = tmp_path / "host"
-    host.write_text(HOST.format(python=sys.executable, root=root, answer="None"))
+    script = HOST.format(python=sys.executable, root=root, answer="None")
+    host.write_text(script.replace('"cpu", True', ready))
     host.chmod(0o700)
-    settings = VllmSettings(python=str(host), log_path=str(tmp_path / "log"), async_scheduling=True)
+    settings = VllmSettings(python=str(host), log_path=str(tmp_path / "log"), **fields)
     engine = VllmEngine([ENTRY], settings)
-    with pytest.raises(EngineError, match="async_scheduling is for GPUs"):
+    with pytest.raises(EngineError, match=message):
         await engine.start()
     await eventually(lambda: engine.host_pid is None)
     await engine.close()

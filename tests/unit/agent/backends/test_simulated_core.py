@@ -1,60 +1,12 @@
 """The simulated engine core: vLLM's scheduling and memory, without time."""
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.backends.base import EngineRequest
-from services.agent.backends.settings import SimulatedSettings
-from services.agent.backends.simulated.core import SimulatedEngineCore, TokenOutput
-from shared.contracts.base import ModelName, RequestId
-from shared.contracts.models import ModelEntry
-from shared.contracts.qos import Slo
-from shared.contracts.requests import FinishReason, Sampling
-from shared.contracts.telemetry import Iteration
-from solver.scheduling.baselines import FixedChunkEdf, FixedChunkFcfs
-from solver.scheduling.decision import BatchState, IterationDecision
-
-ENTRY = ModelEntry(
-    name=ModelName("m"), path="", architecture="", max_model_len=1024, eos_token_ids=(2, 3)
-)
-
-
-def core_of(**fields: Any) -> SimulatedEngineCore:
-    settings = SimulatedSettings(**({"kv_capacity_tokens": 4096} | fields))
-    return SimulatedEngineCore(ENTRY, settings, FixedChunkFcfs(settings.token_budget))
-
-
-def request(name: str, length: int = 32, max_tokens: int = 8, **fields: Any) -> EngineRequest:
-    sampling = {"temperature": 0, "ignore_eos": True} | fields.pop("sampling", {})
-    first = 10 + sum(name.encode()) % 100
-    return EngineRequest(
-        request_id=RequestId(name),
-        model=ENTRY.name,
-        prompt=tuple(range(first, first + length)),
-        sampling=Sampling(max_tokens=max_tokens, **sampling),
-        **fields,
-    )
-
-
-def drain(core: SimulatedEngineCore) -> tuple[dict[str, list[int]], list[Iteration]]:
-    """Every request's tokens, and all iterations until nothing is left."""
-    answers: dict[str, list[int]] = {}
-    iterations = []
-    while core.num_running + core.num_waiting:
-        result = core.iterate(0.0)
-        assert result.iteration is not None
-        iterations.append(result.iteration)
-        for output in result.outputs:
-            answers.setdefault(output.request_id, []).append(output.token_id)
-    return answers, iterations
-
-
-def alone(a_request: EngineRequest) -> list[int]:
-    core = core_of()
-    core.add(a_request)
-    return drain(core)[0][a_request.request_id]
+from services.agent.backends.simulated.schedule import TokenOutput
+from shared.contracts.base import RequestId
+from shared.contracts.requests import FinishReason
+from tests.unit.agent.backends.simulated_cores import ENTRY, alone, core_of, drain, request
 
 
 def test_a_prompt_is_computed_in_chunks_of_the_budget() -> None:
@@ -138,63 +90,6 @@ def test_an_aborted_request_leaves_nothing() -> None:
     core.abort(RequestId("b"))
 
     assert (core.num_running, core.num_waiting, core.kv_utilization) == (0, 0, 0.0)
-
-
-def test_earliest_deadline_is_admitted_first() -> None:
-    settings = SimulatedSettings(max_running=1)
-    core = SimulatedEngineCore(ENTRY, settings, FixedChunkEdf(512))
-    for name, slo in (("none", Slo()), ("late", Slo(ttlt_s=60)), ("soon", Slo(ttft_s=1))):
-        core.add(request(name, slo=slo))
-    answers, _ = drain(core)
-
-    assert list(answers) == ["soon", "late", "none"]
-
-
-class Holding(FixedChunkFcfs):
-    """Holds every running prefill, or preempts every running request."""
-
-    def __init__(self, *, preempt: bool) -> None:
-        super().__init__(32)
-        self.preempt = preempt
-        self.active = False
-
-    def decide(self, now: float, batch: BatchState) -> IterationDecision:
-        running = frozenset(run.request_id for run in batch.running)
-        decision = super().decide(now, batch)
-        return IterationDecision(
-            order=decision.order,
-            token_budget=decision.token_budget,
-            held=running if self.active and not self.preempt else frozenset(),
-            preempted=running if self.active and self.preempt else frozenset(),
-        )
-
-
-def test_a_held_prefill_keeps_its_memory_and_its_place() -> None:
-    policy = Holding(preempt=False)
-    core = SimulatedEngineCore(ENTRY, SimulatedSettings(), policy)
-    core.add(request("a", length=64, max_tokens=4))
-    core.iterate(0.0)
-    held_utilization = core.kv_utilization
-    policy.active = True
-    idle = core.iterate(0.0)
-
-    assert (idle.iteration, idle.duration_s, idle.outputs) == (None, 0.0, ())
-    assert core.kv_utilization == held_utilization > 0
-    policy.active = False
-    assert drain(core)[0] == {"a": alone(request("a", length=64, max_tokens=4))}
-
-
-def test_a_preempted_request_begins_anew_and_answers_the_same() -> None:
-    policy = Holding(preempt=True)
-    core = SimulatedEngineCore(ENTRY, SimulatedSettings(), policy)
-    core.add(request("a", length=32, max_tokens=8))
-    answer = [output.token_id for _ in range(3) for output in core.iterate(0.0).outputs]
-    policy.active = True
-    core.iterate(0.0)
-
-    assert (core.num_running, core.num_waiting) == (0, 1)
-    policy.active = False
-    assert answer + drain(core)[0]["a"] == alone(request("a", length=32, max_tokens=8))
 
 
 @given(

@@ -1,0 +1,88 @@
+"""KV of the simulated engine: blocks on the device, and copies of them in host memory."""
+
+from collections.abc import Iterable, Sequence
+
+from services.agent.backends.host_index import BlockHash
+from services.agent.backends.settings import SimulatedSettings
+from services.agent.backends.simulated.blocks import BlockPool, block_hashes
+from services.agent.backends.simulated.host import HostMemory
+from services.agent.backends.simulated.run import Run
+
+
+class KvMemory:
+    """
+    What runs hold, and what is left of earlier ones.
+
+    Args:
+        settings: Sizes, and the time of copies.
+    """
+
+    def __init__(self, settings: SimulatedSettings) -> None:
+        self._block_tokens = settings.block_tokens
+        self.pool = BlockPool(settings.kv_capacity_tokens // settings.block_tokens)
+        self.host = HostMemory(settings)
+
+    def begin(self, run: Run) -> bool:
+        """
+        Give *run* what is known of its tokens, if all of them fit into free memory.
+
+        Its KV is then that of `num_computed_tokens`: cached blocks, and after them those that
+        have copies in host memory.
+        """
+        size = self._block_tokens
+        run.hashes = block_hashes(tuple(run.tokens), size, run.hashes)
+        # The last token is always computed: it gives the first output.
+        usable = run.hashes[: (len(run.tokens) - 1) // size]
+        hits = self.pool.cached_prefix(usable)
+        needed = -(-len(run.tokens) // size) - len(hits)
+        if needed > self.pool.num_free - self.pool.num_unused(hits):
+            return False
+        self.pool.take(hits)
+        run.blocks = hits
+        run.num_computed_tokens = (len(hits) + self._restore(run, usable)) * size
+        if run.cached_tokens is None:
+            run.cached_tokens = run.num_computed_tokens
+        return True
+
+    def grow(self, run: Run, count: int) -> bool:
+        """Blocks for *count* more tokens; false, and nothing taken, if there are too few."""
+        end = run.num_computed_tokens + count
+        blocks = self.pool.allocate(max(0, -(-end // self._block_tokens) - len(run.blocks)))
+        if blocks is None:
+            return False
+        run.blocks.extend(blocks)
+        return True
+
+    def compute(self, run: Run, count: int) -> None:
+        """*count* more tokens of *run* are computed; it has grown by them."""
+        size = self._block_tokens
+        first_full = run.num_computed_tokens // size
+        run.num_computed_tokens += count
+        num_full = run.num_computed_tokens // size
+        if num_full > len(run.hashes):
+            run.hashes = block_hashes(tuple(run.tokens), size, run.hashes)
+        for index in range(first_full, num_full):
+            self.pool.remember(run.blocks[index], run.hashes[index])
+
+    def save(self, run: Run) -> None:
+        """Copy what *run* has computed to host memory, if it is to be."""
+        self.host.save(run, run.num_computed_tokens // self._block_tokens)
+
+    def clear(self, running: Iterable[Run]) -> None:
+        """Forget what none of *running* owns; their host copies are made anew."""
+        self.pool.forget_unused()
+        self.host.clear()
+        for run in running:
+            run.num_saved = 0
+
+    def _restore(self, run: Run, usable: Sequence[BlockHash]) -> int:
+        """Copy back the blocks that follow those of *run*; there is room for them."""
+        first = len(run.blocks)
+        count = self.host.restorable(usable, first)
+        blocks = self.pool.allocate(count) or []
+        for block, content in zip(blocks, usable[first:], strict=False):
+            self.pool.remember(block, content)
+        run.blocks += blocks
+        if count:
+            self.host.restore(usable[: first + count], first)
+        return count

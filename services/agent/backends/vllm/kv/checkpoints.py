@@ -1,0 +1,209 @@
+"""The scheduler's side of KV checkpoints: which blocks are copied, and which come back."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from services.agent.backends.host_claims import HostClaims
+from services.agent.backends.host_index import BlockHash, HostIndex
+from services.agent.backends.vllm.kv.transfers import Transfer, Transfers
+
+
+class Tracked(Protocol):
+    """A vLLM request as checkpoints see it."""
+
+    request_id: str
+    num_tokens: int
+    num_computed_tokens: int
+    block_hashes: Sequence[BlockHash]
+    """Of the blocks whose tokens are known."""
+
+
+@dataclass(slots=True)
+class _Run:
+    request: Tracked
+    origin: str
+    num_noted: int = 0
+    """Blocks that were copied or whose copy is on its way."""
+    is_left: bool = False
+    """It is copied no further, until it begins again."""
+
+
+class _Mark(NamedTuple):
+    """Blocks that an iteration completes."""
+
+    run: _Run
+    first: int
+    block_ids: Sequence[int]
+
+
+class Checkpoints:
+    """
+    Decides what one engine copies: ConServe §4.4.
+
+    Differs: whole blocks, by content, so that whoever begins with the same tokens has them, too;
+    blocks are saved between iterations; and a request that comes back is restored in the iteration
+    in which it begins, layer by layer ahead of the forward pass, and not in one before.
+
+    A block is saved when the iteration that completed it is known to be over, and before the
+    next one computes: what was aborted inside a forward pass is never saved, and nothing is
+    lost when a request loses its memory or ends in between. The index then knows the copy, and
+    the next iteration may load it, since saves go first. A slot changes hands only here, and
+    the worker carries out what it is told in this order: so every load finds what the index
+    promised.
+
+    Args:
+        index: Of the host memory; written here only.
+        block_tokens: Tokens in a block.
+    """
+
+    def __init__(self, index: HostIndex, *, block_tokens: int) -> None:
+        self._index = index
+        self._claims = HostClaims(index)
+        self._block_tokens = block_tokens
+        self._runs: dict[str, _Run] = {}
+        self._matches: dict[str, int] = {}
+        """Blocks that a waiting request has on the device, when it was last asked about."""
+        self._marks: deque[tuple[int, list[_Mark]]] = deque()
+        """By step, those that are not over."""
+        self._saves: list[Transfer] = []
+        self._loads: list[Transfer] = []
+        self._cleared = False
+        self._step = 0
+
+    @property
+    def has_work(self) -> bool:
+        """The worker is to be told something, even if nothing is computed."""
+        return self._cleared or bool(self._saves)
+
+    def track(self, request: Tracked, origin: str) -> None:
+        """Save the blocks of *request*, a run of *origin*, as it grows."""
+        self._runs[request.request_id] = _Run(request, origin)
+        self._claims.begin(origin, lambda: request.block_hashes)
+
+    def match(self, request: Tracked, num_computed_tokens: int) -> int:
+        """
+        Tokens of *request* beyond its first *num_computed_tokens* that can be loaded.
+
+        Whole blocks; one token at least is left to be computed.
+        """
+        most = min((request.num_tokens - 1) // self._block_tokens, len(request.block_hashes))
+        first = num_computed_tokens // self._block_tokens
+        self._matches[request.request_id] = first
+        known = self._index.num_known(request.block_hashes[:most])
+        return max(0, known - first) * self._block_tokens
+
+    def admit(self, request: Tracked, block_ids: Sequence[int], num_tokens: int) -> None:
+        """
+        *request* has memory now and begins.
+
+        Args:
+            request: It was asked about by `match` in this iteration, or has no tokens to load.
+            block_ids: All its blocks.
+            num_tokens: To load, of those that `match` gave.
+        """
+        first = self._matches.pop(request.request_id, 0)
+        run = self._runs.get(request.request_id)
+        if run is not None:
+            run.num_noted, run.is_left = 0, False
+        if num_tokens > 0:
+            end = first + num_tokens // self._block_tokens
+            hashes = request.block_hashes[:end]
+            slots = self._index.slots(hashes[first:])
+            self._index.touch(hashes)
+            self._loads += map(Transfer, block_ids[first:end], slots)
+
+    def plan(
+        self, num_scheduled: Mapping[str, int], block_ids_of: Callable[[str], Sequence[int]]
+    ) -> Transfers:
+        """
+        What the iteration that was just scheduled copies.
+
+        Args:
+            num_scheduled: Tokens by request, not yet counted as computed.
+            block_ids_of: All blocks of a scheduled request.
+        """
+        self._step += 1
+        marks = []
+        for request_id, count in num_scheduled.items():
+            run = self._runs.get(request_id)
+            if run is None or run.is_left:
+                continue
+            computed = run.request.num_computed_tokens
+            full = (computed + count) // self._block_tokens
+            # What was aborted is computed again.
+            run.num_noted = min(run.num_noted, computed // self._block_tokens)
+            if full > run.num_noted:
+                block_ids = block_ids_of(request_id)[run.num_noted : full]
+                marks.append(_Mark(run, run.num_noted, block_ids))
+                run.num_noted = full
+        self._marks.append((self._step, marks))
+        transfers = Transfers(
+            step=self._step,
+            saves=tuple(self._saves),
+            loads=tuple(self._loads),
+            cleared=self._cleared,
+        )
+        self._saves.clear()
+        self._loads.clear()
+        self._cleared = False
+        return transfers
+
+    def complete(self, step: int) -> None:
+        """
+        The iteration *step* is over; its requests have as many computed tokens as it left them.
+
+        Earlier ones of which that was not said were aborted.
+        """
+        while self._marks and self._marks[0][0] <= step:
+            of_step, marks = self._marks.popleft()
+            for mark in marks if of_step == step else ():
+                self._save(mark)
+
+    def abort(self, request_id: str) -> None:
+        """The request has ended and may come back, as another one that begins with its tokens."""
+        self._matches.pop(request_id, None)
+        run = self._runs.pop(request_id, None)
+        if run is not None:
+            self._claims.leave(run.origin)
+
+    def finish(self, request_id: str) -> None:
+        """The request has ended well. Host memory is for those that are to go on, or may."""
+        self._matches.pop(request_id, None)
+        run = self._runs.pop(request_id, None)
+        if run is not None:
+            run.is_left = True
+            self._claims.finish(run.origin)
+
+    def clear(self) -> None:
+        """Forget all copies; running requests are saved anew."""
+        self._index.clear()
+        self._claims.clear()
+        self._marks.clear()
+        self._saves.clear()
+        for run in self._runs.values():
+            run.num_noted, run.is_left = 0, False
+        self._cleared = True
+
+    def _save(self, mark: _Mark) -> None:
+        run, first, block_ids = mark
+        request, end = run.request, first + len(block_ids)
+        full = min(
+            end, request.num_computed_tokens // self._block_tokens, len(request.block_hashes)
+        )
+        if full < end:
+            # The rest was aborted, or its tokens are not known yet.
+            run.num_noted = min(run.num_noted, full)
+        if full <= first or run.is_left:
+            return
+        hashes = request.block_hashes[:full]
+        known = self._index.num_known(hashes)
+        slots = self._index.store(hashes) if known >= first else []
+        self._saves += map(Transfer, block_ids[known - first :], slots)
+        if known + len(slots) < full:
+            # Copies that it shared went with a request that has finished: they are made again.
+            # Or there is no room for it, or not beside what else is running: what has a copy
+            # serves for a shorter restore, and to fight for more would cost too much.
+            run.num_noted = known
+            run.is_left = self._index.num_used == self._index.num_slots

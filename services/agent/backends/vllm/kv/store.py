@@ -1,0 +1,150 @@
+"""The worker's side of KV checkpoints: host memory, and copying."""
+
+import mmap
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from services.agent.backends.base import CheckpointTotals
+from services.agent.backends.vllm.kv.transfers import Transfer, Transfers
+from shared.contracts.base import Seconds
+
+_AT_ONCE_BYTES = 1 << 20
+"""What is faster copied than handed to another thread."""
+
+LayerBlocks = npt.NDArray[np.uint8]
+"""KV of a layer, uint8[num_blocks, bytes of a block]; writes go to the engine's memory."""
+
+
+class HostStore:
+    """
+    Copies of KV blocks, in slots of one block with all its layers.
+
+    Saving is done at once, by the engine's thread: it is a plain memory copy of what an iteration
+    has completed, some hundredths of the time that computing it took even with a tiny model.
+    Loading is done layer by layer in a thread beside the forward pass, which waits for a layer's
+    copies when it comes to that layer. So an iteration of others is held up by the first layer's
+    share, unless copying a layer takes longer than computing one.
+
+    Args:
+        num_slots: The memory's size; the system gives it as it is used.
+        layers: The engine's KV by name, in the order in which it is computed.
+        at_once_bytes: Loads up to this size are not worth a thread.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        layers: Mapping[str, LayerBlocks],
+        *,
+        at_once_bytes: int = _AT_ONCE_BYTES,
+    ) -> None:
+        self._layers = tuple(layers.values())
+        self._at_once_bytes = at_once_bytes
+        sizes = [layer.shape[1] for layer in self._layers]
+        ends = list(accumulate(sizes))
+        self._parts = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        self._names = tuple(layers)
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="restore-kv")
+        self._loading: dict[str, Future[Seconds]] = {}
+        """Seconds that copying took, by layer; empty between iterations."""
+        self.slot_bytes = ends[-1]
+        self._memory = mmap.mmap(
+            -1, num_slots * self.slot_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
+        self._slots = np.frombuffer(self._memory, dtype=np.uint8).reshape(num_slots, -1)
+        self._filled = np.zeros(num_slots, dtype=bool)
+        self.step = 0
+        """Of what was carried out last."""
+        self.failed: frozenset[int] = frozenset()
+        """
+        Blocks that it did not load, since their slot was never filled. That is a bug; they are
+        to be computed instead.
+        """
+        self.totals = CheckpointTotals()
+
+    def carry_out(self, transfers: Transfers) -> None:
+        """
+        Copy what *transfers* say, before the iteration writes any KV.
+
+        Without effect when it is done already: what was aborted inside its forward pass is
+        carried out again without some requests, and saved blocks may be written by then.
+        """
+        if transfers.step == self.step:
+            return
+        self.finish()
+        self.step = transfers.step
+        if transfers.cleared:
+            self._clear()
+        self._save(transfers.saves)
+        filled = [load for load in transfers.loads if self._filled[load.slot]]
+        self.failed = frozenset(load.block for load in transfers.loads) - {
+            load.block for load in filled
+        }
+        self._load(filled)
+
+    def wait_for(self, layer: str) -> None:
+        """Until the copies of *layer* are there; at once when none is on its way."""
+        if layer in self._loading:
+            self._loading[layer].result()
+
+    def finish(self) -> None:
+        """Until all copies are there; counts the time that making them took."""
+        copying_s = sum(each.result() for each in self._loading.values())
+        self._loading.clear()
+        self.totals = replace(self.totals, restore_s=self.totals.restore_s + copying_s)
+
+    def _save(self, transfers: Sequence[Transfer]) -> None:
+        """Copy blocks to host memory, in order."""
+        if not transfers:
+            return
+        begun = time.perf_counter()
+        count = 0
+        for block, slot in transfers:
+            for layer, part in zip(self._layers, self._parts, strict=True):
+                self._slots[slot, part] = layer[block]
+            self._filled[slot] = True
+            count += 1
+        self.totals = replace(
+            self.totals,
+            saved_blocks=self.totals.saved_blocks + count,
+            saved_bytes=self.totals.saved_bytes + count * self.slot_bytes,
+            save_s=self.totals.save_s + time.perf_counter() - begun,
+        )
+
+    def _load(self, transfers: Sequence[Transfer]) -> None:
+        """Copy blocks from host memory, or begin to."""
+        if not transfers:
+            return
+        num_bytes = len(transfers) * self.slot_bytes
+        layers = zip(self._names, self._layers, self._parts, strict=True)
+        copying_s = 0.0
+        if num_bytes > self._at_once_bytes:
+            for name, layer, part in layers:
+                self._loading[name] = self._copier.submit(self._load_layer, layer, part, transfers)
+        else:
+            copying_s = sum(self._load_layer(layer, part, transfers) for _, layer, part in layers)
+        self.totals = replace(
+            self.totals,
+            restored_blocks=self.totals.restored_blocks + len(transfers),
+            restored_bytes=self.totals.restored_bytes + num_bytes,
+            restore_s=self.totals.restore_s + copying_s,
+        )
+
+    def _load_layer(
+        self, layer: LayerBlocks, part: slice, transfers: Sequence[Transfer]
+    ) -> Seconds:
+        begun = time.perf_counter()
+        for block, slot in transfers:
+            layer[block] = self._slots[slot, part]
+        return time.perf_counter() - begun
+
+    def _clear(self) -> None:
+        """Give the memory back to the system."""
+        self._filled[:] = False
+        self._memory.madvise(mmap.MADV_DONTNEED)

@@ -1,0 +1,80 @@
+"""
+How a worker of vLLM draws the tokens of a request that may go on elsewhere.
+
+The interfaces of vLLM used here are private to it; the contract suite fails when they change.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from services.agent.backends.vllm.qos import read_qos
+from services.agent.backends.vllm.seeds import seed_at
+
+
+class Resumable:
+    """
+    Mixin over a worker with vLLM's model runner V1: a resumed answer is the undisturbed one.
+
+    Each token of a random answer is drawn by the request's seed and the token's place in the
+    sequence, so that no draw depends on the ones before it, nor on who made them. Penalties count
+    progress, which is prompt to vLLM, as the output that it is.
+
+    Differs: with V1 a run's draws follow one another, and on a CPU the engine dies when a random
+    request's prompt takes more than one iteration, since it winds the generator back. V2 draws by
+    place, too.
+    """
+
+    model_runner: Any
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        runner = self.model_runner
+        if runner.execute_model_state is None:  # nothing was computed
+            return super().sample_tokens(*args, **kwargs)  # type: ignore[misc]  # a mixin
+        with _placed_draws(runner), _counted_progress(runner):
+            return super().sample_tokens(*args, **kwargs)  # type: ignore[misc]  # a mixin
+
+
+@contextmanager
+def _placed_draws(runner: Any) -> Iterator[None]:
+    """Each row's generator begins anew; rows without a token in this iteration have none."""
+    batch = runner.input_batch
+    generators: dict[int, Any] = batch.generators
+    unfinished = np.nonzero(runner.discard_request_mask.np[: batch.num_reqs])[0]
+    resting = {row: generators.pop(row) for row in map(int, unfinished) if row in generators}
+    for row, generator in generators.items():
+        seed = runner.requests[batch.req_ids[row]].sampling_params.seed
+        generator.manual_seed(seed_at(seed, int(batch.num_tokens_no_spec[row])))
+    try:
+        yield
+    finally:
+        generators.update(resting)
+
+
+@contextmanager
+def _counted_progress(runner: Any) -> Iterator[None]:
+    """Rows with penalties see the progress before what this run has generated."""
+    batch = runner.input_batch
+    metadata = batch.sampling_metadata
+    if metadata.no_penalties:
+        yield
+        return
+    states = [runner.requests[request_id] for request_id in batch.req_ids]
+    outputs = [
+        [*_progress_of(state), *own]
+        for state, own in zip(states, metadata.output_token_ids, strict=True)
+    ]
+    batch.sampling_metadata = replace(metadata, output_token_ids=outputs)
+    try:
+        yield
+    finally:
+        batch.sampling_metadata = metadata
+
+
+def _progress_of(state: Any) -> list[int]:
+    """The last tokens of the prompt, as many as an earlier run has generated."""
+    count = read_qos(state.sampling_params.extra_args).progress_tokens
+    return list(state.prompt_token_ids[len(state.prompt_token_ids) - count :])

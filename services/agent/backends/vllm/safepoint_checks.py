@@ -1,0 +1,48 @@
+"""Which engines can have safepoints; without vLLM itself."""
+
+from typing import Any
+
+
+def safepoint_refusal(config: Any) -> str | None:
+    """
+    Why an engine of this `VllmConfig` cannot preempt inside a forward pass; none if it can.
+
+    Configurations that were not tested count as ones that cannot.
+    """
+    parallel, scheduler = config.parallel_config, config.scheduler_config
+    model = config.model_config
+    reasons = {
+        "asynchronous scheduling, which counts on an iteration before it is over": (
+            scheduler.async_scheduling
+        ),
+        "tensor parallelism, whose ranks would have to stop at the same layer": (
+            parallel.tensor_parallel_size > 1
+        ),
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "data parallelism": parallel.data_parallel_size > 1,
+        "compiled models and captured graphs, which pass no safepoint (set eager)": (
+            not model.enforce_eager
+        ),
+        "vLLM's model runner V2 (set VLLM_USE_V2_MODEL_RUNNER=0)": config.use_v2_model_runner,
+        "speculative decoding": config.speculative_config is not None,
+        "LoRA": config.lora_config is not None,
+        "multimodal models": model.is_multimodal_model,
+        "recurrent and hybrid models": model.is_hybrid or model.has_inner_state,
+        "encoder-decoder models": model.is_encoder_decoder,
+    }
+    reason = next((name for name, applies in reasons.items() if applies), None)
+    if reason is None:
+        return None
+    return (
+        f"layer-wise preemption does not work with {reason}; "
+        "set engine.vllm.safepoint_layers to 0 to serve without it"
+    )
+
+
+def safepoint_places(num_layers: int, every: int) -> range:
+    """
+    Layers before which there is a safepoint: every *every* layers, and one before the first.
+
+    A model with too few layers gets one in its middle.
+    """
+    return range(0, num_layers, max(1, min(every, -(-num_layers // 2))))

@@ -1,0 +1,116 @@
+"""Engines of vLLM whose KV is checkpointed, under one tiny model, and what they did."""
+
+from typing import Any
+
+import msgspec
+
+from services.agent.backends.base import CheckpointTotals, EngineSnapshot
+from shared.contracts.base import ModelName
+from shared.contracts.models import ModelEntry
+from shared.contracts.requests import Tokens
+from tests.engines import EngineRig, greedy, prompt_of
+
+BLOCK_TOKENS = 32
+MOST_TOKENS = 1280
+"""Of the engines' KV memory, one block less."""
+CACHING = ModelName("caching")
+NOT_CACHING = ModelName("not-caching")
+SMALL = ModelName("small")
+FAULTY = ModelName("faulty")
+SLOW = ModelName("slow")
+TOO_SMALL = ModelName("too-small")
+SMALL_BLOCKS = 20
+BLOCK_BYTES = 65536
+
+
+def variants(base: ModelEntry) -> tuple[ModelEntry, ...]:
+    """One model under several engines, all with memory for one long request."""
+
+    def variant(name: ModelName, **fields: Any) -> ModelEntry:
+        limits = {"max_model_len": 1024, "max_num_batched_tokens": 256}
+        limits["num_gpu_blocks_override"] = MOST_TOKENS // BLOCK_TOKENS
+        return msgspec.structs.replace(
+            base, name=name, max_model_len=1024, engine_args=limits | fields
+        )
+
+    def host_memory(size: int, **fields: str) -> dict[str, Any]:
+        return {
+            "kv_connector": "HostKvConnector",
+            "kv_connector_module_path": "services.agent.backends.vllm.kv.connector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"host_kv_bytes": size, "required": True},
+        } | fields
+
+    return (
+        variant(CACHING),
+        variant(NOT_CACHING, enable_prefix_caching=False),
+        variant(
+            SMALL,
+            enable_prefix_caching=False,
+            scheduler_cls="services.agent.backends.vllm.scheduler.TimedScheduler",
+            # Not a multiple of a block.
+            kv_transfer_config=host_memory(SMALL_BLOCKS * BLOCK_BYTES + 1000),
+        ),
+        variant(
+            FAULTY,
+            kv_transfer_config=host_memory(
+                1 << 26, kv_connector="FaultyConnector", kv_connector_module_path="tests.faulty_kv"
+            ),
+        ),
+        variant(
+            SLOW,
+            kv_transfer_config=host_memory(
+                1 << 26, kv_connector="SlowConnector", kv_connector_module_path="tests.slow_kv"
+            ),
+        ),
+        variant(TOO_SMALL, kv_transfer_config=host_memory(BLOCK_BYTES - 1)),
+    )
+
+
+class Measured:
+    """What one engine did in between."""
+
+    def __init__(self, rig: EngineRig) -> None:
+        self._rig = rig
+        self._before = rig.engine.snapshot()
+        rig.engine.drain_iterations()
+
+    @property
+    def now(self) -> EngineSnapshot:
+        return self._rig.engine.snapshot()
+
+    @property
+    def copied(self) -> CheckpointTotals:
+        before, after = self._before.checkpoints, self.now.checkpoints
+        return CheckpointTotals(
+            saved_blocks=after.saved_blocks - before.saved_blocks,
+            restored_blocks=after.restored_blocks - before.restored_blocks,
+        )
+
+    @property
+    def preempted(self) -> int:
+        return self.now.scheduling.preempted - self._before.scheduling.preempted
+
+    def computed(self) -> int:
+        return sum(it.compute_tokens for it in self._rig.engine.drain_iterations())
+
+
+async def flood(rig: EngineRig, model: ModelName) -> None:
+    """Write over all of the engine's KV memory, with nothing that is checkpointed."""
+    await rig.ask(prompt_of(1000, first=200), greedy(2), model=model)
+    await rig.ask(prompt_of(1000, first=201), greedy(2), model=model)
+
+
+async def begun(rig: EngineRig, prompt: Tokens, tokens: int, model: ModelName) -> Tokens:
+    """The first tokens of an answer that is then aborted: *tokens* or a few more."""
+    while True:
+        request = rig.request(prompt, greedy(100), model=model, checkpointed=True)
+        progress: list[int] = []
+        async for output in rig.engine.generate(request):
+            progress += output.token_ids
+            if len(progress) >= tokens:
+                break
+        # On a busy machine it may have come to its end meanwhile, which leaves no copies.
+        if len(progress) < 100:
+            return tuple(progress)

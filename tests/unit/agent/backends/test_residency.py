@@ -1,0 +1,192 @@
+"""Which models stay in host memory, and by which path the next one becomes active."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.agent.backends.residency import Activation, Footprint, ResidencyTable
+from services.agent.backends.weights import HostWeights, engine_shape, weight_bytes, weight_files
+from shared.contracts.base import ModelName
+from shared.contracts.errors import EngineError
+from shared.contracts.models import ModelEntry
+from shared.contracts.telemetry import ActivationPath, Residency
+from shared.models.registry import ModelRegistry
+from shared.models.tiny import make_tiny_models
+
+A, B, C = ModelName("a"), ModelName("b"), ModelName("c")
+PRIOR_S = {
+    ActivationPath.PARKED: 0.1,
+    ActivationPath.RELOAD: 1.0,
+    ActivationPath.START: 4.0,
+    ActivationPath.COLD: 5.0,
+}
+
+
+def table(*, warm_bytes: int, shapes: tuple[str, str, str] = ("", "", "")) -> ResidencyTable:
+    """Three models: weights of 10 bytes, engines of 100."""
+    footprints = {
+        name: Footprint(weight_bytes=10, engine_bytes=100, shape=shape)
+        for name, shape in zip((A, B, C), shapes, strict=True)
+    }
+    return ResidencyTable(footprints, warm_bytes=warm_bytes, prior_s=PRIOR_S)
+
+
+def activate(made: ResidencyTable, model: ModelName, duration_s: float = 2.0) -> Activation:
+    activation = made.activation(model)
+    assert activation is not None
+    made.activated(activation, duration_s)
+    return activation
+
+
+def test_the_least_recently_active_model_goes_first() -> None:
+    made = table(warm_bytes=100)
+    for model in (A, B):
+        assert activate(made, model).drop == ()
+    assert activate(made, C).drop == (A,)
+    assert [state.residency for state in made.states()] == [
+        Residency.COLD,
+        Residency.WARM,
+        Residency.ACTIVE,
+    ]
+    assert made.used_bytes == 100
+
+
+def test_a_parked_engine_is_the_cheapest_and_takes_nothing_from_others() -> None:
+    made = table(warm_bytes=200, shapes=("s", "s", "t"))
+    activate(made, A)
+    made.parked(B)
+    assert activate(made, B) == Activation(model=B, path=ActivationPath.PARKED)
+    assert made.residency(A) is Residency.WARM
+
+
+def test_weights_go_into_an_engine_of_the_same_shape() -> None:
+    made = table(warm_bytes=200, shapes=("s", "s", "t"))
+    activate(made, A)
+    assert activate(made, C).path is ActivationPath.COLD
+    reload = activate(made, B)
+    assert (reload.path, reload.donor, reload.drop) == (ActivationPath.RELOAD, A, ())
+    assert made.residency(A) is Residency.COLD
+    assert made.residency(C) is Residency.WARM
+
+
+def test_models_without_a_shape_never_share_an_engine() -> None:
+    made = table(warm_bytes=0)
+    activate(made, A)
+    assert activate(made, B).path is ActivationPath.COLD
+
+
+def test_without_memory_for_warm_models_the_former_one_goes() -> None:
+    made = table(warm_bytes=0)
+    activate(made, A)
+    assert activate(made, B).drop == (A,)
+    assert made.residency(A) is Residency.COLD
+
+
+def test_held_weights_shorten_the_start_and_count_until_an_engine_has_them() -> None:
+    made = table(warm_bytes=110)
+    activate(made, A)
+    made.held(B)
+    assert (made.residency(B), made.used_bytes) == (Residency.WARM, 10)
+    assert made.activate_s(B) == 4.0
+    activate(made, B)
+    assert (made.residency(A), made.used_bytes) == (Residency.WARM, 100)
+
+
+def test_held_weights_of_the_active_model_count_for_nothing() -> None:
+    made = table(warm_bytes=105)
+    activate(made, A)
+    made.held(B)
+    assert activate(made, B).drop == ()
+    assert made.used_bytes == 100
+    # When it leaves, both would not fit: who was active longest ago goes.
+    assert activate(made, C).drop == (A,)
+
+
+def test_an_engine_that_died_is_no_path_any_more() -> None:
+    made = table(warm_bytes=200)
+    activate(made, A)
+    made.held(B)
+    activate(made, B)
+    made.lose(B)
+    assert (made.active, made.path(B)) == (None, ActivationPath.START)
+
+
+def test_the_dearer_path_is_taken_when_it_has_measured_cheaper() -> None:
+    made = table(warm_bytes=1000, shapes=("s", "s", "s"))
+    activate(made, A, duration_s=0.5)
+    assert made.path(B) is ActivationPath.COLD  # as measured just now, against a prior of 1 s
+
+
+def test_activation_times_are_measured_once_known() -> None:
+    made = table(warm_bytes=0)
+    assert made.activate_s(A) == 5.0
+    activate(made, A, duration_s=2.0)
+    assert made.activate_s(A) == 0.0
+    made.clear()
+    assert (made.active, made.activate_s(A)) == (None, 2.0)
+    # The other model's time is not known, but the path's is.
+    assert made.activate_s(B) == 2.0
+
+
+@given(
+    warm_bytes=st.integers(0, 350),
+    steps=st.lists(
+        st.tuples(st.sampled_from(("activate", "park", "hold", "drop")), st.sampled_from((A, B, C)))
+    ),
+    shapes=st.tuples(*[st.sampled_from(("", "s"))] * 3),
+)
+def test_the_budget_is_kept_whatever_happens(warm_bytes, steps, shapes) -> None:
+    made = table(warm_bytes=warm_bytes, shapes=shapes)
+    for step, model in steps:
+        cold = made.residency(model) is Residency.COLD
+        if step == "activate" and model != made.active:
+            activation = activate(made, model)
+            assert model not in activation.drop
+            assert made.active == model
+        elif step == "park" and cold and made.room_for_engine(model):
+            made.parked(model)
+        elif step == "hold" and cold and made.room_for_weights(model):
+            made.held(model)
+        elif step == "drop" and model != made.active:
+            made.drop((model,))
+            assert made.residency(model) is Residency.COLD
+        assert made.used_bytes <= warm_bytes
+        assert sum(state.residency is Residency.ACTIVE for state in made.states()) <= 1
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelEntry]:
+    registry = ModelRegistry.load(make_tiny_models(tmp_path_factory.mktemp("models")))
+    return {name: registry.entry(name) for name in registry.bases}
+
+
+def test_engines_of_one_architecture_have_one_shape(entries: dict[str, ModelEntry]) -> None:
+    shapes = {name: engine_shape(entry) for name, entry in entries.items()}
+    assert shapes["tiny-llama"] == shapes["tiny-llama-b"] != ""
+    assert shapes["tiny-qwen"] != shapes["tiny-llama"]
+
+
+def test_a_model_without_a_configuration_has_no_shape(tmp_path: Path) -> None:
+    entry = ModelEntry(name=A, path=str(tmp_path), architecture="x", max_model_len=16)
+    assert engine_shape(entry) == ""
+
+
+async def test_weights_are_held_and_released(entries: dict[str, ModelEntry]) -> None:
+    entry = entries["tiny-llama"]
+    assert weight_bytes(entry) == entry.weight_bytes > 0
+    assert [file.name for file in weight_files(entry)] == ["model.safetensors"]
+    held = HostWeights()
+    await held.hold(entry)
+    await held.hold(entry)
+    held.release(entry.name)
+    held.release(entry.name)
+    held.close()
+
+
+async def test_weights_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "nowhere")
+    entry = ModelEntry(name=A, path=str(tmp_path), architecture="x", max_model_len=16)
+    with pytest.raises(EngineError, match="cannot read the weights of a"):
+        await HostWeights().hold(entry)

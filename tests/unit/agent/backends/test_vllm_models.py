@@ -1,0 +1,129 @@
+"""Which models vLLM engines hold, by a host that only says what it is told to say."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.agent.backends.settings import VllmSettings
+from services.agent.backends.vllm.models import EngineModels
+from services.agent.backends.vllm.telemetry import EngineTelemetry
+from services.agent.backends.vllm.wire import Activate, Activated, Drop, Warm
+from shared.contracts.base import ModelName
+from shared.contracts.errors import NoRoomError
+from shared.contracts.models import ModelEntry
+from shared.contracts.telemetry import Residency
+
+SMALL, LARGE = ModelName("small"), ModelName("large")
+MIB = 1 << 20
+WEIGHTS = 10 * MIB
+ESTIMATE = (384 + 10 + 128 + 256) * MIB
+"""Of any engine here on a CPU: overhead, weights, KV, host copies of KV."""
+
+
+class Host:
+    """Loads at once; its engines take *host_bytes*."""
+
+    def __init__(self, models: EngineModels, host_bytes: int) -> None:
+        self._models = models
+        self._host_bytes = host_bytes
+        self.commands: list[msgspec.Struct] = []
+
+    def send(self, command: Any) -> None:
+        self.commands.append(command)
+        if isinstance(command, Activate | Warm):
+            event = Activated(command.model, self._host_bytes)
+            asyncio.get_running_loop().call_soon(self._models.on_event, event)
+
+    @property
+    def dropped(self) -> list[str]:
+        return [name for each in self.commands if isinstance(each, Drop) for name in each.models]
+
+
+def entry(name: ModelName, directory: Path) -> ModelEntry:
+    """Without a readable configuration, so like no other in shape."""
+    return ModelEntry(
+        name=name, path=str(directory), architecture="x", max_model_len=64, weight_bytes=WEIGHTS
+    )
+
+
+@pytest.fixture
+async def telemetry() -> AsyncIterator[EngineTelemetry]:
+    made = EngineTelemetry()
+    made.directory()
+    yield made
+    made.close()
+
+
+def models_of(directory: Path, telemetry: EngineTelemetry, warm_bytes: int) -> EngineModels:
+    (directory / "model.bin").write_bytes(b"weights")
+    entries = [entry(SMALL, directory), entry(LARGE, directory)]
+    return EngineModels(entries, VllmSettings(warm_bytes=warm_bytes), telemetry)
+
+
+async def test_a_warm_engine_that_fits_is_kept(tmp_path: Path, telemetry: EngineTelemetry) -> None:
+    models = models_of(tmp_path, telemetry, warm_bytes=ESTIMATE)
+    host = Host(models, ESTIMATE - 256 * MIB)
+    await models.warm(SMALL, host)  # type: ignore[arg-type]  # a fake
+
+    assert models.residency.residency(SMALL) is Residency.WARM
+    assert models.residency.used_bytes == ESTIMATE
+    assert host.dropped == []
+
+
+async def test_one_that_is_larger_than_was_expected_goes_and_leaves_its_weights(
+    tmp_path: Path, telemetry: EngineTelemetry
+) -> None:
+    models = models_of(tmp_path, telemetry, warm_bytes=ESTIMATE)
+    host = Host(models, ESTIMATE - 256 * MIB + 1)
+    await models.warm(SMALL, host)  # type: ignore[arg-type]  # a fake
+
+    assert host.dropped == [SMALL]
+    assert models.residency.residency(SMALL) is Residency.WARM
+    assert models.residency.used_bytes == WEIGHTS
+    # Known now: no engine is made in vain again.
+    models.forget((SMALL,))
+    host.commands.clear()
+    await models.warm(SMALL, host)  # type: ignore[arg-type]  # a fake
+    assert host.commands == []
+    models.close()
+
+
+async def test_without_room_for_its_weights_either_it_is_refused(
+    tmp_path: Path, telemetry: EngineTelemetry
+) -> None:
+    models = models_of(tmp_path, telemetry, warm_bytes=2 * ESTIMATE)
+    host = Host(models, ESTIMATE - 256 * MIB)
+    await models.warm(SMALL, host)  # type: ignore[arg-type]  # a fake
+    greedy = Host(models, 2 * ESTIMATE)
+    models.residency.measured(SMALL, 2 * ESTIMATE - WEIGHTS + 1)
+    with pytest.raises(NoRoomError, match="no room to warm large"):
+        await models.warm(LARGE, greedy)  # type: ignore[arg-type]  # a fake
+
+    assert models.residency.residency(LARGE) is Residency.COLD
+    assert models.residency.residency(SMALL) is Residency.WARM
+
+
+async def test_on_a_gpu_a_parked_engine_takes_its_weights_and_no_kv(
+    tmp_path: Path, telemetry: EngineTelemetry
+) -> None:
+    models = models_of(tmp_path, telemetry, warm_bytes=ESTIMATE)
+    expected = {each.model: each.warm_bytes for each in models.residency.states()}
+    assert expected == {SMALL: ESTIMATE, LARGE: ESTIMATE}
+    models.on_host(is_cpu=False)
+    expected = {each.model: each.warm_bytes for each in models.residency.states()}
+
+    assert expected == {SMALL: 394 * MIB, LARGE: 394 * MIB}
+
+
+async def test_a_host_that_comes_up_again_keeps_what_was_measured(
+    tmp_path: Path, telemetry: EngineTelemetry
+) -> None:
+    models = models_of(tmp_path, telemetry, warm_bytes=ESTIMATE)
+    models.residency.measured(SMALL, 5)
+    models.on_host(is_cpu=True)
+
+    assert models.residency.states()[0].warm_bytes == 5
