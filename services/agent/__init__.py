@@ -2,6 +2,6 @@
 Agent: one per LLM serving instance. Pulls late, drives the engine, streams, executes LSOs.
 
 Consumes: lanes and their companions (by `basic.get`), plans, control, profiles. Publishes:
-replies, resumes, relegations, status and telemetry. Invariant: a delivery is acknowledged only
-after what became of it (final, resume, relegation, dead letter) is confirmed.
+replies, resumes, relegations, answers to operators, status and telemetry. Invariant: a delivery
+is acknowledged only after what became of it (final, resume, relegation, dead letter) is confirmed.
 """

@@ -4,11 +4,19 @@ import asyncio
 import contextlib
 
 from services.agent.backends.base import EngineBackend
+from services.agent.lso.executor import LsoExecutor
+from services.agent.lso.results import LsoRefusedError, LsoResult
+from services.agent.lso.situation import Observer
 from services.agent.runner import Runner
 from services.agent.settings import PullSettings
-from services.agent.state import AgentState, Ending, Run
+from services.agent.state import AgentState, Ending, SwappedOut
+from shared.contracts.base import RequestId
+from shared.contracts.plans import Segment
 from shared.contracts.requests import QueuedRequest
 from shared.runtime.clock import Clock
+from solver.planning.lso_actions import lso_actions, make_room
+from solver.planning.lso_situation import Demand, HeadChange
+from solver.planning.lsos import Evict, Rule, SwapIn, because
 from solver.scheduling.keys import Tier, tier_of
 from solver.scheduling.relegation import is_hopeless
 from solver.scheduling.window import tokens_needed
@@ -16,6 +24,8 @@ from solver.scheduling.window import tokens_needed
 SUSPECT_CRASHES = 2
 """Engine crashes after which a request runs alone, so that only it is blamed for the next."""
 CHECK_PERIOD_S = 0.1
+Started = asyncio.Task[tuple[LsoResult, ...]] | None
+_LEAVES_ROOM = (Ending.EVICTED, Ending.SWAPPED_OUT)
 
 
 class Admission:
@@ -26,6 +36,8 @@ class Admission:
         state: The agent's.
         engine: Whose room decides.
         runner: Executes what is admitted.
+        executor: Evicts and swaps out what has to go.
+        observer: Sees what would be displaced.
         settings: Shares.
         clock: Wall time.
     """
@@ -36,32 +48,76 @@ class Admission:
         state: AgentState,
         engine: EngineBackend,
         runner: Runner,
+        executor: LsoExecutor,
+        observer: Observer,
         settings: PullSettings,
         clock: Clock,
     ) -> None:
         self._state = state
         self._engine = engine
         self._runner = runner
+        self._executor = executor
+        self._observer = observer
         self._settings = settings
         self._clock = clock
         self._count_again_at = 0.0
+        self._tasks: asyncio.TaskGroup | None = None
+        self._making_room: Started = None
+        self._handing_back: Started = None
 
     async def work(self, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
         """Admit until *stop*; runs are tasks of *tasks*."""
+        self._tasks = tasks
         while not stop.is_set():
             self._state.admit_wake.clear()
             self._hand_back_late()
             while (request := self._admissible()) is not None:
-                pulled = self._state.release(request.request_id)
-                assert pulled is not None  # noqa: S101 - the window and `pulled` agree
-                # Begun here and now, so that no swap finds the instance empty in between.
-                run = self._runner.begin(pulled)
-                run.on_begin = self._state.pull_wake.set
-                tasks.create_task(self._runner.run(run), name=f"run:{request.request_id}")
+                self._admit(request)
                 await asyncio.sleep(0)
                 self._state.pull_wake.set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._state.admit_wake.wait(), CHECK_PERIOD_S)
+
+    def resume(self, swapped: SwappedOut) -> None:
+        """
+        Run a swapped-out request now, whoever else waits.
+
+        Raises:
+            LsoRefusedError: The engine has no room, or the instance takes nothing.
+        """
+        state, request = self._state, swapped.pulled.request
+        if state.swapping or state.draining or not self._engine.alive or self._tasks is None:
+            raise LsoRefusedError("the instance starts nothing now: it drains, swaps or is down")
+        if self._must_wait(request) or self._isolated():
+            raise LsoRefusedError("a request that engines died under runs alone")
+        if not self._fits(request):
+            snapshot = self._engine.snapshot()
+            raise LsoRefusedError(
+                f"no room: {len(state.runs)} of {snapshot.max_running} run, with up to "
+                f"{state.running_tokens} of {snapshot.kv_capacity_tokens} KV tokens; it needs "
+                f"{tokens_needed(request)}"
+            )
+        self._begin(request.request_id)
+
+    def _admit(self, request: QueuedRequest) -> None:
+        """Run the window's head."""
+        swapped = self._state.swapped_out.get(request.request_id)
+        self._begin(request.request_id)
+        if swapped is not None:
+            lso = SwapIn(
+                request_id=request.request_id,
+                reason=because(Rule.ROOM_AGAIN, tokens=tokens_needed(request)),
+            )
+            self._executor.record(lso, LsoResult(message="resumed in its turn"))
+
+    def _begin(self, request_id: RequestId) -> None:
+        pulled = self._state.release(request_id)
+        assert pulled is not None  # noqa: S101 - the window and `pulled` agree
+        assert self._tasks is not None  # noqa: S101 - only `work` and what it allows come here
+        # Begun here and now, so that no swap finds the instance empty in between.
+        run = self._runner.begin(pulled)
+        run.on_begin = self._state.pull_wake.set
+        self._tasks.create_task(self._runner.run(run), name=f"run:{request_id}")
 
     def _hand_back_late(self) -> None:
         """
@@ -72,15 +128,20 @@ class Admission:
         """
         num_waiting = self._engine.snapshot().waiting
         loop_s = asyncio.get_running_loop().time()
-        if not num_waiting or loop_s < self._count_again_at:
+        if not num_waiting or loop_s < self._count_again_at or _under_way(self._handing_back):
             return
         # The engine's count takes a moment to show that somebody left.
         self._count_again_at = loop_s + CHECK_PERIOD_S
         now = self._clock.now()
         waiting = [run for run in self._state.runs.values() if not run.begun]
-        for run in waiting[-num_waiting:]:
-            if is_hopeless(run.request, now=now, prefill_s=0.0, decode_s=0.0):
-                end_run(self._state, self._engine, run, Ending.EVICTED)
+        late = tuple(
+            run.request.request_id
+            for run in waiting[-num_waiting:]
+            if run.ending is None and is_hopeless(run.request, now=now, prefill_s=0.0, decode_s=0.0)
+        )
+        if late:
+            lso = Evict(request_ids=late, reason=because(Rule.LATE))
+            self._handing_back = self._executor.start(lso)
 
     def _admissible(self) -> QueuedRequest | None:
         """The window's head if it may start now."""
@@ -95,7 +156,7 @@ class Admission:
         if self._fits(head):
             return head
         if tier_of(head) is Tier.REACHABLE:
-            self._make_room()
+            self._make_room(head)
         return None
 
     def _beside_filler(self) -> QueuedRequest | None:
@@ -131,27 +192,22 @@ class Admission:
         limit = self._settings.best_effort_running_share * self._engine.snapshot().max_running
         return filler < max(1, int(limit))
 
-    def _make_room(self) -> None:
-        """Evict the filler that loses least, one at a time."""
-        if any(run.ending is Ending.EVICTED for run in self._state.runs.values()):
+    def _make_room(self, head: QueuedRequest) -> None:
+        """What the head displaces goes, by QLM §5's rule; not before the last to go has gone."""
+        if _under_way(self._making_room):
             return
-        filler = [
-            run
-            for run in self._state.runs.values()
-            if tier_of(run.request) is not Tier.REACHABLE and run.ending is None
-        ]
-        if filler:
-            end_run(self._state, self._engine, min(filler, key=_progress), Ending.EVICTED)
+        if any(run.ending in _LEAVES_ROOM for run in self._state.runs.values()):
+            return
+        demand = Demand(tokens=tokens_needed(head), slots=1)
+        situation = self._observer.situation(demand)
+        plan = self._state.plan
+        queue = plan.queue.segments if plan is not None else ()
+        if not queue or queue[0].model != head.model.base:
+            queue = (Segment(model=head.model.base),)  # then nobody stands behind it but filler
+        change = HeadChange(old_head=None, queue=queue)
+        lsos = lso_actions(change, situation, rules=(make_room,))
+        self._making_room = self._executor.start(*lsos)
 
 
-def end_run(state: AgentState, engine: EngineBackend, run: Run, ending: Ending) -> None:
-    """Ask a run to end; its own task sees to what becomes of it."""
-    if run.ending is None:
-        run.ending = ending
-        task = asyncio.ensure_future(engine.abort(run.request.request_id))
-        state.aborts.add(task)
-        task.add_done_callback(state.aborts.discard)
-
-
-def _progress(run: Run) -> tuple[int, float]:
-    return (len(run.token_ids), -run.submitted_at)
+def _under_way(task: Started) -> bool:
+    return task is not None and not task.done()

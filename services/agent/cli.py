@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from services.agent.lso.cli import VERB as LSO_VERB
 from services.agent.service import check, serve
 from services.agent.settings import Settings
 from shared.broker import topology
@@ -123,6 +124,7 @@ CLI = ServiceCli(
             run=drain,
             arguments=_drain_arguments,
         ),
+        LSO_VERB,
     ),
 )
 

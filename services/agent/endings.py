@@ -6,15 +6,14 @@ import msgspec
 import structlog
 
 from services.agent.outbox import Outbox
-from services.agent.state import AgentState, Pulled, Run
+from services.agent.state import AgentState, Pulled, Run, SwappedOut
+from services.agent.verdicts import return_queue, verdict_of, with_progress
 from shared.broker.protocol import Settlement
 from shared.contracts.base import RequestId
-from shared.contracts.lanes import LaneKey, relegated_name
-from shared.contracts.qos import QosClass, SloVerdict
+from shared.contracts.lanes import relegated_name
 from shared.contracts.requests import (
     ErrorInfo,
     FinishReason,
-    Progress,
     QueuedRequest,
     RequestCompleted,
     RequestFailed,
@@ -44,6 +43,7 @@ class Endings:
         device: Likewise.
         observe: Receives one observation per finished request.
         evict_hold_s: How long the resume queue of an evicted request is left alone here.
+        swap_lease_s: How long a swapped-out request stays ours without running.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Endings:
         device: str,
         observe: Observe,
         evict_hold_s: float,
+        swap_lease_s: float,
     ) -> None:
         self._state = state
         self._outbox = outbox
@@ -64,6 +65,7 @@ class Endings:
         self._device = device
         self._observe = observe
         self._evict_hold_s = evict_hold_s
+        self.swap_lease_s = swap_lease_s
 
     async def complete(self, run: Run, *, text: str, prompt_tokens: int) -> None:
         """Deliver the self-contained final."""
@@ -96,7 +98,7 @@ class Endings:
             engine=self._engine,
         )
         await self._outbox.final(request.reply_to, final)
-        await self._settle(run.pulled)
+        await self._settle(run.pulled, "completed")
         totals = self._state.totals
         totals.completed += 1
         totals.prompt_tokens += prompt_tokens
@@ -128,14 +130,14 @@ class Endings:
         await self._outbox.final(request.reply_to, final)
         if bury:
             await self._outbox.bury(request, error)
-        await self._settle(pulled)
+        await self._settle(pulled, f"failed: {error.code}")
         self._state.totals.failed += 1
         await self._observed(pulled, run, outcome=error.code, attained=False)
         log.info("request.failed", request_id=request.request_id, code=error.code)
 
     async def stop(self, pulled: Pulled) -> None:
         """The producer has what it wants from elsewhere: nothing is owed."""
-        await self._settle(pulled)
+        await self._settle(pulled, "stopped by its producer")
         log.info("run.stopped", request_id=pulled.request.request_id)
 
     async def relegate(self, pulled: Pulled) -> None:
@@ -145,7 +147,7 @@ class Endings:
         )
         request = msgspec.structs.replace(pulled.request, attempts=attempts)
         await self._outbox.queue(relegated_name(request.model.base), request)
-        await self._settle(pulled)
+        await self._settle(pulled, "relegated")
         self._state.totals.relegated += 1
         log.info("request.relegated", request_id=request.request_id)
 
@@ -154,25 +156,64 @@ class Endings:
         attempts = msgspec.structs.replace(
             pulled.request.attempts, hop=pulled.request.attempts.hop + 1
         )
-        await self._requeue(pulled, msgspec.structs.replace(pulled.request, attempts=attempts))
+        await self._requeue(
+            pulled, msgspec.structs.replace(pulled.request, attempts=attempts), "handed back"
+        )
 
     async def evict(self, run: Run) -> None:
         """Return a request with its progress; this instance leaves it alone for a while."""
-        now = self._clock.now()
+        run.pulled.request = with_progress(run)
+        await self.evict_waiting(run.pulled)
+
+    async def evict_waiting(self, pulled: Pulled) -> None:
+        """The same for one that was swapped out: its progress is in its request."""
+        request, now = pulled.request, self._clock.now()
         attempts = msgspec.structs.replace(
-            run.request.attempts,
-            hop=run.request.attempts.hop + 1,
-            evictions=run.request.attempts.evictions + 1,
+            request.attempts,
+            hop=request.attempts.hop + 1,
+            evictions=request.attempts.evictions + 1,
             evicted_by=self._state.instance_id,
             evicted_at=now,
         )
-        self._state.order.hold(_return_queue(run.request), now + self._evict_hold_s)
-        await self._requeue(
-            run.pulled,
-            msgspec.structs.replace(run.request, attempts=attempts, progress=progress_of(run)),
-        )
+        self._state.order.hold(return_queue(request), now + self._evict_hold_s)
+        await self._requeue(pulled, msgspec.structs.replace(request, attempts=attempts), "evicted")
         self._state.totals.evicted += 1
-        log.info("request.evicted", request_id=run.request.request_id, tokens=len(run.token_ids))
+        log.info(
+            "request.evicted",
+            request_id=request.request_id,
+            tokens=len(request.progress.token_ids),
+        )
+
+    async def swap_out(self, run: Run) -> None:
+        """
+        Keep a request whose run has left the engine: unacknowledged, with its progress.
+
+        Its hop stays, as for a message that is delivered again: nobody else may run it. It is
+        evicted instead where it could not be resumed.
+        """
+        state, now = self._state, self._clock.now()
+        if run.request.reply_to is not None:
+            await self._outbox.flush(run.request.reply_to)
+        if (run.request.request_id, run.request.reply_to) in state.cancelled:
+            await self.fail(run.pulled, CANCELLED_ERROR, run=run, bury=False)
+            return
+        if state.draining or state.swapping or run.request.model.base != state.model:
+            await self.evict(run)
+            return
+        run.pulled.request = request = with_progress(run)
+        run.kept = True
+        state.swap_out(
+            SwappedOut(
+                pulled=run.pulled,
+                context_tokens=request.prompt_tokens + len(run.token_ids),
+                lease_until=now + self.swap_lease_s,
+                resume_at=now + run.rest_s,
+            )
+        )
+        if run.rest_s == 0.0:
+            state.unrest(request.request_id)
+        state.totals.swapped_out += 1
+        log.info("request.swapped_out", request_id=request.request_id, tokens=len(run.token_ids))
 
     async def crashed(self, run: Run) -> None:
         """The engine died under it: return it, one crash the wiser."""
@@ -181,23 +222,22 @@ class Endings:
             hop=run.request.attempts.hop + 1,
             crashes=run.request.attempts.crashes + 1,
         )
-        await self._requeue(
-            run.pulled,
-            msgspec.structs.replace(run.request, attempts=attempts, progress=progress_of(run)),
-        )
+        request = msgspec.structs.replace(with_progress(run), attempts=attempts)
+        await self._requeue(run.pulled, request, "returned when the engine died")
 
-    async def _requeue(self, pulled: Pulled, request: QueuedRequest) -> None:
+    async def _requeue(self, pulled: Pulled, request: QueuedRequest, how: str) -> None:
         # Whoever pulls it next, perhaps this agent, must not take its new message for an old one.
         pulled.leaving = True
         if request.reply_to is not None:
             await self._outbox.flush(request.reply_to)
-        await self._outbox.queue(_return_queue(request), request)
-        await self._settle(pulled)
+        await self._outbox.queue(return_queue(request), request)
+        await self._settle(pulled, how)
 
-    async def _settle(self, pulled: Pulled) -> None:
+    async def _settle(self, pulled: Pulled, how: str) -> None:
         while pulled.deliveries:
             await pulled.deliveries.pop().settle(Settlement.ACK)
         pulled.leaving = True
+        self._state.depart(pulled.request.request_id, how)
 
     async def _observed(
         self, pulled: Pulled, run: Run | None, *, outcome: str, attained: bool
@@ -229,37 +269,3 @@ class Endings:
                 max_tbt_s=run.max_tbt_s if run else 0.0,
             )
         )
-
-
-def progress_of(run: Run) -> Progress:
-    """What a run has to show, to travel with its request."""
-    return Progress(
-        token_ids=tuple(run.token_ids),
-        first_token_at=run.first_token_at,
-        late_tokens=run.late_tokens,
-        max_tbt_s=run.max_tbt_s,
-    )
-
-
-def verdict_of(run: Run, *, finished_at: float) -> SloVerdict:
-    """Whether every target that was set was met, where the tokens were made."""
-    request = run.request
-    slo, arrived_at = request.slo, request.arrived_at
-    attained = finished_at <= slo.completion_deadline_at(arrived_at)
-    if slo.qos_class is QosClass.INTERACTIVE:
-        first_at = run.first_token_at or finished_at
-        attained &= first_at <= slo.first_token_deadline_at(arrived_at)
-        attained &= slo.tbt_s is None or run.late_tokens == 0
-    return SloVerdict(
-        attained=attained,
-        ttft_s=None if run.first_token_at is None else run.first_token_at - arrived_at,
-        ttlt_s=finished_at - arrived_at,
-        max_tbt_s=run.max_tbt_s,
-        late_tokens=run.late_tokens if slo.tbt_s is not None else 0,
-    )
-
-
-def _return_queue(request: QueuedRequest) -> str:
-    if request.attempts.relegated:
-        return relegated_name(request.model.base)
-    return LaneKey.parse(request.lane).resume_name

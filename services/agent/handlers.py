@@ -2,12 +2,14 @@
 
 import asyncio
 from dataclasses import dataclass
+from typing import get_args
 
 import structlog
 
-from services.agent.admission import end_run
+from services.agent.aborting import end_run
 from services.agent.backends.base import EngineBackend
 from services.agent.endings import CANCELLED_ERROR, Endings
+from services.agent.lso.commands import LsoCommands
 from services.agent.reporting import Reporter
 from services.agent.residency import ModelResidency
 from services.agent.state import AgentState, Ending
@@ -16,8 +18,8 @@ from shared.broker.protocol import Delivery
 from shared.contracts.base import Message
 from shared.contracts.control import (
     DrainInstance,
-    EvictRequest,
     LaneNonempty,
+    LsoCommand,
     RequestCancel,
     RunStop,
     SnapshotRequested,
@@ -35,6 +37,7 @@ class Context:
     state: AgentState
     engine: EngineBackend
     residency: ModelResidency
+    commands: LsoCommands
     endings: Endings
     reporter: Reporter
     stop: asyncio.Event
@@ -75,9 +78,9 @@ async def on_request_cancel(message: RequestCancel, ctx: Context, _delivery: Del
         await ctx.endings.fail(pulled, CANCELLED_ERROR, bury=False)
 
 
-async def on_evict(message: EvictRequest, ctx: Context, _delivery: Delivery) -> None:
-    if (run := ctx.state.runs.get(message.request_id)) is not None:
-        end_run(ctx.state, ctx.engine, run, Ending.EVICTED)
+async def on_lso(message: LsoCommand, ctx: Context, _delivery: Delivery) -> None:
+    """Begin the operation and return: what comes after it need not wait."""
+    ctx.commands.take(message)
 
 
 async def on_drain(message: DrainInstance, ctx: Context, _delivery: Delivery) -> None:
@@ -101,7 +104,7 @@ HANDLERS: dict[type[Message], Handler[Context]] = {
     Profile: on_profile,
     RunStop: on_run_stop,
     RequestCancel: on_request_cancel,
-    EvictRequest: on_evict,
+    **dict.fromkeys(get_args(LsoCommand), on_lso),
     DrainInstance: on_drain,
     SnapshotRequested: on_snapshot_requested,
 }

@@ -104,10 +104,17 @@ class AgentMetrics(Collector):
         for name, text, value in (
             ("requests_running", "Requests on the engine", len(state.runs)),
             ("requests_running_limit", "Most that the engine runs at once", snapshot.max_running),
-            ("requests_waiting", "Requests pulled and not running", len(state.window)),
+            ("requests_waiting", "Requests pulled and not running", state.num_waiting),
+            ("requests_resting", "Of these, swapped out", len(state.swapped_out)),
             ("window_tokens", "Tokens that the waiting requests may need", state.window.tokens),
             ("kv_utilization_ratio", "Used part of the KV cache", snapshot.kv_utilization),
             ("kv_capacity_tokens", "Size of the KV cache", snapshot.kv_capacity_tokens),
+            ("host_kv_bytes", "Host memory that KV checkpoints take", snapshot.host_kv_bytes),
+            (
+                "host_kv_capacity_bytes",
+                "Host memory that KV checkpoints may take",
+                snapshot.host_kv_capacity_bytes,
+            ),
             ("iteration_token_budget", "Of the engine's last iteration", snapshot.token_budget),
             ("plan_epoch", "Epoch of the plan followed", state.plan.epoch if state.plan else 0),
             ("draining", "1 while no new work is taken", int(state.draining)),
@@ -122,12 +129,14 @@ class AgentMetrics(Collector):
         yield active
 
     def _totals(self) -> Iterator[Metric]:
-        totals, scheduling = self._state.totals, self._engine.snapshot().scheduling
+        snapshot = self._engine.snapshot()
+        totals, scheduling, copied = self._state.totals, snapshot.scheduling, snapshot.checkpoints
         for name, text, value in (
             ("requests_pulled", "Requests taken from queues", totals.pulled),
             ("requests_completed", "Requests answered", totals.completed),
             ("requests_failed", "Requests ended with an error", totals.failed),
             ("requests_evicted", "Runs sent back with their progress", totals.evicted),
+            ("requests_swapped_out", "Runs taken off the engine and kept", totals.swapped_out),
             ("requests_relegated", "Requests whose SLO was given up", totals.relegated),
             ("swaps", "Changes of the active model", totals.swaps),
             ("crashes", "Deaths of the engine", totals.crashes),
@@ -136,5 +145,26 @@ class AgentMetrics(Collector):
             ("scheduler_holds", "Iterations that a prefill rested in", scheduling.held),
             ("scheduler_preemptions", "Requests that lost their KV", scheduling.preempted),
             ("scheduler_relegations", "Requests that ended as late", scheduling.relegated),
+            (
+                "scheduler_layer_preemptions",
+                "Iterations that lost their best-effort part between two layers",
+                scheduling.layer_preemptions,
+            ),
+            (
+                "scheduler_dropped_tokens",
+                "Best-effort tokens scheduled and dropped between two layers",
+                scheduling.dropped_tokens,
+            ),
+            (
+                "scheduler_yield_seconds",
+                "From demands for layer preemption to their safepoints",
+                scheduling.yield_s,
+            ),
+            ("kv_saved_blocks", "KV blocks copied to host memory", copied.saved_blocks),
+            ("kv_saved_bytes", "KV copied to host memory", copied.saved_bytes),
+            ("kv_save_seconds", "Engine time for copying KV to host memory", copied.save_s),
+            ("kv_restored_blocks", "KV blocks copied back", copied.restored_blocks),
+            ("kv_restored_bytes", "KV copied back", copied.restored_bytes),
+            ("kv_restore_seconds", "Time for copying KV back", copied.restore_s),
         ):
             yield CounterMetricFamily(f"headway_agent_{name}", text, value)

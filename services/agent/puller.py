@@ -8,6 +8,7 @@ import structlog
 
 from services.agent.backends.base import EngineBackend
 from services.agent.endings import CANCELLED_ERROR, Endings
+from services.agent.holding import bounds_now, held_now, may_pull, pull_state
 from services.agent.outbox import Outbox
 from services.agent.settings import PullSettings
 from services.agent.state import AgentState, Pulled
@@ -16,26 +17,17 @@ from shared.contracts.base import Decoder, Seconds
 from shared.contracts.errors import ContractError, TransientError
 from shared.contracts.lanes import LaneKey
 from shared.contracts.requests import QueuedRequest
+from shared.contracts.telemetry import PullState
 from shared.runtime.clock import Clock
 from solver.prediction.latency_model import predict_s
 from solver.prediction.service_time import (
     predicted_decode_s,
     predicted_output_tokens,
     predicted_prefill_s,
-    tokens_s,
 )
-from solver.scheduling.keys import Tier, tier_of
-from solver.scheduling.pull_room import (
-    Held,
-    counted_s,
-    has_filler_room,
-    has_room,
-    is_loaded,
-    work_s,
-)
+from solver.scheduling.pull_room import Held, PullBounds, has_filler_room, has_room, is_loaded
 from solver.scheduling.pulling import Source
-from solver.scheduling.relegation import BUSY_TOKENS, is_hopeless
-from solver.scheduling.window import tokens_needed
+from solver.scheduling.relegation import BUSY_TOKENS, busy_token_s, is_hopeless
 
 log = structlog.get_logger()
 _decode: Decoder[QueuedRequest] = Decoder(QueuedRequest)
@@ -85,66 +77,70 @@ class Puller:
             if source is None:
                 await self._sleep()
                 continue
-            self._state.pulling += 1
             try:
-                delivery = await self._broker.get(source.queue)
-                if delivery is None:
-                    self._state.order.empty(source.queue, self._clock.now())
-                else:
-                    await self._take(delivery, source)
+                await self._pull(source)
             except TransientError as error:
                 log.warning("pull.failed", queue=source.queue, error=str(error))
                 await asyncio.sleep(BROKER_RETRY_S)
-            finally:
-                self._state.pulling -= 1
+
+    async def pull_now(self, count: int) -> int:
+        """
+        Pull up to *count* requests within the bounds, from queues that seemed empty, too.
+
+        Returns:
+            How many were pulled.
+
+        Raises:
+            TransientError: The broker is away.
+        """
+        now = self._clock.now()
+        for queue in self._state.order.queues:
+            self._state.order.nonempty(queue, now)
+        pulled = 0
+        while pulled < count and (source := self._next_source()) is not None:
+            pulled += await self._pull(source)
+        return pulled
+
+    def room(self) -> PullState:
+        """What is held, the bounds on it, and whether one more may come."""
+        return pull_state(self._state, self._engine.snapshot(), self._bounds)
+
+    async def _pull(self, source: Source) -> bool:
+        """Take the head of *source*; whether it had one."""
+        self._state.pulling += 1
+        try:
+            delivery = await self._broker.get(source.queue)
+            if delivery is None:
+                self._state.order.empty(source.queue, self._clock.now())
+                return False
+            await self._take(delivery, source)
+            return True
+        finally:
+            self._state.pulling -= 1
 
     async def _sleep(self) -> None:
         self._state.pull_wake.clear()
         # Without room nothing is asked until something leaves, which sets the event.
-        room = has_room(self._held(), self._bounds)
+        room = has_room(self._held(), self._now_bounds())
         asked_at = self._state.order.wake_at() if room else math.inf
         timeout_s = min(MAX_SLEEP_S, max(MIN_SLEEP_S, asked_at - self._clock.now()))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._state.pull_wake.wait(), timeout_s)
 
     def _next_source(self) -> Source | None:
-        state = self._state
-        if state.draining or state.swapping or state.model is None:
+        engine = self._engine.snapshot()
+        held = held_now(self._state, engine, self._bounds)
+        bounds = bounds_now(engine, self._bounds)
+        if not may_pull(self._state) or not has_room(held, bounds):
             return None
-        held = self._held()
-        if not has_room(held, self._bounds):
-            return None
-        filler_room = has_filler_room(held, self._bounds)
-        return state.order.next(self._clock.now(), best_effort_room=filler_room)
+        filler_room = has_filler_room(held, bounds)
+        return self._state.order.next(self._clock.now(), best_effort_room=filler_room)
+
+    def _now_bounds(self) -> PullBounds:
+        return bounds_now(self._engine.snapshot(), self._bounds)
 
     def _held(self) -> Held:
-        """What was pulled and has not begun, and how long it keeps one more from beginning."""
-        state = self._state
-        regular: list[QueuedRequest] = []
-        filler: list[QueuedRequest] = []
-        for request in state.not_begun():
-            (regular if tier_of(request) is Tier.REACHABLE else filler).append(request)
-        held = len(state.window) + state.pulling
-        num_free_slots = self._engine.snapshot().max_running - len(state.runs) - held
-        return Held(
-            num_regular=len(regular),
-            num_filler=len(filler),
-            num_pulling=state.pulling,
-            regular_s=self._work_s(regular, num_free_slots),
-            filler_s=self._work_s(filler, num_free_slots),
-        )
-
-    def _work_s(self, requests: list[QueuedRequest], num_free_slots: int) -> Seconds:
-        profile = self._state.profile
-        waiting = sum(tokens_needed(r) for r in requests if r.request_id in self._state.window)
-        return work_s(
-            prefill_s=sum(
-                counted_s(predicted_prefill_s(request, profile), self._bounds)
-                for request in requests
-            ),
-            whole_s=tokens_s(waiting, profile),
-            num_free_slots=num_free_slots,
-        )
+        return held_now(self._state, self._engine.snapshot(), self._bounds)
 
     async def _take(self, delivery: Delivery, source: Source) -> None:
         now = self._clock.now()
@@ -168,9 +164,7 @@ class Puller:
             # Redelivered after a lost connection, or a second copy: what runs here serves both.
             known.deliveries.append(delivery)
             return
-        state.totals.pulled += 1
-        state.totals.by_lane[source.queue] = state.totals.by_lane.get(source.queue, 0) + 1
-        state.totals.pulled_to[source.queue] = request.grouped_at
+        state.totals.pull(source.queue, request.grouped_at)
         if (request.request_id, request.reply_to) in state.cancelled:
             await self._endings.fail(pulled, CANCELLED_ERROR, bury=False)
         elif request.model.base != state.model or state.swapping or state.draining:
@@ -193,10 +187,10 @@ class Puller:
         )
 
     def _busy_decode_s(self, request: QueuedRequest) -> Seconds:
-        """Time from first token to last when every iteration has a prefill, too."""
+        """Time from first token to last on an instance that is loaded."""
         profile = self._state.profile
         if profile is None or profile.latency is None:
             return 0.0
         tokens = predicted_output_tokens(request, profile) - len(request.progress.token_ids)
         one_s = predict_s(profile.latency, compute_tokens=BUSY_TOKENS, context_tokens=0)
-        return max(0.0, tokens) * one_s
+        return max(0.0, tokens) * busy_token_s(predicted_s=one_s, pace_s=self._state.pace_s)

@@ -1,6 +1,8 @@
 """Status and telemetry of the agent. Soft: nothing waits for it, losing some hurts nobody."""
 
 from services.agent.backends.base import Capability, EngineBackend
+from services.agent.holding import pull_state
+from services.agent.lso.situation import Observer
 from services.agent.state import AgentState
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
@@ -13,7 +15,9 @@ from shared.contracts.telemetry import (
     RequestObserved,
 )
 from shared.runtime.clock import Clock
+from solver.planning.lso_facts import facts_of
 from solver.prediction.service_time import tokens_s
+from solver.scheduling.pull_room import PullBounds
 
 MAX_ITERATIONS = 200
 
@@ -26,13 +30,24 @@ class Reporter:
         state: The agent's.
         engine: Its backend.
         broker: Its connection.
+        bounds: On what it pulls, as far as they are settings.
+        observer: Sees what operations are chosen by.
         clock: Wall time.
     """
 
     def __init__(
-        self, *, state: AgentState, engine: EngineBackend, broker: Broker, clock: Clock
+        self,
+        *,
+        state: AgentState,
+        engine: EngineBackend,
+        broker: Broker,
+        bounds: PullBounds,
+        observer: Observer,
+        clock: Clock,
     ) -> None:
         self._state = state
+        self._bounds = bounds
+        self._observer = observer
         self._engine = engine
         self._broker = broker
         self._clock = clock
@@ -58,7 +73,7 @@ class Reporter:
             models=snapshot.models,
             plan_epoch=state.plan.epoch if state.plan else 0,
             running=len(state.runs),
-            waiting=len(state.window),
+            waiting=state.num_waiting,
             max_running=snapshot.max_running,
             backlog_tokens=backlog_tokens,
             backlog_s=tokens_s(backlog_tokens, state.profile),
@@ -69,12 +84,20 @@ class Reporter:
             pulled_by_lane=dict(state.totals.by_lane),
             pulled_to=dict(state.totals.pulled_to),
             capabilities=tuple(sorted(capability.value for capability in identity.capabilities)),
+            swapped_out=len(state.swapped_out),
+            host_kv_bytes=snapshot.host_kv_bytes,
+            host_kv_capacity_bytes=snapshot.host_kv_capacity_bytes,
+            pull=pull_state(state, snapshot, self._bounds),
+            lso=facts_of(self._observer.situation()),
         )
 
     async def report(self) -> None:
         """Publish status, and iterations if the backend has any."""
         await self._send(topology.status_key(self._state.instance_id), self.status())
         iterations = self._engine.drain_iterations()
+        if iterations:
+            durations_s = [iteration.duration_s for iteration in iterations]
+            self._state.pace_s = sum(durations_s) / len(durations_s)
         if (
             iterations
             and self._state.model is not None

@@ -2,23 +2,26 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import structlog
 
-from services.agent.admission import end_run
 from services.agent.backends.base import EngineBackend
-from services.agent.endings import Endings
-from services.agent.reporting import Reporter
-from services.agent.state import AgentState, Ending
+from services.agent.lso.executor import LsoExecutor
+from services.agent.lso.operations import Operations
+from services.agent.lso.results import LsoRefusedError, LsoResult, already
+from services.agent.lso.situation import Observer
+from services.agent.sources import sources_of
+from services.agent.state import AgentState
 from shared.contracts.base import ModelName, Seconds
 from shared.contracts.errors import ContractError, EngineError
-from shared.contracts.lanes import LaneKey, LaneLayout, inbox_name, model_of, relegated_name
-from shared.contracts.plans import PlanPublished
-from shared.contracts.telemetry import ModelActivated, Residency
+from shared.contracts.lanes import LaneKey, LaneLayout, model_of
+from shared.contracts.plans import PlanPublished, Segment
 from shared.runtime.clock import Clock
 from shared.runtime.tasks import pause, poll_until
-from solver.planning.lanes import band_lower_edge_s
-from solver.scheduling.pulling import Source, SourceKind
+from solver.planning.lso_actions import lso_actions
+from solver.planning.lso_situation import HeadChange
+from solver.planning.lsos import ORDERED, Activate, Evict, Reason, Rule, because
 
 log = structlog.get_logger()
 CHECK_PERIOD_S = 0.2
@@ -31,13 +34,13 @@ class ModelResidency:
     Follows the plan's first segment; without a plan, whatever work notices tell of.
 
     Args:
-        state: The agent's; this class alone writes `model` and `swapping`.
+        state: The agent's.
         engine: The backend.
-        endings: For what must leave before a swap.
-        reporter: Told of swaps.
+        executor: Carries out what a plan asks for.
+        observer: Sees the instance that the plan meets.
+        operations: Empty the instance and know its models.
         layout: For the deadlines of lanes.
         servable: Base models this instance may serve.
-        swap_drain_s: Time for running requests before they are evicted for a swap.
         orphan_patience_s: Age from which a plan is no longer waited for.
         clock: Wall time.
     """
@@ -47,30 +50,38 @@ class ModelResidency:
         *,
         state: AgentState,
         engine: EngineBackend,
-        endings: Endings,
-        reporter: Reporter,
+        executor: LsoExecutor,
+        observer: Observer,
+        operations: Operations,
         layout: LaneLayout,
         servable: tuple[ModelName, ...],
-        swap_drain_s: Seconds,
         orphan_patience_s: Seconds,
         clock: Clock,
     ) -> None:
         self._state = state
         self._engine = engine
-        self._endings = endings
-        self._reporter = reporter
+        self._executor = executor
+        self._observer = observer
+        self._runs = operations.runs
+        self._models = operations.models
         self._layout = layout
         self._servable = servable
-        self._swap_drain_s = swap_drain_s
         self._orphan_patience_s = orphan_patience_s
         self._clock = clock
         self._busy_at = clock.now()
         self._changed = asyncio.Event()
+        self._ordered: ModelName | None = None
+        """What an operator wants active, until a later plan comes."""
+        self._followed: tuple[Segment, ...] = ()
+        """The virtual queue that the instance was last made to follow."""
+        operations.models.on_activated = self._set_sources
 
     def plan_changed(self, plan: PlanPublished) -> None:
         """Take in a plan; lower epochs are ignored, so a thawed old leader changes nothing."""
         if self._state.plan is not None and plan.epoch < self._state.plan.epoch:
             return
+        if self._state.plan is None or plan.epoch > self._state.plan.epoch:
+            self._ordered = None
         self._state.plan = plan
         self._state.plan_at = self._clock.now()
         self._changed.set()
@@ -101,8 +112,8 @@ class ModelResidency:
             if not self._engine.alive:
                 await self._revive(stop)
             target = self._target()
-            if target is not None and target != self._state.model and not self._state.draining:
-                await self._swap(target)
+            if target is not None and not self._state.draining:
+                await self._follow(target)
             self._set_sources()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), CHECK_PERIOD_S)
@@ -110,17 +121,22 @@ class ModelResidency:
     def _target(self) -> ModelName | None:
         """The model that should be active now."""
         state, now = self._state, self._clock.now()
-        if state.runs or len(state.window):
+        if state.runs or state.num_waiting:
             self._busy_at = now
-        plan = state.plan
-        fresh = plan is not None and now - state.plan_at < self._orphan_patience_s
-        if plan is not None and fresh:
-            segments = [s for s in plan.queue.segments if s.model in self._servable]
+        if self._ordered is not None:
+            return self._ordered
+        if state.plan is not None and now - state.plan_at < self._orphan_patience_s:
+            segments = self._segments()
             return segments[0].model if segments else state.model
         patience_s = 0.0 if state.model is None else self._orphan_patience_s
         if now - self._busy_at < patience_s:
             return state.model
         return self._noticed_model() or state.model
+
+    def _segments(self) -> tuple[Segment, ...]:
+        """The plan's, of models that this instance may serve."""
+        segments = self._state.plan.queue.segments if self._state.plan is not None else ()
+        return tuple(segment for segment in segments if segment.model in self._servable)
 
     def _noticed_model(self) -> ModelName | None:
         """The servable model that most recently got work, for want of a plan."""
@@ -131,84 +147,90 @@ class ModelResidency:
                 return model
         return None
 
-    async def _swap(self, model: ModelName) -> None:
-        """Empty the instance, then activate *model*."""
+    async def activate(self, model: ModelName) -> LsoResult:
+        """
+        An operator's order: swap to *model*, and keep it until a later plan comes.
+
+        Raises:
+            LsoRefusedError: This instance serves no such model, or drains.
+        """
+        self._models.check(model)
+        if self._state.draining:
+            raise LsoRefusedError("the instance drains")
+        self._ordered = model
+        result = await self._swap((Segment(model=model),), reason=ORDERED)
+        if not result.ok:
+            self._ordered = None
+        return result
+
+    async def _follow(self, target: ModelName) -> None:
+        """Make the instance what the plan, or the order, says: QLM §5's table."""
         state = self._state
-        state.swapping = True
-        source = self._residency_of(model)
-        log.info("lso.started", kind="swap_model", model=model, source=source.value)
-        try:
-            await self.empty(drain_s=self._swap_drain_s if state.model else 0.0)
-            duration_s = await self._engine.activate(model)
-        except EngineError as error:
-            log.error("lso.failed", kind="swap_model", model=model, error=str(error))
-            state.model = self._engine.snapshot().model
-            await asyncio.sleep(RESTART_PAUSE_S)
-            return
-        finally:
-            state.swapping = False
-        if state.model is not None:
-            state.totals.swaps += 1
-        state.model = model
-        log.info("lso.completed", kind="swap_model", model=model, duration_s=round(duration_s, 3))
-        await self._reporter.activated(
-            ModelActivated(
-                instance_id=state.instance_id,
-                model=model,
-                source=source,
-                duration_s=duration_s,
-                at=self._clock.now(),
-            )
-        )
-        state.wake()
+        planned = self._segments()
+        queue = planned if planned and planned[0].model == target else (Segment(model=target),)
+        if target != state.model:
+            result = await self._swap(queue)
+            if not result.ok:
+                await asyncio.sleep(RESTART_PAUSE_S)
+        elif _shape(queue) != _shape(self._followed):
+            change = HeadChange(old_head=self._followed[0] if self._followed else None, queue=queue)
+            self._followed = queue
+            self._set_sources()
+            await self._executor.follow(lso_actions(change, self._observer.situation()))
+
+    async def _swap(self, queue: tuple[Segment, ...], *, reason: Reason | None = None) -> LsoResult:
+        """Empty the instance and activate the head's model; how the activation ended."""
+        state = self._state
+        change = HeadChange(old_head=self._followed[0] if self._followed else None, queue=queue)
+        lsos = lso_actions(change, self._observer.situation())
+        if reason is not None:
+            lsos = tuple(replace(lso, reason=reason) for lso in lsos)
+        with state.swap():  # from here on, so that nothing is admitted in between
+            results = await self._executor.follow(lsos)
+        for lso, result in results:
+            if isinstance(lso, Activate):
+                if result.ok:
+                    self._followed = queue
+                return result
+        failed = [result for _, result in results if not result.ok]
+        return failed[-1] if failed else already(f"{queue[0].model} is active")
 
     async def empty(self, *, drain_s: Seconds) -> None:
         """Hand back the window, let runs finish for *drain_s*, evict the rest."""
-        state = self._state
-        await self.hand_back_window()
-        await poll_until(lambda: not state.runs, timeout_s=drain_s)
-        for run in tuple(state.runs.values()):
-            end_run(state, self._engine, run, Ending.EVICTED)
-        await poll_until(lambda: not state.runs)
+        left = await self._runs.finish_runs(drain_s)
+        if left:
+            reason = because(Rule.DRAIN_OVER, drain_s=drain_s)
+            await self._executor.run(Evict(request_ids=left, reason=reason))
+        await poll_until(lambda: not self._state.runs)
 
     async def hand_back_window(self) -> None:
         """Return what was pulled and does not run. Pulling must have been stopped."""
-        state = self._state
-        await poll_until(lambda: state.pulling == 0)
-        for request in tuple(state.window):
-            pulled = state.release(request.request_id)
-            if pulled is not None:
-                await self._endings.hand_back(pulled)
+        await self._runs.hand_back_window()
 
     async def _revive(self, stop: asyncio.Event) -> None:
         """Bring a dead engine up again with the model that it had."""
         state = self._state
         state.totals.crashes += 1
         log.error("engine.died", instance_id=state.instance_id, runs=len(state.runs))
-        model, state.swapping = state.model, True
-        try:
-            # Another instance may serve them meanwhile, and this one may never come back.
-            await self.hand_back_window()
-            while not stop.is_set():
-                try:
-                    await self._engine.start()
-                    if model is not None:
-                        await self._engine.activate(model)
-                except EngineError as error:
-                    log.error("engine.restart_failed", error=str(error))
+        async with self._executor.exclusive():
+            with state.swap():
+                # Another instance may serve them meanwhile, and this one may never come back.
+                await self.hand_back_window()
+                while not stop.is_set() and not await self._restarted():
                     await pause(stop, RESTART_PAUSE_S)
-                else:
-                    log.info("engine.restarted", model=model)
-                    break
-        finally:
-            state.swapping = False
-            state.wake()
 
-    def _residency_of(self, model: ModelName) -> Residency:
-        for entry in self._engine.snapshot().models:
-            if entry.model == model:
-                return entry.residency
-        return Residency.COLD
+    async def _restarted(self) -> bool:
+        """Start the engine with the model that it had; whether that worked."""
+        model = self._state.model
+        try:
+            await self._engine.start()
+            if model is not None:
+                await self._engine.activate(model)
+        except EngineError as error:
+            log.error("engine.restart_failed", error=str(error))
+            return False
+        log.info("engine.restarted", model=model)
+        return True
 
     def _set_sources(self) -> None:
         state, now = self._state, self._clock.now()
@@ -224,34 +246,13 @@ class ModelResidency:
             for quota in segment.lanes
         }
         lanes.update(queue for queue in state.noticed if model_of(queue) == state.model)
-        state.order.set_sources(self._sources(lanes, state.model), now)
+        sources = sources_of(state.instance_id, state.model, lanes, self._layout)
+        state.order.set_sources(sources, now)
         state.pull_wake.set()
 
-    def _sources(self, lanes: set[str], model: ModelName) -> list[Source]:
-        """Lanes with all their companions; every queue once."""
-        keys = {LaneKey.parse(lane) for lane in lanes if lane.startswith(("lane.", "overflow."))}
-        inbox = inbox_name(self._state.instance_id)
-        sources = {inbox: Source(queue=inbox, kind=SourceKind.INBOX, time_left_s=0.0)}
-        for key in sorted(keys):
-            time_left_s = band_lower_edge_s(key.band, self._layout)
-            for queue, kind in (
-                (key.resume_name, SourceKind.RESUME),
-                (key.queue_name, SourceKind.LANE),
-                (key.overflow_name, SourceKind.OVERFLOW),
-            ):
-                sources[queue] = Source(
-                    queue=queue,
-                    kind=kind,
-                    time_left_s=time_left_s,
-                    behind=key.queue_name if kind is SourceKind.OVERFLOW else None,
-                )
-        for queue in lanes:
-            if queue.startswith("resume."):
-                band = int(queue.rpartition(".")[2])
-                time_left_s = band_lower_edge_s(band, self._layout)
-                sources[queue] = Source(
-                    queue=queue, kind=SourceKind.RESUME, time_left_s=time_left_s
-                )
-        name = relegated_name(model)
-        sources[name] = Source(queue=name, kind=SourceKind.RELEGATED, time_left_s=0.0)
-        return list(sources.values())
+
+def _shape(queue: tuple[Segment, ...]) -> tuple[tuple[ModelName, frozenset[str]], ...]:
+    """What makes a virtual queue another: models in order and their lanes, not the quotas."""
+    return tuple(
+        (segment.model, frozenset(quota.lane for quota in segment.lanes)) for segment in queue
+    )

@@ -5,14 +5,15 @@ import asyncio
 import msgspec
 import structlog
 
+from services.agent.answer import AnswerText
 from services.agent.backends.base import EngineBackend, EngineRequest
 from services.agent.endings import CANCELLED_ERROR, Endings
 from services.agent.outbox import Outbox
 from services.agent.state import AgentState, Ending, Pulled, Run
 from shared.contracts.base import ModelName, UnixTime
-from shared.contracts.errors import ContractError, EngineError
+from shared.contracts.errors import ContractError, EngineError, NotActiveError
 from shared.contracts.models import ModelEntry
-from shared.contracts.qos import Slo
+from shared.contracts.qos import QosClass, Slo
 from shared.contracts.requests import (
     ErrorInfo,
     FinishReason,
@@ -23,7 +24,6 @@ from shared.contracts.requests import (
     TokenChunk,
     Tokens,
 )
-from shared.models.stop import StopMatcher
 from shared.models.tokenizer import Tokenizer
 from shared.runtime.clock import Clock
 
@@ -87,6 +87,7 @@ class Runner:
             await self._execute(run)
         finally:
             del self._state.runs[run.request.request_id]
+            run.over.set()
             self._state.wake()
 
     async def _execute(self, run: Run) -> None:
@@ -103,7 +104,7 @@ class Runner:
             await self._on_engine_error(run, error)
         except Exception as error:  # it must not end the agent and every other run with it
             log.exception("run.broken", request_id=run.request.request_id)
-            await self._engine.abort(run.request.request_id)
+            await self._engine.abort(run.engine_id)
             info = ErrorInfo(
                 message=f"the agent could not run the request: {type(error).__name__}",
                 type="server_error",
@@ -119,12 +120,19 @@ class Runner:
             await self._endings.complete(run, text=text, prompt_tokens=prompt_tokens)
         elif run.ending is Ending.EVICTED:
             await self._endings.evict(run)
+        elif run.ending is Ending.SWAPPED_OUT:
+            await self._endings.swap_out(run)
         elif run.ending is Ending.STOPPED:
             await self._endings.stop(run.pulled)
         else:
             await self._endings.fail(run.pulled, CANCELLED_ERROR, run=run, bury=False)
 
     async def _on_engine_error(self, run: Run, error: EngineError) -> None:
+        if isinstance(error, NotActiveError):
+            # The request is sound; it came between two models.
+            run.ending = run.ending or Ending.EVICTED
+            await self._on_end(run, "", 0)
+            return
         if not error.engine_dead:
             info = ErrorInfo(message=str(error), code="engine_refused", status=400)
             await self._endings.fail(run.pulled, info, run=run)
@@ -184,61 +192,58 @@ class Runner:
                     at=self._clock.now(),
                 ),
             )
-        decoder = self._tokenizers[request.model.base].decoder()
-        matcher = StopMatcher(sampling.stop)
-        # Text is a function of all tokens, however they came in pieces: earlier runs' tokens
-        # bring decoder and matcher to where those runs left them.
-        text, stopped = matcher.push(decoder.push(run.token_ids))
+        answer = AnswerText(self._tokenizers[request.model.base].decoder(), sampling.stop)
+        _, _, stopped = answer.push(run.token_ids)
         if stopped or len(run.token_ids) >= sampling.max_tokens:
             run.finish_reason = FinishReason.STOP if stopped else FinishReason.LENGTH
-            tail, _ = matcher.push(decoder.flush())
-            return text + tail + matcher.flush()
+            answer.end()
+            return answer.whole
         if run.ending is not None:
-            return text  # ended before the engine knew of it, which then had nothing to abort
+            return answer.whole  # ended before the engine knew of it: there was nothing to abort
         async for output in self._engine.generate(self._engine_request(run, prompt, sampling)):
             offset = len(run.token_ids)
-            run.on_tokens(output.token_ids, self._clock.now())
+            token_ids, new_text, stopped = answer.push(output.token_ids)
+            run.on_tokens(token_ids, self._clock.now())
             run.cached_tokens = run.cached_tokens or output.cached_tokens
-            new_text, stopped = matcher.push(decoder.push(output.token_ids))
-            run.finish_reason = output.finish_reason
-            if stopped:
-                run.finish_reason = FinishReason.STOP
-            elif run.finish_reason is not None:
-                tail, stopped = matcher.push(decoder.flush())
-                new_text += tail + matcher.flush()
-            text += new_text
-            if streaming and request.reply_to is not None and output.token_ids:
+            run.finish_reason = FinishReason.STOP if stopped else output.finish_reason
+            if run.finish_reason is not None:
+                new_text += answer.end()
+            if streaming and request.reply_to is not None and token_ids:
                 chunk = TokenChunk(
                     request_id=request.request_id,
                     run_id=run.run_id,
                     offset=offset,
-                    token_ids=output.token_ids,
+                    token_ids=token_ids,
                     text=new_text,
                 )
                 self._outbox.add_tokens(request.reply_to, chunk)
                 if offset == len(request.progress.token_ids):
                     await self._outbox.flush(request.reply_to)
             if stopped and output.finish_reason is None:
-                await self._engine.abort(request.request_id)
+                await self._engine.abort(run.engine_id)
                 break
-        return text
+        return answer.whole
 
     def _engine_request(self, run: Run, prompt: Tokens, sampling: Sampling) -> EngineRequest:
         request = run.request
         entry = self._entries[request.model.base]
+        slo = engine_slo(request, self._clock.now())
         return EngineRequest(
-            request_id=request.request_id,
+            request_id=run.engine_id,
+            origin=request.request_id,
             model=request.model.base,
             prompt=prompt,
             sampling=sampling,
             progress=tuple(run.token_ids),
             stop_token_ids=() if sampling.ignore_eos else entry.eos_token_ids,
-            slo=engine_slo(request, self._clock.now()),
+            slo=slo,
             arrived_at=request.arrived_at,
             importance=request.importance,
             tenant=request.tenant,
             application=request.application,
             adapter=request.model.adapter,
+            # What may lose its memory to interactive work, ConServe's harvested requests.
+            checkpointed=run.pulled.checkpointed or slo.qos_class is not QosClass.INTERACTIVE,
         )
 
 

@@ -11,6 +11,12 @@ from services.agent.backends.base import EngineBackend
 from services.agent.backends.registry import BACKENDS, create_backend
 from services.agent.endings import Endings
 from services.agent.handlers import HANDLERS, Context
+from services.agent.lso.commands import LsoCommands
+from services.agent.lso.executor import LsoExecutor
+from services.agent.lso.leases import SwapLeases
+from services.agent.lso.metrics import LsoMetrics
+from services.agent.lso.operations import register_operations
+from services.agent.lso.situation import ModelSizes, Observer
 from services.agent.metrics import AgentMetrics
 from services.agent.outbox import Outbox
 from services.agent.puller import Puller
@@ -23,18 +29,20 @@ from shared.broker import topology
 from shared.broker.consumer import Dispatcher
 from shared.broker.protocol import BindingSpec, Broker
 from shared.contracts.base import InstanceId, ModelName
-from shared.contracts.errors import SettingsError
+from shared.contracts.errors import EngineError, SettingsError
 from shared.contracts.lanes import inbox_name
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
 from shared.runtime.cli import Ports
 from shared.runtime.tasks import every
+from solver.planning.lsos import Activate, Rule, because
 from solver.scheduling.pulling import PullOrder
 from solver.scheduling.window import Window
 
 log = structlog.get_logger()
 INBOX_PERIOD_S = 5.0
+LEASE_CHECK_S = 0.1
 
 
 def check(settings: Settings) -> None:
@@ -101,7 +109,23 @@ class _Agent:
             order=PullOrder(poll_s=settings.pull.poll_s),
         )
         self._outbox = Outbox(broker, state.instance_id)
-        self._reporter = Reporter(state=state, engine=engine, broker=broker, clock=clock)
+        observer = Observer(
+            state=state,
+            engine=engine,
+            sizes=ModelSizes.of(entries),
+            settings=settings.lso,
+            bounds=settings.pull.bounds,
+            drain_limit_s=settings.swap_drain_s,
+            clock=clock,
+        )
+        self._reporter = Reporter(
+            state=state,
+            engine=engine,
+            broker=broker,
+            bounds=settings.pull.bounds,
+            observer=observer,
+            clock=clock,
+        )
         metrics = AgentMetrics(ports.health.metrics, state=state, engine=engine)
         self._endings = Endings(
             state=state,
@@ -111,6 +135,7 @@ class _Agent:
             device=engine.identity.device,
             observe=metrics.counting(self._reporter.observed),
             evict_hold_s=settings.pull.evict_hold_s,
+            swap_lease_s=settings.lso.swap_lease_s,
         )
         runner = Runner(
             state=state,
@@ -121,8 +146,15 @@ class _Agent:
             entries=entries,
             clock=clock,
         )
+        self._executor = executor = LsoExecutor(LsoMetrics(ports.health.metrics))
         self._admission = Admission(
-            state=state, engine=engine, runner=runner, settings=settings.pull, clock=clock
+            state=state,
+            engine=engine,
+            runner=runner,
+            executor=executor,
+            observer=observer,
+            settings=settings.pull,
+            clock=clock,
         )
         self._puller = Puller(
             state=state,
@@ -133,15 +165,36 @@ class _Agent:
             settings=settings.pull,
             clock=clock,
         )
-        self._residency = ModelResidency(
+        operations = register_operations(
+            executor,
             state=state,
             engine=engine,
             endings=self._endings,
+            admission=self._admission,
+            puller=self._puller,
+            observer=observer,
             reporter=self._reporter,
+            clock=clock,
+        )
+        self._residency = ModelResidency(
+            state=state,
+            engine=engine,
+            executor=executor,
+            observer=observer,
+            operations=operations,
             layout=settings.layout,
             servable=tuple(entries),
-            swap_drain_s=settings.swap_drain_s,
             orphan_patience_s=settings.orphan_patience_s,
+            clock=clock,
+        )
+        self._leases = SwapLeases(
+            state=state, executor=executor, lease_s=settings.lso.swap_lease_s, clock=clock
+        )
+        self._commands = LsoCommands(
+            instance_id=state.instance_id,
+            executor=executor,
+            residency=self._residency,
+            broker=broker,
             clock=clock,
         )
 
@@ -150,8 +203,13 @@ class _Agent:
         settings, state = self._ports.settings, self._state
         await self._listen(stop, stack)
         if settings.initial_model is not None:
-            await self._engine.activate(ModelName(settings.initial_model))
-            state.model = ModelName(settings.initial_model)
+            initial = Activate(
+                model=ModelName(settings.initial_model),
+                reason=because(Rule.INITIAL, model=settings.initial_model),
+            )
+            (activated,) = await self._executor.run(initial)
+            if not activated.ok:
+                raise EngineError(f"initial_model {settings.initial_model!r}: {activated.message}")
         stopped = asyncio.Event()
         """Set after the drain; loops that the drain needs run until then."""
         async with asyncio.TaskGroup() as tasks:
@@ -166,6 +224,9 @@ class _Agent:
                 every(settings.status_period_s, self._reporter.report, stop=stopped), name="report"
             )
             tasks.create_task(
+                every(LEASE_CHECK_S, self._leases.check, stop=stop), name="swap_leases"
+            )
+            tasks.create_task(
                 every(INBOX_PERIOD_S, self._declare_inbox, stop=stopped), name="inbox"
             )
             self._ports.health.started()
@@ -178,6 +239,8 @@ class _Agent:
             await self._reporter.report()
             state.wake()
             await self._residency.empty(drain_s=settings.drain_timeout_s)
+            await self._commands.close()
+            await self._executor.close()
             await self._reporter.report()
             stopped.set()
 
@@ -192,6 +255,7 @@ class _Agent:
             state=state,
             engine=self._engine,
             residency=self._residency,
+            commands=self._commands,
             endings=self._endings,
             reporter=self._reporter,
             stop=stop,

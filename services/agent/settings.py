@@ -40,6 +40,15 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
 
 
+class LsoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What LLM serving operations may take and cost."""
+
+    swap_lease_s: Annotated[float, Meta(gt=0)] = 30.0
+    """A swapped-out request that has not run again for so long is evicted."""
+    transfer_bytes_per_s: Annotated[float, Meta(gt=0)] = float(4 << 30)
+    """Of KV from host memory to the engine, until it was measured."""
+
+
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything the agent can be told."""
 
@@ -52,10 +61,14 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     initial_model: str | None = None
     """Activated at start, before any plan."""
     pull: PullSettings = PullSettings()
+    lso: LsoSettings = LsoSettings()
     flush_period_s: Annotated[float, Meta(gt=0, le=1)] = 0.04
     """Tokens are gathered for so long per reply destination; first tokens go at once."""
     status_period_s: Annotated[float, Meta(gt=0)] = 1.0
-    swap_drain_s: Annotated[float, Meta(ge=0)] = 1.0
-    """Before a model swap, running requests may finish for so long; then they are evicted."""
+    swap_drain_s: Annotated[float, Meta(ge=0)] = 10.0
+    """
+    Before a model swap, running requests may finish for so long; less where evicting them is
+    predicted to be cheaper.
+    """
     orphan_patience_s: Annotated[float, Meta(gt=0)] = 10.0
     """Without a plan for so long, the agent looks for work of other models by itself."""

@@ -1,23 +1,28 @@
 """The agent's state in memory. Sync methods, no IO."""
 
 import asyncio
+import math
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 
 from shared.broker.protocol import Delivery
-from shared.contracts.base import InstanceId, ModelName, RequestId, RunId, UnixTime
+from shared.contracts.base import InstanceId, ModelName, RequestId, RunId, Seconds, UnixTime
 from shared.contracts.estimates import Profile
+from shared.contracts.lanes import work_version_of
 from shared.contracts.plans import PlanPublished
 from shared.contracts.requests import FinishReason, QueuedRequest
 from shared.contracts.telemetry import InstanceTotals
+from solver.planning.lanes import is_bygone
 from solver.scheduling.keys import Tier, tier_of
 from solver.scheduling.pulling import PullOrder
 from solver.scheduling.window import Window, tokens_needed
 
 CANCELLED_MEMORY = 20_000
+DEPARTED_MEMORY = 2_000
 
 
 class Ending(Enum):
@@ -29,6 +34,8 @@ class Ending(Enum):
     """The producer does not want this run; nothing is owed."""
     CANCELLED = "cancelled"
     """The producer gave the request up; an error final is owed."""
+    SWAPPED_OUT = "swapped_out"
+    """Off the engine, still in our hands, to be resumed here."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +47,22 @@ class Pulled:
     pulled_at: UnixTime
     leaving: bool = False
     """Its deliveries are being settled: a further copy is none of its own."""
+    checkpointed: bool = False
+    """An operator wants its KV kept in host memory, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwappedOut:
+    """A request off the engine and still ours: its deliveries stay unacknowledged."""
+
+    pulled: Pulled
+    """With the progress that its run made here."""
+    context_tokens: int
+    """Whose KV it had."""
+    lease_until: UnixTime
+    """Then it becomes an eviction, unless it runs again."""
+    resume_at: UnixTime
+    """From then on it is in the window."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,10 +84,25 @@ class Run:
     ending: Ending | None = None
     on_begin: Callable[[], None] | None = None
     """Called at this run's first tokens."""
+    rest_s: Seconds = 0.0
+    """If it is swapped out: how long it then rests at least."""
+    kept: bool = False
+    """It was swapped out: its request stays ours."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when nothing of this run is left here."""
 
     @property
     def request(self) -> QueuedRequest:
         return self.pulled.request
+
+    @property
+    def engine_id(self) -> RequestId:
+        """
+        Its name on the engine: another one for each run.
+
+        What the engine still has under way of an aborted run must not reach the next one.
+        """
+        return RequestId(f"{self.request.request_id}/{self.run_id}")
 
     @property
     def begun(self) -> bool:
@@ -95,6 +133,7 @@ class Totals:
     completed: int = 0
     failed: int = 0
     evicted: int = 0
+    swapped_out: int = 0
     relegated: int = 0
     swaps: int = 0
     crashes: int = 0
@@ -104,6 +143,15 @@ class Totals:
     pulled_to: dict[str, UnixTime] = field(default_factory=dict)
     """Enqueue time of the last request pulled from each lane."""
 
+    def pull(self, queue: str, grouped_at: UnixTime) -> None:
+        """One more request came from *queue*; lanes that are gone by now are forgotten."""
+        self.pulled += 1
+        version = work_version_of(queue)
+        for lane in [lane for lane in self.by_lane if is_bygone(lane, version)]:
+            del self.by_lane[lane], self.pulled_to[lane]
+        self.by_lane[queue] = self.by_lane.get(queue, 0) + 1
+        self.pulled_to[queue] = grouped_at
+
     def frozen(self) -> InstanceTotals:
         """As a message part."""
         return InstanceTotals(
@@ -111,6 +159,7 @@ class Totals:
             completed=self.completed,
             failed=self.failed,
             evicted=self.evicted,
+            swapped_out=self.swapped_out,
             relegated=self.relegated,
             swaps=self.swaps,
             crashes=self.crashes,
@@ -130,6 +179,10 @@ class AgentState:
     pulled: dict[RequestId, Pulled] = field(default_factory=dict)
     """What the window holds."""
     runs: dict[RequestId, Run] = field(default_factory=dict)
+    swapped_out: dict[RequestId, SwappedOut] = field(default_factory=dict)
+    """What rests outside the window, or waits in it to be resumed."""
+    departed: OrderedDict[RequestId, str] = field(default_factory=OrderedDict)
+    """What became of those that left lately."""
     pulling: int = 0
     """Pulls under way."""
     cancelled: OrderedDict[tuple[RequestId, str | None], None] = field(default_factory=OrderedDict)
@@ -137,12 +190,15 @@ class AgentState:
     plan: PlanPublished | None = None
     plan_at: UnixTime = 0.0
     model: ModelName | None = None
-    """The active model; written by residency only."""
-    swapping: bool = False
+    """The active model; written by operations on models only."""
+    swaps: int = 0
+    """Changes of the model under way, see `swap`."""
     draining: bool = False
     noticed: dict[str, UnixTime] = field(default_factory=dict)
     """Queues that notices told of, and when."""
     profiles: dict[ModelName, Profile] = field(default_factory=dict)
+    pace_s: Seconds = math.inf
+    """Mean time of the iterations that the engine last told of."""
     totals: Totals = field(default_factory=Totals)
     aborts: set[asyncio.Future[None]] = field(default_factory=set)
     """Aborts under way, held so that they are not collected."""
@@ -153,6 +209,21 @@ class AgentState:
     def profile(self) -> Profile | None:
         """Of the active model on this engine."""
         return None if self.model is None else self.profiles.get(self.model)
+
+    @property
+    def swapping(self) -> bool:
+        """The model is about to change, and nothing is admitted."""
+        return self.swaps > 0
+
+    @contextmanager
+    def swap(self) -> Iterator[None]:
+        """The model is about to change while the context is open; several may be."""
+        self.swaps += 1
+        try:
+            yield
+        finally:
+            self.swaps -= 1
+            self.wake()
 
     def wake(self) -> None:
         """Something changed that pulling or admission may depend on."""
@@ -166,21 +237,46 @@ class AgentState:
         self.admit_wake.set()
 
     def release(self, request_id: RequestId) -> Pulled | None:
-        """Take a request out of the window."""
+        """Take a request that does not run out of here: from the window, or from its rest."""
         self.window.remove(request_id)
-        return self.pulled.pop(request_id, None)
+        swapped = self.swapped_out.pop(request_id, None)
+        pulled = self.pulled.pop(request_id, None)
+        return swapped.pulled if pulled is None and swapped is not None else pulled
+
+    def swap_out(self, swapped: SwappedOut) -> None:
+        """A run has left the engine, and its request stays."""
+        self.swapped_out[swapped.pulled.request.request_id] = swapped
+
+    def unrest(self, request_id: RequestId) -> None:
+        """A swapped-out request has rested: back into the window."""
+        if request_id not in self.pulled:
+            self.hold(self.swapped_out[request_id].pulled)
 
     def find(self, request_id: RequestId) -> Pulled | None:
         """The request wherever it is here, unless it is on its way out."""
         run = self.runs.get(request_id)
-        found = run.pulled if run is not None else None
-        return found if found and not found.leaving else self.pulled.get(request_id)
+        if run is not None and not run.pulled.leaving:
+            return run.pulled
+        swapped = self.swapped_out.get(request_id)
+        return swapped.pulled if swapped is not None else self.pulled.get(request_id)
+
+    def depart(self, request_id: RequestId, how: str) -> None:
+        """Remember what became of a request, for operators who ask about it later."""
+        self.departed.pop(request_id, None)
+        self.departed[request_id] = how
+        while len(self.departed) > DEPARTED_MEMORY:
+            self.departed.popitem(last=False)
 
     def cancel(self, request_id: RequestId, reply_to: str | None) -> None:
         """Remember that a request was given up, for when it is pulled."""
         self.cancelled[request_id, reply_to] = None
         while len(self.cancelled) > CANCELLED_MEMORY:
             self.cancelled.popitem(last=False)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in our hands that do not run."""
+        return len(self.pulled.keys() | self.swapped_out.keys())
 
     def running_count(self, tier: Tier) -> int:
         """Runs of one tier."""

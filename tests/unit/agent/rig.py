@@ -5,143 +5,41 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from services.agent.admission import Admission
-from services.agent.backends.base import EngineBackend
-from services.agent.endings import Endings
-from services.agent.handlers import HANDLERS, Context
-from services.agent.outbox import Outbox
-from services.agent.puller import Puller
-from services.agent.reporting import Reporter
-from services.agent.residency import ModelResidency
-from services.agent.runner import Runner
-from services.agent.settings import PullSettings
-from services.agent.state import AgentState, Pulled, Run
+from services.agent.state import Pulled, Run
 from shared.broker import topology
-from shared.broker.consumer import Dispatcher
 from shared.broker.memory_hub import MemoryHub
 from shared.broker.protocol import BindingSpec, OutMessage, QueueSpec, QueueType, Settlement
-from shared.contracts.base import Decoder, InstanceId, Message, ModelName, encode
+from shared.contracts.base import Decoder, Message, ModelName, encode
 from shared.contracts.control import Control
-from shared.contracts.lanes import LaneLayout
-from shared.contracts.plans import LaneQuota, PlanPublished, Segment, VirtualQueue
-from shared.contracts.requests import (
-    QueuedRequest,
-    Reply,
-    RequestCompleted,
-    RequestFailed,
-    TokensEmitted,
-)
+from shared.contracts.requests import QueuedRequest, Reply, RequestCompleted, RequestFailed
 from shared.contracts.telemetry import RequestObserved
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
-from solver.scheduling.pulling import PullOrder, Source, SourceKind
-from solver.scheduling.window import Window
-from tests.clocks import NOW, FakeClock
+from solver.scheduling.pulling import Source, SourceKind
+from tests.clocks import NOW
 from tests.deliveries import LooseDelivery, UnreliableBroker
-from tests.queued import MODEL, OTHER
-from tests.unit.agent.scripted_engine import ScriptedEngine
+from tests.unit.agent.parts import AgentParts
 
 REPLY = "replies-of-the-test"
-EVICT_HOLD_S = 2.0
-PATIENCE_S = 10.0
 decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 decode_reply: Decoder[Reply] = Decoder(Reply)
 decode_control: Decoder[Control] = Decoder(Control)
 decode_observed: Decoder[RequestObserved] = Decoder(RequestObserved)
 
 
-class AgentRig:
+class AgentRig(AgentParts):
     """
     One agent; its loops run only when the test starts them.
 
     Args:
         hub: The broker's server.
-        broker: The agent's client.
         far: The test's client.
-        registry: Models that it may serve.
-        tokenizers: Of these.
-        engine: Scripted unless the test brings another.
-        pull: Settings that matter to the test.
+        parts: Of `AgentParts`.
     """
 
-    def __init__(
-        self,
-        *,
-        hub: MemoryHub,
-        broker: UnreliableBroker,
-        far: UnreliableBroker,
-        registry: ModelRegistry,
-        tokenizers: dict[ModelName, Tokenizer],
-        engine: EngineBackend | None = None,
-        pull: PullSettings | None = None,
-    ) -> None:
-        self.hub, self.broker, self.far = hub, broker, far
-        self.tokenizers = tokenizers
-        self.engine = ScriptedEngine()
-        backend: EngineBackend = engine or self.engine
-        self.clock = clock = FakeClock()
-        self.pull = pull or PullSettings()
-        self.state = AgentState(
-            instance_id=InstanceId("i1"),
-            window=Window(aging_bound_s=self.pull.aging_bound_s),
-            order=PullOrder(poll_s=self.pull.poll_s),
-            model=MODEL,
-        )
-        self.outbox = Outbox(broker, self.state.instance_id)
-        self.reporter = Reporter(state=self.state, engine=backend, broker=broker, clock=clock)
-        self.endings = Endings(
-            state=self.state,
-            outbox=self.outbox,
-            clock=clock,
-            engine="scripted",
-            device="paper",
-            observe=self.reporter.observed,
-            evict_hold_s=EVICT_HOLD_S,
-        )
-        self.runner = Runner(
-            state=self.state,
-            engine=backend,
-            outbox=self.outbox,
-            endings=self.endings,
-            tokenizers=tokenizers,
-            entries={name: registry.entry(name) for name in registry.bases},
-            clock=clock,
-        )
-        self.admission = Admission(
-            state=self.state, engine=backend, runner=self.runner, settings=self.pull, clock=clock
-        )
-        self.puller = Puller(
-            state=self.state,
-            broker=broker,
-            engine=backend,
-            endings=self.endings,
-            outbox=self.outbox,
-            settings=self.pull,
-            clock=clock,
-        )
-        self.residency = ModelResidency(
-            state=self.state,
-            engine=backend,
-            endings=self.endings,
-            reporter=self.reporter,
-            layout=LaneLayout(),
-            servable=(MODEL, OTHER),
-            swap_drain_s=0.0,
-            orphan_patience_s=PATIENCE_S,
-            clock=clock,
-        )
-        self.stop = asyncio.Event()
-        self.handler = Dispatcher(
-            HANDLERS,
-            Context(
-                state=self.state,
-                engine=backend,
-                residency=self.residency,
-                endings=self.endings,
-                reporter=self.reporter,
-                stop=self.stop,
-            ),
-        )
+    def __init__(self, *, hub: MemoryHub, far: UnreliableBroker, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.hub, self.far = hub, far
 
     async def put(self, request: QueuedRequest, queue: str | None = None) -> str:
         """Let a request wait in its lane, or in *queue*; which."""
@@ -212,45 +110,6 @@ class AgentRig:
         """Messages of *lane* once the agent's connection is gone: what it had not settled."""
         await self.broker.close()
         return await self.far.ready(lane)
-
-
-def a_plan(*models: ModelName, epoch: int = 1, lanes: tuple[str, ...] = ()) -> PlanPublished:
-    """One segment per model, each with *lanes*."""
-    quotas = tuple(LaneQuota(lane=lane, quota=1) for lane in lanes)
-    segments = tuple(Segment(model=model, lanes=quotas) for model in models)
-    return PlanPublished(
-        epoch=epoch,
-        issued_at=NOW,
-        leader_id="leader",
-        queue=VirtualQueue(instance_id=InstanceId("i1"), segments=segments),
-        policy="test",
-    )
-
-
-def streamed_tokens(replies: list[Reply]) -> tuple[int, ...]:
-    """Tokens of all batches, in order of arrival."""
-    return tuple(
-        token
-        for reply in replies
-        if isinstance(reply, TokensEmitted)
-        for chunk in reply.chunks
-        for token in chunk.token_ids
-    )
-
-
-def streamed_text(replies: list[Reply]) -> str:
-    return "".join(
-        chunk.text
-        for reply in replies
-        if isinstance(reply, TokensEmitted)
-        for chunk in reply.chunks
-    )
-
-
-def tokens_of(rig: AgentRig, text: str) -> tuple[int, ...]:
-    """Tokens whose text is *text*, without what the tokenizer adds around a prompt."""
-    tokens = rig.tokenizers[MODEL].encode(text)
-    return tuple(token for token in tokens if token >= 8)
 
 
 @asynccontextmanager

@@ -2,6 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import msgspec
 
 from services.agent.backends.base import (
     Capability,
@@ -12,7 +15,7 @@ from services.agent.backends.base import (
     SchedulingParameters,
 )
 from shared.contracts.base import ModelName, RequestId, Seconds
-from shared.contracts.errors import EngineError
+from shared.contracts.errors import EngineError, NotActiveError, UnsupportedError
 from shared.contracts.requests import FinishReason
 from shared.contracts.telemetry import Iteration, ModelState, Residency
 from tests.brokers import eventually
@@ -21,9 +24,14 @@ from tests.queued import MODEL, OTHER
 Item = EngineOutput | Exception | None
 
 
+def plain(engine_id: str) -> RequestId:
+    """The request's id, without its run's."""
+    return RequestId(engine_id.partition("/")[0])
+
+
 class ScriptedEngine:
     """
-    An `EngineBackend` without a will of its own.
+    An `EngineBackend` without a will of its own. Tests name requests, not their runs.
 
     Args:
         max_running: As its snapshot says.
@@ -104,9 +112,10 @@ class ScriptedEngine:
         if not self.alive:
             raise EngineError("the engine is dead", engine_dead=True)
         if request.model != self.model:
-            raise EngineError(f"{request.model} is not active")
-        stream = self._streams[request.request_id] = asyncio.Queue[Item]()
-        self.requests[request.request_id] = request
+            raise NotActiveError(f"{request.model} is not active")
+        name = plain(request.request_id)
+        stream = self._streams[name] = asyncio.Queue[Item]()
+        self.requests[name] = request
         try:
             while (item := await stream.get()) is not None:
                 if isinstance(item, Exception):
@@ -115,13 +124,24 @@ class ScriptedEngine:
                 if item.finish_reason is not None:
                     return
         finally:
-            self._streams.pop(request.request_id, None)
+            self._streams.pop(name, None)
 
     async def abort(self, request_id: RequestId) -> None:
-        if (stream := self._streams.get(request_id)) is not None:
+        if (stream := self._streams.get(plain(request_id))) is not None:
             stream.put_nowait(None)
 
     async def set_scheduling(self, parameters: SchedulingParameters) -> None: ...
+
+    async def warm(self, model: ModelName) -> Seconds:
+        raise UnsupportedError("paper has no host memory")
+
+    async def cool(self, model: ModelName) -> None:
+        raise UnsupportedError("paper has no host memory")
+
+    async def clear_caches(self) -> None: ...
+
+    async def preempt_now(self) -> bool:
+        raise UnsupportedError("paper has no layers")
 
     def snapshot(self) -> EngineSnapshot:
         return EngineSnapshot(
@@ -144,3 +164,57 @@ class ScriptedEngine:
         return ()
 
     async def close(self) -> None: ...
+
+
+class AbleEngine(ScriptedEngine):
+    """A scripted engine that can do everything that any backend can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warmed: list[ModelName] = []
+        self.limits: list[SchedulingParameters] = []
+        self.preemptible = True
+        """Whether a forward pass with best-effort work is under way."""
+        self.num_cleared = 0
+        self.host_kv_capacity_bytes = 1 << 30
+        self.fail_warm: list[EngineError] = []
+
+    @property
+    def identity(self) -> EngineIdentity:
+        return replace(super().identity, capabilities=frozenset(Capability))
+
+    async def warm(self, model: ModelName) -> Seconds:
+        if self.fail_warm:
+            raise self.fail_warm.pop(0)
+        self.warmed.append(model)
+        return 0.25
+
+    async def cool(self, model: ModelName) -> None:
+        self.warmed.remove(model)
+
+    async def preempt_now(self) -> bool:
+        return self.preemptible
+
+    async def clear_caches(self) -> None:
+        self.num_cleared += 1
+
+    async def set_scheduling(self, parameters: SchedulingParameters) -> None:
+        self.limits.append(parameters)
+        self.max_running = min(self.max_running, parameters.max_running)
+
+    def _residency_of(self, entry: ModelState) -> Residency:
+        warm = entry.model in self.warmed and entry.residency is Residency.COLD
+        return Residency.WARM if warm else entry.residency
+
+    def snapshot(self) -> EngineSnapshot:
+        snapshot = super().snapshot()
+        return replace(
+            snapshot,
+            host_kv_capacity_bytes=self.host_kv_capacity_bytes,
+            host_kv_bytes=4096,
+            warm_capacity_bytes=2500,
+            models=tuple(
+                msgspec.structs.replace(entry, residency=self._residency_of(entry), warm_bytes=2000)
+                for entry in snapshot.models
+            ),
+        )

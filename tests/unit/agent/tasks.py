@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 
-from services.agent.admission import end_run
+from services.agent.aborting import end_run
+from services.agent.lso.results import LsoResult
 from services.agent.state import Ending
+from solver.planning.lsos import Lso
 from tests.unit.agent.rig import AgentRig
 
 
@@ -29,3 +31,14 @@ async def admitting(rig: AgentRig) -> AsyncIterator[None]:
             yield
         for run in tuple(rig.state.runs.values()):
             end_run(rig.state, rig.engine, run, Ending.STOPPED)
+
+
+async def run_lso(rig: AgentRig, lso: Lso) -> LsoResult:
+    """Carry out one operation."""
+    (result,) = await asyncio.wait_for(rig.executor.run(lso), 5)
+    return result
+
+
+def counted(rig: AgentRig, name: str, **labels: str) -> float | None:
+    """What a series of the agent says."""
+    return rig.metrics.get_sample_value(f"headway_agent_{name}", labels)

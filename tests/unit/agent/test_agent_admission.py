@@ -3,15 +3,19 @@
 import asyncio
 from dataclasses import replace
 
+import msgspec
+
 from services.agent.admission import SUSPECT_CRASHES
 from services.agent.settings import PullSettings
 from shared.contracts.base import ModelName
+from shared.contracts.plans import LaneQuota, PlanPublished, Segment
 from shared.contracts.requests import FinishReason, QueuedRequest
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
 from tests.brokers import eventually
 from tests.clocks import NOW
-from tests.queued import BATCH, BEST_EFFORT, a_request, lane_of, sampling
+from tests.queued import BATCH, BEST_EFFORT, MODEL, a_request, lane_of, sampling
+from tests.unit.agent.plans import a_plan
 from tests.unit.agent.rig import AgentRig, open_agent
 from tests.unit.agent.tasks import admitting
 
@@ -155,11 +159,11 @@ async def test_one_crash_makes_no_suspect(rig: AgentRig):
 
 
 async def test_nothing_starts_while_the_instance_changes_its_model_or_drains(rig: AgentRig):
-    rig.state.swapping = True
+    rig.state.swaps = 1
     await hold_all(rig, a_request("r"))
     async with admitting(rig):
         assert await rested(rig) == set()
-        rig.state.draining, rig.state.swapping = True, False
+        rig.state.draining, rig.state.swaps = 1, False
         assert await rested(rig) == set()
         rig.engine.alive, rig.state.draining = False, False
         assert await rested(rig) == set()
@@ -227,3 +231,24 @@ async def test_no_more_goes_back_than_waits_in_the_engine(rig: AgentRig, monkeyp
         assert (await rig.requeued(lane_of().resume_name)).request_id == "waits"
         await asyncio.sleep(0.2)
         assert set(rig.state.runs) == {"prefilling"}
+
+
+async def test_what_a_new_head_displaces_makes_room_for_it(rig: AgentRig):
+    """Reachable as it is: the plan says that its group comes later (QLM §5)."""
+    chat, batch = lane_of(), lane_of(BATCH)
+    rig.engine.max_running = 1
+    await hold_all(rig, a_request("later", slo=BATCH))
+    async with admitting(rig):
+        await rig.engine.began("later")
+        await hold_all(rig, a_request("head"))
+        assert await rested(rig) == {"later"}
+        rig.state.plan = replace_segments(a_plan(MODEL), chat.queue_name, batch.queue_name)
+        await rig.engine.began("head")
+        assert (await rig.requeued(batch.resume_name)).request_id == "later"
+
+
+def replace_segments(plan: PlanPublished, *lanes: str) -> PlanPublished:
+    """*plan* with one segment of its model for each lane."""
+    segments = tuple(Segment(model=MODEL, lanes=(LaneQuota(lane=lane, quota=1),)) for lane in lanes)
+    queue = msgspec.structs.replace(plan.queue, segments=segments)
+    return msgspec.structs.replace(plan, queue=queue)

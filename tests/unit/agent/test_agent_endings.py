@@ -5,10 +5,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from services.agent.admission import end_run
-from services.agent.endings import CANCELLED_ERROR, progress_of, verdict_of
+from services.agent.aborting import end_run
+from services.agent.endings import CANCELLED_ERROR
 from services.agent.state import Ending as RunEnding
 from services.agent.state import Pulled, Run
+from services.agent.verdicts import progress_of, verdict_of
 from shared.broker import topology
 from shared.contracts.lanes import relegated_name
 from shared.contracts.qos import Slo
@@ -16,13 +17,8 @@ from shared.contracts.requests import FinishReason, QueuedRequest
 from tests.brokers import eventually
 from tests.clocks import NOW
 from tests.queued import BATCH, MODEL, a_request, lane_of
-from tests.unit.agent.rig import (
-    EVICT_HOLD_S,
-    REPLY,
-    AgentRig,
-    decode_observed,
-    listen,
-)
+from tests.unit.agent.parts import EVICT_HOLD_S
+from tests.unit.agent.rig import REPLY, AgentRig, decode_observed, listen
 
 RESUME = lane_of().resume_name
 RELEGATED = relegated_name(MODEL)

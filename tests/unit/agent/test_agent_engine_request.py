@@ -35,6 +35,26 @@ async def test_the_engine_learns_all_that_scheduling_policies_use(rig: AgentRig)
     assert seen.arrived_at == request.arrived_at
 
 
+@pytest.mark.parametrize(
+    ("slo", "relegated", "checkpointed"),
+    [
+        (Slo(ttft_s=1.0), False, False),
+        (Slo(ttft_s=1.0), True, True),
+        (Slo(ttlt_s=60.0), False, True),
+        (Slo(), False, True),
+    ],
+    ids=["interactive", "relegated", "non-interactive", "best effort"],
+)
+async def test_what_may_have_to_give_way_is_checkpointed(
+    rig: AgentRig, slo: Slo, *, relegated: bool, checkpointed: bool
+):
+    _, task = await rig.running(a_request("r", slo=slo, attempts=Attempts(relegated=relegated)))
+    seen = await rig.engine.began("r")
+    task.cancel()
+
+    assert seen.checkpointed is checkpointed
+
+
 def resumed(slo: Slo, *, tokens: int) -> QueuedRequest:
     progress = Progress(token_ids=(7,) * tokens, first_token_at=NOW + 0.5)
     return a_request("r", slo=slo, arrived_at=NOW, progress=progress)

@@ -18,7 +18,8 @@ from shared.contracts.estimates import Profile
 from shared.contracts.telemetry import InstanceStatus
 from tests.deliveries import LooseDelivery
 from tests.queued import MODEL, OTHER, a_request, lane_of
-from tests.unit.agent.rig import REPLY, AgentRig, a_plan, listen
+from tests.unit.agent.plans import a_plan
+from tests.unit.agent.rig import REPLY, AgentRig, listen
 
 LANE, RESUME = lane_of().queue_name, lane_of().resume_name
 I1, R = InstanceId("i1"), RequestId("r")

@@ -1,8 +1,10 @@
 """What is pulled, and what becomes of it before it runs."""
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from services.agent.settings import PullSettings
@@ -16,7 +18,7 @@ from shared.models.tokenizer import Tokenizer
 from solver.scheduling.pulling import SourceKind
 from tests.brokers import eventually
 from tests.clocks import NOW
-from tests.queued import BEST_EFFORT, MODEL, OTHER, a_request, lane_of, sampling
+from tests.queued import BATCH, BEST_EFFORT, MODEL, OTHER, a_request, lane_of, sampling
 from tests.unit.agent.rig import REPLY, AgentRig, open_agent
 from tests.unit.agent.tasks import admitting, working
 
@@ -103,6 +105,23 @@ async def test_a_hopeless_request_is_relegated(rig: AgentRig):
     assert len(rig.state.window) == 0
 
 
+@pytest.mark.parametrize(("pace_s", "relegated"), [(0.15, 0), (6.0, 1), (math.inf, 1)])
+async def test_batch_work_on_a_loaded_instance_is_judged_by_what_iterations_take(
+    rig: AgentRig, pace_s: float, relegated: int
+):
+    """24 tokens within 100 s; an iteration of 1024 tokens would take 10 s for each."""
+    rig.state.profiles[MODEL] = msgspec.structs.replace(
+        SLOW, latency=LatencyCoefficients(constant_s=0.15, linear_s=0.01)
+    )
+    rig.state.pace_s = pace_s
+    for number in range(6):  # 190 ms of prefill each: more than half of what may be held
+        await rig.hold(a_request(f"held-{number}"))
+    lane = await rig.put(a_request("r", slo=BATCH))
+    async with pulling(rig, lane):
+        await eventually(lambda: len(rig.state.window) + rig.state.totals.relegated == 7)
+    assert rig.state.totals.relegated == relegated
+
+
 async def test_a_relegated_request_is_taken(rig: AgentRig):
     rig.state.profiles[MODEL] = SLOW
     queue = relegated_name(MODEL)
@@ -122,7 +141,7 @@ async def test_a_request_of_another_model_is_handed_back(rig: AgentRig):
     assert (back.request_id, back.attempts.hop) == ("r", 1)
 
 
-@pytest.mark.parametrize("flag", ["swapping", "draining"])
+@pytest.mark.parametrize("flag", ["swaps", "draining"])
 async def test_nothing_is_pulled_while_it_could_not_be_served(rig: AgentRig, flag: str):
     setattr(rig.state, flag, True)
     await rig.put(a_request("r"))

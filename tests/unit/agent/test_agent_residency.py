@@ -5,12 +5,17 @@ import pytest
 from shared.broker import topology
 from shared.contracts.base import Decoder, ModelName
 from shared.contracts.errors import ContractError, EngineError
+from shared.contracts.estimates import LatencyCoefficients, Profile
 from shared.contracts.lanes import inbox_name, relegated_name
 from shared.contracts.requests import FinishReason
 from shared.contracts.telemetry import ModelActivated, Residency
+from shared.models.registry import ModelRegistry
+from shared.models.tokenizer import Tokenizer
 from tests.brokers import eventually
-from tests.queued import BATCH, BEST_EFFORT, MODEL, OTHER, a_request, lane_of
-from tests.unit.agent.rig import PATIENCE_S, AgentRig, a_plan, decode_queued, listen
+from tests.queued import BATCH, BEST_EFFORT, MODEL, OTHER, a_request, lane_of, sampling
+from tests.unit.agent.parts import PATIENCE_S
+from tests.unit.agent.plans import a_plan
+from tests.unit.agent.rig import AgentRig, decode_queued, listen, open_agent
 from tests.unit.agent.tasks import admitting, working
 
 RESUME = lane_of().resume_name
@@ -232,3 +237,39 @@ async def test_other_plans_are_followed_after_a_swap(rig: AgentRig):
             rig.residency.plan_changed(a_plan(model, epoch=number))
             await eventually(lambda model=model: rig.state.model == model)
     assert rig.engine.activations == [OTHER, MODEL, OTHER]
+
+
+@pytest.mark.parametrize(
+    ("output_tokens", "linear_s", "evicted"),
+    [(400, 0.0001, 1), (2, 0.05, 0)],
+    ids=["much to do, little to compute again", "nearly done"],
+)
+async def test_a_swap_waits_or_evicts_whichever_is_predicted_to_be_cheaper(
+    registry: ModelRegistry,
+    tokenizers: dict[ModelName, Tokenizer],
+    output_tokens: int,
+    linear_s: float,
+    evicted: int,
+):
+    """With all the time in the world to drain: 60 s."""
+    async with open_agent(registry, tokenizers, swap_drain_s=60.0) as rig:
+        rig.state.profiles[MODEL] = Profile(
+            model=MODEL,
+            engine="scripted",
+            device="paper",
+            version=1,
+            at=0.0,
+            latency=LatencyCoefficients(constant_s=0.01, linear_s=linear_s),
+        )
+        ran, task = await rig.running(a_request("r", sampling=sampling(output_tokens)))
+        rig.engine.emit("r", 20)
+        await eventually(lambda: ran.begun)
+        async with following(rig):
+            rig.residency.plan_changed(a_plan(OTHER))
+            if not evicted:
+                await eventually(lambda: rig.state.swapping)
+                rig.engine.emit("r", 21, finish=FinishReason.LENGTH)
+            await eventually(lambda: rig.state.model == OTHER)
+        await task
+        assert rig.state.totals.evicted == evicted
+        assert rig.state.totals.completed == 1 - evicted

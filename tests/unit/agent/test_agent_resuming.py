@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.agent.admission import end_run
+from services.agent.aborting import end_run
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from services.agent.state import Ending
@@ -18,14 +18,8 @@ from shared.models.tokenizer import Tokenizer
 from shared.runtime.clock import SystemClock
 from tests.brokers import eventually
 from tests.queued import MODEL, a_request, lane_of, sampling
-from tests.unit.agent.rig import (
-    REPLY,
-    AgentRig,
-    open_agent,
-    streamed_text,
-    streamed_tokens,
-    tokens_of,
-)
+from tests.unit.agent.rig import REPLY, AgentRig, open_agent
+from tests.unit.agent.streamed import streamed_text, streamed_tokens, tokens_of
 
 RESUME = lane_of().resume_name
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.agent.admission import end_run
+from services.agent.aborting import end_run
 from services.agent.runner import MAX_CRASHES
 from services.agent.state import Ending
 from shared.broker import topology
@@ -19,13 +19,8 @@ from shared.contracts.requests import (
 )
 from tests.brokers import eventually
 from tests.queued import a_request, lane_of, sampling
-from tests.unit.agent.rig import (
-    REPLY,
-    AgentRig,
-    streamed_text,
-    streamed_tokens,
-    tokens_of,
-)
+from tests.unit.agent.rig import REPLY, AgentRig
+from tests.unit.agent.streamed import streamed_text, streamed_tokens, tokens_of
 
 RESUME = lane_of().resume_name
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -118,6 +113,9 @@ async def test_a_stop_string_ends_the_answer_however_it_is_split(rig: AgentRig, 
     assert isinstance(final, RequestCompleted)
     assert (final.text, final.finish_reason) == ("one two", STOP)
     assert streamed_text(replies) == "one two"
+    # None beyond the one that completes the stop string.
+    assert final.token_ids == words[: len(tokens_of(rig, "one two thr"))]
+    assert streamed_tokens(replies) == final.token_ids
 
 
 async def test_text_held_back_for_a_stop_string_is_not_lost(rig: AgentRig):

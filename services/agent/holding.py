@@ -1,0 +1,72 @@
+"""What an instance has pulled and not begun, in seconds and tokens, and what bounds it."""
+
+import math
+from dataclasses import replace
+
+from services.agent.backends.base import EngineSnapshot
+from services.agent.state import AgentState
+from shared.contracts.base import Seconds
+from shared.contracts.requests import QueuedRequest
+from shared.contracts.telemetry import PullState
+from solver.prediction.service_time import predicted_prefill_s, tokens_s
+from solver.scheduling.keys import Tier, tier_of
+from solver.scheduling.pull_room import Held, PullBounds, counted_s, has_room, work_s
+from solver.scheduling.window import tokens_needed
+
+
+def held_now(state: AgentState, engine: EngineSnapshot, bounds: PullBounds) -> Held:
+    """What was pulled and has not begun, and how long it keeps one more from beginning."""
+    regular: list[QueuedRequest] = []
+    filler: list[QueuedRequest] = []
+    for request in state.not_begun():
+        (regular if tier_of(request) is Tier.REACHABLE else filler).append(request)
+    num_free_slots = engine.max_running - len(state.runs) - len(state.window) - state.pulling
+    return Held(
+        num_regular=len(regular),
+        num_filler=len(filler),
+        num_pulling=state.pulling,
+        regular_s=_work_s(state, regular, num_free_slots, bounds),
+        filler_s=_work_s(state, filler, num_free_slots, bounds),
+        regular_tokens=sum(tokens_needed(request) for request in regular),
+        filler_tokens=sum(tokens_needed(request) for request in filler),
+    )
+
+
+def may_pull(state: AgentState) -> bool:
+    """Whether anything may be pulled at all."""
+    return not (state.draining or state.swapping or state.model is None)
+
+
+def bounds_now(engine: EngineSnapshot, bounds: PullBounds) -> PullBounds:
+    """*bounds* with the engine's token capacity, if it has said how large that is."""
+    return replace(bounds, max_tokens=engine.kv_capacity_tokens or math.inf)
+
+
+def pull_state(state: AgentState, engine: EngineSnapshot, bounds: PullBounds) -> PullState:
+    """What is held, the bounds on it, and whether one more may come."""
+    held = held_now(state, engine, bounds)
+    return PullState(
+        requests=held.num_requests,
+        max_requests=bounds.window,
+        filler=held.num_filler,
+        max_filler=bounds.best_effort_window,
+        backlog_s=held.regular_s,
+        max_backlog_s=bounds.max_backlog_s,
+        tokens=held.regular_tokens + held.filler_tokens,
+        max_tokens=engine.kv_capacity_tokens,
+        room=may_pull(state) and has_room(held, bounds_now(engine, bounds)),
+    )
+
+
+def _work_s(
+    state: AgentState, requests: list[QueuedRequest], num_free_slots: int, bounds: PullBounds
+) -> Seconds:
+    profile = state.profile
+    waiting = sum(tokens_needed(r) for r in requests if r.request_id in state.window)
+    return work_s(
+        prefill_s=sum(
+            counted_s(predicted_prefill_s(request, profile), bounds) for request in requests
+        ),
+        whole_s=tokens_s(waiting, profile),
+        num_free_slots=num_free_slots,
+    )

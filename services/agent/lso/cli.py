@@ -1,0 +1,279 @@
+"""`headway-agent lso`: operators' orders to one instance."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.agent.lso.ordering import order
+from services.agent.settings import Settings
+from shared.broker.protocol import PublishOutcome
+from shared.contracts.base import Decoder, InstanceId, encode
+from shared.contracts.control import (
+    EvictRequest,
+    LsoActivate,
+    LsoAnswered,
+    LsoCheckpoint,
+    LsoClear,
+    LsoCommand,
+    LsoOutcome,
+    LsoPreempt,
+    LsoPull,
+    LsoSet,
+    LsoSwapIn,
+    LsoSwapOut,
+    LsoWarm,
+)
+from shared.contracts.errors import ContractError
+from shared.runtime.cli import Verb, broker_factory, print_data
+from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+
+DEFAULT_TIMEOUT_S = 30.0
+
+EPILOG = """examples:
+  headway-agent lso evict REQUEST --set instance_id=agent-0
+  headway-agent lso swap-out REQUEST --rest 5 --set instance_id=agent-0
+  headway-agent lso activate tiny-llama-b --timeout 120 --set instance_id=agent-0
+  headway-agent lso set --token-budget 256 --set instance_id=agent-0
+  headway-agent lso pull --count 4 --set instance_id=agent-0 --json
+
+Every operation is safe to repeat: what is done already is answered `already`.
+Exit codes: 0 done or already, 1 refused, failed or no answer, 2 usage, 3 broker unreachable.
+What each does and costs: ops/docs/lso.md
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SubVerb:
+    """One operation on the command line."""
+
+    name: str
+    help: str
+    command: Callable[[InstanceId, argparse.Namespace], LsoCommand]
+    arguments: Callable[[argparse.ArgumentParser], None] = lambda _parser: None
+
+
+def _request(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("request_id", metavar="REQUEST", help="id of the request")
+
+
+def _model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="base model, as in the registry")
+
+
+def _pull(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--count", type=_positive, default=1, metavar="N", help="requests at most (1)"
+    )
+
+
+def _rest(parser: argparse.ArgumentParser) -> None:
+    _request(parser)
+    parser.add_argument(
+        "--rest",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="not resumed before, unless it is swapped in (0: as soon as there is room)",
+    )
+
+
+def _checkpoint(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("request_id", metavar="REQUEST", nargs="?", help="id of the request")
+    what.add_argument(
+        "--clear",
+        action="store_true",
+        help="instead drop all KV that no running request needs: prefix cache and checkpoints",
+    )
+
+
+def _limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--token-budget", type=_positive, metavar="N", help="most tokens of one iteration"
+    )
+    parser.add_argument("--max-running", type=_positive, metavar="N", help="most running requests")
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds") from None
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{value} is no time to wait")
+    return value
+
+
+SUB_VERBS: tuple[_SubVerb, ...] = (
+    _SubVerb(
+        name="pull",
+        help="pull now, within the bounds that `snapshot` shows, from quiet queues, too",
+        command=lambda to, given: LsoPull(instance_id=to, count=given.count),
+        arguments=_pull,
+    ),
+    _SubVerb(
+        name="evict",
+        help="send a running or swapped-out request back to its resume queue with its progress; "
+        "any instance goes on with it after one prefill",
+        command=lambda to, given: EvictRequest(instance_id=to, request_id=given.request_id),
+        arguments=_request,
+    ),
+    _SubVerb(
+        name="swap-out",
+        help="take a request off the engine but keep it here; it goes on when there is room, "
+        "and becomes an eviction when its lease ends",
+        command=lambda to, given: LsoSwapOut(
+            instance_id=to, request_id=given.request_id, rest_s=given.rest
+        ),
+        arguments=_rest,
+    ),
+    _SubVerb(
+        name="swap-in",
+        help="go on with a swapped-out request now, whoever else waits",
+        command=lambda to, given: LsoSwapIn(instance_id=to, request_id=given.request_id),
+        arguments=_request,
+    ),
+    _SubVerb(
+        name="checkpoint",
+        help="keep a request's KV in host memory as it grows, from its next run here on",
+        command=lambda to, given: (
+            LsoClear(instance_id=to)
+            if given.clear
+            else LsoCheckpoint(instance_id=to, request_id=given.request_id)
+        ),
+        arguments=_checkpoint,
+    ),
+    _SubVerb(
+        name="warm",
+        help="bring a model's weights into host memory, so that activating it is quick",
+        command=lambda to, given: LsoWarm(instance_id=to, model=given.model),
+        arguments=_model,
+    ),
+    _SubVerb(
+        name="activate",
+        help="make a model the active one; holds until the next plan says otherwise",
+        command=lambda to, given: LsoActivate(instance_id=to, model=given.model),
+        arguments=_model,
+    ),
+    _SubVerb(
+        name="preempt",
+        help="drop the best-effort part of the forward pass that runs, between layers",
+        command=lambda to, _given: LsoPreempt(instance_id=to),
+    ),
+    _SubVerb(
+        name="set",
+        help="change limits of the running engine, without a restart; they end with the process",
+        command=lambda to, given: LsoSet(
+            instance_id=to, token_budget=given.token_budget, max_running=given.max_running
+        ),
+        arguments=_limits,
+    ),
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Give *parser* one sub-command for each operation."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    common = argparse.ArgumentParser(add_help=False)
+    # Unset rather than a default, which would undo what was given before the operation.
+    unset = argparse.SUPPRESS
+    common.add_argument("--config", type=Path, metavar="FILE", default=unset)
+    common.add_argument("--set", action="append", metavar="FIELD=VALUE", default=unset)
+    common.add_argument("--json", action="store_true", default=unset)
+    common.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=DEFAULT_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long to wait for the answer ({DEFAULT_TIMEOUT_S:g}); the operation goes on",
+    )
+    operations = parser.add_subparsers(
+        dest="lso", required=True, metavar="OPERATION", action=_KeepingSettings
+    )
+    for sub_verb in SUB_VERBS:
+        sub = operations.add_parser(
+            sub_verb.name, help=sub_verb.help, description=sub_verb.help, parents=[common]
+        )
+        sub_verb.arguments(sub)
+
+
+class _KeepingSettings(argparse._SubParsersAction):  # type: ignore[type-arg]  # noqa: SLF001 - generic in stubs only, and argparse names no other base
+    """Sub-commands whose `--set` adds to what was set before them, instead of replacing it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = list(namespace.set)
+        namespace.set = []
+        super().__call__(parser, namespace, values, option_string)
+        namespace.set = before + list(namespace.set)
+
+
+async def lso(settings: Settings, given: argparse.Namespace) -> int:
+    """Order one operation and print what became of it."""
+    sub_verb = next(each for each in SUB_VERBS if each.name == given.lso)
+    if given.lso == "set" and given.token_budget is None and given.max_running is None:
+        print("lso set needs --token-budget or --max-running", file=sys.stderr)
+        return EXIT_USAGE
+    instance_id = InstanceId(settings.instance_id)
+    command = sub_verb.command(instance_id, given)
+    try:
+        # As the agent would: what breaks the schema is never answered.
+        Decoder[LsoCommand](type(command))(encode(command))
+    except ContractError as error:
+        print(f"lso {given.lso}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    async with broker_factory(settings.amqp_url)("headway-lso") as broker:
+        answer = await order(broker, command, timeout_s=given.timeout)
+    if isinstance(answer, PublishOutcome):
+        print(f"no agent listens as instance {instance_id!r}", file=sys.stderr)
+        return EXIT_FAILED
+    if answer is None:
+        print(
+            f"instance {instance_id!r} has not answered within {given.timeout:g} s; the "
+            "operation may still be under way",
+            file=sys.stderr,
+        )
+        return EXIT_FAILED
+    return _shown(answer, as_json=given.json)
+
+
+def _shown(answer: LsoAnswered, *, as_json: bool) -> int:
+    ok = answer.outcome in (LsoOutcome.DONE, LsoOutcome.ALREADY)
+    if as_json:
+        print_data(answer, as_json=True)
+    else:
+        moved = f", {answer.num_bytes} bytes" if answer.num_bytes else ""
+        print(
+            f"{answer.lso} {answer.outcome.value} in {answer.duration_s:.3f} s{moved}: "
+            f"{answer.message}",
+            file=sys.stdout if ok else sys.stderr,
+        )
+    return EXIT_OK if ok else EXIT_FAILED
+
+
+VERB: Verb[Settings] = Verb(
+    name="lso",
+    help="order an LLM serving operation: pull, evict, swap-out, swap-in, checkpoint, warm, "
+    "activate, preempt, set",
+    run=lso,
+    arguments=arguments,
+)

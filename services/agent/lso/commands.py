@@ -1,0 +1,175 @@
+"""Operators' commands: each becomes an operation, and is answered."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from services.agent.lso.executor import LsoExecutor
+from services.agent.lso.results import LsoRefusedError, LsoResult
+from services.agent.residency import ModelResidency
+from shared.broker import topology
+from shared.broker.protocol import Broker, OutMessage
+from shared.broker.retry import send_softly
+from shared.contracts.base import InstanceId, Message, encode, tag_of
+from shared.contracts.control import (
+    EvictRequest,
+    LsoActivate,
+    LsoAnswered,
+    LsoCheckpoint,
+    LsoClear,
+    LsoCommand,
+    LsoOutcome,
+    LsoPreempt,
+    LsoPull,
+    LsoSet,
+    LsoSwapIn,
+    LsoSwapOut,
+    LsoWarm,
+)
+from shared.runtime.clock import Clock
+from solver.planning.lsos import (
+    Checkpoint,
+    ClearCaches,
+    Evict,
+    Lso,
+    Preempt,
+    Pull,
+    SetScheduling,
+    SwapIn,
+    SwapOut,
+    Warm,
+)
+
+log = structlog.get_logger()
+
+ANSWERS_KEPT = 1000
+
+OPERATIONS: dict[type[Message], Callable[[Any], Lso]] = {
+    LsoPull: lambda command: Pull(count=command.count),
+    EvictRequest: lambda command: Evict(request_ids=(command.request_id,)),
+    LsoSwapOut: lambda command: SwapOut(request_id=command.request_id, rest_s=command.rest_s),
+    LsoSwapIn: lambda command: SwapIn(request_id=command.request_id),
+    LsoCheckpoint: lambda command: Checkpoint(request_id=command.request_id),
+    LsoClear: lambda _command: ClearCaches(),
+    LsoWarm: lambda command: Warm(model=command.model),
+    LsoPreempt: lambda _command: Preempt(),
+    LsoSet: lambda command: SetScheduling(
+        token_budget=command.token_budget, max_running=command.max_running
+    ),
+}
+"""The operation of each command that is one operation. To activate a model is several."""
+
+
+class LsoCommands:
+    """
+    Executes commands beside the handler that took them in, and answers each once it has ended.
+
+    Args:
+        instance_id: Commands for others are refused.
+        executor: Runs operations.
+        residency: Activates models.
+        broker: For answers.
+        clock: Wall time.
+    """
+
+    def __init__(
+        self,
+        *,
+        instance_id: InstanceId,
+        executor: LsoExecutor,
+        residency: ModelResidency,
+        broker: Broker,
+        clock: Clock,
+    ) -> None:
+        self._instance_id = instance_id
+        self._executor = executor
+        self._residency = residency
+        self._broker = broker
+        self._clock = clock
+        self._known: OrderedDict[str, asyncio.Future[LsoAnswered]] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def take(self, command: LsoCommand) -> None:
+        """Begin *command*, or wait for the answer that the same command gets; returns at once."""
+        task = asyncio.create_task(self._answer(command), name=f"command:{tag_of(type(command))}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Give up commands under way; they are not answered."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer(self, command: LsoCommand) -> None:
+        known = self._known.get(command.command_id) if command.command_id else None
+        if known is None:
+            known = asyncio.get_running_loop().create_future()
+            self._remember(command.command_id, known)
+            known.set_result(await self._executed(command))
+        # Several may wait for it: the one that is cancelled must not cancel it for the others.
+        answer = await asyncio.shield(known)
+        if command.reply_to is not None:
+            await send_softly(
+                self._broker,
+                topology.REPLIES,
+                command.reply_to,
+                OutMessage(
+                    body=encode(answer),
+                    kind=tag_of(LsoAnswered),
+                    correlation_id=command.command_id or None,
+                    persistent=False,
+                ),
+            )
+
+    async def _executed(self, command: LsoCommand) -> LsoAnswered:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        try:
+            result = await self._run(command)
+        except LsoRefusedError as error:
+            result = LsoResult(outcome=LsoOutcome.REFUSED, message=str(error))
+        except Exception as error:  # whoever asked, or asks again, waits for an answer
+            log.exception("lso.broken", kind=_kind(command))
+            message = f"{type(error).__name__}: {error}"
+            result = LsoResult(outcome=LsoOutcome.FAILED, message=message)
+        return LsoAnswered(
+            instance_id=self._instance_id,
+            command_id=command.command_id,
+            lso=_kind(command),
+            outcome=result.outcome,
+            message=result.message,
+            duration_s=result.duration_s or loop.time() - started_s,
+            num_bytes=result.num_bytes,
+            at=self._clock.now(),
+        )
+
+    async def _run(self, command: LsoCommand) -> LsoResult:
+        if command.instance_id != self._instance_id:
+            raise LsoRefusedError(
+                f"this is instance {self._instance_id!r}, not {command.instance_id!r}"
+            )
+        if isinstance(command, LsoActivate):
+            result = await self._residency.activate(command.model)
+            if not result.ok:
+                return result
+            message = f"{result.message}; kept until the next plan says otherwise"
+            return replace(result, message=message)
+        (result,) = await self._executor.run(OPERATIONS[type(command)](command))
+        return result
+
+    def _remember(self, command_id: str, answer: asyncio.Future[LsoAnswered]) -> None:
+        if command_id:
+            self._known[command_id] = answer
+            while len(self._known) > ANSWERS_KEPT:
+                self._known.popitem(last=False)
+
+
+def _kind(command: LsoCommand) -> str:
+    """`swap_out` of `lso.swap_out.v1`."""
+    return tag_of(type(command)).split(".")[1]

@@ -1,0 +1,46 @@
+"""What operations count."""
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from services.agent.lso.results import LsoResult
+from shared.contracts.control import LsoOutcome
+
+SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
+
+
+class LsoMetrics:
+    """
+    Series of one agent's operations.
+
+    Args:
+        registry: Where they are registered.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._ended = Counter(
+            "headway_agent_lsos",
+            "Operations that ended, by kind and outcome",
+            ("kind", "outcome"),
+            registry=registry,
+        )
+        self._duration_s = Histogram(
+            "headway_agent_lso_duration_seconds",
+            "Of operations that were not refused",
+            ("kind",),
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._num_bytes = Counter(
+            "headway_agent_lso_bytes",
+            "KV and weights that operations moved or dropped, as far as it is known",
+            ("kind",),
+            registry=registry,
+        )
+
+    def ended(self, kind: str, result: LsoResult) -> None:
+        """Count one operation."""
+        self._ended.labels(kind, result.outcome.value).inc()
+        if result.outcome is not LsoOutcome.REFUSED:
+            self._duration_s.labels(kind).observe(result.duration_s)
+        if result.ok:
+            self._num_bytes.labels(kind).inc(result.num_bytes)

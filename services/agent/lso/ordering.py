@@ -1,0 +1,30 @@
+"""The operator's side of a command: send it, wait for the answer."""
+
+import secrets
+
+import msgspec
+
+from shared.broker import topology
+from shared.broker.asking import ask
+from shared.broker.protocol import Broker, PublishOutcome
+from shared.contracts.base import Decoder, Message
+from shared.contracts.control import LsoAnswered, LsoCommand
+
+_decode: Decoder[LsoAnswered] = Decoder(LsoAnswered)
+
+
+async def order(
+    broker: Broker, command: LsoCommand, *, timeout_s: float
+) -> LsoAnswered | PublishOutcome | None:
+    """
+    Send *command* and wait for its answer.
+
+    Returns:
+        The answer; the broker's word when nobody gets the command; None when time is up.
+    """
+
+    def addressed(reply_to: str) -> Message:
+        return msgspec.structs.replace(command, command_id=secrets.token_hex(8), reply_to=reply_to)
+
+    key = topology.command_instance(command.instance_id)
+    return await ask(broker, key, addressed, _decode, timeout_s=timeout_s)

@@ -1,0 +1,40 @@
+"""How many bytes a model's KV takes."""
+
+from pathlib import Path
+
+import msgspec
+
+from shared.contracts.models import ModelEntry
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_DEFAULT_BYTES = 2
+
+
+class _Config(msgspec.Struct, frozen=True):
+    """What of a `config.json` says how large KV is."""
+
+    num_hidden_layers: int = 0
+    num_attention_heads: int = 0
+    num_key_value_heads: int | None = None
+    hidden_size: int = 0
+    head_dim: int | None = None
+    dtype: str | None = None
+    torch_dtype: str | None = None
+    """The same, in older files."""
+
+
+def kv_bytes_per_token(entry: ModelEntry) -> int:
+    """
+    Bytes of one token's keys and values in all layers; 0 when `config.json` does not say.
+
+    Taken in the model's own precision. An engine that keeps KV in another differs by a factor.
+    """
+    try:
+        body = (Path(entry.path) / "config.json").read_bytes()
+        config = msgspec.json.decode(body, type=_Config)
+    except (OSError, msgspec.DecodeError):
+        return 0
+    heads = config.num_key_value_heads or config.num_attention_heads
+    width = config.head_dim or (config.hidden_size // max(1, config.num_attention_heads))
+    element_bytes = _BYTES.get(config.dtype or config.torch_dtype or "", _DEFAULT_BYTES)
+    return 2 * config.num_hidden_layers * heads * width * element_bytes

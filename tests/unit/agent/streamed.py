@@ -1,0 +1,31 @@
+"""What a producer has seen of an answer."""
+
+from shared.contracts.requests import Reply, TokensEmitted
+from tests.queued import MODEL
+from tests.unit.agent.rig import AgentRig
+
+
+def streamed_tokens(replies: list[Reply]) -> tuple[int, ...]:
+    """Tokens of all batches, in order of arrival."""
+    return tuple(
+        token
+        for reply in replies
+        if isinstance(reply, TokensEmitted)
+        for chunk in reply.chunks
+        for token in chunk.token_ids
+    )
+
+
+def streamed_text(replies: list[Reply]) -> str:
+    return "".join(
+        chunk.text
+        for reply in replies
+        if isinstance(reply, TokensEmitted)
+        for chunk in reply.chunks
+    )
+
+
+def tokens_of(rig: AgentRig, text: str) -> tuple[int, ...]:
+    """Tokens whose text is *text*, without what the tokenizer adds around a prompt."""
+    tokens = rig.tokenizers[MODEL].encode(text)
+    return tuple(token for token in tokens if token >= 8)

@@ -1,0 +1,240 @@
+"""Operators' orders: from the command line over the broker to an operation, and back."""
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.agent.cli import CLI
+from services.agent.lso import cli
+from services.agent.lso.cli import SUB_VERBS
+from services.agent.lso.commands import OPERATIONS
+from services.agent.lso.ordering import order
+from services.agent.settings import Settings
+from shared.broker import topology
+from shared.broker.protocol import BindingSpec, PublishOutcome
+from shared.contracts.base import InstanceId, ModelName, RequestId
+from shared.contracts.control import (
+    EvictRequest,
+    LsoActivate,
+    LsoAnswered,
+    LsoClear,
+    LsoCommand,
+    LsoOutcome,
+    LsoPull,
+    LsoSet,
+    LsoSwapIn,
+    LsoSwapOut,
+)
+from solver.planning.lsos import Lso
+from tests.brokers import eventually
+from tests.queued import OTHER, a_request, lane_of
+from tests.unit.agent.rig import AgentRig
+
+I1, R = InstanceId("i1"), RequestId("r")
+LANE, RESUME = lane_of().queue_name, lane_of().resume_name
+
+
+@pytest.fixture
+async def listening(rig: AgentRig) -> AsyncIterator[AgentRig]:
+    """The agent hears commands."""
+    queue = topology.private_queue("agent.test")
+    await rig.broker.declare_queue(queue)
+    key = topology.command_instance("i1")
+    await rig.broker.bind(BindingSpec(exchange=topology.CONTROL, queue=queue.name, routing_key=key))
+    subscription = await rig.broker.consume(queue.name, rig.handler.handle, prefetch=8)
+    yield rig
+    await rig.commands.close()
+    await subscription.cancel()
+
+
+async def ordered(rig: AgentRig, command: LsoCommand) -> LsoAnswered:
+    answer = await order(rig.far, command, timeout_s=5.0)
+    assert isinstance(answer, LsoAnswered)
+    return answer
+
+
+async def test_an_order_is_carried_out_and_answered(listening: AgentRig):
+    await listening.running(a_request("r"))
+
+    answer = await ordered(listening, EvictRequest(instance_id=I1, request_id=R))
+
+    assert (answer.outcome, answer.lso, answer.instance_id) == (LsoOutcome.DONE, "evict", "i1")
+    assert (await listening.requeued(RESUME)).request_id == "r"
+
+
+async def test_pulls_and_limits_by_order(listening: AgentRig):
+    listening.sources(LANE)
+    await listening.put(a_request("r"))
+
+    pulled = await ordered(listening, LsoPull(instance_id=I1))
+    limited = await ordered(listening, LsoSet(instance_id=I1, token_budget=8))
+
+    assert (pulled.outcome, len(listening.state.window)) == (LsoOutcome.DONE, 1)
+    assert limited.outcome is LsoOutcome.REFUSED
+    assert "scheduling" in limited.message
+
+
+async def test_a_model_by_order_says_how_long_it_stays(listening: AgentRig):
+    answer = await ordered(listening, LsoActivate(instance_id=I1, model=OTHER))
+
+    assert (answer.outcome, listening.state.model) == (LsoOutcome.DONE, OTHER)
+    assert "until the next plan" in answer.message
+
+
+async def test_a_model_that_is_not_served_is_refused(listening: AgentRig):
+    answer = await ordered(listening, LsoActivate(instance_id=I1, model=ModelName("gpt-99")))
+
+    assert answer.outcome is LsoOutcome.REFUSED
+    assert "gpt-99" in answer.message
+
+
+async def test_an_order_for_another_instance_is_refused(listening: AgentRig):
+    """Sent to the wrong key; whoever gets it must not obey."""
+    queue, binding = topology.answer_queue()
+    await listening.far.declare_queue(queue)
+    await listening.far.bind(binding)
+    await listening.tell(
+        EvictRequest(instance_id=InstanceId("i2"), request_id=R, reply_to=queue.name)
+    )
+    body = b""
+
+    async def answered() -> bool:
+        nonlocal body
+        delivery = await listening.far.get(queue.name)
+        body = delivery.body if delivery is not None else b""
+        return bool(body)
+
+    await eventually(answered)
+    assert b"'i1', not 'i2'" in body
+
+
+async def test_the_same_command_again_gets_the_same_answer(listening: AgentRig):
+    """Without doing it again: the request may be back by then."""
+    request = a_request("r")
+    await listening.running(request)
+    command = EvictRequest(instance_id=I1, request_id=R, command_id="c1")
+    await listening.tell(command)
+    await eventually(lambda: not listening.state.runs)
+    await listening.far.take(RESUME)
+    await listening.running(request)
+
+    await listening.tell(command)
+    await asyncio.sleep(0.05)
+
+    assert set(listening.state.runs) == {R}
+
+
+async def test_nobody_there_is_said_at_once(rig: AgentRig):
+    command = LsoClear(instance_id=InstanceId("nobody"))
+
+    assert await order(rig.far, command, timeout_s=5.0) is PublishOutcome.UNROUTABLE
+
+
+async def test_no_answer_in_time_is_none(listening: AgentRig):
+    listening.sources(LANE)
+    await listening.commands.close()
+    async with listening.executor.exclusive():
+        assert await order(listening.far, LsoPull(instance_id=I1), timeout_s=0.05) is None
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    return CLI._parser().parse_args(["lso", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("pull --count 3", LsoPull(instance_id=I1, count=3)),
+        ("evict r", EvictRequest(instance_id=I1, request_id=R)),
+        ("swap-out r --rest 2", LsoSwapOut(instance_id=I1, request_id=R, rest_s=2.0)),
+        ("swap-in r", LsoSwapIn(instance_id=I1, request_id=R)),
+        ("checkpoint --clear", LsoClear(instance_id=I1)),
+        ("activate tiny-llama-b", LsoActivate(instance_id=I1, model=OTHER)),
+        ("set --max-running 4", LsoSet(instance_id=I1, max_running=4)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_line_is_a_command(line: str, command: LsoCommand):
+    given = parsed(*line.split())
+    sub_verb = next(each for each in SUB_VERBS if each.name == given.lso)
+
+    assert sub_verb.command(I1, given) == command
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "dance", "evict", "pull --count 0", "checkpoint", "checkpoint r --clear",
+     "swap-out r --rest -1", "set --token-budget 0"],
+)  # fmt: skip
+def test_nonsense_is_a_usage_error(line: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as exited:
+        parsed(*line.split())
+
+    assert exited.value.code == 2
+    assert "usage: headway-agent lso" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("pull --count many", "--count: 'many' is no whole number"),
+        ("pull --count -2", "--count: -2 is below 1"),
+        ("set --max-running 1.5", "--max-running: '1.5' is no whole number"),
+        ("swap-out r --rest soon", "--rest: 'soon' is no number of seconds"),
+        ("swap-out r --rest nan", "--rest: nan is no time to wait"),
+        ("warm m --timeout inf", "--timeout: inf is no time to wait"),
+    ],
+)
+def test_a_usage_error_says_which_value_is_wrong(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit):
+        parsed(*line.split())
+
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("pull --count 1001", "lso pull: message breaks its schema: Expected `int` <= 1000"),
+        (f"set --token-budget {2**31}", "lso set: message breaks its schema: Expected `int` <= "),
+        (f"set --max-running {10**30}", "lso set: message breaks its schema"),
+    ],
+)
+async def test_what_no_agent_could_read_is_not_sent(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+):
+    """It would never be answered."""
+    assert await cli.lso(Settings(instance_id="i1", registry="unused"), parsed(*line.split())) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_settings_before_and_after_the_operation_both_hold():
+    given = parsed("--set", "instance_id=i1", "evict", "r", "--set", "log_level=info", "--json")
+
+    assert (given.set, given.json) == (["instance_id=i1", "log_level=info"], True)
+
+
+async def test_set_without_a_limit_is_a_usage_error(capsys: pytest.CaptureFixture[str]):
+    assert await cli.lso(Settings(instance_id="i1", registry="unused"), parsed("set")) == 2
+    assert "--token-budget" in capsys.readouterr().err
+
+
+def test_every_command_is_an_operation_and_has_a_verb():
+    given = argparse.Namespace(
+        count=1, request_id=R, rest=0.0, clear=False, model=OTHER, token_budget=1, max_running=None
+    )
+    commands = {type(each.command(I1, given)) for each in SUB_VERBS} | {LsoClear}
+
+    assert commands == {*OPERATIONS, LsoActivate}
+    assert all(isinstance(make(_any(kind)), Lso) for kind, make in OPERATIONS.items())
+    assert all(f"lso {name}" in cli.EPILOG for name in ("evict", "swap-out", "activate", "set"))
+
+
+def _any(kind: type) -> object:
+    return argparse.Namespace(
+        count=1, request_id=R, rest_s=0.0, model=OTHER, token_budget=1, max_running=1
+    )

@@ -1,0 +1,156 @@
+"""What operations are decided on: sizes, room and predictions."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.agent.aborting import end_run
+from services.agent.backends.base import CheckpointTotals
+from services.agent.backends.weights import weight_bytes
+from services.agent.lso.sizes import kv_bytes_per_token
+from services.agent.state import Ending
+from shared.contracts.estimates import LatencyCoefficients, Profile
+from shared.contracts.models import ModelEntry
+from shared.contracts.qos import Slo
+from shared.contracts.requests import FinishReason
+from solver.planning.lso_facts import facts_of
+from tests.brokers import eventually
+from tests.queued import BEST_EFFORT, MODEL, a_request, sampling
+from tests.unit.agent.rig import AgentRig
+from tests.unit.agent.tasks import admitting
+
+
+def entry(path: Path, **fields: int) -> ModelEntry:
+    return ModelEntry(name=MODEL, path=str(path), architecture="x", max_model_len=64, **fields)
+
+
+@pytest.mark.parametrize(
+    ("config", "num_bytes"),
+    [
+        (
+            {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+             "hidden_size": 4096, "torch_dtype": "bfloat16"},
+            131_072,
+        ),
+        (
+            {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 256, "head_dim": 32,
+             "dtype": "float32"},
+            2 * 2 * 4 * 32 * 4,
+        ),
+        ({}, 0),
+    ],
+    ids=["Llama 3 8B", "without grouped queries", "says nothing"],
+)  # fmt: skip
+def test_kv_of_a_token_is_what_the_models_shape_says(
+    tmp_path: Path, config: dict[str, object], num_bytes: int
+):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    assert kv_bytes_per_token(entry(tmp_path)) == num_bytes
+
+
+def test_a_model_without_files_has_unknown_sizes(tmp_path: Path):
+    assert kv_bytes_per_token(entry(tmp_path / "nowhere")) == 0
+    assert weight_bytes(entry(tmp_path / "nowhere")) == 0
+
+
+def test_weights_are_as_large_as_the_registry_says_or_the_files_are(tmp_path: Path):
+    for number in range(2):
+        (tmp_path / f"part-{number}.safetensors").write_bytes(b"x" * 100)
+
+    assert weight_bytes(entry(tmp_path)) == 200
+    assert weight_bytes(entry(tmp_path, weight_bytes=7)) == 7
+
+
+async def test_what_is_leaving_has_left(rig: AgentRig):
+    """Else the room that it gives up would be made twice."""
+    async with admitting(rig):
+        await rig.hold(a_request("stays"))
+        await rig.hold(a_request("goes", slo=BEST_EFFORT))
+        await rig.engine.began("goes")
+        before = rig.observer.situation()
+        goes = rig.state.runs[before.running[-1].request_id]
+        end_run(rig.state, rig.engine, goes, Ending.EVICTED)
+        after = rig.observer.situation()
+
+    assert [work.request_id for work in before.running] == ["stays", "goes"]
+    assert [work.request_id for work in after.running] == ["stays"]
+    assert after.free_tokens == before.free_tokens + 28
+    assert after.free_slots == before.free_slots + 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "slack_s"),
+    [
+        ({"slo": Slo(ttft_s=5.0, tbt_s=1.0)}, 10.0),
+        ({"slo": Slo(ttft_s=5.0)}, math.inf),
+        ({"slo": Slo(ttlt_s=30.0)}, 30.0 - 0.01 * 20),
+        ({"slo": Slo(ttft_s=5.0, ttlt_s=8.0)}, 8.0 - 0.01 * 20),
+        ({"slo": BEST_EFFORT}, math.inf),
+        ({"slo": Slo(ttlt_s=30.0), "relegated": True}, math.inf),
+    ],
+    ids=["token", "no pace", "end", "end of a chat", "best effort", "relegated"],
+)
+async def test_a_run_may_stand_still_until_its_next_token_or_its_end_would_be_late(
+    rig: AgentRig, fields: dict[str, Any], slack_s: float
+):
+    """Five of 25 tokens are there; each takes 10 ms."""
+    rig.state.profiles[MODEL] = Profile(
+        model=MODEL,
+        engine="scripted",
+        device="paper",
+        version=1,
+        at=0.0,
+        latency=LatencyCoefficients(constant_s=0.01, linear_s=0.0),
+    )
+    run, task = await rig.running(a_request("r", sampling=sampling(25), **fields))
+    rig.engine.emit("r", *range(5))
+    await eventually(lambda: len(run.token_ids) == 5)
+
+    (work,) = rig.observer.situation().running
+
+    assert work.remaining_s == pytest.approx(0.2)
+    assert work.slack_s == pytest.approx(slack_s)
+    rig.engine.emit("r", 6, finish=FinishReason.LENGTH)
+    await task
+
+
+async def test_without_a_profile_nobody_can_tell_what_may_stand_still(rig: AgentRig):
+    _, task = await rig.running(a_request("r"))
+
+    (work,) = rig.observer.situation().running
+
+    assert (work.remaining_s, work.slack_s) == (None, math.inf)
+    rig.engine.emit("r", 6, finish=FinishReason.LENGTH)
+    await task
+
+
+async def test_the_speed_of_transfers_is_the_prior_until_some_were_measured(rig: AgentRig):
+    snapshot = rig.engine.snapshot()
+    measured = replace(
+        snapshot, checkpoints=CheckpointTotals(restored_bytes=3_000_000, restore_s=0.5)
+    )
+
+    assert rig.observer.costs(snapshot).transfer_bytes_per_s == float(4 << 30)
+    assert rig.observer.costs(measured).transfer_bytes_per_s == 6_000_000
+
+
+async def test_the_status_tells_what_operations_are_decided_on(rig: AgentRig):
+    async with admitting(rig):
+        await rig.hold(a_request("stays"))
+        await rig.hold(a_request("filler", slo=BEST_EFFORT))
+        await rig.engine.began("filler")
+        told = rig.reporter.status().lso
+        situation = rig.observer.situation()
+
+    assert told is not None
+    assert told == facts_of(situation)
+    assert sorted((each.requests, each.gives_way) for each in told.running) == [
+        (1, False),
+        (1, True),
+    ]
+    assert told.transfer_bytes_per_s == float(4 << 30)
