@@ -33,9 +33,8 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     Serve HTTP until *stop*, then let open requests finish within the drain timeout.
 
     Raises:
-        SettingsError: Bad registry, or a model without tokenizer.
+        SettingsError: Bad registry, a model without tokenizer, or the port is taken.
         BrokerUnavailableError: No broker at start-up.
-        OSError: The port is taken.
     """
     settings = ports.settings
     registry = ModelRegistry.load(Path(settings.registry))

@@ -16,10 +16,11 @@ from rich.table import Table
 from services.mesh import arguments, dead_letters
 from services.mesh.cli_simulate import simulate
 from services.mesh.launch import mesh_of
-from services.mesh.queues import count_queues
+from services.mesh.queues import count_queues, in_force
 from services.mesh.spec import AgentSpec, MeshSpec
 from services.mesh.submit import all_completed, read_requests, submit_all, submit_one
 from services.mesh.top import watch
+from services.planner.cli import main as planner
 from shared.broker import topology
 from shared.contracts.errors import (
     BrokerUnavailableError,
@@ -163,7 +164,8 @@ async def queues(options: Options) -> int:
         raise SettingsError("queues needs --registry (or HEADWAY_REGISTRY) to know the lanes")
     models = ModelRegistry.load(options.registry).bases
     async with broker_factory(options.amqp_url)("headway-queues") as broker:
-        counts = await count_queues(broker, models, _layout(os.environ.get("HEADWAY_LAYOUT")))
+        layout = await in_force(broker, _layout(os.environ.get("HEADWAY_LAYOUT")))
+        counts = await count_queues(broker, models, layout)
     if options.json:
         print_data(counts, as_json=True)
         return EXIT_OK
@@ -218,14 +220,20 @@ VERBS: dict[str, Callable[[Options], Awaitable[int]]] = {
     "dead-letter": dead_letter,
 }
 
+OTHER_PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
+    "simulate": lambda given: simulate(given[1:]),
+    "plan": planner,
+}
+"""Verbs that have a command line of their own; each gets all arguments."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; gives the exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
     verb = given[0] if given else ""
     try:
-        if verb == "simulate":
-            return simulate(given[1:])
+        if verb in OTHER_PROGRAMS:
+            return OTHER_PROGRAMS[verb](given)
         registry = os.environ.get("HEADWAY_REGISTRY")
         options = arguments.parser(
             amqp_url=os.environ.get("HEADWAY_AMQP_URL", DEFAULT_AMQP_URL),

@@ -9,6 +9,7 @@ from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome,
 from shared.broker.retry import publish_until_confirmed
 from shared.contracts.base import Decoder, encode
 from shared.contracts.errors import ContractError, TransientError
+from shared.contracts.lanes import LaneKey
 from shared.contracts.requests import Attempts, QueuedRequest
 
 _decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
@@ -86,12 +87,14 @@ async def _publish_again(broker: Broker, delivery: Delivery) -> None:
     exchange, key, body = topology.REQUESTS, topology.REST_KEY, delivery.body
     try:
         request = _decode_queued(delivery.body)
+        # Its own lane may be of edges that have been replaced.
+        lane = LaneKey.parse(request.lane).lasting.queue_name
     except ContractError:
         pass  # never admitted: it goes through the front door again
     else:
-        exchange, key = topology.LANES, request.lane
-        body = encode(msgspec.structs.replace(request, attempts=Attempts()))
-        await topology.declare_work_queue(broker, request.lane)
+        exchange, key = topology.LANES, lane
+        body = encode(msgspec.structs.replace(request, lane=lane, attempts=Attempts()))
+        await topology.declare_work_queue(broker, lane)
     outcome = await publish_until_confirmed(
         broker,
         exchange,

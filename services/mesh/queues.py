@@ -5,12 +5,16 @@ import asyncio
 import msgspec
 
 from shared.broker import topology
+from shared.broker.asking import ask
 from shared.broker.protocol import Broker
-from shared.contracts.base import ModelName
+from shared.contracts.base import Decoder, ModelName
 from shared.contracts.lanes import LaneLayout, relegated_name
+from shared.contracts.plans import PlanAsked, PlanExplained
 from solver.planning.lanes import all_lanes
 
 COUNTS_AT_ONCE = 8
+LEADER_TIMEOUT_S = 3.0
+_decode_plan: Decoder[PlanExplained] = Decoder(PlanExplained)
 
 
 class QueueCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,10 +25,24 @@ class QueueCount(msgspec.Struct, frozen=True, kw_only=True):
     consumers: int
 
 
+async def in_force(broker: Broker, layout: LaneLayout) -> LaneLayout:
+    """*layout* with the version of its edges that the leader tells; as it is when none answers."""
+    plan = await ask(
+        broker,
+        topology.CONTROL_PLAN,
+        lambda reply_to: PlanAsked(reply_to=reply_to),
+        _decode_plan,
+        timeout_s=LEADER_TIMEOUT_S,
+    )
+    if not isinstance(plan, PlanExplained):
+        return layout
+    return msgspec.structs.replace(layout, work_version=plan.work_version)
+
+
 async def count_queues(
     broker: Broker, models: tuple[ModelName, ...], layout: LaneLayout
 ) -> list[QueueCount]:
-    """All fixed queues, and those lanes and companions of *models* that exist."""
+    """All fixed queues, and those lanes and companions of *models* in *layout* that exist."""
     names = {spec.name for spec in topology.QUEUES}
     names.update(relegated_name(model) for model in models)
     for key in all_lanes(models, layout):

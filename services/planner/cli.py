@@ -5,6 +5,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
+from services.planner.cli_plan import PLAN
 from services.planner.service import check, serve
 from services.planner.settings import Settings
 from shared.broker import topology
@@ -70,6 +71,7 @@ CLI = ServiceCli(
             help="print each instance's virtual queue, as the leader last published it",
             run=show_plan,
         ),
+        PLAN,
     ),
 )
 

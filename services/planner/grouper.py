@@ -2,20 +2,23 @@
 
 import asyncio
 import secrets
+from dataclasses import replace
 
 import structlog
 
+from services.planner.admission import check_admission
 from services.planner.intake import Intake
 from services.planner.refusals import bury, error_info, send_failure
 from services.planner.settings import GrouperSettings
-from services.planner.state import GrouperState, LaneCounter, identity
+from services.planner.state import GrouperState, identity
 from shared.broker import topology
 from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
 from shared.broker.retry import publish_until_confirmed, send_softly
 from shared.contracts.base import Decoder, RequestId, encode
 from shared.contracts.control import LaneNonempty
 from shared.contracts.errors import CapacityError, ContractError, MeshError, TransientError
-from shared.contracts.lanes import LaneKey
+from shared.contracts.lanes import LaneKey, LaneLayout, work_version_of
+from shared.contracts.plans import LanesForecast
 from shared.contracts.requests import ErrorInfo, QueuedRequest
 from shared.contracts.telemetry import LanesObserved
 from shared.runtime.clock import Clock
@@ -53,6 +56,7 @@ class Grouper:
     ) -> None:
         self._broker = broker
         self._intake = intake
+        self._own_layout = intake.layout
         self._settings = settings
         self.state = state
         self._clock = clock
@@ -103,22 +107,12 @@ class Grouper:
 
     async def _put(self, request: QueuedRequest, now: float) -> str:
         """Publish an admitted request and count it; the queue that it is in now."""
-        self._admit(request)
+        check_admission(request, self.state, self._settings, now)
         queue = self._queue_for(request)
         await self._publish(queue, request)
         self.state.admit(request.request_id, request.tenant, tokens_needed(request), at=now)
-        self.state.lanes.setdefault(request.lane, LaneCounter()).add(
-            prompt_tokens=request.prompt_tokens, max_tokens=request.sampling.max_tokens, at=now
-        )
+        self.state.count(request, at=now)
         return queue
-
-    def _admit(self, request: QueuedRequest) -> None:
-        if self.state.shares.total + tokens_needed(request) > self._settings.max_outstanding_tokens:
-            raise CapacityError(
-                f"{self.state.shares.total} tokens are outstanding; the limit is "
-                f"{self._settings.max_outstanding_tokens}",
-                retry_after_s=5.0,
-            )
 
     def _queue_for(self, request: QueuedRequest) -> str:
         if self.state.shares.above_share(request.tenant, tokens_needed(request)):
@@ -143,6 +137,9 @@ class Grouper:
             raise TransientError(f"lane {queue} took nothing: {outcome.value}")
 
     async def _declare(self, queue: str) -> None:
+        # A lane of edges that were replaced is being emptied, to be deleted.
+        if work_version_of(queue) not in (0, self._intake.layout.work_version):
+            raise TransientError(f"lane {queue} is closed: work is classified anew")
         async with self._declaring:
             await topology.declare_work_queue(self._broker, queue)
             self.state.declared.add(queue)
@@ -219,6 +216,26 @@ class Grouper:
         except ContractError:
             return self._intake.request_id(delivery)
 
+    def on_layout(self, layout: LaneLayout) -> None:
+        """Classify by *layout* from now on, if it is a later version of our own."""
+        mine = self._intake.layout
+        if layout.version != mine.version or layout.work_version <= mine.work_version:
+            return
+        self._classify_by(layout)
+        log.info("layout.adopted", work_version=layout.work_version, edges=layout.work_edges)
+
+    def forget_layout(self) -> None:
+        """The connection went: until it is heard again, nobody knows which edges are in force."""
+        self._classify_by(self._own_layout)
+
+    def _classify_by(self, layout: LaneLayout) -> None:
+        self._intake = replace(self._intake, layout=layout)
+        self.state.keep_lanes(layout.work_version)
+
+    def on_forecast(self, forecast: LanesForecast) -> None:
+        """Take in what the leader expects of lanes."""
+        self.state.on_forecast(forecast, self._clock.now())
+
     async def report(self) -> None:
         """Publish lane totals."""
         self.state.forget_unheard(self._clock.now() - OUTSTANDING_MEMORY_S)
@@ -230,6 +247,9 @@ class Grouper:
             at=self._clock.now(),
             layout=self._intake.layout.version,
             lanes=tuple(counter.total(lane) for lane, counter in self.state.lanes.items()),
+            work=self.state.work_totals(),
+            work_version=self._intake.layout.work_version,
+            work_edges=self._intake.layout.work_edges,
             admitted=self.state.admitted,
             refused=self.state.refused,
         )

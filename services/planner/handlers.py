@@ -1,5 +1,7 @@
 """What the planner does with each soft-state message. Unknown kinds are ignored."""
 
+import structlog
+
 from services.planner.grouper import Grouper
 from services.planner.leader import Leader
 from shared.broker import topology
@@ -9,7 +11,11 @@ from shared.broker.retry import send_softly
 from shared.contracts.base import Message, encode
 from shared.contracts.control import LaneNonempty
 from shared.contracts.estimates import AlarmRaised, Profile
+from shared.contracts.lanes import LaneLayout
+from shared.contracts.plans import LanesForecast, PlanAsked
 from shared.contracts.telemetry import InstanceStatus, LanesObserved, LeaderTick, RequestObserved
+
+log = structlog.get_logger()
 
 
 async def on_request_observed(
@@ -19,18 +25,33 @@ async def on_request_observed(
     grouper.state.finish(message.request_id, message.tenant)
 
 
+async def on_lanes_forecast(message: LanesForecast, grouper: Grouper, _delivery: Delivery) -> None:
+    """What the leader expects of lanes."""
+    grouper.on_forecast(message)
+
+
+async def on_lane_layout(message: LaneLayout, grouper: Grouper, _delivery: Delivery) -> None:
+    """How the leader divides work into classes."""
+    grouper.on_layout(message)
+
+
 async def on_instance_status(message: InstanceStatus, leader: Leader, _delivery: Delivery) -> None:
     leader.state.on_status(message, leader.clock.now())
 
 
 async def on_lanes_observed(message: LanesObserved, leader: Leader, _delivery: Delivery) -> None:
-    leader.state.on_lanes(message)
-    for total in message.lanes:
-        leader.noticed(total.lane)
+    for lane in leader.state.on_lanes(message):
+        leader.noticed(lane)
 
 
-async def on_nothing(_message: Message, _leader: Leader, _delivery: Delivery) -> None:
-    """Ticks only keep the queue moving; alarms will trigger replanning."""
+async def on_leader_tick(_message: LeaderTick, _leader: Leader, _delivery: Delivery) -> None:
+    """It only keeps the queue moving."""
+
+
+async def on_alarm_raised(message: AlarmRaised, leader: Leader, _delivery: Delivery) -> None:
+    """The plan in force is not what it was thought to be: the next round makes another."""
+    leader.state.alarms_heard += 1
+    log.info("alarm.heard", alarm=message.alarm.value, instance_id=message.instance_id)
 
 
 async def on_lane_nonempty(message: LaneNonempty, leader: Leader, _delivery: Delivery) -> None:
@@ -41,14 +62,25 @@ async def on_profile(message: Profile, leader: Leader, _delivery: Delivery) -> N
     leader.state.on_profile(message)
 
 
-GROUPER_HANDLERS: dict[type[Message], Handler[Grouper]] = {RequestObserved: on_request_observed}
+GROUPER_HANDLERS: dict[type[Message], Handler[Grouper]] = {
+    RequestObserved: on_request_observed,
+    LanesForecast: on_lanes_forecast,
+    LaneLayout: on_lane_layout,
+}
 STATE_HANDLERS: dict[type[Message], Handler[Leader]] = {
     InstanceStatus: on_instance_status,
     LanesObserved: on_lanes_observed,
-    LeaderTick: on_nothing,
-    AlarmRaised: on_nothing,
+    LeaderTick: on_leader_tick,
+    AlarmRaised: on_alarm_raised,
 }
+
+
+async def on_plan_asked(message: PlanAsked, leader: Leader, _delivery: Delivery) -> None:
+    await leader.explain(message)
+
+
 NOTICE_HANDLERS: dict[type[Message], Handler[Leader]] = {
+    PlanAsked: on_plan_asked,
     LaneNonempty: on_lane_nonempty,
     Profile: on_profile,
 }

@@ -6,7 +6,7 @@ import msgspec
 import structlog
 
 from shared.broker import topology
-from shared.broker.protocol import BindingSpec, Broker, Delivery, OutMessage, Settlement
+from shared.broker.protocol import Broker, Delivery, OutMessage, Settlement
 from shared.broker.retry import publish_until_confirmed
 from shared.contracts.base import Decoder, UnixTime, encode
 from shared.contracts.errors import ContractError
@@ -48,9 +48,7 @@ class InboxClaims:
             if await self.broker.depth(queue) is None:
                 self.returned(instance_id)
                 continue
-            await self.broker.unbind(
-                BindingSpec(exchange=topology.LANES, queue=queue, routing_key=queue)
-            )
+            await topology.close_work_queue(self.broker, queue)
             await self._drain(queue)
             if now - lost_at >= GRACE_S:
                 await self.broker.delete_queue(queue)

@@ -2,21 +2,33 @@
 
 import asyncio
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import structlog
 
+from services.planner.explaining import advice_of, advised, cause_of, told
+from services.planner.foreseeing import heads_of
 from services.planner.inboxes import InboxClaims
+from services.planner.policies import Planned, Planner
 from services.planner.settings import LeaderSettings
 from services.planner.state import LeaderState
 from services.planner.view import cluster_snapshot, lane_of
+from services.planner.work_classes import LaneRetirement, WorkClasses
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
-from shared.contracts.base import ModelName, Seconds, UnixTime, encode
-from shared.contracts.lanes import LaneKey, LaneLayout, relegated_name
-from shared.contracts.plans import PlanPublished, VirtualQueue
+from shared.broker.retry import send_softly
+from shared.contracts.base import ModelName, Seconds, UnixTime, encode, tag_of
+from shared.contracts.lanes import LaneLayout, relegated_name, work_version_of
+from shared.contracts.plans import (
+    LaneForecast,
+    LanesForecast,
+    PlanAsked,
+    PlanExplained,
+    PlanPublished,
+    VirtualQueue,
+)
 from shared.runtime.clock import Clock
-from solver.planning.baselines import PLAN_POLICIES
 from solver.planning.lanes import all_lanes
 
 log = structlog.get_logger()
@@ -33,18 +45,26 @@ class Leader:
     broker: Broker
     settings: LeaderSettings
     layout: LaneLayout
+    """As the operator set it; `classes` has the one in force."""
     models: tuple[ModelName, ...]
     state: LeaderState
+    planner: Planner
     clock: Clock
     leader_id: str
     claims: InboxClaims = field(init=False)
+    classes: WorkClasses = field(init=False)
+    retirement: LaneRetirement = field(init=False)
     _scanned_at: UnixTime = -math.inf
     _sent_at: UnixTime = -math.inf
+    _planned: Planned | None = None
+    """The plan in force."""
     _absent: dict[str, UnixTime] = field(default_factory=dict)
     """Queues that were not there, and when; counting one costs a channel."""
 
     def __post_init__(self) -> None:
         self.claims = InboxClaims(self.broker)
+        self.classes = WorkClasses(self.broker, self.settings, self.layout)
+        self.retirement = LaneRetirement(self.broker, self.settings.lane_retire_s)
 
     def activated(self) -> None:
         """A delivery came: this process is the active consumer."""
@@ -73,19 +93,96 @@ class Leader:
         for name in self.state.instances:
             self.claims.returned(name)
         await self.claims.work(now)
+        known = self.classes.layout
+        await self.classes.work(self.state, now)
+        if self.classes.layout != known:
+            self._scanned_at = -math.inf
         if now - self._scanned_at > self.settings.scan_period_s:
-            self.state.known_queues.update(key.queue_name for key in self._every_lane())
+            self.state.known_queues.update(self._possible_lanes())
             self._scanned_at = now
         await self._count()
+        await self.retirement.work(self.state, self.classes.layout.work_version, now)
         if now - self.state.active_since < self.settings.settle_s or not self.state.instances:
             return
-        snapshot = cluster_snapshot(self.state, layout=self.layout, settings=self.settings, now=now)
-        started = self.clock.now()
-        queues = PLAN_POLICIES[self.settings.policy](snapshot)
-        await self._publish(queues, now=now, solve_s=self.clock.now() - started)
+        # In a thread, and solving in a process: the event loop goes on.
+        snapshot = await asyncio.to_thread(
+            cluster_snapshot,
+            self.state.copied(),
+            layout=self.classes.layout,
+            settings=self.settings,
+            now=now,
+        )
+        planned = await self.planner.plan(snapshot)
+        if not self.state.leads:
+            return  # deposed meanwhile
+        solve_s = self.clock.now() - now
+        self._take(planned, now=now, solve_s=solve_s)
+        await self._publish(planned, now=now, solve_s=solve_s)
 
-    def _every_lane(self) -> tuple[LaneKey, ...]:
-        return all_lanes(self.models, self.layout)
+    def _take(self, planned: Planned, *, now: UnixTime, solve_s: Seconds) -> None:
+        """Follow *planned* from now on."""
+        state = self.state
+        state.record.take(planned, state.places, now=now, duration_s=solve_s)
+        state.alarms_planned += planned.snapshot.alarms_raised
+        state.worker_restarts = self.planner.worker_restarts
+        state.places = planned.places
+        self._planned = planned
+
+    async def advise(self) -> None:
+        """Find out how many instances are needed while too much is expected late."""
+        planned = self._planned
+        options = self.settings.advice
+        review = planned.review if planned else None
+        if not self.state.leads or planned is None or review is None:
+            return
+        if review.cost.late_share <= 1 - options.target:
+            self.state.advice = ()
+            return
+        advice = await self.planner.advise(planned.snapshot, options)
+        self.state.advice = advised(advice)
+        for each in self.state.advice:
+            log.info(
+                "scale.advised",
+                device=each.device,
+                present=each.present,
+                advised=each.advised,
+                bound=each.bound,
+                attainment=each.attainment,
+            )
+
+    async def explain(self, asked: PlanAsked) -> None:
+        """Answer an operator; only who leads does, and only once there is a plan."""
+        planned = self._planned
+        if not self.state.leads or planned is None:
+            return
+        groups = await self.planner.explain(planned, most=asked.others)
+        # Milliseconds for each instance that runs hundreds of requests.
+        heads = await asyncio.to_thread(
+            heads_of, planned, dict(self.state.instances), dict(self.state.profiles)
+        )
+        explained = PlanExplained(
+            epoch=self.state.epoch,
+            at=self.clock.now(),
+            leader_id=self.leader_id,
+            policy=planned.policy,
+            cause=cause_of(planned),
+            late_share=planned.review.cost.late_share if planned.review else 0.0,
+            groups=told(planned.snapshot, groups),
+            heads=heads,
+            work_version=self.classes.layout.work_version,
+            advice=advice_of(self.state),
+        )
+        message = OutMessage(body=encode(explained), kind=tag_of(PlanExplained), persistent=False)
+        await send_softly(self.broker, topology.REPLIES, asked.reply_to, message)
+
+    def _possible_lanes(self) -> Iterator[str]:
+        """Lanes that may be there untold: those of replaced edges only if nobody has looked yet."""
+        layout = self.classes.layout
+        looked = self._scanned_at > -math.inf
+        for key in all_lanes(self.models, layout):
+            name = key.queue_name
+            if not looked or work_version_of(name) in (0, layout.work_version):
+                yield name
 
     async def _count(self) -> None:
         """Passive counts of all known lanes and their companions."""
@@ -95,6 +192,7 @@ class Leader:
                 queues.update((key.queue_name, key.overflow_name, key.resume_name))
         queues.update(relegated_name(model) for model in self.models)
         now = self.clock.now()
+        queues -= self.retirement.deleted
         queues -= {queue for queue, at in self._absent.items() if now - at < ABSENT_RECHECK_S}
         limit = asyncio.Semaphore(COUNTS_AT_ONCE)
 
@@ -116,9 +214,8 @@ class Leader:
         if lane_of(queue) is not None:
             self.state.known_queues.add(queue)
 
-    async def _publish(
-        self, queues: tuple[VirtualQueue, ...], *, now: UnixTime, solve_s: Seconds
-    ) -> None:
+    async def _publish(self, planned: Planned, *, now: UnixTime, solve_s: Seconds) -> None:
+        queues, review = planned.queues, planned.review
         changed = any(
             (old := self.state.plans.get(queue.instance_id)) is None
             or _shape(old.queue) != _shape(queue)
@@ -135,7 +232,8 @@ class Leader:
                 issued_at=now,
                 leader_id=self.leader_id,
                 queue=queue,
-                policy=self.settings.policy,
+                policy=planned.policy,
+                expected_late=review.cost.late_share if review else 0.0,
                 solve_s=solve_s,
             )
             self.state.plans[queue.instance_id] = plan
@@ -144,8 +242,22 @@ class Leader:
             await self.broker.send(
                 topology.TELEMETRY, topology.plan_key(queue.instance_id), message
             )
+        if review is not None:
+            await self._forecast(review.forecasts, now)
         if changed:
-            log.info("plan.applied", epoch=self.state.epoch, instances=len(queues))
+            log.info(
+                "plan.applied",
+                epoch=self.state.epoch,
+                instances=len(queues),
+                policy=planned.policy,
+                cause=review.cause.value if review and review.cause else None,
+                late_share=review.cost.late_share if review else None,
+            )
+
+    async def _forecast(self, lanes: tuple[LaneForecast, ...], now: UnixTime) -> None:
+        forecast = LanesForecast(epoch=self.state.epoch, at=now, lanes=lanes)
+        message = OutMessage(body=encode(forecast), kind="lanes.forecast.v1", persistent=False)
+        await self.broker.send(topology.TELEMETRY, topology.FORECAST_KEY, message)
 
 
 def _shape(queue: VirtualQueue) -> tuple[tuple[str, frozenset[str]], ...]:

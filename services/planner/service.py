@@ -18,6 +18,9 @@ from services.planner.handlers import (
 from services.planner.intake import Intake
 from services.planner.leader import Leader
 from services.planner.metrics import GrouperMetrics, LeaderMetrics
+from services.planner.plan_metrics import PlanMetrics
+from services.planner.plan_worker import PlanWorker
+from services.planner.policies import GENERATOR, PLAN_POLICIES, Planner
 from services.planner.settings import Settings
 from services.planner.state import GrouperState, LeaderState, RecentIds
 from shared.broker import topology
@@ -27,7 +30,7 @@ from shared.contracts.errors import SettingsError
 from shared.models.registry import ModelRegistry
 from shared.runtime.cli import Ports
 from shared.runtime.tasks import every
-from solver.planning.baselines import PLAN_POLICIES
+from solver.planning.review import ReviewOptions
 from solver.routing.shares import TenantShares
 
 log = structlog.get_logger()
@@ -43,7 +46,7 @@ def check(settings: Settings) -> None:
         SettingsError: Names the policies there are.
     """
     if settings.leader.policy not in PLAN_POLICIES:
-        known = ", ".join(sorted(PLAN_POLICIES))
+        known = ", ".join(PLAN_POLICIES)
         raise SettingsError(
             f"leader.policy {settings.leader.policy!r} does not exist; there are: {known}"
         )
@@ -93,13 +96,11 @@ async def _start_grouper(  # noqa: PLR0917 - one composition step, in its own fu
     GrouperMetrics(ports.health.metrics, grouper.state)
     observed = topology.private_queue(f"grouper.{name}")
     await broker.declare_queue(observed)
-    await broker.bind(
-        BindingSpec(
-            exchange=topology.TELEMETRY,
-            queue=observed.name,
-            routing_key=topology.OBSERVED_REQUEST_KEY,
+    broker.on_connection_lost(grouper.forget_layout)
+    for key in (topology.OBSERVED_REQUEST_KEY, topology.FORECAST_KEY, topology.LAYOUT_KEY):
+        await broker.bind(
+            BindingSpec(exchange=topology.TELEMETRY, queue=observed.name, routing_key=key)
         )
-    )
     for queue, handler, prefetch in (
         (topology.GLOBAL_INTERACTIVE, grouper.on_request, settings.interactive_prefetch),
         (topology.GLOBAL_REST, grouper.on_request, settings.rest_prefetch),
@@ -125,21 +126,29 @@ async def _start_leader(  # noqa: PLR0917 - one composition step, in its own fun
     stack: AsyncExitStack,
     stop: asyncio.Event,
 ) -> None:
+    settings = ports.settings.leader
+    worker = None
+    if settings.policy == GENERATOR:
+        options = ReviewOptions(tier_weight=settings.tier_weight, budget_s=settings.solve_budget_s)
+        worker = await stack.enter_async_context(PlanWorker(options))
     leader = Leader(
         broker=broker,
-        settings=ports.settings.leader,
+        settings=settings,
+        planner=Planner(settings.policy, settings.tier_weight, worker),
         layout=ports.settings.layout,
         models=registry.bases,
         state=LeaderState(),
         clock=ports.clock,
         leader_id=name,
     )
+    PlanMetrics(ports.health.metrics, leader.state)
     plan = LeaderMetrics(ports.health.metrics, leader.state).counting(leader.plan)
     broker.on_connection_lost(leader.deposed)
     notices = topology.private_queue(f"leader.{name}")
     await broker.declare_queue(notices)
     for exchange, key in (
         (topology.CONTROL, topology.CONTROL_LANE),
+        (topology.CONTROL, topology.CONTROL_PLAN),
         (topology.PROFILES, ""),
     ):
         await broker.bind(BindingSpec(exchange=exchange, queue=notices.name, routing_key=key))
@@ -149,7 +158,8 @@ async def _start_leader(  # noqa: PLR0917 - one composition step, in its own fun
     ):
         subscription = await broker.consume(queue, handler, prefetch=64)
         stack.push_async_callback(subscription.cancel)
+    tasks.create_task(every(settings.plan_period_s, plan, stop=stop), name="leader.plan")
     tasks.create_task(
-        every(ports.settings.leader.plan_period_s, plan, stop=stop), name="leader.plan"
+        every(settings.advise_period_s, leader.advise, stop=stop), name="leader.advise"
     )
     tasks.create_task(every(TICK_PERIOD_S, lambda: tick(leader), stop=stop), name="leader.tick")

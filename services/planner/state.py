@@ -1,40 +1,68 @@
 """What the planner remembers. Soft: all of it can be rebuilt from messages and counts."""
 
-from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from shared.contracts.base import RequestId, TenantId, UnixTime
+from services.planner.record import PlanRecord
+from shared.contracts.base import (
+    InstanceId,
+    ModelName,
+    RequestId,
+    Seconds,
+    TenantId,
+    UnixTime,
+)
 from shared.contracts.estimates import Profile
-from shared.contracts.plans import PlanPublished
-from shared.contracts.telemetry import InstanceStatus, LanesObserved, LaneTotal
+from shared.contracts.lanes import work_version_of
+from shared.contracts.plans import (
+    AdvisedInstances,
+    LaneForecast,
+    LanesForecast,
+    PlanPublished,
+)
+from shared.contracts.qos import QosClass
+from shared.contracts.requests import QueuedRequest
+from shared.contracts.telemetry import InstanceStatus, LanesObserved, LaneTotal, WorkTotal
+from solver.planning.arrival_curve import ArrivalCurve
+from solver.planning.grouping import GroupId
+from solver.planning.lanes import is_bygone
+from solver.planning.work_classes import bin_of
 from solver.routing.shares import TenantShares
-
-RECENT_MARKS = 32
 
 
 @dataclass(slots=True)
 class LaneCounter:
     """A grouper's own totals of one lane."""
 
-    requests: int = 0
     prompt_tokens: int = 0
     max_tokens: int = 0
-    enqueued_at: deque[UnixTime] = field(default_factory=lambda: deque(maxlen=RECENT_MARKS))
+    squared_prompt_tokens: float = 0.0
+    interactive: int = 0
+    time_left_s: Seconds = 0.0
+    arrivals: ArrivalCurve = field(default_factory=ArrivalCurve)
 
-    def add(self, *, prompt_tokens: int, max_tokens: int, at: UnixTime) -> None:
-        """Count one request."""
-        self.requests += 1
-        self.prompt_tokens += prompt_tokens
-        self.max_tokens += max_tokens
-        self.enqueued_at.append(at)
+    def add(self, request: QueuedRequest, *, at: UnixTime) -> None:
+        """Count one request that goes into the lane now."""
+        self.prompt_tokens += request.prompt_tokens
+        self.max_tokens += request.sampling.max_tokens
+        self.squared_prompt_tokens += float(request.prompt_tokens) ** 2
+        self.interactive += request.slo.qos_class is QosClass.INTERACTIVE
+        deadline_at = request.slo.planning_deadline_at(request.arrived_at)
+        self.time_left_s += deadline_at - at if math.isfinite(deadline_at) else 0.0
+        self.arrivals.add(at)
 
     def total(self, lane: str) -> LaneTotal:
         return LaneTotal(
             lane=lane,
-            requests=self.requests,
+            requests=self.arrivals.total,
             prompt_tokens=self.prompt_tokens,
             max_tokens=self.max_tokens,
-            recent_enqueued_at=tuple(self.enqueued_at),
+            squared_prompt_tokens=self.squared_prompt_tokens,
+            interactive=self.interactive,
+            time_left_s=self.time_left_s,
+            arrivals=self.arrivals.points(),
         )
 
 
@@ -62,12 +90,48 @@ class GrouperState:
     shares: TenantShares
     recent: RecentIds
     lanes: dict[str, LaneCounter] = field(default_factory=dict)
+    work: dict[ModelName, dict[int, int]] = field(default_factory=dict)
+    """Requests by bin of their work, of each model."""
     declared: set[str] = field(default_factory=set)
     outstanding: dict[str, UnixTime] = field(default_factory=dict)
     """Requests that count in the shares, and since when; the oldest first."""
     admitted: int = 0
     refused: int = 0
     seq: int = 0
+    forecasts: dict[str, LaneForecast] = field(default_factory=dict)
+    """Of the leader, by lane."""
+    forecasts_at: UnixTime = -math.inf
+
+    def on_forecast(self, forecast: LanesForecast, now: UnixTime) -> None:
+        """Take in what the leader expects of lanes."""
+        self.forecasts = {each.lane: each for each in forecast.lanes}
+        self.forecasts_at = now
+
+    def forecast(self, lane: str, since: UnixTime) -> LaneForecast | None:
+        """What is expected of *lane*, if that was heard after *since*."""
+        return self.forecasts.get(lane) if self.forecasts_at >= since else None
+
+    def count(self, request: QueuedRequest, *, at: UnixTime) -> None:
+        """*request* went into its lane."""
+        self.lanes.setdefault(request.lane, LaneCounter()).add(request, at=at)
+        bins = self.work.setdefault(request.model.base, {})
+        number = bin_of(request.prompt_tokens + request.sampling.max_tokens)
+        bins[number] = bins.get(number, 0) + 1
+
+    def keep_lanes(self, work_version: int) -> None:
+        """Forget lanes that are gone, and that any of replaced edges was declared."""
+        for lane in [lane for lane in self.lanes if is_bygone(lane, work_version)]:
+            del self.lanes[lane]
+        self.declared = {
+            queue for queue in self.declared if work_version_of(queue) in (0, work_version)
+        }
+
+    def work_totals(self) -> tuple[WorkTotal, ...]:
+        """`work` as it is reported."""
+        return tuple(
+            WorkTotal(model=model, bins=tuple(sorted(bins.items())))
+            for model, bins in sorted(self.work.items())
+        )
 
     def admit(self, request_id: RequestId, tenant: TenantId, tokens: int, *, at: UnixTime) -> None:
         """A request went into a lane: its tenant holds more."""
@@ -114,6 +178,30 @@ class LeaderState:
     """Ready messages by queue, at the last count."""
     profiles: dict[tuple[str, str, str], Profile] = field(default_factory=dict)
     plans: dict[str, PlanPublished] = field(default_factory=dict)
+    places: Mapping[GroupId, tuple[InstanceId, int]] = field(default_factory=dict)
+    """Who has each group by the plan in force, and at which place."""
+    record: PlanRecord = field(default_factory=PlanRecord)
+    advice: tuple[AdvisedInstances, ...] = ()
+    """Of devices that are not enough."""
+    alarms_heard: int = 0
+    alarms_planned: int = 0
+    """Of those heard, those that a plan was looked at after."""
+    worker_restarts: int = 0
+
+    @property
+    def leads(self) -> bool:
+        return self.active_since is not None
+
+    def copied(self) -> "LeaderState":
+        """What a snapshot is made from, as it is now: messages may come while one is made."""
+        return replace(
+            self,
+            instances=dict(self.instances),
+            model_since=dict(self.model_since),
+            lanes=dict(self.lanes),
+            waiting=dict(self.waiting),
+            profiles=dict(self.profiles),
+        )
 
     def on_status(self, status: InstanceStatus, now: UnixTime) -> None:
         """Take in a heartbeat; older ones of the same incarnation are ignored."""
@@ -127,10 +215,14 @@ class LeaderState:
         self.epoch = max(self.epoch, status.plan_epoch)
         self.known_queues.update(status.pulled_by_lane)
 
-    def on_lanes(self, observed: LanesObserved) -> None:
-        """Take in a grouper's totals."""
-        self.lanes[observed.sender, observed.incarnation] = observed
+    def on_lanes(self, observed: LanesObserved) -> list[str]:
+        """Take in a grouper's totals; the lanes that something has been put into since."""
+        sender = (observed.sender, observed.incarnation)
+        before = self.lanes.get(sender)
+        known = {total.lane: total.requests for total in before.lanes} if before else {}
+        self.lanes[sender] = observed
         self.known_queues.update(total.lane for total in observed.lanes)
+        return [total.lane for total in observed.lanes if total.requests != known.get(total.lane)]
 
     def on_profile(self, profile: Profile) -> None:
         """Keep the highest version of a profile."""

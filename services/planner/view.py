@@ -2,44 +2,61 @@
 
 import contextlib
 import math
+from collections.abc import Mapping, Sequence
 
+from services.planner.arrivals import lane_arrivals
+from services.planner.rates import (
+    PRIOR_OUTPUT,
+    PRIOR_PROMPT,
+    PRIOR_RATE_PER_S,
+    Rates,
+    batch_of,
+    device_of,
+    output_tokens,
+    rates_of,
+)
 from services.planner.settings import LeaderSettings
 from services.planner.state import LeaderState
-from shared.contracts.base import InstanceId, ModelName, UnixTime
+from shared.contracts.base import InstanceId, ModelName, Seconds, UnixTime
 from shared.contracts.errors import ContractError
 from shared.contracts.lanes import LaneKey, LaneLayout, WorkClass, model_of
 from shared.contracts.qos import Importance
-from shared.contracts.telemetry import InstanceStatus, Residency
+from shared.contracts.telemetry import InstanceStatus, LaneTotal, Residency
+from solver.planning.arrival_curve import merged
+from solver.planning.building import ClusterSnapshot, InstanceView, ServiceRates
+from solver.planning.express import with_express
+from solver.planning.grouping import LaneStatistics, RequestGroup, Spread, group_size, groups_of
 from solver.planning.lanes import band_lower_edge_s
-from solver.planning.snapshot import ClusterSnapshot, GroupView, InstanceView
-
-PRIOR_TOKENS = 256.0
-"""Tokens of a request in a lane of which nothing is known."""
 
 
 def cluster_snapshot(
     state: LeaderState, *, layout: LaneLayout, settings: LeaderSettings, now: UnixTime
 ) -> ClusterSnapshot:
     """What waits and who serves, as far as the leader knows."""
-    groups = _waiting_by_lane(state, layout)
-    return ClusterSnapshot(
-        now=now,
-        groups=tuple(
-            GroupView(
-                key=key,
-                waiting=waiting,
-                deadline_at=_deadline_at(state, layout, key, waiting, now),
-                tokens_per_request=_tokens_per_request(state, key.queue_name),
-            )
-            for key, waiting in sorted(groups.items())
-        ),
-        instances=tuple(
-            _instance(state, settings, status, now)
-            for _, status in sorted(state.instances.items())
-            if not status.draining
-        ),
-        express=_express(state, layout, settings, now),
+    statuses = [status for _, status in sorted(state.instances.items()) if not status.draining]
+    lanes = _lanes(state, layout)
+    rates = rates_of(state, statuses)
+    able: dict[ModelName, list[InstanceStatus]] = {}
+    for status in statuses:
+        for entry in status.models:
+            able.setdefault(ModelName(entry.model), []).append(status)
+    groups = tuple(
+        group
+        for lane in lanes
+        for group in _groups(lane, able.get(lane.key.model, []), rates, settings, now)
     )
+    snapshot = ClusterSnapshot(
+        now=now,
+        groups=groups,
+        instances=tuple(
+            _instance(status, rates, lock_s=_lock_s(state, settings, status, now))
+            for status in statuses
+        ),
+        rates=rates,
+        running=state.places,
+        alarms_raised=state.alarms_heard - state.alarms_planned,
+    )
+    return with_express(snapshot, lane_arrivals(state, layout), settings.express)
 
 
 def lane_of(queue: str) -> LaneKey | None:
@@ -49,8 +66,25 @@ def lane_of(queue: str) -> LaneKey | None:
     return None
 
 
+def _lanes(state: LeaderState, layout: LaneLayout) -> list[LaneStatistics]:
+    """What waits, by lane; companions count to the lane that they stand beside."""
+    totals = _totals(state)
+    return [
+        _statistics(state, layout, key, waiting, totals.get(key.queue_name, ()))
+        for key, waiting in sorted(_waiting_by_lane(state, layout).items())
+    ]
+
+
+def _totals(state: LeaderState) -> Mapping[str, list[LaneTotal]]:
+    totals: dict[str, list[LaneTotal]] = {}
+    for observed in state.lanes.values():
+        for total in observed.lanes:
+            totals.setdefault(total.lane, []).append(total)
+    return totals
+
+
 def _waiting_by_lane(state: LeaderState, layout: LaneLayout) -> dict[LaneKey, int]:
-    groups: dict[LaneKey, int] = {}
+    waiting: dict[LaneKey, int] = {}
     for queue, ready in state.waiting.items():
         if ready == 0:
             continue
@@ -58,8 +92,8 @@ def _waiting_by_lane(state: LeaderState, layout: LaneLayout) -> dict[LaneKey, in
         if key is None and queue.startswith(("resume.", "relegated.")):
             key = _companion_lane(queue, layout)
         if key is not None:
-            groups[key] = groups.get(key, 0) + ready
-    return groups
+            waiting[key] = waiting.get(key, 0) + ready
+    return waiting
 
 
 def _companion_lane(queue: str, layout: LaneLayout) -> LaneKey:
@@ -76,86 +110,86 @@ def _companion_lane(queue: str, layout: LaneLayout) -> LaneKey:
     )
 
 
-def _deadline_at(
-    state: LeaderState, layout: LaneLayout, key: LaneKey, waiting: int, now: UnixTime
-) -> UnixTime:
-    """
-    Earliest deadline in a lane: when its head came, plus its band's lower edge.
-
-    The head of a FIFO came no earlier than the last request that was pulled from it.
-    """
-    if key.band == layout.best_effort_band:
-        return math.inf
-    lane = key.queue_name
-    marks = sorted(
-        at
-        for observed in state.lanes.values()
-        for total in observed.lanes
-        if total.lane == lane
-        for at in total.recent_enqueued_at
+def _statistics(
+    state: LeaderState,
+    layout: LaneLayout,
+    key: LaneKey,
+    waiting: int,
+    totals: list[LaneTotal] | tuple[()],
+) -> LaneStatistics:
+    num = sum(total.requests for total in totals)
+    best_effort = key.band == layout.best_effort_band
+    if num == 0:
+        return LaneStatistics(
+            key=key,
+            waiting=waiting,
+            time_left_s=band_lower_edge_s(key.band, layout),
+            prompt_tokens=PRIOR_PROMPT,
+            output_tokens=PRIOR_OUTPUT,
+        )
+    prompt = sum(total.prompt_tokens for total in totals) / num
+    squares = sum(total.squared_prompt_tokens for total in totals) / num
+    return LaneStatistics(
+        key=key,
+        waiting=waiting,
+        arrivals=merged(total.arrivals for total in totals),
+        time_left_s=math.inf
+        if best_effort
+        else max(
+            band_lower_edge_s(key.band, layout), sum(total.time_left_s for total in totals) / num
+        ),
+        interactive=2 * sum(total.interactive for total in totals) > num,
+        prompt_tokens=Spread(prompt, math.sqrt(max(0.0, squares - prompt**2))),
+        output_tokens=output_tokens(state, key.model, sum(t.max_tokens for t in totals) / num),
     )
-    if waiting <= len(marks):
-        head_at = marks[len(marks) - waiting]
-    else:
-        pulled = [
-            status.pulled_to[lane]
-            for status in state.instances.values()
-            if lane in status.pulled_to
-        ]
-        head_at = max(pulled, default=marks[0] if marks else now)
-    return head_at + band_lower_edge_s(key.band, layout)
 
 
-def _tokens_per_request(state: LeaderState, lane: str) -> float:
-    requests = tokens = 0
-    for observed in state.lanes.values():
-        for total in observed.lanes:
-            if total.lane == lane:
-                requests += total.requests
-                tokens += total.prompt_tokens + total.max_tokens
-    return tokens / requests if requests else PRIOR_TOKENS
+def _groups(
+    lane: LaneStatistics,
+    able: Sequence[InstanceStatus],
+    rates: Rates,
+    settings: LeaderSettings,
+    now: UnixTime,
+) -> list[RequestGroup]:
+    """Of a lane that the *able* instances may serve."""
+    tokens = max(1.0, lane.prompt_tokens.mean + lane.output_tokens.mean)
+    size = group_size(
+        lane,
+        average_batch=max((batch_of(status, tokens) for status in able), default=1.0),
+        token_rate_per_s=max(
+            (rates[device_of(status), lane.key.model].token_rate_per_s for status in able),
+            default=PRIOR_RATE_PER_S,
+        ),
+        batch_multiple=settings.group_batch_multiple,
+    )
+    return groups_of(lane, size=size, now=now)
 
 
-def _express(
-    state: LeaderState, layout: LaneLayout, settings: LeaderSettings, now: UnixTime
-) -> frozenset[ModelName]:
-    """Models that requests with short deadlines have asked for lately."""
-    express: set[ModelName] = set()
-    for observed in state.lanes.values():
-        for total in observed.lanes:
-            key = lane_of(total.lane)
-            if (
-                key is not None
-                and band_lower_edge_s(key.band, layout) <= settings.express_deadline_s
-                and total.recent_enqueued_at
-                and now - max(total.recent_enqueued_at) < settings.express_lease_s
-            ):
-                express.add(key.model)
-    return frozenset(express)
-
-
-def _instance(
-    state: LeaderState, settings: LeaderSettings, status: InstanceStatus, now: UnixTime
-) -> InstanceView:
-    model, since = state.model_since[status.instance_id]
-    # A model that has just come stays for a while, or two bursts would chase each other.
-    lock_s = max(0.0, settings.min_residency_s - (now - since)) if model else 0.0
+def _instance(status: InstanceStatus, rates: Rates, *, lock_s: Seconds) -> InstanceView:
+    others_s = [entry.activate_s for entry in status.models if entry.model != status.model]
+    # What is active costs something only when another has been there in between.
+    back_s = sum(others_s) / len(others_s) if others_s else 0.0
+    active = ServiceRates()
+    if status.model:
+        active = rates.get((device_of(status), ModelName(status.model)), active)
     return InstanceView(
         instance_id=InstanceId(status.instance_id),
+        device=device_of(status),
         active=status.model,
         activate_s={
-            entry.model: 0.0 if entry.residency is Residency.ACTIVE else entry.activate_s + lock_s
+            ModelName(entry.model): back_s
+            if entry.residency is Residency.ACTIVE
+            else entry.activate_s + lock_s
             for entry in status.models
         },
-        token_rate_per_s=_rates(state, status),
-        backlog_s=status.backlog_s,
+        backlog_s=Spread(status.backlog_s),
+        drain_s=active.decode_s_per_token * PRIOR_OUTPUT.mean if status.running else 0.0,
     )
 
 
-def _rates(state: LeaderState, status: InstanceStatus) -> dict[ModelName, float]:
-    return {
-        ModelName(model): profile.token_rate_per_s
-        for (model, engine, device), profile in state.profiles.items()
-        if (engine, device) == (status.engine, status.device)
-        and profile.token_rate_per_s is not None
-    }
+def _lock_s(
+    state: LeaderState, settings: LeaderSettings, status: InstanceStatus, now: UnixTime
+) -> Seconds:
+    """How much longer the active model stays: two bursts would chase each other otherwise."""
+    model, since = state.model_since[status.instance_id]
+    return max(0.0, settings.min_residency_s - (now - since)) if model else 0.0

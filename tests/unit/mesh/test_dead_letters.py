@@ -131,3 +131,13 @@ async def test_what_cannot_be_published_stays_dead(broker: UnreliableBroker):
         await requeue(broker, limit=10, wanted=everything)
     broker.drop_connection()
     assert await ids(broker) == ["a"]
+
+
+async def test_a_request_of_a_learnt_lane_goes_to_the_lasting_one(broker: UnreliableBroker):
+    """Its own lane may have been deleted since."""
+    await poisoned(broker, a_request("p", lane="lane.1.tiny-llama.high.4.long-3"))
+    await requeue(broker, limit=10, wanted=everything)
+
+    again = decode((await broker.take("lane.1.tiny-llama.high.4.long")).body)
+    assert again.lane == "lane.1.tiny-llama.high.4.long"
+    assert await broker.depth("lane.1.tiny-llama.high.4.long-3") is None

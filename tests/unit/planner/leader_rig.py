@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from services.planner.handlers import NOTICE_HANDLERS, leader_state_handler
 from services.planner.leader import Leader
+from services.planner.policies import Planner
 from services.planner.settings import LeaderSettings
 from services.planner.state import LeaderState
 from shared.broker import topology
@@ -71,6 +72,7 @@ class LeaderRig:
         leader = Leader(
             broker=broker,
             settings=replace(SETTINGS, **settings),
+            planner=Planner("edf", SETTINGS.tier_weight),
             layout=layout or LaneLayout(),
             models=(MODEL, OTHER),
             state=LeaderState(),

@@ -8,7 +8,7 @@ from shared.contracts.estimates import Profile
 from shared.contracts.telemetry import LanesObserved, LaneTotal, LeaderTick
 from tests.clocks import NOW
 from tests.deliveries import LooseDelivery
-from tests.queued import BATCH, BEST_EFFORT, MODEL, OTHER, a_request
+from tests.queued import BATCH, BEST_EFFORT, CHAT, MODEL, OTHER, a_request
 from tests.unit.planner.leader_rig import LeaderRig, drop, lanes_of, notices_of, settled, status
 
 TICK = LeaderTick(sender="t", at=0.0)
@@ -160,23 +160,20 @@ async def test_a_restarted_instance_counts_from_one_again(cluster: LeaderRig):
     assert leader.state.instances["i1"].model == OTHER
 
 
-async def test_a_model_that_has_just_come_stays_for_a_while(cluster: LeaderRig):
-    """One instance has the model, one has nothing to do: 10,240 tokens at 500 a second."""
-    leader = await settled(cluster, min_residency_s=1000.0)
-    await cluster.hear(status("i2", active=OTHER))
-    await cluster.wait_in_lane(*(a_request() for _ in range(40)))
-    await leader.plan()
-    plans = {plan.queue.instance_id: lanes_of(plan) for plan in await cluster.published()}
-    assert plans["i2"] == []
-
-
 async def test_deadlines_are_those_of_the_requests_that_wait(cluster: LeaderRig):
     """The lane of the other model has the wider band, but has been waiting for longer."""
     chat, batch = a_request(), a_request(slo=BATCH, base=OTHER)
     await cluster.wait_in_lane(chat, batch)
     leader = await settled(cluster)
     totals = tuple(
-        LaneTotal(lane=lane, requests=1, prompt_tokens=4, max_tokens=24, recent_enqueued_at=(at,))
+        LaneTotal(
+            lane=lane,
+            requests=1,
+            prompt_tokens=4,
+            max_tokens=24,
+            time_left_s=60.0,
+            arrivals=((at, 1),),
+        )
         for lane, at in ((chat.lane, NOW), (batch.lane, NOW - 90.0))
     )
     observed = LanesObserved(sender="g", incarnation="i", seq=1, at=NOW, layout=1, lanes=totals)
@@ -212,10 +209,12 @@ async def test_the_highest_version_of_a_profile_counts(cluster: LeaderRig):
     assert [profile.version for profile in leader.state.profiles.values()] == [3]
 
 
-def test_a_lane_remembers_when_its_last_requests_came():
+def test_a_lane_counts_what_plans_need():
     counter = LaneCounter()
     for second in range(40):
-        counter.add(prompt_tokens=1, max_tokens=2, at=float(second))
+        request = a_request(slo=BATCH if second % 4 else CHAT, arrived_at=NOW)
+        counter.add(request, at=NOW + second)
     total = counter.total("lane")
-    assert (total.requests, total.prompt_tokens, total.max_tokens) == (40, 40, 80)
-    assert total.recent_enqueued_at == tuple(float(second) for second in range(8, 40))
+    assert (total.requests, total.prompt_tokens, total.max_tokens) == (40, 160, 960)
+    assert (total.squared_prompt_tokens, total.interactive) == (640.0, 10)
+    assert total.arrivals[-3:] == tuple((NOW + second, second + 1) for second in (37, 38, 39))

@@ -1,0 +1,63 @@
+"""Who is let in: limits of the planner, of tenants and of lanes."""
+
+from services.planner.settings import GrouperSettings
+from services.planner.state import GrouperState
+from shared.contracts.base import UnixTime
+from shared.contracts.errors import CapacityError
+from shared.contracts.requests import QueuedRequest
+from solver.planning.forecast import retry_after_s
+from solver.scheduling.window import tokens_needed
+
+RETRY_AFTER_S = 5.0
+"""Where nothing better is known."""
+FORECAST_MEMORY_S = 10.0
+"""Older forecasts say nothing about now."""
+
+
+def check_admission(
+    request: QueuedRequest, state: GrouperState, settings: GrouperSettings, now: UnixTime
+) -> None:
+    """
+    Let *request* in, or say why not and when to come again.
+
+    Raises:
+        CapacityError: There is too much outstanding work, of all or of its tenant, or its lane
+            is so full that it would be late.
+    """
+    tokens = tokens_needed(request)
+    if state.shares.total + tokens > settings.max_outstanding_tokens:
+        raise CapacityError(
+            f"{state.shares.total} tokens are outstanding; the limit is "
+            f"{settings.max_outstanding_tokens}",
+            retry_after_s=_wait_s(request, state, now),
+        )
+    most = settings.tenant_tokens.get(request.tenant, settings.max_tenant_tokens)
+    outstanding = state.shares.outstanding(request.tenant)
+    if most is not None and outstanding + tokens > most:
+        raise CapacityError(
+            f"tenant {request.tenant!r} has {outstanding} tokens outstanding and asks for "
+            f"{tokens}; its limit is {most}",
+            retry_after_s=_wait_s(request, state, now),
+        )
+    _check_lane(request, state, settings, now)
+
+
+def _check_lane(
+    request: QueuedRequest, state: GrouperState, settings: GrouperSettings, now: UnixTime
+) -> None:
+    forecast = state.forecast(request.lane, now - FORECAST_MEMORY_S)
+    deadline_at = request.slo.planning_deadline_at(request.arrived_at)
+    if forecast is None or settings.refuse_late_from is None or deadline_at == float("inf"):
+        return
+    if forecast.late_probability >= settings.refuse_late_from:
+        raise CapacityError(
+            f"lane {request.lane} is full: a request that comes now is late with probability "
+            f"{forecast.late_probability:.2f}; {settings.refuse_late_from} is refused",
+            retry_after_s=retry_after_s(forecast, deadline_at - now),
+        )
+
+
+def _wait_s(request: QueuedRequest, state: GrouperState, now: UnixTime) -> float:
+    """Until the lane's present work is done, as far as known."""
+    forecast = state.forecast(request.lane, now - FORECAST_MEMORY_S)
+    return RETRY_AFTER_S if forecast is None else max(1.0, retry_after_s(forecast, 0.0))

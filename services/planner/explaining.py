@@ -1,0 +1,79 @@
+"""The plan in force, told to operators who ask."""
+
+import math
+from collections import Counter
+
+from services.planner.policies import Planned
+from services.planner.rates import device_of
+from services.planner.state import LeaderState
+from shared.contracts.base import InstanceId
+from shared.contracts.plans import AdvisedInstances, OtherPlace, PlacedGroup
+from solver.planning import explanation
+from solver.planning.advice import DeviceAdvice
+from solver.planning.building import ClusterSnapshot
+
+
+def told(
+    snapshot: ClusterSnapshot, groups: tuple[explanation.PlacedGroup, ...]
+) -> tuple[PlacedGroup, ...]:
+    """*groups* by the names that lanes and instances have in messages."""
+    return tuple(_group(snapshot, group) for group in groups)
+
+
+def cause_of(planned: Planned) -> str | None:
+    """Why the plan is new; none when it was kept, or its policy does not say."""
+    cause = planned.review.cause if planned.review else None
+    return cause.value if cause else None
+
+
+def advice_of(state: LeaderState) -> tuple[AdvisedInstances, ...]:
+    """Advice for every kind of device: as many as there are unless it is known to be more."""
+    present = Counter(device_of(each) for each in state.instances.values())
+    known = {each.device: each for each in state.advice}
+    return tuple(
+        known.get(device) or AdvisedInstances(device=device, present=count, advised=count)
+        for device, count in sorted(present.items())
+    )
+
+
+def advised(advice: tuple[DeviceAdvice, ...]) -> tuple[AdvisedInstances, ...]:
+    """*advice* as a part of messages."""
+    return tuple(
+        AdvisedInstances(
+            device=each.device,
+            present=each.present,
+            advised=each.instances,
+            bound=each.bound,
+            attainment=each.attainment,
+        )
+        for each in advice
+    )
+
+
+def _group(snapshot: ClusterSnapshot, placed: explanation.PlacedGroup) -> PlacedGroup:
+    group = snapshot.groups[placed.group]
+    served = math.isfinite(placed.turn_s)
+    left_s = group.oldest_deadline_at - snapshot.now
+    return PlacedGroup(
+        lane=group.group_id.lane,
+        number=group.group_id.number,
+        num_requests=group.num_requests,
+        instance_id=_instance(snapshot, placed.instance) if served else None,
+        position=placed.position,
+        wait_s=placed.turn_s if served else None,
+        time_left_s=left_s if math.isfinite(left_s) else None,
+        late_probability=placed.late_probability,
+        others=tuple(
+            OtherPlace(
+                instance_id=_instance(snapshot, other.instance),
+                position=other.position,
+                extra_cost=other.extra_cost,
+                wait_s=other.turn_s,
+            )
+            for other in placed.others
+        ),
+    )
+
+
+def _instance(snapshot: ClusterSnapshot, number: int) -> InstanceId:
+    return snapshot.instances[number].instance_id

@@ -1,0 +1,170 @@
+"""The plan in force as people read it: tables, differences, a picture of who serves when."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from shared.contracts.base import InstanceId, Seconds
+from shared.contracts.plans import (
+    AdvisedInstances,
+    PlacedGroup,
+    PlanExplained,
+    PlannedLso,
+    QueueHead,
+)
+
+_WIDTH = 64
+"""Columns of the picture."""
+
+
+def first(plan: PlanExplained, count: int) -> PlanExplained:
+    """With the first groups only, and the heads of the queues that these stand in."""
+    groups = plan.groups[:count]
+    shown = {group.instance_id for group in groups}
+    heads = tuple(head for head in plan.heads if not groups or head.instance_id in shown)
+    return msgspec.structs.replace(plan, groups=groups, heads=heads)
+
+
+def summary(plan: PlanExplained) -> str:
+    """One line about the whole plan."""
+    cause = f", made anew for {plan.cause}" if plan.cause else ""
+    return (
+        f"epoch {plan.epoch}  by {plan.leader_id}  {plan.policy}{cause}; "
+        f"{len(plan.groups)} groups, {plan.late_share:.1%} of the weight expected late"
+        + "".join(_advice(each) for each in plan.advice if each.advised > each.present)
+    )
+
+
+def queues(plan: PlanExplained) -> str:
+    """Each virtual queue, head first."""
+    lines = [summary(plan)]
+    swaps = {head.instance_id: head for head in plan.heads if head.swaps_model}
+    for instance, groups in sorted(_by_instance(plan.groups).items()):
+        swap = swaps.get(InstanceId(instance))
+        lines.append(instance if swap is None else f"{instance}  {_swap(swap)}")
+        lines += [
+            f"  {group.position + 1:>3}. {_name(group)}  x{group.num_requests}  "
+            f"turn in {_time(group.wait_s)}, {_deadline(group)}, late {group.late_probability:.0%}"
+            for group in groups
+        ]
+    return "\n".join(lines)
+
+
+def reasons(plan: PlanExplained) -> str:
+    """Groups that were looked into: where they stand, and what their other places would cost."""
+    lines = [summary(plan)]
+    for group in plan.groups:
+        where = (
+            f"{group.instance_id} #{group.position + 1}, turn in {_time(group.wait_s)}"
+            if group.instance_id
+            else "nowhere: no instance may serve its model"
+        )
+        lines.append(
+            f"{_name(group)}  x{group.num_requests}: {where}, {_deadline(group)}, "
+            f"late with {group.late_probability:.0%}"
+        )
+        lines += [
+            f"    {other.instance_id} #{other.position + 1}: turn in {_time(other.wait_s)}, "
+            f"the plan would cost {other.extra_cost:+.2%} of the weight"
+            for other in group.others
+        ]
+    lines += [line for head in plan.heads for line in _head(head)]
+    return "\n".join(lines)
+
+
+def difference(before: PlanExplained, after: PlanExplained) -> str:
+    """What another epoch changed: groups that moved, came and went."""
+    old, new = _places(before), _places(after)
+    lines = [f"epoch {before.epoch} -> {after.epoch}" + (f", {after.cause}" if after.cause else "")]
+    for name in sorted(old.keys() | new.keys()):
+        if name not in new:
+            lines.append(f"  - {name}  was {old[name]}")
+        elif name not in old:
+            lines.append(f"  + {name}  {new[name]}")
+        elif old[name] != new[name]:
+            lines.append(f"  ~ {name}  {old[name]} -> {new[name]}")
+    return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing moved"])
+
+
+def gantt(plan: PlanExplained) -> str:
+    """When each model's turn comes on each instance; groups of one lane are one bar."""
+    served = [group for group in plan.groups if group.wait_s is not None]
+    if not served:
+        return "nothing waits"
+    end_s = max(1e-9, *(group.wait_s or 0.0 for group in served))
+    lines = []
+    for instance, groups in sorted(_by_instance(served).items()):
+        lines.append(instance)
+        for group in groups:
+            column = min(_WIDTH - 1, int(_WIDTH * (group.wait_s or 0.0) / end_s))
+            mark = "!" if group.late_probability > 0.5 else "#"  # noqa: PLR2004 - rather late than not
+            lines.append(f"  {'.' * column}{mark:<{_WIDTH - column}}  {_name(group)}")
+    lines.append(f"  0{'s':<{_WIDTH - 8}}{_time(end_s):>7}  (!: rather late than in time)")
+    return "\n".join(lines)
+
+
+def _advice(advice: AdvisedInstances) -> str:
+    share = "" if advice.attainment is None else f", {advice.attainment:.1%} then in time"
+    return f"\n{advice.device}: {advice.advised} instances instead of {advice.present}{share}"
+
+
+def _head(head: QueueHead) -> list[str]:
+    """The operations that follow on one instance, as a table."""
+    if head.swaps_model:
+        title = f"{head.instance_id}: {_swap(head)}"
+    else:
+        has = f"goes on with {head.active}" if head.active else "has no model"
+        title = f"{head.instance_id}: {has}"
+    if not head.lsos:
+        return [f"{title}, nothing else to do"]
+    rows = [(lso.lso, _subject(lso), _cost(lso), lso.reason) for lso in head.lsos]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return [
+        title,
+        *(
+            f"    {kind:<{widths[0]}}  {subject:<{widths[1]}}  {cost:>{widths[2]}}  {reason}"
+            for kind, subject, cost, reason in rows
+        ),
+    ]
+
+
+def _swap(head: QueueHead) -> str:
+    return f"{head.active or 'no model'} -> {head.model}"
+
+
+def _subject(lso: PlannedLso) -> str:
+    return f"about {lso.requests} of {lso.subject}" if lso.requests else lso.subject
+
+
+def _cost(lso: PlannedLso) -> str:
+    return "?" if lso.predicted_s is None else f"{lso.predicted_s:.3g} s"
+
+
+def _by_instance(groups: Sequence[PlacedGroup]) -> Mapping[str, list[PlacedGroup]]:
+    found: dict[str, list[PlacedGroup]] = {}
+    for group in sorted(groups, key=lambda each: each.position):
+        found.setdefault(group.instance_id or "nowhere", []).append(group)
+    return found
+
+
+def _places(plan: PlanExplained) -> Mapping[str, str]:
+    return {
+        _name(group): f"{group.instance_id} #{group.position + 1}"
+        if group.instance_id
+        else "nowhere"
+        for group in plan.groups
+    }
+
+
+def _name(group: PlacedGroup) -> str:
+    return f"{group.lane}/{group.number}"
+
+
+def _deadline(group: PlacedGroup) -> str:
+    return "best effort" if group.time_left_s is None else f"due in {_time(group.time_left_s)}"
+
+
+def _time(seconds: Seconds | None) -> str:
+    if seconds is None:
+        return "never"
+    return f"{seconds:.1f} s" if abs(seconds) < 600 else f"{seconds / 60:.0f} min"  # noqa: PLR2004 - ten minutes

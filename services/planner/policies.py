@@ -1,0 +1,109 @@
+"""Plan policies by name, and what a plan is made with."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.planner.plan_worker import PlanWorker
+from shared.contracts.base import InstanceId
+from shared.contracts.plans import VirtualQueue
+from solver.planning.advice import AdviceOptions, DeviceAdvice
+from solver.planning.building import (
+    ClusterSnapshot,
+    places,
+    planning_problem,
+    virtual_queues,
+)
+from solver.planning.explanation import PlacedGroup
+from solver.planning.grouping import GroupId
+from solver.planning.order_baselines.edf import edf, edf_batching
+from solver.planning.order_baselines.fcfs import fcfs
+from solver.planning.order_baselines.queues import OrderPolicy
+from solver.planning.problem import QueueOrder
+from solver.planning.review import Basis, Review
+
+GENERATOR = "qlm"
+"""The plan generator; the others are what it is measured against, and its fallback."""
+FALLBACK = "edf-batching"
+ORDER_POLICIES: dict[str, OrderPolicy] = {"edf": edf, FALLBACK: edf_batching, "fcfs": fcfs}
+PLAN_POLICIES = (GENERATOR, *sorted(ORDER_POLICIES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """Virtual queues for a snapshot, and what is known of them."""
+
+    snapshot: ClusterSnapshot
+    order: QueueOrder
+    queues: tuple[VirtualQueue, ...]
+    places: Mapping[GroupId, tuple[InstanceId, int]]
+    policy: str
+    review: Review | None = None
+    """Of the generator; a baseline does not judge what it makes."""
+
+
+class Planner:
+    """
+    Makes plans with one policy.
+
+    Args:
+        policy: One of `PLAN_POLICIES`.
+        tier_weight: What a late request costs, by importance.
+        worker: For the generator; while it cannot answer, the fallback makes the plans.
+    """
+
+    def __init__(
+        self, policy: str, tier_weight: Mapping[str, float], worker: PlanWorker | None = None
+    ) -> None:
+        self._policy = policy
+        self._tier_weight = tier_weight
+        self._worker = worker
+        self._basis: Basis | None = None
+
+    async def plan(self, snapshot: ClusterSnapshot) -> Planned:
+        """Virtual queues for *snapshot*, which has at least one instance."""
+        if self._worker is not None:
+            reviewed = await self._worker.review(snapshot, self._basis)
+            if reviewed is not None:
+                self._basis = reviewed.basis
+                return _planned(snapshot, reviewed.order, GENERATOR, reviewed)
+            self._basis = None
+        name = self._policy if self._policy in ORDER_POLICIES else FALLBACK
+        order = await asyncio.to_thread(self._ordered, name, snapshot)
+        return _planned(snapshot, order, name, None)
+
+    def _ordered(self, name: str, snapshot: ClusterSnapshot) -> QueueOrder:
+        problem = planning_problem(snapshot, tier_weight=self._tier_weight)
+        return ORDER_POLICIES[name](problem)
+
+    @property
+    def worker_restarts(self) -> int:
+        """Times that the worker was lost."""
+        return 0 if self._worker is None else self._worker.restarts
+
+    async def advise(
+        self, snapshot: ClusterSnapshot, options: AdviceOptions
+    ) -> tuple[DeviceAdvice, ...]:
+        """How many instances are needed; nothing while the worker is away."""
+        if self._worker is None:
+            return ()
+        return await self._worker.advise(snapshot, options)
+
+    async def explain(self, planned: Planned, *, most: int) -> tuple[PlacedGroup, ...]:
+        """Group by group, other places of *most* of them; nothing while the worker is away."""
+        if self._worker is None:
+            return ()
+        return await self._worker.explain(planned.snapshot, planned.order, most=most)
+
+
+def _planned(
+    snapshot: ClusterSnapshot, order: QueueOrder, policy: str, reviewed: Review | None
+) -> Planned:
+    return Planned(
+        snapshot=snapshot,
+        order=order,
+        queues=virtual_queues(snapshot, order),
+        places=places(snapshot, order),
+        policy=policy,
+        review=reviewed,
+    )

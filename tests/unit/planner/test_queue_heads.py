@@ -1,0 +1,167 @@
+"""What the leader foresees of instances when it explains its plan."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+
+from services.planner.leader import Leader
+from shared.broker import topology
+from shared.contracts.base import Decoder, ModelName
+from shared.contracts.estimates import LatencyCoefficients, Profile
+from shared.contracts.plans import PlanAsked, PlanExplained, QueueHead
+from shared.contracts.situations import LsoFacts, RunningFacts
+from shared.contracts.telemetry import ModelState, Residency
+from solver.planning.lso_actions import RULES
+from solver.planning.lso_situation import HeadChange, Situation
+from solver.planning.lsos import Lso
+from tests.queued import BEST_EFFORT, CHAT, MODEL, OTHER, a_request, lane_of
+from tests.unit.planner.leader_rig import LeaderRig, settled, status
+from tests.unit.planner.rig import listen
+
+LATENCY = LatencyCoefficients(constant_s=0.0, linear_s=1e-3)
+FILLER = lane_of(BEST_EFFORT).queue_name
+BUSY = RunningFacts(
+    lane=FILLER,
+    requests=4,
+    context_tokens=400,
+    held_tokens=400,
+    gives_way=True,
+    remaining_s=20.0,
+)
+FULL = LsoFacts(
+    running=(BUSY,),
+    kv_bytes_per_token=1000,
+    transfer_bytes_per_s=1e9,
+    drain_limit_s=5.0,
+    pull_room=2,
+)
+
+
+def profile_of(model: ModelName) -> Profile:
+    return Profile(
+        model=model, engine="simulated", device="simulated", version=1, at=0.0, latency=LATENCY
+    )
+
+
+async def leading(cluster: LeaderRig, **fields: Any) -> Leader:
+    """A leader with a profile of the active model and one instance like that."""
+    leader = await settled(cluster)
+    await cluster.hear(status(**fields))
+    leader.state.on_profile(profile_of(MODEL))
+    return leader
+
+
+async def explained(cluster: LeaderRig) -> tuple[QueueHead, ...]:
+    (leader,) = cluster.leaders
+    await leader.plan()
+    queue = await listen(cluster.far, topology.REPLIES, "answer")
+    await leader.explain(PlanAsked(reply_to="answer"))
+    return Decoder(PlanExplained)((await cluster.far.take(queue)).body).heads
+
+
+async def test_a_swap_is_foreseen_with_the_cheaper_of_draining_and_evicting(cluster: LeaderRig):
+    await leading(cluster, lso=FULL, running=4)
+    await cluster.wait_in_lane(a_request(base=OTHER))
+    (head,) = await explained(cluster)
+    evict, activate, pull = head.lsos
+
+    assert (head.active, head.model, head.swaps_model) == (MODEL, OTHER, True)
+    assert (evict.lso, evict.requests, evict.subject) == ("evict", 4, FILLER)
+    assert evict.predicted_s == pytest.approx(0.4)
+    assert (activate.lso, activate.subject) == ("activate", OTHER)
+    assert activate.predicted_s == pytest.approx(1.0)
+    assert activate.figures["drain_all_s"] == 5.0
+    assert (pull.lso, pull.subject) == ("pull", "count 2")
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "kind"), [(False, "evict"), (True, "swap_out")], ids=["evict", "swap out"]
+)
+async def test_room_for_what_the_head_brings_is_made_the_cheaper_way(
+    cluster: LeaderRig, *, checkpoints: bool, kind: str
+):
+    facts = LsoFacts(
+        running=FULL.running,
+        kv_bytes_per_token=1000,
+        transfer_bytes_per_s=1e9,
+        host_checkpoints=checkpoints,
+        host_kv_free_bytes=1 << 30,
+        free_tokens=1000,
+        pull_room=1,
+    )
+    await leading(cluster, lso=facts, running=4)
+    await cluster.wait_in_lane(a_request(slo=CHAT))
+    (head,) = await explained(cluster)
+    room, _ = head.lsos
+
+    assert not head.swaps_model
+    assert (room.lso, room.requests, room.subject) == (kind, 1, FILLER)
+    assert room.figures["recompute_s"] == pytest.approx(0.1)
+    assert room.figures["transfer_s"] == pytest.approx(1e-4)
+
+
+async def test_best_effort_at_the_head_displaces_nobody(cluster: LeaderRig):
+    await leading(cluster, lso=FULL, running=4)
+    await cluster.wait_in_lane(a_request(slo=BEST_EFFORT))
+    (head,) = await explained(cluster)
+
+    assert [lso.lso for lso in head.lsos] == ["pull"]
+
+
+async def test_models_behind_the_head_are_warmed(cluster: LeaderRig):
+    models = (
+        ModelState(model=MODEL, residency=Residency.ACTIVE),
+        ModelState(model=OTHER, residency=Residency.COLD, activate_s=1.0, warm_bytes=10),
+    )
+    await leading(cluster, lso=LsoFacts(warm_budget_bytes=20), models=models)
+    await cluster.wait_in_lane(a_request(slo=CHAT), a_request(base=OTHER, slo=BEST_EFFORT))
+    (head,) = await explained(cluster)
+
+    assert [(lso.lso, lso.subject) for lso in head.lsos] == [("warm", OTHER)]
+
+
+async def test_without_work_an_instance_goes_on(cluster: LeaderRig):
+    await leading(cluster, lso=FULL, running=4)
+
+    assert await explained(cluster) == (QueueHead(instance_id="i1", active=MODEL),)
+
+
+async def test_an_agent_that_does_not_tell_is_foreseen_as_far_as_it_goes(cluster: LeaderRig):
+    await leading(cluster, running=2)
+    await cluster.wait_in_lane(a_request(base=OTHER))
+    (head,) = await explained(cluster)
+
+    assert [(lso.lso, lso.predicted_s) for lso in head.lsos] == [("activate", None)]
+
+
+async def test_an_operation_that_is_new_in_the_table_is_told(
+    cluster: LeaderRig, monkeypatch: pytest.MonkeyPatch
+):
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Dance(Lso):
+        kind: ClassVar[str] = "dance"
+        model: ModelName
+
+    def dance(change: HeadChange, _situation: Situation) -> Iterator[Lso]:
+        assert change.head is not None
+        yield Dance(model=change.head.model)
+
+    # As one who adds a row would: nothing else knows of it.
+    monkeypatch.setattr("solver.planning.lso_actions.RULES", (*RULES, dance))
+    await leading(cluster, lso=FULL)
+    await cluster.wait_in_lane(a_request(base=OTHER))
+    (head,) = await explained(cluster)
+
+    assert (head.lsos[-1].lso, head.lsos[-1].subject) == ("dance", OTHER)
+
+
+async def test_whose_status_is_gone_is_left_out(cluster: LeaderRig):
+    leader = await leading(cluster, lso=FULL)
+    await leader.plan()
+    leader.state.instances.clear()
+    queue = await listen(cluster.far, topology.REPLIES, "answer")
+    await leader.explain(PlanAsked(reply_to="answer"))
+
+    assert Decoder(PlanExplained)((await cluster.far.take(queue)).body).heads == ()
