@@ -11,7 +11,7 @@ from solver.planning.lanes import band_lower_edge_s, lane_for
 from solver.prediction.service_time import CHUNK_TOKENS
 from solver.scheduling.latency import LatencyTable
 from solver.scheduling.pulling import Source, SourceKind
-from solver.scheduling.relegation import finishing_s
+from solver.scheduling.relegation import busy_token_s, finishing_s
 
 _MODEL = ModelName("simulated")
 
@@ -47,15 +47,21 @@ class Forecast:
             known = self._prefills[prompt_tokens] = self._chunked_s(prompt_tokens)
         return known
 
-    def is_hopeless(self, request: SimRequest, now: UnixTime, iteration_tokens: int) -> bool:
-        """Whether it would be late if it began now; each token takes such an iteration."""
+    def is_hopeless(
+        self, request: SimRequest, now: UnixTime, iteration_tokens: int, pace_s: Seconds
+    ) -> bool:
+        """Whether it would be late if it began now; each token takes such an iteration or less."""
         outputs = self._output_tokens[request.arrival.class_name]
         context = request.arrival.prompt_tokens + outputs / 2
         pairs = (iteration_tokens - 1) ** 2 / 2
         finish_s = finishing_s(
             request.arrival.slo.qos_class,
             prefill_s=self.prefill_s(request),
-            decode_s=outputs * self._latency.predict_s(iteration_tokens, pairs, context),
+            decode_s=outputs
+            * busy_token_s(
+                predicted_s=self._latency.predict_s(iteration_tokens, pairs, context),
+                pace_s=pace_s,
+            ),
         )
         return now + finish_s > request.deadline_at
 

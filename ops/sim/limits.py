@@ -17,6 +17,9 @@ class EngineLimits:
     """A request is done with its first token; decodes run elsewhere."""
 
 
+PACE_ITERATIONS = 50
+
+
 @dataclass(slots=True)
 class EngineTotals:
     """Counters of one run."""
@@ -28,6 +31,8 @@ class EngineTotals:
     wasted_tokens: int = 0
     """Computed and then lost by preemption."""
     num_preempted: int = 0
+    pace_s: Seconds = 0.0
+    """Mean time of the latest iterations."""
     steps: list[tuple[int, int]] = field(default_factory=list)
     """Tokens and decodes of each iteration, if they are recorded."""
 
@@ -35,5 +40,6 @@ class EngineTotals:
         """An iteration took place."""
         self.busy_s += duration_s
         self.num_iterations += 1
+        self.pace_s += (duration_s - self.pace_s) / min(self.num_iterations, PACE_ITERATIONS)
         self.tokens += tokens
         self.prefill_tokens += tokens - num_decodes

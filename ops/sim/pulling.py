@@ -24,7 +24,7 @@ from solver.scheduling.pull_room import (
     is_loaded,
     work_s,
 )
-from solver.scheduling.pulling import PullOrder
+from solver.scheduling.pulling import WORK_WEIGHT_S_PER_TOKEN, PullOrder
 from solver.scheduling.relegation import BUSY_TOKENS
 
 _PULL, _ITERATE = 0, 1
@@ -43,7 +43,7 @@ class PullOptions:
     """Of one pull; 2 ms on a RabbitMQ of three nodes."""
     workers: int = 3
     """Pulls of one replica under way at once."""
-    work_weight_s_per_token: Seconds = 0.008
+    work_weight_s_per_token: Seconds = WORK_WEIGHT_S_PER_TOKEN
     layout: LaneLayout = _LAYOUT
 
     def with_window(self, window: int) -> "PullOptions":
@@ -138,7 +138,9 @@ class _Puller:
     def is_hopeless(self, request: SimRequest, now: UnixTime) -> bool:
         """Whether a request with a claim to its SLO would be late here."""
         loaded = is_loaded(self.held(), self._bounds)
-        return self._forecast.is_hopeless(request, now, BUSY_TOKENS if loaded else 1)
+        return self._forecast.is_hopeless(
+            request, now, BUSY_TOKENS if loaded else 1, self.replica.totals.pace_s
+        )
 
     def next_queue(self, now: UnixTime) -> str | None:
         """The queue that it pulls from next, if it has room."""

@@ -10,6 +10,7 @@ from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.qos import QosClass
 from solver.scheduling.decision import SchedulingPolicy
 from solver.scheduling.latency import LatencyTable
+from solver.scheduling.layer_preemption import RunningIteration, preempts
 
 SAFEPOINTS = 8
 """Every 4 of 32 layers (§6.5)."""
@@ -29,10 +30,8 @@ class LayerwiseReplica(SimulatedReplica):
     The remaining layers compute online work only. Nothing of the offline part counts: no token,
     no computed prompt; its KV blocks stay.
 
-    Source: ConServe §4.3, algorithm 2: dropped only if the rest of the iteration and the
-    waiting online prefills would take longer than the TTFT objective.
-    Decided: each request's own TTFT target is the objective, counted from its arrival; waiting
-    prefills are taken to have the part of each iteration that decodes leave.
+    Source: ConServe §4.3; `solver.scheduling.layer_preemption` decides when.
+    Decided: each request's own TTFT target is the objective, counted from its arrival.
     `patience` scales it; 0 drops at every online arrival.
     """
 
@@ -68,7 +67,10 @@ class LayerwiseReplica(SimulatedReplica):
 
     def _cut(self, now: UnixTime, whole_s: Seconds, work: Work) -> int:
         """The safepoint, 1 to `SAFEPOINTS`, at which offline work ends; the last is no cut."""
+        if not self._arrivals or self._arrivals[0].arrival.arrived_at >= now + whole_s:
+            return SAFEPOINTS
         online_s = 0.0
+        iteration = self._running_iteration(now, whole_s, work)
         for run in self._arrivals:
             arrived_at = run.arrival.arrived_at
             if arrived_at >= now + whole_s:
@@ -76,18 +78,21 @@ class LayerwiseReplica(SimulatedReplica):
             if is_offline(run):
                 continue
             online_s = (online_s or self._waiting_s()) + self._prefill_s(run)
-            left_s = now + whole_s - arrived_at
-            ttft_s = run.arrival.slo.ttft_s or math.inf
-            if left_s + online_s * self._stretch(whole_s, work) > self._patience * ttft_s:
+            slack_s = self._patience * (run.arrival.slo.ttft_s or math.inf)
+            if preempts(iteration, now=arrived_at, online_s=online_s, slack_s=slack_s):
                 return max(1, math.ceil(SAFEPOINTS * (arrived_at - now) / whole_s))
         return SAFEPOINTS
 
-    def _stretch(self, whole_s: Seconds, work: Work) -> float:
-        """How much longer prefills take beside the decodes of an iteration like this."""
-        if not work.prefills:
-            return 1.0
-        decodes_s = Work(work.decodes, []).duration_s(self._latency)
-        return whole_s / (whole_s - decodes_s)
+    def _running_iteration(self, now: UnixTime, whole_s: Seconds, work: Work) -> RunningIteration:
+        decodes = Work(work.decodes, [])
+        offline_tokens = work.tokens - work.only(lambda run: not is_offline(run)).tokens
+        return RunningIteration(
+            began_at=now,
+            predicted_s=whole_s,
+            decodes_s=decodes.duration_s(self._latency) if work.prefills else 0.0,
+            online_tokens=work.tokens - offline_tokens,
+            offline_tokens=offline_tokens,
+        )
 
     def _waiting_s(self) -> Seconds:
         """Prefills of the online requests that wait already."""

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from ops.bench import cells as bench_cells
-from ops.bench.cells import Cell, Store, measured
+from ops.bench.cells import Cell, code_of, measure
 from ops.bench.qoserve_cells import full, quick
+from ops.bench.store import Store, kept
 from ops.sim.__main__ import main
 from ops.sim.profiles import load
 from ops.sim.scenario import Scenario
@@ -127,16 +128,16 @@ def test_wrong_usage_is_told(arguments: list[str], capsys: pytest.CaptureFixture
     assert capsys.readouterr().err != ""
 
 
-def test_a_benchmark_goes_on_where_it_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_benchmark_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     cell = Cell(hours=0.01, rate_rps=2.0)
-    store = Store(tmp_path)
-    first = dict(measured([cell], store, workers=1))
-    # Whatever is made a second time would fail.
-    monkeypatch.setattr(bench_cells, "measure", None)
+    first = dict(kept([cell], Store(tmp_path, code_of()), measure, workers=1))
+    again = kept([cell, cell], Store(tmp_path, code_of()), made_twice, workers=1)
 
-    assert dict(measured([cell, cell], Store(tmp_path), workers=1)) == first
+    assert dict(again) == first
+
+
+def made_twice(cell: Cell) -> dict[str, Any]:
+    raise AssertionError(f"{cell} was made already")
 
 
 def test_a_quick_benchmark_is_part_of_what_it_shows_in_full() -> None:

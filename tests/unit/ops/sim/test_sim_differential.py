@@ -83,7 +83,7 @@ def steps_of_the_core(
         policy,
     )
     # A preempted request would find its own freed blocks again; the simulator has no prefixes.
-    core._pool.cached_prefix = lambda _hashes: []  # type: ignore[method-assign]  # switched off
+    core.memory.pool.cached_prefix = lambda _hashes: []  # type: ignore[method-assign]  # switched off
     pending = [
         EngineRequest(
             request_id=RequestId(str(number)),

@@ -1,0 +1,143 @@
+"""The systems that are compared: a planner, and which LSOs its instances have (QLM §8)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ops.sim.mesh.cluster import PlannerFactory
+from ops.sim.mesh.conduct import (
+    STOCK_RULES,
+    Conduct,
+    PullKey,
+    by_arrival,
+    by_deadline,
+    by_deadline_and_work,
+)
+from ops.sim.mesh.lanes import MeshLanes
+from ops.sim.mesh.planners import (
+    TIER_WEIGHT,
+    GeneratorPlanner,
+    Grouping,
+    OrderPlanner,
+    Profiles,
+    chance_policy,
+    shepherd_policy,
+)
+from ops.sim.mesh.snapshot import grouped, one_by_one
+from shared.contracts.base import UnixTime
+from solver.planning.grouping import RequestGroup
+from solver.planning.lso_actions import keep_warm
+from solver.planning.order_baselines.atcs import atcs
+from solver.planning.order_baselines.edf import edf, edf_batching
+from solver.planning.order_baselines.fcfs import fcfs
+from solver.planning.order_baselines.queues import OrderPolicy
+from solver.planning.order_baselines.spreading import round_robin
+from solver.planning.review import ReviewOptions
+
+HORIZON = 192
+"""Requests that a policy without groups looks at in one plan."""
+STATIC_BATCH = 64
+"""Requests that run together under SHEPHERD: half of what fits, for their lengths are not known."""
+SHEPHERD_PLANS = 60
+"""That one partition lasts."""
+MOVES_PER_S = 40_000.0
+"""Of the generator's search on the simulated leader; real ones make several times as many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One system."""
+
+    conduct: Conduct
+    planner: Callable[[int, float], PlannerFactory]
+    """By the seed and QLM's delta."""
+
+
+def _groups(batch_multiple: float) -> Grouping:
+    def grouping(lanes: MeshLanes, profiles: Profiles, now: UnixTime) -> tuple[RequestGroup, ...]:
+        return grouped(lanes, profiles, batch_multiple=batch_multiple, now=now)
+
+    return grouping
+
+
+def _singles(key: PullKey, count: int) -> Grouping:
+    def grouping(lanes: MeshLanes, _: Profiles, __: UnixTime) -> tuple[RequestGroup, ...]:
+        return one_by_one(lanes, key, count=count)
+
+    return grouping
+
+
+def _generator(seed: int, batch_multiple: float) -> PlannerFactory:
+    options = ReviewOptions(tier_weight=TIER_WEIGHT)
+    return lambda profiles: GeneratorPlanner(
+        profiles, _groups(batch_multiple), moves_per_s=MOVES_PER_S, options=options, seed=seed
+    )
+
+
+def _rule(policy: Callable[[int], OrderPolicy]) -> Callable[[int, float], PlannerFactory]:
+    """A rule that orders groups."""
+    return lambda seed, batch_multiple: (
+        lambda profiles: OrderPlanner(profiles, _groups(batch_multiple), policy(seed))
+    )
+
+
+def _by_request(
+    key: PullKey, policy: OrderPolicy, count: int = HORIZON
+) -> Callable[[int, float], PlannerFactory]:
+    """A rule that orders the first *count* requests."""
+    return lambda _seed, _multiple: (
+        lambda profiles: OrderPlanner(profiles, _singles(key, count), policy)
+    )
+
+
+def _edf_ahead(window: int) -> Arm:
+    """EDF that looks farther ahead."""
+    return Arm(
+        conduct=replace(_EDF, window=window), planner=_by_request(by_deadline, edf, 8 * window)
+    )
+
+
+_OURS = Conduct(key=by_deadline_and_work)
+_BATCHING = Conduct()
+_APART = replace(_BATCHING, shares=False)
+_STOCK = Conduct(
+    key=by_arrival, rules=STOCK_RULES, looks_ahead=True, relegates=False, host_kv_bytes=0
+)
+_EDF = replace(_STOCK, key=by_deadline)
+_STATIC = Conduct(
+    window=STATIC_BATCH,
+    rules=STOCK_RULES,
+    shares=False,
+    relegates=False,
+    host_kv_bytes=0,
+    static_batch=STATIC_BATCH,
+)
+
+BASELINES: dict[str, Arm] = {
+    "fcfs": Arm(conduct=_STOCK, planner=_by_request(by_arrival, fcfs)),
+    "edf": Arm(conduct=_EDF, planner=_by_request(by_deadline, edf)),
+    "edf-batching": Arm(conduct=_BATCHING, planner=_rule(lambda _: edf_batching)),
+    "atcs": Arm(conduct=_BATCHING, planner=_rule(lambda _: atcs)),
+    "shepherd": Arm(conduct=_STATIC, planner=_rule(lambda _: shepherd_policy(SHEPHERD_PLANS))),
+    "round-robin": Arm(conduct=_APART, planner=_rule(lambda _: round_robin)),
+    "random": Arm(conduct=_APART, planner=_rule(chance_policy)),
+}
+ABLATIONS: dict[str, Arm] = {
+    "no pulling": Arm(
+        conduct=replace(_OURS, looks_ahead=True, gives_back=False, window=1 << 30),
+        planner=_generator,
+    ),
+    "no eviction": Arm(conduct=replace(_OURS, rules=(*STOCK_RULES, keep_warm)), planner=_generator),
+    "no state swap": Arm(conduct=replace(_OURS, host_kv_bytes=0), planner=_generator),
+    "no warm start": Arm(conduct=replace(_OURS, warm_bytes=0), planner=_generator),
+    "no load balancing": BASELINES["round-robin"],
+    "no groups": Arm(
+        conduct=replace(_OURS, looks_ahead=True), planner=_by_request(by_deadline, edf)
+    ),
+}
+LOOK_AHEADS = {f"edf, {window} ahead": _edf_ahead(window) for window in (64, 256)}
+ARMS: dict[str, Arm] = {
+    "qlm": Arm(conduct=_OURS, planner=_generator),
+    **BASELINES,
+    **ABLATIONS,
+    **LOOK_AHEADS,
+}

@@ -1,0 +1,15 @@
+"""A model swap under way on an instance of the simulated mesh."""
+
+from dataclasses import dataclass
+
+from shared.contracts.base import ModelName, UnixTime
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelChange:
+    """A model swap under way."""
+
+    model: ModelName
+    drain_until: UnixTime
+    ready_at: UnixTime | None = None
+    """When the model is active; none while what ran before drains."""

@@ -1,0 +1,238 @@
+"""The simulated mesh: arrivals, plans and instances, in one order of events."""
+
+import heapq
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from ops.sim.mesh.conduct import Conduct
+from ops.sim.mesh.instance import MeshInstance
+from ops.sim.mesh.kinds import Fleet
+from ops.sim.mesh.lanes import AnswerLengths, MeshLanes, learnt_layout
+from ops.sim.mesh.planners import MeshPlanner, Profiles
+from ops.sim.mesh.profiling import measured
+from ops.sim.mesh.request import MeshRequest
+from ops.sim.mesh.sight import view_of
+from ops.sim.request import Arrival
+from shared.contracts.base import InstanceId, ModelName, Seconds, UnixTime
+from solver.planning.building import InstanceView
+
+PlannerFactory = Callable[[Profiles], MeshPlanner]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelArrival:
+    """One line of a workload for several models."""
+
+    model: ModelName
+    arrival: Arrival
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """An instance that dies; what it had is given to others at once and begins anew."""
+
+    number: int
+    """Of the instance."""
+    at: UnixTime
+    noticed_after_s: Seconds = 5.0
+    """Until then it is planned for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshOptions:
+    """What is simulated."""
+
+    fleet: Fleet
+    conduct: Conduct
+    planner: PlannerFactory
+    plan_period_s: Seconds = 1.0
+    max_running: int = 128
+    until_s: Seconds = math.inf
+    """Stop then at the latest."""
+    losses: tuple[Loss, ...] = ()
+    """In order of time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshOutcome:
+    """What came of it."""
+
+    requests: list[MeshRequest]
+    """In order of arrival."""
+    end_s: Seconds
+    num_swaps: int
+    busy_s: Seconds
+    """Of all instances."""
+    kv_share_s: Seconds
+    """Integral of the used part of KV memory, of all instances."""
+    wasted_tokens: int
+    restored_tokens: int
+    tokens: int
+    num_plans: int
+    plan_cpu_s: Seconds
+    cpu_s: Seconds
+
+
+class Mesh:
+    """
+    Instances and lanes in virtual time.
+
+    Args:
+        requests: All of the traffic, in order of arrival.
+        profiles: Of all models on all devices.
+        options: What is simulated.
+    """
+
+    def __init__(
+        self, requests: Sequence[MeshRequest], profiles: Profiles, options: MeshOptions
+    ) -> None:
+        answers = AnswerLengths(requests)
+        self.lanes = MeshLanes(answers, learnt_layout(requests, answers))
+        self.instances = [
+            MeshInstance(
+                InstanceId(f"{device.name}-{number}"),
+                device,
+                options.fleet,
+                self.lanes,
+                options.conduct,
+                max_running=options.max_running,
+                initial=_initial(options.fleet, number),
+            )
+            for number, device in enumerate(options.fleet.devices)
+        ]
+        self.num_plans = 0
+        self.plan_cpu_s = 0.0
+        self._options = options
+        self._profiles = profiles
+        self._planner = options.planner(profiles)
+        self._arrivals = deque(requests)
+        self._losses = deque(options.losses)
+        self._lost: set[int] = set()
+        self._num_left = len(requests)
+        self._wakes: list[tuple[UnixTime, int, int]] = []
+        self._wake_at = [math.inf] * len(self.instances)
+        self._numbers = count()
+        self._turn = 0
+
+    def run(self) -> UnixTime:
+        """Serve everything, or until the end that is set; when that was."""
+        now, plan_at = 0.0, 0.0
+        while self._num_left:
+            arrive_at = self._arrivals[0].arrival.arrived_at if self._arrivals else math.inf
+            wake_at = self._wakes[0][0] if self._wakes else math.inf
+            lose_at = self._losses[0].at if self._losses else math.inf
+            now = min(arrive_at, wake_at, plan_at, lose_at)
+            if now >= self._options.until_s:
+                return self._options.until_s
+            if lose_at <= now:
+                self._lose(self._losses.popleft(), now)
+            elif arrive_at <= now:
+                self._arrive(now)
+            elif wake_at <= now:
+                self._wake(now)
+            else:
+                self._plan(now)
+                plan_at = now + self._options.plan_period_s
+        return now
+
+    def view(self, instance: MeshInstance, now: UnixTime) -> InstanceView:
+        """*instance* as the planner sees it."""
+        known = None
+        if instance.active is not None:
+            known = self._profiles.get((instance.device.name, instance.active))
+        return view_of(instance, instance.sight, known.rates if known else None, now)
+
+    def _arrive(self, now: UnixTime) -> None:
+        request = self._arrivals.popleft()
+        self.lanes.put(request, now)
+        self._turn += 1
+        for number in range(len(self.instances)):
+            if self.lanes.head(request.lane) is None:
+                return
+            index = (self._turn + number) % len(self.instances)
+            instance = self.instances[index]
+            if instance.active == request.model and instance.change is None:
+                instance.notice(request.model, now)
+                self._settle(index)
+
+    def _wake(self, now: UnixTime) -> None:
+        at, _, index = heapq.heappop(self._wakes)
+        if at == self._wake_at[index]:
+            self._wake_at[index] = math.inf
+            self.instances[index].wake(now)
+            self._settle(index)
+
+    def _lose(self, loss: Loss, now: UnixTime) -> None:
+        self._lost.add(loss.number)
+        self.instances[loss.number].lose(now)
+        self._settle(loss.number)
+
+    def _planned_for(self, now: UnixTime) -> list[int]:
+        """All instances but those that are known to be lost."""
+        known = {
+            loss.number for loss in self._options.losses if loss.at + loss.noticed_after_s <= now
+        }
+        return [number for number in range(len(self.instances)) if number not in known]
+
+    def _plan(self, now: UnixTime) -> None:
+        began = time.process_time()
+        planned_for = self._planned_for(now)
+        for number in planned_for:
+            self.instances[number].get_ready(now)
+        if self.lanes.num_waiting:
+            views = [self.view(self.instances[number], now) for number in planned_for]
+            queues = self._planner.plan(self.lanes, views, now)
+            self.num_plans += 1
+            self.plan_cpu_s += time.process_time() - began
+            for number, queue in zip(planned_for, queues, strict=True):
+                if number not in self._lost:
+                    self.instances[number].follow(queue.segments, now)
+        for number in planned_for:
+            self._settle(number)
+
+    def _settle(self, index: int) -> None:
+        """Take what an instance has finished, and note when it wakes next."""
+        instance = self.instances[index]
+        self._num_left -= len(instance.take_finished())
+        at = instance.wake_at()
+        if at != self._wake_at[index]:
+            self._wake_at[index] = at
+            heapq.heappush(self._wakes, (at, next(self._numbers), index))
+
+
+def _initial(fleet: Fleet, number: int) -> ModelName:
+    """The models in turn, as far as they fit."""
+    fitting = fleet.fitting(fleet.devices[number])
+    return fitting[number % len(fitting)]
+
+
+def simulate_mesh(arrivals: Sequence[ModelArrival], options: MeshOptions) -> MeshOutcome:
+    """Serve *arrivals*, which are in order of time."""
+    began = time.process_time()
+    requests = [
+        MeshRequest(number, each.arrival, each.model) for number, each in enumerate(arrivals)
+    ]
+    by_model: dict[ModelName, list[Arrival]] = {}
+    for each in arrivals:
+        by_model.setdefault(each.model, []).append(each.arrival)
+    profiles = measured(options.fleet, by_model, max_running=options.max_running)
+    mesh = Mesh(requests, profiles, options)
+    end_s = mesh.run()
+    totals = [instance.totals for instance in mesh.instances]
+    return MeshOutcome(
+        requests=requests,
+        end_s=end_s,
+        num_swaps=sum(instance.num_swaps for instance in mesh.instances),
+        busy_s=sum(each.busy_s for each in totals),
+        kv_share_s=sum(each.kv_share_s for each in totals),
+        wasted_tokens=sum(each.wasted_tokens for each in totals),
+        restored_tokens=sum(each.restored_tokens for each in totals),
+        tokens=sum(each.tokens for each in totals),
+        num_plans=mesh.num_plans,
+        plan_cpu_s=mesh.plan_cpu_s,
+        cpu_s=time.process_time() - began,
+    )

@@ -1,0 +1,299 @@
+"""One instance of the simulated mesh: follows its virtual queue with LSOs (QLM §5)."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from ops.sim.mesh.change import ModelChange
+from ops.sim.mesh.conduct import Conduct
+from ops.sim.mesh.engine import BatchEngine
+from ops.sim.mesh.kinds import DeviceKind, Fleet
+from ops.sim.mesh.lanes import MeshLanes
+from ops.sim.mesh.limits import BatchLimits, BatchTotals
+from ops.sim.mesh.request import MeshRequest
+from ops.sim.mesh.sight import Sight, is_hopeless, situation_of
+from ops.sim.mesh.weights import HostWeights
+from ops.sim.mesh.window import QueueInForce
+from shared.contracts.base import InstanceId, ModelName, UnixTime
+from shared.contracts.plans import Segment
+from solver.planning.lso_actions import lso_actions
+from solver.planning.lso_situation import HeadChange
+from solver.planning.lsos import Activate, Cool, Evict, Lso, SwapOut, Warm
+
+
+class MeshInstance:
+    """
+    An instance in virtual time.
+
+    It does something when it is told so: `follow` a plan, or `wake` at `wake_at()`.
+
+    Args:
+        instance_id: Its name.
+        device: What it is.
+        fleet: The models.
+        lanes: Where requests wait.
+        conduct: How it follows plans.
+        max_running: Of its engine.
+        initial: Active at first.
+    """
+
+    def __init__(
+        self,
+        instance_id: InstanceId,
+        device: DeviceKind,
+        fleet: Fleet,
+        lanes: MeshLanes,
+        conduct: Conduct,
+        *,
+        max_running: int,
+        initial: ModelName | None = None,
+    ) -> None:
+        self.instance_id = instance_id
+        self.device = device
+        self.totals = BatchTotals()
+        self.num_swaps = 0
+        self.active: ModelName | None = None
+        self.active_since: UnixTime = -math.inf
+        self.change: ModelChange | None = None
+        self.engine: BatchEngine | None = None
+        self.swapped: list[MeshRequest] = []
+        """Swapped out, their KV in host memory; all of the active model."""
+        self.ahead: list[MeshRequest] = []
+        """Pulled, of other models than the active one."""
+        self.weights = HostWeights(
+            {model: fleet.models[model] for model in fleet.fitting(device)},
+            budget_bytes=conduct.warm_bytes,
+            swap_scale=fleet.swap_scale,
+        )
+        self._fleet = fleet
+        self._lanes = lanes
+        self._conduct = conduct
+        self._max_running = max_running
+        self._queue = QueueInForce(lanes, conduct.key)
+        self._head: Segment | None = None
+        """That the instance was last made to follow."""
+        self._finished: list[MeshRequest] = []
+        if initial is not None:
+            self.weights.activated(initial)
+            self.active, self.engine = initial, self._engine(initial, 0.0)
+
+    def take_finished(self) -> list[MeshRequest]:
+        """What has ended since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def wake_at(self) -> UnixTime:
+        """When it has something to do by itself."""
+        engine_at = self.engine.wake_at() if self.engine is not None else math.inf
+        if self.change is None:
+            return engine_at
+        if self.change.ready_at is not None:
+            return self.change.ready_at
+        return min(self.change.drain_until, engine_at)
+
+    def get_ready(self, now: UnixTime) -> None:
+        """A plan is about to be made: what has not begun goes back to its lanes."""
+        self._catch_up(now)
+        if self._conduct.gives_back:
+            self._give_back()
+
+    def follow(self, segments: Sequence[Segment], now: UnixTime) -> None:
+        """A new plan; `get_ready` has been told."""
+        self._queue.follow(segments)
+        self._go_on(now)
+        if self.change is None and self.engine is not None and self.engine.num_waiting:
+            self._act(self._queue.segments(), now)
+            self._go_on(now)
+
+    def wake(self, now: UnixTime) -> None:
+        """Do what is to be done *now*."""
+        self._catch_up(now)
+        self._go_on(now)
+        engine = self.engine
+        if engine is not None and engine.now <= now and engine.wake_at() <= now:
+            engine.iterate()
+            self._collect(engine)
+
+    def lose(self, now: UnixTime) -> None:
+        """It dies: all that it had begins anew elsewhere, and nothing is ever active again."""
+        self._catch_up(now)
+        self._give_back()
+        runs = [*self._running(), *self.swapped]
+        self._evict(self._running())
+        self._drop(self.swapped)
+        for run in runs:
+            run.restart()
+        self.engine, self.active, self.change = None, None, None
+
+    def notice(self, model: ModelName, now: UnixTime) -> None:
+        """Something came to a lane of *model*."""
+        if self.change is None and model == self.active:
+            self._catch_up(now)
+            self._go_on(now)
+
+    @property
+    def sight(self) -> Sight:
+        """What is known beside it."""
+        return Sight(fleet=self._fleet, conduct=self._conduct, answers=self._lanes.answers)
+
+    def _catch_up(self, now: UnixTime) -> None:
+        if self.engine is not None:
+            self.engine.catch_up(now)
+            self._collect(self.engine)
+
+    def _collect(self, engine: BatchEngine) -> None:
+        self._finished += engine.take_finished()
+
+    def _go_on(self, now: UnixTime) -> None:
+        """Until nothing is left to be done *now*."""
+        while True:
+            if self.change is not None and not self._changed(self.change, now):
+                return
+            self._refill(now)
+            segments = self._other_head()
+            if not segments:
+                return
+            self._act(segments, now)
+            if self.change is None:
+                return
+
+    def _changed(self, change: ModelChange, now: UnixTime) -> bool:
+        """Go on with *change*; whether it is over."""
+        if change.ready_at is None:
+            engine = self.engine
+            if engine is not None and engine.num_running and now < change.drain_until:
+                return False
+            if engine is not None:
+                self._evict(engine.running())
+                now = max(now, engine.now)
+            change.ready_at = now + self.weights.activate_s(change.model, now)
+            self.weights.activated(change.model)
+            if self.active is not None:
+                self.weights.park(self.active, now)
+            self.engine, self.active = None, None
+            self.num_swaps += 1
+        if now < change.ready_at:
+            return False
+        self.active, self.engine = change.model, self._engine(change.model, change.ready_at)
+        self.active_since, self.change = change.ready_at, None
+        return True
+
+    def _engine(self, model: ModelName, now: UnixTime) -> BatchEngine:
+        how = self._fleet.served(self.device, model)
+        if how is None:
+            raise ValueError(f"{self.device.name} cannot serve {model}")
+        kv_bytes = self._fleet.models[model].kv_bytes_per_token
+        limits = BatchLimits(
+            kv_capacity_tokens=how.kv_capacity_tokens,
+            max_running=self._max_running,
+            static_batch=self._conduct.static_batch,
+            restore_s_per_token=kv_bytes / self.device.host_link_bytes_per_s,
+        )
+        return BatchEngine(how.latency, limits, self.totals, now=now)
+
+    def _refill(self, now: UnixTime) -> None:
+        """Pull what the window has room for."""
+        engine = self.engine
+        if engine is not None:
+            for held in [each for each in self.ahead if each.model == self.active]:
+                self.ahead.remove(held)
+                self._begin(held, engine, now)
+        while self._num_held() < self._conduct.window:
+            request = self._pull()
+            if request is None:
+                break
+            if is_hopeless(self, self.sight, request, now):
+                self._lanes.relegate(request, now)
+            elif engine is not None and request.model == self.active:
+                self._begin(request, engine, now)
+            else:
+                self.ahead.append(request)
+        if engine is not None and not engine.num_waiting and self.swapped:
+            self._begin(self.swapped.pop(0), engine, now)
+
+    def _num_held(self) -> int:
+        return len(self.ahead) + (self.engine.num_waiting if self.engine is not None else 0)
+
+    def _pull(self) -> MeshRequest | None:
+        """What the window gets next; nothing while the head is another model's."""
+        queue = self._queue
+        if not self._conduct.looks_ahead:
+            queue.drop_served()
+            segments = queue.segments()
+            if segments and segments[0].model != self.active:
+                return None
+            if segments:
+                return queue.pull_urgent() if self._conduct.shares else queue.pull_head()
+        elif (request := queue.pull_any()) is not None:
+            return request
+        return None if self.active is None else queue.pull_spare(self.active)
+
+    def _begin(self, request: MeshRequest, engine: BatchEngine, now: UnixTime) -> None:
+        request.instance_id = self.instance_id
+        engine.add(request, now)
+
+    def _other_head(self) -> tuple[Segment, ...]:
+        """The virtual queue, if it wants another model than the active one now."""
+        engine = self.engine
+        if self._conduct.looks_ahead:
+            idle = engine is None or not engine.num_unfinished
+            return (Segment(model=self.ahead[0].model),) if idle and self.ahead else ()
+        if engine is not None and engine.num_waiting:
+            return ()
+        segments = self._queue.segments()
+        return segments if segments and segments[0].model != self.active else ()
+
+    def _act(self, segments: tuple[Segment, ...], now: UnixTime) -> None:
+        """Carry out what the new head asks for."""
+        change = HeadChange(old_head=self._head, queue=segments)
+        self._head = change.head
+        for lso in lso_actions(change, situation_of(self, self.sight, now), self._conduct.rules):
+            self._carry_out(lso, now)
+
+    def _carry_out(self, lso: Lso, now: UnixTime) -> None:
+        match lso:
+            case Evict(request_ids=ids):
+                self._evict([r for r in self._running() if r.request_id in ids])
+                self._drop([r for r in self.swapped if r.request_id in ids])
+            case SwapOut(request_id=request_id):
+                for run in [r for r in self._running() if r.request_id == request_id]:
+                    assert self.engine is not None
+                    self.engine.swap_out(run)
+                    run.num_swapped += 1
+                    self.swapped.append(run)
+            case Activate(model=model, drain_s=drain_s):
+                self._give_back()
+                self._drop(self.swapped)
+                self.change = ModelChange(model=model, drain_until=now + drain_s)
+            case Warm(model=model):
+                self.weights.warm(model, now)
+            case Cool(model=model):
+                self.weights.cool(model)
+
+    def _running(self) -> list[MeshRequest]:
+        return self.engine.running() if self.engine is not None else []
+
+    def _evict(self, runs: Iterable[MeshRequest]) -> None:
+        """*runs* go back to their lanes with their answers so far."""
+        gone = list(runs)
+        for run in gone:
+            assert self.engine is not None
+            self.engine.evict(run)
+            run.num_evicted += 1
+        self._lanes.put_back(gone)
+
+    def _drop(self, swapped: list[MeshRequest]) -> None:
+        """Requests that were swapped out lose their KV and go back."""
+        gone = list(swapped)
+        for run in gone:
+            run.forget()
+            run.num_evicted += 1
+        self.swapped = [run for run in self.swapped if run not in gone]
+        self._lanes.put_back(gone)
+
+    def _give_back(self) -> None:
+        """What has not begun goes back; what was swapped out rests on."""
+        waiting = self.engine.take_waiting() if self.engine is not None else []
+        self.swapped = [run for run in waiting if run.kept_tokens] + self.swapped
+        fresh = [run for run in waiting if not run.kept_tokens]
+        self._lanes.put_back([*fresh, *self.ahead])
+        self.ahead = []

@@ -1,0 +1,86 @@
+"""Weights of models around one instance: active, in host memory, or in storage."""
+
+from collections.abc import Mapping, Sequence
+
+from ops.sim.mesh.kinds import ModelKind
+from shared.contracts.base import ModelName, Seconds, UnixTime
+from shared.contracts.telemetry import Residency
+from solver.planning.lso_situation import WarmSet
+
+
+class HostWeights:
+    """
+    Which models one instance has in host memory.
+
+    What is active has no copy there; it is parked there when it leaves and there is room.
+
+    Args:
+        models: That the instance can serve; at first those are warm that fit, in this order.
+        budget_bytes: Host memory for weights.
+        swap_scale: Of all times.
+    """
+
+    def __init__(
+        self, models: Mapping[ModelName, ModelKind], *, budget_bytes: int, swap_scale: float
+    ) -> None:
+        self._models = models
+        self._budget_bytes = budget_bytes
+        self._scale = swap_scale
+        self._warm_at: dict[ModelName, UnixTime] = {}
+        for model in models:
+            self.park(model, 0.0)
+
+    @property
+    def models(self) -> Sequence[ModelName]:
+        """That the instance can serve."""
+        return tuple(self._models)
+
+    def activate_s(self, model: ModelName, now: UnixTime) -> Seconds:
+        """What activating *model* takes if it begins *now*."""
+        kind = self._models[model]
+        cold_s, warm_s = self._scale * kind.cold_s, self._scale * kind.warm_s
+        warm_at = self._warm_at.get(model)
+        return cold_s if warm_at is None else min(cold_s, warm_s + max(0.0, warm_at - now))
+
+    def return_s(self, model: ModelName | None) -> Seconds:
+        """What activating *model*, which is active, would take after it has been parked."""
+        if model is None:
+            return 0.0
+        kind = self._models[model]
+        fits = self._used_bytes() + kind.weight_bytes <= self._budget_bytes
+        return self._scale * (kind.warm_s if fits else kind.cold_s)
+
+    def activated(self, model: ModelName) -> None:
+        """*model* is on the device, and its host memory is free."""
+        self._warm_at.pop(model, None)
+
+    def park(self, model: ModelName, now: UnixTime) -> None:
+        """*model* leaves the device; its weights stay in host memory if there is room."""
+        if self._used_bytes() + self._models[model].weight_bytes <= self._budget_bytes:
+            self._warm_at[model] = now
+
+    def warm(self, model: ModelName, now: UnixTime) -> None:
+        """Bring *model* in from storage."""
+        kind = self._models[model]
+        self._warm_at[model] = now + self._scale * max(0.0, kind.cold_s - kind.warm_s)
+
+    def cool(self, model: ModelName) -> None:
+        """Give up the copy of *model*."""
+        self._warm_at.pop(model, None)
+
+    def warm_set(self, active: ModelName | None) -> WarmSet:
+        """As the choice of LSOs sees it."""
+        residency = {
+            model: Residency.ACTIVE
+            if model == active
+            else (Residency.WARM if model in self._warm_at else Residency.COLD)
+            for model in self._models
+        }
+        return WarmSet(
+            residency=residency,
+            num_bytes={model: kind.weight_bytes for model, kind in self._models.items()},
+            budget_bytes=self._budget_bytes,
+        )
+
+    def _used_bytes(self) -> int:
+        return sum(self._models[model].weight_bytes for model in self._warm_at)

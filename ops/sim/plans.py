@@ -1,0 +1,187 @@
+"""What becomes of a plan when chance is sampled: an independent judge of plan generators."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.planning.problem import (
+    NONE,
+    Floats,
+    GroupArrays,
+    InstanceArrays,
+    PlanningProblem,
+    QueueOrder,
+)
+
+Bools = NDArray[np.bool_]
+
+SLICES = 16
+"""A group is followed request by request up to so many, else in so many parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How a plan did in each of S scenarios."""
+
+    late: Floats
+    """[S, I], share of the group's requests that were late, 0..1."""
+    weight: Floats
+    """[I], of the groups."""
+    setup_s: Floats
+    """[S], instance seconds spent on draining and activating, all instances together."""
+    swaps: int
+    """Activations, the first ones included."""
+
+    def attainment(self, part: Bools | None = None) -> Floats:
+        """Weighted share of requests in time, [S]; of the groups in *part*, 1 without weight."""
+        weight = self.weight if part is None else np.where(part, self.weight, 0.0)
+        total = float(weight.sum())
+        if total == 0:
+            return np.ones(len(self.late))
+        return np.asarray(1 - self.late @ weight / total, dtype=np.float64)
+
+    def late_share(self) -> Floats:
+        """[I], expected share of late requests."""
+        return np.asarray(self.late.mean(axis=0), dtype=np.float64)
+
+    def late_probability(self) -> Floats:
+        """[I], in which share of the scenarios some request of the group was late (eq. 12)."""
+        return np.asarray((self.late > 0).mean(axis=0), dtype=np.float64)
+
+
+def judge(
+    problem: PlanningProblem, order: QueueOrder, *, num_scenarios: int = 64, seed: int = 0
+) -> Verdict:
+    """
+    Follow every virtual queue through sampled scenarios.
+
+    Each request takes an instance a gamma-distributed share of its group's time; an instance
+    serves a model faster or slower than thought by one lognormal factor a scenario, tails and
+    drains included. Before another model starts, the last requests drain and it is activated.
+    Equal seeds give two plans the same luck, where groups are on like devices.
+
+    Raises:
+        ValueError: A group is in two places or where its model may not be.
+
+    Source: QLM §6, completion times as distributions; equations 6-10 for what adds up.
+    Differs: sampled instead of normal; it shares no formula with `solver.planning.objective`.
+    """
+    _check(problem, order)
+    scenarios = _Scenarios(problem, num_scenarios, seed)
+    late = np.zeros((num_scenarios, problem.num_groups))
+    in_no_queue = np.isin(np.arange(problem.num_groups), order.groups, invert=True)
+    late[:, in_no_queue & np.isfinite(problem.groups.deadline_s)] = 1.0
+    setup_s = np.zeros(num_scenarios)
+    swaps = 0
+    for index in range(problem.num_instances):
+        server = _Server(problem, index, scenarios)
+        for group in order.queue(index).tolist():
+            late[:, group] = server.serve(group)
+        setup_s += server.setup_s
+        swaps += server.swaps
+    return Verdict(late=late, weight=problem.groups.weight, setup_s=setup_s, swaps=swaps)
+
+
+class _Scenarios:
+    """What chance decides, S times; the same whatever the plan is."""
+
+    def __init__(self, problem: PlanningProblem, count: int, seed: int) -> None:
+        self.count = count
+        self._seed = seed
+        self._groups: GroupArrays = problem.groups
+        instances: InstanceArrays = problem.instances
+        random = np.random.default_rng((seed, 0))
+        self.available_s = _gamma(
+            random, instances.available_s, instances.available_var, (count, problem.num_instances)
+        )
+        error = instances.rate_error[instances.device]
+        log_var = np.log1p(error**2)
+        normal = random.standard_normal((count, *error.shape))
+        self.slower: Floats = np.exp(np.sqrt(log_var) * normal - log_var / 2)
+        """[S, G, M], time over mean time; 1 on average."""
+
+    def work_s(self, group: int, device: int, sizes: Floats) -> Floats:
+        """[S, K], what *sizes* requests of the group take, before the instance's factor."""
+        random = np.random.default_rng((self._seed, 1, group))
+        share = sizes / sizes.sum()
+        mean, var = self._groups.work_s[device, group], self._groups.work_var[device, group]
+        return _gamma(random, mean * share, var * share, (self.count, len(sizes)))
+
+    def tail_s(self, group: int, device: int, num_slices: int) -> Floats:
+        """[S, K], from a request's turn to what ends its wait, before the factor."""
+        random = np.random.default_rng((self._seed, 2, group))
+        mean = np.full(num_slices, self._groups.tail_s[device, group])
+        var = np.full(num_slices, self._groups.tail_var[device, group])
+        return _gamma(random, mean, var, (self.count, num_slices))
+
+
+class _Server:
+    """One instance as it works through its queue, in all scenarios at once."""
+
+    def __init__(self, problem: PlanningProblem, index: int, scenarios: _Scenarios) -> None:
+        self._groups = problem.groups
+        self._instances = problem.instances
+        self._index = index
+        self._device = int(problem.instances.device[index])
+        self._scenarios = scenarios
+        self._now_s = scenarios.available_s[:, index].copy()
+        self._resident = int(problem.instances.active[index])
+        self._leaving_s = np.asarray(problem.instances.drain_s[index]) * (
+            1.0 if self._resident == NONE else scenarios.slower[:, index, self._resident]
+        )
+        self.setup_s = np.zeros(scenarios.count)
+        self.swaps = 0
+
+    def serve(self, group: int) -> Floats:
+        """Serve all of *group* next; [S], the share of it that is late."""
+        groups, device = self._groups, self._device
+        model = int(groups.model[group])
+        self._make_resident(model)
+        slower = self._scenarios.slower[:, self._index, model, np.newaxis]
+        sizes = _slices(groups.num_requests[group])
+        work_s = slower * self._scenarios.work_s(group, device, sizes)
+        tail_s = slower * self._scenarios.tail_s(group, device, len(sizes))
+        begun_s = self._now_s[:, np.newaxis] + np.cumsum(work_s, axis=1) - work_s
+        # The middle request of a slice stands for it: half of the others had their turn before.
+        done_s = begun_s + work_s * (sizes - 1) / (2 * sizes) + tail_s
+        rank = np.cumsum(sizes) - sizes + (sizes - 1) / 2
+        progress = rank / max(1.0, sizes.sum() - 1)
+        late = done_s > groups.deadline_s[group] + groups.spread_s[group] * progress
+        self._now_s = self._now_s + work_s.sum(axis=1)
+        self._leaving_s = groups.drain_s[device, group] * slower[:, 0]
+        return np.asarray(late @ sizes / sizes.sum(), dtype=np.float64)
+
+    def _make_resident(self, model: int) -> None:
+        if model == self._resident:
+            return
+        setup_s = self._leaving_s + self._instances.activate_s[self._index, model]
+        self._now_s = self._now_s + setup_s
+        self.setup_s += setup_s
+        self.swaps += 1
+        self._resident = model
+
+
+def _slices(num_requests: float) -> Floats:
+    """[K], requests in each part of a group, as equal as they can be."""
+    count = max(1, round(num_requests))
+    return np.diff(np.linspace(0, count, min(count, SLICES) + 1).round())
+
+
+def _gamma(
+    random: np.random.Generator, mean: Floats, var: Floats, shape: tuple[int, ...]
+) -> Floats:
+    """Of these moments, 0 or more; the mean itself where there is no variance."""
+    certain = (mean <= 0) | (var <= 0)
+    form = np.where(certain, 1.0, mean) ** 2 / np.where(certain, 1.0, var)
+    drawn = random.gamma(form, np.where(certain, 1.0, mean) / form, shape)
+    return np.asarray(np.where(certain, mean, drawn), dtype=np.float64)
+
+
+def _check(problem: PlanningProblem, order: QueueOrder) -> None:
+    if np.bincount(order.groups, minlength=1).max(initial=0) > 1:
+        raise ValueError("a group is in two places of the plan")
+    instance = np.repeat(np.arange(problem.num_instances), np.diff(order.starts))
+    model = problem.groups.model[order.groups]
+    if not np.isfinite(problem.instances.activate_s[instance, model]).all():
+        raise ValueError("a group is on an instance that may not have its model")

@@ -1,0 +1,197 @@
+"""Instances behind one router, in virtual time: where requests go, when, and how that ends."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+import numpy as np
+
+from ops.sim.routing.engine import NO_SLOWDOWN, RoutedReplica, RoutedSimRequest, Slowdown
+from ops.sim.routing.workload import RoutedArrival
+from shared.contracts.base import InstanceId, RequestId, Seconds, UnixTime
+from solver.routing.admission_queue import Assignment
+from solver.routing.backlog import Backlog
+from solver.routing.options import RoutingOptions
+from solver.routing.request import PrefillPredictor, RoutedRequest
+from solver.routing.router import Router
+from solver.scheduling.latency import LatencyTable
+
+REPORT_S = 1.0
+"""Between two reports of an instance: all that the router knows of it, but for first tokens."""
+_MAX_BACKLOG_S = 600.0
+"""A trace that is this far behind its arrivals is given up."""
+
+
+class Learner(Protocol):
+    """Learns from each prefill, and says whether predictions can be trusted."""
+
+    def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:
+        """A prefill took so long."""
+        ...
+
+    @property
+    def is_trusted(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingCluster:
+    """Engines alike."""
+
+    latency: LatencyTable
+    num_instances: int = 4
+    scale: float = 1.0
+    """Of all times of the latency profile."""
+    slowdown: Slowdown = NO_SLOWDOWN
+    seed: int = 0
+
+    def replicas(self) -> dict[InstanceId, RoutedReplica]:
+        """Each with its own noise."""
+        return {
+            InstanceId(f"instance {number}"): RoutedReplica(
+                self.latency,
+                scale=self.scale,
+                slowdown=self.slowdown,
+                random=np.random.default_rng((self.seed, number)),
+            )
+            for number in range(self.num_instances)
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingOutcome:
+    """One simulation."""
+
+    requests: list[RoutedSimRequest]
+    """In order of arrival."""
+    assignments: dict[RequestId, Assignment]
+    fallen_back: list[tuple[UnixTime, bool]]
+    """Of each first token, in their order: when it came, and whether the router was fallen back."""
+    end_s: Seconds
+
+
+def simulate_routing(
+    arrivals: Sequence[RoutedArrival],
+    cluster: RoutingCluster,
+    options: RoutingOptions,
+    predictor: PrefillPredictor,
+    learner: Learner | None = None,
+) -> RoutingOutcome:
+    """Serve *arrivals* to their end; deterministic."""
+    return _Run(arrivals, cluster, options, predictor, learner).outcome()
+
+
+class _Run:
+    def __init__(
+        self,
+        arrivals: Sequence[RoutedArrival],
+        cluster: RoutingCluster,
+        options: RoutingOptions,
+        predictor: PrefillPredictor,
+        learner: Learner | None,
+    ) -> None:
+        self._requests = [
+            RoutedSimRequest(RequestId(str(number)), each) for number, each in enumerate(arrivals)
+        ]
+        self._replicas = cluster.replicas()
+        self._router = Router(
+            list(self._replicas),
+            options,
+            predictor,
+            random=np.random.default_rng((cluster.seed, len(self._replicas))),
+            backlog=Backlog("router"),
+        )
+        self._learner = learner
+        self._numbers = count()
+        self._events: list[tuple[UnixTime, int, InstanceId | None]] = []
+        """Ends of iterations; without an instance, a round of reports."""
+        self._busy = set[InstanceId]()
+        self._by_id = {request.request_id: request for request in self._requests}
+        self._assignments: dict[RequestId, Assignment] = {}
+        self._fallen_back: list[tuple[UnixTime, bool]] = []
+
+    def outcome(self) -> RoutingOutcome:
+        self._push(REPORT_S, None)
+        last_at = self._requests[-1].arrival.arrived_at
+        now, index, num_left = 0.0, 0, len(self._requests)
+        while num_left and now < last_at + _MAX_BACKLOG_S:
+            arriving = self._requests[index] if index < len(self._requests) else None
+            if arriving is not None and arriving.arrival.arrived_at <= self._events[0][0]:
+                now, index = arriving.arrival.arrived_at, index + 1
+                self._submit(arriving, now)
+            else:
+                now, _, instance_id = heapq.heappop(self._events)
+                if instance_id is None:
+                    self._report(now)
+                else:
+                    num_left -= self._end_iteration(instance_id, now)
+            self._dispatch(now)
+        return RoutingOutcome(
+            requests=self._requests,
+            assignments=self._assignments,
+            fallen_back=self._fallen_back,
+            end_s=now,
+        )
+
+    def _submit(self, request: RoutedSimRequest, now: UnixTime) -> None:
+        asked = request.asked
+        matches = {
+            instance_id: replica.cache.match_tokens(asked)
+            for instance_id, replica in self._replicas.items()
+        }
+        routed = RoutedRequest(
+            request_id=request.request_id,
+            tenant=asked.tenant,
+            arrived_at=now,
+            prompt_tokens=asked.arrival.prompt_tokens,
+            max_tokens=asked.max_tokens,
+            slo=asked.arrival.slo,
+            cached_tokens=matches,
+        )
+        self._assignments[request.request_id] = self._router.submit(routed, now)
+
+    def _report(self, now: UnixTime) -> None:
+        for instance_id, replica in self._replicas.items():
+            self._router.observe(instance_id, replica.report(now), now)
+        self._push(now + REPORT_S, None)
+
+    def _end_iteration(self, instance_id: InstanceId, now: UnixTime) -> int:
+        """Tell the router what the iteration brought; how many requests ended with it."""
+        self._busy.discard(instance_id)
+        progress = self._replicas[instance_id].taken_progress()
+        for request in progress.first_tokens:
+            self._router.first_token(request.request_id, now)
+            self._learn(request, now)
+        for request in progress.finished:
+            self._router.finish(request.request_id, now)
+        return len(progress.finished)
+
+    def _learn(self, request: RoutedSimRequest, now: UnixTime) -> None:
+        """Preempted prefills took longer for reasons of their own, and teach nothing."""
+        self._fallen_back.append((now, self._router.is_fallen_back))
+        if self._learner is None or request.num_preempted:
+            return
+        assert request.first_token_at is not None
+        assert request.scheduled_at is not None
+        prefill_s = request.first_token_at - request.scheduled_at
+        self._learner.observe(self._assignments[request.request_id], prefill_s)
+        if self._learner.is_trusted:
+            self._router.recover()
+        else:
+            self._router.fall_back()
+
+    def _dispatch(self, now: UnixTime) -> None:
+        for assignment in self._router.dispatch(now):
+            request = self._by_id[assignment.request.request_id]
+            self._replicas[assignment.instance_id].add(request)
+        for instance_id, replica in self._replicas.items():
+            if instance_id not in self._busy and replica.num_unfinished:
+                duration_s = replica.iterate(now)
+                if duration_s <= 0:
+                    raise RuntimeError(f"{instance_id} computes nothing")
+                self._busy.add(instance_id)
+                self._push(now + duration_s, instance_id)
+
+    def _push(self, at: UnixTime, instance_id: InstanceId | None) -> None:
+        heapq.heappush(self._events, (at, next(self._numbers), instance_id))

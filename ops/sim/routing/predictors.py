@@ -1,0 +1,142 @@
+"""Who tells a simulated router how long prefills take: trees of a training trace, or an oracle."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from ops.sim.profiles import load
+from ops.sim.routing.cluster import RoutingCluster, RoutingOutcome, simulate_routing
+from ops.sim.routing.engine import CHUNK_TOKENS
+from ops.sim.routing.workload import MIXES, RoutedTraffic
+from shared.contracts.base import Seconds
+from solver.prediction.calibration import BucketedCalibration
+from solver.prediction.coverage import CoverageMonitor, CoverageOptions
+from solver.prediction.prefill_features import feature_matrix
+from solver.prediction.quantile_fit import fit_quantile_trees
+from solver.prediction.quantile_trees import QuantileTrees
+from solver.routing.admission_queue import Assignment
+from solver.routing.options import VARIANTS, Prediction, RoutingOptions
+from solver.routing.prefills import TreePrefills, request_features
+from solver.routing.request import Candidate, PrefillEstimate, RoutedRequest
+from solver.scheduling.latency import LatencyTable
+
+PROFILE = "28"
+TRAINING_SEED = 1_000
+TRAINING_REQUESTS = 6_000
+TRAINING_RATES_RPS = (8.0, 9.5, 11.0)
+"""Of a model of scale 1, from light load to the knee; a trace each, of equal lengths."""
+LEVELS = (0.5, 0.9, 0.95)
+
+
+class OraclePrefills:
+    """
+    The time of each prefill alone on an idle engine, without noise.
+
+    Decided: the paper's oracle knows "observed prefill costs"; what is observed depends on where
+    and beside what a prefill is put, so that no such number exists before it is decided.
+    """
+
+    def __init__(self, latency: LatencyTable, scale: float) -> None:
+        self._latency = latency
+        self._scale = scale
+
+    def predict(
+        self, request: RoutedRequest, candidates: Sequence[Candidate]
+    ) -> list[PrefillEstimate]:
+        """Quantile and mean are the same."""
+        times_s = [self._alone_s(request.prompt_tokens, each.cached_tokens) for each in candidates]
+        return [PrefillEstimate(quantile_s=time_s, mean_s=time_s) for time_s in times_s]
+
+    def _alone_s(self, prompt_tokens: int, cached_tokens: int) -> Seconds:
+        total_s = 0.0
+        for before in range(cached_tokens, prompt_tokens, CHUNK_TOKENS):
+            tokens = min(CHUNK_TOKENS, prompt_tokens - before)
+            pairs = tokens * (before + tokens / 2)
+            total_s += self._latency.predict_s(tokens, pairs, before)
+        return self._scale * total_s
+
+
+class SimulatedPrefills:
+    """
+    Trees as a router uses them, keeping what they said of every prefill that came about.
+
+    Args:
+        prefills: Tells and learns.
+    """
+
+    def __init__(self, prefills: TreePrefills) -> None:
+        self._prefills = prefills
+        self.raw_s: list[tuple[Seconds, ...]] = []
+        """Of each observed prefill, the trees' quantiles, in order of `LEVELS`."""
+        self.corrected_s: list[tuple[Seconds, ...]] = []
+        """The same, as corrected when it was observed."""
+        self.actual_s: list[Seconds] = []
+
+    @property
+    def is_trusted(self) -> bool:
+        return self._prefills.is_trusted
+
+    def predict(
+        self, request: RoutedRequest, candidates: Sequence[Candidate]
+    ) -> list[PrefillEstimate]:
+        """As a router is told."""
+        return self._prefills.predict(request, candidates)
+
+    def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:
+        """Keep it, then learn from it."""
+        asked = (assignment.request, [assignment.candidate])
+        self.raw_s.append(tuple(self._prefills.raw(*asked).quantiles_s[0].tolist()))
+        self.corrected_s.append(tuple(self._prefills.predicted(*asked).quantiles_s[0].tolist()))
+        self.actual_s.append(prefill_s)
+        self._prefills.observe(assignment, prefill_s)
+
+
+def prefills_for(options: RoutingOptions, scale: float) -> SimulatedPrefills:
+    """Trees of a nominal trace, with the calibration and the monitor that *options* ask for."""
+    calibration = BucketedCalibration(LEVELS, model_version="simulated", origin="router")
+    is_raw = options.prediction is Prediction.RAW
+    watched = CoverageOptions(level=options.quantile_level, under_coverage=options.fallback_delta)
+    return SimulatedPrefills(
+        TreePrefills(
+            trained(scale),
+            level=options.quantile_level,
+            calibration=None if is_raw else calibration,
+            monitor=CoverageMonitor(watched) if options.falls_back else None,
+        )
+    )
+
+
+@cache
+def trained(scale: float) -> QuantileTrees:
+    """Trees of nominal traces of seeds of their own, routed first come first served."""
+    features, times = [], []
+    count = TRAINING_REQUESTS // len(TRAINING_RATES_RPS)
+    for number, rate_rps in enumerate(TRAINING_RATES_RPS):
+        seed = TRAINING_SEED + number
+        traffic = RoutedTraffic(
+            mix=MIXES["mixed"], rate_rps=rate_rps / scale, num_requests=count, seed=seed
+        )
+        latency = load(PROFILE).latency
+        outcome = simulate_routing(
+            traffic.arrivals(),
+            RoutingCluster(latency=latency, scale=scale, seed=seed),
+            VARIANTS["fifo-ll"],
+            OraclePrefills(latency, scale),
+        )
+        for row, prefill_s in _samples(outcome):
+            features.append(row)
+            times.append(prefill_s)
+    return fit_quantile_trees(np.array(features), np.array(times), levels=LEVELS, seed=0)
+
+
+def _samples(outcome: RoutingOutcome) -> list[tuple[np.ndarray, Seconds]]:
+    """Features as they were when each request was assigned, and its undisturbed prefill time."""
+    samples = []
+    for request in outcome.requests:
+        if request.num_preempted or request.scheduled_at is None or request.first_token_at is None:
+            continue
+        assignment = outcome.assignments[request.request_id]
+        row = feature_matrix(request_features(assignment.request), [assignment.candidate])[0]
+        samples.append((row, request.first_token_at - request.scheduled_at))
+    return samples

@@ -1,0 +1,50 @@
+"""Which prefixes an engine still has: least recently used ones go first."""
+
+from collections import OrderedDict
+
+from ops.sim.routing.workload import RoutedArrival
+
+BLOCK_TOKENS = 16
+"""Only whole blocks are shared."""
+
+
+class PrefixCache:
+    """Contexts by key, in the KV memory that no running request needs."""
+
+    def __init__(self) -> None:
+        self._contexts: OrderedDict[str, int] = OrderedDict()
+        self._tokens = 0
+
+    def match_tokens(self, request: RoutedArrival) -> int:
+        """Longest prefix of the prompt that is here, in whole blocks, never all of the prompt."""
+        most = request.arrival.prompt_tokens - 1
+        held = max(
+            (min(tokens, self._contexts.get(key, 0)) for key, tokens in request.prefixes),
+            default=0,
+        )
+        return min(held, most) // BLOCK_TOKENS * BLOCK_TOKENS
+
+    def use(self, request: RoutedArrival) -> int:
+        """`match_tokens`; what matched is the latest used."""
+        for key, _ in request.prefixes:
+            if key in self._contexts:
+                self._contexts.move_to_end(key)
+        return self.match_tokens(request)
+
+    def store(self, request: RoutedArrival, context_tokens: int) -> None:
+        """*request* leaves its context of so many tokens, and its prefixes with it."""
+        self._put(request.stores, context_tokens)
+        for key, tokens in request.prefixes:
+            if key != request.stores:
+                self._put(key, tokens)
+
+    def shrink(self, room_tokens: int) -> None:
+        """Keep at most so many tokens."""
+        while self._tokens > max(0, room_tokens) and self._contexts:
+            _, tokens = self._contexts.popitem(last=False)
+            self._tokens -= tokens
+
+    def _put(self, key: str, tokens: int) -> None:
+        self._tokens += tokens - self._contexts.get(key, 0)
+        self._contexts[key] = tokens
+        self._contexts.move_to_end(key)
