@@ -8,10 +8,9 @@ import asyncio
 import random
 import time
 
-import msgspec
 import numpy as np
 
-from ops.bench.meshes import MODEL, bench_mesh, bench_producer
+from ops.bench.meshes import MODEL, bench_mesh, bench_producer, simulated_agent
 from ops.bench.result import Line, Result, quantiles_ms
 from services.agent.backends.settings import SimulatedSettings
 from services.mesh.processes import ProcessMesh
@@ -35,7 +34,7 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
     dump, probes = (QUICK_DUMP, 80) if quick else (DUMP, 300)
     result = Result(name="backlog", seed=seed, quick=quick)
     async with (
-        bench_mesh(broker, msgspec.to_builtins(SimulatedSettings())) as mesh,
+        bench_mesh(broker, (simulated_agent("bench", SimulatedSettings()),)) as mesh,
         bench_producer(mesh) as producer,
     ):
         await _probe(producer, 20, random.Random(seed))

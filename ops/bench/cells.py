@@ -1,18 +1,15 @@
-"""Simulations that are kept once they were made, so that a long benchmark can be resumed."""
+"""What `ops.bench qoserve` simulates: one simulation or search is a cell."""
 
-import hashlib
-import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from ops.bench.qoserve_probe import probed_share, recorded
+from ops.bench.store import code_digest
 from ops.sim.profiles import load
 from ops.sim.pulling import PullOptions
 from ops.sim.scenario import Scenario, Wave
@@ -21,7 +18,6 @@ from ops.sim.summary import rolling_p99, summarize
 from ops.sim.workload import CLASSES, TrafficClass
 from shared.contracts.qos import Importance, Slo
 
-ROOT = Path(__file__).parents[2]
 SOURCES = (
     "ops/sim", "ops/bench/cells.py", "ops/bench/qoserve_probe.py", "solver/scheduling",
     "solver/prediction/moments.py",
@@ -125,66 +121,13 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-class Store:
-    """
-    Figures of cells on disk, by the cell and the digest of the code that made them.
-
-    Args:
-        directory: Holds a file a cell.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._digest = _code_digest(NOT_SIMULATED | PULLED)
-        self._pulled_digest = _code_digest(NOT_SIMULATED)
-
-    def get(self, cell: Cell) -> dict[str, Any] | None:
-        """The figures, if they were made."""
-        file = self._file(cell)
-        return msgspec.json.decode(file.read_bytes()) if file.exists() else None
-
-    def num_held(self, cells: Iterable[Cell]) -> int:
-        """How many of *cells* were made already."""
-        return sum(self._file(cell).exists() for cell in set(cells))
-
-    def put(self, cell: Cell, figures: dict[str, Any]) -> None:
-        """Keep them."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        partial = self._file(cell).with_suffix(".partial")
-        partial.write_bytes(msgspec.json.encode(figures))
-        partial.rename(self._file(cell))
-
-    def _file(self, cell: Cell) -> Path:
-        digest = self._pulled_digest if cell.dispatch == "pull" else self._digest
-        key = hashlib.blake2b(msgspec.json.encode(cell) + digest, digest_size=12)
-        return self._directory / f"{key.hexdigest()}.json"
-
-
-def measured(
-    cells: Iterable[Cell], store: Store, *, workers: int | None = None
-) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """
-    Figures of each cell, as they come.
-
-    Args:
-        cells: Made in this order, except those that are in the store.
-        store: Gets what is made.
-        workers: Processes; none is one per core.
-    """
-    missing = []
-    for cell in dict.fromkeys(cells):
-        figures = store.get(cell)
-        if figures is None:
-            missing.append(cell)
-        else:
-            yield cell, figures
-    if not missing:
-        return
-    with ProcessPoolExecutor(max_workers=workers or os.cpu_count()) as pool:
-        made = {pool.submit(measure, cell): cell for cell in missing}
-        for future in as_completed(made):
-            store.put(made[future], future.result())
-            yield made[future], future.result()
+def code_of() -> Callable[[Cell], bytes]:
+    """The digest of what a cell depends on; that of replicas that pull is more."""
+    code, pulling = (
+        code_digest(SOURCES, excluded=NOT_SIMULATED | PULLED),
+        code_digest(SOURCES, excluded=NOT_SIMULATED),
+    )
+    return lambda cell: pulling if cell.dispatch == "pull" else code
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -252,17 +195,3 @@ _KINDS: dict[str, Callable[[Cell], dict[str, Any]]] = {
     "replicas": _replicas,
     "iterations": _iterations,
 }
-
-
-def _code_digest(excluded: Container[str]) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for source in SOURCES:
-        path = ROOT / source
-        files = [path] if path.is_file() else sorted(path.rglob("*.py"), key=str)
-        files += [] if path.is_file() else sorted(path.rglob("*.json"), key=str)
-        for file in files:
-            if file.name in excluded:
-                continue
-            digest.update(str(file.relative_to(ROOT)).encode())
-            digest.update(file.read_bytes())
-    return digest.digest()

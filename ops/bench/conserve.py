@@ -11,12 +11,15 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from ops.bench.conserve_cells import Cell, judged, measure, printed
+from ops.bench.conserve_cells import WHOLE, Cell, judged, measure, printed
+from ops.bench.progress import counted
 from ops.bench.result import Line, Result
 
 Figures = Mapping[Cell, dict[str, dict[str, Any]]]
 
 TTFT_MOST, TBT_MOST, OFFLINE_LEAST = 0.85, 0.65, 0.80
+WHOLE_TTFT_MOST = 0.70
+"""With preemption between layers and checkpoints."""
 
 _PAPER = {
     "3, 2/s": "sarathi-p over online-only: TTFT 3.59x, TBT 3.01x; offline 4.27x below "
@@ -47,7 +50,8 @@ async def run(
     result = Result(name="conserve", seed=seed, quick=quick)
     cells = judged(seed) + ([] if quick else printed(seed))
     with ProcessPoolExecutor(max_workers=workers or os.cpu_count()) as pool:
-        found = dict(zip(cells, pool.map(measure, cells), strict=True))
+        made = counted(pool.map(measure, cells), len(cells), "simulations")
+        found = dict(zip(cells, made, strict=True))
     _judge(result, found)
     result.figures |= _tables(found)
     result.figures |= {f"paper, {name}": text for name, text in _PAPER.items()}
@@ -55,14 +59,16 @@ async def run(
 
 
 def _judge(result: Result, found: Figures) -> None:
-    """Worst of the seeds, before layer-wise preemption and checkpoints."""
+    """Worst of the seeds."""
     rows = [figures for cell, figures in found.items() if cell.figure == "judged"]
-    for name, figure, over, most in (
-        ("P99 TTFT, ours / sarathi-p", "ttft_p99_ms", "sarathi-p", TTFT_MOST),
-        ("P99 TBT, ours / sarathi-p", "tbt_p99_ms", "sarathi-p", TBT_MOST),
+    for name, figure, system, most in (
+        ("P99 TTFT", "ttft_p99_ms", "ours", TTFT_MOST),
+        ("P99 TBT", "tbt_p99_ms", "ours", TBT_MOST),
+        ("P99 TTFT", "ttft_p99_ms", WHOLE, WHOLE_TTFT_MOST),
     ):
-        value = max(row["ours"][figure] / row[over][figure] for row in rows)
-        result.lines.append(Line(name=f"{name}, 2/s, worst of 3 seeds", value=value, bound=most))
+        value = max(row[system][figure] / row["sarathi-p"][figure] for row in rows)
+        line = f"{name}, {system} / sarathi-p, 2/s, worst of 3 seeds"
+        result.lines.append(Line(name=line, value=value, bound=most))
     value = max(row["non-preemptive"]["offline_tps"] / row["ours"]["offline_tps"] for row in rows)
     result.lines.append(
         Line(

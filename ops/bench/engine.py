@@ -3,12 +3,12 @@ Our policy inside vLLM's engine against stock vLLM, on this machine's CPU.
 
 Targets are fixed multiples of what unloaded stock takes, and the load is where stock FCFS misses
 about half; both are set before ours runs. Stock gets the chunk, and its `priority` policy also
-the priorities, with which it misses least there. Then the arms take turns under equal loads.
+the priorities, with which it misses least there. Then the arms take turns under equal loads, in
+pairs; since a machine's speed drifts, each pair first asks stock FCFS anew how much load that is.
 A quick run leaves the `priority` policy out.
 """
 
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +23,7 @@ from ops.bench.engine_load import (
     planned_load,
     serve_alone,
 )
+from ops.bench.progress import say
 from ops.bench.result import Line, Result
 from services.agent.backends.base import EngineBackend
 from services.agent.backends.vllm.availability import vllm_unavailable_reason
@@ -38,6 +39,10 @@ MULTIPLES = {"ttft": 10.0, "tbt": 10.0, "Q2": 20.0, "Q3": 50.0}
 ABOUT_HALF = (0.45, 0.55)
 FIRST_UTILIZATION = 1.8
 """Of the load that is tried first, as a share of what one request at a time gives."""
+_STEP = 1.2
+"""Between loads that are tried until one is on the other side of half."""
+_TRIAL = 1000
+"""Number of the load that stock is tried with; those of the pairs are counted from 0."""
 LEAST_MISSED = 0.3
 """By stock FCFS, or the load was too low to tell policies apart."""
 MAX_MISSED_RATIO = 0.5
@@ -49,14 +54,13 @@ class _Sizes:
 
     def __init__(self, *, quick: bool) -> None:
         self.alone = 8 if quick else 40
-        self.probe_s: Seconds = 3.0 if quick else 25.0
-        self.pair_s: Seconds = 4.0 if quick else 30.0
+        self.load_s: Seconds = 4.0 if quick else 30.0
         self.pairs = 1 if quick else 5
         self.chunks = (256,) if quick else CHUNKS
         self.priorities: tuple[Mapping[str, int], ...] = (
             () if quick else (BY_CLASS, ONLY_INTERACTIVE)
         )
-        self.probes = 1 if quick else 6
+        self.probes = 1 if quick else 5
 
 
 async def run(
@@ -82,11 +86,8 @@ async def _compare(engine: EngineBackend, result: Result, sizes: _Sizes, seed: i
     ours = Arm(model=OURS, token_budget=LARGEST_BUDGET)
     slos, capacity_rps = await _unloaded(engine, fcfs, sizes, seed, result)
     bench = _Bench(engine, slos, sizes, seed)
-    rate_rps = FIRST_UTILIZATION * capacity_rps
-    rate_rps = await bench.rate_with_half_missed(fcfs, rate_rps)
+    rate_rps = await bench.rate_with_half_missed(fcfs, FIRST_UTILIZATION * capacity_rps)
     fcfs = await bench.best([replace(fcfs, token_budget=chunk) for chunk in sizes.chunks], rate_rps)
-    rate_rps = await bench.rate_with_half_missed(fcfs, rate_rps)
-    result.figures["load, 1/s"] = rate_rps
     result.figures["stock fcfs: chunk"] = fcfs.token_budget
     arms = {"stock fcfs": fcfs, "ours": ours}
     if sizes.priorities:
@@ -97,7 +98,12 @@ async def _compare(engine: EngineBackend, result: Result, sizes: _Sizes, seed: i
     # As stock's engines did while it was calibrated, ours meets requests before they count.
     await ours.activate(engine)
     await serve_alone(engine, OURS, planned_load(seed=seed + 3000, rate_rps=1.0, duration_s=10.0))
-    rounds = [await bench.round(arms, rate_rps, number) for number in range(sizes.pairs)]
+    rounds, rates_rps = [], []
+    for number in range(sizes.pairs):
+        rate_rps = await bench.rate_with_half_missed(fcfs, rate_rps, pair=number)
+        rates_rps.append(rate_rps)
+        rounds.append(await bench.round(arms, rate_rps, number))
+    result.figures["load of the pairs, 1/s"] = rates_rps
     _judge(result, rounds, sizes)
 
 
@@ -127,15 +133,19 @@ class _Bench:
         """Of *arms* the one that misses least; each gets its turn twice, since speed drifts."""
         if len(arms) == 1:
             return arms[0]
-        rounds = [[await self._probe(arm, rate_rps) for arm in arms] for _ in range(2)]
+        load = self._load(_TRIAL, rate_rps)
+        rounds = [[await self._probe(arm, load, rate_rps) for arm in arms] for _ in range(2)]
         shares = [sum(each) for each in zip(*rounds, strict=True)]
         return arms[shares.index(min(shares))]
 
-    async def rate_with_half_missed(self, arm: Arm, rate_rps: float) -> float:
-        """The load at which *arm* misses about half, searched from *rate_rps*."""
+    async def rate_with_half_missed(
+        self, arm: Arm, rate_rps: float, *, pair: int | None = None
+    ) -> float:
+        """The load, of a pair or for trials, at which *arm* misses about half."""
         low_rps, high_rps = 0.0, 0.0
         for _ in range(self._sizes.probes):
-            share = await self._probe(arm, rate_rps)
+            load = self._load(_TRIAL if pair is None else pair, rate_rps)
+            share = await self._probe(arm, load, rate_rps)
             if ABOUT_HALF[0] <= share <= ABOUT_HALF[1]:
                 return rate_rps
             if share < ABOUT_HALF[0]:
@@ -143,9 +153,9 @@ class _Bench:
             else:
                 high_rps = rate_rps
             if not high_rps:
-                rate_rps *= 1.3
+                rate_rps *= _STEP
             elif not low_rps:
-                rate_rps /= 1.3
+                rate_rps /= _STEP
             else:
                 rate_rps = (low_rps + high_rps) / 2
         return rate_rps
@@ -154,25 +164,25 @@ class _Bench:
         self, arms: Mapping[str, Arm], rate_rps: float, number: int
     ) -> dict[str, list[Served]]:
         """All arms under one load, one after the other, in an order that rotates."""
-        load = planned_load(
-            seed=self._seed + number, rate_rps=rate_rps, duration_s=self._sizes.pair_s
-        )
+        load = self._load(number, rate_rps)
         names = list(arms)
         turn = number % len(names)
         served = {
             name: await self._serve(arms[name], load) for name in (*names[turn:], *names[:turn])
         }
         shares = ", ".join(f"{name} {missed_share(served[name]):.0%}" for name in names)
-        _say(f"pair {number + 1} of {self._sizes.pairs}, missed: {shares}")
+        say(f"pair {number + 1} of {self._sizes.pairs}, {rate_rps:.2f}/s, missed: {shares}")
         return served
 
-    async def _probe(self, arm: Arm, rate_rps: float) -> float:
-        """Share of a load of its own that *arm* misses."""
-        load = planned_load(
-            seed=self._seed + 1000, rate_rps=rate_rps, duration_s=self._sizes.probe_s
+    def _load(self, number: int, rate_rps: float) -> list[Planned]:
+        return planned_load(
+            seed=self._seed + number, rate_rps=rate_rps, duration_s=self._sizes.load_s
         )
+
+    async def _probe(self, arm: Arm, load: list[Planned], rate_rps: float) -> float:
+        """Share of *load* that *arm* misses."""
         share = missed_share(await self._serve(arm, load))
-        _say(f"{arm.model}, chunk {arm.token_budget}, {rate_rps:.2f}/s: {share:.0%} missed")
+        say(f"{arm.model}, chunk {arm.token_budget}, {rate_rps:.2f}/s: {share:.0%} missed")
         return share
 
     async def _serve(self, arm: Arm, load: list[Planned]) -> list[Served]:
@@ -213,7 +223,7 @@ async def _unloaded(
 def _judge(result: Result, rounds: Sequence[Mapping[str, list[Served]]], sizes: _Sizes) -> None:
     missed = {name: [missed_share(each[name]) for each in rounds] for name in rounds[0]}
     kept = {
-        name: [sum(not s.missed for s in each[name]) / sizes.pair_s for each in rounds]
+        name: [sum(not s.missed for s in each[name]) / sizes.load_s for each in rounds]
         for name in rounds[0]
     }
     for name in rounds[0]:
@@ -253,11 +263,6 @@ def _judge(result: Result, rounds: Sequence[Mapping[str, list[Served]]], sizes: 
         for each in rounds
         for a, b in zip(each["ours"], each["stock fcfs"], strict=True)
     )
-
-
-def _say(text: str) -> None:
-    """Progress, for people."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def _num_different(ours: Sequence[Served], stock: Sequence[Served]) -> int:

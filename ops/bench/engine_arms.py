@@ -71,7 +71,7 @@ async def engines(directory: Path) -> AsyncIterator[VllmEngine]:
         policy="qoserve",
         max_running=MAX_RUNNING,
         token_budget=LARGEST_BUDGET,
-        max_resident_engines=len(ENGINES),
+        warm_bytes=len(ENGINES) << 30,
         # Arms get the same prompts; none may profit from what another run left.
         prefix_caching=False,
         log_path=str(directory / "vllm.log"),

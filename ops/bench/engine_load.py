@@ -58,13 +58,15 @@ class Served:
 
 def planned_load(*, seed: int, rate_rps: float, duration_s: Seconds) -> list[Planned]:
     """Poisson arrivals with the lengths of the code mix, scaled down."""
-    random = np.random.default_rng(seed)
-    times = np.cumsum(random.exponential(1 / rate_rps, size=int(3 * rate_rps * duration_s) + 16))
+    # Streams of their own, so that another rate changes the times and how many, but no request.
+    gaps, prompts_of, outputs_of, classes, random = np.random.default_rng(seed).spawn(5)
+    size = int(3 * rate_rps * duration_s) + 16
+    times = np.cumsum(gaps.exponential(size=size)) / rate_rps
     times = times[times < duration_s]
     mix = MIXES["code"]
-    prompts = mix.prompt.draw(random, len(times))
-    outputs = mix.output.draw(random, len(times))
-    chosen = random.integers(0, len(CLASSES), len(times))
+    prompts = mix.prompt.draw(prompts_of, len(times))
+    outputs = mix.output.draw(outputs_of, len(times))
+    chosen = classes.integers(0, len(CLASSES), len(times))
     return [
         Planned(
             at_s=float(at),

@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from ops.environment import broker_for
 from ops.ports import free_port
+from services.agent.backends.settings import SimulatedSettings
 from services.mesh.processes import ProcessMesh
 from services.mesh.spec import EMBEDDED, AgentSpec, MeshSpec
 from shared.contracts.errors import SettingsError
@@ -20,14 +22,25 @@ from shared.runtime.clock import SystemClock
 MODEL = "tiny-llama"
 
 
+def simulated_agent(name: str, engine: SimulatedSettings, model: str = MODEL) -> AgentSpec:
+    """An agent with a simulated engine, *model* active at first."""
+    settings: dict[str, Any] = {
+        "initial_model": model,
+        "engine": {"simulated": msgspec.to_builtins(engine)},
+    }
+    return AgentSpec(instance_id=name, settings=settings)
+
+
 @contextlib.asynccontextmanager
-async def bench_mesh(broker: str | None, engine: dict[str, Any]) -> AsyncIterator[ProcessMesh]:
+async def bench_mesh(
+    broker: str | None, agents: tuple[AgentSpec, ...]
+) -> AsyncIterator[ProcessMesh]:
     """
-    One of each service as a process of its own, over RabbitMQ.
+    The agents and one of each other service as processes of their own, over RabbitMQ.
 
     Args:
         broker: As `ops.environment.broker_for` takes it.
-        engine: Settings of the simulated engine.
+        agents: With simulated engines.
 
     Raises:
         SettingsError: No RabbitMQ to be had.
@@ -42,12 +55,7 @@ async def bench_mesh(broker: str | None, engine: dict[str, Any]) -> AsyncIterato
             log_dir=root / "log",
             gateway_port=free_port(),
             log_level="warning",
-            agents=(
-                AgentSpec(
-                    instance_id="bench",
-                    settings={"initial_model": MODEL, "engine": {"simulated": engine}},
-                ),
-            ),
+            agents=agents,
         )
         async with ProcessMesh(spec) as mesh:
             yield mesh

@@ -11,10 +11,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
-from ops.bench.meshes import MODEL, bench_mesh, bench_producer, cpu_s
+from ops.bench.meshes import MODEL, bench_mesh, bench_producer, cpu_s, simulated_agent
 from ops.bench.result import Line, Result, quantiles_ms
 from services.agent.backends.base import EngineRequest
 from services.agent.backends.settings import SimulatedSettings
@@ -51,7 +50,7 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
     rounds, requests = (3, 60) if quick else (5, 200)
     result = Result(name="overhead", seed=seed, quick=quick)
     settings = SimulatedSettings(max_running=STREAMS, kv_capacity_tokens=1 << 20)
-    async with bench_mesh(broker, msgspec.to_builtins(settings)) as mesh:
+    async with bench_mesh(broker, (simulated_agent("bench", settings),)) as mesh:
         entries = [ModelRegistry.load(mesh.spec.registry).entry(ModelName(MODEL))]
         engine = SimulatedEngine(entries, settings, SystemClock())
         await engine.start()

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ops.bench import qoserve_cells as cells
-from ops.bench.cells import Cell, Store, measured
+from ops.bench.cells import Cell, code_of, measure
+from ops.bench.progress import counted
 from ops.bench.qoserve_figures import numbered
 from ops.bench.qoserve_tables import percent, tables
 from ops.bench.result import Line, Result
+from ops.bench.store import Store, kept
 
 Figures = dict[Cell, dict[str, Any]]
 
@@ -32,10 +34,11 @@ async def run(
 ) -> Result:
     """Simulate, compare, judge."""
     result = Result(name="qoserve", seed=seed, quick=quick)
-    store = Store(Path("results") / "qoserve")
+    store = Store(Path("results") / "qoserve", code_of())
     wanted = cells.quick(seed) if quick else cells.full(seed)
     began, num_held = time.monotonic(), store.num_held(wanted)
-    found = dict(measured(wanted, store, workers=workers))
+    made = kept(wanted, store, measure, workers=workers)
+    found = dict(counted(made, len(set(wanted)), "simulations"))
     seeds = (seed,) if quick else (seed, seed + 1, seed + 2)
     _order(result, found, seeds, hours=1 if quick else 4)
     _overload(result, found, () if quick else seeds)

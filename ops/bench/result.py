@@ -83,6 +83,13 @@ def quantiles_ms(values_s: Sequence[float]) -> dict[str, float]:
     }
 
 
+def interval(values: Sequence[float]) -> dict[str, float]:
+    """Median with its 95 % interval, by the bootstrap."""
+    drawn = np.random.default_rng(0).choice(np.asarray(values), (2000, len(values)))
+    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
+    return {"median": float(np.median(values)), "low": float(low), "high": float(high)}
+
+
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return "  ".join(f"{key} {_shown(part)}" for key, part in value.items())

@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ops.bench.cells import CLASS_SETS, Cell, Store, measure
+from ops.bench.cells import CLASS_SETS, Cell, code_of, measure
+from ops.bench.store import Store
 from ops.sim.pulling import PullOptions
 from ops.sim.workload import CLASSES, TrafficClass
 
@@ -71,7 +72,7 @@ def test_every_kind_says_what_it_cost_and_can_be_kept(kind: str) -> None:
 
 
 def test_the_number_of_cells_that_are_held_counts_each_once(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = Store(tmp_path, code_of())
     held, missing = Cell(hours=1), Cell(hours=2)
     store.put(held, {"violations": 0.0})
 

@@ -1,0 +1,133 @@
+"""What making a model active costs, by path, beside a stock cold start."""
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+from ops.bench.lso_engines import ARMS
+from ops.bench.progress import say
+from ops.bench.result import Line, Result, interval
+from services.agent.backends.base import EngineRequest
+from services.agent.backends.vllm.backend import VllmEngine
+from shared.contracts.base import ModelName, RequestId, Seconds
+from shared.contracts.errors import EngineError
+from shared.contracts.models import ModelEntry
+from shared.contracts.requests import Sampling
+
+MOST_OF_STOCK, MOST_OF_FORK = 0.1, 0.5
+LLAMA, TWIN, QWEN = ModelName("tiny-llama"), ModelName("tiny-llama-b"), ModelName("tiny-qwen")
+_PROMPT = tuple(range(10, 74))
+
+STOCK, FORK = "stock cold start", "fork cold start"
+
+
+async def measure(engine: VllmEngine, result: Result, stock: ModelEntry, *, quick: bool) -> None:
+    """
+    Seconds from the decision to the first token of an answer, all paths in turn.
+
+    Args:
+        engine: Knows the tiny models.
+        result: Gets figures and lines.
+        stock: What a stock engine is started with.
+        quick: Once, and without the stock cold start, which takes most of a minute.
+    """
+    rounds = 1 if quick else 5
+    taken: dict[str, list[Seconds]] = {}
+    await _activated(engine, LLAMA)
+    for model in ARMS:
+        await engine.cool(model)
+    for number in range(rounds):
+        for path, step in _steps(engine, stock).items():
+            if not (quick and path == STOCK):
+                taken.setdefault(path, []).append(await step())
+        say(f"activation: round {number + 1} of {rounds}")
+    _judge(result, taken)
+
+
+def _steps(engine: VllmEngine, entry: ModelEntry) -> dict[str, Callable[[], Awaitable[Seconds]]]:
+    """Each begins with LLAMA active alone and ends so, which is not timed."""
+
+    async def to(model: ModelName) -> Seconds:
+        taken_s = await _activated(engine, model)
+        await _alone(engine)
+        return taken_s
+
+    async def parked() -> Seconds:
+        await engine.warm(QWEN)
+        return await to(QWEN)
+
+    return {
+        "reload": lambda: to(TWIN),
+        "parked": parked,
+        FORK: lambda: to(QWEN),
+        STOCK: lambda: _stock(entry),
+    }
+
+
+async def _alone(engine: VllmEngine) -> None:
+    await engine.activate(LLAMA)
+    for model in (TWIN, QWEN):
+        await engine.cool(model)
+
+
+async def _activated(engine: VllmEngine, model: ModelName) -> Seconds:
+    begun = time.perf_counter()
+    await engine.activate(model)
+    request = EngineRequest(
+        request_id=RequestId(f"first-{begun}"),
+        model=model,
+        prompt=_PROMPT,
+        sampling=Sampling(max_tokens=1, temperature=0.0, ignore_eos=True),
+    )
+    async for _ in engine.generate(request):
+        pass  # one token, and the end
+    return time.perf_counter() - begun
+
+
+async def _stock(entry: ModelEntry) -> Seconds:
+    """A process of its own with vLLM as it comes, but for the same model, dtype and KV."""
+    engine_args = {
+        "model": entry.path,
+        "max_model_len": entry.max_model_len,
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "dtype": "float32",
+        "kv_cache_memory_bytes": 128 << 20,
+        "block_size": 32,
+    }
+    begun = time.time()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ops.bench.stock_start", json.dumps(engine_args)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ
+        | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1",
+           "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"},
+    )  # fmt: skip
+    output, errors = await process.communicate()
+    if process.returncode:
+        raise EngineError(f"stock vLLM did not start: {errors.decode()[-500:]}")
+    return float(output.split()[-1]) - begun
+
+
+def _judge(result: Result, taken: dict[str, list[Seconds]]) -> None:
+    for path, seconds in taken.items():
+        result.figures[f"activation to first token, {path}, s"] = interval(seconds)
+    for name, most in ((STOCK, MOST_OF_STOCK), (FORK, MOST_OF_FORK)):
+        ratios = {
+            path: statistics.median(a / b for a, b in zip(taken[path], taken[name], strict=True))
+            for path in taken
+            if path not in (STOCK, FORK) and name in taken
+        }
+        result.figures[f"activation, over {name}"] = ratios
+        result.lines.append(
+            Line(
+                name=f"activation, best path within budget / {name}",
+                value=min(ratios.values(), default=None),
+                bound=most,
+            )
+        )

@@ -1,0 +1,221 @@
+"""The engines that the LSO benchmark compares: one model, with and without each mechanism."""
+
+import contextlib
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ops.bench.result import Line, Result, interval
+from services.agent.backends.base import EngineRequest, SchedulingParameters
+from services.agent.backends.settings import VllmSettings
+from services.agent.backends.vllm.backend import VllmEngine
+from shared.contracts.base import ModelName, RequestId, Seconds
+from shared.contracts.models import ModelEntry
+from shared.contracts.requests import Sampling, Tokens
+from shared.models.registry import ModelRegistry
+from shared.models.tiny import make_tiny_models
+from shared.models.tiny_weights import TinyArchitecture
+
+WHOLE = ModelName("whole")
+"""Safepoints and checkpoints, as by default."""
+ITERATIONS = ModelName("iterations")
+"""Decides between iterations only."""
+NO_COPIES = ModelName("no-copies")
+"""Keeps no KV in host memory."""
+ARMS: dict[ModelName, dict[str, Any]] = {
+    WHOLE: {},
+    ITERATIONS: {
+        "scheduler_cls": "services.agent.backends.vllm.policy_scheduler.PolicyScheduler",
+        "worker_cls": "services.agent.backends.vllm.cpu_workers.CpuWorker",
+    },
+    NO_COPIES: {"kv_transfer_config": None},
+}
+BASE = ModelName("deep-llama")
+DEEP = TinyArchitecture(
+    architecture="LlamaForCausalLM",
+    model_type="llama",
+    seed=1,
+    hidden_size=64,
+    intermediate_size=176,
+    num_layers=16,
+    head_size=32,
+)
+"""As many layers as small models in use have: safepoints are so many layers apart."""
+LARGEST_BUDGET, MAX_RUNNING, MAX_MODEL_LEN = 2048, 64, 8192
+_ids = count()
+
+
+@asynccontextmanager
+async def engines(directory: Path, others: Sequence[ModelEntry]) -> AsyncIterator[VllmEngine]:
+    """All arms' engines in one backend, which knows the *others*, too; output goes to a file."""
+    base = ModelRegistry.load(make_tiny_models(directory, models={BASE: DEEP})).entry(BASE)
+    settings = VllmSettings(
+        token_budget=LARGEST_BUDGET,
+        max_running=MAX_RUNNING,
+        warm_bytes=len(ARMS) << 30,
+        # Every prompt is to be computed.
+        prefix_caching=False,
+        log_path=str(directory / "vllm.log"),
+    )
+    engine = VllmEngine([*(_variant(base, name) for name in ARMS), *others], settings)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def activate(engine: VllmEngine, model: ModelName, token_budget: int) -> None:
+    """Make an arm's engine the active one, with *token_budget*."""
+    await engine.activate(model)
+    await engine.set_scheduling(
+        SchedulingParameters(token_budget=token_budget, max_running=MAX_RUNNING)
+    )
+
+
+def request(model: ModelName, prompt: Tokens, **fields: Any) -> EngineRequest:
+    """A greedy request of one token; *fields* of `EngineRequest`, and `output`: its tokens."""
+    sampling = Sampling(max_tokens=fields.pop("output", 1), temperature=0.0, ignore_eos=True)
+    return EngineRequest(
+        request_id=RequestId(f"bench-{next(_ids)}"),
+        model=model,
+        prompt=prompt,
+        sampling=sampling,
+        arrived_at=time.time(),
+        **fields,
+    )
+
+
+async def answer(engine: VllmEngine, asked: EngineRequest) -> Seconds:
+    """Serve one request; its TTFT."""
+    begun = time.perf_counter()
+    first_s: Seconds | None = None
+    async for _ in engine.generate(asked):
+        first_s = first_s or time.perf_counter() - begun
+    return first_s or 0.0
+
+
+def prompt_of(length: int, first: int = 0) -> Tokens:
+    """Token ids; another *first* gives another prompt from the first token on."""
+    return tuple(10 + (first + 7 * index) % 490 for index in range(length))
+
+
+def in_turn(names: Sequence[ModelName], number: int) -> Sequence[ModelName]:
+    """Who is first alternates from round to round."""
+    return names if number % 2 == 0 else names[::-1]
+
+
+async def renew(engine: VllmEngine, names: Sequence[ModelName]) -> None:
+    """
+    Give two arms new engines.
+
+    Where a process lies in memory can count for as much as what is measured, all its life long.
+    """
+    for name in names:
+        await engine.activate(name)
+        for other in names:
+            if other != name:
+                await engine.cool(other)
+    for name in names:
+        await engine.activate(name)
+
+
+async def thread_of(engine: VllmEngine, model: ModelName) -> Path:
+    """The engine core's main thread: busiest twice running while only *model* computes."""
+    await engine.activate(model)
+    found: Path | None = None
+    while (busiest := await _busiest(engine, model)) != found:
+        found = busiest
+    return busiest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """What a mechanism costs: CPU time of the engine's main thread for equal work, over none."""
+
+    arms: tuple[ModelName, ModelName]
+    """With and without it."""
+    work: Callable[[VllmEngine, ModelName], Awaitable[None]]
+    mix: str
+    """What the work is."""
+    name: str
+    bound: float
+    engines: int = 4
+    """Of each arm, one after the other."""
+    pairs: int
+    """With each of them."""
+
+    async def measure(self, engine: VllmEngine, result: Result, *, quick: bool) -> None:
+        """A quick run does not: single pairs differ by more than the bound."""
+        by_engines = [] if quick else [await self._ratios(engine, n) for n in range(self.engines)]
+        if by_engines:
+            result.figures[f"CPU time, {self.mix}, {self.name}, 95 %"] = [
+                interval(each) for each in by_engines
+            ]
+        medians = [statistics.median(each) for each in by_engines]
+        result.lines.append(
+            Line(
+                name=f"CPU time of the engine's thread, {self.name}, median of engines' medians",
+                value=statistics.median(medians) if medians else None,
+                bound=self.bound,
+            )
+        )
+
+    async def _ratios(self, engine: VllmEngine, number: int) -> list[float]:
+        if number:
+            await renew(engine, self.arms)
+        threads = {arm: await thread_of(engine, arm) for arm in self.arms}
+        for arm in self.arms:
+            await self.work(engine, arm)  # warms up
+        ratios = []
+        for turn in range(self.pairs):
+            used_s = {}
+            for arm in in_turn(self.arms, turn):
+                before_s = on_cpu_s(threads[arm])
+                await self.work(engine, arm)
+                used_s[arm] = on_cpu_s(threads[arm]) - before_s
+            ratios.append(used_s[self.arms[0]] / used_s[self.arms[1]])
+        return ratios
+
+
+async def _busiest(engine: VllmEngine, model: ModelName) -> Path:
+    """The main thread that uses most CPU during a long prefill; one may just be ending."""
+    threads = [path for pid in _group_members(engine.host_pid or 0) for path in _main_thread(pid)]
+    before = {path: on_cpu_s(path) for path in threads}
+    await answer(engine, request(model, prompt_of(LARGEST_BUDGET), output=64))
+    return max(threads, key=lambda path: on_cpu_s(path) - before[path])
+
+
+def on_cpu_s(thread: Path) -> Seconds:
+    """CPU time that *thread* has had."""
+    return 1e-9 * int(thread.read_text().split()[0])
+
+
+def _main_thread(pid: int) -> list[Path]:
+    path = Path(f"/proc/{pid}/task/{pid}/schedstat")
+    return [path] if path.exists() else []
+
+
+def _group_members(group: int) -> list[int]:
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if int(stat.read_text().rpartition(")")[2].split()[2]) == group:
+                members.append(int(stat.parent.name))
+    return members
+
+
+def _variant(base: ModelEntry, name: ModelName) -> ModelEntry:
+    return msgspec.structs.replace(
+        base,
+        name=name,
+        max_model_len=MAX_MODEL_LEN,
+        engine_args=base.engine_args | ARMS[name],
+    )

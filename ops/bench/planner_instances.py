@@ -1,0 +1,268 @@
+"""Harsh planning problems: slow devices, models that fit few of them, dear swaps, scarce time."""
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.planning.problem import (
+    NONE,
+    Floats,
+    GroupArrays,
+    InstanceArrays,
+    Ints,
+    PlanningProblem,
+    QueueOrder,
+    RunningPlan,
+)
+
+INTERACTIVE_TIER = 4.0
+"""What a request with a first-token SLO counts; a batch request counts 1."""
+A100, A10 = 0, 1
+"""Kinds of devices."""
+SLOWER = np.array([1.0, 3.0])
+"""How much longer work takes on each (QLM §8.3: an A10 has about a third of the throughput)."""
+_URGENT_GROUP_S = 3.2
+"""What an interactive group takes on an A100 on average; with `_URGENT_LEFT_S`, caps them."""
+_URGENT_LEFT_S = 15.0
+"""What an interactive group still has on average."""
+_REESTIMATE = 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelKind:
+    """What decides how long a model takes."""
+
+    weights_gb: float
+    tokens_per_s: float
+    """On an A100, continuous batching."""
+    batch_size: int
+    fits_small: bool
+    """Whether an A10 with 24 GB can have it."""
+
+    @property
+    def warm_s(self) -> float:
+        """Activation from host memory."""
+        return 1.0 + self.weights_gb / 16
+
+    @property
+    def cold_s(self) -> float:
+        """Activation from storage."""
+        return 3.0 + self.weights_gb / 1.4
+
+
+_SEVEN_B = ModelKind(weights_gb=14, tokens_per_s=3000, batch_size=128, fits_small=True)
+_THIRTEEN_B = ModelKind(weights_gb=26, tokens_per_s=1700, batch_size=64, fits_small=False)
+_THIRTY_FOUR_B = ModelKind(weights_gb=68, tokens_per_s=700, batch_size=32, fits_small=False)
+_KINDS = (_SEVEN_B, _THIRTEEN_B, _SEVEN_B, _THIRTY_FOUR_B)
+"""Model m is of kind m modulo 4."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Harshness:
+    """How hard a problem is; by default even the best plan is late with some in a hundred."""
+
+    load: float = 0.95
+    """All work over what the instances can do until the last deadline; swaps come on top."""
+    urgent_load: float = 1.0
+    """Interactive work over what the instances can do until its deadlines, at most."""
+    urgent_share: float = 0.5
+    """Of the groups that are interactive, where `urgent_load` allows so many."""
+    small_share: float = 0.3
+    """Of the instances that are A10."""
+    warm_share: float = 0.4
+    """Of the models in each instance's host memory; the active one always is."""
+    length_cv: float = 1.0
+    """Standard deviation of a request's output tokens over their mean."""
+    rate_error: float = 0.05
+    """Relative standard deviation of the throughput of a model on an instance."""
+
+
+HARSH = Harshness()
+
+
+def instance(
+    seed: int,
+    num_groups: int,
+    num_instances: int,
+    num_models: int,
+    harshness: Harshness = HARSH,
+) -> PlanningProblem:
+    """
+    A problem without a running plan; equal arguments give equal problems.
+
+    A batch group is two to four batches, some 50 s on an A100; an interactive one takes it at
+    most SLO/4. More than half of the models are rarely asked for (QLM §8, workload W_A).
+
+    Raises:
+        ValueError: There are no groups, instances or models.
+    """
+    if min(num_groups, num_instances, num_models) < 1:
+        raise ValueError("a problem needs groups, instances and models")
+    random = np.random.default_rng((seed, num_groups, num_instances, num_models))
+    demand = 1 / np.arange(1, num_models + 1) ** 1.2
+    demand /= demand.sum()
+    device = np.full(num_instances, A100, dtype=np.int32)
+    device[: min(num_instances - 1, round(harshness.small_share * num_instances))] = A10
+    random.shuffle(device)
+    capacity = float((1 / SLOWER[device]).sum())
+    num_urgent = min(
+        round(harshness.urgent_share * num_groups),
+        round(harshness.urgent_load * capacity * _URGENT_LEFT_S / _URGENT_GROUP_S),
+    )
+    model = random.choice(num_models, num_groups, p=demand).astype(np.int32)
+    urgent = random.permutation(np.arange(num_groups) < num_urgent)
+    batch = _batch(random, model[~urgent], capacity, harshness)
+    groups = _merged(_interactive(random, model[urgent], harshness), batch, urgent)
+    return PlanningProblem(
+        groups=groups,
+        instances=_instances(random, device, demand, harshness),
+        running=RunningPlan(
+            instance=np.full(num_groups, NONE, dtype=np.int32),
+            position=np.zeros(num_groups, dtype=np.int32),
+        ),
+    )
+
+
+def urgent_arrivals(
+    problem: PlanningProblem, order: QueueOrder, num_urgent: int, seed: int
+) -> PlanningProblem:
+    """
+    *problem* while *order* runs, once *num_urgent* interactive groups have come.
+
+    What was known is estimated anew, up to 3 % off; the arrivals are last and in no queue.
+    """
+    random = np.random.default_rng((seed, num_urgent))
+    known = problem.groups
+    factor = random.uniform(1 - _REESTIMATE, 1 + _REESTIMATE, problem.num_groups)
+    known = replace(known, work_s=known.work_s * factor)
+    models = random.choice(known.model, num_urgent).astype(np.int32)
+    arrived = _interactive(random, models, HARSH)
+    is_new = np.arange(problem.num_groups + num_urgent) >= problem.num_groups
+    running = np.full(len(is_new), NONE, dtype=np.int32)
+    position = np.zeros(len(is_new), dtype=np.int32)
+    for index in range(problem.num_instances):
+        queue = order.queue(index)
+        running[queue] = index
+        position[queue] = np.arange(len(queue))
+    return replace(
+        problem,
+        groups=_merged(arrived, known, is_new),
+        running=RunningPlan(instance=running, position=position),
+    )
+
+
+def is_interactive(problem: PlanningProblem) -> NDArray[np.bool_]:
+    """[I], which groups count by their first token."""
+    return problem.groups.weight > problem.groups.num_requests
+
+
+def _interactive(random: np.random.Generator, model: Ints, harshness: Harshness) -> GroupArrays:
+    """Groups of requests that wait for their first token, for 10 to 30 s in all."""
+    count = len(model)
+    slo_s = random.choice([10.0, 20.0, 30.0], count)
+    tokens = random.uniform(80, 250, count)
+    tokens_per_s = _of_kind(model, "tokens_per_s")
+    want_s = slo_s / 4 * random.uniform(0.3, 1.0, count)
+    num_requests = np.maximum(1.0, np.floor(want_s * tokens_per_s / tokens))
+    first_token_s = np.outer(SLOWER, 0.2 + 300 / tokens_per_s)
+    work_s = np.outer(SLOWER, num_requests * tokens / tokens_per_s)
+    return GroupArrays(
+        model=model,
+        num_requests=num_requests,
+        weight=INTERACTIVE_TIER * num_requests,
+        deadline_s=slo_s * random.uniform(0.5, 1.0, count),
+        spread_s=slo_s * random.uniform(0.0, 0.3, count),
+        slo_s=slo_s,
+        work_s=work_s,
+        work_var=(harshness.length_cv * work_s) ** 2 / num_requests,
+        tail_s=first_token_s,
+        tail_var=(0.4 * first_token_s) ** 2,
+        drain_s=_drain_s(model, tokens),
+    )
+
+
+def _batch(
+    random: np.random.Generator, model: Ints, capacity: float, harshness: Harshness
+) -> GroupArrays:
+    """Groups whose deadlines end when all of them could be done at `harshness.load`."""
+    count = len(model)
+    tokens = random.uniform(150, 450, count)
+    tokens_per_s = _of_kind(model, "tokens_per_s")
+    num_requests = np.floor(_of_kind(model, "batch_size") * random.uniform(2, 4, count))
+    work_s = np.outer(SLOWER, num_requests * tokens / tokens_per_s)
+    horizon_s = float(work_s[A100].sum()) / capacity / harshness.load
+    deadline_s = 30 + horizon_s * random.uniform(0.1, 1.0, count)
+    tail_s = np.outer(np.array([1.0, 1.5]), tokens * _of_kind(model, "batch_size") / tokens_per_s)
+    return GroupArrays(
+        model=model,
+        num_requests=num_requests,
+        weight=num_requests.copy(),
+        deadline_s=deadline_s,
+        spread_s=deadline_s * random.uniform(0.0, 0.2, count),
+        slo_s=deadline_s * random.uniform(1.0, 1.8, count),
+        work_s=work_s,
+        work_var=(harshness.length_cv * work_s) ** 2 / num_requests,
+        tail_s=tail_s,
+        tail_var=(harshness.length_cv * tail_s) ** 2,
+        drain_s=_drain_s(model, tokens),
+    )
+
+
+def _drain_s(model: Ints, tokens: Floats) -> Floats:
+    """The last of a batch decode on after the others, on an A10 in smaller batches."""
+    decode_s = tokens * _of_kind(model, "batch_size") / _of_kind(model, "tokens_per_s")
+    return np.outer(np.array([0.8, 1.2]), decode_s)
+
+
+def _instances(
+    random: np.random.Generator, device: Ints, demand: Floats, harshness: Harshness
+) -> InstanceArrays:
+    count, num_models = len(device), len(demand)
+    models = np.arange(num_models)
+    fits = (device[:, None] == A100) | (_of_kind(models, "fits_small")[None, :] > 0)
+    active = np.empty(count, dtype=np.int32)
+    for kind in (A100, A10):
+        here = np.flatnonzero(device == kind)
+        if len(here):
+            likely = np.where(fits[here[0]], demand, 0.0)
+            active[here] = _in_proportion(random, likely, len(here))
+    warm = random.random((count, num_models)) < harshness.warm_share
+    warm[np.arange(count), active] = True
+    activate_s = np.where(warm, _of_kind(models, "warm_s"), _of_kind(models, "cold_s"))
+    available_s = random.uniform(0.0, 6.0, count)
+    error = random.uniform(0.7, 1.3, (len(SLOWER), num_models))
+    return InstanceArrays(
+        device=device,
+        active=active,
+        activate_s=np.where(fits, activate_s, np.inf),
+        available_s=available_s,
+        available_var=(0.2 * available_s) ** 2,
+        drain_s=random.uniform(2.0, 12.0, count),
+        rate_error=harshness.rate_error * error,
+    )
+
+
+def _in_proportion(random: np.random.Generator, likely: Floats, count: int) -> Ints:
+    """*count* models, each as often as it is likely, up to rounding."""
+    at = (np.arange(count) + random.random()) / count
+    models = np.searchsorted(np.cumsum(likely) / likely.sum(), at, side="right")
+    return np.minimum(models, len(likely) - 1).astype(np.int32)
+
+
+def _of_kind(model: NDArray[np.integer], name: str) -> Floats:
+    """The attribute *name* of each model's kind."""
+    values: Floats = np.array([float(getattr(kind, name)) for kind in _KINDS])
+    kind: Floats = values[model % len(_KINDS)]
+    return kind
+
+
+def _merged(chosen: GroupArrays, other: GroupArrays, is_chosen: NDArray[np.bool_]) -> GroupArrays:
+    """Both, *chosen* in the places of *is_chosen*."""
+    merged = {}
+    for field in fields(GroupArrays):
+        first, second = getattr(chosen, field.name), getattr(other, field.name)
+        array = np.empty((*first.shape[:-1], len(is_chosen)), dtype=first.dtype)
+        array[..., is_chosen], array[..., ~is_chosen] = first, second
+        merged[field.name] = array
+    return GroupArrays(**merged)

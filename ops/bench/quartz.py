@@ -1,0 +1,162 @@
+"""
+QUARTZ's claims in simulation: routing and queueing, its parts, baselines, and the paper's values.
+
+Every workload is judged at the load at which FIFO-LL misses 5 to 10 % of the targets, which is
+searched for each workload and seed before anything else runs. Simulations are kept under
+`results/quartz/` by cell and code.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ops.bench import quartz_plan as plan
+from ops.bench.progress import counted
+from ops.bench.quartz_cells import SOURCES, LoadCell, RoutingCell, find_load, measure_routing
+from ops.bench.quartz_tables import PAPER, tables
+from ops.bench.result import Line, Result
+from ops.bench.store import Figures, Store, code_digest, kept
+
+FAITHFUL_MOST = 0.65
+"""Of FIFO-LL's violations."""
+P99_MOST, VIOLATIONS_MOST, WAIT_MOST = 0.85, 0.40, 1.0
+"""Of FIFO-LL's, by the default."""
+JAIN_LEAST = 0.05
+"""Above the index without fairness."""
+COVERAGE_OFF = 0.02
+FALLBACK_REQUESTS = 200
+_NEVER = 1e6
+
+Found = Mapping[RoutingCell, Figures]
+
+
+async def run(
+    *,
+    seed: int,
+    quick: bool,
+    broker: str | None,  # noqa: ARG001 - nothing here needs one
+    workers: int | None = None,
+) -> Result:
+    """Search the loads, simulate, compare, judge."""
+    result = Result(name="quartz", seed=seed, quick=quick)
+    directory, code = Path("results") / "quartz", code_digest(SOURCES)
+    seeds = (seed,) if quick else (seed, seed + 1, seed + 2)
+    searched: Store[LoadCell] = Store(directory, lambda _: code)
+    asked = plan.searches(seeds, quick=quick)
+    found_loads = kept(asked, searched, find_load, workers=workers)
+    loads = dict(counted(found_loads, len(asked), "loads"))
+    store: Store[RoutingCell] = Store(directory, lambda _: code)
+    cells = plan.cells(loads, seeds, quick=quick)
+    made = kept(cells, store, measure_routing, workers=workers)
+    found = dict(counted(made, len(cells), "simulations"))
+    _against_fifo(result, loads, found, seeds)
+    _fairness(result, loads, found, seeds, quick=quick)
+    _changes(result, loads, found, seeds, quick=quick)
+    _coverage(result, loads, found, seeds, quick=quick)
+    _fallback(result, loads, found, seeds)
+    result.figures |= {
+        f"load of {cell.mix}, scale {cell.scale:g}, seed {cell.seed}": {
+            "1/s": each["rate_rps"],
+            "FIFO-LL misses, %": 100 * each["violations"],
+        }
+        for cell, each in loads.items()
+    }
+    result.figures |= tables(loads, found, seeds, quick=quick)
+    result.figures |= {f"paper, {name}": text for name, text in PAPER.items()}
+    return result
+
+
+def _against_fifo(result: Result, loads: plan.Loads, found: Found, seeds: Sequence[int]) -> None:
+    """Means over the seeds; waits by the worst seed."""
+    fifo, quartz, ours = (
+        [plan.main(loads, seed, name) for seed in seeds]
+        for name in ("fifo-ll", "quartz", "default")
+    )
+
+    def ratio(cells: Sequence[RoutingCell], key: str) -> float:
+        return plan.mean(found, cells, key) / plan.mean(found, fifo, key)
+
+    waits = [
+        found[own]["max_wait_s"] / found[other]["max_wait_s"]
+        for own, other in zip(ours, fifo, strict=True)
+    ]
+    missed = "violations"
+    result.lines += [
+        Line(name="missed, quartz / FIFO-LL", value=ratio(quartz, missed), bound=FAITHFUL_MOST),
+        Line(name="P99 TTFT, default / FIFO-LL", value=ratio(ours, "p99_s"), bound=P99_MOST),
+        Line(name="missed, default / FIFO-LL", value=ratio(ours, missed), bound=VIOLATIONS_MOST),
+        Line(name="longest wait, default / FIFO-LL, worst seed", value=max(waits), bound=WAIT_MOST),
+    ]
+
+
+def _fairness(
+    result: Result, loads: plan.Loads, found: Found, seeds: Sequence[int], *, quick: bool
+) -> None:
+    """One tenant sends three fifths; means over the seeds."""
+    for name in ("quartz", "default"):
+        value = None
+        if not quick:
+            fair, unfair = (
+                plan.mean(found, [plan.heavy(loads, seed, each) for seed in seeds], "jain")
+                for each in (name, "no-fairness")
+            )
+            value = unfair + JAIN_LEAST - fair
+        line = f"Jain's index, no-fairness + {JAIN_LEAST:g} - {name}"
+        result.lines.append(Line(name=line, value=value, bound=0.0))
+
+
+def _changes(
+    result: Result, loads: plan.Loads, found: Found, seeds: Sequence[int], *, quick: bool
+) -> None:
+    """Means over the seeds, against the better of both."""
+    for mix in plan.CHANGED:
+        for name in ("quartz", "default"):
+            value = None
+            if not quick:
+                own, *others = (
+                    plan.mean(
+                        found,
+                        [plan.changed(loads, mix, seed, each) for seed in seeds],
+                        "violations",
+                    )
+                    for each in (name, "fifo-ll", "point")
+                )
+                value = own - min(others)
+            line = f"missed, {name} - better of FIFO-LL and point, {mix}"
+            result.lines.append(Line(name=line, value=value, bound=0.0))
+
+
+def _coverage(
+    result: Result, loads: plan.Loads, found: Found, seeds: Sequence[int], *, quick: bool
+) -> None:
+    """Means over the seeds."""
+    for mix in ("mixed", *plan.SHIFTS):
+        measured = mix == "mixed" or not quick
+        for level in ("0.9", "0.95"):
+            value = None
+            if measured:
+                cells = [plan.changed(loads, mix, seed, "quartz") for seed in seeds]
+                covered = plan.mean(found, cells, "coverage", level, "corrected")
+                value = abs(covered - float(level))
+            line = f"calibrated coverage off {level}, {mix}"
+            result.lines.append(Line(name=line, value=value, bound=COVERAGE_OFF))
+
+
+def _fallback(result: Result, loads: plan.Loads, found: Found, seeds: Sequence[int]) -> None:
+    """The worst seed."""
+    told = [found[plan.slowed(loads, seed)]["fallback"] for seed in seeds]
+    until = [_NEVER if each["until"] is None else each["until"] for each in told]
+    result.lines += [
+        Line(
+            name="requests until fallback, times doubled, worst seed",
+            value=max(until),
+            bound=FALLBACK_REQUESTS,
+        ),
+        Line(
+            name="seeds that end in fallback after times were doubled",
+            value=sum(each["ends"] for each in told),
+            bound=0,
+        ),
+    ]
+    result.figures["fallback when times double, by seed"] = {
+        str(seed): each for seed, each in zip(seeds, told, strict=True)
+    }

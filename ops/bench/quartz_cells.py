@@ -1,0 +1,152 @@
+"""One simulation of QUARTZ's benchmark, and the load at which it is made."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ops.sim.profiles import load
+from ops.sim.routing.cluster import RoutingCluster, RoutingOutcome, simulate_routing
+from ops.sim.routing.engine import Slowdown
+from ops.sim.routing.predictors import (
+    LEVELS,
+    PROFILE,
+    OraclePrefills,
+    SimulatedPrefills,
+    prefills_for,
+)
+from ops.sim.routing.summary import summarize_routing
+from ops.sim.routing.workload import MIXES, RoutedArrival, RoutedTraffic
+from shared.contracts.base import Seconds
+from solver.routing.dispatch_key import Admission
+from solver.routing.options import VARIANTS, Placement, Prediction, RoutingOptions
+
+SOURCES = (
+    "ops/bench/quartz_cells.py", "ops/sim/routing", "ops/sim/engine.py", "ops/sim/arrivals.py",
+    "ops/sim/lengths.py", "ops/sim/profiles", "ops/sim/profiles.py", "ops/sim/request.py",
+    "ops/sim/work.py", "solver/routing", "solver/prediction", "solver/scheduling/baselines.py",
+    "solver/scheduling/latency.py",
+)  # fmt: skip
+"""What figures depend on."""
+
+LOWEST, HIGHEST = 0.06, 0.09
+"""Violations of FIFO-LL at which the search for its load ends; within 5 to 10 %."""
+_LOW_RPS, _FIRST_RPS, _HIGH_RPS = 3.0, 11.0, 16.0
+"""Of a model of scale 1: hardly any violations in any mix, a guess, and overload."""
+_MOST_TRIALS = 10
+_LATEST = 1000
+"""Requests over which coverage is told."""
+
+
+class LoadCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A search for the load at which FIFO-LL violates 5 to 10 % of the targets."""
+
+    mix: str = "mixed"
+    scale: float = 2.0
+    """Of the latency profile of an 8B model: 2 stands for 14B."""
+    num_requests: int = 3000
+    seed: int = 0
+
+
+class RoutingCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One simulation; equal cells of equal code give equal figures."""
+
+    variant: str
+    rate_rps: float
+    mix: str = "mixed"
+    scale: float = 2.0
+    num_requests: int = 3000
+    seed: int = 0
+    heaviest: float = 0.2
+    """Share of one of five tenants; the others send equal parts of the rest."""
+    slowdown: float = 1.0
+    """Factor of all times in the middle third of the arrivals."""
+
+    def arrivals(self) -> list[RoutedArrival]:
+        """The trace; the same for every variant."""
+        return _traffic(
+            self.mix, self.rate_rps, self.num_requests, self.seed, self.heaviest
+        ).arrivals()
+
+
+def find_load(cell: LoadCell) -> dict[str, Any]:
+    """Bisect the rate; `violations` tells what the last trial gave, be it within bounds or not."""
+    low, rate, high = (rps / cell.scale for rps in (_LOW_RPS, _FIRST_RPS, _HIGH_RPS))
+    violations = 0.0
+    for _ in range(_MOST_TRIALS):
+        trial = RoutingCell(
+            variant="fifo-ll", rate_rps=rate, mix=cell.mix, scale=cell.scale,
+            num_requests=cell.num_requests, seed=cell.seed,
+        )  # fmt: skip
+        violations = measure_routing(trial)["violations"]
+        if LOWEST <= violations <= HIGHEST:
+            break
+        low, high = (low, rate) if violations > HIGHEST else (rate, high)
+        rate = (low + high) / 2
+    return {"rate_rps": rate, "violations": violations}
+
+
+def measure_routing(cell: RoutingCell) -> dict[str, Any]:
+    """Simulate; JSON-able."""
+    options, arrivals = VARIANTS[cell.variant], cell.arrivals()
+    third_s = arrivals[-1].arrival.arrived_at / 3
+    slowdown = Slowdown(factor=cell.slowdown, begins_at=third_s, ends_at=2 * third_s)
+    latency = load(PROFILE).latency
+    cluster = RoutingCluster(latency=latency, scale=cell.scale, slowdown=slowdown, seed=cell.seed)
+    if _needs_no_prediction(options):
+        oracle = OraclePrefills(latency, cell.scale)
+        return summarize_routing(simulate_routing(arrivals, cluster, options, oracle))
+    prefills = prefills_for(options, cell.scale)
+    outcome = simulate_routing(arrivals, cluster, options, prefills, prefills)
+    return {
+        **summarize_routing(outcome),
+        "coverage": _coverage(prefills),
+        "fallback": _fallback(outcome, slowdown.begins_at, slowdown.ends_at),
+    }
+
+
+def _traffic(
+    mix: str, rate_rps: float, num_requests: int, seed: int, heaviest: float
+) -> RoutedTraffic:
+    return RoutedTraffic(
+        mix=MIXES[mix],
+        rate_rps=rate_rps,
+        num_requests=num_requests,
+        seed=seed,
+        tenants=(heaviest, *[(1 - heaviest) / 4] * 4),
+    )
+
+
+def _needs_no_prediction(options: RoutingOptions) -> bool:
+    """Nothing that it decides depends on a size, or the sizes are the oracle's."""
+    if options.prediction is Prediction.ORACLE:
+        return True
+    unsized = options.admission in {Admission.FIFO, Admission.TOKEN_FAIR}
+    return unsized and options.placement is not Placement.SCORE
+
+
+def _coverage(prefills: SimulatedPrefills) -> dict[str, dict[str, float]]:
+    """By level, of the latest requests: of the trees, and as corrected."""
+    actual = np.array(prefills.actual_s)[-_LATEST:]
+    raw, corrected = (np.array(each)[-_LATEST:] for each in (prefills.raw_s, prefills.corrected_s))
+    return {
+        f"{level:g}": {
+            "raw": float(np.mean(actual <= raw[:, column])),
+            "corrected": float(np.mean(actual <= corrected[:, column])),
+            "raw residual ms": 1000 * float(np.mean(raw[:, column] - actual)),
+            "corrected residual ms": 1000 * float(np.mean(corrected[:, column] - actual)),
+        }
+        for column, level in enumerate(LEVELS)
+    }
+
+
+def _fallback(outcome: RoutingOutcome, begins_at: Seconds, ends_at: Seconds) -> dict[str, Any]:
+    """First tokens from the begin of the middle third to a fallback, and from its end to none."""
+    middle = [fallen for at, fallen in outcome.fallen_back if begins_at <= at < ends_at]
+    after = [fallen for at, fallen in outcome.fallen_back if at >= ends_at]
+    return {
+        "until": middle.index(True) if True in middle else None,
+        "until recovered": after.index(False) if False in after else None,
+        "before": sum(fallen for at, fallen in outcome.fallen_back if at < begins_at),
+        "ends": bool(after) and after[-1],
+    }

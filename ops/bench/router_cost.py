@@ -1,0 +1,122 @@
+"""What it costs to predict, score and enqueue one request, in units of a fixed CPU loop."""
+
+import statistics
+import time
+
+import numpy as np
+
+from ops.bench.result import Line, Result
+from ops.bench.scheduler_cost import LOOP_S, loop_s
+from shared.contracts.base import InstanceId, RequestId, TenantId
+from shared.contracts.qos import Slo
+from solver.prediction.calibration import BucketedCalibration
+from solver.prediction.coverage import CoverageMonitor
+from solver.prediction.prefill_features import FEATURES
+from solver.prediction.quantile_fit import fit_quantile_trees
+from solver.prediction.quantile_trees import QuantileTrees
+from solver.routing.backlog import Backlog
+from solver.routing.options import VARIANTS
+from solver.routing.prefills import TreePrefills
+from solver.routing.request import RoutedRequest
+from solver.routing.router import Router
+from solver.routing.soft_state import InstanceLoad
+
+NUM_INSTANCES = 16
+MOST_MICROSECONDS = 150.0
+"""Normalised, of a submission that scores all of them."""
+_WAITING = 1000
+_LEVELS = (0.9, 0.95)
+_SAMPLES = 3000
+_ROUND = 20
+"""Submissions between two timings of the loop."""
+
+
+async def run(
+    *,
+    seed: int,
+    quick: bool,
+    broker: str | None,  # noqa: ARG001 - nothing here needs one
+) -> Result:
+    """Time submissions while a thousand requests wait, interleaved with the loop."""
+    result = Result(name="router_cost", seed=seed, quick=quick)
+    prefills = _prefills(seed)
+    costs: dict[str, list[float]] = {}
+    loops = []
+    arms = {name: _Arm(name, prefills) for name in ("default", "quartz", "fifo-ll")}
+    for _ in range(50 if quick else 250):
+        loops.append(loop_s())
+        for name, arm in arms.items():
+            costs.setdefault(name, []).extend(arm.submit_s() for _ in range(_ROUND))
+        costs.setdefault("dispatch and first token", []).append(arms["default"].serve_s())
+    loop = statistics.median(loops)
+    for name, values in costs.items():
+        result.figures[f"{name}, microseconds"] = {
+            "median": 1e6 * statistics.median(values),
+            "normalised": 1e6 * statistics.median(values) / loop * LOOP_S,
+        }
+    value = 1e6 * statistics.median(costs["default"]) / loop * LOOP_S
+    name = f"predict, score and enqueue, {NUM_INSTANCES} instances, normalised microseconds"
+    result.lines.append(Line(name=name, value=value, bound=MOST_MICROSECONDS))
+    return result
+
+
+class _Arm:
+    """A router before so many instances, with requests waiting."""
+
+    def __init__(self, variant: str, prefills: TreePrefills) -> None:
+        self._instances = [InstanceId(f"instance {n}") for n in range(NUM_INSTANCES)]
+        self._router = Router(
+            self._instances,
+            VARIANTS[variant],
+            prefills,
+            random=np.random.default_rng(0),
+            backlog=Backlog("router"),
+        )
+        self._number = 0
+        for instance_id in self._instances:
+            load = InstanceLoad(seq=1, running=20, prefill_backlog_tokens=5000, kv_utilization=0.5)
+            self._router.observe(instance_id, load, 0.0)
+        while self._number < _WAITING:
+            self.submit_s()
+
+    def submit_s(self) -> float:
+        """Time of one submission."""
+        self._number += 1
+        request = RoutedRequest(
+            request_id=RequestId(str(self._number)),
+            tenant=TenantId(f"tenant {self._number % 50}"),
+            arrived_at=1e-2 * self._number,
+            prompt_tokens=500 + 37 * self._number % 8000,
+            max_tokens=512,
+            slo=Slo(ttft_s=2.0),
+            cached_tokens={self._instances[self._number % NUM_INSTANCES]: 400},
+        )
+        began = time.perf_counter()
+        self._router.submit(request, request.arrived_at)
+        return time.perf_counter() - began
+
+    def serve_s(self) -> float:
+        """Time of a round of dispatches and first tokens, per request."""
+        now = 1e-2 * self._number
+        began = time.perf_counter()
+        sent = self._router.dispatch(now)
+        for assignment in sent:
+            self._router.finish(assignment.request.request_id, now)
+        return (time.perf_counter() - began) / max(1, len(sent))
+
+
+def _prefills(seed: int) -> TreePrefills:
+    calibration = BucketedCalibration(_LEVELS, model_version="made up", origin="router")
+    return TreePrefills(
+        _trees(seed), level=0.95, calibration=calibration, monitor=CoverageMonitor()
+    )
+
+
+def _trees(seed: int) -> QuantileTrees:
+    """Of made-up samples: what a prediction costs depends on the size of the trees alone."""
+    random = np.random.default_rng(seed)
+    features = random.random((_SAMPLES, len(FEATURES)))
+    features[:, FEATURES.index("prompt_tokens")] *= 8000
+    features[:, FEATURES.index("prefill_backlog_tokens")] *= 8000
+    times = 1e-4 * (1 + features[:, FEATURES.index("prompt_tokens")])
+    return fit_quantile_trees(features, times * random.lognormal(0, 0.2, _SAMPLES), levels=_LEVELS)
