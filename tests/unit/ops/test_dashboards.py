@@ -15,6 +15,7 @@ from services.estimator.metrics import EstimatorMetrics
 from services.estimator.state import EstimatorState
 from services.gateway.metrics import GatewayMetrics
 from services.planner.metrics import GrouperMetrics, LeaderMetrics
+from services.planner.plan_metrics import PlanMetrics
 from services.planner.state import GrouperState, LeaderState, RecentIds
 from shared.contracts.base import InstanceId
 from shared.runtime.clock import SystemClock
@@ -36,7 +37,9 @@ def series() -> set[str]:
         registry,
         GrouperState(shares=TenantShares(max_share=1.0, free_tokens=0), recent=RecentIds(1)),
     )
-    LeaderMetrics(registry, LeaderState(active_since=1.0))
+    leader = LeaderState(active_since=1.0)
+    LeaderMetrics(registry, leader)
+    PlanMetrics(registry, leader)
     EstimatorMetrics(
         registry, EstimatorState(iteration_memory=100, request_memory=100, max_applications=1)
     )

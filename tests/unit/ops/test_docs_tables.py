@@ -1,5 +1,6 @@
 """Tables of the documents name what the code has: settings, policies, counters, benches."""
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import get_args
@@ -17,9 +18,17 @@ from services.agent.backends.base import SchedulingTotals
 from services.agent.backends.policies import PolicyName, SchedulingSettings
 from services.agent.backends.settings import VllmSettings
 from services.agent.settings import PullSettings
+from services.planner.policies import PLAN_POLICIES
+from solver.planning.review import Cause
+from solver.prediction.coverage import CoverageOptions
+from solver.prediction.prefill_features import FEATURES
+from solver.routing.options import VARIANTS
 from tests.unit.ops.deployment import ROOT
 
 SCHEDULING = ROOT / "ops/docs/scheduling.md"
+PLANNING = ROOT / "ops/docs/planning.md"
+PREDICTION = ROOT / "ops/docs/prediction.md"
+ROUTING = ROOT / "ops/docs/routing.md"
 SIMULATE = ROOT / "ops/docs/simulate.md"
 SOURCES = ("solver", "shared", "services", "ops/sim")
 
@@ -68,7 +77,31 @@ def test_every_file_that_departs_from_a_paper_is_listed_and_no_other():
         if re.search(r"^ +(?:Differs|Decided): ", path.read_text(), re.MULTILINE)
     }
 
-    assert set(names(SCHEDULING, "file")) == depart
+    pages = (SCHEDULING, PLANNING, PREDICTION, ROUTING)
+    listed = {name for page in pages for name in names(page, "file")}
+
+    assert listed == depart
+
+
+def test_plan_policies_and_causes_are_listed():
+    assert set(names(PLANNING, "plan policy")) == set(PLAN_POLICIES)
+    assert set(names(PLANNING, "cause")) == {cause.value for cause in Cause}
+
+
+def test_features_of_prefill_times_are_listed():
+    assert tuple(names(PREDICTION, "feature")) == FEATURES
+
+
+def test_bounds_of_trust_are_listed_with_their_defaults():
+    documented = {row[0].strip("`"): row[1] for row in table(PREDICTION, "coverage")}
+
+    assert documented == {
+        each.name: str(each.default) for each in dataclasses.fields(CoverageOptions)
+    }
+
+
+def test_routing_policies_are_listed():
+    assert set(names(ROUTING, "routing policy")) == set(VARIANTS)
 
 
 def test_policies_of_the_simulator_are_listed():

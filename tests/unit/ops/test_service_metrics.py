@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.agent.backends.base import EngineRequest
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from services.agent.metrics import AgentMetrics
@@ -16,6 +17,7 @@ from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
 from shared.contracts.models import ModelEntry
 from shared.contracts.plans import PlanPublished, VirtualQueue
 from shared.contracts.qos import QosClass
+from shared.contracts.requests import Sampling
 from shared.contracts.telemetry import Iteration, IterationsObserved, RequestObserved
 from shared.runtime.clock import SystemClock
 from solver.routing.shares import TenantShares
@@ -94,6 +96,26 @@ class TestAgent:
         assert value(registry, "headway_agent_requests_pulled_total") == 7
         assert value(registry, "headway_agent_requests_relegated_total") == 2
         assert value(registry, "headway_agent_draining") == 1
+
+    async def test_copies_of_kv_are_those_of_the_engine(self, registry, engine, metrics):
+        await engine.activate(ModelName("m1"))
+        request = EngineRequest(
+            request_id=RequestId("r"),
+            model=ModelName("m1"),
+            prompt=tuple(range(10, 50)),
+            sampling=Sampling(max_tokens=20, temperature=0, ignore_eos=True),
+            checkpointed=True,
+        )
+        async for _ in engine.generate(request):
+            break
+        await engine.abort(request.request_id)
+        copied = engine.snapshot().checkpoints
+
+        assert copied.saved_blocks >= 2
+        assert value(registry, "headway_agent_kv_saved_blocks_total") == copied.saved_blocks
+        assert value(registry, "headway_agent_kv_saved_bytes_total") == copied.saved_bytes
+        assert value(registry, "headway_agent_kv_restored_blocks_total") == 0
+        assert value(registry, "headway_agent_host_kv_bytes") == copied.saved_bytes
 
     async def test_one_model_is_active(self, registry, engine, metrics):
         await engine.activate(ModelName("m2"))

@@ -1,0 +1,49 @@
+"""What the page on LSOs lists is what there is."""
+
+from msgspec.structs import fields
+
+from services.agent.backends.base import Capability
+from services.agent.lso.cli import SUB_VERBS
+from services.agent.settings import LsoSettings
+from shared.contracts.control import LsoOutcome
+from solver.planning.lsos import Lso
+from tests.unit.ops.deployment import ROOT
+from tests.unit.ops.test_docs_tables import names, table
+
+PAGE = ROOT / "ops/docs/lso.md"
+
+
+def test_operations_are_listed():
+    here = (kind for kind in Lso.__subclasses__() if kind.__module__ == "solver.planning.lsos")
+    kinds = list(dict.fromkeys(kind.kind for kind in here))
+
+    assert [row[0].strip("`") for row in table_of("what it does")] == kinds
+
+
+def table_of(second_column: str) -> list[list[str]]:
+    """The table whose first two columns are `operation` and this."""
+    _, body = PAGE.read_text().split(f"| operation | {second_column} |")
+    rows = body.split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_settings_are_listed_with_their_defaults():
+    documented = {row[0].strip("`"): row[1] for row in table(PAGE, "lso")}
+
+    assert documented == {field.name: str(field.default) for field in fields(LsoSettings)}
+
+
+def test_outcomes_are_listed():
+    assert names(PAGE, "outcome") == [outcome.value for outcome in LsoOutcome]
+
+
+def test_capabilities_exist():
+    listed = {row[1].strip("`") for row in table_of("capability")}
+
+    assert listed <= {capability.value for capability in Capability}
+
+
+def test_verbs_are_named():
+    text = PAGE.read_text()
+
+    assert [verb.name for verb in SUB_VERBS if f"`{verb.name}`" not in text] == []
