@@ -3,16 +3,18 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
+import psutil
 import pytest
 from yarl import URL
 
@@ -27,6 +29,8 @@ from tests.tcp_proxy import TcpProxy
 DEFAULT_URL = "amqp://guest:guest@127.0.0.1:5672/"
 MEMORY = "memory"
 VHOST_BATCH = 8
+MADE_BY = re.compile(r"headway-test-(?P<pid>\d+)-[0-9a-f]{8}-\d+$")
+"""Virtual hosts of a test run, by its process."""
 
 
 def rabbit_targets() -> list[str]:
@@ -60,27 +64,43 @@ async def eventually(
 
 
 class RabbitServer:
-    """A RabbitMQ server and a supply of fresh virtual hosts on it."""
+    """
+    A RabbitMQ server and a supply of fresh virtual hosts on it.
+
+    Each is deleted a little after its test: a broker has about 900 file handles, its queues'
+    files hold some, and when they run out it stands still without a word.
+    """
 
     def __init__(self, url: str, node: PrivateNode | None = None) -> None:
         self.base = URL(url)
         self.node = node
-        self._prefix = f"headway-test-{uuid4().hex[:8]}"
-        self._made: list[str] = []
+        self._prefix = f"headway-test-{os.getpid()}-{uuid4().hex[:8]}"
+        self._num_made = 0
         self._free: list[str] = []
+        self._used: list[str] = []
 
-    def fresh_url(self) -> str:
+    @contextmanager
+    def fresh_url(self) -> Iterator[str]:
         """URL of a virtual host that nobody has used."""
         if not self._free:
-            names = [f"{self._prefix}-{len(self._made) + n}" for n in range(VHOST_BATCH)]
-            self._create(names)
-            self._made += names
-            self._free = names[::-1]
-        return str(self.base.with_path(f"/{self._free.pop()}"))
+            self._delete(self._used)
+            self._used = []
+            self._free = [f"{self._prefix}-{self._num_made + n}" for n in range(VHOST_BATCH)]
+            self._num_made += VHOST_BATCH
+            self._create(self._free)
+        name = self._free.pop()
+        yield str(self.base.with_path(f"/{name}"))
+        self._used.append(name)
+
+    def delete_abandoned(self) -> None:
+        """Delete what test runs on this machine left that were killed."""
+        listed = self._ctl("list_vhosts", "name", "--no-table-headers") or ""
+        made = [(name, MADE_BY.match(name)) for name in listed.split()]
+        self._delete([name for name, by in made if by and not psutil.pid_exists(int(by["pid"]))])
 
     def close(self) -> None:
         if self.node is None:
-            self._each(self._made, 'rabbit_vhost:delete(V, <<"test">>)', "DELETE")
+            self._delete(self._used + self._free)
 
     def _create(self, names: list[str]) -> None:
         user = self.base.user or "guest"
@@ -91,23 +111,30 @@ class RabbitServer:
             "PUT",
         )
 
+    def _delete(self, names: list[str]) -> None:
+        self._each(names, 'rabbit_vhost:delete(V, <<"test">>)', "DELETE")
+
     def _each(self, names: list[str], erlang: str, method: str) -> None:
+        if not names:
+            return
         binaries = ", ".join(f'<<"{name}">>' for name in names)
         expression = f"[{erlang} || V <- [{binaries}]], ok."
+        if self._ctl("eval", expression) is None:
+            self._through_management(names, method)
+
+    def _ctl(self, *arguments: str) -> str | None:
+        """Standard output of `rabbitmqctl` on this server, None where it cannot be used."""
         if self.node is not None:
-            self.node.ctl("eval", expression)
-            return
+            return self.node.ctl(*arguments)
         # The wrapper on the path runs as the system node's user, whose cookie it needs.
         ctl = shutil.which("rabbitmqctl")
         local = self.base.host in ("127.0.0.1", "localhost") and self.base.port in (None, 5672)
-        if ctl is not None and local:
-            try:
-                run_ctl([ctl, "-q", "eval", expression])
-            except BrokerUnavailableError:
-                pass
-            else:
-                return
-        self._through_management(names, method)
+        if ctl is None or not local:
+            return None
+        try:
+            return run_ctl([ctl, "-q", *arguments])
+        except BrokerUnavailableError:
+            return None
 
     def _through_management(self, names: list[str], method: str) -> None:
         user, password = self.base.user or "guest", self.base.password or "guest"
@@ -140,7 +167,9 @@ def open_server(target: str, directory: Path) -> RabbitServer:
     """The server at *target*, or a private node when the default does not answer."""
     url = URL(target)
     if answers(url.host or "127.0.0.1", url.port or 5672):
-        return RabbitServer(target)
+        server = RabbitServer(target)
+        server.delete_abandoned()
+        return server
     if target == DEFAULT_URL and rabbitmq_binary("rabbitmq-server") is not None:
         node = PrivateNode(directory)
         node.start()

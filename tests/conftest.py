@@ -49,20 +49,25 @@ def rabbit_servers(
 @pytest.fixture(params=[MEMORY, *RABBIT_PARAMS])
 async def broker_rig(request: Any) -> AsyncIterator[BrokerRig]:
     """Every broker implementation, in a namespace of its own."""
-    rig: MemoryRig | RabbitRig
     if request.param == MEMORY:
-        rig = MemoryRig()
-    else:
-        server = request.getfixturevalue("rabbit_servers")(request.param)
-        rig = RabbitRig(server.fresh_url())
-    yield rig
-    await rig.close()
+        memory = MemoryRig()
+        yield memory
+        await memory.close()
+        return
+    server = request.getfixturevalue("rabbit_servers")(request.param)
+    with server.fresh_url() as url:
+        rabbit = RabbitRig(url)
+        yield rabbit
+        await rabbit.close()
 
 
 @pytest.fixture(params=RABBIT_PARAMS)
-def rabbit_url(request: Any, rabbit_servers: Callable[[str], RabbitServer]) -> str:
+def rabbit_url(
+    request: Any, rabbit_servers: Callable[[str], RabbitServer]
+) -> Iterator[str]:
     """URL of a fresh virtual host on each RabbitMQ."""
-    return rabbit_servers(request.param).fresh_url()
+    with rabbit_servers(request.param).fresh_url() as url:
+        yield url
 
 
 @pytest.fixture

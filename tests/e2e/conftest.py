@@ -17,10 +17,10 @@ async def mesh(
     rabbit_servers: Callable[[str], RabbitServer], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[ProcessMesh]:
     """Separate processes on a RabbitMQ virtual host of their own, simulated engines."""
-    url = rabbit_servers(rabbit_targets()[0]).fresh_url()
-    spec = mesh_spec(url, tmp_path_factory.mktemp("mesh"), gateway=GATEWAY)
-    async with ProcessMesh(spec) as running:
-        yield running
+    with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
+        spec = mesh_spec(url, tmp_path_factory.mktemp("mesh"), gateway=GATEWAY)
+        async with ProcessMesh(spec) as running:
+            yield running
 
 
 @pytest_asyncio.fixture(loop_scope="module")
