@@ -118,6 +118,28 @@ async def test_snapshot_shows_one_instance(mesh: ProcessMesh) -> None:
     assert "nobody" in absent.err
 
 
+async def test_snapshot_shows_the_bounds_of_pulls(mesh: ProcessMesh) -> None:
+    ran = await run(mesh, "agent", "snapshot", "--set", "instance_id=a0", "--json")
+
+    assert ran.json["pull"]["max_requests"] > 0
+    assert ran.json["pull"]["max_tokens"] == ran.json["kv_capacity_tokens"]
+
+
+async def test_operations_by_order_are_answered(mesh: ProcessMesh) -> None:
+    a0 = ("--set", "instance_id=a0", "--json")
+    limited = await run(mesh, "agent", "lso", "set", "--max-running", "32", *a0)
+    again = await run(mesh, "agent", "lso", "set", "--max-running", "32", *a0)
+    unknown = await run(mesh, "agent", "lso", "evict", "no-such-request", *a0)
+    absent = await run(mesh, "agent", "lso", "pull", "--set", "instance_id=nobody")
+
+    assert (limited.code, limited.json["outcome"]) == (0, "done")
+    assert (again.code, again.json["outcome"]) == (0, "already")
+    assert (unknown.code, unknown.json["outcome"]) == (1, "refused")
+    assert "no-such-request is unknown to a0" in unknown.json["message"]
+    assert (absent.code, absent.out) == (1, "")
+    assert "nobody" in absent.err
+
+
 async def test_show_plan_shows_every_virtual_queue(mesh: ProcessMesh) -> None:
     ran = await run(mesh, "planner", "show-plan", "--json")
 

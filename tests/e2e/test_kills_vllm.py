@@ -1,7 +1,7 @@
 """Deaths and poison on real vLLM engines."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,8 @@ from tests.e2e.test_kills import assert_consistent, kill
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.vllm]
 
 NUM_REQUESTS = 60
+PATIENCE_S = 480.0
+"""Engines die and start anew meanwhile: a minute or two on a quiet machine."""
 POISON_TOKEN = 333
 ENGINE = {"engine": {"vllm": {"max_running": 24}}}
 
@@ -32,15 +34,16 @@ def _vllm() -> None:
 
 
 @pytest.fixture
-def broker_url(rabbit_servers: Callable[[str], RabbitServer]) -> str:
-    return rabbit_servers(rabbit_targets()[0]).fresh_url()
+def broker_url(rabbit_servers: Callable[[str], RabbitServer]) -> Iterator[str]:
+    with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
+        yield url
 
 
 async def test_killed_and_drained_engines_change_no_answer(broker_url: str, tmp_path: Path) -> None:
     spec = mesh_spec(broker_url, tmp_path, engine="vllm", agents=2, agent_settings=ENGINE)
     requests = [request(n, max_tokens=120) for n in range(NUM_REQUESTS)]
     async with ProcessMesh(spec) as mesh, producer_of(mesh) as producer:
-        calm = await ask_all(producer, requests)
+        calm = await ask_all(producer, requests, timeout_s=PATIENCE_S)
         under_way = asyncio.Event()
 
         async def havoc() -> None:
@@ -57,7 +60,7 @@ async def test_killed_and_drained_engines_change_no_answer(broker_url: str, tmp_
             requests,
             spacing_s=0.02,
             on_sent=lambda n: under_way.set() if n > 20 else None,
-            timeout_s=180.0,
+            timeout_s=PATIENCE_S,
         )
         await chaos
 
@@ -82,7 +85,9 @@ async def test_a_poison_request_alone_is_buried(broker_url: str, tmp_path: Path)
     bodies = [request(n, max_tokens=100, prompt=tuple(range(10, 40 + n))) for n in range(20)]
     poison = request(99, prompt=(20, 21, POISON_TOKEN, 22), max_tokens=5)
     async with ProcessMesh(spec) as mesh, producer_of(mesh) as producer:
-        answers = await ask_all(producer, [*bodies[:10], poison, *bodies[10:]], timeout_s=180.0)
+        answers = await ask_all(
+            producer, [*bodies[:10], poison, *bodies[10:]], timeout_s=PATIENCE_S
+        )
         async with mesh.open_broker("headway-check") as broker:
             left = await depths(broker, mesh)
 
