@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -16,6 +17,8 @@ from shared.contracts.errors import BrokerUnavailableError, SettingsError
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
+MAX_FILES = 65536
+"""As packages of RabbitMQ have it; Erlang sets memory aside for each."""
 _DEBIAN_BIN = Path("/usr/lib/rabbitmq/bin")
 """Debian's wrappers in /usr/sbin change user and drop the environment."""
 
@@ -83,7 +86,7 @@ class PrivateNode:
         log = self._directory / "startup.log"
         with log.open("ab") as out:
             process = subprocess.Popen(
-                [server],
+                ["sh", "-c", f'ulimit -S -n {_file_limit()} && exec "$0"', server],
                 env=self._env(),
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
@@ -201,6 +204,12 @@ class PrivateNode:
         self._state["pids"].pop(what, None)
         if self._state_file.exists():
             self._state_file.write_text(json.dumps(self._state))
+
+
+def _file_limit() -> int:
+    """Files that the node may open: RabbitMQ 3 sets three aside for each quorum queue."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
 
 
 def run_ctl(command: list[str], *, env: dict[str, str] | None = None) -> str:

@@ -62,9 +62,7 @@ async def broker_rig(request: Any) -> AsyncIterator[BrokerRig]:
 
 
 @pytest.fixture(params=RABBIT_PARAMS)
-def rabbit_url(
-    request: Any, rabbit_servers: Callable[[str], RabbitServer]
-) -> Iterator[str]:
+def rabbit_url(request: Any, rabbit_servers: Callable[[str], RabbitServer]) -> Iterator[str]:
     """URL of a fresh virtual host on each RabbitMQ."""
     with rabbit_servers(request.param).fresh_url() as url:
         yield url

@@ -1,11 +1,12 @@
 """RabbitMQ restarts, dies and runs out of memory under its clients."""
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator
 
 import pytest
 
-from ops.broker import PrivateNode
+from ops.broker import MAX_FILES, PrivateNode
 from shared.broker.amqp import AmqpBroker
 from shared.broker.protocol import (
     Delivery,
@@ -76,6 +77,13 @@ class TestBrokerRestart:
 
 
 @pytest.mark.slow
+def test_a_private_node_has_files_for_many_queues(private_node: PrivateNode):
+    private_node.start()
+    beam = int(private_node.ctl("eval", "list_to_integer(os:getpid())."))
+    soft, hard = resource.prlimit(beam, resource.RLIMIT_NOFILE)
+    assert soft == min(hard, MAX_FILES) or hard == resource.RLIM_INFINITY
+
+
 async def test_a_memory_alarm_blocks_publishing_only(private_node: PrivateNode):
     """The broker stops reading from connections that publish; nothing may wait for ever."""
     private_node.start()
