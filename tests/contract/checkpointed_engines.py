@@ -1,14 +1,20 @@
 """Engines of vLLM whose KV is checkpointed, under one tiny model, and what they did."""
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from services.agent.backends.base import CheckpointTotals, EngineSnapshot
+from services.agent.backends.policies import SchedulingSettings
+from services.agent.backends.settings import VllmSettings
+from services.agent.backends.vllm.backend import VllmEngine
 from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import Tokens
-from tests.engines import EngineRig, greedy, prompt_of
+from tests.engines import LLAMA, EngineRig, greedy, prompt_of, tiny_entries, vllm_rig
 
 BLOCK_TOKENS = 32
 MOST_TOKENS = 1280
@@ -21,6 +27,24 @@ SLOW = ModelName("slow")
 TOO_SMALL = ModelName("too-small")
 SMALL_BLOCKS = 20
 BLOCK_BYTES = 65536
+
+
+@asynccontextmanager
+async def checkpointing(
+    directory: Path, models: Callable[[ModelEntry], tuple[ModelEntry, ...]]
+) -> AsyncIterator[EngineRig]:
+    """An engine for what *models* makes of the tiny model, all of them warm at once."""
+    kill = vllm_rig(directory).kill  # skips or fails without vLLM
+    base = next(each for each in tiny_entries(directory, weights=True) if each.name == LLAMA)
+    settings = VllmSettings(
+        log_path=str(directory / "vllm.log"),
+        warm_bytes=4 << 30,
+        scheduling=SchedulingSettings(max_chunk_tokens=128),
+    )
+    engine = VllmEngine(models(base), settings)
+    await engine.start()
+    yield EngineRig(engine, kill)
+    await engine.close()
 
 
 def variants(base: ModelEntry) -> tuple[ModelEntry, ...]:

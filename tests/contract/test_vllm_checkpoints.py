@@ -7,9 +7,6 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from services.agent.backends.policies import SchedulingSettings
-from services.agent.backends.settings import VllmSettings
-from services.agent.backends.vllm.backend import VllmEngine
 from shared.contracts.base import ModelName
 from shared.contracts.errors import EngineError
 from shared.contracts.qos import Slo
@@ -27,10 +24,11 @@ from tests.contract.checkpointed_engines import (
     TOO_SMALL,
     Measured,
     begun,
+    checkpointing,
     flood,
     variants,
 )
-from tests.engines import LLAMA, EngineRig, greedy, prompt_of, tiny_entries, vllm_rig
+from tests.engines import EngineRig, greedy, prompt_of
 
 # One engine host for the whole file, and one file for all tests: starting vLLM takes long.
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
@@ -40,18 +38,8 @@ PATIENT = Slo(ttft_s=20, tbt_s=1)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EngineRig]:
-    directory = tmp_path_factory.mktemp("models")
-    kill = vllm_rig(directory).kill  # skips or fails without vLLM
-    base = next(each for each in tiny_entries(directory, weights=True) if each.name == LLAMA)
-    settings = VllmSettings(
-        log_path=str(directory / "vllm.log"),
-        warm_bytes=4 << 30,
-        scheduling=SchedulingSettings(max_chunk_tokens=128),
-    )
-    engine = VllmEngine(variants(base), settings)
-    await engine.start()
-    yield EngineRig(engine, kill)
-    await engine.close()
+    async with checkpointing(tmp_path_factory.mktemp("models"), variants) as running:
+        yield running
 
 
 @pytest.mark.parametrize("model", [CACHING, NOT_CACHING])

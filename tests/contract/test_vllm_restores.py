@@ -12,14 +12,12 @@ import pytest
 import pytest_asyncio
 
 from services.agent.backends.base import CheckpointTotals
-from services.agent.backends.policies import SchedulingSettings
-from services.agent.backends.settings import VllmSettings
-from services.agent.backends.vllm.backend import VllmEngine
 from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Slo
 from shared.contracts.requests import Tokens
-from tests.engines import LLAMA, EngineRig, greedy, prompt_of, tiny_entries, vllm_rig
+from tests.contract.checkpointed_engines import checkpointing
+from tests.engines import EngineRig, greedy, prompt_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
@@ -78,18 +76,8 @@ def entries(base: ModelEntry) -> tuple[ModelEntry, ...]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EngineRig]:
-    directory = tmp_path_factory.mktemp("models")
-    kill = vllm_rig(directory).kill  # skips or fails without vLLM
-    base = next(each for each in tiny_entries(directory, weights=True) if each.name == LLAMA)
-    settings = VllmSettings(
-        log_path=str(directory / "vllm.log"),
-        warm_bytes=4 << 30,
-        scheduling=SchedulingSettings(max_chunk_tokens=128),
-    )
-    engine = VllmEngine(entries(base), settings)
-    await engine.start()
-    yield EngineRig(engine, kill)
-    await engine.close()
+    async with checkpointing(tmp_path_factory.mktemp("models"), entries) as running:
+        yield running
 
 
 async def flood(rig: EngineRig, model: ModelName) -> None:
