@@ -10,6 +10,7 @@ from services.agent.state import AgentState, Pulled, Run, SwappedOut
 from services.agent.verdicts import return_queue, verdict_of, with_progress
 from shared.broker.protocol import Settlement
 from shared.contracts.base import RequestId
+from shared.contracts.checks import prompt_text
 from shared.contracts.lanes import relegated_name
 from shared.contracts.requests import (
     ErrorInfo,
@@ -103,7 +104,13 @@ class Endings:
         totals.completed += 1
         totals.prompt_tokens += prompt_tokens
         totals.output_tokens += len(run.token_ids)
-        await self._observed(run.pulled, run, outcome="completed", attained=verdict.attained)
+        await self._observed(
+            run.pulled,
+            run,
+            outcome="completed",
+            attained=verdict.attained,
+            counted_tokens=prompt_tokens,
+        )
         log.info(
             "request.completed",
             request_id=request.request_id,
@@ -240,7 +247,13 @@ class Endings:
         self._state.depart(pulled.request.request_id, how)
 
     async def _observed(
-        self, pulled: Pulled, run: Run | None, *, outcome: str, attained: bool
+        self,
+        pulled: Pulled,
+        run: Run | None,
+        *,
+        outcome: str,
+        attained: bool,
+        counted_tokens: int | None = None,
     ) -> None:
         request = pulled.request
         await self._observe(
@@ -253,7 +266,7 @@ class Endings:
                 application=request.application,
                 tenant=request.tenant,
                 qos_class=request.slo.qos_class,
-                prompt_tokens=request.prompt_tokens,
+                prompt_tokens=counted_tokens or request.prompt_tokens,
                 output_tokens=len(run.token_ids) if run else 0,
                 arrived_at=request.arrived_at,
                 pulled_at=pulled.pulled_at,
@@ -267,5 +280,6 @@ class Endings:
                 cached_tokens=run.cached_tokens if run else 0,
                 relegated=request.attempts.relegated,
                 max_tbt_s=run.max_tbt_s if run else 0.0,
+                prompt_text=prompt_text(request) if counted_tokens else None,
             )
         )

@@ -20,7 +20,7 @@ from shared.contracts.errors import CapacityError, ContractError, MeshError, Tra
 from shared.contracts.lanes import LaneKey, LaneLayout, work_version_of
 from shared.contracts.plans import LanesForecast
 from shared.contracts.requests import ErrorInfo, QueuedRequest
-from shared.contracts.telemetry import LanesObserved
+from shared.contracts.telemetry import LanesObserved, RequestObserved
 from shared.runtime.clock import Clock
 from solver.scheduling.window import tokens_needed
 
@@ -231,6 +231,11 @@ class Grouper:
     def _classify_by(self, layout: LaneLayout) -> None:
         self._intake = replace(self._intake, layout=layout)
         self.state.keep_lanes(layout.work_version)
+
+    def on_ended(self, observed: RequestObserved) -> None:
+        """A request ended somewhere: its tenant holds less, and its prompt was counted."""
+        self.state.finish(observed.request_id, observed.tenant)
+        self._intake.learn(observed)
 
     def on_forecast(self, forecast: LanesForecast) -> None:
         """Take in what the leader expects of lanes."""

@@ -21,8 +21,8 @@ log = structlog.get_logger()
 async def on_request_observed(
     message: RequestObserved, grouper: Grouper, _delivery: Delivery
 ) -> None:
-    """A request ended somewhere: its tenant holds less."""
-    grouper.state.finish(message.request_id, message.tenant)
+    """A request ended somewhere."""
+    grouper.on_ended(message)
 
 
 async def on_lanes_forecast(message: LanesForecast, grouper: Grouper, _delivery: Delivery) -> None:

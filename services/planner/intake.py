@@ -16,14 +16,17 @@ from shared.contracts.checks import (
     effective_importance,
     effective_sampling,
     effective_slo,
-    estimated_prompt_tokens,
+    prompt_text,
 )
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest, QueueItem
 from shared.contracts.lanes import LaneLayout
+from shared.contracts.models import ModelEntry
 from shared.contracts.requests import QueuedRequest, ReplyMode
+from shared.contracts.telemetry import RequestObserved
 from shared.models.registry import ModelRegistry
 from solver.planning.lanes import lane_for
+from solver.prediction.prompt_lengths import PromptLengths
 
 MAX_ID_BYTES = 128
 _decode_body: Decoder[InferenceRequest] = Decoder(InferenceRequest)
@@ -47,6 +50,8 @@ class Intake:
     registry: ModelRegistry
     settings: GrouperSettings
     layout: LaneLayout
+    lengths: PromptLengths
+    """Of prompts that come as text."""
 
     def request_id(self, delivery: Delivery) -> RequestId:
         """The id that an answer to *delivery* must carry, even if its body is broken."""
@@ -79,7 +84,7 @@ class Intake:
         entry = self.registry.entry(model.base)
         arrived_at = now if body.arrived_at is None else min(now, body.arrived_at)
         slo = effective_slo(body, now=now, limits=limits)
-        prompt_tokens = estimated_prompt_tokens(body, entry)
+        prompt_tokens = self._prompt_tokens(body, entry)
         sampling = effective_sampling(body, entry=entry, prompt_tokens=prompt_tokens, limits=limits)
         if sampling.temperature > 0 and sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(31))
@@ -125,6 +130,27 @@ class Intake:
             id=item.id,
             deadline=item.deadline if item.deadline is not None else body.deadline,
             reply=body.reply or ReplyMode.FINAL,
+        )
+
+    def _prompt_tokens(self, body: InferenceRequest, entry: ModelEntry) -> int:
+        """As told by who may tell it, or counted, or predicted."""
+        if body.prompt_tokens is not None:
+            return body.prompt_tokens
+        text = prompt_text(body)
+        if text is None:
+            return len(body.prompt or ())
+        return self.lengths.tokens(entry.name, text, bytes_per_token=entry.bytes_per_token)
+
+    def learn(self, observed: RequestObserved) -> None:
+        """A prompt's length is known now; of models that are not served here it teaches nothing."""
+        text = observed.prompt_text
+        if text is None or observed.model not in self.registry.bases:
+            return
+        self.lengths.observe(
+            observed.model,
+            text,
+            observed.prompt_tokens,
+            bytes_per_token=self.registry.entry(observed.model).bytes_per_token,
         )
 
     def _tenant(self, delivery: Delivery, body: InferenceRequest, *, trusted: bool) -> TenantId:

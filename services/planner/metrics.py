@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.planner.state import GrouperState, LeaderState
+from solver.prediction.prompt_lengths import PromptLengths
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 MAX_LANES = 200
@@ -22,10 +23,14 @@ class GrouperMetrics(Collector):
     Args:
         registry: Where they are registered.
         state: The grouper's.
+        lengths: What it learns of prompts.
     """
 
-    def __init__(self, registry: CollectorRegistry, state: GrouperState) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, state: GrouperState, lengths: PromptLengths
+    ) -> None:
         self._state = state
+        self._lengths = lengths
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
@@ -42,6 +47,14 @@ class GrouperMetrics(Collector):
             "Tokens admitted by this grouper and not finished",
             state.shares.total,
         )
+        bytes_per_token = GaugeMetricFamily(
+            "headway_planner_prompt_bytes_per_token",
+            "Of prompts that came as text, as learnt from what engines counted",
+            labels=["model"],
+        )
+        for model, value in self._lengths.bytes_per_token().items():
+            bytes_per_token.add_metric([model], value)
+        yield bytes_per_token
 
 
 class LeaderMetrics(Collector):

@@ -31,6 +31,7 @@ from shared.models.registry import ModelRegistry
 from shared.runtime.cli import Ports
 from shared.runtime.tasks import every
 from solver.planning.review import ReviewOptions
+from solver.prediction.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
 
 log = structlog.get_logger()
@@ -80,9 +81,12 @@ async def _start_grouper(  # noqa: PLR0917 - one composition step, in its own fu
     stop: asyncio.Event,
 ) -> None:
     settings = ports.settings.grouper
+    lengths = PromptLengths()
     grouper = Grouper(
         broker=broker,
-        intake=Intake(registry=registry, settings=settings, layout=ports.settings.layout),
+        intake=Intake(
+            registry=registry, settings=settings, layout=ports.settings.layout, lengths=lengths
+        ),
         settings=settings,
         state=GrouperState(
             shares=TenantShares(
@@ -93,7 +97,7 @@ async def _start_grouper(  # noqa: PLR0917 - one composition step, in its own fu
         clock=ports.clock,
         sender=name,
     )
-    GrouperMetrics(ports.health.metrics, grouper.state)
+    GrouperMetrics(ports.health.metrics, grouper.state, lengths)
     observed = topology.private_queue(f"grouper.{name}")
     await broker.declare_queue(observed)
     broker.on_connection_lost(grouper.forget_layout)

@@ -8,7 +8,7 @@ from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Importance, Slo
-from shared.contracts.requests import Sampling
+from shared.contracts.requests import PromptText, QueuedRequest, Sampling
 
 UNSUPPORTED = ("logprobs", "top_logprobs", "tools", "response_format", "best_of")
 
@@ -153,20 +153,19 @@ def effective_sampling(
     )
 
 
-def estimated_prompt_tokens(body: InferenceRequest, entry: ModelEntry) -> int:
-    """Prompt length in tokens: exact for token ids, else from bytes per token, at least 1."""
-    if body.prompt_tokens is not None:
-        return body.prompt_tokens
-    if isinstance(body.prompt, tuple):
-        return len(body.prompt)
-    num_bytes = len((body.prompt or "").encode())
-    for message in body.messages or ():
+def prompt_text(request: InferenceRequest | QueuedRequest) -> PromptText | None:
+    """How much text is to be tokenized; None for a prompt of token ids."""
+    if isinstance(request.prompt, tuple):
+        return None
+    num_bytes = len((request.prompt or "").encode())
+    messages = request.messages or ()
+    for message in messages:
         parts = message.content if isinstance(message.content, list) else [message.content]
         num_bytes += sum(
             len(str(part.get("text", "") if isinstance(part, dict) else part or "").encode())
             for part in parts
         )
-    return max(1, round(num_bytes / entry.bytes_per_token))
+    return PromptText(num_bytes=num_bytes, num_messages=len(messages))
 
 
 def effective_importance(body: InferenceRequest) -> Importance:

@@ -39,6 +39,15 @@ class ChatMessage(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Text, or a list of `{"type": "text", "text": ...}` parts."""
 
 
+class PromptText(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """How much text a prompt is, before it is tokenized."""
+
+    num_bytes: int
+    """In UTF-8."""
+    num_messages: int = 0
+    """Of a chat, each of which its template adds tokens to."""
+
+
 class Sampling(Value, frozen=True, kw_only=True, omit_defaults=True):
     """How tokens are drawn and when to stop. Defaults are OpenAI's."""
 

@@ -17,6 +17,7 @@ from shared.contracts.base import (
     Value,
 )
 from shared.contracts.qos import QosClass
+from shared.contracts.requests import PromptText
 from shared.contracts.situations import LsoFacts
 
 
@@ -213,6 +214,7 @@ class RequestObserved(
     tenant: TenantId
     qos_class: QosClass
     prompt_tokens: int
+    """As the engine's tokenizer counted them, or as estimated when none did."""
     output_tokens: int
     arrived_at: UnixTime
     pulled_at: UnixTime
@@ -227,6 +229,8 @@ class RequestObserved(
     cached_tokens: int = 0
     relegated: bool = False
     max_tbt_s: Seconds = 0.0
+    prompt_text: PromptText | None = None
+    """What `prompt_tokens` were counted in; none for token ids, and where none were counted."""
 
 
 class ModelActivated(

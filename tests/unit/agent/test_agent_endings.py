@@ -13,7 +13,7 @@ from services.agent.verdicts import progress_of, verdict_of
 from shared.broker import topology
 from shared.contracts.lanes import relegated_name
 from shared.contracts.qos import Slo
-from shared.contracts.requests import FinishReason, QueuedRequest
+from shared.contracts.requests import FinishReason, PromptText, QueuedRequest
 from tests.brokers import eventually
 from tests.clocks import NOW
 from tests.queued import BATCH, MODEL, a_request, lane_of
@@ -217,6 +217,20 @@ async def test_a_finished_request_is_observed_once(rig: AgentRig):
         ("failed", "cancelled"),
     ]
     assert await rig.far.ready(observed) == 0
+
+
+async def test_how_long_a_text_was_is_told_once_it_was_counted(rig: AgentRig):
+    observed = await listen(rig, topology.TELEMETRY, topology.OBSERVED_REQUEST_KEY)
+    await complete(rig, await rig.pulled(a_request("text", prompt="über\n", prompt_tokens=9)))
+    await complete(rig, await rig.pulled(a_request("ids", prompt=(1, 2))))
+    await fail(rig, await rig.pulled(a_request("failed", prompt="text", prompt_tokens=9)))
+    seen = [decode_observed((await rig.far.take(observed)).body) for _ in range(3)]
+    texts = {each.request_id: (each.prompt_text, each.prompt_tokens) for each in seen}
+    assert texts == {
+        "text": (PromptText(num_bytes=6), 3),
+        "ids": (None, 3),
+        "failed": (None, 9),
+    }
 
 
 async def test_a_final_that_nobody_waits_for_is_unclaimed(rig: AgentRig):

@@ -19,6 +19,7 @@ from services.planner.plan_metrics import PlanMetrics
 from services.planner.state import GrouperState, LeaderState, RecentIds
 from shared.contracts.base import InstanceId
 from shared.runtime.clock import SystemClock
+from solver.prediction.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
 from solver.scheduling.pulling import PullOrder
 from solver.scheduling.window import Window
@@ -36,6 +37,7 @@ def series() -> set[str]:
     GrouperMetrics(
         registry,
         GrouperState(shares=TenantShares(max_share=1.0, free_tokens=0), recent=RecentIds(1)),
+        PromptLengths(),
     )
     leader = LeaderState(active_since=1.0)
     LeaderMetrics(registry, leader)

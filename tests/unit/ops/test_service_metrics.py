@@ -17,9 +17,10 @@ from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
 from shared.contracts.models import ModelEntry
 from shared.contracts.plans import PlanPublished, VirtualQueue
 from shared.contracts.qos import QosClass
-from shared.contracts.requests import Sampling
+from shared.contracts.requests import PromptText, Sampling
 from shared.contracts.telemetry import Iteration, IterationsObserved, RequestObserved
 from shared.runtime.clock import SystemClock
+from solver.prediction.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
 from solver.scheduling.pulling import PullOrder
 from solver.scheduling.window import Window
@@ -161,13 +162,19 @@ class TestAgent:
 class TestGrouper:
     def test_admitted_and_refused_are_those_of_the_state(self, registry):
         state = GrouperState(shares=TenantShares(max_share=1.0, free_tokens=0), recent=RecentIds(1))
-        GrouperMetrics(registry, state)
+        lengths = PromptLengths()
+        GrouperMetrics(registry, state, lengths)
         state.admitted, state.refused = 5, 1
         state.shares.admit("r", TenantId("t"), 40)
 
         assert value(registry, "headway_planner_requests_admitted_total") == 5
         assert value(registry, "headway_planner_requests_refused_total") == 1
         assert value(registry, "headway_planner_outstanding_tokens") == 40
+
+        for _ in range(500):
+            lengths.observe(ModelName("m"), PromptText(num_bytes=300), 100, bytes_per_token=4.0)
+        learnt = value(registry, "headway_planner_prompt_bytes_per_token", model="m")
+        assert learnt == pytest.approx(3.0, rel=0.01)
 
 
 class TestLeader:

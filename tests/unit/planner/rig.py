@@ -19,6 +19,7 @@ from shared.contracts.base import Decoder, encode
 from shared.contracts.lanes import LaneLayout
 from shared.contracts.requests import QueuedRequest, RequestFailed
 from shared.models.registry import ModelRegistry
+from solver.prediction.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
 from tests.clocks import FakeClock
 from tests.deliveries import UnreliableBroker
@@ -39,7 +40,10 @@ def intake_of(
     layout: LaneLayout | None = None,
 ) -> Intake:
     return Intake(
-        registry=registry, settings=settings or GrouperSettings(), layout=layout or LaneLayout()
+        registry=registry,
+        settings=settings or GrouperSettings(),
+        layout=layout or LaneLayout(),
+        lengths=PromptLengths(),
     )
 
 

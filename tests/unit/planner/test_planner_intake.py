@@ -8,19 +8,42 @@ import pytest
 
 from services.planner.intake import Intake
 from services.planner.settings import GrouperSettings
+from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
 from shared.contracts.checks import IngressLimits
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Importance, QosClass, Slo
-from shared.contracts.requests import QueuedRequest, ReplyMode
+from shared.contracts.requests import PromptText, QueuedRequest, ReplyMode
+from shared.contracts.telemetry import RequestObserved
 from shared.models.registry import ModelRegistry
 from tests.clocks import NOW
 from tests.deliveries import LooseDelivery
+from tests.queued import MODEL
 from tests.unit.planner.rig import BODY, LANE, intake_of
 
 SETTINGS = GrouperSettings(
     trusted_users=("gateway",), limits=IngressLimits(max_body_bytes=4000, default_max_tokens=17)
 )
+TEXT_BODY = {"model": MODEL, "prompt": "a" * 800, "max_tokens": 8}
 CLAIMS = {"tenant": "claimed", "arrived_at": NOW - 3.0, "prompt_tokens": 2}
+
+OBSERVED = RequestObserved(
+    request_id=RequestId("r"),
+    instance_id=InstanceId("a1"),
+    model=ModelName(MODEL),
+    engine="simulated",
+    device="cpu",
+    application="default",
+    tenant=TenantId("t"),
+    qos_class=QosClass.INTERACTIVE,
+    prompt_tokens=3,
+    output_tokens=2,
+    arrived_at=NOW,
+    pulled_at=NOW,
+    submitted_at=NOW,
+    first_token_at=NOW,
+    finished_at=NOW,
+    attained=True,
+)
 
 
 @pytest.fixture
@@ -195,3 +218,22 @@ def test_a_queue_items_broken_payload_is_named(intake: Intake):
     with pytest.raises(ContractError, match=r"\$\.max_tokens") as refusal:
         accepted(intake, {"id": "i1", "payload": BODY | {"max_tokens": 0}})
     assert refusal.value.param == "payload"
+
+
+class TestLengthOfText:
+    def test_it_is_learnt_from_what_engines_counted(self, intake: Intake):
+        assert accepted(intake, TEXT_BODY).prompt_tokens == 200
+        text = PromptText(num_bytes=400)
+        for _ in range(300):
+            intake.learn(msgspec.structs.replace(OBSERVED, prompt_text=text, prompt_tokens=200))
+
+        assert accepted(intake, TEXT_BODY).prompt_tokens == pytest.approx(400, rel=0.02)
+
+    def test_token_ids_and_unknown_models_teach_nothing(self, intake: Intake):
+        text = PromptText(num_bytes=400)
+        for _ in range(300):
+            intake.learn(msgspec.structs.replace(OBSERVED, prompt_tokens=200))
+            unknown = msgspec.structs.replace(OBSERVED, model=ModelName("gone"))
+            intake.learn(msgspec.structs.replace(unknown, prompt_text=text, prompt_tokens=200))
+
+        assert accepted(intake, TEXT_BODY).prompt_tokens == 200
