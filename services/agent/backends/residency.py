@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from shared.contracts.base import ModelName, Seconds
 from shared.contracts.telemetry import ActivationPath, ModelState, Residency
 
+_FORGIVEN = 0.1
+"""Part of what a path took longer than expected that is forgotten when another one is taken."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
@@ -164,6 +167,9 @@ class ResidencyTable:
         self._active = model
         self._measured_s[model, activation.path] = duration_s
         self._by_path_s[activation.path] = duration_s
+        for path in self._prior_s:
+            if path is not activation.path:
+                self._forgive(model, path)
 
     def activate_s(self, model: ModelName) -> Seconds:
         """Expected time to make *model* active from where it is."""
@@ -199,6 +205,14 @@ class ResidencyTable:
         parked = set(parked)
         engines = sum(self._engine_bytes[name] for name in parked)
         return engines + sum(self._footprints[name].weight_bytes for name in {*held} - parked)
+
+    def _forgive(self, model: ModelName, path: ActivationPath) -> None:
+        """What was measured of a path that was not taken may have been one bad moment's."""
+        prior_s = self._prior_s[path]
+        if (measured_s := self._measured_s.get((model, path), 0.0)) > prior_s:
+            self._measured_s[model, path] = measured_s + _FORGIVEN * (prior_s - measured_s)
+        if (measured_s := self._by_path_s.get(path, 0.0)) > prior_s:
+            self._by_path_s[path] = measured_s + _FORGIVEN * (prior_s - measured_s)
 
     def _expected_s(self, model: ModelName, path: ActivationPath) -> Seconds:
         if (model, path) in self._measured_s:

@@ -119,6 +119,31 @@ def test_the_dearer_path_is_taken_when_it_has_measured_cheaper() -> None:
     assert made.path(B) is ActivationPath.COLD  # as measured just now, against a prior of 1 s
 
 
+def test_one_bad_moment_does_not_rule_a_path_out_for_ever() -> None:
+    made = table(warm_bytes=1000, shapes=("s", "s", "s"))
+    activate(made, A, duration_s=5.0)
+    assert activate(made, B, duration_s=60.0).path is ActivationPath.RELOAD
+    taken = []
+    for _ in range(40):
+        made.drop((A, B))
+        made.parked(C)
+        taken.append(activate(made, B, duration_s=5.0).path)
+    assert taken[:5] == [ActivationPath.COLD] * 5
+    assert ActivationPath.RELOAD in taken
+
+
+def test_a_path_that_stays_dear_is_tried_seldom() -> None:
+    made = table(warm_bytes=1000, shapes=("s", "s", "s"))
+    taken = []
+    for _ in range(300):
+        made.drop((A, B))
+        made.parked(C)
+        path = made.path(B)
+        activate(made, B, duration_s=60.0 if path is ActivationPath.RELOAD else 5.0)
+        taken.append(path)
+    assert 1 <= taken.count(ActivationPath.RELOAD) <= 15
+
+
 def test_activation_times_are_measured_once_known() -> None:
     made = table(warm_bytes=0)
     assert made.activate_s(A) == 5.0
