@@ -16,6 +16,8 @@ class RunningFacts(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Best effort or relegated."""
     remaining_s: Seconds | None = None
     """Predicted until their ends; none when nobody can tell of one of them."""
+    slack_s: Seconds | None = None
+    """That they may stand still and be in time; none when one of them has no deadline."""
 
 
 class LsoFacts(Value, frozen=True, kw_only=True, omit_defaults=True):

@@ -50,7 +50,7 @@ def typical_situation(
         coming: Groups that it is about to pull from, in order.
 
     Decided: one typical request stands for all that runs of its lane, with their mean context,
-    room and time left. So counts and costs are about right, and which request goes is not told.
+    room, time left and slack. So counts and costs are about right, and which request goes is not told.
     Decided: what it is about to pull, as far as that has deadlines and there is room for it,
     counts as waiting in the window. Agents make room for it one by one as it comes.
     """
@@ -89,6 +89,7 @@ def _running_facts(running: Iterable[RunningWork]) -> tuple[RunningFacts, ...]:
     for (name, gives_way), members in groupby(sorted(running, key=lane), key=lane):
         works = list(members)
         known = [work.remaining_s for work in works if work.remaining_s is not None]
+        slack_s = sum(work.slack_s for work in works)
         facts.append(
             RunningFacts(
                 lane=name,
@@ -97,6 +98,7 @@ def _running_facts(running: Iterable[RunningWork]) -> tuple[RunningFacts, ...]:
                 held_tokens=sum(work.held_tokens for work in works),
                 gives_way=gives_way,
                 remaining_s=sum(known) if len(known) == len(works) else None,
+                slack_s=slack_s if math.isfinite(slack_s) else None,
             )
         )
     return tuple(facts)
@@ -117,6 +119,7 @@ def _typical(facts: RunningFacts) -> Iterator[RunningWork]:
             held_tokens=round(facts.held_tokens / facts.requests),
             gives_way=facts.gives_way,
             remaining_s=None if facts.remaining_s is None else facts.remaining_s / facts.requests,
+            slack_s=math.inf if facts.slack_s is None else facts.slack_s / facts.requests,
         )
 
 

@@ -68,7 +68,12 @@ def test_requests_are_counted_by_lane_and_by_whether_they_give_way():
 
 def test_one_typical_request_stands_for_all_of_its_lane():
     known = situation(
-        running=(running("r", "x", 100), running("s", "x", 300, remaining_s=3.0)),
+        running=(
+            running("r", "x", 100, slack_s=-1.0),
+            running("s", "x", 300, remaining_s=3.0, slack_s=4.0),
+            running("t", "y", 1, slack_s=4.0),
+            running("u", "y", 1),
+        ),
         swapped=tuple(
             SwappedWork(request_id=RequestId(name), needed_tokens=tokens, rested=name == "a")
             for name, tokens in (("a", 10), ("b", 30))
@@ -76,8 +81,9 @@ def test_one_typical_request_stands_for_all_of_its_lane():
     )
     guess = typical(known)
 
-    assert [(work.context_tokens, work.remaining_s) for work in guess.running] == [(200, 2.0)] * 2
-    assert len({work.request_id for work in guess.running}) == 2
+    told = [(work.context_tokens, work.remaining_s, work.slack_s) for work in guess.running]
+    assert told == [(200, 2.0, 1.5)] * 2 + [(1, 1.0, math.inf)] * 2
+    assert len({work.request_id for work in guess.running}) == 4
     assert [(work.needed_tokens, work.rested) for work in guess.swapped] == [
         (20, False),
         (20, True),
@@ -100,8 +106,16 @@ def _lanes_alike(draw: st.DrawFn) -> Situation:
         tokens = draw(st.integers(1, 5000))
         remaining_s = draw(st.none() | st.floats(0, 9).map(lambda value: round(value, 3)))
         gives_way = draw(st.booleans())
+        slack_s = draw(st.just(math.inf) | st.floats(-9, 9).map(lambda value: round(value, 3)))
         work += [
-            running(f"{lane}#{n}", lane, tokens, remaining_s=remaining_s, gives_way=gives_way)
+            running(
+                f"{lane}#{n}",
+                lane,
+                tokens,
+                remaining_s=remaining_s,
+                gives_way=gives_way,
+                slack_s=slack_s,
+            )
             for n in range(draw(st.integers(1, 4)))
         ]
     return situation(
