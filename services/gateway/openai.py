@@ -7,8 +7,8 @@ import msgspec
 from msgspec import Meta
 
 from shared.contracts.errors import ContractError
-from shared.contracts.ingress import InferenceRequest, Label
-from shared.contracts.qos import Importance, Slo
+from shared.contracts.ingress import AskedSlo, InferenceRequest, Label
+from shared.contracts.qos import Importance
 from shared.contracts.requests import ChatMessage, Tokens
 
 MAX_PRIORITY = 1000
@@ -50,7 +50,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     """As vLLM has it: lower first. The header `x-headway-priority` is higher first."""
 
-    slo: Slo | None = None
+    slo: AskedSlo | None = None
     """`{}` asks for best effort."""
     deadline: float | None = None
     """Absolute completion deadline, Unix seconds."""

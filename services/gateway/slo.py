@@ -35,7 +35,7 @@ def requested_slo(body: Body, hints: Hints, settings: Settings) -> Slo:
     }
     if base is None and not targets:
         return settings.default_stream_slo if body.stream else settings.default_slo
-    return msgspec.structs.replace(base or Slo(), **targets)
+    return Slo(**(msgspec.structs.asdict(base or Slo()) | targets))
 
 
 def _tier(name: str, settings: Settings) -> Slo:

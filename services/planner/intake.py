@@ -19,7 +19,7 @@ from shared.contracts.checks import (
     prompt_text,
 )
 from shared.contracts.errors import ContractError
-from shared.contracts.ingress import InferenceRequest, QueueItem
+from shared.contracts.ingress import AskedTargets, InferenceRequest, QueueItem
 from shared.contracts.lanes import LaneLayout
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import QueuedRequest, ReplyMode
@@ -31,6 +31,7 @@ from solver.prediction.prompt_lengths import PromptLengths
 MAX_ID_BYTES = 128
 _decode_body: Decoder[InferenceRequest] = Decoder(InferenceRequest)
 _decode_item: Decoder[QueueItem] = Decoder(QueueItem)
+_check_targets: Decoder[AskedTargets] = Decoder(AskedTargets)
 
 
 class _Probe(msgspec.Struct):
@@ -119,9 +120,11 @@ class Intake:
 
     def _body(self, delivery: Delivery) -> InferenceRequest:
         if _decode_probe(delivery.body).payload is None:
+            _check_targets(delivery.body)
             return _decode_body(delivery.body)
         item = _decode_item(delivery.body)
         try:
+            msgspec.convert(item.payload, AskedTargets)
             body = msgspec.convert(item.payload, InferenceRequest)
         except msgspec.ValidationError as error:
             raise ContractError(f"payload breaks its schema: {error}", param="payload") from error

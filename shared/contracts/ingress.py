@@ -12,12 +12,23 @@ Identifier = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-
 Label = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
+class AskedSlo(Slo, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A producer's target: one that is misspelt would else be none at all."""
+
+
+class AskedTargets(Value, frozen=True, kw_only=True):
+    """As much of a body as its targets take."""
+
+    slo: AskedSlo | None = None
+
+
 class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
     Body of a message to `headway.requests`.
 
     Everything but `model` and one of `messages` and `prompt` has a default.
-    Unknown fields are ignored; fields that are known but unsupported are refused.
+    Unknown fields are ignored, but for those inside `slo`; fields that are known but unsupported
+    are refused.
     """
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]

@@ -138,6 +138,7 @@ def test_nulls_mean_not_given(intake_rig: IntakeRig):
             "response_format",
         ),
         ({"slo": {"ttft_s": -1}}, 400, "invalid_request", "slo.ttft_s"),
+        ({"slo": {"ttft": 1}}, 400, "invalid_request", "slo"),
         ({"slo": {"ttft_s": 1e-9}}, 400, "slo_impossible", "slo.ttft_s"),
         ({"slo": {"tbt_s": 1}}, 400, "invalid_request", "slo.ttft_s"),
         ({"deadline": NOW - 1}, 504, "deadline_expired", "deadline"),

@@ -171,6 +171,7 @@ def test_a_refusal_names_the_field(
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"slo": {"ttft_s": -1}}, "slo.ttft_s"),
+        ({"slo": {"ttft": 1}}, "slo"),
         ({"id": "two words"}, "id"),
         ({"seed": 2**70}, "seed"),
         ({"top_k": 2**31}, "top_k"),
@@ -212,6 +213,12 @@ def test_a_queue_item_without_a_deadline_is_best_effort(intake: Intake):
 def test_a_queue_item_is_believed_no_more_than_a_plain_request(intake: Intake):
     request = accepted(intake, {"id": "i1", "payload": BODY | CLAIMS})
     assert (request.tenant, request.arrived_at, request.prompt_tokens) == ("acme", NOW, 3)
+
+
+def test_what_a_queue_items_payload_asks_is_not_guessed_either(intake: Intake):
+    with pytest.raises(ContractError, match="unknown field `ttlt`") as refusal:
+        accepted(intake, {"id": "i1", "payload": BODY | {"slo": {"ttlt": 60}}})
+    assert refusal.value.param == "payload"
 
 
 def test_a_queue_items_broken_payload_is_named(intake: Intake):
