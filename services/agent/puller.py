@@ -14,7 +14,7 @@ from services.agent.settings import PullSettings
 from services.agent.state import AgentState, Pulled
 from shared.broker.protocol import Broker, Delivery
 from shared.contracts.base import Decoder, Seconds
-from shared.contracts.errors import ContractError, TransientError
+from shared.contracts.errors import ContractError, QueueNotFoundError, TransientError
 from shared.contracts.lanes import LaneKey
 from shared.contracts.requests import QueuedRequest
 from shared.contracts.telemetry import PullState
@@ -109,14 +109,22 @@ class Puller:
         """Take the head of *source*; whether it had one."""
         self._state.pulling += 1
         try:
-            delivery = await self._broker.get(source.queue)
-            if delivery is None:
-                self._state.order.empty(source.queue, self._clock.now())
-                return False
-            await self._take(delivery, source)
-            return True
+            delivery = await self._head(source.queue)
+            if delivery is not None:
+                await self._take(delivery, source)
         finally:
             self._state.pulling -= 1
+        return delivery is not None
+
+    async def _head(self, queue: str) -> Delivery | None:
+        try:
+            delivery = await self._broker.get(queue)
+        except QueueNotFoundError:
+            self._state.order.absent(queue, self._clock.now())
+            return None
+        if delivery is None:
+            self._state.order.empty(queue, self._clock.now())
+        return delivery
 
     async def _sleep(self) -> None:
         self._state.pull_wake.clear()

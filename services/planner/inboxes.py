@@ -1,5 +1,6 @@
 """Inboxes of instances that have gone: their requests go back to lanes, then they go, too."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -7,9 +8,10 @@ import structlog
 
 from shared.broker import topology
 from shared.broker.protocol import Broker, Delivery, OutMessage, Settlement
-from shared.broker.retry import publish_until_confirmed
+from shared.broker.retry import publish_until_confirmed, send_softly
 from shared.contracts.base import Decoder, UnixTime, encode
-from shared.contracts.errors import ContractError
+from shared.contracts.control import LaneNonempty
+from shared.contracts.errors import ContractError, QueueNotFoundError
 from shared.contracts.lanes import LaneKey, inbox_name
 from shared.contracts.requests import QueuedRequest
 
@@ -56,8 +58,9 @@ class InboxClaims:
                 log.info("inbox.deleted", instance_id=instance_id)
 
     async def _drain(self, queue: str) -> None:
-        while (delivery := await self.broker.get(queue)) is not None:
-            await self._return(delivery)
+        with suppress(QueueNotFoundError):  # another leader has deleted it
+            while (delivery := await self.broker.get(queue)) is not None:
+                await self._return(delivery)
 
     async def _return(self, delivery: Delivery) -> None:
         """Put one request ahead of its lane."""
@@ -82,3 +85,7 @@ class InboxClaims:
             ),
         )
         await delivery.settle(Settlement.ACK)
+        notice = OutMessage(
+            body=encode(LaneNonempty(queue=resume)), kind="lane.nonempty.v1", persistent=False
+        )
+        await send_softly(self.broker, topology.CONTROL, topology.CONTROL_LANE, notice)

@@ -44,7 +44,13 @@ class AmqpGetter:
         self._tasks = OwnedTasks()
 
     async def get(self, queue: str) -> AmqpDelivery | None:
-        """The first ready message; None when there is none or no such queue."""
+        """
+        The first ready message; None when there is none.
+
+        Raises:
+            QueueNotFoundError: No such queue.
+            BrokerUnavailableError: No answer.
+        """
         # The call runs in a task of its own: aiormq closes a channel whose call is cancelled,
         # which would requeue every other delivery of that channel.
         task = self._tasks.spawn(self._fetch(queue), name=f"get {queue}")
@@ -75,7 +81,7 @@ class AmqpGetter:
                 self._queues.pop(queue, None)
                 for other in channels.idle:
                     await other.retire()
-                return None
+                raise
             channels.idle.append(channel)
             if isinstance(message.delivery, spec.Basic.GetEmpty):
                 return None

@@ -111,9 +111,7 @@ class MemoryBroker:
         self._check()
         await asyncio.sleep(0)
         self._check()
-        source = self._hub.find(queue, self)
-        if source is None:
-            return None
+        source = self._existing(queue)
         if source.spec.single_active_consumer and source.spec.type is QueueType.QUORUM:
             raise BrokerConflictError(f"queue {queue!r} has a single active consumer")
         stored = source.take()

@@ -216,7 +216,10 @@ class Broker(Protocol):
 
     async def get(self, queue: str) -> Delivery | None:
         """
-        The queue's first ready message, or None when there is none or no such queue.
+        The queue's first ready message, or None when there is none.
+
+        Raises:
+            QueueNotFoundError: No such queue; the broker logs it, so do not ask often.
         """
         ...
 

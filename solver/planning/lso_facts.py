@@ -50,7 +50,8 @@ def typical_situation(
         coming: Groups that it is about to pull from, in order.
 
     Decided: one typical request stands for all that runs of its lane, with their mean context,
-    room, time left and slack. So counts and costs are about right, and which request goes is not told.
+    room, time left and slack. So counts and costs are about right, and which request goes is not
+    told.
     Decided: what it is about to pull, as far as that has deadlines and there is room for it,
     counts as waiting in the window. Agents make room for it one by one as it comes.
     """

@@ -10,6 +10,8 @@ from shared.contracts.base import Seconds, UnixTime
 WORK_WEIGHT_S_PER_TOKEN = 0.008
 """QoServe's alpha under load."""
 _SMOOTHING = 0.05
+_ABSENT_S = 10.0
+"""How long a queue that is not there stays unasked, should a notice of it be lost."""
 
 
 class SourceKind(IntEnum):
@@ -129,6 +131,12 @@ class PullOrder:
         if (head := self._heads.get(queue)) is not None:
             head.quiet_until = now + self._poll_s
             head.deadline_at = now + head.source.time_left_s
+
+    def absent(self, queue: str, now: UnixTime) -> None:
+        """There is no such queue: whoever creates it puts something into it, and tells so."""
+        self.empty(queue, now)
+        if (head := self._heads.get(queue)) is not None:
+            head.quiet_until = now + max(self._poll_s, _ABSENT_S)
 
     def nonempty(self, queue: str, now: UnixTime) -> bool:
         """Something was put into *queue*; whether it is one of ours."""

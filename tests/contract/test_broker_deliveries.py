@@ -4,11 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import pytest
+
 from shared.broker.protocol import (
     OutMessage,
     PublishOutcome,
     Settlement,
 )
+from shared.contracts.errors import QueueNotFoundError
 from tests.brokers import BrokerRig, eventually
 from tests.contract.broker_steps import (
     CLASSIC,
@@ -24,11 +27,15 @@ from tests.contract.broker_steps import (
 )
 
 
-async def test_get_from_an_empty_or_missing_queue_gives_none(broker_rig: BrokerRig):
+async def test_get_from_an_empty_queue_gives_none_and_a_missing_one_is_an_error(
+    broker_rig: BrokerRig,
+):
     broker = await broker_rig.connect()
     await declare(broker, WORK)
 
-    assert (await broker.get("work"), await broker.get("missing")) == (None, None)
+    assert await broker.get("work") is None
+    with pytest.raises(QueueNotFoundError):
+        await broker.get("missing")
 
 
 async def test_get_from_a_missing_queue_leaves_other_deliveries_alone(broker_rig: BrokerRig):
@@ -37,13 +44,14 @@ async def test_get_from_a_missing_queue_leaves_other_deliveries_alone(broker_rig
     await publish(broker, "work", "a", "b")
     held = await take(broker, "work")
 
-    assert await broker.get("missing") is None
+    with pytest.raises(QueueNotFoundError):
+        await broker.get("missing")
     assert await held.settle(Settlement.ACK) is True
     assert await take_bodies(broker, "work", 1) == ["b"]
     await wait_ready(broker, "work", 0)
 
 
-async def test_get_from_a_queue_deleted_by_another_gives_none(broker_rig: BrokerRig):
+async def test_get_from_a_queue_deleted_by_another_harms_no_other(broker_rig: BrokerRig):
     broker, other = await broker_rig.connect(), await broker_rig.connect("other")
     second = replace(WORK, name="second")
     await declare(broker, WORK, second)
@@ -53,7 +61,8 @@ async def test_get_from_a_queue_deleted_by_another_gives_none(broker_rig: Broker
     await take(broker, "second")
     await other.delete_queue("second")
 
-    assert await broker.get("second") is None
+    with pytest.raises(QueueNotFoundError):
+        await broker.get("second")
     assert await first.settle(Settlement.ACK) is True
 
 

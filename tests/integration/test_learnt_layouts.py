@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,6 +20,7 @@ from shared.broker import topology
 from shared.broker.consumer import Dispatcher
 from shared.broker.protocol import BindingSpec, Broker, Delivery, OutMessage, Settlement
 from shared.contracts.base import Decoder, InstanceId, encode
+from shared.contracts.errors import QueueNotFoundError
 from shared.contracts.lanes import LaneLayout, work_version_of
 from shared.contracts.plans import PlanPublished
 from shared.contracts.requests import QueuedRequest
@@ -80,9 +81,15 @@ class Taker:
         self.lanes = {lane.lane for segment in plan.queue.segments for lane in segment.lanes}
         await delivery.settle(Settlement.ACK)
 
+    async def head(self, lane: str) -> Delivery | None:
+        """None, too, when the lane has been deleted since the plan."""
+        with suppress(QueueNotFoundError):
+            return await self.broker.get(lane)
+        return None
+
     async def pull(self) -> None:
         for lane in sorted(self.lanes):
-            while (delivery := await self.broker.get(lane)) is not None:
+            while (delivery := await self.head(lane)) is not None:
                 await asyncio.sleep(self.chance.random() * 0.002)
                 if self.chance.random() < 0.05:
                     await delivery.settle(Settlement.REQUEUE)

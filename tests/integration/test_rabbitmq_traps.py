@@ -17,7 +17,7 @@ from shared.broker.protocol import (
     Settlement,
 )
 from shared.broker.retry import publish_until_confirmed
-from shared.contracts.errors import BrokerUnavailableError, SettingsError
+from shared.contracts.errors import BrokerUnavailableError, QueueNotFoundError, SettingsError
 from tests.brokers import RabbitRig, eventually
 from tests.integration.rabbit_steps import WORK, declare, take
 
@@ -90,10 +90,13 @@ class TestChannels:
 
     async def test_many_missing_queues_do_not_use_up_channel_numbers(self, rabbit_rig: RabbitRig):
         broker = await rabbit_rig.connect()
-        await asyncio.gather(*(broker.get(f"missing{n}") for n in range(50)))
+        gets = (broker.get(f"missing{n}") for n in range(50))
+        refused = await asyncio.gather(*gets, return_exceptions=True)
+        assert {type(each) for each in refused} == {QueueNotFoundError}
         await asyncio.gather(*(broker.depth(f"missing{n}") for n in range(50)))
 
-        assert await broker.get("missing") is None
+        with pytest.raises(QueueNotFoundError):
+            await broker.get("missing")
 
 
 class TestQueues:

@@ -60,6 +60,17 @@ async def test_waiting_requests_come_into_the_window(rig: AgentRig):
     assert await rig.back_in_lane(LANE) == 2
 
 
+async def test_a_queue_that_is_not_there_is_asked_for_again_on_notice(rig: AgentRig):
+    rig.sources(LANE)
+    assert await rig.puller.pull_now(1) == 0
+    assert rig.state.order.wake_at() == rig.clock.now() + 10.0
+    async with pulling(rig):
+        await rig.put(a_request("a"))
+        assert rig.state.order.nonempty(LANE, rig.clock.now())
+        rig.state.wake()
+        await eventually(lambda: len(rig.state.window) == 1)
+
+
 async def test_a_redelivered_duplicate_joins_the_request_that_is_here(rig: AgentRig):
     request = a_request("r", reply_to=REPLY)
     await rig.hold(request)

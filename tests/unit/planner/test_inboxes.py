@@ -8,8 +8,9 @@ from services.planner.inboxes import GRACE_S, InboxClaims
 from shared.broker import topology
 from shared.broker.memory import MemoryBroker
 from shared.broker.memory_hub import MemoryHub
-from shared.broker.protocol import OutMessage, PublishOutcome
+from shared.broker.protocol import BindingSpec, OutMessage, PublishOutcome
 from shared.contracts.base import Decoder, encode
+from shared.contracts.control import LaneNonempty
 from shared.contracts.lanes import LaneKey, inbox_name
 from shared.contracts.requests import QueuedRequest
 from tests.clocks import NOW
@@ -17,6 +18,7 @@ from tests.queued import a_request
 
 INBOX = inbox_name("dead")
 decode: Decoder[QueuedRequest] = Decoder(QueuedRequest)
+decode_notice: Decoder[LaneNonempty] = Decoder(LaneNonempty)
 
 
 @pytest.fixture
@@ -40,12 +42,22 @@ async def route(broker: MemoryBroker, request: QueuedRequest) -> PublishOutcome:
 async def test_requests_go_ahead_of_their_lanes_and_no_more_are_routed(broker: MemoryBroker):
     request = a_request("r")
     await route(broker, request)
+    notices = topology.passing_queue("notices")
+    await broker.declare_queue(notices)
+    await broker.bind(
+        BindingSpec(
+            exchange=topology.CONTROL, queue=notices.name, routing_key=topology.CONTROL_LANE
+        )
+    )
     claims = InboxClaims(broker)
     claims.add("dead", NOW)
     await claims.work(NOW)
+    notice = await broker.get(notices.name)
     back = await broker.get(LaneKey.parse(request.lane).resume_name)
 
     assert back is not None
+    assert notice is not None
+    assert decode_notice(notice.body) == LaneNonempty(queue=back.queue)
     assert (decode(back.body).request_id, decode(back.body).attempts.hop) == ("r", 1)
     assert await route(broker, request) is PublishOutcome.UNROUTABLE
 

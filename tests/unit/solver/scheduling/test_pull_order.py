@@ -81,6 +81,17 @@ def test_a_notice_ends_the_wait():
     assert next_of(order, NOW + 0.1) == "lane"
 
 
+def test_a_queue_that_is_not_there_is_asked_for_seldom_or_on_notice():
+    order = order_of(source("resume"))
+    order.absent("resume", NOW)
+    assert next_of(order, NOW + 5 * POLL_S) is None
+    assert order.wake_at() == NOW + 10.0
+    assert next_of(order, NOW + 10.0) == "resume"
+    order.absent("resume", NOW + 10.0)
+    order.nonempty("resume", NOW + 10.1)
+    assert next_of(order, NOW + 10.1) == "resume"
+
+
 def test_a_notice_of_a_foreign_queue_is_none_of_ours():
     assert not order_of(source("lane")).nonempty("other", NOW)
 
