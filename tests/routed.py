@@ -23,7 +23,11 @@ class ExactPredictor:
     ) -> list[PrefillEstimate]:
         missing = [request.prompt_tokens - each.cached_tokens for each in candidates]
         return [
-            PrefillEstimate(quantile_s=1.5 * TOKEN_S * tokens, mean_s=TOKEN_S * tokens)
+            PrefillEstimate(
+                quantile_s=1.5 * TOKEN_S * tokens,
+                mean_s=TOKEN_S * tokens,
+                watched_s=1.4 * TOKEN_S * tokens,
+            )
             for tokens in missing
         ]
 

@@ -72,6 +72,7 @@ class CoverageMonitor:
     """
 
     def __init__(self, options: CoverageOptions = _DEFAULT) -> None:
+        self.level = options.level
         expected, delta = 1 - options.level, options.under_coverage
         self._allowed_share = expected + delta
         self._most_excess = options.patience * expected * options.level / (2 * delta)

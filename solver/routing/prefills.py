@@ -20,10 +20,10 @@ class TreePrefills:
         trees: Fitted before.
         level: The quantile that is asked for, one of the trees'.
         calibration: Corrects the trees; none leaves them as they are.
-        monitor: Watches the quantile that is told; none trusts it always.
+        monitor: Watches a quantile of its own level; none trusts all of them always.
 
     Raises:
-        ValueError: The trees do not have that level.
+        ValueError: The trees do not have one of these levels.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class TreePrefills:
         self._column = trees.column_of(level)
         self._calibration = calibration
         self._monitor = monitor
+        self._watched = self._column if monitor is None else trees.column_of(monitor.level)
 
     @property
     def is_trusted(self) -> bool:
@@ -49,10 +50,14 @@ class TreePrefills:
     ) -> list[PrefillEstimate]:
         """One estimate for each candidate, as corrected until now."""
         prediction = self.predicted(request, candidates)
-        quantiles_s = prediction.quantiles_s[:, self._column].tolist()
         return [
-            PrefillEstimate(quantile_s=quantile_s, mean_s=mean_s)
-            for quantile_s, mean_s in zip(quantiles_s, prediction.mean_s.tolist(), strict=True)
+            PrefillEstimate(quantile_s=quantile_s, mean_s=mean_s, watched_s=watched_s)
+            for quantile_s, mean_s, watched_s in zip(
+                prediction.quantiles_s[:, self._column].tolist(),
+                prediction.mean_s.tolist(),
+                prediction.quantiles_s[:, self._watched].tolist(),
+                strict=True,
+            )
         ]
 
     def predicted(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Prediction:
@@ -72,7 +77,7 @@ class TreePrefills:
         request, candidate = assignment.request, assignment.candidate
         bucket = bucket_for(request, candidate)
         if self._monitor is not None:
-            self._monitor.observe(bucket, assignment.estimate.quantile_s, prefill_s)
+            self._monitor.observe(bucket, assignment.estimate.watched_s, prefill_s)
         if self._calibration is not None:
             self._calibration.observe(bucket, self.raw(request, [candidate]), prefill_s)
 

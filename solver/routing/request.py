@@ -47,7 +47,10 @@ class PrefillEstimate:
     """How long one request's prefill takes on one instance, from its first chunk on."""
 
     quantile_s: Seconds
+    """Of the level that is routed by."""
     mean_s: Seconds
+    watched_s: Seconds
+    """The quantile whose coverage says whether to trust the others."""
 
 
 class PrefillPredictor(Protocol):

@@ -46,7 +46,10 @@ class OraclePrefills:
     ) -> list[PrefillEstimate]:
         """Quantile and mean are the same."""
         times_s = [self._alone_s(request.prompt_tokens, each.cached_tokens) for each in candidates]
-        return [PrefillEstimate(quantile_s=time_s, mean_s=time_s) for time_s in times_s]
+        return [
+            PrefillEstimate(quantile_s=time_s, mean_s=time_s, watched_s=time_s)
+            for time_s in times_s
+        ]
 
     def _alone_s(self, prompt_tokens: int, cached_tokens: int) -> Seconds:
         total_s = 0.0
@@ -96,7 +99,7 @@ def prefills_for(options: RoutingOptions, scale: float) -> SimulatedPrefills:
     """Trees of a nominal trace, with the calibration and the monitor that *options* ask for."""
     calibration = BucketedCalibration(LEVELS, model_version="simulated", origin="router")
     is_raw = options.prediction is Prediction.RAW
-    watched = CoverageOptions(level=options.quantile_level, under_coverage=options.fallback_delta)
+    watched = CoverageOptions(under_coverage=options.fallback_delta)
     return SimulatedPrefills(
         TreePrefills(
             trained(scale),

@@ -136,7 +136,7 @@ def test_unknown_requests_change_nothing():
     policy = router(VARIANTS["quartz"])
     policy.first_token(routed(7).request_id, 0.0)
     policy.finish(routed(7).request_id, 0.0)
-    estimate = PrefillEstimate(quantile_s=1, mean_s=1)
+    estimate = PrefillEstimate(quantile_s=1, mean_s=1, watched_s=1)
     policy.discard(
         Assignment(request=routed(7), candidate=Candidate(instance_id=W), estimate=estimate, key=0),
         0.0,
