@@ -23,6 +23,10 @@ Times the load that is judged, where one tenant sends most of it.
 Chosen after it was seen that at the load itself Jain's index is above 0.99 under every policy:
 who is served first matters to tenants only while something is scarce.
 """
+SCALES = {"7B": 1.0, "14B": 2.0, "32B": 4.0}
+"""Sizes of the paper's models, as multiples of the times of an 8B model; targets stay."""
+SWEEP = (0.6, 0.8, 1.0, 1.2)
+"""Parts of the load that is judged."""
 LIGHT_LOAD = 0.4
 """Of the load that is judged: with times doubled the instances still keep up."""
 
@@ -32,7 +36,10 @@ Loads = Mapping[LoadCell, Figures]
 def searches(seeds: Sequence[int], *, quick: bool) -> list[LoadCell]:
     """The loads that are needed."""
     mixes = ("mixed",) if quick else ("mixed", *CHANGED)
-    return [LoadCell(mix=mix, seed=seed) for mix in mixes for seed in seeds]
+    made = [LoadCell(mix=mix, seed=seed) for mix in mixes for seed in seeds]
+    if not quick:
+        made += [LoadCell(scale=scale, seed=seeds[0]) for scale in SCALES.values()]
+    return list(dict.fromkeys(made))
 
 
 def main(loads: Loads, seed: int, variant: str) -> RoutingCell:
@@ -44,6 +51,18 @@ def changed(loads: Loads, mix: str, seed: int, variant: str) -> RoutingCell:
     """Another mix at the load of its own."""
     rate_rps = loads[LoadCell(mix=mix, seed=seed)]["rate_rps"]
     return RoutingCell(variant=variant, rate_rps=rate_rps, mix=mix, seed=seed)
+
+
+def sized(loads: Loads, seed: int, variant: str, scale: float) -> RoutingCell:
+    """The mixed workload on models of another size, at a load of their own."""
+    rate_rps = loads[LoadCell(scale=scale, seed=seed)]["rate_rps"]
+    return RoutingCell(variant=variant, rate_rps=rate_rps, scale=scale, seed=seed)
+
+
+def swept(loads: Loads, seed: int, variant: str, part: float) -> RoutingCell:
+    """The mixed workload at *part* of its load."""
+    cell = main(loads, seed, variant)
+    return replace(cell, rate_rps=part * cell.rate_rps)
 
 
 def heavy(loads: Loads, seed: int, variant: str) -> RoutingCell:
@@ -74,6 +93,9 @@ def cells(loads: Loads, seeds: Sequence[int], *, quick: bool) -> list[RoutingCel
     made += [main(loads, first, name) for name in VARIANTS]
     made += [heavy_only(loads, first, name) for name in FAIR]
     made += [changed(loads, mix, first, "no-calibration") for mix in CHANGED]
+    for name in JUDGED:
+        made += [sized(loads, first, name, scale) for scale in SCALES.values()]
+        made += [swept(loads, first, name, part) for part in SWEEP]
     for seed in seeds:
         made += [changed(loads, mix, seed, name) for mix in CHANGED for name in JUDGED]
         made += [heavy(loads, seed, name) for name in FAIR]

@@ -53,6 +53,7 @@ def tables(
             }
     if quick:
         return made
+    made |= _scales_and_loads(loads, found, seeds[0])
     for mix in plan.CHANGED:
         for name in plan.JUDGED:
             cells = [plan.changed(loads, mix, seed, name) for seed in seeds]
@@ -65,6 +66,18 @@ def tables(
         made[f"8, {where} of {plan.OVERLOAD:g} times the load: {name}"] = _row(found, cells)
         alone = plan.heavy_only(loads, seeds[0], name)
         made[f"8, {where}, one seed: {name}"] = _row(found, [alone])
+    return made
+
+
+def _scales_and_loads(loads: plan.Loads, found: Found, seed: int) -> dict[str, dict[str, Any]]:
+    made = {}
+    for name in plan.JUDGED:
+        for size, scale in plan.SCALES.items():
+            cell = plan.sized(loads, seed, name, scale)
+            made[f"4, mixed, {size}, one seed: {name}"] = _row(found, [cell])
+        for part in plan.SWEEP:
+            cell = plan.swept(loads, seed, name, part)
+            made[f"mixed at {part:g} of its load, one seed: {name}"] = _row(found, [cell])
     return made
 
 

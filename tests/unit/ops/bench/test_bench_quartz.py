@@ -33,6 +33,7 @@ def test_every_load_that_is_needed_is_searched_and_every_cell_told(*, quick: boo
     assert {cell.variant for cell in cells} <= set(VARIANTS)
     assert rows["5, mixed: default"]["P99 ms"] == 2000
     assert rows["5, mixed: default"]["wait s"] == 4.0
+    assert quick or {cell.scale for cell in cells} == {1.0, 2.0, 4.0}
 
 
 def test_every_policy_of_a_workload_gets_the_same_traffic():
