@@ -36,6 +36,29 @@ class Moments(Value, frozen=True, kw_only=True):
     count: int
 
 
+class Calibration(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """Predictions against what came, lately; each was made before its outcome was known."""
+
+    count: int
+    bias: float
+    """Mean of the residuals, predicted less realised; negative: optimistic."""
+    spread: float
+    """Standard deviation of the residuals."""
+    at: UnixTime
+    """Of the latest outcome."""
+    coverage: tuple[tuple[float, float], ...] = ()
+    """(Level, share of outcomes within its quantile), levels rising."""
+
+
+class OutputTokens(Moments, frozen=True, kw_only=True, omit_defaults=True):
+    """Lengths of answers, as they would be without a limit."""
+
+    quantiles: tuple[tuple[float, float], ...] = ()
+    """(Level, tokens), both rising; not told by estimators of older versions."""
+    calibration: Calibration | None = None
+    """Residuals in tokens, of what services evaluate: the mean, at most the request's limit."""
+
+
 class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profile.published.v1"):
     """Everything known about (model, engine, device). The highest version wins."""
 
