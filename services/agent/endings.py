@@ -267,5 +267,8 @@ class Endings:
                 cached_tokens=run.cached_tokens if run else 0,
                 relegated=request.attempts.relegated,
                 max_tbt_s=run.max_tbt_s if run else 0.0,
+                finish_reason=run.finish_reason if run else None,
+                max_tokens=request.sampling.max_tokens,
+                ignore_eos=request.sampling.ignore_eos,
             )
         )

@@ -31,10 +31,10 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         iteration_memory=settings.iteration_memory,
         request_memory=settings.request_memory,
         max_applications=settings.max_applications,
+        pooled_requests=settings.pooled_requests,
     )
     EstimatorMetrics(ports.health.metrics, state)
-    for profile in store.load():
-        state.learner(profile.model, profile.engine, profile.device).prior = profile
+    state.restore(store.load())
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(
             ports.open_broker(f"headway-estimator-{os.getpid()}")

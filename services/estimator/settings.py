@@ -19,6 +19,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     request_memory: Annotated[float, Meta(ge=10)] = 500.0
     """Requests after which an old one weighs 1/e in lengths and prefill times."""
     max_applications: Annotated[int, Meta(ge=1)] = 1000
-    """Applications told apart per model; further ones count as `*` only."""
+    """Applications told apart per model; the one that did not come for longest is forgotten."""
+    pooled_requests: Annotated[float, Meta(gt=0)] = 10.0
+    """Requests of its own that outweigh what an application's lengths are drawn to: those of all
+    applications, and for these a prior."""
     profile_dir: str | None = None
     """Where profiles are kept over restarts; none: learnt anew."""

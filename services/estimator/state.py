@@ -1,14 +1,16 @@
 """What the estimator has learnt, per (model, engine, device)."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from services.estimator.observations import answer_of
 from shared.contracts.base import ModelName, UnixTime
 from shared.contracts.estimates import Profile
 from shared.contracts.telemetry import IterationsObserved, ModelActivated, RequestObserved
+from solver.prediction.decode_lengths import POOLED_REQUESTS, DecodeLengths
 from solver.prediction.latency_model import OnlineLatencyFit
 from solver.prediction.moments import RunningMoments
-from solver.prediction.service_time import ALL_APPLICATIONS
 
 ProfileKey = tuple[str, str, str]
 
@@ -20,10 +22,10 @@ class Learner:
     key: ProfileKey
     iteration_memory: float
     request_memory: float
-    max_applications: int
+    lengths: DecodeLengths
+    """Of the model, on whatever engines and devices."""
     fit: OnlineLatencyFit = field(init=False)
     prefill_s: RunningMoments = field(init=False)
-    output_tokens: dict[str, RunningMoments] = field(default_factory=dict)
     swap_s: dict[str, RunningMoments] = field(default_factory=dict)
     prior: Profile | None = None
     """What an earlier estimator knew; stands in for terms not yet learnt."""
@@ -51,11 +53,8 @@ class Learner:
         """Learn lengths and prefill times from requests that ran undisturbed to their end."""
         if observed.outcome != "completed":
             return
-        self._lengths(ALL_APPLICATIONS).observe(observed.output_tokens)
-        if observed.application in self.output_tokens or (
-            len(self.output_tokens) <= self.max_applications
-        ):
-            self._lengths(observed.application).observe(observed.output_tokens)
+        if (answer := answer_of(observed)) is not None:
+            self.lengths.observe(observed.application, answer, at=observed.finished_at)
         if observed.evictions == 0:
             self.prefill_s.observe(max(0.0, observed.first_token_at - observed.submitted_at))
         self.changed = True
@@ -66,23 +65,12 @@ class Learner:
         moments.observe(observed.duration_s)
         self.changed = True
 
-    def _lengths(self, application: str) -> RunningMoments:
-        return self.output_tokens.setdefault(
-            application, RunningMoments(memory=self.request_memory)
-        )
-
     def profile(self, now: UnixTime) -> Profile:
         """Everything known, as a new version."""
         self.version = max(self.version + 1, int(now * 1000))
         self.changed = False
         model, engine, device = self.key
         prior = self.prior
-        lengths = dict(prior.output_tokens) if prior else {}
-        lengths |= {
-            name: value
-            for name, moments in self.output_tokens.items()
-            if (value := moments.value()) is not None
-        }
         swap_s = dict(prior.swap_s) if prior else {}
         swap_s |= {
             source: value.mean
@@ -102,7 +90,7 @@ class Learner:
             if self._busy_s > 0
             else (prior.token_rate_per_s if prior else None),
             prefill_s=self.prefill_s.value() or (prior.prefill_s if prior else None),
-            output_tokens=lengths,
+            output_tokens=self.lengths.estimates(),
             swap_s=swap_s,
         )
 
@@ -114,7 +102,10 @@ class EstimatorState:
     iteration_memory: float
     request_memory: float
     max_applications: int
+    pooled_requests: float = POOLED_REQUESTS
     learners: dict[ProfileKey, Learner] = field(default_factory=dict)
+    lengths: dict[str, DecodeLengths] = field(default_factory=dict)
+    """By model."""
     identities: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Engine and device by instance, from statuses; activations do not carry them."""
 
@@ -123,6 +114,21 @@ class EstimatorState:
         key = (model, engine, device)
         if key not in self.learners:
             self.learners[key] = Learner(
-                key, self.iteration_memory, self.request_memory, self.max_applications
+                key, self.iteration_memory, self.request_memory, self._lengths(model)
             )
         return self.learners[key]
+
+    def restore(self, profiles: Iterable[Profile]) -> None:
+        """Take over what an earlier estimator knew; of a model's lengths, the latest."""
+        for profile in sorted(profiles, key=lambda profile: profile.at):
+            self.learner(profile.model, profile.engine, profile.device).prior = profile
+            self._lengths(profile.model).restore(profile.output_tokens)
+
+    def _lengths(self, model: str) -> DecodeLengths:
+        if model not in self.lengths:
+            self.lengths[model] = DecodeLengths(
+                memory=self.request_memory,
+                max_applications=self.max_applications,
+                pooled_requests=self.pooled_requests,
+            )
+        return self.lengths[model]

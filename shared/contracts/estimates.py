@@ -75,8 +75,10 @@ class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profi
     """Prompt and output tokens per second of one instance while busy (QLM Theta)."""
     prefill_s: Moments | None = None
     """First scheduled to first token."""
-    output_tokens: dict[str, Moments] = {}
-    """Per application; `*` is all."""
+    latency_calibration: Calibration | None = None
+    """Of published latency models; residuals are parts of the realised time."""
+    output_tokens: dict[str, OutputTokens] = {}
+    """Per application, the latest last; `*` is all."""
     swap_s: dict[str, Seconds] = {}
     """Activation time by residency it started from."""
 

@@ -17,6 +17,7 @@ from shared.contracts.base import (
     Value,
 )
 from shared.contracts.qos import QosClass
+from shared.contracts.requests import FinishReason
 from shared.contracts.situations import LsoFacts
 
 
@@ -227,6 +228,12 @@ class RequestObserved(
     cached_tokens: int = 0
     relegated: bool = False
     max_tbt_s: Seconds = 0.0
+    finish_reason: FinishReason | None = None
+    """Of a completed request; agents of older versions do not say."""
+    max_tokens: int = 0
+    """What the request allowed; 0 when the agent does not say."""
+    ignore_eos: bool = False
+    """Whether the model's wish to end counted for nothing."""
 
 
 class ModelActivated(

@@ -9,8 +9,8 @@ from shared.contracts.base import UnixTime
 from shared.contracts.estimates import Moments, OutputTokens
 from solver.prediction.length_sketch import LengthDistribution, LengthSketch, log_normal
 from solver.prediction.running_calibration import RunningCalibration
+from solver.prediction.service_time import ALL_APPLICATIONS
 
-ALL_APPLICATIONS = "*"
 LEVELS = (0.5, 0.9, 0.99)
 """Quantiles that are told."""
 PRIOR = Moments(mean=128.0, sd=192.0, count=0)
