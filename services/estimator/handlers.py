@@ -15,7 +15,10 @@ from shared.contracts.telemetry import (
 async def on_iterations_observed(
     message: IterationsObserved, state: EstimatorState, _delivery: Delivery
 ) -> None:
-    state.learner(message.model, message.engine, message.device).on_iterations(message)
+    learner = state.learner(message.model, message.engine, message.device)
+    if learner.latest is not None and learner.latest.latency is not None:
+        state.watch.observe(message, learner.latest.latency)
+    learner.on_iterations(message)
 
 
 async def on_request_observed(

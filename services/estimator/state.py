@@ -4,15 +4,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from services.estimator.observations import answer_of
+from services.estimator.alarms import InstanceWatch
+from services.estimator.observations import ProfileKey, answer_of
 from shared.contracts.base import ModelName, UnixTime
 from shared.contracts.estimates import Profile
 from shared.contracts.telemetry import IterationsObserved, ModelActivated, RequestObserved
+from solver.prediction.alarms import AlarmOptions
 from solver.prediction.decode_lengths import POOLED_REQUESTS, DecodeLengths
 from solver.prediction.latency_model import OnlineLatencyFit
 from solver.prediction.moments import RunningMoments
-
-ProfileKey = tuple[str, str, str]
 
 
 @dataclass(slots=True)
@@ -29,6 +29,8 @@ class Learner:
     swap_s: dict[str, RunningMoments] = field(default_factory=dict)
     prior: Profile | None = None
     """What an earlier estimator knew; stands in for terms not yet learnt."""
+    latest: Profile | None = None
+    """What was published last."""
     version: int = 0
     changed: bool = True
     _busy_tokens: float = 0.0
@@ -77,7 +79,7 @@ class Learner:
             for source, moments in self.swap_s.items()
             if (value := moments.value()) is not None
         }
-        return Profile(
+        self.latest = Profile(
             model=ModelName(model),
             engine=engine,
             device=device,
@@ -93,6 +95,7 @@ class Learner:
             output_tokens=self.lengths.estimates(),
             swap_s=swap_s,
         )
+        return self.latest
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,6 +111,7 @@ class EstimatorState:
     """By model."""
     identities: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Engine and device by instance, from statuses; activations do not carry them."""
+    watch: InstanceWatch = field(default_factory=lambda: InstanceWatch(AlarmOptions()))
 
     def learner(self, model: str, engine: str, device: str) -> Learner:
         """The learner of a key, made on first use."""

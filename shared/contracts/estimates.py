@@ -84,10 +84,12 @@ class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profi
 
 
 class AlarmKind(Enum):
-    """What the estimator warns of."""
+    """What is warned of."""
 
     SLO_AT_RISK = "slo_at_risk"
+    """Of a lane. The estimator sees no lanes; the leader foresees this itself."""
     INSTANCE_SLOW = "instance_slow"
+    """An instance is slower than its peers at the same work."""
 
 
 class AlarmRaised(Message, frozen=True, kw_only=True, omit_defaults=True, tag="alarm.raised.v1"):
