@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import structlog
 
-from services.estimator.observations import ProfileKey, time_multiples
+from services.estimator.observations import ProfileKey
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_softly
 from shared.contracts.base import InstanceId, UnixTime, encode, tag_of
-from shared.contracts.estimates import AlarmKind, AlarmRaised, LatencyCoefficients
+from shared.contracts.estimates import AlarmKind, AlarmRaised
 from shared.contracts.telemetry import IterationsObserved
 from solver.prediction.alarms import AlarmChange, AlarmOptions
 from solver.prediction.slow_instances import Judged, SlowInstances
@@ -30,12 +30,12 @@ class InstanceWatch:
         self._by_profile: dict[ProfileKey, SlowInstances] = {}
         self.num_raised = 0
 
-    def observe(self, observed: IterationsObserved, latency: LatencyCoefficients) -> None:
-        """An instance computed; *latency* was known before."""
+    def observe(self, observed: IterationsObserved, multiples: Sequence[float]) -> None:
+        """An instance computed, in so many times what had been predicted of each iteration."""
         key = (observed.model, observed.engine, observed.device)
         if key not in self._by_profile:
             self._by_profile[key] = SlowInstances(self._options)
-        self._by_profile[key].observe(observed.instance_id, time_multiples(observed, latency))
+        self._by_profile[key].observe(observed.instance_id, multiples)
 
     def judge(self, now: UnixTime) -> Sequence[tuple[ProfileKey, Judged]]:
         """Alarms that changed since the last time."""

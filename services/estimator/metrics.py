@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.estimator.calibration_metrics import calibration_metrics
 from services.estimator.state import EstimatorState
 from shared.contracts.estimates import AlarmKind
 
@@ -28,6 +29,7 @@ class EstimatorMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """The state now."""
         yield from self._watched()
+        yield from calibration_metrics(self._state)
         learners = self._state.learners
         yield GaugeMetricFamily(
             "headway_estimator_profiles", "Profiles known: (model, engine, device)", len(learners)

@@ -1,7 +1,7 @@
 """What the estimator has learnt, per (model, engine, device)."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.estimator.alarms import InstanceWatch
@@ -13,6 +13,7 @@ from solver.prediction.alarms import AlarmOptions
 from solver.prediction.decode_lengths import POOLED_REQUESTS, DecodeLengths
 from solver.prediction.latency_model import OnlineLatencyFit
 from solver.prediction.moments import RunningMoments
+from solver.prediction.running_calibration import RunningCalibration
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class Learner:
     lengths: DecodeLengths
     """Of the model, on whatever engines and devices."""
     fit: OnlineLatencyFit = field(init=False)
+    latency_calibration: RunningCalibration = field(init=False)
     prefill_s: RunningMoments = field(init=False)
     swap_s: dict[str, RunningMoments] = field(default_factory=dict)
     prior: Profile | None = None
@@ -38,6 +40,7 @@ class Learner:
 
     def __post_init__(self) -> None:
         self.fit = OnlineLatencyFit(forgetting=math.exp(-1 / self.iteration_memory))
+        self.latency_calibration = RunningCalibration(memory=self.iteration_memory)
         self.prefill_s = RunningMoments(memory=self.request_memory)
 
     def on_iterations(self, observed: IterationsObserved) -> None:
@@ -50,6 +53,11 @@ class Learner:
             self._busy_tokens += iteration.compute_tokens
             self._busy_s += iteration.duration_s
         self.changed = True
+
+    def judge_latency(self, multiples: Sequence[float], *, at: UnixTime) -> None:
+        """Hold the latest profile against what iterations took, as multiples of what it said."""
+        for multiple in multiples:
+            self.latency_calibration.observe(1 / multiple - 1, at=at)
 
     def on_request(self, observed: RequestObserved) -> None:
         """Learn lengths and prefill times from requests that ran undisturbed to their end."""
@@ -87,6 +95,7 @@ class Learner:
             at=now,
             latency=self.fit.fit() or (prior.latency if prior else None),
             latency_error=self.fit.relative_error,
+            latency_calibration=self.latency_calibration.value(),
             num_iterations=self.fit.count,
             token_rate_per_s=self._busy_tokens / self._busy_s
             if self._busy_s > 0

@@ -47,7 +47,7 @@ class Calibration(Value, frozen=True, kw_only=True, omit_defaults=True):
     at: UnixTime
     """Of the latest outcome."""
     coverage: tuple[tuple[float, float], ...] = ()
-    """(Level, share of outcomes within its quantile), levels rising."""
+    """(Level, share of outcomes within its quantile), levels rising; not of few outcomes."""
 
 
 class OutputTokens(Moments, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,7 +76,7 @@ class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profi
     prefill_s: Moments | None = None
     """First scheduled to first token."""
     latency_calibration: Calibration | None = None
-    """Of published latency models; residuals are parts of the realised time."""
+    """Of the latency models published; residuals are parts of the realised time."""
     output_tokens: dict[str, OutputTokens] = {}
     """Per application, the latest last; `*` is all."""
     swap_s: dict[str, Seconds] = {}

@@ -107,7 +107,7 @@ class DecodeLengths:
         judged = [self._all]
         if application != ALL_APPLICATIONS:
             judged += self._touched(application)
-        if self._knows_something:
+        if self.knows_something:
             for history in judged:
                 history.judge(predicted, answer, at)
         for history in judged:
@@ -127,10 +127,20 @@ class DecodeLengths:
 
     def estimates(self) -> dict[str, OutputTokens]:
         """Of `*`, then of every application, the latest last; empty before the first answer."""
-        if not self._knows_something:
+        if not self.knows_something:
             return {}
         names = (ALL_APPLICATIONS, *self._applications)
         return {name: self.estimate(name) for name in names}
+
+    @property
+    def knows_something(self) -> bool:
+        """Whether any answer was seen, here or by an earlier estimator."""
+        return self._all.count > 0 or self._all.earlier is not None
+
+    @property
+    def num_applications(self) -> int:
+        """Applications told apart."""
+        return len(self._applications)
 
     def restore(self, earlier: Mapping[str, OutputTokens]) -> None:
         """Take over `estimates` of an earlier estimator: as they are, then as parents."""
@@ -141,10 +151,6 @@ class DecodeLengths:
             for history in histories:
                 history.earlier, history.estimate = estimate, None
         self._distribution = self._pooled(self._all, self._prior)
-
-    @property
-    def _knows_something(self) -> bool:
-        return self._all.count > 0 or self._all.earlier is not None
 
     def _history(self) -> _History:
         return _History(

@@ -6,6 +6,9 @@ from shared.contracts.base import UnixTime
 from shared.contracts.estimates import Calibration
 from solver.prediction.moments import RunningMoments
 
+LEAST_JUDGED = 20
+"""Outcomes from which a share of them says something."""
+
 
 class RunningCalibration:
     """
@@ -41,5 +44,9 @@ class RunningCalibration:
             bias=round(residuals.mean, 4),
             spread=round(residuals.sd, 4),
             at=round(self._at, 3),
-            coverage=tuple((level, round(share.mean, 4)) for level, share in shares if share),
+            coverage=tuple(
+                (level, round(share.mean, 4))
+                for level, share in shares
+                if share is not None and share.count >= LEAST_JUDGED
+            ),
         )

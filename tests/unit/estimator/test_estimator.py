@@ -117,6 +117,29 @@ def test_iterations_teach_latency_and_throughput():
     assert profile.num_iterations == 40
 
 
+async def test_published_latency_models_are_held_against_what_comes_next():
+    state = estimator()
+    handler = Dispatcher(HANDLERS, state)
+
+    async def computed(times: float) -> None:
+        slower = tuple(
+            msgspec.structs.replace(each, duration_s=times * each.duration_s)
+            for each in iterations().iterations
+        )
+        message = msgspec.structs.replace(iterations(), iterations=slower, at=NOW)
+        await handler.handle(LooseDelivery(body=encode(message)))
+
+    await computed(1.0)
+    known = state.learner(M, "e", "d")
+    assert known.profile(NOW).latency_calibration is None, "nothing had been published"
+    await computed(2.0)
+    seen = known.profile(NOW).latency_calibration
+    assert seen is not None
+    assert (seen.count, seen.at) == (40, NOW)
+    assert seen.bias == pytest.approx(-0.5, abs=0.02), "it was taken to be twice as fast"
+    assert seen.spread < 0.05
+
+
 def test_requests_teach_lengths_by_application_and_prefill_time():
     known = learner()
     for _ in range(1000):

@@ -58,11 +58,15 @@ def a_watch() -> InstanceWatch:
     return InstanceWatch(AlarmOptions(raise_above=1.5, clear_below=1.2, patience=2))
 
 
+def observe(watch: InstanceWatch, observed: IterationsObserved) -> None:
+    watch.observe(observed, time_multiples(observed, LATENCY))
+
+
 async def rounds(broker: MemoryBroker, watch: InstanceWatch, **times: float) -> None:
     """As many as it takes."""
     for number in range(2):
         for instance, each in times.items():
-            watch.observe(computed(instance, times=each), LATENCY)
+            observe(watch, computed(instance, times=each))
         await raise_alarms(broker, watch, NOW + number)
 
 
@@ -128,8 +132,8 @@ async def test_instances_of_other_devices_are_no_peers():
     async with listening() as broker:
         watch = a_watch()
         for number in range(3):
-            watch.observe(computed("i1"), LATENCY)
-            watch.observe(computed("i2", times=3.0, device="old"), LATENCY)
+            observe(watch, computed("i1"))
+            observe(watch, computed("i2", times=3.0, device="old"))
             await raise_alarms(broker, watch, NOW + number)
 
         assert await heard(broker) == []
@@ -172,7 +176,7 @@ def test_metrics_show_alarms_and_paces():
     EstimatorMetrics(registry, state)
     for number in range(2):
         for instance, times in (("i1", 1.0), ("i2", 2.0)):
-            state.watch.observe(computed(instance, times=times), LATENCY)
+            observe(state.watch, computed(instance, times=times))
         state.watch.judge(NOW + number)
     kind = {"kind": "instance_slow"}
     where = {"model": "m", "engine": "e", "device": "d", "instance_id": "i2"}

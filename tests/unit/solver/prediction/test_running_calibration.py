@@ -2,7 +2,12 @@
 
 import pytest
 
-from solver.prediction.running_calibration import RunningCalibration
+from solver.prediction.running_calibration import LEAST_JUDGED, RunningCalibration
+
+
+def judged_levels(seen: RunningCalibration) -> list[float]:
+    value = seen.value()
+    return [] if value is None else [level for level, _ in value.coverage]
 
 
 def test_bias_is_signed_and_spread_is_around_it():
@@ -16,10 +21,11 @@ def test_bias_is_signed_and_spread_is_around_it():
     assert value.spread == pytest.approx(1)
 
 
-def test_coverage_is_told_by_level_and_only_where_it_was_judged():
+def test_coverage_is_told_by_level_and_not_of_few():
     seen = RunningCalibration(memory=1e9, levels=(0.5, 0.9))
     seen.observe(0.0, at=1.0)
-    for share in (1.0, 0.0, 1.0, 1.0):
+    for share in (1.0, 0.0, 1.0, 1.0) * (LEAST_JUDGED // 4):
+        assert judged_levels(seen) == []
         seen.covered(0.9, share)
     value = seen.value()
 
