@@ -121,6 +121,18 @@ class TestCalibration:
             before.bias * before.count + (60 - 40), abs=0.1
         )
 
+    def test_an_answer_that_was_cut_early_was_not_allowed_more(self):
+        """The context was full long before its limit; so far it came as long as it could."""
+        known = answered(lengths(), "chat", *[100] * 500)
+        before = known.estimate("chat").calibration
+        known.observe("chat", Answer(40, 4096, cut=True), at=9.0)
+
+        assert before is not None
+        after = known.estimate("chat").calibration
+        assert after is not None
+        assert after.coverage == before.coverage
+        assert after.bias * after.count == pytest.approx(before.bias * before.count, abs=0.1)
+
     def test_all_are_judged_by_what_was_predicted_for_their_application(self):
         known = lengths()
         for _ in range(500):

@@ -68,6 +68,22 @@ def test_survival_is_kaplan_meiers():
     assert found.mean_tokens == pytest.approx(1 / 5 + 3 * 4 / 15 + 5 * 8 / 15)
 
 
+def test_of_answers_as_long_as_a_cut_one_those_that_ended_count_as_shorter():
+    sketch = sketch_of(10, 20)
+    sketch.observe_cut(10)
+    found = learnt(sketch)
+
+    assert (found.mass[9], found.mass[19]) == pytest.approx((1 / 3, 2 / 3))
+
+
+def test_cut_answers_make_older_ones_forgotten():
+    sketch = sketch_of(*[5] * 50, memory=10)
+    for _ in range(100):
+        sketch.observe_cut(10)
+
+    assert learnt(sketch).mean_tokens == pytest.approx(10, abs=0.01)
+
+
 def test_a_limit_that_cuts_half_of_the_answers_does_not_hide_how_long_they_are():
     random = np.random.default_rng(3)
     lengths = random.geometric(1 / 100, 4000)
