@@ -6,9 +6,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.estimator.alarm_metrics import alarm_metrics
 from services.estimator.calibration_metrics import calibration_metrics
 from services.estimator.state import EstimatorState
-from shared.contracts.estimates import AlarmKind
 
 PROFILE = ("model", "engine", "device")
 
@@ -28,7 +28,7 @@ class EstimatorMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The state now."""
-        yield from self._watched()
+        yield from alarm_metrics(self._state.watch)
         yield from calibration_metrics(self._state)
         learners = self._state.learners
         yield GaugeMetricFamily(
@@ -52,20 +52,3 @@ class EstimatorMetrics(Collector):
             if (moments := learner.prefill_s.value()) is not None:
                 prefill.add_metric(key, moments.mean)
         yield from (iterations, error, prefill)
-
-    def _watched(self) -> Iterator[Metric]:
-        watch, kind = self._state.watch, AlarmKind.INSTANCE_SLOW.value
-        alarms = GaugeMetricFamily("headway_estimator_alarms", "Alarms in force", labels=("kind",))
-        alarms.add_metric((kind,), watch.num_slow)
-        raised = CounterMetricFamily(
-            "headway_estimator_alarms_raised", "Alarms published", labels=("kind",)
-        )
-        raised.add_metric((kind,), watch.num_raised)
-        pace = GaugeMetricFamily(
-            "headway_estimator_instance_pace_ratio",
-            "Times of an instance's iterations, as a multiple of those of its peers",
-            labels=(*PROFILE, "instance_id"),
-        )
-        for key, instance_id, level in watch.levels():
-            pace.add_metric((*key, instance_id), level)
-        yield from (alarms, raised, pace)

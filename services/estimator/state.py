@@ -40,8 +40,8 @@ class Learner:
 
     def __post_init__(self) -> None:
         self.fit = OnlineLatencyFit(forgetting=math.exp(-1 / self.iteration_memory))
-        self.latency_calibration = RunningCalibration(memory=self.iteration_memory)
         self.prefill_s = RunningMoments(memory=self.request_memory)
+        self.latency_calibration = RunningCalibration(memory=self.iteration_memory)
 
     def on_iterations(self, observed: IterationsObserved) -> None:
         """Learn latency and throughput."""
@@ -95,12 +95,12 @@ class Learner:
             at=now,
             latency=self.fit.fit() or (prior.latency if prior else None),
             latency_error=self.fit.relative_error,
-            latency_calibration=self.latency_calibration.value(),
             num_iterations=self.fit.count,
             token_rate_per_s=self._busy_tokens / self._busy_s
             if self._busy_s > 0
             else (prior.token_rate_per_s if prior else None),
             prefill_s=self.prefill_s.value() or (prior.prefill_s if prior else None),
+            latency_calibration=self.latency_calibration.value(),
             output_tokens=self.lengths.estimates(),
             swap_s=swap_s,
         )
