@@ -281,5 +281,8 @@ class Endings:
                 relegated=request.attempts.relegated,
                 max_tbt_s=run.max_tbt_s if run else 0.0,
                 prompt_text=prompt_text(request) if counted_tokens else None,
+                finish_reason=run.finish_reason if run else None,
+                max_tokens=request.sampling.max_tokens,
+                ignore_eos=request.sampling.ignore_eos,
             )
         )

@@ -8,12 +8,14 @@ from contextlib import suppress
 
 from services.estimator.service import serve
 from services.estimator.settings import Settings
+from services.estimator.shown import lines_of
 from shared.broker import topology
 from shared.broker.protocol import BindingSpec, Delivery, Settlement
 from shared.contracts.base import Decoder
 from shared.contracts.errors import ContractError
 from shared.contracts.estimates import Profile
 from shared.runtime.cli import ServiceCli, Verb, broker_factory, print_data
+from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
 
 _decode_profile: Decoder[Profile] = Decoder(Profile)
@@ -39,8 +41,12 @@ async def show(settings: Settings, arguments: argparse.Namespace) -> int:
     if not profiles:
         print("no profile in sight: is an estimator running, has work been done?", file=sys.stderr)
         return EXIT_FAILED
-    for _, profile in sorted(profiles.items()):
-        print_data(profile, as_json=arguments.json)
+    if arguments.json:
+        for _, profile in sorted(profiles.items()):
+            print_data(profile, as_json=True)
+    else:
+        known = [profile for _, profile in sorted(profiles.items())]
+        print("\n".join(lines_of(known, now=SystemClock().now())))
     return EXIT_OK
 
 
@@ -52,7 +58,7 @@ CLI = ServiceCli(
     verbs=(
         Verb(
             name="show",
-            help="print the profiles: latency model and its error, token rate, lengths, swaps",
+            help="print the profiles: latency model, token rate, lengths, swaps; and residuals",
             run=show,
         ),
     ),

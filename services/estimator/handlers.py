@@ -1,5 +1,6 @@
 """What the estimator learns from each message. Unknown kinds are ignored."""
 
+from services.estimator.observations import time_multiples
 from services.estimator.state import EstimatorState
 from shared.broker.consumer import Handler
 from shared.broker.protocol import Delivery
@@ -15,7 +16,12 @@ from shared.contracts.telemetry import (
 async def on_iterations_observed(
     message: IterationsObserved, state: EstimatorState, _delivery: Delivery
 ) -> None:
-    state.learner(message.model, message.engine, message.device).on_iterations(message)
+    learner = state.learner(message.model, message.engine, message.device)
+    if learner.latest is not None and learner.latest.latency is not None:
+        multiples = time_multiples(message, learner.latest.latency)
+        state.watch.observe(message, multiples)
+        learner.judge_latency(multiples, at=message.at)
+    learner.on_iterations(message)
 
 
 async def on_request_observed(

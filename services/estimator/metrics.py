@@ -6,6 +6,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.estimator.alarm_metrics import alarm_metrics
+from services.estimator.calibration_metrics import calibration_metrics
 from services.estimator.state import EstimatorState
 
 PROFILE = ("model", "engine", "device")
@@ -26,6 +28,8 @@ class EstimatorMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The state now."""
+        yield from alarm_metrics(self._state.watch)
+        yield from calibration_metrics(self._state)
         learners = self._state.learners
         yield GaugeMetricFamily(
             "headway_estimator_profiles", "Profiles known: (model, engine, device)", len(learners)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import structlog
 
+from services.estimator.alarms import InstanceWatch, raise_alarms
 from services.estimator.handlers import HANDLERS
 from services.estimator.metrics import EstimatorMetrics
 from services.estimator.profiles import ProfileStore
@@ -31,10 +32,11 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         iteration_memory=settings.iteration_memory,
         request_memory=settings.request_memory,
         max_applications=settings.max_applications,
+        pooled_requests=settings.pooled_requests,
+        watch=InstanceWatch(settings.alarms.options),
     )
     EstimatorMetrics(ports.health.metrics, state)
-    for profile in store.load():
-        state.learner(profile.model, profile.engine, profile.device).prior = profile
+    state.restore(store.load())
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(
             ports.open_broker(f"headway-estimator-{os.getpid()}")
@@ -51,12 +53,18 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         async def publish_all() -> None:
             await _publish(broker, state, store, ports, only_changed=False)
 
+        async def watch() -> None:
+            await raise_alarms(broker, state.watch, ports.clock.now())
+
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(
                 every(settings.publish_period_s, publish_changed, stop=stop), name="publish.changed"
             )
             tasks.create_task(
                 every(settings.refresh_period_s, publish_all, stop=stop), name="publish.all"
+            )
+            tasks.create_task(
+                every(settings.alarms.period_s, watch, stop=stop), name="raise.alarms"
             )
             ports.health.started()
             log.info("service.started", profiles=len(state.learners))

@@ -2,9 +2,33 @@
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from shared.runtime.settings import ServiceSettings
+from solver.prediction.alarms import AlarmOptions
+
+
+class AlarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When an instance is slow: times as slow as its peers, on the same model and device."""
+
+    period_s: Annotated[float, Meta(gt=0)] = 1.0
+    """Instances are judged so often."""
+    raise_above: Annotated[float, Meta(gt=1)] = 1.5
+    clear_below: Annotated[float, Meta(gt=1)] = 1.2
+    """Less than `raise_above`; in between, nothing changes."""
+    patience: Annotated[int, Meta(ge=1)] = 5
+    """Judgements in a row that it takes, either way."""
+
+    def __post_init__(self) -> None:
+        self.options  # noqa: B018 - refused here is refused at the start
+
+    @property
+    def options(self) -> AlarmOptions:
+        """The same for the solver."""
+        return AlarmOptions(
+            raise_above=self.raise_above, clear_below=self.clear_below, patience=self.patience
+        )
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,6 +43,10 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     request_memory: Annotated[float, Meta(ge=10)] = 500.0
     """Requests after which an old one weighs 1/e in lengths and prefill times."""
     max_applications: Annotated[int, Meta(ge=1)] = 1000
-    """Applications told apart per model; further ones count as `*` only."""
+    """Applications told apart per model; the one that did not come for longest is forgotten."""
+    pooled_requests: Annotated[float, Meta(gt=0)] = 10.0
+    """An application's lengths are drawn to those of all as if these were so many requests of its
+    own, and those of all to a prior."""
+    alarms: AlarmSettings = AlarmSettings()
     profile_dir: str | None = None
     """Where profiles are kept over restarts; none: learnt anew."""

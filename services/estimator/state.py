@@ -1,16 +1,19 @@
 """What the estimator has learnt, per (model, engine, device)."""
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from services.estimator.alarms import InstanceWatch
+from services.estimator.observations import ProfileKey, answer_of
 from shared.contracts.base import ModelName, UnixTime
 from shared.contracts.estimates import Profile
 from shared.contracts.telemetry import IterationsObserved, ModelActivated, RequestObserved
+from solver.prediction.alarms import AlarmOptions
+from solver.prediction.decode_lengths import POOLED_REQUESTS, DecodeLengths
 from solver.prediction.latency_model import OnlineLatencyFit
 from solver.prediction.moments import RunningMoments
-from solver.prediction.service_time import ALL_APPLICATIONS
-
-ProfileKey = tuple[str, str, str]
+from solver.prediction.running_calibration import RunningCalibration
 
 
 @dataclass(slots=True)
@@ -20,13 +23,16 @@ class Learner:
     key: ProfileKey
     iteration_memory: float
     request_memory: float
-    max_applications: int
+    lengths: DecodeLengths
+    """Of the model, on whatever engines and devices."""
     fit: OnlineLatencyFit = field(init=False)
+    latency_calibration: RunningCalibration = field(init=False)
     prefill_s: RunningMoments = field(init=False)
-    output_tokens: dict[str, RunningMoments] = field(default_factory=dict)
     swap_s: dict[str, RunningMoments] = field(default_factory=dict)
     prior: Profile | None = None
     """What an earlier estimator knew; stands in for terms not yet learnt."""
+    latest: Profile | None = None
+    """What was published last."""
     version: int = 0
     changed: bool = True
     _busy_tokens: float = 0.0
@@ -35,6 +41,7 @@ class Learner:
     def __post_init__(self) -> None:
         self.fit = OnlineLatencyFit(forgetting=math.exp(-1 / self.iteration_memory))
         self.prefill_s = RunningMoments(memory=self.request_memory)
+        self.latency_calibration = RunningCalibration(memory=self.iteration_memory)
 
     def on_iterations(self, observed: IterationsObserved) -> None:
         """Learn latency and throughput."""
@@ -47,15 +54,17 @@ class Learner:
             self._busy_s += iteration.duration_s
         self.changed = True
 
+    def judge_latency(self, multiples: Sequence[float], *, at: UnixTime) -> None:
+        """Hold the latest profile against what iterations took, as multiples of what it said."""
+        for multiple in multiples:
+            self.latency_calibration.observe(1 / multiple - 1, at=at)
+
     def on_request(self, observed: RequestObserved) -> None:
         """Learn lengths and prefill times from requests that ran undisturbed to their end."""
         if observed.outcome != "completed":
             return
-        self._lengths(ALL_APPLICATIONS).observe(observed.output_tokens)
-        if observed.application in self.output_tokens or (
-            len(self.output_tokens) <= self.max_applications
-        ):
-            self._lengths(observed.application).observe(observed.output_tokens)
+        if (answer := answer_of(observed)) is not None:
+            self.lengths.observe(observed.application, answer, at=observed.finished_at)
         if observed.evictions == 0:
             self.prefill_s.observe(max(0.0, observed.first_token_at - observed.submitted_at))
         self.changed = True
@@ -66,30 +75,19 @@ class Learner:
         moments.observe(observed.duration_s)
         self.changed = True
 
-    def _lengths(self, application: str) -> RunningMoments:
-        return self.output_tokens.setdefault(
-            application, RunningMoments(memory=self.request_memory)
-        )
-
     def profile(self, now: UnixTime) -> Profile:
         """Everything known, as a new version."""
         self.version = max(self.version + 1, int(now * 1000))
         self.changed = False
         model, engine, device = self.key
         prior = self.prior
-        lengths = dict(prior.output_tokens) if prior else {}
-        lengths |= {
-            name: value
-            for name, moments in self.output_tokens.items()
-            if (value := moments.value()) is not None
-        }
         swap_s = dict(prior.swap_s) if prior else {}
         swap_s |= {
             source: value.mean
             for source, moments in self.swap_s.items()
             if (value := moments.value()) is not None
         }
-        return Profile(
+        self.latest = Profile(
             model=ModelName(model),
             engine=engine,
             device=device,
@@ -102,9 +100,11 @@ class Learner:
             if self._busy_s > 0
             else (prior.token_rate_per_s if prior else None),
             prefill_s=self.prefill_s.value() or (prior.prefill_s if prior else None),
-            output_tokens=lengths,
+            latency_calibration=self.latency_calibration.value(),
+            output_tokens=self.lengths.estimates(),
             swap_s=swap_s,
         )
+        return self.latest
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,15 +114,34 @@ class EstimatorState:
     iteration_memory: float
     request_memory: float
     max_applications: int
+    pooled_requests: float = POOLED_REQUESTS
     learners: dict[ProfileKey, Learner] = field(default_factory=dict)
+    lengths: dict[str, DecodeLengths] = field(default_factory=dict)
+    """By model."""
     identities: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Engine and device by instance, from statuses; activations do not carry them."""
+    watch: InstanceWatch = field(default_factory=lambda: InstanceWatch(AlarmOptions()))
 
     def learner(self, model: str, engine: str, device: str) -> Learner:
         """The learner of a key, made on first use."""
         key = (model, engine, device)
         if key not in self.learners:
             self.learners[key] = Learner(
-                key, self.iteration_memory, self.request_memory, self.max_applications
+                key, self.iteration_memory, self.request_memory, self._lengths(model)
             )
         return self.learners[key]
+
+    def restore(self, profiles: Iterable[Profile]) -> None:
+        """Take over what an earlier estimator knew; of a model's lengths, the latest."""
+        for profile in sorted(profiles, key=lambda profile: profile.at):
+            self.learner(profile.model, profile.engine, profile.device).prior = profile
+            self._lengths(profile.model).restore(profile.output_tokens)
+
+    def _lengths(self, model: str) -> DecodeLengths:
+        if model not in self.lengths:
+            self.lengths[model] = DecodeLengths(
+                memory=self.request_memory,
+                max_applications=self.max_applications,
+                pooled_requests=self.pooled_requests,
+            )
+        return self.lengths[model]

@@ -10,7 +10,7 @@ from shared.contracts.telemetry import InstanceStatus
 from solver.planning.building import DEFAULT_RATE_ERROR, ServiceRates
 from solver.planning.grouping import Spread
 from solver.prediction.latency_model import predict_s
-from solver.prediction.service_time import ALL_APPLICATIONS
+from solver.prediction.service_time import ALL_APPLICATIONS, capped
 
 Rates = Mapping[tuple[str, ModelName], ServiceRates]
 """By device and model."""
@@ -111,7 +111,8 @@ def batch_of(status: InstanceStatus, tokens: float) -> float:
 def output_tokens(state: LeaderState, model: ModelName, allowed: float) -> Spread:
     """What answers of *model* have had, at most what these may have."""
     for (of, _, _), profile in sorted(state.profiles.items()):
-        moments = profile.output_tokens.get(ALL_APPLICATIONS)
-        if of == model and moments is not None:
-            return Spread(min(allowed, moments.mean), moments.sd)
+        lengths = profile.output_tokens.get(ALL_APPLICATIONS)
+        if of == model and lengths is not None:
+            possible = capped(lengths, limit_tokens=allowed)
+            return Spread(possible.mean, possible.sd)
     return Spread(allowed)

@@ -36,6 +36,29 @@ class Moments(Value, frozen=True, kw_only=True):
     count: int
 
 
+class Calibration(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """Predictions against what came, lately; each was made before its outcome was known."""
+
+    count: int
+    bias: float
+    """Mean of the residuals, predicted less realised; negative: optimistic."""
+    spread: float
+    """Standard deviation of the residuals."""
+    at: UnixTime
+    """Of the latest outcome."""
+    coverage: tuple[tuple[float, float], ...] = ()
+    """(Level, share of outcomes within its quantile), levels rising; not of few outcomes."""
+
+
+class OutputTokens(Moments, frozen=True, kw_only=True, omit_defaults=True):
+    """Lengths of answers, as they would be without a limit."""
+
+    quantiles: tuple[tuple[float, float], ...] = ()
+    """(Level, tokens), both rising; not told by estimators of older versions."""
+    calibration: Calibration | None = None
+    """Residuals in tokens, of what services evaluate: the mean, at most the request's limit."""
+
+
 class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profile.published.v1"):
     """Everything known about (model, engine, device). The highest version wins."""
 
@@ -52,17 +75,21 @@ class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profi
     """Prompt and output tokens per second of one instance while busy (QLM Theta)."""
     prefill_s: Moments | None = None
     """First scheduled to first token."""
-    output_tokens: dict[str, Moments] = {}
-    """Per application; `*` is all."""
+    latency_calibration: Calibration | None = None
+    """Of the latency models published; residuals are parts of the realised time."""
+    output_tokens: dict[str, OutputTokens] = {}
+    """Per application, the latest last; `*` is all."""
     swap_s: dict[str, Seconds] = {}
     """Activation time by residency it started from."""
 
 
 class AlarmKind(Enum):
-    """What the estimator warns of."""
+    """What is warned of."""
 
     SLO_AT_RISK = "slo_at_risk"
+    """Of a lane. The estimator sees no lanes; the leader foresees this itself."""
     INSTANCE_SLOW = "instance_slow"
+    """An instance is slower than its peers at the same work."""
 
 
 class AlarmRaised(Message, frozen=True, kw_only=True, omit_defaults=True, tag="alarm.raised.v1"):

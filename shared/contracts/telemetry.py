@@ -17,7 +17,7 @@ from shared.contracts.base import (
     Value,
 )
 from shared.contracts.qos import QosClass
-from shared.contracts.requests import PromptText
+from shared.contracts.requests import FinishReason, PromptText
 from shared.contracts.situations import LsoFacts
 
 
@@ -231,6 +231,12 @@ class RequestObserved(
     max_tbt_s: Seconds = 0.0
     prompt_text: PromptText | None = None
     """What `prompt_tokens` were counted in; none for token ids, and where none were counted."""
+    finish_reason: FinishReason | None = None
+    """Of a completed request; agents of older versions do not say."""
+    max_tokens: int = 0
+    """What the request allowed; 0 when the agent does not say."""
+    ignore_eos: bool = False
+    """Whether the model's wish to end counted for nothing."""
 
 
 class ModelActivated(

@@ -4,6 +4,19 @@ import math
 
 from shared.contracts.estimates import Moments
 
+_DEVIATIONS = 2
+
+
+def over_approximation(moments: Moments) -> float:
+    """
+    A value that most samples stay below: the mean and two standard deviations.
+
+    At least four in five do, whatever their distribution (Cantelli's inequality).
+
+    Source: QoServe §3.4, "over-approximate it by two standard deviations".
+    """
+    return moments.mean + _DEVIATIONS * moments.sd
+
 
 class RunningMoments:
     """

@@ -1,15 +1,15 @@
 """How long an application's answers are (QoServe §3.4)."""
 
-from solver.prediction.moments import RunningMoments
+from solver.prediction.moments import RunningMoments, over_approximation
 
 _ENOUGH = 10
 
 
 class DecodeHistory:
     """
-    Expected answer lengths from finished requests: mean and two standard deviations.
+    Expected answer lengths from finished requests: `moments.over_approximation`.
 
-    Source: QoServe §3.4, "over-approximate it by two standard deviations".
+    Source: QoServe §3.4.
 
     Args:
         default_tokens: Expected of an application with fewer than ten answers so far.
@@ -28,7 +28,7 @@ class DecodeHistory:
         moments.observe(output_tokens)
         value = moments.value()
         if value is not None and value.count >= _ENOUGH:
-            self._expected[application] = value.mean + 2 * value.sd
+            self._expected[application] = over_approximation(value)
 
     def expected_tokens(self, application: str, max_tokens: int) -> float:
         """Length to plan with, at most *max_tokens*."""

@@ -7,7 +7,9 @@ import pkgutil
 import pytest
 
 import shared.contracts
-from shared.contracts.base import Decoder, Message, encode, tag_of
+from shared.contracts.base import Decoder, Message, ModelName, encode, tag_of
+from shared.contracts.estimates import Calibration, OutputTokens, Profile
+from shared.contracts.telemetry import RequestObserved
 from tests.contract.golden_messages import EXAMPLES, GOLDEN, golden_file
 
 
@@ -37,6 +39,38 @@ def test_tags_are_unique_and_versioned():
 
     assert len(tags) == len(set(tags))
     assert [tag for tag in tags if tag.count(".") != 2 or ".v" not in tag] == []
+
+
+def test_profiles_of_older_estimators_know_no_quantiles():
+    decode: Decoder[Profile] = Decoder(Profile)
+    lengths = decode((GOLDEN / "profile.published.v1.json").read_bytes()).output_tokens["*"]
+
+    assert lengths == OutputTokens(mean=64.0, sd=20.0, count=40)
+    assert (lengths.quantiles, lengths.calibration) == ((), None)
+
+
+def test_what_newer_estimators_know_of_lengths_arrives():
+    told = Calibration(count=9, bias=-1.5, spread=4.0, at=1000.5, coverage=((0.9, 0.88),))
+    quantiles = ((0.5, 60.0), (0.9, 90.0))
+    lengths = OutputTokens(mean=64.0, sd=20.0, count=9, quantiles=quantiles, calibration=told)
+    sent = Profile(
+        model=ModelName("m"),
+        engine="e",
+        device="d",
+        version=1,
+        at=1.0,
+        latency_calibration=told,
+        output_tokens={"*": lengths},
+    )
+
+    assert sent == Decoder(Profile)(encode(sent))
+
+
+def test_observations_of_older_agents_do_not_say_what_ended_an_answer():
+    decode: Decoder[RequestObserved] = Decoder(RequestObserved)
+    observed = decode((GOLDEN / "request.observed.v1.json").read_bytes())
+
+    assert (observed.finish_reason, observed.max_tokens, observed.ignore_eos) == (None, 0, False)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: tag_of(type(example)))

@@ -1,7 +1,14 @@
 """One example of every message of `shared.contracts.estimates`."""
 
 from shared.contracts.base import Message
-from shared.contracts.estimates import AlarmKind, AlarmRaised, LatencyCoefficients, Moments, Profile
+from shared.contracts.estimates import (
+    AlarmKind,
+    AlarmRaised,
+    LatencyCoefficients,
+    Moments,
+    OutputTokens,
+    Profile,
+)
 from tests.contract.examples.lanes import LANE
 
 EXAMPLES: tuple[Message, ...] = (
@@ -16,7 +23,7 @@ EXAMPLES: tuple[Message, ...] = (
         num_iterations=300,
         token_rate_per_s=220.5,
         prefill_s=Moments(mean=0.2, sd=0.05, count=40),
-        output_tokens={"*": Moments(mean=64.0, sd=20.0, count=40)},
+        output_tokens={"*": OutputTokens(mean=64.0, sd=20.0, count=40)},
         swap_s={"warm": 0.5, "cold": 3.25},
     ),
     AlarmRaised(alarm=AlarmKind.SLO_AT_RISK, lane=LANE, instance_id="i1", at=1000.5, detail="late"),

@@ -16,7 +16,7 @@ from shared.contracts.qos import Slo
 from shared.contracts.requests import FinishReason, PromptText, QueuedRequest
 from tests.brokers import eventually
 from tests.clocks import NOW
-from tests.queued import BATCH, MODEL, a_request, lane_of
+from tests.queued import BATCH, MODEL, a_request, lane_of, sampling
 from tests.unit.agent.parts import EVICT_HOLD_S
 from tests.unit.agent.rig import REPLY, AgentRig, decode_observed, listen
 
@@ -231,6 +231,15 @@ async def test_how_long_a_text_was_is_told_once_it_was_counted(rig: AgentRig):
         "ids": (None, 3),
         "failed": (None, 9),
     }
+
+
+async def test_an_observation_says_what_ended_the_answer(rig: AgentRig):
+    observed = await listen(rig, topology.TELEMETRY, topology.OBSERVED_REQUEST_KEY)
+    request = a_request("cut", sampling=sampling(1, ignore_eos=False))
+    await complete(rig, await rig.pulled(request))
+    seen = decode_observed((await rig.far.take(observed)).body)
+    assert (seen.finish_reason, seen.max_tokens) == (FinishReason.LENGTH, 1)
+    assert not seen.ignore_eos
 
 
 async def test_a_final_that_nobody_waits_for_is_unclaimed(rig: AgentRig):

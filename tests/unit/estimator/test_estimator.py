@@ -13,8 +13,9 @@ from shared.broker.consumer import Dispatcher
 from shared.broker.protocol import Settlement
 from shared.contracts.base import InstanceId, Message, ModelName, RequestId, TenantId, encode
 from shared.contracts.errors import SettingsError
-from shared.contracts.estimates import LatencyCoefficients, Moments, Profile
+from shared.contracts.estimates import LatencyCoefficients, Moments, OutputTokens, Profile
 from shared.contracts.qos import QosClass
+from shared.contracts.requests import FinishReason
 from shared.contracts.telemetry import (
     InstanceStatus,
     Iteration,
@@ -23,6 +24,7 @@ from shared.contracts.telemetry import (
     RequestObserved,
     Residency,
 )
+from solver.prediction.decode_lengths import PRIOR as LENGTH_PRIOR
 from solver.prediction.latency_model import predict_s
 from tests.clocks import NOW
 from tests.deliveries import LooseDelivery
@@ -38,21 +40,21 @@ PRIOR = Profile(
     token_rate_per_s=77.0,
     prefill_s=Moments(mean=0.3, sd=0.1, count=50),
     output_tokens={
-        "*": Moments(mean=60.0, sd=5.0, count=50),
-        "old": Moments(mean=9, sd=1, count=4),
+        "*": OutputTokens(mean=60.0, sd=5.0, count=50),
+        "old": OutputTokens(mean=9, sd=1, count=4, quantiles=((0.5, 9.0),)),
     },
     swap_s={"cold": 12.0},
 )
 
 
-def learner(**fields: Any) -> Learner:
-    values: dict[str, Any] = {
-        "key": (M, "e", "d"),
-        "iteration_memory": 2000.0,
-        "request_memory": 500.0,
-        "max_applications": 2,
-    }
-    return Learner(**(values | fields))
+def estimator() -> EstimatorState:
+    return EstimatorState(iteration_memory=2000.0, request_memory=500.0, max_applications=2)
+
+
+def learner(*earlier: Profile) -> Learner:
+    state = estimator()
+    state.restore(earlier)
+    return state.learner(M, "e", "d")
 
 
 def request(application: str = "chat", **fields: Any) -> RequestObserved:
@@ -115,15 +117,78 @@ def test_iterations_teach_latency_and_throughput():
     assert profile.num_iterations == 40
 
 
+async def test_published_latency_models_are_held_against_what_comes_next():
+    state = estimator()
+    handler = Dispatcher(HANDLERS, state)
+
+    async def computed(times: float) -> None:
+        slower = tuple(
+            msgspec.structs.replace(each, duration_s=times * each.duration_s)
+            for each in iterations().iterations
+        )
+        message = msgspec.structs.replace(iterations(), iterations=slower, at=NOW)
+        await handler.handle(LooseDelivery(body=encode(message)))
+
+    await computed(1.0)
+    known = state.learner(M, "e", "d")
+    assert known.profile(NOW).latency_calibration is None, "nothing had been published"
+    await computed(2.0)
+    seen = known.profile(NOW).latency_calibration
+    assert seen is not None
+    assert (seen.count, seen.at) == (40, NOW)
+    assert seen.bias == pytest.approx(-0.5, abs=0.02), "it was taken to be twice as fast"
+    assert seen.spread < 0.05
+
+
 def test_requests_teach_lengths_by_application_and_prefill_time():
     known = learner()
-    known.on_request(request("chat", output_tokens=10))
-    known.on_request(request("mail", output_tokens=30))
+    for _ in range(1000):
+        known.on_request(request("chat", output_tokens=10))
+        known.on_request(request("mail", output_tokens=30))
     profile = known.profile(NOW)
-    means = {name: moments.mean for name, moments in profile.output_tokens.items()}
-    assert means == {"*": pytest.approx(20.0, rel=0.01), "chat": 10.0, "mail": 30.0}
+    lengths = profile.output_tokens
+    means = {name: each.mean for name, each in lengths.items()}
+    assert means == pytest.approx({"*": 20, "chat": 10, "mail": 30}, rel=0.15)
+    assert lengths["mail"].quantiles[:2] == ((0.5, 30), (0.9, 30))
     assert profile.prefill_s is not None
-    assert (profile.prefill_s.mean, profile.prefill_s.count) == (0.5, 2)
+    assert (profile.prefill_s.mean, profile.prefill_s.count) == (0.5, 2000)
+
+
+def test_answers_that_their_limit_cut_are_longer_than_they_look():
+    ended, cut = learner(), learner()
+    for _ in range(100):
+        ended.on_request(request(output_tokens=40, finish_reason=FinishReason.STOP))
+        cut.on_request(request(output_tokens=40, finish_reason=FinishReason.LENGTH, max_tokens=40))
+    means = [known.profile(NOW).output_tokens["chat"].mean for known in (ended, cut)]
+    assert means[0] == pytest.approx(40, rel=0.1)
+    assert means[1] > LENGTH_PRIOR.mean
+
+
+def test_answers_that_the_model_could_not_end_say_nothing_of_lengths():
+    known = learner()
+    known.on_request(request(ignore_eos=True))
+    profile = known.profile(NOW)
+    assert profile.output_tokens == {}
+    assert profile.prefill_s is not None
+
+
+def test_limits_that_agents_do_not_tell_of_count_as_none():
+    known = learner()
+    for _ in range(2):
+        known.on_request(request(output_tokens=40, max_tokens=0))
+    calibration = known.profile(NOW).output_tokens["chat"].calibration
+    assert calibration is not None
+    assert (calibration.count, calibration.at) == (1, 9.0)
+    assert calibration.bias > 0
+
+
+def test_a_models_answers_are_as_long_on_any_device():
+    state = estimator()
+    state.learner(M, "e", "slow").on_request(request(output_tokens=40))
+    for device, count in (("slow", 1), ("fast", 1)):
+        profile = state.learner(M, "e", device).profile(NOW)
+        assert profile.output_tokens["chat"].count == count
+    assert state.learner("other", "e", "slow").profile(NOW).output_tokens == {}
 
 
 def test_requests_that_did_not_end_well_teach_nothing():
@@ -138,12 +203,12 @@ def test_the_first_token_of_an_evicted_request_says_nothing_of_prefill():
     assert known.profile(NOW).prefill_s is None
 
 
-def test_applications_beyond_the_limit_count_as_all_only():
+def test_applications_beyond_the_limit_are_forgotten():
     known = learner()
-    for name in ("a", "b", "c", "a", "d"):
+    for name in ("a", "b", "a", "c"):
         known.on_request(request(name))
     lengths = known.profile(NOW).output_tokens
-    assert {name: moments.count for name, moments in lengths.items()} == {"*": 5, "a": 2, "b": 1}
+    assert {name: each.count for name, each in lengths.items()} == {"*": 4, "a": 2, "c": 1}
 
 
 def test_swaps_teach_what_they_cost_from_where():
@@ -154,20 +219,31 @@ def test_swaps_teach_what_they_cost_from_where():
 
 
 def test_before_anything_is_learnt_the_prior_stands():
-    profile = learner(prior=PRIOR).profile(NOW)
+    profile = learner(PRIOR).profile(NOW)
     for name in ("latency", "token_rate_per_s", "prefill_s", "output_tokens", "swap_s"):
         assert getattr(profile, name) == getattr(PRIOR, name)
 
 
 def test_what_is_learnt_replaces_the_prior_term_by_term():
-    known = learner(prior=PRIOR)
+    known = learner(PRIOR)
     known.on_request(request(output_tokens=10))
     known.on_activated(activated(Residency.WARM, 1.0))
     profile = known.profile(NOW)
     assert profile.latency == PRIOR.latency
-    assert profile.output_tokens["*"].mean == 10.0
+    assert 10 < profile.output_tokens["*"].mean < 60
     assert profile.output_tokens["old"] == PRIOR.output_tokens["old"]
     assert profile.swap_s == {"cold": 12.0, "warm": 1.0}
+
+
+def test_of_a_models_stored_lengths_the_latest_count():
+    older = msgspec.structs.replace(
+        PRIOR,
+        device="d2",
+        at=PRIOR.at - 5,
+        output_tokens={"*": OutputTokens(mean=1, sd=0, count=9)},
+    )
+    for stored in ((PRIOR, older), (older, PRIOR)):
+        assert learner(*stored).profile(NOW).output_tokens["*"] == PRIOR.output_tokens["*"]
 
 
 def test_versions_grow_even_if_the_clock_does_not():
@@ -211,7 +287,7 @@ async def test_messages_reach_the_learner_of_their_model_engine_and_device():
     assert set(state.learners) == {(M, "e", "d"), (M, "e", "other")}
     profile = state.learners[M, "e", "d"].profile(NOW)
     assert (profile.swap_s, profile.num_iterations) == ({"cold": 4.0}, 40)
-    assert profile.output_tokens["chat"].count == 1
+    assert profile.output_tokens["chat"].count == 2
 
 
 def test_a_stored_profile_is_read_back(tmp_path: Path):

@@ -18,6 +18,7 @@ from services.agent.backends.base import SchedulingTotals
 from services.agent.backends.policies import PolicyName, SchedulingSettings
 from services.agent.backends.settings import VllmSettings
 from services.agent.settings import PullSettings
+from services.estimator.settings import AlarmSettings
 from services.planner.policies import PLAN_POLICIES
 from solver.planning.review import Cause
 from solver.prediction.coverage import CoverageOptions
@@ -97,6 +98,14 @@ def test_bounds_of_trust_are_listed_with_their_defaults():
 
     assert documented == {
         each.name: str(each.default) for each in dataclasses.fields(CoverageOptions)
+    }
+
+
+def test_thresholds_of_alarms_are_listed_with_their_defaults():
+    documented = {row[0].strip("`"): row[1] for row in table(PREDICTION, "estimator setting")}
+
+    assert documented == {
+        f"alarms.{field.name}": str(field.default) for field in fields(AlarmSettings)
     }
 
 

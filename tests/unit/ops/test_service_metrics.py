@@ -249,3 +249,33 @@ class TestEstimator:
         assert value(registry, "headway_estimator_latency_error_ratio", **labels) is None
         prefill_s = value(registry, "headway_estimator_prefill_seconds", **labels)
         assert prefill_s == pytest.approx(0.3)
+
+    def test_residuals_are_those_of_what_was_published(self, registry):
+        state = EstimatorState(iteration_memory=100, request_memory=100, max_applications=1)
+        EstimatorMetrics(registry, state)
+        learner = state.learner("m1", "simulated", "cpu")
+        labels = {"model": "m1", "engine": "simulated", "device": "cpu"}
+        residual = "headway_estimator_latency_residual_ratio"
+        assert value(registry, residual, **labels) is None
+
+        learner.judge_latency([2.0, 2.0], at=1.0)
+
+        assert value(registry, residual, **labels) == -0.5
+        assert value(registry, "headway_estimator_latency_residual_sd_ratio", **labels) == 0
+
+    def test_lengths_of_all_applications_are_shown_by_model(self, registry):
+        state = EstimatorState(iteration_memory=100, request_memory=100, max_applications=1)
+        EstimatorMetrics(registry, state)
+        learner = state.learner("m1", "simulated", "cpu")
+        mean = "headway_estimator_output_tokens"
+        assert value(registry, mean, model="m1") is None
+
+        for _ in range(60):
+            learner.on_request(OBSERVED)
+
+        assert value(registry, "headway_estimator_applications", model="m1") == 1
+        assert 2 < value(registry, mean, model="m1") < 128
+        assert value(registry, "headway_estimator_output_residual_tokens", model="m1") > 0
+        assert value(registry, "headway_estimator_output_residual_sd_tokens", model="m1") > 0
+        coverage = "headway_estimator_output_coverage_ratio"
+        assert value(registry, coverage, model="m1", level="0.9") == 1

@@ -9,7 +9,7 @@ from services.planner.settings import LeaderSettings
 from services.planner.state import LaneCounter, LeaderState
 from services.planner.view import cluster_snapshot
 from shared.contracts.base import ModelName
-from shared.contracts.estimates import LatencyCoefficients, Moments, Profile
+from shared.contracts.estimates import LatencyCoefficients, Moments, OutputTokens, Profile
 from shared.contracts.lanes import LaneLayout
 from shared.contracts.telemetry import LanesObserved
 from solver.planning.building import ClusterSnapshot
@@ -98,7 +98,7 @@ class TestGroups:
                 device="simulated",
                 version=1,
                 at=NOW,
-                output_tokens={"*": Moments(mean=9.0, sd=3.0, count=50)},
+                output_tokens={"*": OutputTokens(mean=9.0, sd=3.0, count=50)},
             )
         )
         (group,) = cluster.snapshot().groups

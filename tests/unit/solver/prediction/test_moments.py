@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solver.prediction.moments import RunningMoments
+from shared.contracts.estimates import Moments
+from solver.prediction.moments import RunningMoments, over_approximation
 
 
 def moments_of(values: list[float], *, memory: float) -> RunningMoments:
@@ -42,3 +43,7 @@ def test_what_is_long_past_is_forgotten():
 
 def test_before_the_first_sample_nothing_is_known():
     assert RunningMoments().value() is None
+
+
+def test_the_over_approximation_is_two_deviations_above_the_mean():
+    assert over_approximation(Moments(mean=20.0, sd=10.0, count=9)) == 40.0

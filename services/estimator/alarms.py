@@ -1,0 +1,89 @@
+"""What the estimator warns of: instances that are slower than their peers."""
+
+from collections.abc import Iterator, Sequence
+
+import structlog
+
+from services.estimator.observations import ProfileKey
+from shared.broker import topology
+from shared.broker.protocol import Broker, OutMessage
+from shared.broker.retry import send_softly
+from shared.contracts.base import InstanceId, UnixTime, encode, tag_of
+from shared.contracts.estimates import AlarmKind, AlarmRaised
+from shared.contracts.telemetry import IterationsObserved
+from solver.prediction.alarms import AlarmChange, AlarmOptions
+from solver.prediction.slow_instances import Judged, SlowInstances
+
+log = structlog.get_logger()
+
+
+class InstanceWatch:
+    """
+    The instances of each (model, engine, device).
+
+    Args:
+        options: Thresholds of how many times as slow as its peers an instance is.
+    """
+
+    def __init__(self, options: AlarmOptions) -> None:
+        self._options = options
+        self._by_profile: dict[ProfileKey, SlowInstances] = {}
+        self.num_raised = 0
+
+    def observe(self, observed: IterationsObserved, multiples: Sequence[float]) -> None:
+        """An instance computed, in so many times what had been predicted of each iteration."""
+        key = (observed.model, observed.engine, observed.device)
+        if key not in self._by_profile:
+            self._by_profile[key] = SlowInstances(self._options)
+        self._by_profile[key].observe(observed.instance_id, multiples)
+
+    def judge(self, now: UnixTime) -> Sequence[tuple[ProfileKey, Judged]]:
+        """Alarms that changed since the last time."""
+        changes = [
+            (key, judged)
+            for key, instances in self._by_profile.items()
+            for judged in instances.judge(now)
+        ]
+        self.num_raised += sum(each.change is AlarmChange.RAISED for _, each in changes)
+        return changes
+
+    @property
+    def num_slow(self) -> int:
+        """Alarms in force."""
+        return sum(len(instances.slow) for instances in self._by_profile.values())
+
+    def levels(self) -> Iterator[tuple[ProfileKey, InstanceId, float]]:
+        """How many times as slow as its peers each instance is that has some."""
+        for key, instances in self._by_profile.items():
+            for name, level in instances.levels.items():
+                yield key, name, level
+
+
+async def raise_alarms(broker: Broker, watch: InstanceWatch, now: UnixTime) -> None:
+    """One round: publish alarms that are raised, log those and the ones that are cleared."""
+    for (model, engine, device), judged in watch.judge(now):
+        times = round(judged.level, 2)
+        if judged.change is AlarmChange.CLEARED:
+            log.info(
+                "alarm.cleared",
+                alarm=AlarmKind.INSTANCE_SLOW.value,
+                instance_id=judged.instance_id,
+                model=model,
+                times_as_slow=times,
+            )
+            continue
+        log.warning(
+            "alarm.raised",
+            alarm=AlarmKind.INSTANCE_SLOW.value,
+            instance_id=judged.instance_id,
+            model=model,
+            times_as_slow=times,
+        )
+        alarm = AlarmRaised(
+            alarm=AlarmKind.INSTANCE_SLOW,
+            instance_id=judged.instance_id,
+            at=now,
+            detail=f"{times} times as slow as its peers on {model} ({engine}, {device})",
+        )
+        message = OutMessage(body=encode(alarm), kind=tag_of(AlarmRaised), persistent=False)
+        await send_softly(broker, topology.TELEMETRY, topology.ALARM_KEY, message)

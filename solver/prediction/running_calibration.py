@@ -1,0 +1,52 @@
+"""Predictions against what came of them, with forgetting."""
+
+from collections.abc import Sequence
+
+from shared.contracts.base import UnixTime
+from shared.contracts.estimates import Calibration
+from solver.prediction.moments import RunningMoments
+
+LEAST_JUDGED = 20
+"""Outcomes from which a share of them says something."""
+
+
+class RunningCalibration:
+    """
+    Bias and spread of residuals, and how many outcomes were within predicted quantiles.
+
+    Args:
+        memory: Outcomes after which an old one weighs 1/e.
+        levels: Of the quantiles that are judged, rising.
+    """
+
+    def __init__(self, *, memory: float, levels: Sequence[float] = ()) -> None:
+        self._residuals = RunningMoments(memory=memory)
+        self._covered = {level: RunningMoments(memory=memory) for level in levels}
+        self._at = 0.0
+
+    def observe(self, residual: float, *, at: UnixTime) -> None:
+        """An outcome came at *at*; *residual* is predicted less realised."""
+        self._residuals.observe(residual)
+        self._at = max(self._at, at)
+
+    def covered(self, level: float, share: float) -> None:
+        """Of an outcome: 1 when it was within its quantile of *level*, else 0."""
+        self._covered[level].observe(share)
+
+    def value(self) -> Calibration | None:
+        """What is known so far, or None before the first outcome."""
+        residuals = self._residuals.value()
+        if residuals is None:
+            return None
+        shares = ((level, moments.value()) for level, moments in self._covered.items())
+        return Calibration(
+            count=residuals.count,
+            bias=round(residuals.mean, 4),
+            spread=round(residuals.sd, 4),
+            at=round(self._at, 3),
+            coverage=tuple(
+                (level, round(share.mean, 4))
+                for level, share in shares
+                if share is not None and share.count >= LEAST_JUDGED
+            ),
+        )
