@@ -34,6 +34,19 @@ def predict_s(
     )
 
 
+def predict_each_s(
+    coefficients: LatencyCoefficients, *, compute_tokens: Floats, context_tokens: Floats
+) -> Floats:
+    """As `predict_s`, of many iterations: float64[n] each."""
+    return (
+        coefficients.constant_s
+        + coefficients.linear_s * compute_tokens
+        + coefficients.attention_s * compute_tokens**2
+        + coefficients.cross_s * compute_tokens * context_tokens
+        + coefficients.context_s * context_tokens
+    )
+
+
 class OnlineLatencyFit:
     """
     Robust least squares over the latest iterations, older ones weighing less, no term negative.
@@ -130,4 +143,5 @@ def _non_negative(matrix: Floats, vector: Floats) -> Floats:
     scale = np.sqrt(np.diag(matrix))
     scale[scale <= 0] = 1.0
     scaled = matrix / np.outer(scale, scale) + 1e-9 * np.eye(NUM_TERMS)
-    return non_negative(scaled, vector / scale) / scale
+    solution: Floats = non_negative(scaled, vector / scale) / scale
+    return solution

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.telemetry import Iteration
-from solver.prediction.latency_model import OnlineLatencyFit, predict_s
+from solver.prediction.latency_model import OnlineLatencyFit, predict_each_s, predict_s
 
 TRUE = LatencyCoefficients(
     constant_s=0.005, linear_s=4e-5, attention_s=1e-8, cross_s=2e-9, context_s=2e-7
@@ -169,6 +169,16 @@ def test_whatever_was_seen_no_term_is_negative(sample: list[Iteration]):
         or min(found.constant_s, found.linear_s, found.attention_s, found.cross_s, found.context_s)
         >= 0
     )
+
+
+def test_many_are_predicted_as_each_is_alone():
+    tokens, contexts = np.array([1.0, 700.0, 2048.0]), np.array([0.0, 9000.0, 40.0])
+    each_s = [
+        predict_s(TRUE, compute_tokens=p, context_tokens=c)
+        for p, c in zip(tokens, contexts, strict=True)
+    ]
+    together_s = predict_each_s(TRUE, compute_tokens=tokens, context_tokens=contexts)
+    assert together_s.tolist() == each_s
 
 
 def test_nothing_is_predicted_from_a_handful_of_iterations():
