@@ -31,7 +31,7 @@ UTILIZATION = 1.2
 """Of the load on vLLM, as a share of what one request at a time gives."""
 SLOS = {"Q1": Slo(ttft_s=2.0, tbt_s=0.1), "Q2": Slo(ttlt_s=20.0), "Q3": Slo(ttlt_s=60.0)}
 """On vLLM; between them chunks are of many sizes."""
-_ALONE = 8
+_ALONE = 6
 _DRAIN_PERIOD_S = 0.5
 
 
@@ -116,10 +116,10 @@ async def vllm_steps(*, seed: int, duration_s: Seconds) -> list[Iteration]:
 
 async def _alone_rps(engine: EngineBackend, seed: int) -> float:
     """Requests a second, one after the other; the first ones warm the engine up."""
-    load = planned_load(seed=seed + 2000, rate_rps=1.0, duration_s=4.0 * _ALONE)[: 2 * _ALONE]
-    await serve_alone(engine, OURS, load[: len(load) // 2])
+    load = planned_load(seed=seed + 2000, rate_rps=1.0, duration_s=6.0 * _ALONE)[: 2 * _ALONE]
+    await serve_alone(engine, OURS, load[:_ALONE])
     begun = time.perf_counter()
-    served = await serve_alone(engine, OURS, load[len(load) // 2 :])
+    served = await serve_alone(engine, OURS, load[_ALONE:])
     return len(served) / (time.perf_counter() - begun)
 
 

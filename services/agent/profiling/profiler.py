@@ -149,7 +149,7 @@ class Profiler:
                 for each in self._engine.drain_iterations():
                     samples.append(_sample(each, context, before))
                     before += each.compute_tokens - each.num_decodes
-                await asyncio.sleep(0)
+                await asyncio.sleep(_POLL_S)
         return [each for each in samples if each.chunk_tokens > 0]
 
     async def _limit(self, token_budget: int, max_running: int) -> None:
