@@ -30,7 +30,7 @@ from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.telemetry import Iteration
 from solver.prediction.iteration_forest import Decodes, IterationForest, iteration_matrix
 from solver.prediction.iteration_forest_fit import fit_iteration_forest
-from solver.prediction.latency_model import OnlineLatencyFit, predict_each_s
+from solver.prediction.latency_model import OnlineLatencyFit, predict_each_s, predict_s
 from solver.scheduling.latency import LatencyTable
 
 SIMULATED_MOST = 0.04
@@ -125,6 +125,7 @@ def _simulated(result: Result, alias: str, seed: int, *, duration_s: Seconds) ->
         }
     twice = _Fits.of(disturbed(known, share=DISTURBED_SHARE, seed=seed), seed)
     moved = np.abs(twice.predicted_s(asked)["terms"] / predicted_s["terms"] - 1)
+    result.figures[f"{profile.name}: 2048 tokens, ms"] = _conserves_example(fits, profile.latency)
     wrong = _simulated_chunks(fits, later, profile.latency, np.random.default_rng(seed))
     _tell_chunks(result, profile.name, wrong)
     terms_error = float(np.median(np.abs(predicted_s["terms"] / exact_s - 1)))
@@ -137,6 +138,20 @@ def _simulated(result: Result, alias: str, seed: int, *, duration_s: Seconds) ->
         ),
     ]
     return wrong["forest"]
+
+
+def _conserves_example(fits: _Fits, latency: LatencyTable) -> dict[str, float]:
+    """
+    A chunk of a new request, and behind a context of 40,000 tokens (ConServe §4.2).
+
+    Far beyond what was learnt from, and telemetry tells all requests' context in one number.
+    """
+    told: dict[str, float] = {}
+    for name, before in (("new", 0), ("behind 40000", 40_000)):
+        exact_s = latency.predict_s(2048, 2048 * (before + 1024), before)
+        found_s = predict_s(fits.terms, compute_tokens=2048, context_tokens=before)
+        told |= {f"{name}, exact": 1000 * exact_s, f"{name}, terms": 1000 * found_s}
+    return told
 
 
 def _on_vllm(result: Result, steps: list[Iteration], seed: int) -> None:
