@@ -7,7 +7,7 @@ Both learn from the first 60 % of an engine's iterations, and are judged on the 
   learn from has noise, a standard deviation of a tenth. The same once more after a fifth of the
   iterations were disturbed.
 - vLLM with a tiny model on this machine's CPU: judged against measured times, disturbed ones
-  included.
+  included; not judged where its engine had to wait for a CPU.
 
 Chunks are judged where an iteration has one prefill: how many tokens of it a model would allow
 in a given time, against how many there is time for. Simulated times are those of chunks that are
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ops.bench.latency_steps import Step, disturbed, simulated_steps, vllm_steps
+from ops.bench.latency_steps import Measured, Step, disturbed, simulated_steps, vllm_steps
 from ops.bench.progress import say
 from ops.bench.result import Line, Result
 from ops.sim.profiles import ALIASES, load
@@ -29,7 +29,7 @@ from shared.contracts.base import Seconds
 from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.telemetry import Iteration
 from solver.prediction.iteration_forest import Decodes, IterationForest, iteration_matrix
-from solver.prediction.iteration_forest_fit import fit_iteration_forest
+from solver.prediction.iteration_forest_fit import LEAST_SAMPLES, fit_iteration_forest
 from solver.prediction.latency_model import OnlineLatencyFit, predict_each_s, predict_s
 from solver.scheduling.latency import LatencyTable
 
@@ -39,6 +39,8 @@ MOVED_MOST = 0.05
 CHUNK_MOST = 0.10
 KNOWN_SHARE = 0.6
 DISTURBED_SHARE = 0.2
+MOST_WAITING = 0.05
+"""Of the engine's time on vLLM; with more, a step lasts as long as neighbours let it."""
 LEAST_CHUNK, LARGEST_CHUNK = 32, 2048
 _CHUNKS = 200
 """Judged, of each engine."""
@@ -97,8 +99,8 @@ async def run(
     reason = vllm_unavailable_reason()
     if reason is not None:
         say(f"vLLM is not measured: {reason}")
-    steps = [] if reason else await vllm_steps(seed=seed, duration_s=10.0 if quick else 60.0)
-    _on_vllm(result, steps, seed)
+    measured = None if reason else await vllm_steps(seed=seed, duration_s=10.0 if quick else 60.0)
+    _on_vllm(result, measured, seed)
     return result
 
 
@@ -154,28 +156,50 @@ def _conserves_example(fits: _Fits, latency: LatencyTable) -> dict[str, float]:
     return told
 
 
-def _on_vllm(result: Result, steps: list[Iteration], seed: int) -> None:
+def _on_vllm(result: Result, measured: Measured | None, seed: int) -> None:
+    """Lines are told only if the engine had its CPU to itself and served enough to learn from."""
     median = p95 = None
-    if steps:
-        split = int(KNOWN_SHARE * len(steps))
-        fits, later = _Fits.of(steps[:split], seed), steps[split:]
-        measured_s = np.array([each.duration_s for each in later])
-        has_prefill = np.array([each.compute_tokens > each.num_decodes for each in later])
-        result.figures["vLLM: iterations"] = {"known": split, "judged": len(later)}
-        result.figures["vLLM: median ms"] = 1000 * float(np.median(measured_s))
-        for model, times_s in fits.predicted_s(later).items():
-            errors = times_s / measured_s - 1
-            result.figures[f"vLLM: {model}"] = {
-                **_shares(errors),
-                "median with a prefill": _median_or_none(np.abs(errors[has_prefill])),
-            }
-        told = result.figures["vLLM: terms"]
-        median, p95 = told["median"], told["p95"]
-        _tell_chunks(result, "vLLM", _measured_chunks(fits, later))
+    if measured is not None and _is_enough(measured):
+        _tell_measured(result, measured, seed)
+        quiet = measured.waiting_share <= MOST_WAITING
+        if quiet:
+            told = result.figures["vLLM: terms"]
+            median, p95 = told["median"], told["p95"]
+        else:
+            say(
+                f"vLLM is not judged: its engine waited {measured.waiting_share:.0%} of the time "
+                f"for a CPU, {MOST_WAITING:.0%} at most make its steps its own"
+            )
     result.lines += [
         Line(name="vLLM: median error", value=median, bound=VLLM_MEDIAN_MOST),
         Line(name="vLLM: p95 error", value=p95, bound=VLLM_P95_MOST),
     ]
+
+
+def _is_enough(measured: Measured) -> bool:
+    count = len(measured.iterations)
+    if KNOWN_SHARE * count < LEAST_SAMPLES + 1:
+        say(f"vLLM is not judged: {count} iterations are too few")
+        return False
+    return True
+
+
+def _tell_measured(result: Result, measured: Measured, seed: int) -> None:
+    steps = measured.iterations
+    split = int(KNOWN_SHARE * len(steps))
+    fits, later = _Fits.of(steps[:split], seed), steps[split:]
+    measured_s = np.array([each.duration_s for each in later])
+    has_prefill = np.array([each.compute_tokens > each.num_decodes for each in later])
+    result.figures["vLLM: iterations"] = {"known": split, "judged": len(later)}
+    result.figures["vLLM: engine waited for a CPU, share"] = measured.waiting_share
+    result.figures["vLLM: median ms"] = 1000 * float(np.median(measured_s))
+    for model, times_s in fits.predicted_s(later).items():
+        errors = times_s / measured_s - 1
+        result.figures[f"vLLM: {model}"] = {
+            **_shares(errors),
+            "median with a prefill": _median_or_none(np.abs(errors[has_prefill])),
+        }
+    _tell_chunks(result, "vLLM", _measured_chunks(fits, later))
 
 
 def _simulated_chunks(

@@ -1,6 +1,7 @@
 """Iterations that the latency benchmark learns from: of simulated engines, and of vLLM here."""
 
 import asyncio
+import contextlib
 import tempfile
 import time
 from collections.abc import Sequence
@@ -95,8 +96,17 @@ def simulated_steps(
     return replica.steps
 
 
-async def vllm_steps(*, seed: int, duration_s: Seconds) -> list[Iteration]:
-    """Telemetry of vLLM on this machine's CPU with a tiny model, decodes and prefills mixed."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Telemetry of a real engine."""
+
+    iterations: list[Iteration]
+    waiting_share: float
+    """Of the time that the engine's main threads could have run: they waited for a CPU."""
+
+
+async def vllm_steps(*, seed: int, duration_s: Seconds) -> Measured:
+    """Of vLLM on this machine's CPU with a tiny model, decodes and prefills mixed."""
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as directory:
         async with engines(Path(directory)) as engine:
             await Arm(model=OURS, token_budget=LARGEST_BUDGET).activate(engine)
@@ -104,6 +114,7 @@ async def vllm_steps(*, seed: int, duration_s: Seconds) -> list[Iteration]:
             say(f"vLLM: {rate_rps:.1f} requests a second for {duration_s:g} s")
             load = planned_load(seed=seed, rate_rps=rate_rps, duration_s=duration_s)
             engine.drain_iterations()
+            before = scheduled_s(engine.host_pid or -1)
             seen: list[Iteration] = []
             collecting = asyncio.create_task(_collect(engine, seen))
             try:
@@ -111,7 +122,21 @@ async def vllm_steps(*, seed: int, duration_s: Seconds) -> list[Iteration]:
             finally:
                 collecting.cancel()
                 await asyncio.gather(collecting, return_exceptions=True)
-            return [*seen, *engine.drain_iterations()]
+            after = scheduled_s(engine.host_pid or -1)
+            ran_s, waited_s = (late - early for early, late in zip(before, after, strict=True))
+            iterations = [*seen, *engine.drain_iterations()]
+            return Measured(iterations, waited_s / max(1e-9, ran_s + waited_s))
+
+
+def scheduled_s(group: int) -> tuple[Seconds, Seconds]:
+    """What the main threads of a process group have run, and waited for a CPU, so far."""
+    ran_ns = waited_ns = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if int(stat.read_text().rpartition(")")[2].split()[2]) == group:
+                ran, waited, _ = (stat.parent / "schedstat").read_text().split()
+                ran_ns, waited_ns = ran_ns + int(ran), waited_ns + int(waited)
+    return 1e-9 * ran_ns, 1e-9 * waited_ns
 
 
 async def _alone_rps(engine: EngineBackend, seed: int) -> float:
