@@ -39,7 +39,17 @@ class EstimatorMetrics(Collector):
         )
         error = GaugeMetricFamily(
             "headway_estimator_latency_error_ratio",
-            "Mean absolute relative error of the latency model, on iterations not seen before",
+            "Median absolute relative error of the latency model, on iterations not seen before",
+            labels=PROFILE,
+        )
+        high_error = GaugeMetricFamily(
+            "headway_estimator_latency_error_p95_ratio",
+            "95th percentile of the latency model's absolute relative error",
+            labels=PROFILE,
+        )
+        bias = GaugeMetricFamily(
+            "headway_estimator_latency_bias_ratio",
+            "Median signed relative error of the latency model; negative predicts too little",
             labels=PROFILE,
         )
         prefill = GaugeMetricFamily(
@@ -47,8 +57,10 @@ class EstimatorMetrics(Collector):
         )
         for key, learner in tuple(learners.items()):
             iterations.add_metric(key, learner.fit.count)
-            if (value := learner.fit.relative_error) is not None:
-                error.add_metric(key, value)
+            if (errors := learner.fit.errors) is not None:
+                error.add_metric(key, errors.median)
+                high_error.add_metric(key, errors.p95)
+                bias.add_metric(key, errors.bias)
             if (moments := learner.prefill_s.value()) is not None:
                 prefill.add_metric(key, moments.mean)
-        yield from (iterations, error, prefill)
+        yield from (iterations, error, high_error, bias, prefill)

@@ -39,7 +39,7 @@ class Learner:
     _busy_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.fit = OnlineLatencyFit(forgetting=math.exp(-1 / self.iteration_memory))
+        self.fit = OnlineLatencyFit(memory=self.iteration_memory)
         self.prefill_s = RunningMoments(memory=self.request_memory)
         self.latency_calibration = RunningCalibration(memory=self.iteration_memory)
 
@@ -80,6 +80,7 @@ class Learner:
         self.version = max(self.version + 1, int(now * 1000))
         self.changed = False
         model, engine, device = self.key
+        latency, errors = self.fit.fit(), self.fit.errors
         prior = self.prior
         swap_s = dict(prior.swap_s) if prior else {}
         swap_s |= {
@@ -93,8 +94,10 @@ class Learner:
             device=device,
             version=self.version,
             at=now,
-            latency=self.fit.fit() or (prior.latency if prior else None),
-            latency_error=self.fit.relative_error,
+            latency=latency or (prior.latency if prior else None),
+            latency_error=errors.median if errors else None,
+            latency_error_p95=errors.p95 if errors else None,
+            latency_bias=errors.bias if errors else None,
             num_iterations=self.fit.count,
             token_rate_per_s=self._busy_tokens / self._busy_s
             if self._busy_s > 0

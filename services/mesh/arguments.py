@@ -37,6 +37,7 @@ def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
     verb("queues", "print how many requests wait in each queue and lane")
     _dead_letter(verb("dead-letter", "look into, requeue or drop what could not be served"))
     verbs.add_parser("plan", help="show, explain or compare plans, as headway-planner plan does")
+    verbs.add_parser("profile", help="measure an engine, for the simulator")
     verbs.add_parser("simulate", help="how many GPUs a workload needs, and who misses its SLO")
     return root
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.mesh import arguments, dead_letters
+from services.mesh.cli_profile import profile
 from services.mesh.cli_simulate import simulate
 from services.mesh.launch import mesh_of
 from services.mesh.queues import count_queues, in_force
@@ -222,6 +223,7 @@ VERBS: dict[str, Callable[[Options], Awaitable[int]]] = {
 
 OTHER_PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
     "simulate": lambda given: simulate(given[1:]),
+    "profile": lambda given: profile(given[1:]),
     "plan": planner,
 }
 """Verbs that have a command line of their own; each gets all arguments."""

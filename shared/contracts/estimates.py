@@ -69,7 +69,11 @@ class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profi
     at: UnixTime
     latency: LatencyCoefficients | None = None
     latency_error: float | None = None
-    """Mean absolute relative error of the latency model on recent iterations."""
+    """Median absolute relative error of the latency model, told before recent iterations."""
+    latency_error_p95: float | None = None
+    """The 95th percentile of the same errors."""
+    latency_bias: float | None = None
+    """Median of the signed errors; negative predicts too little."""
     num_iterations: int = 0
     token_rate_per_s: float | None = None
     """Prompt and output tokens per second of one instance while busy (QLM Theta)."""

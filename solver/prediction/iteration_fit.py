@@ -37,8 +37,8 @@ class IterationFit:
     quadratic time look the same.
 
     Differs from `latency_model.OnlineLatencyFit`: knows which prefill attends to what, so that a
-    decode's long context does not look like a prefill's; and looks at a window of iterations
-    over and over, since which of them were disturbed is known only with hindsight.
+    decode's long context does not look like a prefill's; and is held by what was believed
+    before, since an engine has to predict from its first iteration on.
 
     Args:
         prior: Believed until the engine shows otherwise; no term may be negative.

@@ -1,14 +1,24 @@
 """Time of one forward pass (ConServe §4.2), fitted online."""
 
+import math
+
 import numpy as np
-from numpy.typing import NDArray
 
 from shared.contracts.base import Seconds
 from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.telemetry import Iteration
-from solver.prediction.least_squares import non_negative
+from solver.prediction.disturbances import Indices, kinds_of, trust, weighted_median
+from solver.prediction.least_squares import Floats, non_negative
+from solver.prediction.prediction_errors import ErrorWindow, PredictionErrors
 
 NUM_TERMS = 5
+_REACH = 2.0
+"""Of the memory: what is older weighs an eighth, and is left out."""
+_SWEEPS = 6
+"""Fits, each of which leaves out what was disturbed by the one before; more change nothing."""
+_LEAST_SHARE = 0.02
+_LEAST_S = 1e-6
+"""Shorter times are a clock's resolution."""
 
 
 def predict_s(
@@ -24,48 +34,67 @@ def predict_s(
     )
 
 
+def predict_each_s(
+    coefficients: LatencyCoefficients, *, compute_tokens: Floats, context_tokens: Floats
+) -> Floats:
+    """As `predict_s`, of many iterations: float64[n] each."""
+    return (
+        coefficients.constant_s
+        + coefficients.linear_s * compute_tokens
+        + coefficients.attention_s * compute_tokens**2
+        + coefficients.cross_s * compute_tokens * context_tokens
+        + coefficients.context_s * context_tokens
+    )
+
+
 class OnlineLatencyFit:
     """
-    Weighted least squares with forgetting, terms kept non-negative.
+    Robust least squares over the latest iterations, older ones weighing less, no term negative.
 
     Residuals are relative, so that short decode iterations count as much as long prefills.
+    Iterations unlike most others of their size (a pause, a model that loads, a neighbour's
+    burst) count for little or nothing, be they hundreds on end. An engine that has become
+    another is believed once clearly most of the weight says so: after *memory* iterations at most.
+
+    Source: ConServe §4.2, polynomial regression.
+    Differs: learnt while serving instead of from one offline run; P² and P·C have coefficients
+        of their own, since for a batch of several requests P·(P + C) is neither.
+    Decided: forgetting and what counts as disturbed; the paper profiles an idle engine.
 
     Args:
-        forgetting: Weight that the past keeps at each iteration.
+        memory: Iterations after which an old one weighs 1/e; after twice as many it is forgotten.
     """
 
-    def __init__(self, *, forgetting: float = 0.999) -> None:
-        self._forgetting = forgetting
-        self._normal = np.zeros((NUM_TERMS, NUM_TERMS))
-        self._target = np.zeros(NUM_TERMS)
-        self._error = 0.0
-        self._error_weight = 0.0
+    def __init__(self, *, memory: float = 2000.0) -> None:
+        if not memory >= 1:
+            raise ValueError(f"memory has to be at least 1 iteration; it is {memory:g}")
+        self._memory = memory
+        # float64[window, terms] and float64[window], written round and round.
+        self._terms = np.zeros((math.ceil(_REACH * memory), NUM_TERMS))
+        self._durations_s = np.ones(len(self._terms))
         self._coefficients: LatencyCoefficients | None = None
+        self._errors = ErrorWindow()
         self.count = 0
 
     def observe(self, iteration: Iteration) -> None:
         """Learn from one iteration; ones without work or time are ignored."""
-        if iteration.duration_s <= 0 or iteration.compute_tokens <= 0:
+        p, c = float(iteration.compute_tokens), float(iteration.context_tokens)
+        duration_s = iteration.duration_s
+        if not _LEAST_S <= duration_s < math.inf or p <= 0 or c < 0:
             return
-        terms = _terms(iteration) / iteration.duration_s
-        self._normal = self._forgetting * self._normal + np.outer(terms, terms)
-        self._target = self._forgetting * self._target + terms
+        place = self.count % len(self._terms)
+        self._terms[place] = (1.0, p, p * p, p * c, c)
+        self._durations_s[place] = duration_s
         self.count += 1
         if self._coefficients is not None:
-            predicted_s = predict_s(
-                self._coefficients,
-                compute_tokens=iteration.compute_tokens,
-                context_tokens=iteration.context_tokens,
-            )
-            error = abs(predicted_s / iteration.duration_s - 1)
-            self._error = self._forgetting * self._error + error
-            self._error_weight = self._forgetting * self._error_weight + 1
+            predicted_s = predict_s(self._coefficients, compute_tokens=p, context_tokens=c)
+            self._errors.observe(predicted_s=predicted_s, actual_s=duration_s)
 
     def fit(self) -> LatencyCoefficients | None:
         """The coefficients now, or None before enough iterations to tell the terms apart."""
         if self.count < 2 * NUM_TERMS:
             return None
-        solution = _non_negative(self._normal, self._target)
+        solution = self._solve()
         self._coefficients = LatencyCoefficients(
             constant_s=float(solution[0]),
             linear_s=float(solution[1]),
@@ -76,21 +105,43 @@ class OnlineLatencyFit:
         return self._coefficients
 
     @property
-    def relative_error(self) -> float | None:
-        """Mean absolute relative error of predictions made before their iteration was seen."""
-        return self._error / self._error_weight if self._error_weight > 0 else None
+    def errors(self) -> PredictionErrors | None:
+        """Of predictions made before their iteration was seen, disturbed ones included."""
+        return self._errors.errors()
+
+    def _solve(self) -> Floats:
+        size = min(self.count, len(self._terms))
+        terms, durations_s = self._terms[:size], self._durations_s[:size]
+        ages = (self.count - 1 - np.arange(size)) % len(self._terms)
+        remembered = np.exp(-ages / self._memory)
+        kinds = kinds_of(terms[:, 1])
+        solution = np.zeros(NUM_TERMS)
+        # Nothing is known at first, so an iteration is held against others of its size.
+        expected_s = _medians_s(durations_s, kinds, remembered)
+        for _ in range(_SWEEPS):
+            trusted = trust(np.log(durations_s / expected_s), kinds, remembered)
+            weighted = remembered * trusted / expected_s**2
+            matrix = (terms.T * weighted) @ terms
+            solution = _non_negative(matrix, terms.T @ (weighted * durations_s))
+            # A term that was never seen would leave iterations that take no time.
+            expected_s = np.maximum(terms @ solution, _LEAST_SHARE * durations_s)
+        return solution
 
 
-def _terms(iteration: Iteration) -> NDArray[np.float64]:
-    p, c = float(iteration.compute_tokens), float(iteration.context_tokens)
-    return np.array([1.0, p, p * p, p * c, c])
+def _medians_s(durations_s: Floats, kinds: Indices, weights: Floats) -> Floats:
+    """float64[n]: the median of each one's kind."""
+    medians_s = [
+        weighted_median(durations_s[kinds == kind], weights[kinds == kind])
+        for kind in range(int(kinds.max()) + 1)
+    ]
+    of_each: Floats = np.array(medians_s)[kinds]
+    return of_each
 
 
-def _non_negative(normal: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+def _non_negative(matrix: Floats, vector: Floats) -> Floats:
     """The coefficients, scaled so that all count alike; terms that stay unseen are 0."""
-    scale = np.sqrt(np.diag(normal))
-    seen = scale > 0
-    scale[~seen] = 1.0
-    matrix = normal / np.outer(scale, scale) + 1e-9 * np.eye(NUM_TERMS)
-    vector = target / scale
-    return np.asarray(non_negative(matrix, vector) / scale, dtype=np.float64)
+    scale = np.sqrt(np.diag(matrix))
+    scale[scale <= 0] = 1.0
+    scaled = matrix / np.outer(scale, scale) + 1e-9 * np.eye(NUM_TERMS)
+    solution: Floats = non_negative(scaled, vector / scale) / scale
+    return solution

@@ -140,6 +140,21 @@ async def test_published_latency_models_are_held_against_what_comes_next():
     assert seen.spread < 0.05
 
 
+def test_a_profile_tells_how_wrong_the_one_before_was():
+    known = learner()
+    known.on_iterations(iterations())
+    assert known.profile(NOW).latency_error is None
+    slower = [
+        msgspec.structs.replace(each, duration_s=1.25 * each.duration_s)
+        for each in iterations().iterations
+    ]
+    known.on_iterations(msgspec.structs.replace(iterations(), iterations=tuple(slower)))
+    profile = known.profile(NOW + 1)
+    assert profile.latency_error == pytest.approx(0.2, abs=0.02)
+    assert profile.latency_error_p95 == pytest.approx(0.2, abs=0.05)
+    assert profile.latency_bias == pytest.approx(-0.2, abs=0.02)
+
+
 def test_requests_teach_lengths_by_application_and_prefill_time():
     known = learner()
     for _ in range(1000):

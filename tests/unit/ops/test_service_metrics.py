@@ -246,7 +246,8 @@ class TestEstimator:
         labels = {"model": "m1", "engine": "simulated", "device": "cpu"}
         assert value(registry, "headway_estimator_profiles") == 1
         assert value(registry, "headway_estimator_iterations_total", **labels) == 1
-        assert value(registry, "headway_estimator_latency_error_ratio", **labels) is None
+        for series in ("latency_error_ratio", "latency_error_p95_ratio", "latency_bias_ratio"):
+            assert value(registry, f"headway_estimator_{series}", **labels) is None
         prefill_s = value(registry, "headway_estimator_prefill_seconds", **labels)
         assert prefill_s == pytest.approx(0.3)
 

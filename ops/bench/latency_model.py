@@ -1,0 +1,278 @@
+"""
+The latency model on iterations it has not seen, and QoServe's random forest beside it.
+
+Both learn from the first 60 % of an engine's iterations, and are judged on the others.
+
+- Simulated engines with the shipped profiles: judged against what the profile says; what they
+  learn from has noise, a standard deviation of a tenth. The same once more after a fifth of the
+  iterations were disturbed.
+- vLLM with a tiny model on this machine's CPU: judged against measured times, disturbed ones
+  included; not judged where its engine had to wait for a CPU.
+
+Chunks are judged where an iteration has one prefill: how many tokens of it a model would allow
+in a given time, against how many there is time for. Simulated times are those of chunks that are
+drawn evenly; on vLLM it is the time that the iteration took, so its noise is part of the error.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ops.bench.latency_steps import Measured, Step, disturbed, simulated_steps, vllm_steps
+from ops.bench.progress import say
+from ops.bench.result import Line, Result
+from ops.sim.profiles import ALIASES, load
+from services.agent.backends.vllm.availability import vllm_unavailable_reason
+from shared.contracts.base import Seconds
+from shared.contracts.estimates import LatencyCoefficients
+from shared.contracts.telemetry import Iteration
+from solver.prediction.iteration_forest import Decodes, IterationForest, iteration_matrix
+from solver.prediction.iteration_forest_fit import LEAST_SAMPLES, fit_iteration_forest
+from solver.prediction.latency_model import OnlineLatencyFit, predict_each_s, predict_s
+from solver.scheduling.latency import LatencyTable
+
+SIMULATED_MOST = 0.04
+VLLM_MEDIAN_MOST, VLLM_P95_MOST = 0.10, 0.30
+MOVED_MOST = 0.05
+CHUNK_MOST = 0.10
+KNOWN_SHARE = 0.6
+DISTURBED_SHARE = 0.2
+MOST_WAITING = 0.05
+"""Of the engine's time on vLLM; with more, a step lasts as long as neighbours let it."""
+LEAST_CHUNK, LARGEST_CHUNK = 32, 2048
+_CHUNKS = 200
+"""Judged, of each engine."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fits:
+    """Both models, of the same iterations."""
+
+    terms: LatencyCoefficients
+    forest: IterationForest
+
+    @classmethod
+    def of(cls, known: Sequence[Iteration], seed: int) -> "_Fits":
+        fit = OnlineLatencyFit()
+        for each in known:
+            fit.observe(each)
+        terms = fit.fit()
+        if terms is None:
+            raise RuntimeError(f"{len(known)} iterations are too few to learn from")
+        return cls(terms, fit_iteration_forest(known, seed=seed))
+
+    def predicted_s(self, iterations: list[Iteration]) -> dict[str, Floats]:
+        """By model: float64[n]."""
+        rows = iteration_matrix(iterations)
+        return {"terms": self._terms_s(rows), "forest": self.forest.predict_s(rows)}
+
+    def chunks(self, budget_s: Seconds, beside: Decodes) -> dict[str, int]:
+        """By model: tokens within *budget_s*."""
+        most_tokens = max(0, min(LARGEST_CHUNK, self.forest.most_tokens - beside.num_decodes))
+        rows = np.empty((most_tokens, 3))
+        rows[:, 0] = np.arange(1, most_tokens + 1) + beside.num_decodes
+        rows[:, 1:] = beside.context_tokens, beside.num_decodes
+        return {
+            "terms": int(np.searchsorted(self._terms_s(rows), budget_s, side="right")),
+            "forest": self.forest.largest_chunk(budget_s, beside, most_tokens=LARGEST_CHUNK),
+        }
+
+    def _terms_s(self, rows: Floats) -> Floats:
+        return predict_each_s(self.terms, compute_tokens=rows[:, 0], context_tokens=rows[:, 1])
+
+
+async def run(
+    *,
+    seed: int,
+    quick: bool,
+    broker: str | None,  # noqa: ARG001 - nothing here needs one
+) -> Result:
+    """Simulated engines first, then vLLM if there is one."""
+    result = Result(name="latency_model", seed=seed, quick=quick)
+    duration_s = 120.0 if quick else 600.0
+    wrong = [_simulated(result, alias, seed, duration_s=duration_s) for alias in ALIASES]
+    result.lines += _chunk_lines(np.concatenate(wrong))
+    reason = vllm_unavailable_reason()
+    if reason is not None:
+        say(f"vLLM is not measured: {reason}")
+    measured = None if reason else await vllm_steps(seed=seed, duration_s=10.0 if quick else 60.0)
+    _on_vllm(result, measured, seed)
+    return result
+
+
+def _simulated(result: Result, alias: str, seed: int, *, duration_s: Seconds) -> Floats:
+    """Figures and lines of one profile; relative errors of the forest's chunks."""
+    profile = load(alias)
+    device = "H100-80GB" if alias == "h100" else "A100-80GB"
+    steps = simulated_steps(profile, device, seed=seed, duration_s=duration_s)
+    split = int(KNOWN_SHARE * len(steps))
+    known, later = [each.iteration for each in steps[:split]], steps[split:]
+    fits = _Fits.of(known, seed)
+    asked = [each.iteration for each in later]
+    exact_s = np.array([each.exact_s for each in later])
+    measured_s = np.array([each.duration_s for each in asked])
+    predicted_s = fits.predicted_s(asked)
+    has_prefill = np.array([each.compute_tokens > each.num_decodes for each in asked])
+    result.figures[f"{profile.name}: iterations"] = {"known": split, "judged": len(later)}
+    for model, times_s in predicted_s.items():
+        errors = times_s / exact_s - 1
+        result.figures[f"{profile.name}: {model}"] = {
+            **_shares(errors),
+            "median with a prefill": float(np.median(np.abs(errors[has_prefill]))),
+            "median of noisy times": float(np.median(np.abs(times_s / measured_s - 1))),
+        }
+    twice = _Fits.of(disturbed(known, share=DISTURBED_SHARE, seed=seed), seed)
+    moved = np.abs(twice.predicted_s(asked)["terms"] / predicted_s["terms"] - 1)
+    result.figures[f"{profile.name}: 2048 tokens, ms"] = _conserves_example(fits, profile.latency)
+    wrong = _simulated_chunks(fits, later, profile.latency, np.random.default_rng(seed))
+    _tell_chunks(result, profile.name, wrong)
+    terms_error = float(np.median(np.abs(predicted_s["terms"] / exact_s - 1)))
+    result.lines += [
+        Line(name=f"{profile.name}: median error", value=terms_error, bound=SIMULATED_MOST),
+        Line(
+            name=f"{profile.name}: moved by a fifth of disturbed iterations, p95",
+            value=float(np.quantile(moved, 0.95)),
+            bound=MOVED_MOST,
+        ),
+    ]
+    return wrong["forest"]
+
+
+def _conserves_example(fits: _Fits, latency: LatencyTable) -> dict[str, float]:
+    """
+    A chunk of a new request, and behind a context of 40,000 tokens (ConServe §4.2).
+
+    Far beyond what was learnt from, and telemetry tells all requests' context in one number.
+    """
+    told: dict[str, float] = {}
+    for name, before in (("new", 0), ("behind 40000", 40_000)):
+        exact_s = latency.predict_s(2048, 2048 * (before + 1024), before)
+        found_s = predict_s(fits.terms, compute_tokens=2048, context_tokens=before)
+        told |= {f"{name}, exact": 1000 * exact_s, f"{name}, terms": 1000 * found_s}
+    return told
+
+
+def _on_vllm(result: Result, measured: Measured | None, seed: int) -> None:
+    """Lines are told only if the engine had its CPU to itself and served enough to learn from."""
+    median = p95 = None
+    if measured is not None and _is_enough(measured):
+        _tell_measured(result, measured, seed)
+        quiet = measured.waiting_share <= MOST_WAITING
+        if quiet:
+            told = result.figures["vLLM: terms"]
+            median, p95 = told["median"], told["p95"]
+        else:
+            say(
+                f"vLLM is not judged: its engine waited {measured.waiting_share:.0%} of the time "
+                f"for a CPU, {MOST_WAITING:.0%} at most make its steps its own"
+            )
+    result.lines += [
+        Line(name="vLLM: median error", value=median, bound=VLLM_MEDIAN_MOST),
+        Line(name="vLLM: p95 error", value=p95, bound=VLLM_P95_MOST),
+    ]
+
+
+def _is_enough(measured: Measured) -> bool:
+    count = len(measured.iterations)
+    if KNOWN_SHARE * count < LEAST_SAMPLES + 1:
+        say(f"vLLM is not judged: {count} iterations are too few")
+        return False
+    return True
+
+
+def _tell_measured(result: Result, measured: Measured, seed: int) -> None:
+    steps = measured.iterations
+    split = int(KNOWN_SHARE * len(steps))
+    fits, later = _Fits.of(steps[:split], seed), steps[split:]
+    measured_s = np.array([each.duration_s for each in later])
+    has_prefill = np.array([each.compute_tokens > each.num_decodes for each in later])
+    result.figures["vLLM: iterations"] = {"known": split, "judged": len(later)}
+    result.figures["vLLM: engine waited for a CPU, share"] = measured.waiting_share
+    result.figures["vLLM: median ms"] = 1000 * float(np.median(measured_s))
+    for model, times_s in fits.predicted_s(later).items():
+        errors = times_s / measured_s - 1
+        result.figures[f"vLLM: {model}"] = {
+            **_shares(errors),
+            "median with a prefill": _median_or_none(np.abs(errors[has_prefill])),
+        }
+    _tell_chunks(result, "vLLM", _measured_chunks(fits, later))
+
+
+def _simulated_chunks(
+    fits: _Fits, steps: Sequence[Step], latency: LatencyTable, random: np.random.Generator
+) -> dict[str, Floats]:
+    """Relative errors by model, against the largest chunk that the profile has time for."""
+    wrong: dict[str, list[float]] = {"terms": [], "forest": []}
+    with_one = [(each.iteration, each.chunk) for each in steps if each.chunk is not None]
+    for iteration, (_, before) in with_one[:: max(1, len(with_one) // _CHUNKS)]:
+        beside = Decodes(iteration.num_decodes, iteration.context_tokens)
+        chunk_s = _times_of_chunks(latency, beside, before)
+        most = min(LARGEST_CHUNK, fits.forest.most_tokens - beside.num_decodes)
+        budget_s = float(chunk_s[int(random.integers(LEAST_CHUNK, most))])
+        best = min(most, int(np.searchsorted(chunk_s, budget_s, side="right")))
+        for model, chunk in fits.chunks(budget_s, beside).items():
+            wrong[model].append(chunk / best - 1)
+    return {model: np.array(errors) for model, errors in wrong.items()}
+
+
+def _times_of_chunks(latency: LatencyTable, beside: Decodes, before: int) -> Floats:
+    """float64[LARGEST_CHUNK]: exact, for chunks from one token on; never falls."""
+    return np.array(
+        [
+            latency.predict_s(
+                beside.num_decodes + tokens, tokens * (before + tokens / 2), beside.context_tokens
+            )
+            for tokens in range(1, LARGEST_CHUNK + 1)
+        ]
+    )
+
+
+def _measured_chunks(fits: _Fits, steps: Sequence[Iteration]) -> dict[str, Floats]:
+    """Relative errors by model, against the chunk that an iteration had, given its time."""
+    wrong: dict[str, list[float]] = {"terms": [], "forest": []}
+    for each in steps:
+        chunk = each.compute_tokens - each.num_decodes
+        if LEAST_CHUNK <= chunk <= LARGEST_CHUNK:
+            beside = Decodes(each.num_decodes, each.context_tokens)
+            for model, allowed in fits.chunks(each.duration_s, beside).items():
+                wrong[model].append(allowed / chunk - 1)
+    return {model: np.array(errors) for model, errors in wrong.items()}
+
+
+def _tell_chunks(result: Result, name: str, wrong: dict[str, Floats]) -> None:
+    for model, errors in wrong.items():
+        if len(errors):
+            result.figures[f"{name}: chunks of {model}"] = {
+                "judged": len(errors),
+                **_shares(errors),
+                "too large by over a tenth": float(np.mean(errors > CHUNK_MOST)),
+            }
+
+
+def _chunk_lines(wrong: Floats) -> list[Line]:
+    """Of the forest, all profiles together: how wrong, and that it errs low."""
+    return [
+        Line(
+            name="forest, median chunk error, all profiles",
+            value=float(np.median(np.abs(wrong))),
+            bound=CHUNK_MOST,
+        ),
+        Line(
+            name="forest, median signed chunk error, all profiles",
+            value=float(np.median(wrong)),
+            bound=0.0,
+        ),
+    ]
+
+
+def _shares(errors: Floats) -> dict[str, float]:
+    median, p95 = np.quantile(np.abs(errors), (0.5, 0.95))
+    return {"median": float(median), "p95": float(p95), "bias": float(np.median(errors))}
+
+
+def _median_or_none(values: Floats) -> float | None:
+    return float(np.median(values)) if len(values) else None

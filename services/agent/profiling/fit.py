@@ -1,0 +1,90 @@
+"""The latency model that fits samples of a grid, and how wrong it is."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from services.agent.profiling.grid import Sample
+from shared.contracts.base import Seconds
+from shared.contracts.estimates import LatencyCoefficients
+from solver.prediction.iteration_fit import IterationFit
+from solver.prediction.prediction_errors import ErrorWindow, PredictionErrors
+from solver.scheduling.latency import LatencyTable
+
+_PRIOR = LatencyCoefficients(
+    constant_s=0.01, linear_s=1e-4, attention_s=1e-8, cross_s=1e-8, context_s=1e-7
+)
+"""Counts as a twentieth of an iteration."""
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """Iterations of one kind."""
+
+    chunk_tokens: int
+    before_tokens: int
+    num_decodes: int
+    decode_context_tokens: int
+    """Of each decode's prompt."""
+    samples: int
+    measured_s: Seconds
+    """Median."""
+    predicted_s: Seconds
+
+
+def fitted(samples: Sequence[Sample]) -> LatencyCoefficients:
+    """
+    Robust least squares over all samples.
+
+    Source: ConServe §4.2, a grid of (P, C).
+    Decided: the samples say which prefill attends to what, so that decodes beside it do not
+        count as its context.
+    """
+    fit = IterationFit(_PRIOR, window=max(1, len(samples)))
+    for each in samples:
+        fit.observe(each.work, each.duration_s)
+    return fit.fit()
+
+
+def errors_of(repeats: Sequence[Sequence[Sample]]) -> PredictionErrors | None:
+    """Of the last repeat, predicted from those before it."""
+    known = [each for repeat in repeats[:-1] for each in repeat]
+    judged = repeats[-1]
+    if not known or not judged:
+        return None
+    table = _table(fitted(known), [*known, *judged])
+    window = ErrorWindow(window=len(judged))
+    for each in judged:
+        window.observe(predicted_s=_predicted_s(table, each), actual_s=each.duration_s)
+    return window.errors()
+
+
+def cells_of(samples: Iterable[Sample], latency: LatencyCoefficients) -> list[Cell]:
+    """Medians of alike samples, in order of batch, its context, and chunk."""
+    by_kind: dict[tuple[int, int, int, int], list[Sample]] = {}
+    for each in samples:
+        kind = (each.num_decodes, each.decode_context_tokens, each.chunk_tokens, each.before)
+        by_kind.setdefault(kind, []).append(each)
+    table = _table(latency, [each for alike in by_kind.values() for each in alike])
+    return [
+        Cell(
+            num_decodes=num_decodes,
+            chunk_tokens=chunk,
+            before_tokens=before,
+            decode_context_tokens=context,
+            samples=len(alike),
+            measured_s=statistics.median(each.duration_s for each in alike),
+            predicted_s=statistics.median(_predicted_s(table, each) for each in alike),
+        )
+        for (num_decodes, context, chunk, before), alike in sorted(by_kind.items())
+    ]
+
+
+def _table(latency: LatencyCoefficients, samples: Sequence[Sample]) -> LatencyTable:
+    most = max((each.work.tokens for each in samples), default=1)
+    return LatencyTable.from_coefficients(latency, max_tokens=most)
+
+
+def _predicted_s(table: LatencyTable, sample: Sample) -> Seconds:
+    work = sample.work
+    return table.predict_s(work.tokens, work.pairs, work.context_tokens)

@@ -1,0 +1,69 @@
+"""Which observations were disturbed: those unlike most others of their kind."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.prediction.least_squares import Floats
+
+Indices = NDArray[np.int64]
+
+_LEAST_OF_A_KIND = 16
+_SPREADS = 5.0
+"""Median deviations at which an observation counts for nothing; 3.4 standard deviations."""
+_LEAST_SPREAD = 0.02
+"""Of logarithms; closer agreement than this is chance."""
+
+
+def kinds_of(sizes: Floats) -> Indices:
+    """
+    Kinds of observations by size: powers of two, rare ones together with their neighbours.
+
+    Args:
+        sizes: float64[n], at least 1.
+
+    Returns:
+        int64[n], from 0 on without gaps; at least 16 of each, unless there is one kind only.
+    """
+    powers = np.floor(np.log2(np.maximum(sizes, 1.0))).astype(np.int64)
+    counts = np.bincount(powers)
+    kind, held = 0, 0
+    of_power = np.zeros(len(counts), dtype=np.int64)
+    for power, count in enumerate(counts):
+        of_power[power] = kind
+        held += int(count)
+        if held >= _LEAST_OF_A_KIND:
+            kind, held = kind + 1, 0
+    # What is left at the end is too little for a kind of its own.
+    of_each: Indices = np.minimum(of_power[powers], max(0, kind - 1))
+    return of_each
+
+
+def trust(values: Floats, kinds: Indices, weights: Floats) -> Floats:
+    """
+    How far each value is to be trusted, 0..1: Tukey's biweight about its kind's median.
+
+    Most of a kind are always trusted, however wrong whatever the values were measured against
+    is for that kind. So a kind that is rare, and not yet understood, is not taken for disturbed.
+
+    Args:
+        values: float64[n]; logarithms of ratios, so that half and twice are equally far away.
+        kinds: int64[n], as of `kinds_of`.
+        weights: float64[n], positive; what each counts in medians.
+
+    Returns:
+        float64[n].
+    """
+    trusted = np.empty_like(values)
+    for kind in range(int(kinds.max(initial=-1)) + 1):
+        own = kinds == kind
+        away = np.abs(values[own] - weighted_median(values[own], weights[own]))
+        spread = max(_LEAST_SPREAD, weighted_median(away, weights[own]))
+        trusted[own] = np.maximum(0.0, 1 - (away / (_SPREADS * spread)) ** 2) ** 2
+    return trusted
+
+
+def weighted_median(values: Floats, weights: Floats) -> float:
+    """The least of *values* with at least half of the weight at or below it; none is an error."""
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(weights[order])
+    return float(values[order[int(np.searchsorted(below, below[-1] / 2))]])

@@ -1,0 +1,125 @@
+"""The online latency model, whatever is observed."""
+
+import msgspec
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.contracts.estimates import LatencyCoefficients
+from shared.contracts.telemetry import Iteration
+from solver.prediction.latency_model import OnlineLatencyFit, predict_s
+
+GRID = [(p, c) for p in (1, 64, 512, 2048) for c in (0, 4000, 40_000)]
+truths = st.builds(
+    LatencyCoefficients,
+    constant_s=st.floats(1e-3, 2e-2),
+    linear_s=st.floats(1e-6, 1e-4),
+    attention_s=st.floats(0, 1e-8),
+    cross_s=st.floats(0, 2e-9),
+    context_s=st.floats(0, 5e-7),
+)
+iterations = st.builds(
+    Iteration,
+    compute_tokens=st.integers(0, 100_000),
+    context_tokens=st.integers(0, 10_000_000),
+    num_decodes=st.integers(0, 256),
+    duration_s=st.floats(-1, 1e6) | st.sampled_from([0.0, 1e-9, float("inf"), float("nan")]),
+)
+
+
+def sampled(truth: LatencyCoefficients, random: np.random.Generator, count: int) -> list[Iteration]:
+    sample = []
+    for _ in range(count):
+        decodes = int(random.integers(1, 64))
+        chunk = int(random.integers(1, 2048)) * int(random.random() < 0.4)
+        context = int(random.integers(0, 40_000))
+        exact_s = predict_s(truth, compute_tokens=decodes + chunk, context_tokens=context)
+        sample.append(
+            Iteration(
+                compute_tokens=decodes + chunk, context_tokens=context, num_decodes=decodes,
+                duration_s=exact_s * float(random.lognormal(0.0, 0.05)),
+            )
+        )  # fmt: skip
+    return sample
+
+
+def predictions(sample: list[Iteration]) -> np.ndarray:
+    fit = OnlineLatencyFit(memory=800)
+    for each in sample:
+        fit.observe(each)
+    found = fit.fit()
+    assert found is not None
+    return np.array([predict_s(found, compute_tokens=p, context_tokens=c) for p, c in GRID])
+
+
+@given(st.lists(iterations, min_size=10, max_size=40))
+def test_whatever_is_observed_predictions_are_finite_never_negative_and_never_fall(
+    sample: list[Iteration],
+):
+    fit = OnlineLatencyFit(memory=30)
+    for each in sample:
+        fit.observe(each)
+    found = fit.fit()
+    if found is None:
+        assert fit.count < 10
+        return
+    table = np.array(
+        [
+            [predict_s(found, compute_tokens=p, context_tokens=c) for c in (0, 10, 10_000)]
+            for p in (1, 2, 100, 5000)
+        ]
+    )
+    assert np.all(np.isfinite(table) & (table >= 0))
+    assert np.all(np.diff(table, axis=0) >= 0)
+    assert np.all(np.diff(table, axis=1) >= 0)
+
+
+@given(
+    truth=truths,
+    seed=st.integers(0, 2**32 - 1),
+    share=st.floats(0, 0.2),
+    factor=st.floats(2, 100) | st.floats(0.01, 0.5),
+)
+@settings(max_examples=40)
+def test_a_fifth_of_the_iterations_disturbed_moves_predictions_by_less_than_a_twentieth(
+    truth: LatencyCoefficients, seed: int, share: float, factor: float
+):
+    random = np.random.default_rng(seed)
+    sample = sampled(truth, random, 800)
+    disturbed = list(sample)
+    for place in random.choice(len(sample), int(share * len(sample)), replace=False):
+        duration_s = factor * sample[place].duration_s
+        disturbed[place] = msgspec.structs.replace(sample[place], duration_s=duration_s)
+
+    moved = predictions(disturbed) / predictions(sample) - 1
+
+    assert np.max(np.abs(moved)) < 0.05
+
+
+@given(truth=truths, seed=st.integers(0, 2**32 - 1), factor=st.sampled_from([0.5, 2.0]))
+@settings(max_examples=20)
+def test_a_change_of_speed_is_followed_within_the_memory(
+    truth: LatencyCoefficients, seed: int, factor: float
+):
+    random = np.random.default_rng(seed)
+    before, after = sampled(truth, random, 1000), sampled(truth, random, 800)
+    changed = [msgspec.structs.replace(each, duration_s=factor * each.duration_s) for each in after]
+
+    found = predictions(before + changed)
+
+    assert np.allclose(found, factor * predictions(after), rtol=0.1)
+
+
+@given(truth=truths, seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=5)
+def test_equal_iterations_give_equal_coefficients_however_often_they_are_asked_for(
+    truth: LatencyCoefficients, seed: int
+):
+    sample = sampled(truth, np.random.default_rng(seed), 120)
+    asked, once = OnlineLatencyFit(memory=50), OnlineLatencyFit(memory=50)
+    for each in sample:
+        asked.observe(each)
+        asked.fit()
+        once.observe(each)
+
+    assert asked.fit() == once.fit()

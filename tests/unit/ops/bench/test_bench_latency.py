@@ -1,0 +1,150 @@
+"""The latency benchmark: what it learns from, and how it judges."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ops.bench import latency_model, latency_steps
+from ops.bench.engine_arms import OURS
+from ops.bench.latency_steps import Measured, disturbed, scheduled_s, simulated_steps
+from ops.bench.result import Result
+from ops.sim.profiles import load
+from services.agent.backends.settings import SimulatedSettings
+from services.agent.backends.simulated.backend import SimulatedEngine
+from shared.contracts.models import ModelEntry
+from shared.contracts.telemetry import Iteration
+from shared.runtime.clock import SystemClock
+
+
+def test_simulated_steps_have_noise_and_what_the_profile_says():
+    steps = simulated_steps(load("28"), "A100-80GB", seed=0, duration_s=40.0)
+    ratios = np.array([each.iteration.duration_s / each.exact_s for each in steps])
+    chunks = [
+        (each.chunk[0], each.iteration.compute_tokens - each.iteration.num_decodes)
+        for each in steps
+        if each.chunk is not None
+    ]
+
+    assert len(steps) > 500
+    assert 0.08 < np.std(np.log(ratios)) < 0.12
+    assert len(chunks) > 20
+    assert all(tokens == without_decodes for tokens, without_decodes in chunks)
+
+
+def test_equal_seeds_give_equal_steps():
+    first, again, other = (
+        simulated_steps(load("h100"), "H100-80GB", seed=seed, duration_s=2.0) for seed in (0, 0, 1)
+    )
+    assert first == again != other
+
+
+def test_a_fifth_is_disturbed_and_only_in_its_time():
+    steps = [
+        Iteration(compute_tokens=n, context_tokens=7, num_decodes=1, duration_s=0.01)
+        for n in range(1, 1001)
+    ]
+    after = disturbed(steps, share=0.2, seed=3)
+
+    assert [each.compute_tokens for each in after] == [each.compute_tokens for each in steps]
+    assert 0.17 < np.mean([each.duration_s > 0.01 for each in after]) < 0.23
+    assert all(each.duration_s == 0.01 or each.duration_s > 0.0199 for each in after)
+
+
+def test_a_profile_is_judged_on_what_was_not_learnt_from():
+    result = Result(name="latency_model", seed=0, quick=True)
+    wrong = latency_model._simulated(result, "2x", 0, duration_s=30.0)
+    counts = result.figures["a100-llama3-8b-2x: iterations"]
+
+    assert counts["known"] / (counts["known"] + counts["judged"]) == pytest.approx(0.6, abs=0.01)
+    assert len(wrong) == result.figures["a100-llama3-8b-2x: chunks of forest"]["judged"] > 10
+    assert [line.bound for line in result.lines] == [0.04, 0.05]
+    assert 0 < result.figures["a100-llama3-8b-2x: terms"]["median"] == result.lines[0].value
+
+
+def test_without_vllm_its_lines_are_not_measured():
+    result = Result(name="latency_model", seed=0, quick=True)
+    latency_model._on_vllm(result, None, 0)
+
+    assert [line.holds for line in result.lines] == [None, None]
+    assert result.figures == {}
+
+
+def measured_steps(count: int) -> list[Iteration]:
+    random = np.random.default_rng(0)
+    steps = []
+    for number in range(count):
+        chunk = int(random.integers(32, 1500)) if number % 2 else 0
+        duration_s = (0.005 + 4e-5 * (8 + chunk)) * float(random.lognormal(0.0, 0.02))
+        steps.append(
+            Iteration(
+                compute_tokens=8 + chunk, context_tokens=0, num_decodes=8, duration_s=duration_s
+            )
+        )
+    return steps
+
+
+def test_measured_steps_are_judged_by_their_own_times():
+    result = Result(name="latency_model", seed=0, quick=True)
+    latency_model._on_vllm(result, Measured(measured_steps(1000), 0.01), 0)
+
+    assert [line.holds for line in result.lines] == [True, True]
+    assert 0.01 < result.figures["vLLM: terms"]["median"] < 0.03
+    assert result.figures["vLLM: chunks of terms"]["median"] < 0.05
+    assert result.figures["vLLM: chunks of forest"]["judged"] == 200
+
+
+def test_an_engine_that_waited_for_a_cpu_is_told_and_not_judged(
+    capfd: pytest.CaptureFixture[str],
+):
+    result = Result(name="latency_model", seed=0, quick=True)
+    latency_model._on_vllm(result, Measured(measured_steps(1000), 0.4), 0)
+
+    assert [line.holds for line in result.lines] == [None, None]
+    assert result.figures["vLLM: engine waited for a CPU, share"] == 0.4
+    assert "vLLM: terms" in result.figures
+    assert "waited 40% of the time for a CPU" in capfd.readouterr().err
+
+
+def test_too_few_measured_steps_are_not_judged(capfd: pytest.CaptureFixture[str]):
+    result = Result(name="latency_model", seed=0, quick=True)
+    latency_model._on_vllm(result, Measured(measured_steps(120), 0.0), 0)
+
+    assert [line.holds for line in result.lines] == [None, None]
+    assert "120 iterations are too few" in capfd.readouterr().err
+
+
+def test_what_a_process_group_has_run_is_read():
+    before_s, _ = scheduled_s(os.getpgid(0))
+    sum(range(3_000_000))
+    ran_s, waited_s = scheduled_s(os.getpgid(0))
+
+    assert ran_s > before_s > 0
+    assert waited_s >= 0
+    assert scheduled_s(-1) == (0.0, 0.0)
+
+
+async def test_steps_of_an_engine_are_those_of_the_load(monkeypatch: pytest.MonkeyPatch):
+    """The simulated engine instead of vLLM, under the same load."""
+
+    class Engine(SimulatedEngine):
+        host_pid = -1
+
+    @asynccontextmanager
+    async def engines(_directory: Path) -> AsyncIterator[Engine]:
+        entry = ModelEntry(name=OURS, path="", architecture="none", max_model_len=4096)
+        settings = SimulatedSettings(time_scale=0.01, token_budget=2048, cold_activation_s=0.0)
+        engine = Engine([entry], settings, SystemClock())
+        await engine.start()
+        yield engine
+        await engine.close()
+
+    monkeypatch.setattr(latency_steps, "engines", engines)
+    measured = await latency_steps.vllm_steps(seed=0, duration_s=0.3)
+
+    assert len(measured.iterations) > 50
+    assert any(each.compute_tokens > each.num_decodes > 0 for each in measured.iterations)
+    assert measured.waiting_share == 0.0
