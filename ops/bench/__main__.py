@@ -14,7 +14,7 @@ from shared.runtime.logging import configure_logging
 
 BENCHES = (
     "overhead", "backlog", "pulling", "qoserve", "conserve", "qlm", "fleet", "engine", "lso",
-    "planner", "quartz", "router_cost", "scheduler_cost",
+    "planner", "quartz", "completion", "router_cost", "scheduler_cost",
 )  # fmt: skip
 """Modules of this package, each with a `run`; imported when they are run."""
 

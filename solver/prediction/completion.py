@@ -1,5 +1,6 @@
 """Waiting and completion times of requests and request groups as distributions (QLM §6)."""
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -20,6 +21,7 @@ _GRID = 96
 _ALONE = 16
 """Last requests of a group that count one by one; of those before, some stand for more."""
 _FAR_SD = 4.5
+_LEAST_S = 1e-9
 _LEVELS = (np.arange(_POINTS) + 0.5) / _POINTS
 
 
@@ -81,6 +83,8 @@ class GroupWork:
     """1 or more."""
     prompt: TokenMoments
     output: TokenMoments
+    most_output: Floats | float = math.inf
+    """Tokens that no answer exceeds: without a limit few long ones count for too much."""
 
     @property
     def tokens(self) -> TokenMoments:
@@ -201,7 +205,12 @@ def group_completion_time(
     if not np.all(work.num_requests >= 1):
         raise ValueError("num_requests of a group must be 1 or more")
     step_s = work.tokens.mean / service.token_rate_per_s
-    last_s = _last_decode(_decode(work.output, service), work.num_requests, step_s)
+    last_s = _last_decode(
+        _decode(work.output, service),
+        work.num_requests,
+        step_s,
+        most_s=np.asarray(work.most_output) * max(_LEAST_S, service.paced_decode_s),
+    )
     before = wait.plus(_prefill(service))
     begun_s = TimeDistribution(before.mean_s[..., np.newaxis], before.variance[..., np.newaxis])
     sums = begun_s.quantile(_LEVELS)[..., :, np.newaxis] + last_s[..., np.newaxis, :]
@@ -230,23 +239,27 @@ def _remainder(output: TokenMoments) -> TokenMoments:
     return TokenMoments(mean * skew / 2, mean**2 * skew**2 * (skew / 3 - 0.25))
 
 
-def _last_decode(decode: TimeDistribution, num_requests: Floats, step_s: Floats) -> Floats:
+def _last_decode(
+    decode: TimeDistribution, num_requests: Floats, step_s: Floats, *, most_s: Floats
+) -> Floats:
     """float64[..., 32]: quantiles of the last decode's end, from the last request's turn on."""
-    shape = np.broadcast_shapes(decode.mean_s.shape, num_requests.shape, step_s.shape)
-    mean_s, sd, count, step = (
-        np.broadcast_to(each, shape)[..., np.newaxis]
-        for each in (decode.log_median, decode.log_sd, num_requests, step_s)
+    parts = (decode.log_median, decode.log_sd, num_requests, step_s, most_s)
+    shape = np.broadcast_shapes(decode.mean_s.shape, *(np.shape(each) for each in parts))
+    median, sd, count, step, most = (
+        np.broadcast_to(each, shape)[..., np.newaxis] for each in parts
     )
     places, weights = _places(int(np.max(num_requests, initial=1.0)))
     scores = np.linspace(-_FAR_SD, _FAR_SD + 1.5, _GRID)
     with np.errstate(invalid="ignore"):
-        grid_s = np.where(np.isfinite(mean_s), np.exp(mean_s + sd * scores), 0.0)
+        grid_s = np.where(np.isfinite(median), np.exp(median + sd * scores), 0.0)
+    grid_s = np.minimum(grid_s, most)
     all_done = np.zeros(grid_s.shape)
     spread = TimeDistribution(decode.mean_s[..., np.newaxis], decode.variance[..., np.newaxis])
     for place, weight in zip(places, weights, strict=True):
         share = np.clip((count - place) / weight, 0.0, 1.0) * weight
-        done = normal_cdf(np.clip(spread.score(grid_s + place * step), -8.0, 8.0))
-        all_done += share * np.log(done)
+        at_s = grid_s + place * step
+        done = normal_cdf(np.clip(spread.score(at_s), -8.0, 8.0))
+        all_done += share * np.where(at_s >= most, 0.0, np.log(done))
     cumulative, flat = np.exp(all_done).reshape(-1, _GRID), grid_s.reshape(-1, _GRID)
     rows = zip(cumulative, flat, strict=True)
     ends = [np.interp(_LEVELS, chance, ends_s) for chance, ends_s in rows]

@@ -10,10 +10,18 @@ from shared.contracts.base import Seconds
 from solver.prediction.time_distribution import Floats, TimeDistribution, normal_quantile
 
 LEVEL = 0.9
-_MEMORY = 150.0
+_MEMORY = 300.0
 """Groups after which an old one weighs 1/e."""
-_WINDOW = 600
-"""Groups that count at all; the oldest of them weighs a fiftieth."""
+_WINDOW = 900
+"""Groups that count at all; the oldest of them weighs a twentieth."""
+_TRUSTED = 50.0
+"""
+As many groups speak for forecasts that are right in the mean: groups that follow one another
+have waited behind the same requests and err alike, so that a few say less than they seem to.
+"""
+_STEP = 0.005
+"""By which the share of times that may be missed changes for each time."""
+_MISSES = (0.005, 0.5)
 _LEAST = 20
 """Groups before anything is corrected: the 0.9 quantile of fewer is their largest or none."""
 _LEAST_S, _MOST_S = 1e-3, 1e9
@@ -36,17 +44,17 @@ class Foretold(NamedTuple):
 
 _OUTCOME = np.dtype(
     [
-        ("log_actual", np.float64),
-        ("log_median", np.float64),
-        ("log_sd", np.float64),
-        ("mean_s", np.float64),
-        ("actual_s", np.float64),
+        ("log_ratio", np.float64),
+        ("precision", np.float64),
         ("raw_covered", np.float64),
         ("covered", np.float64),
         ("probability", np.float64),
     ]
 )
-"""One time that has passed; the probability is that foretold for at most so long."""
+"""
+One time that has passed: its logarithm less that of the foretold median, not corrected; one over
+the foretold variance of the logarithm; the probability that was foretold for at most so long.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +64,7 @@ class CalibrationReport:
     count: int
     """Of the window."""
     mean_ratio: float
-    """Actual over foretold, of the totals: above 1, forecasts are too early."""
+    """Actual over foretold: above 1, forecasts were too early."""
     spread: float
     """By which deviations are wider than foretold, at the watched level."""
     raw_coverage: float
@@ -72,13 +80,16 @@ class CompletionCalibration:
     """
     Corrects foretold times by what came of earlier ones.
 
-    The median is multiplied by the decayed ratio of actual times over foretold ones. The
+    The median is multiplied by the decayed mean ratio of actual times over foretold medians, a
+    geometric mean in which a forecast counts by its precision as it was foretold. The
     logarithm's deviation is multiplied by the factor at which the interval of `level` would have
-    held its share of the window (a weighted conformal quantile of scores that are distances from
-    the median over the foretold deviation). Nothing is corrected by fewer than `least` times.
+    held its share of the window: a weighted conformal quantile of distances from the median over
+    foretold deviations. That share becomes a little larger with each time that is missed, and
+    smaller with each that is not. Nothing is corrected by fewer than `least` times.
 
     Source: QLM §8.3 reports how accurate the estimator is, and corrects nothing. Weights: Barber
-    et al. 2023, conformal prediction beyond exchangeability.
+    et al. 2023, conformal prediction beyond exchangeability; the share: Gibbs and Candès 2021,
+    adaptive conformal inference.
     Differs: forecasts learn from what came of them, for a throughput of one batch is not that of
     another load.
 
@@ -108,6 +119,7 @@ class CompletionCalibration:
         self._level = level
         self._memory = memory
         self._least = least
+        self._misses = 1 - level
         self._window = window
         self._outcomes = np.empty(0, _OUTCOME)
         """Oldest first."""
@@ -130,19 +142,20 @@ class CompletionCalibration:
             told: Of one time, as `foretell` gave it then.
             actual_s: What it was; ignored unless finite and 0 or more.
         """
-        mean_s = float(told.raw.mean_s)
-        if not (0 <= actual_s < math.inf and mean_s > 0):
+        if not (0 <= actual_s < math.inf and told.raw.mean_s > 0):
             return
+        log_sd = max(_LEAST_LOG_SD, float(told.raw.log_sd))
         outcome = (
-            math.log(_bounded_s(actual_s)),
-            math.log(_bounded_s(math.exp(float(told.raw.log_median)))),
-            max(_LEAST_LOG_SD, float(told.raw.log_sd)),
-            mean_s,
-            min(actual_s, _MOST_S),
+            _log_ratio(actual_s, told.raw),
+            log_sd**-2,
             self._covers(told.raw, actual_s),
             self._covers(told.corrected, actual_s),
             float(told.corrected.cdf(actual_s)),
         )
+        if len(self._outcomes) >= self._least:
+            missed = not self._covers(told.corrected, actual_s)
+            step = _STEP * (1 - self._level - missed)
+            self._misses = _within(_MISSES, self._misses + step)
         kept = self._outcomes[max(0, len(self._outcomes) - self._window + 1) :]
         self._outcomes = np.concatenate((kept, np.array([outcome], _OUTCOME)))
 
@@ -174,20 +187,25 @@ class CompletionCalibration:
     def _factors(self) -> tuple[float, float]:
         """Of the median, and of the logarithm's deviation."""
         outcomes, weights = self._outcomes, self._weights()
-        totals_s = weights @ outcomes["actual_s"], weights @ outcomes["mean_s"]
-        ratio = _within(_RATIO, float(totals_s[0]) / float(totals_s[1]))
-        away = outcomes["log_actual"] - math.log(ratio) - outcomes["log_median"]
-        scores = np.abs(away) / outcomes["log_sd"]
+        known = weights * outcomes["precision"]
+        log_ratio = float(known @ outcomes["log_ratio"]) / float(known.sum())
+        log_ratio *= float(weights.sum()) / (float(weights.sum()) + _TRUSTED)
+        scores = np.abs(outcomes["log_ratio"] - log_ratio) * np.sqrt(outcomes["precision"])
         ranked = np.argsort(scores, kind="stable")
         # The time to come counts like the latest one, and may be farther off than all of them.
         reached = np.cumsum(weights[ranked]) / (weights.sum() + 1)
-        place = min(len(ranked) - 1, int(np.searchsorted(reached, self._level)))
+        place = min(len(ranked) - 1, int(np.searchsorted(reached, 1 - self._misses)))
         spread = float(scores[ranked[place]]) / self._edge
-        return ratio, _within(_SPREAD, spread)
+        return _within(_RATIO, math.exp(log_ratio)), _within(_SPREAD, spread)
 
 
 def _bounded_s(time_s: Seconds) -> Seconds:
     return _within((_LEAST_S, _MOST_S), time_s)
+
+
+def _log_ratio(actual_s: Seconds, told: TimeDistribution) -> float:
+    """Of the actual time over the median that was foretold."""
+    return math.log(_bounded_s(actual_s) / _bounded_s(float(told.quantile(0.5))))
 
 
 def _within(bounds: tuple[float, float], value: float) -> float:

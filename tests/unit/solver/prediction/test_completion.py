@@ -118,6 +118,18 @@ def test_answers_of_one_length_end_in_order():
     assert float(found.mean_s) == pytest.approx(7.0 + 0.2 + 200 * 0.03, rel=0.01)
 
 
+def test_a_limit_on_answers_bounds_the_last_one():
+    """500 tokens take 15 s; the last of 100 answers without a limit takes more."""
+    wait = TimeDistribution.of(7.0)
+    free = GroupWork(num_requests=np.array(100.0), prompt=PROMPT, output=OUTPUT)
+    limited = GroupWork(
+        num_requests=np.array(100.0), prompt=PROMPT, output=OUTPUT, most_output=500.0
+    )
+
+    assert float(group_completion_time(wait, free, A100).quantile(0.9)) > 7.2 + 15
+    assert float(group_completion_time(wait, limited, A100).quantile(0.9)) < 7.4 + 15
+
+
 def test_an_empty_group_is_refused():
     work = GroupWork(num_requests=np.zeros(1), prompt=PROMPT, output=OUTPUT)
     with pytest.raises(ValueError, match="num_requests of a group must be 1 or more"):

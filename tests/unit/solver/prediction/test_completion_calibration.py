@@ -44,7 +44,7 @@ def test_the_median_follows_times_that_are_slower_than_foretold():
     taught(calibration, 300, slower=1.5)
 
     corrected = calibration.foretell(TOLD).corrected
-    assert corrected.quantile(0.5) == pytest.approx(1.5 * TOLD.quantile(0.5), rel=0.03)
+    assert corrected.quantile(0.5) == pytest.approx(1.5 * TOLD.quantile(0.5), rel=0.1)
 
 
 @pytest.mark.parametrize(("slower", "wider"), [(1.0, 1.0), (1.3, 2.5), (0.6, 0.4)])
@@ -59,12 +59,12 @@ def test_corrections_follow_a_change():
     calibration = CompletionCalibration()
     taught(calibration, 200)
     taught(calibration, 400, slower=2.0, seed=1)
-    held = taught(calibration, 300, slower=2.0, seed=2)
+    held = taught(calibration, 200, slower=2.0, seed=2)
 
     report = calibration.report()
     assert report is not None
-    assert report.mean_ratio == pytest.approx(2.0, rel=0.03)
-    assert np.mean(held) == pytest.approx(0.9, abs=0.04)
+    assert report.mean_ratio == pytest.approx(2.0, rel=0.25)
+    assert np.mean(held) > 0.86
 
 
 def test_the_report_tells_what_corrections_gained():
@@ -73,11 +73,21 @@ def test_the_report_tells_what_corrections_gained():
     report = calibration.report()
 
     assert report is not None
-    assert report.count == 600
+    assert report.count == 700
     assert report.raw_coverage < 0.1
     assert report.coverage == pytest.approx(0.9, abs=0.05)
     assert sum(report.histogram) == pytest.approx(1.0)
-    assert max(report.histogram) < 0.2
+
+
+def test_forecasts_as_they_should_be_fill_all_tenths_alike():
+    calibration = CompletionCalibration()
+    taught(calibration, 700)
+    report = calibration.report()
+
+    assert report is not None
+    assert report.mean_ratio == pytest.approx(1.0, abs=0.02)
+    assert report.spread == pytest.approx(1.0, abs=0.1)
+    assert report.histogram == pytest.approx([0.1] * 10, abs=0.05)
 
 
 def test_what_was_told_as_certain_is_widened():
@@ -87,8 +97,18 @@ def test_what_was_told_as_certain_is_widened():
         calibration.observe(told, 8.0 if number % 2 else 12.0)
     low_s, high_s = calibration.foretell(TimeDistribution.of(10.0)).corrected.interval(0.9)
 
-    assert low_s <= 8.0
-    assert high_s >= 12.0
+    assert low_s <= 8.0 + 1e-6
+    assert high_s >= 12.0 - 1e-6
+
+
+def test_neighbours_that_err_alike_do_not_carry_the_median_away():
+    """Twenty times that are 10 % late, as behind the same long answers, move it by 3 %."""
+    calibration = CompletionCalibration()
+    for _ in range(20):
+        calibration.observe(calibration.foretell(TOLD), 1.1 * float(TOLD.quantile(0.5)))
+
+    moved = float(calibration.foretell(TOLD).corrected.quantile(0.5) / TOLD.quantile(0.5))
+    assert moved == pytest.approx(1.1 ** (19.4 / 69.4), rel=0.002)
 
 
 @pytest.mark.parametrize("actual_s", [math.nan, math.inf, -1.0])
