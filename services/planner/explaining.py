@@ -61,6 +61,7 @@ def _group(snapshot: ClusterSnapshot, placed: explanation.PlacedGroup) -> Placed
         instance_id=_instance(snapshot, placed.instance) if served else None,
         position=placed.position,
         wait_s=placed.turn_s if served else None,
+        wait_sd_s=placed.turn_sd_s if served else None,
         time_left_s=left_s if math.isfinite(left_s) else None,
         late_probability=placed.late_probability,
         others=tuple(

@@ -53,7 +53,9 @@ class LaneForecast(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     lane: str
     wait_s: Seconds | None = None
-    """Until its turn; none while nobody serves the lane."""
+    """Until its turn, the mean; none while nobody serves the lane."""
+    wait_sd_s: Seconds | None = None
+    """Its standard deviation; none when there is no wait, or the leader is too old to tell."""
     late_probability: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
 
@@ -97,6 +99,9 @@ class PlacedGroup(Value, frozen=True, kw_only=True, omit_defaults=True):
     """None while nobody may serve it."""
     position: int = 0
     wait_s: Seconds | None = None
+    """Until its turn, the mean."""
+    wait_sd_s: Seconds | None = None
+    """Its standard deviation, where it is known."""
     time_left_s: Seconds | None = None
     """To the oldest request's deadline; none is best effort."""
     late_probability: float = 0.0

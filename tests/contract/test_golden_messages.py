@@ -8,6 +8,7 @@ import pytest
 
 import shared.contracts
 from shared.contracts.base import Decoder, Message, encode, tag_of
+from shared.contracts.plans import LaneForecast, LanesForecast
 from tests.contract.golden_messages import EXAMPLES, GOLDEN, golden_file
 
 
@@ -51,3 +52,13 @@ class TestGolden:
         body = json.loads(golden_file(example).read_bytes()) | {"field_of_next_year": [1]}
 
         assert example == Decoder(type(example))(json.dumps(body).encode())
+
+
+def test_forecasts_of_leaders_that_tell_no_spread_are_understood():
+    """The golden ones do not; what is told beside them is kept."""
+    told = LaneForecast(lane="lane.a", wait_s=12.5, wait_sd_s=1.5)
+    (silent, _) = Decoder(LanesForecast)((GOLDEN / "lanes.forecast.v1.json").read_bytes()).lanes
+    message = LanesForecast(epoch=7, at=1000.5, lanes=(told,))
+
+    assert silent.wait_sd_s is None
+    assert Decoder(LanesForecast)(encode(message)) == message
