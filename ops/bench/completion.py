@@ -7,15 +7,18 @@ forecasts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ops.bench.completion_forecasts import PassedGroup, figures_of
+from ops.bench.completion_mesh import serve
 from ops.bench.completion_simulated import Load
 from ops.bench.progress import say
 from ops.bench.result import Line, Result
+from ops.environment import engine_for
 from ops.sim.mesh.kinds import A10, A100, MISTRAL_7B, VICUNA_13B, DeviceKind, ModelKind
+from shared.contracts.base import Seconds
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
 """Of the queue, in requests."""
@@ -31,26 +34,54 @@ LEAST_GROUPS, LEAST_LENGTHS = 300, 5
 class _Size:
     """How much is simulated."""
 
+    mesh_s: Seconds
+    """In which groups come to the mesh."""
+    mesh_lengths: Sequence[int]
+    """Of the queues there: what waits at the end has to be served, too."""
     rounds: int
     """In each, the queue has every length once, in any order."""
     groups: int = 4
     """That come at one length before the next: those of one block err alike."""
 
 
-QUICK = _Size(rounds=16)
-FULL = _Size(rounds=60)
+QUICK = _Size(rounds=12, mesh_s=14.0, mesh_lengths=(8, 16, 24, 32, 48))
+FULL = _Size(rounds=60, mesh_s=240.0, mesh_lengths=(16, 32, 64, 96, 128, 192))
 
 
-async def run(
-    *,
-    seed: int,
-    quick: bool,
-    broker: str | None,  # noqa: ARG001 - nothing here needs one yet
-) -> Result:
-    """Foretell, serve, compare."""
+async def run(*, seed: int, quick: bool, broker: str | None, engine: str | None = None) -> Result:
+    """
+    Foretell, serve, compare.
+
+    Args:
+        seed: Of the traffic.
+        quick: Smaller, and the mesh has simulated engines unless *engine* says otherwise.
+        broker: As `ops.environment.broker_for` takes it.
+        engine: Of the mesh, `vllm` or `simulated`; none is what this machine can run.
+    """
     result = Result(name="completion", seed=seed, quick=quick)
-    _simulated(result, QUICK if quick else FULL, seed)
+    size = QUICK if quick else FULL
+    backend, line = engine_for("simulated" if quick and engine is None else engine)
+    say(line)
+    _simulated(result, size, seed)
+    await _mesh(result, size, seed=seed, broker=broker, engine=backend)
     return result
+
+
+async def _mesh(result: Result, size: _Size, *, seed: int, broker: str | None, engine: str) -> None:
+    passed, lost = await serve(
+        broker, engine=engine, lengths=size.mesh_lengths, duration_s=size.mesh_s, seed=seed
+    )
+    judged = [each for each in passed if each.forecast.learnt]
+    name = f"mesh, {engine}"
+    say(f"{name}: {len(judged)} groups")
+    result.figures |= {f"{name}, {part}": of for part, of in figures_of(judged).items()}
+    lines = _lines(name, judged)
+    if size is QUICK:
+        lines = [replace(line, value=None) for line in lines]
+    elif engine != "vllm":
+        lines = [replace(line, name=f"{line.name}, not vLLM") for line in lines]
+    # Of a mesh, intervals are figures: other work on the machine is in the times.
+    result.lines += [*lines[:3], Line(name=f"lost requests, {name}", value=lost, bound=0)]
 
 
 def _simulated(result: Result, size: _Size, seed: int) -> None:

@@ -112,7 +112,7 @@ def turns_s(problem: PlanningProblem, order: QueueOrder) -> Floats:
 
 
 def turns_var(problem: PlanningProblem, order: QueueOrder, *, done: float = 0.0) -> Floats:
-    """float64[I]: variance of when a share *done* of a group has had its turn; infinite as above."""
+    """float64[I]: variance of when a share *done* of a group has had its turn, as above."""
     found = np.full(problem.num_groups, np.inf)
     for g in range(problem.num_instances):
         walk = _walk(problem, g, order.queue(g))

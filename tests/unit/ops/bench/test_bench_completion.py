@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from ops.bench.__main__ import main
 from ops.bench.completion_forecasts import covered, figures_of, r_squared
+from ops.bench.completion_mesh import MODELS, agents
 from ops.bench.completion_simulated import GROUP, Load, first_batch
 from ops.sim.mesh.engine import BatchEngine
 from ops.sim.mesh.kinds import A10, A100, LLAMA_70B, MISTRAL_7B, served
@@ -92,3 +94,22 @@ def test_coverage_is_told_with_corrections_and_without():
     times = np.array([8.0, 10.0, 20.0])
 
     assert covered([(Foretold(narrow, wide), float(each)) for each in times]) == (2 / 3, 1 / 3)
+
+
+@pytest.mark.parametrize("engine", ["simulated", "vllm"])
+def test_each_model_of_the_mesh_has_an_agent_that_serves_no_other(engine: str):
+    """Or a plan might move a queue that is under measurement."""
+    specs = [each.values() for each in agents(engine)]
+
+    assert [each["models"] for each in specs] == [[model] for model in MODELS]
+    assert [each["engine"][engine]["policy"] for each in specs] == ["fcfs", "fcfs"]
+
+
+def test_an_engine_is_refused_by_benches_that_choose_their_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("sys.argv", ["bench", "quartz", "--engine", "vllm"])
+    with pytest.raises(SystemExit):
+        main()
+
+    assert "--engine is for completion only" in capsys.readouterr().err
