@@ -7,6 +7,7 @@ import msgspec
 from shared.contracts.base import InstanceId, Seconds
 from shared.contracts.plans import (
     AdvisedInstances,
+    ForetoldWaits,
     PlacedGroup,
     PlanExplained,
     PlannedLso,
@@ -35,6 +36,7 @@ def summary(plan: PlanExplained) -> str:
         f"epoch {plan.epoch}  by {plan.leader_id}  {plan.policy}{cause}; "
         f"{len(plan.groups)} groups, {plan.late_share:.1%} of the weight expected late"
         + "".join(_advice(each) for each in plan.advice if each.advised > each.present)
+        + (_waits(plan.waits) if plan.waits else "")
     )
 
 
@@ -109,6 +111,13 @@ def gantt(plan: PlanExplained) -> str:
 def _advice(advice: AdvisedInstances) -> str:
     share = "" if advice.attainment is None else f", {advice.attainment:.1%} then in time"
     return f"\n{advice.device}: {advice.advised} instances instead of {advice.present}{share}"
+
+
+def _waits(waits: ForetoldWaits) -> str:
+    return (
+        f"\nwaits of lanes: {waits.mean_ratio:.2f} times what plans had, "
+        f"{waits.coverage:.0%} of the last {waits.count} in their 90 % interval"
+    )
 
 
 def _head(head: QueueHead) -> list[str]:
