@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ops.bench.completion_forecasts import PassedGroup, figures_of
+from ops.bench.completion_forecasts import PassedGroup, accuracy, figures_of
 from ops.bench.completion_mesh import serve
 from ops.bench.completion_simulated import Load
 from ops.bench.progress import say
@@ -68,20 +68,25 @@ async def run(*, seed: int, quick: bool, broker: str | None, engine: str | None 
 
 
 async def _mesh(result: Result, size: _Size, *, seed: int, broker: str | None, engine: str) -> None:
-    passed, lost = await serve(
+    outcome = await serve(
         broker, engine=engine, lengths=size.mesh_lengths, duration_s=size.mesh_s, seed=seed
     )
-    judged = [each for each in passed if each.forecast.learnt]
+    judged = [each for each in outcome.passed if each.forecast.learnt]
     name = f"mesh, {engine}"
-    say(f"{name}: {len(judged)} groups")
-    result.figures |= {f"{name}, {part}": of for part, of in figures_of(judged).items()}
+    say(f"{name}: {len(judged)} groups, {len(outcome.by_leader)} of which the leader foretold")
+    if judged:
+        result.figures |= {f"{name}, {part}": of for part, of in figures_of(judged).items()}
+    if outcome.by_leader:
+        told = accuracy(outcome.by_leader)
+        shown = ("R2", "in the 90 % interval", "foretold / actual")
+        result.figures[f"{name}, waiting by the leader"] = {key: told[key] for key in shown}
     lines = _lines(name, judged)
     if size is QUICK:
         lines = [replace(line, value=None) for line in lines]
     elif engine != "vllm":
         lines = [replace(line, name=f"{line.name}, not vLLM") for line in lines]
     # Of a mesh, intervals are figures: other work on the machine is in the times.
-    result.lines += [*lines[:3], Line(name=f"lost requests, {name}", value=lost, bound=0)]
+    result.lines += [*lines[:3], Line(name=f"lost requests, {name}", value=outcome.lost, bound=0)]
 
 
 def _simulated(result: Result, size: _Size, seed: int) -> None:

@@ -191,20 +191,23 @@ def figures_of(groups: Sequence[PassedGroup]) -> dict[str, dict[str, float]]:
     """R2, coverage and bias of waits and completions."""
     waits = [(each.forecast.wait, each.wait_s) for each in groups]
     ends = [(each.forecast.completion, each.completion_s) for each in groups]
-    found = {}
-    for name, told in (("waiting", waits), ("completion", ends)):
-        actual = [actual_s for _, actual_s in told]
-        raw = [float(each.raw.mean_s) for each, _ in told]
-        corrected = [float(each.corrected.mean_s) for each, _ in told]
-        share, raw_share = covered(told)
-        found[name] = {
-            "R2": r_squared(corrected, actual),
-            "R2, not corrected": r_squared(raw, actual),
-            "in the 90 % interval": share,
-            "not corrected": raw_share,
-            "foretold / actual": sum(corrected) / max(1e-12, sum(actual)),
-        }
+    found = {"waiting": accuracy(waits), "completion": accuracy(ends)}
     found["waiting"]["R2 by the first batch alone"] = r_squared(
         [each.forecast.by_first_batch_s for each in groups], [actual_s for _, actual_s in waits]
     )
     return found
+
+
+def accuracy(told: Sequence[tuple[Foretold, Seconds]]) -> dict[str, float]:
+    """R2 of the means, coverage of the 90 % intervals, and bias."""
+    actual = [actual_s for _, actual_s in told]
+    raw = [float(each.raw.mean_s) for each, _ in told]
+    corrected = [float(each.corrected.mean_s) for each, _ in told]
+    share, raw_share = covered(told)
+    return {
+        "R2": r_squared(corrected, actual),
+        "R2, not corrected": r_squared(raw, actual),
+        "in the 90 % interval": share,
+        "not corrected": raw_share,
+        "foretold / actual": sum(corrected) / max(1e-12, sum(actual)),
+    }

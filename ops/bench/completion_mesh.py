@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from ops.bench.completion_forecasts import Forecaster, GroupForecast, Lengths, PassedGroup
+from ops.bench.completion_leader import LeaderForecasts, leader_forecasts
 from ops.bench.meshes import bench_mesh, bench_producer
 from services.agent.backends.settings import SimulatedSettings
 from services.mesh.spec import AgentSpec
@@ -20,12 +21,15 @@ from shared.contracts.ingress import InferenceRequest
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import ReplyMode, RequestCompleted
 from shared.producer.producer import Producer
+from solver.prediction.completion_calibration import Foretold
 from solver.prediction.service_parameters import ServedRequest
+from solver.prediction.time_distribution import TimeDistribution
 
 MODELS = tuple(ModelName(name) for name in ("tiny-llama", "tiny-qwen"))
 BATCH = 16
 """Requests that an engine runs together."""
-GROUP = 8
+GROUP, GROUPS = 8, 4
+"""Requests that come together, and how many times at one length of the queue."""
 HISTORY = 500
 PROMPTS, OUTPUTS = (20, 60), (10, 90)
 """Tokens, evenly."""
@@ -58,6 +62,7 @@ def agents(engine: str) -> tuple[AgentSpec, ...]:
 class _Group:
     forecast: GroupForecast
     came_at: UnixTime
+    by_leader: TimeDistribution | None
     left: int = GROUP
     turn_at: UnixTime = 0.0
     done_at: UnixTime = 0.0
@@ -73,9 +78,12 @@ class ModelLoad:
     """
 
     producer: Producer
+    leader: LeaderForecasts
     model: ModelName
     seed: int
     forecaster: Forecaster = field(init=False)
+    by_leader: list[tuple[Foretold, Seconds]] = field(default_factory=list)
+    """The leader's forecasts of the same groups, and what came."""
     lost: int = 0
     _random: np.random.Generator = field(init=False)
     _outstanding: int = 0
@@ -131,7 +139,8 @@ class ModelLoad:
                 num_requests=GROUP,
                 running=min(BATCH, self._outstanding),
             )
-            group = _Group(forecast, time.time())
+            now = time.time()
+            group = _Group(forecast, now, self.leader.wait(self.model, now))
             for _ in range(GROUP):
                 tasks.create_task(self._follow(group))
             self._outstanding += GROUP
@@ -163,6 +172,9 @@ class ModelLoad:
                 completion_s=group.done_at - group.came_at,
             )
             self.forecaster.observe(passed)
+            if group.by_leader is not None:
+                told = Foretold(group.by_leader, group.by_leader)
+                self.by_leader.append((told, passed.wait_s))
 
     async def _ask(self) -> ServedRequest | None:
         """One request; None when it is lost."""
@@ -217,18 +229,35 @@ class ModelLoad:
         return prompts, self._random.integers(*OUTPUTS, size=count).tolist()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshOutcome:
+    """What came of both models' groups."""
+
+    passed: list[PassedGroup]
+    by_leader: list[tuple[Foretold, Seconds]]
+    lost: int
+
+
 async def serve(
     broker: str | None, *, engine: str, lengths: Sequence[int], duration_s: Seconds, seed: int
-) -> tuple[list[PassedGroup], int]:
-    """Groups of both models that were served in a mesh of its own, and requests that were lost."""
-    async with bench_mesh(broker, agents(engine)) as mesh, bench_producer(mesh) as producer:
+) -> MeshOutcome:
+    """Groups of both models, served in a mesh of its own."""
+    async with (
+        bench_mesh(broker, agents(engine)) as mesh,
+        bench_producer(mesh) as producer,
+        leader_forecasts(mesh) as leader,
+    ):
         await asyncio.sleep(SETTLE_S)
         loads = [
-            ModelLoad(producer=producer, model=model, seed=seed + number)
+            ModelLoad(producer=producer, leader=leader, model=model, seed=seed + number)
             for number, model in enumerate(MODELS)
         ]
         until = time.monotonic() + duration_s
         passed = await asyncio.gather(
-            *(load.serve(lengths, groups=4, until=until) for load in loads)
+            *(load.serve(lengths, groups=GROUPS, until=until) for load in loads)
         )
-    return [each for of in passed for each in of], sum(load.lost for load in loads)
+    return MeshOutcome(
+        passed=[each for of in passed for each in of],
+        by_leader=[each for load in loads for each in load.by_leader],
+        lost=sum(load.lost for load in loads),
+    )
