@@ -58,6 +58,17 @@ def agents(engine: str) -> tuple[AgentSpec, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSize:
+    """How much comes to each model."""
+
+    lengths: Sequence[int]
+    """Of its queue, in any order, again and again."""
+    groups: int
+    most_s: Seconds
+    """After which no more come."""
+
+
 @dataclass(slots=True)
 class _Group:
     forecast: GroupForecast
@@ -97,17 +108,8 @@ class ModelLoad:
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(self.seed)
 
-    async def serve(
-        self, lengths: Sequence[int], *, groups: int, until: UnixTime
-    ) -> Sequence[PassedGroup]:
-        """
-        First one batch, then groups until an end; all that have passed.
-
-        Args:
-            lengths: Of the queue, in any order, again and again.
-            groups: That come at one length before the next.
-            until: By the monotonic clock; nothing comes after it.
-        """
+    async def serve(self, size: MeshSize) -> Sequence[PassedGroup]:
+        """First one batch, then groups; all that have passed."""
         await self._ask()  # A new engine's first request takes longer than any other.
         batch = await asyncio.gather(*(self._ask() for _ in range(BATCH)))
         prefills_s = [each.prefill_s for each in batch if each]
@@ -116,16 +118,21 @@ class ModelLoad:
         self.forecaster = Forecaster(
             [each for each in batch if each], Lengths(prompts, outputs), most_output=OUTPUTS[1]
         )
+        until = time.monotonic() + size.most_s
+        left = size.groups
         async with asyncio.TaskGroup() as tasks:
-            while time.monotonic() < until:
-                for queue_length in self._random.permutation(lengths).tolist():
-                    await self._keep(tasks, queue_length, groups=groups, until=until)
+            while left and time.monotonic() < until:
+                for queue_length in self._random.permutation(size.lengths).tolist():
+                    here = min(left, GROUPS)
+                    left -= here
+                    await self._keep(tasks, queue_length, groups=here, until=until)
         return self.forecaster.passed
 
     async def _keep(
         self, tasks: asyncio.TaskGroup, queue_length: int, *, groups: int, until: UnixTime
     ) -> None:
-        while self._waiting < queue_length - GROUP and time.monotonic() < until:
+        """*until* is by the monotonic clock."""
+        while groups and self._waiting < queue_length - GROUP and time.monotonic() < until:
             tasks.create_task(self._follow(None))
             self._outstanding += 1
         while groups and time.monotonic() < until:
@@ -238,9 +245,7 @@ class MeshOutcome:
     lost: int
 
 
-async def serve(
-    broker: str | None, *, engine: str, lengths: Sequence[int], duration_s: Seconds, seed: int
-) -> MeshOutcome:
+async def serve(broker: str | None, *, engine: str, load: MeshSize, seed: int) -> MeshOutcome:
     """Groups of both models, served in a mesh of its own."""
     async with (
         bench_mesh(broker, agents(engine)) as mesh,
@@ -252,12 +257,9 @@ async def serve(
             ModelLoad(producer=producer, leader=leader, model=model, seed=seed + number)
             for number, model in enumerate(MODELS)
         ]
-        until = time.monotonic() + duration_s
-        passed = await asyncio.gather(
-            *(load.serve(lengths, groups=GROUPS, until=until) for load in loads)
-        )
+        passed = await asyncio.gather(*(each.serve(load) for each in loads))
     return MeshOutcome(
         passed=[each for of in passed for each in of],
-        by_leader=[each for load in loads for each in load.by_leader],
-        lost=sum(load.lost for load in loads),
+        by_leader=[each for model in loads for each in model.by_leader],
+        lost=sum(each.lost for each in loads),
     )
