@@ -145,16 +145,16 @@ class CompletionCalibration:
         if not (0 <= actual_s < math.inf and told.raw.mean_s > 0):
             return
         log_sd = max(_LEAST_LOG_SD, float(told.raw.log_sd))
+        covered = self._covers(told.corrected, actual_s)
         outcome = (
             _log_ratio(actual_s, told.raw),
             log_sd**-2,
             self._covers(told.raw, actual_s),
-            self._covers(told.corrected, actual_s),
+            covered,
             float(told.corrected.cdf(actual_s)),
         )
         if len(self._outcomes) >= self._least:
-            missed = not self._covers(told.corrected, actual_s)
-            step = _STEP * (1 - self._level - missed)
+            step = _STEP * (1 - self._level - (not covered))
             self._misses = _within(_MISSES, self._misses + step)
         kept = self._outcomes[max(0, len(self._outcomes) - self._window + 1) :]
         self._outcomes = np.concatenate((kept, np.array([outcome], _OUTCOME)))

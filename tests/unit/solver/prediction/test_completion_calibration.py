@@ -101,6 +101,21 @@ def test_what_was_told_as_certain_is_widened():
     assert high_s >= 12.0 - 1e-6
 
 
+def test_times_that_were_missed_widen_intervals_longer_than_the_window_remembers_them():
+    """The window has the same 40 times, after 60 that ran away and after 60 as foretold."""
+
+    def width(growth: float) -> float:
+        calibration = CompletionCalibration(least=5, window=40)
+        for number in range(60):
+            calibration.observe(calibration.foretell(TOLD), 20.0 * growth**number)
+        for number in range(40):
+            calibration.observe(calibration.foretell(TOLD), 18.0 + 0.1 * number)
+        low_s, high_s = calibration.foretell(TOLD).corrected.interval(0.9)
+        return float(high_s - low_s)
+
+    assert width(1.0) < width(1.1)
+
+
 def test_neighbours_that_err_alike_do_not_carry_the_median_away():
     """Twenty times that are 10 % late, as behind the same long answers, move it by 3 %."""
     calibration = CompletionCalibration()
