@@ -28,9 +28,9 @@ _LEAST_S, _MOST_S = 1e-3, 1e9
 """Bounds of times, so that whatever a clock said a logarithm is finite."""
 _LEAST_LOG_SD = 0.01
 """Nothing is foretold to the percent; and what is told as certain can be corrected, too."""
-_MOST_LOG_SD = 3.0
-"""An interval over four orders of magnitude tells nothing any more."""
-_SPREAD = (0.05, 50.0)
+_MOST_LOG_SD = 1.0
+"""An interval from a fifth to five times the median; the mean of a wider one would run away."""
+_SPREAD = (0.05, 20.0)
 _RATIO = (1e-3, 1e3)
 _BINS = 10
 

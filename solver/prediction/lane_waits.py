@@ -15,8 +15,11 @@ from solver.prediction.time_distribution import TimeDistribution
 
 _APART_S = 2.0
 """Least time between two forecasts of a lane that are followed up: neighbours err alike."""
-_LEAST_WAIT_S = 2.0
-"""Shorter waits are not followed up: counts are taken twice a second or so."""
+_LEAST_WAIT_S = 10.0
+"""
+Shorter waits are not followed up: arrivals and waiting requests are counted by different services
+at different times, a second or so apart, and forecasts are up to two seconds old.
+"""
 _MOST_PENDING = 256
 """Of a lane; the oldest are given up."""
 _FORGET_S = 7200.0

@@ -12,7 +12,9 @@ _LEAST_S = 1e-6
 _FIRST_RATE_ERROR = 0.25
 """Relative, of a throughput that one batch told: simulated ones were 10 to 30 % too fast."""
 _MEMORY = 200.0
-"""Requests or busy intervals after which an old one weighs 1/e."""
+"""Requests after which an old one weighs 1/e."""
+_RATE_MEMORY = 20.0
+"""Busy intervals, likewise: a throughput changes with what else the machine does."""
 _LEAST_INTERVALS = 8
 """Before their spread says anything of the throughput's error."""
 
@@ -132,20 +134,27 @@ class ServiceTelemetry:
     Args:
         first: Until something else is known; its decode time per token stays, and what changes
             is the inefficiency.
-        memory: Reports after which an old one weighs 1/e.
+        memory: Requests after which an old one weighs 1/e.
+        rate_memory: Busy intervals, likewise.
 
     Source: QLM §6 takes all of them as constant once profiled.
     Differs: they follow telemetry, for the load changes how requests disturb one another.
     """
 
-    def __init__(self, first: ServiceParameters, *, memory: float = _MEMORY) -> None:
+    def __init__(
+        self,
+        first: ServiceParameters,
+        *,
+        memory: float = _MEMORY,
+        rate_memory: float = _RATE_MEMORY,
+    ) -> None:
         self._first = first
-        self._memory = memory
-        self._keep = math.exp(-1 / memory)
+        self._rate_memory = rate_memory
+        self._keep, self._keep_rate = math.exp(-1 / memory), math.exp(-1 / rate_memory)
         self._tokens = self._busy_s = 0.0
         self._paced_s = self._paced_tokens = 0.0
-        self._rates = RunningMoments(memory=memory)
-        self._batches = RunningMoments(memory=memory)
+        self._rates = RunningMoments(memory=rate_memory)
+        self._batches = RunningMoments(memory=rate_memory)
         self._prefill = RunningMoments(memory=memory)
 
     def observe_busy(self, *, tokens: float, busy_s: Seconds, running: float) -> None:
@@ -159,8 +168,8 @@ class ServiceTelemetry:
         """
         if not (0 < busy_s < math.inf and 0 < tokens < math.inf and running >= 0):
             return
-        self._tokens = self._keep * self._tokens + tokens
-        self._busy_s = self._keep * self._busy_s + busy_s
+        self._tokens = self._keep_rate * self._tokens + tokens
+        self._busy_s = self._keep_rate * self._busy_s + busy_s
         self._rates.observe(tokens / busy_s)
         self._batches.observe(running)
 
@@ -189,7 +198,7 @@ class ServiceTelemetry:
             found = replace(found, token_rate_per_s=rate, batch=batches.mean)
             if rates.count >= _LEAST_INTERVALS:
                 # The mean's standard error. What an interval's chance adds is the tokens' own.
-                count = min(rates.count, self._memory)
+                count = min(rates.count, self._rate_memory)
                 error = rates.sd / rates.mean / math.sqrt(count)
                 found = replace(found, rate_error=error)
         if prefill is not None:

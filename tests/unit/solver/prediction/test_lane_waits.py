@@ -55,7 +55,7 @@ def test_forecasts_that_follow_at_once_and_short_ones_are_not_followed_up():
     followed.counted({LANE: LaneCount(5, 5)}, 0.0)
     for now in (0.0, 0.5, 1.0, 1.5):
         followed.foretell(LANE, TOLD, now)
-    followed.foretell(LANE, TimeDistribution.of(0.5, 0.1), 10.0)
+    followed.foretell(LANE, TimeDistribution.of(9.0, 0.1), 10.0)
     followed.counted({LANE: LaneCount(5, 0)}, 12.0)
     report = followed.report()
 

@@ -79,7 +79,7 @@ def test_telemetry_moves_throughput_batch_and_inefficiency():
 
 
 def test_old_reports_are_forgotten():
-    telemetry = ServiceTelemetry(from_first_batch([served()]), memory=10.0)
+    telemetry = ServiceTelemetry(from_first_batch([served()]), rate_memory=10.0)
     for rate in (100.0, 400.0):
         for _ in range(60):
             telemetry.observe_busy(tokens=rate, busy_s=1.0, running=1.0)
@@ -95,7 +95,7 @@ def test_the_throughput_is_less_certain_the_more_it_swings_and_the_fewer_reports
             telemetry.observe_busy(tokens=tokens, busy_s=1.0, running=1.0)
         return telemetry.parameters.rate_error
 
-    assert error(30.0, 16) > error(10.0, 16) > error(10.0, 100) > 0
+    assert error(30.0, 10) > error(10.0, 10) > error(10.0, 100) > 0
 
 
 @pytest.mark.parametrize(("tokens", "busy_s"), [(0.0, 1.0), (5.0, 0.0), (math.nan, 1.0)])
