@@ -123,6 +123,8 @@ class CompletionCalibration:
         self._window = window
         self._outcomes = np.empty(0, _OUTCOME)
         """Oldest first."""
+        self._found: tuple[float, float] | None = None
+        """`_factors` of these outcomes, once asked for."""
 
     def foretell(self, raw: TimeDistribution) -> Foretold:
         """*raw*, of any shape, and what it is corrected to now."""
@@ -158,6 +160,7 @@ class CompletionCalibration:
             self._misses = _within(_MISSES, self._misses + step)
         kept = self._outcomes[max(0, len(self._outcomes) - self._window + 1) :]
         self._outcomes = np.concatenate((kept, np.array([outcome], _OUTCOME)))
+        self._found = None
 
     def report(self) -> CalibrationReport | None:
         """How it goes; none before the first time."""
@@ -186,6 +189,11 @@ class CompletionCalibration:
 
     def _factors(self) -> tuple[float, float]:
         """Of the median, and of the logarithm's deviation."""
+        if self._found is None:
+            self._found = self._computed_factors()
+        return self._found
+
+    def _computed_factors(self) -> tuple[float, float]:
         outcomes, weights = self._outcomes, self._weights()
         known = weights * outcomes["precision"]
         log_ratio = float(known @ outcomes["log_ratio"]) / float(known.sum())
