@@ -14,9 +14,12 @@ from shared.runtime.logging import configure_logging
 
 BENCHES = (
     "overhead", "backlog", "pulling", "qoserve", "conserve", "qlm", "fleet", "engine", "lso",
-    "planner", "quartz", "router_cost", "scheduler_cost", "latency_model",
+    "planner", "quartz", "completion", "router_cost", "scheduler_cost", "latency_model",
 )  # fmt: skip
 """Modules of this package, each with a `run`; imported when they are run."""
+
+WITH_ENGINES = ("completion",)
+"""Benches that run with either engine."""
 
 
 def main() -> int:
@@ -30,8 +33,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="last line: all figures as JSON")
     parser.add_argument("--broker", help="AMQP URL or private; default: the best there is")
+    parser.add_argument("--engine", help=f"vllm or simulated, of {', '.join(WITH_ENGINES)}")
     parser.add_argument("--out", type=Path, default=Path("results"), help="history is kept here")
     options = parser.parse_args()
+    if options.engine and options.name not in WITH_ENGINES:
+        parser.error(f"--engine is for {', '.join(WITH_ENGINES)} only")
+    further = {"engine": options.engine} if options.engine else {}
     configure_logging(level="error", service="bench")
     names = [options.name] if options.name else BENCHES
     code = 0
@@ -39,7 +46,7 @@ def main() -> int:
         try:
             run = import_module(f"ops.bench.{name}").run
             result: Result = asyncio.run(
-                run(seed=options.seed, quick=options.quick, broker=options.broker)
+                run(seed=options.seed, quick=options.quick, broker=options.broker, **further)
             )
         except MeshError as error:
             print(f"{name}: {error}", file=sys.stderr)

@@ -40,7 +40,7 @@ async def bench_mesh(
 
     Args:
         broker: As `ops.environment.broker_for` takes it.
-        agents: With simulated engines.
+        agents: Models have weights if one of them has a real engine.
 
     Raises:
         SettingsError: No RabbitMQ to be had.
@@ -51,7 +51,7 @@ async def bench_mesh(
         root = Path(directory)
         spec = MeshSpec(
             broker=url,
-            registry=make_tiny_models(root / "models", weights=False),
+            registry=make_tiny_models(root / "models", weights=_real(agents)),
             log_dir=root / "log",
             gateway_port=free_port(),
             log_level="warning",
@@ -59,6 +59,10 @@ async def bench_mesh(
         )
         async with ProcessMesh(spec) as mesh:
             yield mesh
+
+
+def _real(agents: tuple[AgentSpec, ...]) -> bool:
+    return any(agent.engine != "simulated" for agent in agents)
 
 
 @contextlib.asynccontextmanager

@@ -3,14 +3,24 @@
 import math
 from collections import Counter
 
+from msgspec.structs import replace
+
 from services.planner.policies import Planned
 from services.planner.rates import device_of
 from services.planner.state import LeaderState
-from shared.contracts.base import InstanceId
-from shared.contracts.plans import AdvisedInstances, OtherPlace, PlacedGroup
+from shared.contracts.base import InstanceId, UnixTime
+from shared.contracts.plans import (
+    AdvisedInstances,
+    ForetoldWaits,
+    LaneForecast,
+    OtherPlace,
+    PlacedGroup,
+)
 from solver.planning import explanation
 from solver.planning.advice import DeviceAdvice
 from solver.planning.building import ClusterSnapshot
+from solver.prediction.lane_waits import LaneWaits
+from solver.prediction.time_distribution import TimeDistribution
 
 
 def told(
@@ -50,6 +60,28 @@ def advised(advice: tuple[DeviceAdvice, ...]) -> tuple[AdvisedInstances, ...]:
     )
 
 
+def corrected_forecast(waits: LaneWaits, forecast: LaneForecast, now: UnixTime) -> LaneForecast:
+    """*forecast* with its wait corrected by how earlier ones came true."""
+    if forecast.wait_s is None or forecast.wait_sd_s is None:
+        return forecast
+    wait = TimeDistribution.of(forecast.wait_s, forecast.wait_sd_s**2)
+    corrected = waits.foretell(forecast.lane, wait, now)
+    return replace(forecast, wait_s=float(corrected.mean_s), wait_sd_s=float(corrected.sd_s))
+
+
+def waits_of(waits: LaneWaits) -> ForetoldWaits | None:
+    """How forecasts of lanes came true; none while no turn has come."""
+    report = waits.report()
+    if report is None:
+        return None
+    return ForetoldWaits(
+        count=report.count,
+        mean_ratio=report.mean_ratio,
+        coverage=report.coverage,
+        raw_coverage=report.raw_coverage,
+    )
+
+
 def _group(snapshot: ClusterSnapshot, placed: explanation.PlacedGroup) -> PlacedGroup:
     group = snapshot.groups[placed.group]
     served = math.isfinite(placed.turn_s)
@@ -61,6 +93,7 @@ def _group(snapshot: ClusterSnapshot, placed: explanation.PlacedGroup) -> Placed
         instance_id=_instance(snapshot, placed.instance) if served else None,
         position=placed.position,
         wait_s=placed.turn_s if served else None,
+        wait_sd_s=placed.turn_sd_s if served else None,
         time_left_s=left_s if math.isfinite(left_s) else None,
         late_probability=placed.late_probability,
         others=tuple(

@@ -7,13 +7,20 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from services.planner.explaining import advice_of, advised, cause_of, told
+from services.planner.explaining import (
+    advice_of,
+    advised,
+    cause_of,
+    corrected_forecast,
+    told,
+    waits_of,
+)
 from services.planner.foreseeing import heads_of
 from services.planner.inboxes import InboxClaims
 from services.planner.policies import Planned, Planner
 from services.planner.settings import LeaderSettings
 from services.planner.state import LeaderState
-from services.planner.view import cluster_snapshot, lane_of
+from services.planner.view import cluster_snapshot, lane_counts, lane_of
 from services.planner.work_classes import LaneRetirement, WorkClasses
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
@@ -30,6 +37,7 @@ from shared.contracts.plans import (
 )
 from shared.runtime.clock import Clock
 from solver.planning.lanes import all_lanes
+from solver.prediction.lane_waits import LaneWaits
 
 log = structlog.get_logger()
 COUNTS_AT_ONCE = 8
@@ -54,6 +62,7 @@ class Leader:
     claims: InboxClaims = field(init=False)
     classes: WorkClasses = field(init=False)
     retirement: LaneRetirement = field(init=False)
+    waits: LaneWaits = field(default_factory=LaneWaits)
     _scanned_at: UnixTime = -math.inf
     _sent_at: UnixTime = -math.inf
     _planned: Planned | None = None
@@ -101,6 +110,7 @@ class Leader:
             self.state.known_queues.update(self._possible_lanes())
             self._scanned_at = now
         await self._count()
+        self.waits.counted(lane_counts(self.state), self.clock.now())
         await self.retirement.work(self.state, self.classes.layout.work_version, now)
         if now - self.state.active_since < self.settings.settle_s or not self.state.instances:
             return
@@ -171,6 +181,7 @@ class Leader:
             heads=heads,
             work_version=self.classes.layout.work_version,
             advice=advice_of(self.state),
+            waits=waits_of(self.waits),
         )
         message = OutMessage(body=encode(explained), kind=tag_of(PlanExplained), persistent=False)
         await send_softly(self.broker, topology.REPLIES, asked.reply_to, message)
@@ -255,7 +266,8 @@ class Leader:
             )
 
     async def _forecast(self, lanes: tuple[LaneForecast, ...], now: UnixTime) -> None:
-        forecast = LanesForecast(epoch=self.state.epoch, at=now, lanes=lanes)
+        corrected = tuple(corrected_forecast(self.waits, each, now) for each in lanes)
+        forecast = LanesForecast(epoch=self.state.epoch, at=now, lanes=corrected)
         message = OutMessage(body=encode(forecast), kind="lanes.forecast.v1", persistent=False)
         await self.broker.send(topology.TELEMETRY, topology.FORECAST_KEY, message)
 

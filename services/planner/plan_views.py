@@ -7,14 +7,18 @@ import msgspec
 from shared.contracts.base import InstanceId, Seconds
 from shared.contracts.plans import (
     AdvisedInstances,
+    ForetoldWaits,
     PlacedGroup,
     PlanExplained,
     PlannedLso,
     QueueHead,
 )
+from solver.prediction.time_distribution import TimeDistribution
 
 _WIDTH = 64
 """Columns of the picture."""
+_SHOWN = 0.9
+"""Of the interval in which a turn is told to come."""
 
 
 def first(plan: PlanExplained, count: int) -> PlanExplained:
@@ -32,6 +36,7 @@ def summary(plan: PlanExplained) -> str:
         f"epoch {plan.epoch}  by {plan.leader_id}  {plan.policy}{cause}; "
         f"{len(plan.groups)} groups, {plan.late_share:.1%} of the weight expected late"
         + "".join(_advice(each) for each in plan.advice if each.advised > each.present)
+        + (_waits(plan.waits) if plan.waits else "")
     )
 
 
@@ -44,7 +49,7 @@ def queues(plan: PlanExplained) -> str:
         lines.append(instance if swap is None else f"{instance}  {_swap(swap)}")
         lines += [
             f"  {group.position + 1:>3}. {_name(group)}  x{group.num_requests}  "
-            f"turn in {_time(group.wait_s)}, {_deadline(group)}, late {group.late_probability:.0%}"
+            f"turn in {_turn(group)}, {_deadline(group)}, late {group.late_probability:.0%}"
             for group in groups
         ]
     return "\n".join(lines)
@@ -55,7 +60,7 @@ def reasons(plan: PlanExplained) -> str:
     lines = [summary(plan)]
     for group in plan.groups:
         where = (
-            f"{group.instance_id} #{group.position + 1}, turn in {_time(group.wait_s)}"
+            f"{group.instance_id} #{group.position + 1}, turn in {_turn(group)}"
             if group.instance_id
             else "nowhere: no instance may serve its model"
         )
@@ -108,6 +113,13 @@ def _advice(advice: AdvisedInstances) -> str:
     return f"\n{advice.device}: {advice.advised} instances instead of {advice.present}{share}"
 
 
+def _waits(waits: ForetoldWaits) -> str:
+    return (
+        f"\nwaits of lanes: {waits.mean_ratio:.2f} times what plans had, "
+        f"{waits.coverage:.0%} of the last {waits.count} in their 90 % interval"
+    )
+
+
 def _head(head: QueueHead) -> list[str]:
     """The operations that follow on one instance, as a table."""
     if head.swaps_model:
@@ -158,6 +170,15 @@ def _places(plan: PlanExplained) -> Mapping[str, str]:
 
 def _name(group: PlacedGroup) -> str:
     return f"{group.lane}/{group.number}"
+
+
+def _turn(group: PlacedGroup) -> str:
+    """Mean wait, and the interval that has its 90 % where its spread is known."""
+    if group.wait_s is None or group.wait_sd_s is None:
+        return _time(group.wait_s)
+    wait = TimeDistribution.of(group.wait_s, group.wait_sd_s**2)
+    low_s, high_s = (_time(float(end_s)) for end_s in wait.interval(_SHOWN))
+    return f"{_time(group.wait_s)} ({low_s} to {high_s})"
 
 
 def _deadline(group: PlacedGroup) -> str:

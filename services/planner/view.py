@@ -27,6 +27,7 @@ from solver.planning.building import ClusterSnapshot, InstanceView, ServiceRates
 from solver.planning.express import with_express
 from solver.planning.grouping import LaneStatistics, RequestGroup, Spread, group_size, groups_of
 from solver.planning.lanes import band_lower_edge_s
+from solver.prediction.lane_waits import LaneCount
 
 
 def cluster_snapshot(
@@ -73,6 +74,17 @@ def _lanes(state: LeaderState, layout: LaneLayout) -> list[LaneStatistics]:
         _statistics(state, layout, key, waiting, totals.get(key.queue_name, ()))
         for key, waiting in sorted(_waiting_by_lane(state, layout).items())
     ]
+
+
+def lane_counts(state: LeaderState) -> dict[str, LaneCount]:
+    """What has come to each lane that groupers tell of, and what waits in it and its overflow."""
+    found = {}
+    for name, totals in _totals(state).items():
+        key = lane_of(name)
+        if key is not None:
+            waiting = sum(state.waiting.get(q, 0) for q in (key.queue_name, key.overflow_name))
+            found[name] = LaneCount(sum(total.requests for total in totals), waiting)
+    return found
 
 
 def _totals(state: LeaderState) -> Mapping[str, list[LaneTotal]]:

@@ -53,7 +53,9 @@ class LaneForecast(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     lane: str
     wait_s: Seconds | None = None
-    """Until its turn; none while nobody serves the lane."""
+    """Until its turn, the mean; none while nobody serves the lane."""
+    wait_sd_s: Seconds | None = None
+    """Its standard deviation; none when there is no wait, or the leader is too old to tell."""
     late_probability: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
 
@@ -97,6 +99,9 @@ class PlacedGroup(Value, frozen=True, kw_only=True, omit_defaults=True):
     """None while nobody may serve it."""
     position: int = 0
     wait_s: Seconds | None = None
+    """Until its turn, the mean."""
+    wait_sd_s: Seconds | None = None
+    """Its standard deviation, where it is known."""
     time_left_s: Seconds | None = None
     """To the oldest request's deadline; none is best effort."""
     late_probability: float = 0.0
@@ -148,6 +153,18 @@ class AdvisedInstances(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Expected weighted share in time with the last number that was planned for."""
 
 
+class ForetoldWaits(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """How forecasts of lanes came true lately."""
+
+    count: int
+    mean_ratio: float
+    """Actual waits over what plans had: above 1, those are too short."""
+    coverage: Annotated[float, Meta(ge=0, le=1)]
+    """Share of waits in their 90 % interval, as it was told."""
+    raw_coverage: Annotated[float, Meta(ge=0, le=1)]
+    """The same, before corrections."""
+
+
 class PlanExplained(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="plan.explained.v1"
 ):
@@ -167,3 +184,5 @@ class PlanExplained(
     """Of the edges between work classes in force; 0 for the operator's."""
     advice: tuple[AdvisedInstances, ...] = ()
     """On scale; of when it was last asked for, `leader.advise_period_s` ago at most."""
+    waits: ForetoldWaits | None = None
+    """None before a turn that was foretold has come."""

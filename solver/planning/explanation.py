@@ -5,7 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from shared.contracts.base import Seconds
-from solver.planning.objective import homes, instance_of, late_probability, queue_cost, turns_s
+from solver.planning.objective import (
+    homes,
+    instance_of,
+    late_probability,
+    queue_cost,
+    turns_s,
+    turns_var,
+)
 from solver.planning.problem import NONE, Floats, Ints, PlanningProblem, QueueOrder
 
 
@@ -31,6 +38,8 @@ class PlacedGroup:
     position: int
     turn_s: Seconds
     """Mean time until its turn; infinite when it has none."""
+    turn_sd_s: Seconds
+    """Its standard deviation; infinite when it has none."""
     late_probability: float
     others: tuple[OtherPlace, ...] = ()
     """The cheapest in each further queue, the cheapest first."""
@@ -50,6 +59,7 @@ def explain(
         others: Places told of each.
     """
     late, turns = late_probability(problem, order), turns_s(problem, order)
+    turn_sd_s = np.sqrt(turns_var(problem, order))
     instance = instance_of(problem, order)
     ranked = np.lexsort((turns, -late))
     return tuple(
@@ -58,6 +68,7 @@ def explain(
             instance=int(instance[group]),
             position=_position(order, int(instance[group]), int(group)),
             turn_s=float(turns[group]),
+            turn_sd_s=float(turn_sd_s[group]),
             late_probability=float(late[group]),
             others=_others(problem, order, int(group), int(instance[group]))[:others]
             if rank < most

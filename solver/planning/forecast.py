@@ -1,9 +1,11 @@
 """What a plan promises to whoever comes to a lane next."""
 
+import math
+
 from shared.contracts.base import Seconds
 from shared.contracts.plans import LaneForecast
 from solver.planning.building import ClusterSnapshot
-from solver.planning.objective import late_probability, turns_s
+from solver.planning.objective import late_probability, turns_s, turns_var
 from solver.planning.problem import PlanningProblem, QueueOrder
 
 _LEAST_RETRY_S = 1.0
@@ -16,9 +18,11 @@ def lane_forecasts(
     """
     Forecasts of all lanes with waiting requests: a new one comes last in its lane's last group.
 
-    Lanes that nobody serves have an infinite wait, told as none.
+    Lanes that nobody serves have an infinite wait, told as none. The wait's spread is that of the
+    work before it and of the throughput (`solver.prediction.completion`).
     """
     late, turns = late_probability(problem, order), turns_s(problem, order)
+    variances = turns_var(problem, order, done=1.0)
     device = problem.instances.device
     holders = {
         int(group): int(device[index])
@@ -32,6 +36,7 @@ def lane_forecasts(
             wait_s=float(turns[number] + problem.groups.work_s[holders[number], number])
             if number in holders
             else None,
+            wait_sd_s=math.sqrt(variances[number]) if number in holders else None,
             late_probability=float(late[number]),
         )
         for lane, number in newest.items()

@@ -111,6 +111,15 @@ def turns_s(problem: PlanningProblem, order: QueueOrder) -> Floats:
     return turns
 
 
+def turns_var(problem: PlanningProblem, order: QueueOrder, *, done: float = 0.0) -> Floats:
+    """float64[I]: variance of when a share *done* of a group has had its turn, as above."""
+    found = np.full(problem.num_groups, np.inf)
+    for g in range(problem.num_instances):
+        walk = _walk(problem, g, order.queue(g))
+        found[walk.queue] = _turn_var(walk, done)
+    return found
+
+
 def alarms(problem: PlanningProblem, order: QueueOrder, *, confidence: float) -> Ints:
     """
     Groups that break QLM's chance constraint under *order*, the likeliest to be late first.
@@ -248,16 +257,21 @@ def _terms(problem: PlanningProblem, walk: _Walk, scales: Scales) -> tuple[Float
 def _late(walk: _Walk, progress: Sequence[float]) -> Floats:
     """float64[n, K]: probability that the request at each of K points of progress is late."""
     late = np.empty((len(walk.queue), len(progress)))
-    before = walk.done_s * walk.rate_error
-    before_own = before[np.arange(len(walk.queue)), walk.own]
-    others_var = (before**2).sum(axis=1) - before_own**2
     for k, done in enumerate(progress):
         margin_s = walk.deadline_s + done * walk.spread_s - walk.tail_s
         over_s = walk.start_s + done * walk.work_s - margin_s
-        own_sd = before_own + done * walk.work_s * walk.rate_error[walk.own]
-        var = walk.start_var + done * walk.work_var + walk.tail_var + others_var + own_sd**2
-        late[:, k] = _normal_cdf(over_s, np.sqrt(np.maximum(0.0, var)))
+        late[:, k] = _normal_cdf(over_s, np.sqrt(_turn_var(walk, done) + walk.tail_var))
     return late
+
+
+def _turn_var(walk: _Walk, done: float) -> Floats:
+    """float64[n]: of when a share of the group has had its turn; errors of a model's rate add."""
+    before = walk.done_s * walk.rate_error
+    before_own = before[np.arange(len(walk.queue)), walk.own]
+    others_var = (before**2).sum(axis=1) - before_own**2
+    own_sd = before_own + done * walk.work_s * walk.rate_error[walk.own]
+    var = walk.start_var + done * walk.work_var + others_var + own_sd**2
+    return np.asarray(np.maximum(0.0, var), dtype=np.float64)
 
 
 def _normal_cdf(value: Floats, sd: Floats) -> Floats:

@@ -9,6 +9,7 @@ import pytest
 import shared.contracts
 from shared.contracts.base import Decoder, Message, ModelName, encode, tag_of
 from shared.contracts.estimates import Calibration, OutputTokens, Profile
+from shared.contracts.plans import LaneForecast, LanesForecast
 from shared.contracts.telemetry import RequestObserved
 from tests.contract.golden_messages import EXAMPLES, GOLDEN, golden_file
 
@@ -85,3 +86,13 @@ class TestGolden:
         body = json.loads(golden_file(example).read_bytes()) | {"field_of_next_year": [1]}
 
         assert example == Decoder(type(example))(json.dumps(body).encode())
+
+
+def test_forecasts_of_leaders_that_tell_no_spread_are_understood():
+    """The golden ones do not; what is told beside them is kept."""
+    told = LaneForecast(lane="lane.a", wait_s=12.5, wait_sd_s=1.5)
+    (silent, _) = Decoder(LanesForecast)((GOLDEN / "lanes.forecast.v1.json").read_bytes()).lanes
+    message = LanesForecast(epoch=7, at=1000.5, lanes=(told,))
+
+    assert silent.wait_sd_s is None
+    assert Decoder(LanesForecast)(encode(message)) == message

@@ -57,6 +57,16 @@ def test_queues_are_shown_head_first_with_what_is_foreseen():
     ]
 
 
+def test_turns_are_shown_with_the_interval_that_holds_nine_of_ten():
+    """10 s with a deviation of 2 s; a leader that does not tell it shows the mean alone."""
+    certain = group(1, wait_s=10.0, wait_sd_s=2.0)
+    shown = plan_views.queues(plan(certain, group(0)))
+
+    assert "turn in 10.0 s (7.1 s to 13.6 s), best effort" in shown
+    assert "turn in 0.0 s, best effort" in shown
+    assert "turn in 10.0 s (7.1 s to 13.6 s)" in plan_views.reasons(plan(certain))
+
+
 def test_reasons_say_what_other_places_would_cost():
     other = OtherPlace(instance_id=I2, position=0, extra_cost=0.0125, wait_s=900.0)
     shown = plan_views.reasons(plan(group(1, others=(other,)), group(2, None, wait_s=None)))

@@ -44,6 +44,14 @@ class TestPlaces:
         assert [(each.instance, each.position) for each in placed] == [(0, 1), (0, 0), (1, 0)]
         assert [each.turn_s for each in placed] == [10.0, 0.0, 0.0]
 
+    def test_a_turn_is_as_uncertain_as_the_work_before_it(self):
+        """Two groups of 10 s with variance 4 before it, whose throughput errs by a tenth."""
+        problem = a_problem([Group(work_var=4.0)] * 3, rate_error=0.1)
+        placed = explain(problem, an_order([0, 1, 2]), most=0)
+
+        assert of(placed, 0).turn_sd_s == 0.0
+        assert of(placed, 2).turn_sd_s == pytest.approx((2 * 4.0 + 2.0**2) ** 0.5)
+
     def test_what_nobody_may_serve_has_no_place(self):
         problem = a_problem(
             [Group(model=1, deadline_s=1.0)], [Instance(activate_s=(5.0, NEVER), active=0)]
@@ -51,6 +59,7 @@ class TestPlaces:
         (placed,) = explain(problem, an_order([]), most=9)
 
         assert (placed.instance, placed.turn_s, placed.late_probability) == (NONE, np.inf, 1.0)
+        assert placed.turn_sd_s == np.inf
         assert placed.others == ()
 
 

@@ -155,13 +155,14 @@ def test_forecasts_tell_of_every_lane_in_which_something_waits(world: ClusterSna
         group.key.queue_name for group in world.groups
     }
     assert all(each.wait_s is not None for each in first.forecasts)
+    assert all((each.wait_sd_s or 0.0) > 0 for each in first.forecasts)
 
 
 def test_a_lane_that_nobody_serves_has_no_turn():
     first = reviewed(snapshot_of(a_group(ModelName("unknown"), 0)))
     (forecast,) = first.forecasts
 
-    assert (forecast.wait_s, forecast.late_probability) == (None, 1.0)
+    assert (forecast.wait_s, forecast.wait_sd_s, forecast.late_probability) == (None, None, 1.0)
     assert first.alarms == (GroupId(forecast.lane, 0),)
 
 

@@ -1,0 +1,148 @@
+"""
+Waiting and completion times that are foretold for groups before they are served (QLM §6).
+
+Simulated engines in virtual time, and a mesh of real processes over RabbitMQ. Each knows lengths
+of earlier requests and one batch at first, and learns from telemetry and from what came of its
+forecasts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ops.bench.completion_forecasts import PassedGroup, accuracy, figures_of
+from ops.bench.completion_mesh import MeshSize, serve
+from ops.bench.completion_simulated import Load
+from ops.bench.progress import say
+from ops.bench.result import Line, Result
+from ops.environment import engine_for
+from ops.sim.mesh.kinds import A10, A100, MISTRAL_7B, VICUNA_13B, DeviceKind, ModelKind
+from shared.contracts.base import Seconds
+
+LENGTHS = (64, 128, 256, 512, 1024, 2048)
+"""Of the queue, in requests."""
+SERVED: tuple[tuple[ModelKind, DeviceKind], ...] = (
+    (MISTRAL_7B, A100), (VICUNA_13B, A100), (MISTRAL_7B, A10),
+)  # fmt: skip
+LEAST_R2 = 0.95
+LEVEL, COVERAGE_OFF = 0.9, 0.03
+LEAST_GROUPS, LEAST_LENGTHS = 300, 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Size:
+    """How much is simulated."""
+
+    mesh_groups: int
+    """Of each of its models."""
+    mesh_s: Seconds
+    """After which no more of them come."""
+    mesh_lengths: Sequence[int]
+    """Of the queues there: what waits at the end has to be served, too."""
+    rounds: int
+    """In each, the queue has every length once, in any order."""
+    groups: int = 4
+    """That come at one length before the next: those of one block err alike."""
+
+
+QUICK = _Size(rounds=12, mesh_groups=60, mesh_s=14.0, mesh_lengths=(8, 16, 24, 32, 48))
+FULL = _Size(rounds=60, mesh_groups=240, mesh_s=900.0, mesh_lengths=(16, 32, 64, 96, 128, 192))
+
+
+async def run(*, seed: int, quick: bool, broker: str | None, engine: str | None = None) -> Result:
+    """
+    Foretell, serve, compare.
+
+    Args:
+        seed: Of the traffic.
+        quick: Smaller, and the mesh has simulated engines unless *engine* says otherwise.
+        broker: As `ops.environment.broker_for` takes it.
+        engine: Of the mesh, `vllm` or `simulated`; none is what this machine can run.
+    """
+    result = Result(name="completion", seed=seed, quick=quick)
+    size = QUICK if quick else FULL
+    backend, line = engine_for("simulated" if quick and engine is None else engine)
+    say(line)
+    _simulated(result, size, seed)
+    await _mesh(result, size, seed=seed, broker=broker, engine=backend)
+    return result
+
+
+async def _mesh(result: Result, size: _Size, *, seed: int, broker: str | None, engine: str) -> None:
+    outcome = await serve(
+        broker,
+        engine=engine,
+        load=MeshSize(lengths=size.mesh_lengths, groups=size.mesh_groups, most_s=size.mesh_s),
+        seed=seed,
+    )
+    judged = [each for each in outcome.passed if each.forecast.learnt]
+    name = f"mesh, {engine}"
+    say(f"{name}: {len(judged)} groups, {len(outcome.by_leader)} of which the leader foretold")
+    if judged:
+        result.figures |= {f"{name}, {part}": of for part, of in figures_of(judged).items()}
+    if outcome.by_leader:
+        told = accuracy(outcome.by_leader)
+        shown = ("R2", "in the 90 % interval", "foretold / actual")
+        result.figures[f"{name}, waiting by the leader"] = {key: told[key] for key in shown}
+    lines = _lines(name, judged)
+    if size is QUICK:
+        lines = [replace(line, value=None) for line in lines]
+    # Intervals are figures here: whatever else the machine does is in the times.
+    result.lines += [*lines, Line(name=f"lost requests, {name}", value=outcome.lost, bound=0)]
+
+
+def _simulated(result: Result, size: _Size, seed: int) -> None:
+    judged: list[PassedGroup] = []
+    for model, device in SERVED:
+        load = Load(model, device, seed=seed)
+        order = np.random.default_rng(seed)
+        for _ in range(size.rounds):
+            for queue_length in order.permutation(LENGTHS).tolist():
+                load.keep(queue_length, groups=size.groups)
+        load.drain()
+        passed = _calibrated(load.forecaster.passed)
+        judged += passed
+        name = f"simulated {model.name} on {device.name}"
+        say(f"{name}: {len(passed)} groups")
+        result.figures |= {f"{name}, {part}": values for part, values in figures_of(passed).items()}
+    figures = figures_of(judged)
+    result.figures |= {f"simulated, {part}": values for part, values in figures.items()}
+    result.figures["simulated, waiting, by queue length"] = _by_length(judged)
+    off = abs(figures["waiting"]["in the 90 % interval"] - LEVEL)
+    result.lines += [
+        *_lines("simulated", judged),
+        Line(
+            name=f"coverage of waiting times off {LEVEL:g}, simulated",
+            value=off,
+            bound=COVERAGE_OFF,
+        ),
+    ]
+
+
+def _calibrated(passed: Sequence[PassedGroup]) -> list[PassedGroup]:
+    """Groups that were foretold when enough others had passed to be learnt from."""
+    return [each for each in passed if each.forecast.corrected]
+
+
+def _by_length(passed: Sequence[PassedGroup]) -> dict[str, float]:
+    """Share of waits in the 90 % interval."""
+    found = {}
+    for length in sorted({each.forecast.queue_length for each in passed}):
+        of = [each for each in passed if each.forecast.queue_length == length]
+        found[str(length)] = figures_of(of)["waiting"]["in the 90 % interval"]
+    return found
+
+
+def _lines(name: str, judged: Sequence[PassedGroup]) -> list[Line]:
+    waiting = figures_of(judged)["waiting"]
+    lengths = {each.forecast.queue_length for each in judged}
+    return [
+        Line(name=f"{LEAST_GROUPS} - groups, {name}", value=LEAST_GROUPS - len(judged), bound=0),
+        Line(
+            name=f"{LEAST_LENGTHS} - queue lengths, {name}",
+            value=LEAST_LENGTHS - len(lengths),
+            bound=0,
+        ),
+        Line(name=f"1 - R2 of waiting times, {name}", value=1 - waiting["R2"], bound=1 - LEAST_R2),
+    ]

@@ -1,0 +1,107 @@
+"""Foretold waits of lanes against what came, by nothing but counts."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shared.contracts.base import Seconds, UnixTime
+from solver.prediction.completion_calibration import (
+    CalibrationReport,
+    CompletionCalibration,
+    Foretold,
+)
+from solver.prediction.time_distribution import TimeDistribution
+
+_APART_S = 2.0
+"""Least time between two forecasts of a lane that are followed up: neighbours err alike."""
+_LEAST_WAIT_S = 10.0
+"""
+Shorter waits are not followed up: arrivals and waiting requests are counted by different services
+at different times, a second or so apart, and forecasts are up to two seconds old.
+"""
+_MOST_PENDING = 256
+"""Of a lane; the oldest are given up."""
+_FORGET_S = 7200.0
+
+
+class LaneCount(NamedTuple):
+    """What has come to a lane since anybody counted, and what waits there now."""
+
+    arrived: float
+    waiting: float
+
+
+class _Pending(NamedTuple):
+    told: Foretold
+    turn_at_left: float
+    """So many have left the lane when the turn comes."""
+    at: UnixTime
+
+
+@dataclass(slots=True)
+class _Lane:
+    pending: deque[_Pending] = field(default_factory=lambda: deque(maxlen=_MOST_PENDING))
+    told_at: UnixTime = float("-inf")
+    arrived: float = 0.0
+
+
+class LaneWaits:
+    """
+    Corrects forecasts of lanes by how long their queues really took.
+
+    A lane is first in, first out: who comes when so many have arrived has its turn when as many
+    have left. Both are known of every lane, and of no request more than that.
+
+    Args:
+        calibration: Learns; by default one of its own.
+    """
+
+    def __init__(self, calibration: CompletionCalibration | None = None) -> None:
+        self._calibration = calibration or CompletionCalibration()
+        self._lanes: dict[str, _Lane] = {}
+
+    def counted(self, counts: Mapping[str, LaneCount], now: UnixTime) -> None:
+        """
+        Learn from lanes whose turns have come.
+
+        A lane whose arrivals have become fewer is counted by others than before: what was
+        foretold of it is given up.
+        """
+        for name, count in counts.items():
+            lane = self._lanes.setdefault(name, _Lane())
+            if count.arrived < lane.arrived:
+                lane.pending.clear()
+            lane.arrived = count.arrived
+            left = count.arrived - count.waiting
+            while lane.pending and lane.pending[0].turn_at_left <= left:
+                passed = lane.pending.popleft()
+                self._calibration.observe(passed.told, now - passed.at)
+        for name in [n for n, lane in self._lanes.items() if lane.told_at < now - _FORGET_S]:
+            if name not in counts:
+                del self._lanes[name]
+
+    def foretell(self, lane: str, wait: TimeDistribution, now: UnixTime) -> TimeDistribution:
+        """
+        The *wait* of who comes to *lane* now, corrected; it will be followed up.
+
+        Args:
+            lane: Counted before.
+            wait: Mean and variance as the plan has them.
+            now: Unix time.
+        """
+        told = self._calibration.foretell(wait)
+        known = self._lanes.get(lane)
+        if known is not None and _worth_following(known, wait, now):
+            known.told_at = now
+            known.pending.append(_Pending(told, known.arrived, now))
+        return told.corrected
+
+    def report(self) -> CalibrationReport | None:
+        """How well waits were foretold; none before the first turn has come."""
+        return self._calibration.report()
+
+
+def _worth_following(lane: _Lane, wait: TimeDistribution, now: UnixTime) -> bool:
+    apart_s: Seconds = now - lane.told_at
+    return bool(apart_s >= _APART_S and wait.mean_s >= _LEAST_WAIT_S)

@@ -1,0 +1,210 @@
+"""What one batch tells of a model on a device, and telemetry afterwards (QLM §6, table 1)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, pvariance
+
+from shared.contracts.base import Seconds, UnixTime
+from solver.prediction.moments import RunningMoments
+
+_LEAST_S = 1e-6
+_FIRST_RATE_ERROR = 0.25
+"""Relative, of a throughput that one batch told: simulated ones were 10 to 30 % too fast."""
+_MEMORY = 200.0
+"""Requests after which an old one weighs 1/e."""
+_RATE_MEMORY = 20.0
+"""Busy intervals, likewise: a throughput changes with what else the machine does."""
+_LEAST_INTERVALS = 8
+"""Before their spread says anything of the throughput's error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRequest:
+    """How long one request took."""
+
+    prompt_tokens: int
+    output_tokens: int
+    """1 or more."""
+    begun_at: UnixTime
+    """When its turn came."""
+    first_token_at: UnixTime
+    finished_at: UnixTime
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 0 or self.output_tokens < 1:
+            raise ValueError("prompt_tokens must be 0 or more, output_tokens 1 or more")
+        if not self.begun_at <= self.first_token_at <= self.finished_at < math.inf:
+            raise ValueError("begun_at, first_token_at and finished_at must be in this order")
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def prefill_s(self) -> Seconds:
+        return self.first_token_at - self.begun_at
+
+    @property
+    def decode_s_per_token(self) -> Seconds | None:
+        """None for an answer of one token, which its prefill gives."""
+        if self.output_tokens == 1:
+            return None
+        return (self.finished_at - self.first_token_at) / (self.output_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceParameters:
+    """One model on one device, serving (QLM table 1)."""
+
+    token_rate_per_s: float
+    """Theta, prompt and output tokens together, while batches are full."""
+    rate_error: float = 0.0
+    """Relative standard deviation of that, common to all that waits."""
+    prefill_s: Seconds = 0.0
+    """P, mean time from a request's turn to its first token."""
+    prefill_var: float = 0.0
+    """Square seconds."""
+    decode_s_per_token: Seconds = 0.0
+    """d, when nothing interrupts."""
+    inefficiency: float = 1.0
+    """Epsilon, of decoding beside requests that begin and are preempted; 1 or more."""
+    batch: float = 1.0
+    """Requests that run together when others wait."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.token_rate_per_s < math.inf:
+            raise ValueError("token_rate_per_s must be finite and above 0")
+        for name in ("rate_error", "prefill_s", "prefill_var", "decode_s_per_token", "batch"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and 0 or more")
+        if not 1 <= self.inefficiency < math.inf:
+            raise ValueError("inefficiency must be finite and 1 or more")
+
+    @property
+    def paced_decode_s(self) -> Seconds:
+        """Epsilon times d: what an output token takes its request (equation 4)."""
+        return self.inefficiency * self.decode_s_per_token
+
+
+def from_first_batch(batch: Sequence[ServedRequest]) -> ServiceParameters:
+    """
+    Parameters from one batch, whose requests began together on an idle engine.
+
+    Decode time per token is that of the fastest request, the inefficiency what the others took
+    over it.
+
+    Raises:
+        ValueError: The batch is empty.
+
+    Source: QLM §6, offline profiling (hardware).
+    Differs: the throughput is tokens over the mean stay of a request, from the batch's begin on,
+    times the requests, and not tokens over the batch's whole time. A single batch empties while
+    its longest answer goes on, but in continuous batching others take the places: by its whole
+    time, answers like ShareGPT's seem to be served at a third of the rate.
+    """
+    if not batch:
+        raise ValueError("a first batch needs a request")
+    begun_at = min(each.begun_at for each in batch)
+    stays_s = sum(each.finished_at - begun_at for each in batch)
+    paces = [
+        (each.decode_s_per_token, each.output_tokens - 1)
+        for each in batch
+        if each.decode_s_per_token is not None
+    ]
+    fastest_s = min((pace for pace, _ in paces), default=0.0)
+    ideal_s = sum(fastest_s * tokens for _, tokens in paces)
+    decoded_s = sum(pace * tokens for pace, tokens in paces)
+    prefills_s = [each.prefill_s for each in batch]
+    return ServiceParameters(
+        token_rate_per_s=len(batch) * sum(each.tokens for each in batch) / max(_LEAST_S, stays_s),
+        rate_error=_FIRST_RATE_ERROR,
+        prefill_s=fmean(prefills_s),
+        prefill_var=pvariance(prefills_s),
+        decode_s_per_token=fastest_s,
+        inefficiency=max(1.0, decoded_s / ideal_s) if ideal_s > 0 else 1.0,
+        batch=float(len(batch)),
+    )
+
+
+class ServiceTelemetry:
+    """
+    Parameters that follow what an instance reports, older reports weighing less.
+
+    Args:
+        first: Until something else is known; its decode time per token stays, and what changes
+            is the inefficiency.
+        memory: Requests after which an old one weighs 1/e.
+        rate_memory: Busy intervals, likewise.
+
+    Source: QLM §6 takes all of them as constant once profiled.
+    Differs: they follow telemetry, for the load changes how requests disturb one another.
+    """
+
+    def __init__(
+        self,
+        first: ServiceParameters,
+        *,
+        memory: float = _MEMORY,
+        rate_memory: float = _RATE_MEMORY,
+    ) -> None:
+        self._first = first
+        self._rate_memory = rate_memory
+        self._keep, self._keep_rate = math.exp(-1 / memory), math.exp(-1 / rate_memory)
+        self._tokens = self._busy_s = 0.0
+        self._paced_s = self._paced_tokens = 0.0
+        self._rates = RunningMoments(memory=rate_memory)
+        self._batches = RunningMoments(memory=rate_memory)
+        self._prefill = RunningMoments(memory=memory)
+
+    def observe_busy(self, *, tokens: float, busy_s: Seconds, running: float) -> None:
+        """
+        Learn from an interval in which requests waited all the time.
+
+        Args:
+            tokens: Computed in it, for the first time.
+            busy_s: Its length; an interval without time or tokens says nothing.
+            running: Requests that ran together, on average.
+        """
+        if not (0 < busy_s < math.inf and 0 < tokens < math.inf and running >= 0):
+            return
+        self._tokens = self._keep_rate * self._tokens + tokens
+        self._busy_s = self._keep_rate * self._busy_s + busy_s
+        self._rates.observe(tokens / busy_s)
+        self._batches.observe(running)
+
+    def observe_request(self, served: ServedRequest) -> None:
+        """Learn from a request that is done."""
+        self._prefill.observe(served.prefill_s)
+        if served.decode_s_per_token is not None:
+            tokens = served.output_tokens - 1
+            self._paced_tokens = self._keep * self._paced_tokens + tokens
+            self._paced_s = self._keep * self._paced_s + tokens * served.decode_s_per_token
+
+    @property
+    def num_reports(self) -> int:
+        """Busy intervals that were observed."""
+        return self._rates.count
+
+    @property
+    def parameters(self) -> ServiceParameters:
+        """As they are known now."""
+        found = self._first
+        rates, batches, prefill = (
+            each.value() for each in (self._rates, self._batches, self._prefill)
+        )
+        if rates is not None and batches is not None:
+            rate = self._tokens / self._busy_s
+            found = replace(found, token_rate_per_s=rate, batch=batches.mean)
+            if rates.count >= _LEAST_INTERVALS:
+                # The mean's standard error. What an interval's chance adds is the tokens' own.
+                count = min(rates.count, self._rate_memory)
+                error = rates.sd / rates.mean / math.sqrt(count)
+                found = replace(found, rate_error=error)
+        if prefill is not None:
+            found = replace(found, prefill_s=prefill.mean, prefill_var=prefill.sd**2)
+        if self._paced_tokens > 0 and found.decode_s_per_token > 0:
+            paced_s = self._paced_s / self._paced_tokens
+            factor = max(1.0, paced_s / found.decode_s_per_token)
+            found = replace(found, inefficiency=factor)
+        return found

@@ -1,0 +1,131 @@
+"""A time that is not known yet, by its mean and its variance."""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shared.contracts.base import Seconds
+
+Floats = NDArray[np.float64]
+_MOST_VARIATION = 1e6
+"""Standard deviation over mean: so that logarithms of whatever is measured are finite."""
+_ERFC = np.frompyfunc(math.erfc, 1, 1)
+_INVERSE = np.frompyfunc(NormalDist().inv_cdf, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeDistribution:
+    """
+    Lognormal distributions with given moments; arrays of any one shape.
+
+    A sum of many independent times tends to the normal distribution, and so does the lognormal
+    one as its spread becomes small beside its mean. With few terms it still is above 0 and has
+    the long right tail that answers' lengths have (Fenton 1960, sums of lognormal variables).
+
+    Args:
+        mean_s: Seconds, finite, 0 or more.
+        variance: Square seconds, finite, 0 or more; 0 is a time that is certain.
+
+    Raises:
+        ValueError: A moment is negative or not finite.
+
+    Source: QLM §6, equation 3.
+    Differs: lognormal instead of normal, since a time is not negative: of a request with few
+    others ahead the normal one says that it begins in the past.
+    """
+
+    mean_s: Floats
+    variance: Floats
+
+    def __post_init__(self) -> None:
+        for name, value in (("mean_s", self.mean_s), ("variance", self.variance)):
+            if not (np.all(np.isfinite(value)) and np.all(np.asarray(value) >= 0)):
+                raise ValueError(f"{name} of a time must be finite and 0 or more")
+
+    @classmethod
+    def of(cls, mean_s: ArrayLike, variance: ArrayLike = 0.0) -> Self:
+        """From numbers or arrays that go together."""
+        mean, var = np.broadcast_arrays(*(np.asarray(v, np.float64) for v in (mean_s, variance)))
+        return cls(mean, var)
+
+    @property
+    def sd_s(self) -> Floats:
+        return np.sqrt(self.variance)
+
+    @property
+    def log_median(self) -> Floats:
+        """Logarithm of the median in seconds; minus infinity for a mean of 0."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(self.mean_s) - self.log_sd**2 / 2)
+
+    @property
+    def log_sd(self) -> Floats:
+        """Standard deviation of the logarithm; 0 when the time is certain."""
+        positive = self.mean_s > 0
+        with np.errstate(over="ignore"):
+            variation = np.where(positive, self.sd_s, 0.0) / np.where(positive, self.mean_s, 1.0)
+        return np.asarray(np.sqrt(np.log1p(np.minimum(variation, _MOST_VARIATION) ** 2)))
+
+    def cdf(self, time_s: ArrayLike) -> Floats:
+        """Probability that it is at most *time_s*."""
+        return normal_cdf(self.score(time_s))
+
+    def score(self, time_s: ArrayLike) -> Floats:
+        """
+        Where *time_s* is, in standard deviations of the logarithm from the median.
+
+        Infinite at and beyond the edges: for a time of 0, and for one that was certain.
+        """
+        time = np.asarray(time_s, np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            away = np.log(np.maximum(time, 0.0)) - self.log_median
+            scaled = away / self.log_sd
+        certain = np.where(time >= self.mean_s, np.inf, -np.inf)
+        return np.asarray(np.where((self.log_sd > 0) & (time > 0), scaled, certain))
+
+    def quantile(self, level: ArrayLike) -> Floats:
+        """
+        Seconds that it is below with probability *level*.
+
+        Raises:
+            ValueError: A level is not above 0 and below 1.
+        """
+        with np.errstate(over="ignore"):
+            found = np.exp(self.log_median + self.log_sd * normal_quantile(level))
+        return np.asarray(np.where(self.log_sd > 0, found, self.mean_s))
+
+    def interval(self, level: float) -> tuple[Floats, Floats]:
+        """Lower and upper end, between which it is with probability *level*."""
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def plus(self, other: "TimeDistribution") -> "TimeDistribution":
+        """The sum with an independent time: means and variances add up."""
+        return TimeDistribution.of(self.mean_s + other.mean_s, self.variance + other.variance)
+
+
+def certain(time_s: Seconds) -> TimeDistribution:
+    """A time that is known."""
+    return TimeDistribution.of(time_s)
+
+
+def normal_cdf(value: ArrayLike) -> Floats:
+    """Of mean 0 and standard deviation 1."""
+    scaled = -np.asarray(value, np.float64) / math.sqrt(2)
+    return np.asarray(0.5 * np.asarray(_ERFC(scaled), np.float64))
+
+
+def normal_quantile(level: ArrayLike) -> Floats:
+    """
+    Of mean 0 and standard deviation 1.
+
+    Raises:
+        ValueError: A level is not above 0 and below 1.
+    """
+    levels = np.asarray(level, np.float64)
+    if not np.all((levels > 0) & (levels < 1)):
+        raise ValueError(f"a quantile's level must be above 0 and below 1, not {levels}")
+    return np.asarray(_INVERSE(levels), np.float64)

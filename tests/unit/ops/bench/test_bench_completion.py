@@ -1,0 +1,115 @@
+"""Groups on simulated engines, foretold before they are served."""
+
+import numpy as np
+import pytest
+
+from ops.bench.__main__ import main
+from ops.bench.completion_forecasts import covered, figures_of, r_squared
+from ops.bench.completion_mesh import MODELS, agents
+from ops.bench.completion_simulated import GROUP, Load, first_batch
+from ops.sim.mesh.engine import BatchEngine
+from ops.sim.mesh.kinds import A10, A100, LLAMA_70B, MISTRAL_7B, served
+from ops.sim.mesh.limits import BatchLimits
+from ops.sim.mesh.request import MeshRequest
+from ops.sim.request import Arrival
+from shared.contracts.base import ModelName
+from shared.contracts.qos import Slo
+from solver.prediction.completion_calibration import Foretold
+from solver.prediction.time_distribution import TimeDistribution
+
+
+@pytest.fixture(scope="module")
+def load() -> Load:
+    made = Load(MISTRAL_7B, A100, seed=0)
+    for queue_length in (64, 256, 128, 64):
+        made.keep(queue_length, groups=20)
+    made.drain()
+    return made
+
+
+def test_all_groups_that_came_at_a_length_are_judged(load: Load):
+    passed = load.forecaster.passed
+    lengths = [each.forecast.queue_length for each in passed]
+
+    assert {each: lengths.count(each) for each in lengths} == {64: 40, 256: 20, 128: 20}
+    for each in passed:
+        assert each.forecast.queue_length - GROUP <= each.forecast.ahead
+        assert each.forecast.ahead < each.forecast.queue_length
+        assert each.wait_s < each.completion_s
+
+
+def test_waits_are_near_what_was_foretold(load: Load):
+    figures = figures_of(load.forecaster.passed)
+
+    assert figures["waiting"]["R2, not corrected"] > 0.9
+
+
+def test_nothing_is_corrected_before_enough_groups_have_passed(load: Load):
+    passed = load.forecaster.passed
+
+    assert not passed[0].forecast.corrected
+    assert passed[-1].forecast.corrected
+
+
+def test_a_first_batch_is_of_those_that_began_before_it_emptied():
+    """Of 24 requests beside 8 others those count that begin before 6 are done: 8, then 5 more."""
+    how = served(MISTRAL_7B, A100)
+    assert how is not None
+    requests = [
+        MeshRequest(
+            number,
+            Arrival(
+                arrived_at=0.0,
+                prompt_tokens=100,
+                output_tokens=50 + 20 * number,
+                class_name="",
+                slo=Slo(),
+            ),
+            ModelName("only"),
+        )
+        for number in range(24)
+    ]
+    limits = BatchLimits(kv_capacity_tokens=100_000, max_running=8)
+    batch = first_batch(BatchEngine(how.latency, limits), requests)
+
+    assert len(batch) == 8 + 6
+    assert all(each.begun_at < each.first_token_at < each.finished_at for each in batch)
+
+
+def test_a_model_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="a10 cannot serve llama-70b"):
+        Load(LLAMA_70B, A10, seed=0)
+
+
+def test_r_squared_is_of_the_forecasts_and_not_of_a_line():
+    actual = [1.0, 2.0, 3.0]
+
+    assert r_squared(actual, actual) == 1.0
+    assert r_squared([2.0, 2.0, 2.0], actual) == 0.0
+    assert r_squared([2.0, 4.0, 6.0], actual) < 0
+
+
+def test_coverage_is_told_with_corrections_and_without():
+    narrow, wide = TimeDistribution.of(10.0, 0.01), TimeDistribution.of(10.0, 4.0)
+    times = np.array([8.0, 10.0, 20.0])
+
+    assert covered([(Foretold(narrow, wide), float(each)) for each in times]) == (2 / 3, 1 / 3)
+
+
+@pytest.mark.parametrize("engine", ["simulated", "vllm"])
+def test_each_model_of_the_mesh_has_an_agent_that_serves_no_other(engine: str):
+    """Or a plan might move a queue that is under measurement."""
+    specs = [each.values() for each in agents(engine)]
+
+    assert [each["models"] for each in specs] == [[model] for model in MODELS]
+    assert [each["engine"][engine]["policy"] for each in specs] == ["fcfs", "fcfs"]
+
+
+def test_an_engine_is_refused_by_benches_that_choose_their_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("sys.argv", ["bench", "quartz", "--engine", "vllm"])
+    with pytest.raises(SystemExit):
+        main()
+
+    assert "--engine is for completion only" in capsys.readouterr().err

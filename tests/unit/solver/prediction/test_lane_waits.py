@@ -1,0 +1,77 @@
+"""Waits of lanes are followed up by counts."""
+
+import pytest
+
+from solver.prediction.completion_calibration import CompletionCalibration
+from solver.prediction.lane_waits import LaneCount, LaneWaits
+from solver.prediction.time_distribution import TimeDistribution
+
+LANE = "lane.a"
+TOLD = TimeDistribution.of(10.0, 1.0)
+
+
+def waits() -> LaneWaits:
+    return LaneWaits(CompletionCalibration(least=5))
+
+
+def queued_for(waits: LaneWaits, wait_s: float, *, rounds: int = 40, start: float = 0.0) -> None:
+    """A lane that gets one request every 2 s, each of which waits for *wait_s*, told as 10 s."""
+    for number in range(rounds):
+        now = start + 2.0 * number
+        arrived = number + 1
+        left = max(0, int((now - start - wait_s) / 2.0) + 1)
+        waits.counted({LANE: LaneCount(arrived, arrived - min(arrived, left))}, now)
+        waits.foretell(LANE, TOLD, now)
+
+
+def test_a_turn_has_come_when_as_many_have_left_as_had_arrived():
+    followed = waits()
+    followed.counted({LANE: LaneCount(arrived=8, waiting=8)}, 0.0)
+    followed.foretell(LANE, TOLD, 0.0)
+    followed.counted({LANE: LaneCount(arrived=20, waiting=13)}, 9.0)
+    before = followed.report()
+    followed.counted({LANE: LaneCount(arrived=20, waiting=12)}, 12.0)
+    after = followed.report()
+
+    assert before is None
+    assert after is not None
+    assert after.count == 1
+    assert after.raw_coverage == 0.0
+
+
+def test_waits_that_are_longer_than_foretold_are_foretold_longer():
+    followed = waits()
+    queued_for(followed, 20.0, rounds=300)
+    corrected = followed.foretell(LANE, TOLD, 1e4)
+    report = followed.report()
+
+    assert report is not None
+    assert report.mean_ratio > 1.5
+    assert corrected.mean_s == pytest.approx(float(TOLD.mean_s) * report.mean_ratio, rel=0.05)
+
+
+def test_forecasts_that_follow_at_once_and_short_ones_are_not_followed_up():
+    followed = waits()
+    followed.counted({LANE: LaneCount(5, 5)}, 0.0)
+    for now in (0.0, 0.5, 1.0, 1.5):
+        followed.foretell(LANE, TOLD, now)
+    followed.foretell(LANE, TimeDistribution.of(9.0, 0.1), 10.0)
+    followed.counted({LANE: LaneCount(5, 0)}, 12.0)
+    report = followed.report()
+
+    assert report is not None
+    assert report.count == 1
+
+
+def test_a_lane_that_is_counted_anew_gives_up_what_was_foretold():
+    followed = waits()
+    followed.counted({LANE: LaneCount(500, 100)}, 0.0)
+    followed.foretell(LANE, TOLD, 0.0)
+    followed.counted({LANE: LaneCount(3, 3)}, 5.0)
+    followed.counted({LANE: LaneCount(600, 0)}, 9.0)
+
+    assert followed.report() is None
+
+
+def test_a_lane_that_nobody_counted_is_foretold_all_the_same():
+    assert waits().foretell("lane.b", TOLD, 0.0) is TOLD
