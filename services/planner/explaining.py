@@ -2,7 +2,9 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
+import numpy as np
 from msgspec.structs import replace
 
 from services.planner.policies import Planned
@@ -60,13 +62,22 @@ def advised(advice: tuple[DeviceAdvice, ...]) -> tuple[AdvisedInstances, ...]:
     )
 
 
-def corrected_forecast(waits: LaneWaits, forecast: LaneForecast, now: UnixTime) -> LaneForecast:
-    """*forecast* with its wait corrected by how earlier ones came true."""
-    if forecast.wait_s is None or forecast.wait_sd_s is None:
-        return forecast
-    wait = TimeDistribution.of(forecast.wait_s, forecast.wait_sd_s**2)
-    corrected = waits.foretell(forecast.lane, wait, now)
-    return replace(forecast, wait_s=float(corrected.mean_s), wait_sd_s=float(corrected.sd_s))
+def corrected_forecasts(
+    waits: LaneWaits, forecasts: Sequence[LaneForecast], now: UnixTime
+) -> Sequence[LaneForecast]:
+    """*forecasts* with their waits corrected by how earlier ones came true."""
+    told = [(each.wait_s, each.wait_sd_s) for each in forecasts]
+    known = [index for index, pair in enumerate(told) if None not in pair]
+    means_s, sds_s = np.array([told[index] for index in known], np.float64).reshape(-1, 2).T
+    corrected = waits.foretell(
+        [forecasts[index].lane for index in known], TimeDistribution(means_s, sds_s**2), now
+    )
+    made = list(forecasts)
+    for index, wait_s, sd_s in zip(
+        known, corrected.mean_s.tolist(), corrected.sd_s.tolist(), strict=True
+    ):
+        made[index] = replace(made[index], wait_s=wait_s, wait_sd_s=sd_s)
+    return made
 
 
 def waits_of(waits: LaneWaits) -> ForetoldWaits | None:

@@ -11,7 +11,7 @@ from services.planner.explaining import (
     advice_of,
     advised,
     cause_of,
-    corrected_forecast,
+    corrected_forecasts,
     told,
     waits_of,
 )
@@ -266,8 +266,8 @@ class Leader:
             )
 
     async def _forecast(self, lanes: tuple[LaneForecast, ...], now: UnixTime) -> None:
-        corrected = tuple(corrected_forecast(self.waits, each, now) for each in lanes)
-        forecast = LanesForecast(epoch=self.state.epoch, at=now, lanes=corrected)
+        corrected = corrected_forecasts(self.waits, lanes, now)
+        forecast = LanesForecast(epoch=self.state.epoch, at=now, lanes=tuple(corrected))
         message = OutMessage(body=encode(forecast), kind="lanes.forecast.v1", persistent=False)
         await self.broker.send(topology.TELEMETRY, topology.FORECAST_KEY, message)
 

@@ -52,6 +52,10 @@ class TimeDistribution:
         mean, var = np.broadcast_arrays(*(np.asarray(v, np.float64) for v in (mean_s, variance)))
         return cls(mean, var)
 
+    def __getitem__(self, index: int) -> Self:
+        """One of several."""
+        return type(self)(self.mean_s[index], self.variance[index])
+
     @property
     def sd_s(self) -> Floats:
         return np.sqrt(self.variance)

@@ -1,7 +1,7 @@
 """Forecasts of lanes are corrected by counts, and operators are told how they came true."""
 
 from services.planner import plan_views
-from services.planner.explaining import corrected_forecast, waits_of
+from services.planner.explaining import corrected_forecasts, waits_of
 from services.planner.view import lane_counts
 from shared.contracts.plans import ForetoldWaits, LaneForecast, PlanExplained
 from shared.contracts.telemetry import LanesObserved, LaneTotal
@@ -19,13 +19,13 @@ def slow_lane() -> LaneWaits:
     for number in range(5):
         now = 100.0 * number
         waits.counted({"lane.a": LaneCount(number + 1, 1)}, now)
-        corrected_forecast(waits, FORECAST, now)
+        corrected_forecasts(waits, [FORECAST], now)
         waits.counted({"lane.a": LaneCount(number + 1, 0)}, now + 20.0)
     return waits
 
 
 def test_waits_are_told_as_long_as_they_came_to_be():
-    told = corrected_forecast(slow_lane(), FORECAST, 1000.0)
+    (told,) = corrected_forecasts(slow_lane(), [FORECAST], 1000.0)
 
     assert told.wait_s is not None
     assert told.wait_s > 10.5
@@ -35,7 +35,11 @@ def test_waits_are_told_as_long_as_they_came_to_be():
 def test_a_wait_that_is_not_known_is_told_as_it_is():
     unserved = LaneForecast(lane="lane.a", late_probability=1.0)
 
-    assert corrected_forecast(slow_lane(), unserved, 1000.0) is unserved
+    told = corrected_forecasts(slow_lane(), [unserved, FORECAST, unserved], 1000.0)
+
+    assert told[0] is told[2] is unserved
+    assert told[1] == corrected_forecasts(slow_lane(), [FORECAST], 1000.0)[0]
+    assert not corrected_forecasts(slow_lane(), [], 1000.0)
 
 
 def test_operators_are_told_how_forecasts_came_true():
