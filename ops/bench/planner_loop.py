@@ -15,13 +15,15 @@ from typing import Any
 import msgspec
 
 from ops.bench.planner_published import LAYOUT, NOW, NUM_REQUESTS, counted
+from services.planner.explaining import corrected_forecasts
 from services.planner.plan_worker import PlanWorker
 from services.planner.policies import GENERATOR, Planner
 from services.planner.settings import LeaderSettings
 from services.planner.state import LeaderState
-from services.planner.view import cluster_snapshot
+from services.planner.view import cluster_snapshot, lane_counts
 from shared.contracts.base import Seconds
 from solver.planning.review import ReviewOptions
+from solver.prediction.lane_waits import LaneWaits
 
 ROUNDS = 9
 _BEAT_S = 1e-3
@@ -61,14 +63,17 @@ async def longest_hold_s(work: Awaitable[object]) -> Seconds:
 
 
 async def _plan(state: LeaderState, worker: PlanWorker) -> None:
-    """A first plan, as the leader makes it."""
+    """A first plan, as the leader makes it, and what it foretells of lanes."""
     settings = LeaderSettings()
+    waits = LaneWaits()
+    waits.counted(lane_counts(state), NOW)
     snapshot = await asyncio.to_thread(
         cluster_snapshot, state.copied(), layout=LAYOUT, settings=settings, now=NOW
     )
     planned = await Planner(GENERATOR, settings.tier_weight, worker).plan(snapshot)
-    if planned.policy != GENERATOR:
+    if planned.policy != GENERATOR or planned.review is None:
         raise RuntimeError("the worker gave no plan")
+    corrected_forecasts(waits, planned.review.forecasts, NOW)
 
 
 if __name__ == "__main__":
