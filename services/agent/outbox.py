@@ -5,10 +5,10 @@ import contextlib
 import structlog
 
 from shared.broker import topology
+from shared.broker.notices import tell_nonempty
 from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
 from shared.broker.retry import publish_until_confirmed, send_softly, until_available
 from shared.contracts.base import InstanceId, RequestId, UnixTime, encode
-from shared.contracts.control import LaneNonempty
 from shared.contracts.errors import BrokerUnavailableError
 from shared.contracts.requests import (
     ErrorInfo,
@@ -131,10 +131,7 @@ class Outbox:
             if outcome is PublishOutcome.CONFIRMED:
                 break
             self._declared.discard(queue)
-        notice = OutMessage(
-            body=encode(LaneNonempty(queue=queue)), kind="lane.nonempty.v1", persistent=False
-        )
-        await send_softly(self._broker, topology.CONTROL, topology.CONTROL_LANE, notice)
+        await tell_nonempty(self._broker, queue)
 
     async def bury(self, request: QueuedRequest, error: ErrorInfo) -> None:
         """Copy a request that cannot be served to the dead letters, with the reason."""

@@ -12,10 +12,10 @@ from services.planner.refusals import bury, error_info, send_failure
 from services.planner.settings import GrouperSettings
 from services.planner.state import GrouperState, identity
 from shared.broker import topology
+from shared.broker.notices import tell_nonempty
 from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
-from shared.broker.retry import publish_until_confirmed, send_softly
+from shared.broker.retry import publish_until_confirmed
 from shared.contracts.base import Decoder, RequestId, encode
-from shared.contracts.control import LaneNonempty
 from shared.contracts.errors import CapacityError, ContractError, MeshError, TransientError
 from shared.contracts.lanes import LaneKey, LaneLayout, work_version_of
 from shared.contracts.plans import LanesForecast
@@ -155,14 +155,7 @@ class Grouper:
     async def _notice(self, queue: str, now: float) -> None:
         self._noticed_at[queue] = now
         self._owed_notices.discard(queue)
-        await send_softly(
-            self._broker,
-            topology.CONTROL,
-            topology.CONTROL_LANE,
-            OutMessage(
-                body=encode(LaneNonempty(queue=queue)), kind="lane.nonempty.v1", persistent=False
-            ),
-        )
+        await tell_nonempty(self._broker, queue)
 
     async def send_owed_notices(self) -> None:
         """Send the notices that spacing held back."""

@@ -7,10 +7,10 @@ import msgspec
 import structlog
 
 from shared.broker import topology
+from shared.broker.notices import tell_nonempty
 from shared.broker.protocol import Broker, Delivery, OutMessage, Settlement
-from shared.broker.retry import publish_until_confirmed, send_softly
+from shared.broker.retry import publish_until_confirmed
 from shared.contracts.base import Decoder, UnixTime, encode
-from shared.contracts.control import LaneNonempty
 from shared.contracts.errors import ContractError, QueueNotFoundError
 from shared.contracts.lanes import LaneKey, inbox_name
 from shared.contracts.requests import QueuedRequest
@@ -85,7 +85,4 @@ class InboxClaims:
             ),
         )
         await delivery.settle(Settlement.ACK)
-        notice = OutMessage(
-            body=encode(LaneNonempty(queue=resume)), kind="lane.nonempty.v1", persistent=False
-        )
-        await send_softly(self.broker, topology.CONTROL, topology.CONTROL_LANE, notice)
+        await tell_nonempty(self.broker, resume)

@@ -1,6 +1,7 @@
 """Time of one forward pass (ConServe §4.2), fitted online."""
 
 import math
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,30 +22,31 @@ _LEAST_S = 1e-6
 """Shorter times are a clock's resolution."""
 
 
+Times = TypeVar("Times", float, Floats)
+
+
+def _sum_of_terms(coefficients: LatencyCoefficients, tokens: Times, context: Times) -> Times:
+    return (
+        coefficients.constant_s
+        + coefficients.linear_s * tokens
+        + coefficients.attention_s * tokens**2
+        + coefficients.cross_s * tokens * context
+        + coefficients.context_s * context
+    )
+
+
 def predict_s(
     coefficients: LatencyCoefficients, *, compute_tokens: float, context_tokens: float
 ) -> Seconds:
     """Predicted duration of an iteration; monotone in both arguments."""
-    return (
-        coefficients.constant_s
-        + coefficients.linear_s * compute_tokens
-        + coefficients.attention_s * compute_tokens**2
-        + coefficients.cross_s * compute_tokens * context_tokens
-        + coefficients.context_s * context_tokens
-    )
+    return _sum_of_terms(coefficients, compute_tokens, context_tokens)
 
 
 def predict_each_s(
     coefficients: LatencyCoefficients, *, compute_tokens: Floats, context_tokens: Floats
 ) -> Floats:
     """As `predict_s`, of many iterations: float64[n] each."""
-    return (
-        coefficients.constant_s
-        + coefficients.linear_s * compute_tokens
-        + coefficients.attention_s * compute_tokens**2
-        + coefficients.cross_s * compute_tokens * context_tokens
-        + coefficients.context_s * context_tokens
-    )
+    return _sum_of_terms(coefficients, compute_tokens, context_tokens)
 
 
 class OnlineLatencyFit:

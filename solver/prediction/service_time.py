@@ -6,7 +6,6 @@ from shared.contracts.base import Seconds
 from shared.contracts.estimates import Moments, OutputTokens, Profile
 from shared.contracts.requests import QueuedRequest
 from solver.prediction.latency_model import predict_s
-from solver.prediction.moments import over_approximation
 
 DEFAULT_TOKEN_S = 0.002
 """Prior time per token, before anything was measured."""
@@ -45,50 +44,6 @@ def predicted_output_tokens(request: QueuedRequest, profile: Profile | None) -> 
     limit = request.sampling.max_tokens
     lengths = _lengths(request, profile)
     return limit if lengths is None else min(limit, lengths.mean)
-
-
-def most_output_tokens(request: QueuedRequest, profile: Profile | None) -> float:
-    """
-    An output that must not be underestimated, at most what the request allows.
-
-    Source: QoServe §3.4 (`over_approximation`).
-    """
-    limit = request.sampling.max_tokens
-    lengths = _lengths(request, profile)
-    return limit if lengths is None else min(limit, over_approximation(lengths))
-
-
-def output_tokens_quantile(
-    request: QueuedRequest, profile: Profile | None, *, level: float
-) -> float:
-    """
-    An output that a share *level* of such requests does not exceed, at most what this one allows.
-
-    Args:
-        request: Of some application.
-        profile: With its lengths; without them the limit is expected.
-        level: Above 0, below 1.
-
-    Returns:
-        Tokens. Between the levels that a profile tells it is the higher one's; above them, and
-        where it tells none, a bound that holds for any distribution (Cantelli's inequality).
-
-    Raises:
-        ValueError: *level* is out of range.
-    """
-    if not 0 < level < 1:
-        raise ValueError(f"level is {level}: it has to be above 0 and below 1")
-    limit = request.sampling.max_tokens
-    lengths = _lengths(request, profile)
-    if lengths is None:
-        return limit
-    least = 0.0
-    for told, tokens in lengths.quantiles:
-        least = tokens
-        if told >= level:
-            return min(limit, tokens)
-    bound = lengths.mean + lengths.sd * math.sqrt(level / (1 - level))
-    return min(limit, max(least, bound))
 
 
 def capped(lengths: Moments, *, limit_tokens: float) -> Moments:

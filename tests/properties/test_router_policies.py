@@ -97,8 +97,8 @@ def overtakers(policy: RoutingOptions, *, seconds: float) -> list[float]:
         at += 0.1
         alone.submit(routed(number, at=at, tokens=1000), at)
         number += 1
-        alone.first_token(running, at)  # type: ignore[arg-type]
-        alone.finish(running, at)  # type: ignore[arg-type]
+        alone.first_token(running, at)  # type: ignore[arg-type]  # ids of tests
+        alone.finish(running, at)  # type: ignore[arg-type]  # ids of tests
         for assignment in alone.dispatch(at):
             running = assignment.request.request_id
             if running == "1":

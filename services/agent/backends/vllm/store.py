@@ -52,7 +52,7 @@ class EngineStore:
             if command.sleep and self._active not in (None, command.model, command.donor):
                 await self._sleep(str(self._active))
             engine = await self._awake(command)
-        except BaseException:  # given up, too: an engine half made or half awake is of no use
+        except BaseException:  # cancelled, too: it leaves an engine half made or half awake
             self.shut_down(command.model)
             raise
         self._active = command.model
@@ -129,7 +129,7 @@ class EngineStore:
             weights = {"weights_path": command.engine_args["model"]}
             await _answered(engine, engine.collective_rpc("reload_weights", kwargs=weights))
             await _forget_kv(engine)
-        except BaseException:  # given up, too: nobody knows whose weights it holds now
+        except BaseException:  # cancelled, too: nobody knows whose weights the engine holds now
             self.shut_down(command.donor)
             raise
         del self._engines[command.donor]

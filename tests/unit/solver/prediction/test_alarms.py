@@ -68,4 +68,4 @@ def test_a_reset_clears_it_and_forgets_the_count():
 )
 def test_thresholds_that_make_no_sense_are_refused(values: dict[str, float], message: str):
     with pytest.raises(ValueError, match=message):
-        AlarmOptions(**values)  # type: ignore[arg-type]
+        AlarmOptions(**values)  # type: ignore[arg-type]  # test data

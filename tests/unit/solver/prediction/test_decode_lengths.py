@@ -21,7 +21,7 @@ PRIOR_MEAN = log_normal(mean_tokens=PRIOR.mean, sd_tokens=PRIOR.sd).mean_tokens
 
 
 def lengths(*, memory: float = 1e12, **options: float) -> DecodeLengths:
-    return DecodeLengths(memory=memory, **options)  # type: ignore[arg-type]
+    return DecodeLengths(memory=memory, **options)  # type: ignore[arg-type]  # test data
 
 
 def answered(known: DecodeLengths, application: str, *tokens: int) -> DecodeLengths:

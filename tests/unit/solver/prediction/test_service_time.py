@@ -8,8 +8,6 @@ from shared.contracts.estimates import LatencyCoefficients, Moments, OutputToken
 from shared.contracts.requests import Progress, QueuedRequest
 from solver.prediction.service_time import (
     capped,
-    most_output_tokens,
-    output_tokens_quantile,
     predicted_decode_s,
     predicted_output_tokens,
     predicted_prefill_s,
@@ -81,43 +79,10 @@ def answering(application: str, max_tokens: int) -> QueuedRequest:
     return a_request(application=application, sampling=sampling(max_tokens, ignore_eos=False))
 
 
-@pytest.mark.parametrize(
-    ("application", "max_tokens", "expected"),
-    [("chat", 100, 20 + 2 * 5), ("other", 100, 50 + 2 * 10), ("other", 60, 60)],
-)
-def test_most_output_is_two_deviations_more(application: str, max_tokens: int, expected: float):
-    assert most_output_tokens(answering(application, max_tokens), PROFILE) == expected
-
-
-@pytest.mark.parametrize(
-    ("level", "max_tokens", "expected"),
-    [(0.1, 100, 19), (0.5, 100, 19), (0.6, 100, 28), (0.99, 100, 40), (0.9, 25, 25)],
-)
-def test_a_quantile_is_that_of_the_next_level_told(level: float, max_tokens: int, expected: float):
-    found = output_tokens_quantile(answering("chat", max_tokens), PROFILE, level=level)
-
-    assert found == expected
-
-
-def test_a_quantile_that_is_not_told_is_bounded_whatever_the_distribution():
-    """Cantelli: a share of 1/5 at most is 2 deviations above, of 1/1000 31.6."""
-    found = output_tokens_quantile(answering("other", 999), PROFILE, level=0.8)
-    assert found == pytest.approx(50 + 2 * 10)
-    found = output_tokens_quantile(answering("chat", 999), PROFILE, level=0.999)
-    assert found == pytest.approx(20 + 999**0.5 * 5)
-
-
-@pytest.mark.parametrize("level", [0.0, 1.0, -1.0, 90.0])
-def test_a_level_is_a_share(level: float):
-    with pytest.raises(ValueError, match=r"level is .*above 0 and below 1"):
-        output_tokens_quantile(answering("chat", 9), PROFILE, level=level)
-
-
-def test_any_estimate_is_the_limit_when_the_end_is_ignored_or_nothing_is_known():
+def test_the_estimate_is_the_limit_when_the_end_is_ignored_or_nothing_is_known():
     forced = a_request(application="chat", sampling=sampling(99))
     for request, profile in ((forced, PROFILE), (answering("chat", 99), UNMEASURED)):
-        assert most_output_tokens(request, profile) == 99
-        assert output_tokens_quantile(request, profile, level=0.5) == 99
+        assert predicted_output_tokens(request, profile) == 99
 
 
 def test_lengths_spread_no_further_than_their_limit_allows():

@@ -77,7 +77,7 @@ def test_candidates_are_k_and_contain_the_longest_match(
 ):
     chosen = candidate_set(
         INSTANCES,
-        cached_tokens=cached,  # type: ignore[arg-type]
+        cached_tokens=cached,  # type: ignore[arg-type]  # test data
         num_candidates=count,
         random=np.random.default_rng(seed),
     )
