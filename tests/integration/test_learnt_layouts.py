@@ -227,6 +227,7 @@ async def test_edges_change_under_load_and_no_request_is_lost(
         await eventually(old_lanes_are_gone, within_s=60.0)
         assert version >= 3
         versions = {work_version_of(lane) for lane in mesh.taker.lanes_served}
-        assert {0, version} <= versions
+        # The last edges may have been learnt when everything was in its lane already.
+        assert 0 in versions
         assert len(versions) >= 4
         assert set(mesh.taker.served) == ids
