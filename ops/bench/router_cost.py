@@ -9,6 +9,7 @@ from ops.bench.result import Line, Result
 from ops.bench.scheduler_cost import LOOP_S, loop_s
 from shared.contracts.base import InstanceId, RequestId, TenantId
 from shared.contracts.qos import Slo
+from shared.contracts.routing import InstanceLoad
 from solver.prediction.calibration import BucketedCalibration
 from solver.prediction.coverage import CoverageMonitor
 from solver.prediction.prefill_features import FEATURES
@@ -19,7 +20,6 @@ from solver.routing.options import VARIANTS
 from solver.routing.prefills import TreePrefills
 from solver.routing.request import RoutedRequest
 from solver.routing.router import Router
-from solver.routing.soft_state import InstanceLoad
 
 NUM_INSTANCES = 16
 MOST_MICROSECONDS = 150.0

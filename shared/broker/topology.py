@@ -236,6 +236,9 @@ def status_key(instance_id: str) -> str:
 
 OBSERVED_ENGINE_KEY = "observed.engine"
 OBSERVED_REQUEST_KEY = "observed.request"
+OBSERVED_PREFILLS_KEY = "observed.prefills"
+OBSERVED_SAMPLES_KEY = "observed.samples"
+ROUTER_KEY = "router.state"
 LANES_KEY = "lanes.grouper"
 ALARM_KEY = "alarm.estimator"
 FORECAST_KEY = "forecast.leader"

@@ -124,6 +124,9 @@ class QueuedRequest(
     traceparent: str | None = None
     progress: Progress = Progress()
     attempts: Attempts = Attempts()
+    prefix: tuple[int, ...] = ()
+    """Chained hashes of the prompt's first parts, where it was routed by them; see
+    `solver.routing.prefix_hashes`."""
 
     @property
     def deadline_at(self) -> UnixTime:

@@ -122,6 +122,8 @@ class InstanceStatus(
     host_kv_bytes: int = 0
     """Host memory that copies of the active model's KV take."""
     host_kv_capacity_bytes: int = 0
+    prefill_backlog_tokens: int = 0
+    """Of prompts in its hands, those not computed yet."""
     pull: PullState | None = None
     lso: LsoFacts | None = None
     """What operations are chosen by; agents of older versions do not say."""

@@ -4,15 +4,15 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
 from shared.contracts.base import Seconds
 from shared.contracts.errors import ContractError, SchemaMismatchError
+from shared.contracts.routing import CalibrationSnapshot, Residual
 from solver.prediction.buckets import Bucket
 from solver.prediction.pace import Pace
 from solver.prediction.quantile_trees import Prediction
-from solver.prediction.residuals import Residual, Residuals
+from solver.prediction.residuals import Residuals
 
 SNAPSHOT_VERSION = 1
 """Raised when buckets or scores change their meaning."""
@@ -25,17 +25,6 @@ _MOST_S = 1e6
 """Bounds of times, so that whatever a clock said a factor is finite."""
 _MOST_SCORE = 2.01 * math.log(_MOST_S / _LEAST_S)
 """A ratio of such times, relative to another; and rounding."""
-
-
-class CalibrationSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One router's own latest residuals: soft state that others adopt."""
-
-    snapshot_version: int
-    model_version: str
-    levels: tuple[float, ...]
-    origin: str
-    residuals: tuple[Residual, ...]
-    """Oldest first."""
 
 
 class BucketedCalibration:

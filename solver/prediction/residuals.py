@@ -4,24 +4,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-import msgspec
-
-from shared.contracts.base import Seconds
-
-
-class Residual(msgspec.Struct, frozen=True, array_like=True):
-    """What one request taught."""
-
-    number: int
-    """Rises with each residual of its origin."""
-    bucket: tuple[int, int, int]
-    pace: float
-    """Logarithm of the factor by which all requests took longer than predicted at the time."""
-    scores: tuple[float, ...]
-    """By level: the logarithm of the realised time as a multiple of the quantile at the pace."""
-    mean_s: Seconds
-    """Predicted, at the pace."""
-    actual_s: Seconds
+from shared.contracts.routing import Residual
 
 
 class Residuals:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from shared.contracts.base import InstanceId, RequestId, Seconds, UnixTime
+from shared.contracts.routing import InstanceLoad, SoftState, WorkTotals
 from solver.routing.service_pace import ServicePace
-from solver.routing.soft_state import InstanceLoad, SoftState, WorkTotals, merged
+from solver.routing.soft_state import merged
 
 LOST_AFTER_S = 5.0
 """A first token whose engine has had nothing left to prefill for so long was lost on its way."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shared.contracts.base import InstanceId, RequestId, UnixTime
+from shared.contracts.routing import InstanceLoad
 from solver.routing.admission_queue import AdmissionQueue, Assignment
 from solver.routing.backlog import Backlog
 from solver.routing.candidates import candidate_set
@@ -13,7 +14,6 @@ from solver.routing.options import FALLBACK, Placement, RoutingOptions
 from solver.routing.placement import best_by_load, best_by_score, size_s
 from solver.routing.request import Candidate, PrefillEstimate, PrefillPredictor, RoutedRequest
 from solver.routing.service_counters import ServiceCounters
-from solver.routing.soft_state import InstanceLoad
 
 
 class Router:

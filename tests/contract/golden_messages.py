@@ -8,7 +8,7 @@ overwritten: other bytes for the same message break running peers.
 from pathlib import Path
 
 from shared.contracts.base import Message, encode, tag_of
-from tests.contract.examples import control, estimates, lanes, plans, requests, telemetry
+from tests.contract.examples import control, estimates, lanes, plans, requests, routing, telemetry
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -18,6 +18,7 @@ EXAMPLES: tuple[Message, ...] = (
     *estimates.EXAMPLES,
     *plans.EXAMPLES,
     *requests.EXAMPLES,
+    *routing.EXAMPLES,
     *telemetry.EXAMPLES,
 )
 

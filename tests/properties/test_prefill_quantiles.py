@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.contracts.routing import Residual
 from solver.prediction.buckets import Bucket
 from solver.prediction.calibration import BucketedCalibration
 from solver.prediction.coverage import CoverageMonitor
 from solver.prediction.prefill_features import FEATURES
 from solver.prediction.quantile_fit import fit_quantile_trees
 from solver.prediction.quantile_trees import Prediction, QuantileTrees
-from solver.prediction.residuals import Residual, Residuals
+from solver.prediction.residuals import Residuals
 from tests.prefill_times import NOMINAL, matrix_of, requests_of, times_of
 
 LEVELS = (0.5, 0.9, 0.95)

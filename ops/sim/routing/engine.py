@@ -11,7 +11,7 @@ from ops.sim.routing.prefix_cache import PrefixCache
 from ops.sim.routing.workload import RoutedArrival
 from ops.sim.work import Work
 from shared.contracts.base import RequestId, Seconds, UnixTime
-from solver.routing.soft_state import InstanceLoad
+from shared.contracts.routing import InstanceLoad
 from solver.scheduling.baselines import FixedChunk
 from solver.scheduling.latency import LatencyTable
 

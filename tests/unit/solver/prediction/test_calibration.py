@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from shared.contracts.errors import ContractError, SchemaMismatchError
+from shared.contracts.routing import CalibrationSnapshot
 from solver.prediction.buckets import Bucket
-from solver.prediction.calibration import BucketedCalibration, CalibrationSnapshot
+from solver.prediction.calibration import BucketedCalibration
 from solver.prediction.quantile_trees import Prediction
 
 LEVELS = (0.5, 0.9)

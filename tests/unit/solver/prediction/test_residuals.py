@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from solver.prediction.residuals import Residual, Residuals
+from shared.contracts.routing import Residual
+from solver.prediction.residuals import Residuals
 
 
 def residual(score: float, *, mean_s: float = 1.0, actual_s: float = 1.0) -> Residual:

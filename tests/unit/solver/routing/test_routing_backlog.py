@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.contracts.base import InstanceId, RequestId
+from shared.contracts.routing import InstanceLoad, SoftState, WorkTotals
 from solver.routing.backlog import LOST_AFTER_S, Backlog
-from solver.routing.soft_state import InstanceLoad, SoftState, WorkTotals, merged
+from solver.routing.soft_state import merged
 
 W, X = InstanceId("w"), InstanceId("x")
 

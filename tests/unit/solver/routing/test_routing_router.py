@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from shared.contracts.routing import InstanceLoad
 from solver.routing.admission_queue import Assignment
 from solver.routing.options import VARIANTS, RoutingOptions
 from solver.routing.request import Candidate, PrefillEstimate
 from solver.routing.router import Router
-from solver.routing.soft_state import InstanceLoad
 from tests.routed import INSTANCES, routed, router
 
 W, X, Y, Z = INSTANCES
