@@ -14,7 +14,7 @@ from shared.runtime.logging import configure_logging
 
 BENCHES = (
     "overhead", "backlog", "pulling", "qoserve", "conserve", "qlm", "fleet", "engine", "lso",
-    "planner", "quartz", "completion", "router_cost", "scheduler_cost", "latency_model",
+    "planner", "quartz", "routed", "completion", "router_cost", "scheduler_cost", "latency_model",
 )  # fmt: skip
 """Modules of this package, each with a `run`; imported when they are run."""
 

@@ -33,7 +33,11 @@ def simulated_agent(name: str, engine: SimulatedSettings, model: str = MODEL) ->
 
 @contextlib.asynccontextmanager
 async def bench_mesh(
-    broker: str | None, agents: tuple[AgentSpec, ...]
+    broker: str | None,
+    agents: tuple[AgentSpec, ...],
+    *,
+    planner: dict[str, Any] | None = None,
+    groupers: int = 1,
 ) -> AsyncIterator[ProcessMesh]:
     """
     The agents and one of each other service as processes of their own, over RabbitMQ.
@@ -41,6 +45,8 @@ async def bench_mesh(
     Args:
         broker: As `ops.environment.broker_for` takes it.
         agents: Models have weights if one of them has a real engine.
+        planner: Its settings, but for those that every service has.
+        groupers: So many of them.
 
     Raises:
         SettingsError: No RabbitMQ to be had.
@@ -56,6 +62,8 @@ async def bench_mesh(
             gateway_port=free_port(),
             log_level="warning",
             agents=agents,
+            planner=planner or {},
+            groupers=groupers,
         )
         async with ProcessMesh(spec) as mesh:
             yield mesh

@@ -17,7 +17,7 @@ from solver.prediction.quantile_fit import fit_quantile_trees
 from solver.prediction.quantile_trees import QuantileTrees
 from solver.routing.backlog import Backlog
 from solver.routing.options import VARIANTS
-from solver.routing.prefills import TreePrefills
+from solver.routing.prefills import CalibratedPrefills
 from solver.routing.request import RoutedRequest
 from solver.routing.router import Router
 
@@ -63,7 +63,7 @@ async def run(
 class _Arm:
     """A router before so many instances, with requests waiting."""
 
-    def __init__(self, variant: str, prefills: TreePrefills) -> None:
+    def __init__(self, variant: str, prefills: CalibratedPrefills) -> None:
         self._instances = [InstanceId(f"instance {n}") for n in range(NUM_INSTANCES)]
         self._router = Router(
             self._instances,
@@ -105,9 +105,9 @@ class _Arm:
         return (time.perf_counter() - began) / max(1, len(sent))
 
 
-def _prefills(seed: int) -> TreePrefills:
+def _prefills(seed: int) -> CalibratedPrefills:
     calibration = BucketedCalibration(_LEVELS, model_version="made up", origin="router")
-    return TreePrefills(
+    return CalibratedPrefills(
         _trees(seed), level=0.95, calibration=calibration, monitor=CoverageMonitor()
     )
 

@@ -8,6 +8,7 @@ from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_softly
 from shared.contracts.base import Message, encode, tag_of
+from shared.contracts.routing import Prefill, PrefillsObserved
 from shared.contracts.telemetry import (
     InstanceStatus,
     IterationsObserved,
@@ -87,6 +88,7 @@ class Reporter:
             swapped_out=len(state.swapped_out),
             host_kv_bytes=snapshot.host_kv_bytes,
             host_kv_capacity_bytes=snapshot.host_kv_capacity_bytes,
+            prefill_backlog_tokens=sum(each.prompt_tokens for each in state.not_begun()),
             pull=pull_state(state, snapshot, self._bounds),
             lso=facts_of(self._observer.situation()),
         )
@@ -113,6 +115,21 @@ class Reporter:
                     device=self._engine.identity.device,
                     at=self._clock.now(),
                     iterations=iterations[::stride],
+                ),
+            )
+
+    async def prefilled(self, prefill: Prefill) -> None:
+        """Publish a first token, for routers."""
+        state = self._state
+        if state.model is not None:
+            await self._send(
+                topology.PREFILLS_KEY,
+                PrefillsObserved(
+                    instance_id=state.instance_id,
+                    incarnation=state.incarnation,
+                    model=state.model,
+                    at=self._clock.now(),
+                    prefills=(prefill,),
                 ),
             )
 

@@ -1,6 +1,7 @@
 """One request on the engine, from its first token to what becomes of it."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import structlog
@@ -10,7 +11,7 @@ from services.agent.backends.base import EngineBackend, EngineRequest
 from services.agent.endings import CANCELLED_ERROR, Endings
 from services.agent.outbox import Outbox
 from services.agent.state import AgentState, Ending, Pulled, Run
-from shared.contracts.base import ModelName, UnixTime
+from shared.contracts.base import ModelName, Seconds, UnixTime
 from shared.contracts.errors import ContractError, EngineError, NotActiveError
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import QosClass, Slo
@@ -24,6 +25,7 @@ from shared.contracts.requests import (
     TokenChunk,
     Tokens,
 )
+from shared.contracts.routing import Prefill
 from shared.models.tokenizer import Tokenizer
 from shared.runtime.clock import Clock
 
@@ -46,6 +48,7 @@ class Runner:
         endings: What becomes of each run.
         tokenizers: By base model.
         entries: Registry entries by base model.
+        prefilled: Told of each first token.
         clock: Wall time.
     """
 
@@ -58,6 +61,7 @@ class Runner:
         endings: Endings,
         tokenizers: dict[ModelName, Tokenizer],
         entries: dict[ModelName, ModelEntry],
+        prefilled: Callable[[Prefill], Awaitable[None]],
         clock: Clock,
     ) -> None:
         self._state = state
@@ -66,6 +70,7 @@ class Runner:
         self._endings = endings
         self._tokenizers = tokenizers
         self._entries = entries
+        self._prefilled = prefilled
         self._clock = clock
 
     def begin(self, pulled: Pulled) -> Run:
@@ -203,6 +208,7 @@ class Runner:
         async for output in self._engine.generate(self._engine_request(run, prompt, sampling)):
             offset = len(run.token_ids)
             token_ids, new_text, stopped = answer.push(output.token_ids)
+            is_first = run.first_token_at is None and bool(token_ids)
             run.on_tokens(token_ids, self._clock.now())
             run.cached_tokens = run.cached_tokens or output.cached_tokens
             run.finish_reason = FinishReason.STOP if stopped else output.finish_reason
@@ -219,6 +225,8 @@ class Runner:
                 self._outbox.add_tokens(request.reply_to, chunk)
                 if offset == len(request.progress.token_ids):
                     await self._outbox.flush(request.reply_to)
+            if is_first:
+                await self._prefilled(prefill_of(run, len(prompt), output.prefill_s))
             if stopped and output.finish_reason is None:
                 await self._engine.abort(run.engine_id)
                 break
@@ -245,6 +253,20 @@ class Runner:
             # What may lose its memory to interactive work, ConServe's harvested requests.
             checkpointed=run.pulled.checkpointed or slo.qos_class is not QosClass.INTERACTIVE,
         )
+
+
+def prefill_of(run: Run, prompt_tokens: int, prefill_s: Seconds) -> Prefill:
+    """What routers are told of a request that has its first token now."""
+    request = run.request
+    return Prefill(
+        request_id=request.request_id,
+        tenant=request.tenant,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=run.cached_tokens,
+        prefill_s=prefill_s,
+        at=run.first_token_at or 0.0,
+        prefix=request.prefix,
+    )
 
 
 def engine_slo(request: QueuedRequest, now: UnixTime) -> Slo:

@@ -144,6 +144,7 @@ class _Agent:
             endings=self._endings,
             tokenizers={name: Tokenizer.load(Path(entry.path)) for name, entry in entries.items()},
             entries=entries,
+            prefilled=self._reporter.prefilled,
             clock=clock,
         )
         self._executor = executor = LsoExecutor(LsoMetrics(ports.health.metrics))

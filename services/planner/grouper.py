@@ -9,6 +9,7 @@ import structlog
 from services.planner.admission import check_admission
 from services.planner.intake import Intake
 from services.planner.refusals import bury, error_info, send_failure
+from services.planner.routing import Routing
 from services.planner.settings import GrouperSettings
 from services.planner.state import GrouperState, identity
 from shared.broker import topology
@@ -17,7 +18,7 @@ from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome,
 from shared.broker.retry import publish_until_confirmed
 from shared.contracts.base import Decoder, RequestId, encode
 from shared.contracts.errors import CapacityError, ContractError, MeshError, TransientError
-from shared.contracts.lanes import LaneKey, LaneLayout, work_version_of
+from shared.contracts.lanes import LaneKey, LaneLayout, inbox_name, work_version_of
 from shared.contracts.plans import LanesForecast
 from shared.contracts.requests import ErrorInfo, QueuedRequest
 from shared.contracts.telemetry import LanesObserved, RequestObserved
@@ -42,6 +43,7 @@ class Grouper:
         state: Soft state, reported each second.
         clock: Wall time.
         sender: Name of this grouper in its reports.
+        routing: Chooses instances; none leaves all requests to be pulled.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class Grouper:
         state: GrouperState,
         clock: Clock,
         sender: str,
+        routing: Routing | None = None,
     ) -> None:
+        self._routing = routing
         self._broker = broker
         self._intake = intake
         self._own_layout = intake.layout
@@ -108,27 +112,40 @@ class Grouper:
     async def _put(self, request: QueuedRequest, now: float) -> str:
         """Publish an admitted request and count it; the queue that it is in now."""
         check_admission(request, self.state, self._settings, now)
-        queue = self._queue_for(request)
-        await self._publish(queue, request)
+        queue = await self._routed(request) or await self._laned(request)
         self.state.admit(request.request_id, request.tenant, tokens_needed(request), at=now)
         self.state.count(request, at=now)
         return queue
 
-    def _queue_for(self, request: QueuedRequest) -> str:
-        if self.state.shares.above_share(request.tenant, tokens_needed(request)):
-            return LaneKey.parse(request.lane).overflow_name
-        return request.lane
+    async def _routed(self, request: QueuedRequest) -> str | None:
+        """Publish to the inbox of the instance that was chosen; None when there is none."""
+        if self._routing is None or self._is_above_share(request):
+            return None
+        stamped = self._routing.stamped(request)
+        instance_id = await self._routing.place(stamped)
+        if instance_id is None:
+            return None
+        inbox = inbox_name(instance_id)
+        message = _queued(stamped)
+        outcome = await publish_until_confirmed(self._broker, topology.LANES, inbox, message)
+        if outcome is not PublishOutcome.CONFIRMED:
+            log.info("inbox.closed", instance_id=instance_id, request_id=request.request_id)
+            return None
+        return inbox
+
+    async def _laned(self, request: QueuedRequest) -> str:
+        key = LaneKey.parse(request.lane)
+        queue = key.overflow_name if self._is_above_share(request) else key.queue_name
+        await self._publish(queue, request)
+        return queue
+
+    def _is_above_share(self, request: QueuedRequest) -> bool:
+        return self.state.shares.above_share(request.tenant, tokens_needed(request))
 
     async def _publish(self, queue: str, request: QueuedRequest) -> None:
         if queue not in self.state.declared:
             await self._declare(queue)
-        message = OutMessage(
-            body=encode(request),
-            kind="request.queued.v1",
-            message_id=request.request_id,
-            correlation_id=request.request_id,
-            reply_to=request.reply_to,
-        )
+        message = _queued(request)
         outcome = await publish_until_confirmed(self._broker, topology.LANES, queue, message)
         if outcome is PublishOutcome.UNROUTABLE:
             await self._declare(queue)
@@ -225,8 +242,15 @@ class Grouper:
         self._intake = replace(self._intake, layout=layout)
         self.state.keep_lanes(layout.work_version)
 
+    @property
+    def routing(self) -> Routing | None:
+        """What chooses instances, if anything does."""
+        return self._routing
+
     def on_ended(self, observed: RequestObserved) -> None:
         """A request ended somewhere: its tenant holds less, and its prompt was counted."""
+        if self._routing is not None:
+            self._routing.on_ended(observed)
         self.state.finish(observed.request_id, observed.tenant)
         self._intake.learn(observed)
 
@@ -256,3 +280,13 @@ class Grouper:
             topology.LANES_KEY,
             OutMessage(body=encode(observed), kind="lanes.observed.v1", persistent=False),
         )
+
+
+def _queued(request: QueuedRequest) -> OutMessage:
+    return OutMessage(
+        body=encode(request),
+        kind="request.queued.v1",
+        message_id=request.request_id,
+        correlation_id=request.request_id,
+        reply_to=request.reply_to,
+    )

@@ -13,6 +13,7 @@ from shared.contracts.control import LaneNonempty
 from shared.contracts.estimates import AlarmRaised, Profile
 from shared.contracts.lanes import LaneLayout
 from shared.contracts.plans import LanesForecast, PlanAsked
+from shared.contracts.routing import PrefillsObserved, PrefillTrees, RouterState
 from shared.contracts.telemetry import InstanceStatus, LanesObserved, LeaderTick, RequestObserved
 
 log = structlog.get_logger()
@@ -33,6 +34,36 @@ async def on_lanes_forecast(message: LanesForecast, grouper: Grouper, _delivery:
 async def on_lane_layout(message: LaneLayout, grouper: Grouper, _delivery: Delivery) -> None:
     """How the leader divides work into classes."""
     grouper.on_layout(message)
+
+
+async def on_routed_status(message: InstanceStatus, grouper: Grouper, _delivery: Delivery) -> None:
+    """An instance that requests may be routed to."""
+    if grouper.routing is not None:
+        grouper.routing.on_status(message)
+
+
+async def on_prefills(message: PrefillsObserved, grouper: Grouper, _delivery: Delivery) -> None:
+    """First tokens of an instance."""
+    if grouper.routing is not None:
+        grouper.routing.on_prefills(message)
+
+
+async def on_router_state(message: RouterState, grouper: Grouper, _delivery: Delivery) -> None:
+    """What another grouper's router knows."""
+    if grouper.routing is not None:
+        grouper.routing.on_state(message)
+
+
+async def on_routing_profile(message: Profile, grouper: Grouper, _delivery: Delivery) -> None:
+    """What the estimator has learnt of an engine."""
+    if grouper.routing is not None:
+        grouper.routing.on_profile(message)
+
+
+async def on_prefill_trees(message: PrefillTrees, grouper: Grouper, _delivery: Delivery) -> None:
+    """Trees that the estimator has in force."""
+    if grouper.routing is not None:
+        grouper.routing.on_trees(message)
 
 
 async def on_instance_status(message: InstanceStatus, leader: Leader, _delivery: Delivery) -> None:
@@ -66,6 +97,11 @@ GROUPER_HANDLERS: dict[type[Message], Handler[Grouper]] = {
     RequestObserved: on_request_observed,
     LanesForecast: on_lanes_forecast,
     LaneLayout: on_lane_layout,
+    InstanceStatus: on_routed_status,
+    PrefillsObserved: on_prefills,
+    RouterState: on_router_state,
+    Profile: on_routing_profile,
+    PrefillTrees: on_prefill_trees,
 }
 STATE_HANDLERS: dict[type[Message], Handler[Leader]] = {
     InstanceStatus: on_instance_status,

@@ -21,6 +21,8 @@ from services.planner.metrics import GrouperMetrics, LeaderMetrics
 from services.planner.plan_metrics import PlanMetrics
 from services.planner.plan_worker import PlanWorker
 from services.planner.policies import GENERATOR, PLAN_POLICIES, Planner
+from services.planner.routing import PULL, ROUTING_POLICIES, Routing
+from services.planner.routing_metrics import RoutingMetrics
 from services.planner.settings import Settings
 from services.planner.state import GrouperState, LeaderState, RecentIds
 from shared.broker import topology
@@ -36,6 +38,7 @@ from solver.routing.shares import TenantShares
 
 log = structlog.get_logger()
 NOTICE_PERIOD_S = 0.01
+DISPATCH_PERIOD_S = 0.01
 TICK_PERIOD_S = 1.0
 
 
@@ -50,6 +53,12 @@ def check(settings: Settings) -> None:
         known = ", ".join(PLAN_POLICIES)
         raise SettingsError(
             f"leader.policy {settings.leader.policy!r} does not exist; there are: {known}"
+        )
+    if settings.grouper.routing.policy not in ROUTING_POLICIES:
+        known = ", ".join(ROUTING_POLICIES)
+        raise SettingsError(
+            f"grouper.routing.policy {settings.grouper.routing.policy!r} does not exist; "
+            f"there are: {known}"
         )
 
 
@@ -82,6 +91,7 @@ async def _start_grouper(  # noqa: PLR0917 - one composition step, in its own fu
 ) -> None:
     settings = ports.settings.grouper
     lengths = PromptLengths()
+    routing = _routing(ports, broker, name)
     grouper = Grouper(
         broker=broker,
         intake=Intake(
@@ -96,12 +106,19 @@ async def _start_grouper(  # noqa: PLR0917 - one composition step, in its own fu
         ),
         clock=ports.clock,
         sender=name,
+        routing=routing,
     )
     GrouperMetrics(ports.health.metrics, grouper.state, lengths)
     observed = topology.private_queue(f"grouper.{name}")
     await broker.declare_queue(observed)
     broker.on_connection_lost(grouper.forget_layout)
-    for key in (topology.OBSERVED_REQUEST_KEY, topology.FORECAST_KEY, topology.LAYOUT_KEY):
+    keys = [topology.OBSERVED_REQUEST_KEY, topology.FORECAST_KEY, topology.LAYOUT_KEY]
+    if routing is not None:
+        keys += [topology.STATUS_KEYS, topology.PREFILLS_KEY, topology.ROUTER_KEY]
+        await broker.bind(
+            BindingSpec(exchange=topology.PROFILES, queue=observed.name, routing_key="")
+        )
+    for key in keys:
         await broker.bind(
             BindingSpec(exchange=topology.TELEMETRY, queue=observed.name, routing_key=key)
         )
@@ -119,6 +136,27 @@ async def _start_grouper(  # noqa: PLR0917 - one composition step, in its own fu
     tasks.create_task(
         every(NOTICE_PERIOD_S, grouper.send_owed_notices, stop=stop), name="grouper.notices"
     )
+    if routing is not None:
+        RoutingMetrics(ports.health.metrics, routing)
+        # Nothing may wait for its turn when consuming ends: that waits for what is under way.
+        stack.callback(routing.close)
+        tasks.create_task(
+            every(DISPATCH_PERIOD_S, routing.dispatch, stop=stop), name="routing.dispatch"
+        )
+        tasks.create_task(
+            every(settings.routing.work_period_s, routing.share_work, stop=stop),
+            name="routing.share_work",
+        )
+        tasks.create_task(
+            every(settings.routing.share_period_s, routing.share, stop=stop), name="routing.share"
+        )
+
+
+def _routing(ports: Ports[Settings], broker: Broker, name: str) -> Routing | None:
+    settings = ports.settings.grouper.routing
+    if settings.policy == PULL:
+        return None
+    return Routing(broker=broker, settings=settings, clock=ports.clock, sender=name)
 
 
 async def _start_leader(  # noqa: PLR0917 - one composition step, in its own function

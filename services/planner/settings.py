@@ -12,6 +12,24 @@ from solver.planning.advice import AdviceOptions
 from solver.planning.express import ExpressOptions
 
 
+class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether requests are routed to instances, instead of waiting in lanes to be pulled."""
+
+    policy: str = "pull"
+    """`pull`, or a routing policy; `headway-planner check-config` refuses unknown names."""
+    scope: Literal["interactive", "all"] = "interactive"
+    """Which requests are routed; others are pulled."""
+    max_waiting: Annotated[int, Meta(ge=1, le=1000)] = 64
+    """Requests that wait in this grouper for their turn; more go to lanes. Below the prefetch, or
+    requests of models without an instance would wait behind them."""
+    instance_timeout_s: Annotated[float, Meta(gt=0)] = 3.0
+    """An instance that has been silent so long gets no more requests."""
+    work_period_s: Annotated[float, Meta(gt=0)] = 0.02
+    """Groupers tell each other so often what they have sent, while that changes."""
+    share_period_s: Annotated[float, Meta(gt=0, le=2)] = 1.0
+    """And so often what they have learnt; the estimator hears it, too."""
+
+
 class GrouperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Taking requests into lanes."""
 
@@ -34,6 +52,7 @@ class GrouperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Limits of single tenants, instead of `max_tenant_tokens`."""
     refuse_late_from: Annotated[float, Meta(gt=0, le=1)] | None = None
     """Refuse what would be late with this probability; none takes it and serves it late."""
+    routing: RoutingSettings = RoutingSettings()
     duplicate_memory: Annotated[int, Meta(ge=0)] = 20_000
     """Request ids remembered, to drop what a producer published twice."""
     report_period_s: Annotated[float, Meta(gt=0)] = 1.0

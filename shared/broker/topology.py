@@ -230,13 +230,17 @@ def command_instance(instance_id: str) -> str:
     return f"command.{instance_id}"
 
 
+STATUS_KEYS = "status.#"
+"""Of all instances."""
+
+
 def status_key(instance_id: str) -> str:
     return f"status.{instance_id}"
 
 
 OBSERVED_ENGINE_KEY = "observed.engine"
 OBSERVED_REQUEST_KEY = "observed.request"
-OBSERVED_PREFILLS_KEY = "observed.prefills"
+PREFILLS_KEY = "prefills.agent"
 OBSERVED_SAMPLES_KEY = "observed.samples"
 ROUTER_KEY = "router.state"
 LANES_KEY = "lanes.grouper"

@@ -139,6 +139,24 @@ class CalibrationSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Oldest first."""
 
 
+class RoutingTrust(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """How one router's predictions for one (engine, device) do, over its latest requests."""
+
+    engine: str
+    device: str
+    version: str
+    """Of the trees, or of what stands in for them."""
+    trusted: bool
+    """Otherwise the router falls back to first come, first served and least loaded."""
+    level: float
+    """Of the quantile that is watched."""
+    count: int
+    covered: float
+    """Share of the requests within it."""
+    residual_s: Seconds
+    """Mean of predicted less realised; negative: optimistic."""
+
+
 class RouterState(Message, frozen=True, kw_only=True, omit_defaults=True, tag="router.state.v1"):
     """What one router of one model tells the others of that model."""
 
@@ -149,3 +167,5 @@ class RouterState(Message, frozen=True, kw_only=True, omit_defaults=True, tag="r
     """Its own totals, and the loads that it last heard of."""
     calibrations: tuple[CalibrationSnapshot, ...] = ()
     """Its own residuals since it last told of them; all of them now and then."""
+    trusts: tuple[RoutingTrust, ...] = ()
+    """For operators."""

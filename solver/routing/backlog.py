@@ -12,6 +12,9 @@ from solver.routing.soft_state import merged
 LOST_AFTER_S = 5.0
 """A first token whose engine has had nothing left to prefill for so long was lost on its way."""
 
+_ROUNDING_S = 1e-9
+"""Of differences of totals, each the sum of many times."""
+
 
 @dataclass(slots=True, kw_only=True)
 class _Outstanding:
@@ -182,6 +185,19 @@ class Backlog:
     def num_outstanding(self, instance_id: InstanceId) -> int:
         """Requests without a first token, of all known routers."""
         return self._instance(instance_id).num_outstanding
+
+    def is_idle(self, instance_id: InstanceId) -> bool:
+        """Whether no router has sent it anything that has no first token yet."""
+        instance = self._instance(instance_id)
+        return instance.in_engine_s <= _ROUNDING_S
+
+    def forget(self, router: str, now: UnixTime) -> None:
+        """Another router is gone: what it had sent counts no longer."""
+        work = {name: each for name, each in self._others.work.items() if name != router}
+        left = self._others.work.get(router, {})
+        self._others = replace(self._others, work=work)
+        for instance_id in left:
+            self._add_others(instance_id, now)
 
     def expected_wait_s(self, instance_id: InstanceId, now: UnixTime) -> Seconds:
         """Mean time until the instance could begin one more request; at least 0."""

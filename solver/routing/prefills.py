@@ -1,49 +1,73 @@
-"""Prefill times of candidates: trees, corrected by what was observed, and whether to trust them."""
+"""Prefill times of candidates: a model, corrected by what was observed, and whether to trust it."""
 
 from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shared.contracts.base import Seconds
 from solver.prediction.buckets import Bucket, bucket_of
 from solver.prediction.calibration import BucketedCalibration
 from solver.prediction.coverage import CoverageMonitor
 from solver.prediction.prefill_features import RequestFeatures, feature_matrix
-from solver.prediction.quantile_trees import Prediction, QuantileTrees
+from solver.prediction.quantile_trees import Prediction
 from solver.routing.admission_queue import Assignment
 from solver.routing.request import Candidate, PrefillEstimate, RoutedRequest
 
 
-class TreePrefills:
+class PrefillModel(Protocol):
+    """Quantiles and mean of prefill times: trees, or what stands in for them."""
+
+    @property
+    def levels(self) -> tuple[float, ...]: ...
+
+    def predict(self, features: NDArray[np.float64]) -> Prediction:
+        """Of each row of *features*, as `feature_matrix` makes it."""
+        ...
+
+    def column_of(self, level: float) -> int:
+        """
+        Where predictions have the quantile of *level*.
+
+        Raises:
+            ValueError: There is none.
+        """
+        ...
+
+
+class CalibratedPrefills:
     """
-    QUARTZ's predictor: fixed trees, of which only the calibration moves (§3.2, §4.2).
+    QUARTZ's predictor: a fixed model, of which only the calibration moves (§3.2, §4.2).
 
     Args:
-        trees: Fitted before.
-        level: The quantile that is asked for, one of the trees'.
-        calibration: Corrects the trees; none leaves them as they are.
+        model: Fitted before.
+        level: The quantile that is asked for, one of the model's.
+        calibration: Corrects the model; none leaves it as it is.
         monitor: Watches a quantile of its own level; none trusts all of them always.
 
     Raises:
-        ValueError: The trees do not have one of these levels.
+        ValueError: The model does not have one of these levels.
     """
 
     def __init__(
         self,
-        trees: QuantileTrees,
+        model: PrefillModel,
         *,
         level: float,
         calibration: BucketedCalibration | None = None,
         monitor: CoverageMonitor | None = None,
     ) -> None:
-        self._trees = trees
-        self._column = trees.column_of(level)
+        self._model = model
+        self._column = model.column_of(level)
         self._calibration = calibration
-        self._monitor = monitor
-        self._watched = self._column if monitor is None else trees.column_of(monitor.level)
+        self.monitor = monitor
+        self._watched = self._column if monitor is None else model.column_of(monitor.level)
 
     @property
     def is_trusted(self) -> bool:
         """Whether coverage is as good as it is asked to be (§3.5)."""
-        return self._monitor is None or self._monitor.trusted
+        return self.monitor is None or self.monitor.trusted
 
     def predict(
         self, request: RoutedRequest, candidates: Sequence[Candidate]
@@ -63,21 +87,21 @@ class TreePrefills:
     def predicted(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Prediction:
         """All levels, as corrected until now."""
         features = request_features(request)
-        raw = self._trees.predict(feature_matrix(features, candidates))
+        raw = self._model.predict(feature_matrix(features, candidates))
         if self._calibration is None:
             return raw
         return self._calibration.correct(raw, [bucket_of(features, each) for each in candidates])
 
     def raw(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Prediction:
-        """All levels, as the trees give them."""
-        return self._trees.predict(feature_matrix(request_features(request), candidates))
+        """All levels, as the model gives them."""
+        return self._model.predict(feature_matrix(request_features(request), candidates))
 
     def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:
         """A prefill that was predicted took *prefill_s*, from its first chunk on."""
         request, candidate = assignment.request, assignment.candidate
         bucket = bucket_for(request, candidate)
-        if self._monitor is not None:
-            self._monitor.observe(bucket, assignment.estimate.watched_s, prefill_s)
+        if self.monitor is not None:
+            self.monitor.observe(bucket, assignment.estimate.watched_s, prefill_s)
         if self._calibration is not None:
             self._calibration.observe(bucket, self.raw(request, [candidate]), prefill_s)
 

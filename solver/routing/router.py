@@ -1,10 +1,10 @@
 """QUARTZ's router: where each request goes, and when (algorithm 1)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from shared.contracts.base import InstanceId, RequestId, UnixTime
+from shared.contracts.base import InstanceId, RequestId, TenantId, UnixTime
 from shared.contracts.routing import InstanceLoad
 from solver.routing.admission_queue import AdmissionQueue, Assignment
 from solver.routing.backlog import Backlog
@@ -20,11 +20,11 @@ class Router:
     """
     An incremental state machine; deterministic, time comes with the calls.
 
-    A request is known from `submit` to `finish` or `discard`. Every policy of `VARIANTS` is this
-    class with other options.
+    A request is known from `submit` to `finish`, `discard` or `forget`. Every policy of `VARIANTS`
+    is this class with other options.
 
     Args:
-        instances: That serve the model; at least one.
+        instances: That serve the model, see `change_instances`.
         options: The policy.
         predictor: Of prefill times; also asked by policies that do not need it, so that their
             backlogs and coverage can be compared.
@@ -48,7 +48,8 @@ class Router:
         self.backlog = backlog
         self._queues = {instance_id: AdmissionQueue(_by_key) for instance_id in instances}
         self._in_flight = dict.fromkeys(instances, 0)
-        self._dispatched: dict[RequestId, Assignment] = {}
+        self._dispatched: dict[RequestId, tuple[Assignment, UnixTime]] = {}
+        """With the time when they were sent, the oldest first."""
         self._prefilling = {instance_id: set[RequestId]() for instance_id in instances}
         self._counters = ServiceCounters()
 
@@ -56,12 +57,45 @@ class Router:
     def is_fallen_back(self) -> bool:
         return self._active is not self._options
 
+    @property
+    def instances(self) -> Sequence[InstanceId]:
+        """That requests may go to."""
+        return list(self._queues)
+
+    def change_instances(
+        self, instances: Sequence[InstanceId], now: UnixTime
+    ) -> list[RoutedRequest]:
+        """
+        Requests go to *instances* from now on, and to no others.
+
+        Returns:
+            What waited for those that are gone, in order; it is known no longer.
+        """
+        for instance_id in instances:
+            if instance_id not in self._queues:
+                self._queues[instance_id] = AdmissionQueue(self._ordering)
+                self._in_flight[instance_id] = 0
+                self._prefilling[instance_id] = set()
+        gone = [each for each in self._queues if each not in instances]
+        left = [request for each in gone for request in self._leave_queue(each, now)]
+        for instance_id in gone:
+            sent = [a for a, _ in self._dispatched.values() if a.instance_id == instance_id]
+            for assignment in sent:
+                self.finish(assignment.request.request_id, now)
+            del self._queues[instance_id], self._in_flight[instance_id]
+            del self._prefilling[instance_id]
+        return left
+
     def num_waiting(self, instance_id: InstanceId) -> int:
         """Requests that are assigned to the instance and not dispatched."""
         return len(self._queues[instance_id])
 
     def submit(self, request: RoutedRequest, now: UnixTime) -> Assignment:
-        """Choose an instance for *request* and let it wait there (algorithm 1, lines 1-10)."""
+        """
+        Choose an instance for *request* and let it wait there (algorithm 1, lines 1-10).
+
+        There must be an instance.
+        """
         instance_ids = candidate_set(
             list(self._queues),
             cached_tokens=request.cached_tokens,
@@ -90,25 +124,36 @@ class Router:
             while self._has_room(instance_id, now) and (assignment := queue.pop()) is not None:
                 request_id = assignment.request.request_id
                 self.backlog.dispatch(request_id, now)
-                self._dispatched[request_id] = assignment
+                self._dispatched[request_id] = (assignment, now)
                 self._prefilling[instance_id].add(request_id)
                 sent.append(assignment)
         return sent
 
-    def first_token(self, request_id: RequestId, now: UnixTime) -> None:
-        """The request was prefilled: its work is done, its tenant was served."""
-        assignment = self._dispatched.get(request_id)
-        if assignment is None:
-            return
-        self._leave_prefill(assignment, now)
-        self._counters.count(assignment.request.tenant, assignment.request.prompt_tokens, now)
+    def first_token(self, request_id: RequestId, now: UnixTime) -> Assignment | None:
+        """The request was prefilled: its work is done; None when it is not known."""
+        assignment, _ = self._dispatched.get(request_id, (None, now))
+        if assignment is not None:
+            self._leave_prefill(assignment, now)
+        return assignment
+
+    def served(self, tenant: TenantId, prompt_tokens: int, now: UnixTime) -> None:
+        """A tenant was given a first token, whoever routed the request."""
+        self._counters.count(tenant, prompt_tokens, now)
 
     def finish(self, request_id: RequestId, now: UnixTime) -> None:
         """The request's last token is there, or it failed; unknown ones are ignored."""
-        assignment = self._dispatched.pop(request_id, None)
+        assignment, _ = self._dispatched.pop(request_id, (None, now))
         if assignment is not None:
             self._leave_prefill(assignment, now)
             self._in_flight[assignment.instance_id] -= 1
+
+    def forget(self, before: UnixTime, now: UnixTime) -> None:
+        """Finish what was sent *before*: word of an end may get lost."""
+        while self._dispatched:
+            request_id, (_, sent_at) = next(iter(self._dispatched.items()))
+            if sent_at >= before:
+                break
+            self.finish(request_id, now)
 
     def discard(self, assignment: Assignment, now: UnixTime) -> None:
         """A request that waits is given up, or served elsewhere."""
@@ -138,9 +183,20 @@ class Router:
         self.backlog.finish(request_id, now)
         self._prefilling[assignment.instance_id].discard(request_id)
 
+    def _leave_queue(self, instance_id: InstanceId, now: UnixTime) -> list[RoutedRequest]:
+        left, queue = [], self._queues[instance_id]
+        while (assignment := queue.pop()) is not None:
+            self.backlog.finish(assignment.request.request_id, now)
+            left.append(assignment.request)
+        return left
+
+    @property
+    def _ordering(self) -> Callable[[Assignment], float]:
+        return _by_arrival if self.is_fallen_back else _by_key
+
     def _reorder(self) -> None:
         for queue in self._queues.values():
-            queue.reorder(_by_arrival if self.is_fallen_back else _by_key)
+            queue.reorder(self._ordering)
 
     def _choose(
         self,
@@ -186,7 +242,7 @@ class Router:
         )
 
     def _has_room(self, instance_id: InstanceId, now: UnixTime) -> bool:
-        if not self._prefilling[instance_id]:
+        if not self._prefilling[instance_id] and self.backlog.is_idle(instance_id):
             return True
         return self.backlog.engine_wait_s(instance_id, now) < self._options.max_engine_wait_s
 

@@ -4,18 +4,24 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
 
 import numpy as np
 
-from ops.sim.routing.engine import NO_SLOWDOWN, RoutedReplica, RoutedSimRequest, Slowdown
+from ops.sim.limits import EngineLimits
+from ops.sim.routing.engine import (
+    LIMITS,
+    NO_SLOWDOWN,
+    NOISE,
+    RoutedReplica,
+    RoutedSimRequest,
+    Slowdown,
+)
+from ops.sim.routing.fronts import Front, Learner, Routers, RouterSeat
 from ops.sim.routing.workload import RoutedArrival
 from shared.contracts.base import InstanceId, RequestId, Seconds, UnixTime
 from solver.routing.admission_queue import Assignment
-from solver.routing.backlog import Backlog
 from solver.routing.options import RoutingOptions
 from solver.routing.request import PrefillPredictor, RoutedRequest
-from solver.routing.router import Router
 from solver.scheduling.latency import LatencyTable
 
 REPORT_S = 1.0
@@ -24,36 +30,36 @@ _MAX_BACKLOG_S = 600.0
 """A trace that is this far behind its arrivals is given up."""
 
 
-class Learner(Protocol):
-    """Learns from each prefill, and says whether predictions can be trusted."""
-
-    def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:
-        """A prefill took so long."""
-        ...
-
-    @property
-    def is_trusted(self) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingCluster:
-    """Engines alike."""
+    """Engines alike, but for their pace."""
 
     latency: LatencyTable
     num_instances: int = 4
     scale: float = 1.0
     """Of all times of the latency profile."""
+    paces: tuple[float, ...] = ()
+    """Times of each instance as multiples of that; none is 1 for all."""
+    limits: EngineLimits = LIMITS
+    noise: float = NOISE
     slowdown: Slowdown = NO_SLOWDOWN
     seed: int = 0
+
+    @property
+    def instance_ids(self) -> list[InstanceId]:
+        """In order of their numbers."""
+        return [InstanceId(f"instance {number}") for number in range(self.num_instances)]
 
     def replicas(self) -> dict[InstanceId, RoutedReplica]:
         """Each with its own noise."""
         return {
             InstanceId(f"instance {number}"): RoutedReplica(
                 self.latency,
-                scale=self.scale,
+                scale=self.scale * (self.paces[number] if self.paces else 1.0),
                 slowdown=self.slowdown,
                 random=np.random.default_rng((self.seed, number)),
+                limits=self.limits,
+                noise=self.noise,
             )
             for number in range(self.num_instances)
         }
@@ -78,36 +84,34 @@ def simulate_routing(
     predictor: PrefillPredictor,
     learner: Learner | None = None,
 ) -> RoutingOutcome:
-    """Serve *arrivals* to their end; deterministic."""
-    return _Run(arrivals, cluster, options, predictor, learner).outcome()
+    """Serve *arrivals* behind one router to their end; deterministic."""
+    seat = RouterSeat(predictor, learner)
+    front = Routers(cluster.instance_ids, options, [seat], cluster.seed)
+    return simulate_front(arrivals, cluster, front)
+
+
+def simulate_front(
+    arrivals: Sequence[RoutedArrival], cluster: RoutingCluster, front: Front
+) -> RoutingOutcome:
+    """Serve *arrivals* behind *front*, which has served nothing yet."""
+    return _Run(arrivals, cluster, front).outcome()
 
 
 class _Run:
     def __init__(
-        self,
-        arrivals: Sequence[RoutedArrival],
-        cluster: RoutingCluster,
-        options: RoutingOptions,
-        predictor: PrefillPredictor,
-        learner: Learner | None,
+        self, arrivals: Sequence[RoutedArrival], cluster: RoutingCluster, front: Front
     ) -> None:
         self._requests = [
             RoutedSimRequest(RequestId(str(number)), each) for number, each in enumerate(arrivals)
         ]
         self._replicas = cluster.replicas()
-        self._router = Router(
-            list(self._replicas),
-            options,
-            predictor,
-            random=np.random.default_rng((cluster.seed, len(self._replicas))),
-            backlog=Backlog("router"),
-        )
-        self._learner = learner
+        self._front = front
         self._numbers = count()
         self._events: list[tuple[UnixTime, int, InstanceId | None]] = []
         """Ends of iterations; without an instance, a round of reports."""
         self._busy = set[InstanceId]()
         self._by_id = {request.request_id: request for request in self._requests}
+        self._routed: dict[RequestId, RoutedRequest] = {}
         self._assignments: dict[RequestId, Assignment] = {}
         self._fallen_back: list[tuple[UnixTime, bool]] = []
 
@@ -149,11 +153,12 @@ class _Run:
             slo=asked.arrival.slo,
             cached_tokens=matches,
         )
-        self._assignments[request.request_id] = self._router.submit(routed, now)
+        self._routed[request.request_id] = routed
+        self._front.submit(routed, now)
 
     def _report(self, now: UnixTime) -> None:
-        for instance_id, replica in self._replicas.items():
-            self._router.observe(instance_id, replica.report(now), now)
+        loads = {each: replica.report(now) for each, replica in self._replicas.items()}
+        self._front.report(loads, now)
         self._push(now + REPORT_S, None)
 
     def _end_iteration(self, instance_id: InstanceId, now: UnixTime) -> int:
@@ -161,28 +166,15 @@ class _Run:
         self._busy.discard(instance_id)
         progress = self._replicas[instance_id].taken_progress()
         for request in progress.first_tokens:
-            self._router.first_token(request.request_id, now)
-            self._learn(request, now)
+            self._fallen_back.append((now, self._front.is_fallen_back))
+            self._front.first_token(self._routed[request.request_id], _prefill_s(request), now)
         for request in progress.finished:
-            self._router.finish(request.request_id, now)
+            self._front.finish(request.request_id, now)
         return len(progress.finished)
 
-    def _learn(self, request: RoutedSimRequest, now: UnixTime) -> None:
-        """Preempted prefills took longer for reasons of their own, and teach nothing."""
-        self._fallen_back.append((now, self._router.is_fallen_back))
-        if self._learner is None or request.num_preempted:
-            return
-        assert request.first_token_at is not None
-        assert request.scheduled_at is not None
-        prefill_s = request.first_token_at - request.scheduled_at
-        self._learner.observe(self._assignments[request.request_id], prefill_s)
-        if self._learner.is_trusted:
-            self._router.recover()
-        else:
-            self._router.fall_back()
-
     def _dispatch(self, now: UnixTime) -> None:
-        for assignment in self._router.dispatch(now):
+        for assignment in self._front.dispatch(now):
+            self._assignments[assignment.request.request_id] = assignment
             request = self._by_id[assignment.request.request_id]
             self._replicas[assignment.instance_id].add(request)
         for instance_id, replica in self._replicas.items():
@@ -195,3 +187,12 @@ class _Run:
 
     def _push(self, at: UnixTime, instance_id: InstanceId | None) -> None:
         heapq.heappush(self._events, (at, next(self._numbers), instance_id))
+
+
+def _prefill_s(request: RoutedSimRequest) -> Seconds | None:
+    """Preempted prefills took longer for reasons of their own, and teach nothing."""
+    if request.num_preempted:
+        return None
+    assert request.first_token_at is not None
+    assert request.scheduled_at is not None
+    return request.first_token_at - request.scheduled_at

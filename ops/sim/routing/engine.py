@@ -76,9 +76,12 @@ class RoutedReplica(SimulatedReplica):
         scale: float,
         slowdown: Slowdown,
         random: np.random.Generator,
+        limits: EngineLimits = LIMITS,
+        noise: float = NOISE,
     ) -> None:
         # Without a key the order is that in which requests reach the engine.
-        super().__init__(FixedChunk(CHUNK_TOKENS, lambda _: ()), latency, LIMITS)
+        super().__init__(FixedChunk(limits.max_budget_tokens, lambda _: ()), latency, limits)
+        self._noise = noise
         self._scale = scale
         self._slowdown = slowdown
         self._random = random
@@ -101,7 +104,7 @@ class RoutedReplica(SimulatedReplica):
         """What the engine tells of itself."""
         self._num_reports += 1
         waiting = [*self._prefills, *self._waiting.values()]
-        capacity = LIMITS.kv_capacity_tokens // LIMITS.block_tokens
+        capacity = self._limits.kv_capacity_tokens // self._limits.block_tokens
         return InstanceLoad(
             seq=self._num_reports,
             at=now,
@@ -117,7 +120,7 @@ class RoutedReplica(SimulatedReplica):
             assert isinstance(run, RoutedSimRequest)
             if run.scheduled_at is None:
                 run.scheduled_at = now
-        noise = float(np.exp(self._random.normal(0.0, NOISE)))
+        noise = float(np.exp(self._random.normal(0.0, self._noise)))
         factor = self._scale * self._slowdown.at(now) * noise
         return factor * work.duration_s(self._latency), work
 
@@ -131,4 +134,4 @@ class RoutedReplica(SimulatedReplica):
             if run.finished_at == now:
                 self._progress.finished.append(run)
                 self.cache.store(run.asked, run.arrival.prompt_tokens + run.num_output_tokens)
-        self.cache.shrink(self.free_blocks * LIMITS.block_tokens)
+        self.cache.shrink(self.free_blocks * self._limits.block_tokens)

@@ -17,7 +17,7 @@ from solver.prediction.quantile_fit import fit_quantile_trees
 from solver.prediction.quantile_trees import QuantileTrees
 from solver.routing.admission_queue import Assignment
 from solver.routing.options import VARIANTS, Prediction, RoutingOptions
-from solver.routing.prefills import TreePrefills, request_features
+from solver.routing.prefills import CalibratedPrefills, request_features
 from solver.routing.request import Candidate, PrefillEstimate, RoutedRequest
 from solver.scheduling.latency import LatencyTable
 
@@ -68,7 +68,7 @@ class SimulatedPrefills:
         prefills: Tells and learns.
     """
 
-    def __init__(self, prefills: TreePrefills) -> None:
+    def __init__(self, prefills: CalibratedPrefills) -> None:
         self._prefills = prefills
         self.raw_s: list[tuple[Seconds, ...]] = []
         """Of each observed prefill, the trees' quantiles, in order of `LEVELS`."""
@@ -101,7 +101,7 @@ def prefills_for(options: RoutingOptions, scale: float) -> SimulatedPrefills:
     is_raw = options.prediction is Prediction.RAW
     watched = CoverageOptions(under_coverage=options.fallback_delta)
     return SimulatedPrefills(
-        TreePrefills(
+        CalibratedPrefills(
             trained(scale),
             level=options.quantile_level,
             calibration=None if is_raw else calibration,

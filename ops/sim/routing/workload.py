@@ -93,6 +93,7 @@ class RoutedTraffic:
         rate_rps: Mean over the trace.
         num_requests: Length of the trace.
         tenants: Share of each tenant.
+        size: Of all lengths.
     """
 
     mix: Mix
@@ -100,6 +101,8 @@ class RoutedTraffic:
     num_requests: int
     seed: int
     tenants: tuple[float, ...] = (0.2, 0.2, 0.2, 0.2, 0.2)
+    size: float = 1.0
+    """Of all lengths: engines that run in real time on small machines serve shorter requests."""
     _open: list[_Conversation] = field(default_factory=list)
     _num_keys: int = 0
 
@@ -135,9 +138,9 @@ class RoutedTraffic:
         if resting and random.random() < self.mix.follow_up:
             talk = resting[int(random.integers(len(resting)))]
         else:
-            talk = _Conversation(self._new_key(), self._tenant(random), _SYSTEM_TOKENS, 0.0)
+            talk = _Conversation(self._new_key(), self._tenant(random), self._system_tokens, 0.0)
             self._open.append(talk)
-        before, message = talk.context_tokens, _drawn(_MESSAGE, random)
+        before, message = talk.context_tokens, self._sized(_drawn(_MESSAGE, random))
         made = self._made(
             at,
             random,
@@ -146,12 +149,15 @@ class RoutedTraffic:
             answer=_ANSWER,
             slo=INTERACTIVE,
             class_name="chat",
-            prefixes=((talk.key, before), (_system(talk.tenant), _SYSTEM_TOKENS)),
+            prefixes=((talk.key, before), (_system(talk.tenant), self._system_tokens)),
             stores=talk.key,
         )
         talk.context_tokens = before + message + made.arrival.output_tokens
         talk.rests_until = at + _REST_S + float(random.exponential(2 * _REST_S))
-        if talk.context_tokens > _MAX_CONTEXT_TOKENS or random.random() > self.mix.follow_up:
+        if (
+            talk.context_tokens > self.size * _MAX_CONTEXT_TOKENS
+            or random.random() > self.mix.follow_up
+        ):
             self._open.remove(talk)
         return made
 
@@ -161,22 +167,22 @@ class RoutedTraffic:
             at,
             random,
             tenant=tenant,
-            prompt_tokens=_SYSTEM_TOKENS + _drawn(_PASSAGES, random),
+            prompt_tokens=self._system_tokens + self._sized(_drawn(_PASSAGES, random)),
             answer=_SHORT_ANSWER,
             slo=LONG,
             class_name="rag",
-            prefixes=((_system(tenant), _SYSTEM_TOKENS),),
+            prefixes=((_system(tenant), self._system_tokens),),
             stores=self._new_key(),
         )
 
     def _template(self, at: float, random: np.random.Generator) -> RoutedArrival:
         number = int(random.integers(12))
-        shared = 1000 + 250 * number
+        shared = self._sized(1000 + 250 * number)
         return self._made(
             at,
             random,
             tenant=self._tenant(random),
-            prompt_tokens=shared + _drawn(_FIELDS, random),
+            prompt_tokens=shared + self._sized(_drawn(_FIELDS, random)),
             answer=_SHORT_ANSWER,
             slo=INTERACTIVE,
             class_name="structured",
@@ -197,8 +203,8 @@ class RoutedTraffic:
         prefixes: tuple[tuple[str, int], ...],
         stores: str,
     ) -> RoutedArrival:
-        output_tokens = max(1, round(self.mix.budget * _drawn(answer, random)))
-        limits = np.array((256, 512, 1024)) * self.mix.budget
+        output_tokens = max(1, round(self.size * self.mix.budget * _drawn(answer, random)))
+        limits = np.array((256, 512, 1024)) * self.mix.budget * self.size
         possible = limits[limits >= output_tokens]
         max_tokens = int(random.choice(possible)) if len(possible) else output_tokens
         return RoutedArrival(
@@ -214,6 +220,13 @@ class RoutedTraffic:
             prefixes=prefixes if random.random() < self.mix.reuse else (),
             stores=stores,
         )
+
+    @property
+    def _system_tokens(self) -> int:
+        return self._sized(_SYSTEM_TOKENS)
+
+    def _sized(self, tokens: int) -> int:
+        return max(1, round(self.size * tokens))
 
     def _tenant(self, random: np.random.Generator) -> TenantId:
         number = int(random.choice(len(self.tenants), p=self.tenants))

@@ -71,6 +71,8 @@ class EngineOutput:
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
     """Prompt tokens that needed no computing; set on the first output."""
+    prefill_s: Seconds = 0.0
+    """First scheduled to first token, without time preempted; on the first output, if known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

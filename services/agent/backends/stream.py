@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from services.agent.backends.base import EngineOutput
+from shared.contracts.base import Seconds
 from shared.contracts.errors import EngineError
 from shared.contracts.requests import FinishReason
 
@@ -18,6 +19,7 @@ class OutputStream:
     def __init__(self) -> None:
         self._token_ids: list[int] = []
         self._cached_tokens = 0
+        self._prefill_s = 0.0
         self._finish_reason: FinishReason | None = None
         self._error: EngineError | None = None
         self._ended = False
@@ -29,12 +31,14 @@ class OutputStream:
         finish_reason: FinishReason | None = None,
         *,
         cached_tokens: int = 0,
+        prefill_s: Seconds = 0.0,
     ) -> None:
         """New tokens; with *finish_reason* they are the last."""
         if self._ended:
             return
         self._token_ids.extend(token_ids)
         self._cached_tokens += cached_tokens
+        self._prefill_s += prefill_s
         self._finish_reason = finish_reason
         self._ended = finish_reason is not None
         self._arrived.set()
@@ -70,10 +74,11 @@ class OutputStream:
                     token_ids=tuple(self._token_ids),
                     finish_reason=self._finish_reason,
                     cached_tokens=self._cached_tokens,
+                    prefill_s=self._prefill_s,
                 )
                 ended = self._ended
                 self._token_ids.clear()
-                self._cached_tokens = 0
+                self._cached_tokens, self._prefill_s = 0, 0.0
                 yield output
                 if ended:
                     break

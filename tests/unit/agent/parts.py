@@ -120,6 +120,7 @@ class AgentParts:
             endings=self.endings,
             tokenizers=tokenizers,
             entries=entries,
+            prefilled=self.reporter.prefilled,
             clock=clock,
         )
         self.metrics = CollectorRegistry()

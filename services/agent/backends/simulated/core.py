@@ -7,6 +7,7 @@ Pure and synchronous. Real-time serving and the trace simulator drive the same o
 from services.agent.backends.base import EngineRequest, SchedulingTotals
 from services.agent.backends.checks import output_room, stop_tokens
 from services.agent.backends.policies import UNLIMITED_TOKENS, free_tokens, is_relegated
+from services.agent.backends.prefill_times import PrefillTimes
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.memory import KvMemory
 from services.agent.backends.simulated.run import Run
@@ -55,6 +56,8 @@ class SimulatedEngineCore:
         self._waiting: dict[RequestId, Run] = {}
         self._stalled = False
         self._num_held = self._num_preempted = self._num_relegated = 0
+        self.prefill_times = PrefillTimes()
+        """By the clock of `begin`; whoever hands tokens out ends them."""
         self.last_budget_tokens = 0
         """Of the last iteration."""
 
@@ -132,6 +135,7 @@ class SimulatedEngineCore:
             if run is None:
                 return
             self._running.remove(run)
+        self.prefill_times.forget(request_id)
         self.memory.host.leave(run)
         self._leave(run)
 
@@ -154,6 +158,11 @@ class SimulatedEngineCore:
         self._running.sort(key=lambda run: run.is_prefill)
         starved = self._schedule_running(schedule)
         admitted = [] if starved else self._admit(schedule)
+        for run in (*stopped, *starved):
+            self.prefill_times.pause(run.request_id, now)
+        for run in admitted:
+            if not run.num_output_tokens:
+                self.prefill_times.begin(run.request_id, now)
         # The policy wanted what memory does not allow. Nobody rests next time, and whoever is
         # first in order starts if there is room.
         self._stalled = not schedule.parts

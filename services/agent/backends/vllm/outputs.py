@@ -18,4 +18,5 @@ def deliver(run: RunOutput, stream: OutputStream) -> None:
         run.token_ids,
         FinishReason(run.finish) if run.finish else None,
         cached_tokens=run.cached_tokens,
+        prefill_s=run.prefill_s,
     )

@@ -137,7 +137,7 @@ class PolicyDriven(Timed):
             self.prev_step_scheduled_req_ids.discard(request.request_id)
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]  # a mixin
+        super()._preempt_request(request, *args, **kwargs)
         self._preempted[request.request_id] = None
         self._num_preempted += 1
 
@@ -145,7 +145,7 @@ class PolicyDriven(Timed):
         self._num_relegated += is_relegated(self._policy, request.request_id)
         self._policy.remove(request.request_id)
         self._preempted.pop(request.request_id, None)
-        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]  # a mixin
+        return super()._free_request(request, *args, **kwargs)
 
     def _batch(self) -> BatchState:
         pool = self.kv_cache_manager.block_pool

@@ -6,6 +6,7 @@ import structlog
 from vllm.inputs import TokensPrompt
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from services.agent.backends.vllm.first_tokens import told_prefill_s
 from services.agent.backends.vllm.sampling import sampling_params
 from services.agent.backends.vllm.store import EngineStore
 from services.agent.backends.vllm.wire import (
@@ -120,6 +121,7 @@ class EngineHost:
                         tuple(part.token_ids),
                         part.finish_reason or "",
                         0 if cached_known else output.num_cached_tokens or 0,
+                        told_prefill_s(output.kv_transfer_params),
                     )
                 )
                 cached_known = True

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from shared.contracts.base import TenantId, UnixTime
+from shared.contracts.base import Seconds, TenantId, UnixTime
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import Sampling, Tokens
 
@@ -120,6 +120,8 @@ class RunOutput(msgspec.Struct, frozen=True, array_like=True):
     token_ids: Tokens
     finish: str = ""
     cached_tokens: int = 0
+    prefill_s: Seconds = 0.0
+    """With the first tokens; 0 when the engine did not say."""
 
 
 class Outputs(_Frame, frozen=True, array_like=True, tag=True):

@@ -9,7 +9,7 @@ from solver.prediction.coverage import CoverageMonitor
 from solver.prediction.quantile_fit import fit_quantile_trees
 from solver.prediction.quantile_trees import QuantileTrees
 from solver.routing.admission_queue import Assignment
-from solver.routing.prefills import TreePrefills
+from solver.routing.prefills import CalibratedPrefills
 from solver.routing.request import Candidate, RoutedRequest
 from tests.prefill_times import NOMINAL, Request, matrix_of, requests_of, times_of
 
@@ -23,9 +23,9 @@ def trees() -> QuantileTrees:
     return fit_quantile_trees(matrix_of(trained), times_of(trained), levels=LEVELS)
 
 
-def prefills(trees: QuantileTrees) -> TreePrefills:
+def prefills(trees: QuantileTrees) -> CalibratedPrefills:
     calibration = BucketedCalibration(LEVELS, model_version="1", origin="r")
-    return TreePrefills(trees, level=0.95, calibration=calibration, monitor=CoverageMonitor())
+    return CalibratedPrefills(trees, level=0.95, calibration=calibration, monitor=CoverageMonitor())
 
 
 def asked(each: Request) -> tuple[RoutedRequest, Candidate]:
@@ -48,7 +48,7 @@ def asked(each: Request) -> tuple[RoutedRequest, Candidate]:
     return routed, candidate
 
 
-def observed(told: TreePrefills, *, factor: float) -> None:
+def observed(told: CalibratedPrefills, *, factor: float) -> None:
     """Requests like those trained on, that take *factor* times as long."""
     for each in LATER:
         request, candidate = asked(each)
@@ -80,7 +80,7 @@ def test_what_was_observed_corrects_quantiles_and_means_and_not_the_trees(trees:
 
 
 def test_predictions_are_not_trusted_while_prefills_take_far_longer(trees: QuantileTrees):
-    told = TreePrefills(trees, level=0.95, monitor=CoverageMonitor())
+    told = CalibratedPrefills(trees, level=0.95, monitor=CoverageMonitor())
     assert told.is_trusted
     observed(told, factor=3.0)
 
@@ -88,7 +88,7 @@ def test_predictions_are_not_trusted_while_prefills_take_far_longer(trees: Quant
 
 
 def test_without_a_monitor_they_are_always_trusted(trees: QuantileTrees):
-    told = TreePrefills(trees, level=0.9)
+    told = CalibratedPrefills(trees, level=0.9)
     observed(told, factor=3.0)
 
     assert told.is_trusted
@@ -96,4 +96,4 @@ def test_without_a_monitor_they_are_always_trusted(trees: QuantileTrees):
 
 def test_a_level_that_was_not_fitted_is_refused(trees: QuantileTrees):
     with pytest.raises(ValueError, match=r"no trees for level 0\.5"):
-        TreePrefills(trees, level=0.5)
+        CalibratedPrefills(trees, level=0.5)

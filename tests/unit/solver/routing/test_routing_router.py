@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from shared.contracts.base import TenantId
+from shared.contracts.base import TenantId
 from shared.contracts.routing import InstanceLoad
 from solver.routing.admission_queue import Assignment
 from solver.routing.options import VARIANTS, RoutingOptions
@@ -86,6 +88,7 @@ def test_what_a_tenant_was_served_lately_delays_it():
     policy.submit(routed(0, tokens=9000, tenant="a"), 0.0)
     policy.dispatch(0.0)
     policy.first_token(routed(0).request_id, 0.5)
+    policy.served(TenantId("a"), 9000, 0.5)
     policy.submit(routed(1, tokens=9000, tenant="b", at=0.5), 0.5)
     policy.dispatch(0.5)
     policy.submit(routed(2, tenant="a", at=0.6), 0.6)

@@ -1,0 +1,138 @@
+"""
+Four instances, one slowed to a third, over the real broker: routed, pulled and by affinity alone.
+
+The same requests at the same times go through each mode, and through the simulator at the rates
+that were measured. Routed as by default, as many interactive requests must be in time as the
+simulator says.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ops.bench.meshes import MODEL, bench_mesh, bench_producer, simulated_agent
+from ops.bench.progress import say
+from ops.bench.result import Line, Result
+from ops.bench.routed_load import Prompts
+from ops.bench.routed_paces import Paces, measured_paces
+from ops.bench.routed_simulated import simulated
+from ops.sim.limits import EngineLimits
+from ops.sim.routing.workload import MIXES, RoutedArrival, RoutedTraffic
+from services.agent.backends.settings import SimulatedSettings
+from services.mesh.processes import ProcessMesh
+from shared.contracts.base import ModelName
+from shared.contracts.errors import MeshError
+from shared.contracts.estimates import LatencyCoefficients
+from shared.contracts.requests import ReplyMode, RequestCompleted
+from shared.producer.producer import Producer
+
+INSTANCES, SLOW = 4, 3.0
+"""One of them takes so many times as long for everything."""
+SIZE = 0.125
+"""Of the lengths of QUARTZ's workloads; the engine takes eight times as long for each token."""
+LATENCY = LatencyCoefficients(constant_s=0.02, linear_s=1.2e-3, context_s=4e-6)
+LIMITS = EngineLimits(max_running=64, max_budget_tokens=256, kv_capacity_tokens=12_544)
+RATE_RPS = 7.5
+DURATION_S, QUICK_S = 90.0, 8.0
+MODES = ("default", "pull", "locality-aware", "fifo-p2c")
+SETTLE_S = 2.0
+"""For a leader's first plan, and for routers to hear of instances."""
+ANSWER_TIMEOUT_S = 120.0
+MOST_POINTS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request through the mesh."""
+
+    attained: bool
+    lost: bool = False
+
+
+async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
+    """One mesh after the other; a quick run has two modes and some seconds of each."""
+    result = Result(name="routed", seed=seed, quick=quick)
+    duration_s = QUICK_S if quick else DURATION_S
+    traffic = RoutedTraffic(
+        mix=MIXES["mixed"],
+        rate_rps=RATE_RPS,
+        num_requests=round(RATE_RPS * duration_s),
+        seed=seed,
+        size=SIZE,
+    )
+    work = traffic.arrivals()
+    apart, lost = 0.0, 0
+    for mode in MODES[:2] if quick else MODES:
+        say(f"{mode}: {len(work)} requests in {duration_s:.0f} s to {INSTANCES} instances")
+        served, paces = await _through_mesh(mode, work, broker)
+        foretold = simulated(mode, work, LATENCY, LIMITS, paces.by_instance, seed=seed)
+        share = 100 * sum(each.attained for each in served) / len(served)
+        result.figures[mode] = {
+            "in time, %": round(share, 2),
+            "simulated, %": round(foretold, 2),
+            "measured paces": [round(pace, 2) for pace in paces.by_instance],
+        }
+        lost += sum(each.lost for each in served)
+        if mode == "default":
+            apart = abs(share - foretold)
+    result.lines += [
+        Line(name="interactive attainment, points apart", value=apart, bound=MOST_POINTS),
+        Line(name="lost requests", value=lost, bound=0),
+    ]
+    return result
+
+
+def engine(pace: float) -> SimulatedSettings:
+    """First come, first served, in chunks of 256 tokens."""
+    scaled = {each: pace * getattr(LATENCY, each) for each in LATENCY.__struct_fields__}
+    return SimulatedSettings(
+        latency=LatencyCoefficients(**scaled),
+        policy="fcfs",
+        token_budget=LIMITS.max_budget_tokens,
+        max_running=LIMITS.max_running,
+        kv_capacity_tokens=LIMITS.kv_capacity_tokens,
+        block_tokens=LIMITS.block_tokens,
+        host_kv_tokens=0,
+    )
+
+
+async def _through_mesh(
+    mode: str, work: Sequence[RoutedArrival], broker: str | None
+) -> tuple[list[Served], Paces]:
+    agents = tuple(
+        simulated_agent(f"i{number}", engine(SLOW if number == 0 else 1.0))
+        for number in range(INSTANCES)
+    )
+    planner = {"grouper": {"routing": {"policy": mode}}}
+    async with (
+        bench_mesh(broker, agents, planner=planner) as mesh,
+        bench_producer(mesh) as producer,
+        measured_paces(mesh, LATENCY, INSTANCES) as paces,
+    ):
+        await asyncio.sleep(SETTLE_S)
+        return await _serve(mesh, producer, work), paces
+
+
+async def _serve(
+    mesh: ProcessMesh, producer: Producer, work: Sequence[RoutedArrival]
+) -> list[Served]:
+    del mesh
+    prompts, began = Prompts(ModelName(MODEL)), time.monotonic()
+
+    async def one(number: int, asked: RoutedArrival) -> Served:
+        await asyncio.sleep(max(0.0, began + asked.arrival.arrived_at - time.monotonic()))
+        request = prompts.request(number, asked)
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                generation = await producer.submit(request, reply=ReplyMode.FINAL)
+                final = await generation.final()
+        except (TimeoutError, MeshError):
+            return Served(attained=False, lost=True)
+        if not isinstance(final, RequestCompleted):
+            return Served(attained=False, lost=True)
+        assert isinstance(request.prompt, tuple)
+        prompts.answered(asked, request.prompt, final.token_ids)
+        return Served(attained=final.verdict.attained)
+
+    return list(await asyncio.gather(*(one(*each) for each in enumerate(work))))

@@ -1,0 +1,62 @@
+"""Requests for a routed mesh, as real prompts: what the trace repeats, repeats in tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from ops.sim.routing.workload import RoutedArrival
+from shared.contracts.base import ModelName
+from shared.contracts.ingress import InferenceRequest
+from shared.contracts.requests import Tokens
+
+_FIRST, _NUM_IDS = 10, 480
+"""Ids that are no special tokens, and that every tiny model has."""
+
+
+@dataclass(slots=True)
+class Prompts:
+    """
+    Token ids for arrivals of `RoutedTraffic`: equal keys begin alike, as far as both are known.
+
+    A conversation goes on with its answers; when one is not there yet, other tokens stand in.
+    """
+
+    model: ModelName
+    _contexts: dict[str, Tokens] = field(default_factory=dict)
+
+    def request(self, number: int, asked: RoutedArrival) -> InferenceRequest:
+        """The request as a producer publishes it; greedy, and as long as the trace says."""
+        tokens = asked.arrival.prompt_tokens
+        prompt = self._prefix(asked)[: tokens - 1]
+        own = _stream(f"request {number}", tokens - len(prompt))
+        self._contexts[asked.stores] = prompt + own
+        return InferenceRequest(
+            model=self.model,
+            prompt=prompt + own,
+            max_tokens=asked.arrival.output_tokens,
+            temperature=0.0,
+            ignore_eos=True,
+            slo=asked.arrival.slo,
+            tenant=asked.tenant,
+        )
+
+    def answered(self, asked: RoutedArrival, prompt: Tokens, answer: Sequence[int]) -> None:
+        """The answer is part of the context from now on, unless that has gone on without it."""
+        if self._contexts.get(asked.stores) == prompt:
+            self._contexts[asked.stores] = prompt + tuple(answer)
+
+    def _prefix(self, asked: RoutedArrival) -> Tokens:
+        """Of the longest shared prefix, exactly as many tokens as the trace says."""
+        for key, tokens in asked.prefixes:
+            known = self._contexts.get(key) or _stream(key, tokens)
+            return (known + _stream(key, tokens))[:tokens]
+        return ()
+
+
+def _stream(key: str, count: int) -> Tokens:
+    """Tokens that are always the same for *key*, and different for others."""
+    state, found = crc32(key.encode()), []
+    for _ in range(count):
+        state = (1103515245 * state + 12345) % 2**31
+        found.append(_FIRST + (state >> 8) % _NUM_IDS)
+    return tuple(found)

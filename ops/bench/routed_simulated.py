@@ -1,0 +1,51 @@
+"""The routed mesh in the simulator: the same arrivals, engines and policy, in virtual time."""
+
+from collections.abc import Sequence
+
+from ops.sim.limits import EngineLimits
+from ops.sim.routing.cluster import RoutingCluster, simulate_front
+from ops.sim.routing.fronts import Front, PulledQueue, Routers, RouterSeat
+from ops.sim.routing.workload import RoutedArrival
+from shared.contracts.estimates import LatencyCoefficients
+from solver.prediction.latency_model import predict_s
+from solver.prediction.latency_prefills import LatencyPrefills
+from solver.routing.device_prefills import LEVELS, DevicePrefills
+from solver.routing.options import VARIANTS
+from solver.routing.request import RoutedRequest
+from solver.scheduling.latency import LatencyTable
+
+_DEVICE = ("simulated", "simulated")
+
+
+def simulated(
+    mode: str,
+    work: Sequence[RoutedArrival],
+    latency: LatencyCoefficients,
+    limits: EngineLimits,
+    paces: tuple[float, ...],
+    *,
+    seed: int,
+) -> float:
+    """Percent of *work* in time; routers know what they know in a mesh without trees."""
+    cluster = RoutingCluster(
+        latency=LatencyTable.from_coefficients(latency, max_tokens=limits.max_budget_tokens),
+        num_instances=len(paces),
+        paces=paces,
+        limits=limits,
+        noise=0.0,
+        seed=seed,
+    )
+    outcome = simulate_front(work, cluster, _front(mode, cluster, latency, seed))
+    return 100 * sum(not each.violated for each in outcome.requests) / len(outcome.requests)
+
+
+def _front(mode: str, cluster: RoutingCluster, latency: LatencyCoefficients, seed: int) -> Front:
+    def prefill_s(request: RoutedRequest) -> float:
+        return predict_s(latency, compute_tokens=request.prompt_tokens, context_tokens=0)
+
+    if mode == "pull":
+        return PulledQueue(cluster.instance_ids, prefill_s)
+    prefills = DevicePrefills(options=VARIANTS[mode], origin="simulated")
+    prefills.device_of = dict.fromkeys(cluster.instance_ids, _DEVICE)
+    prefills.use(_DEVICE, LatencyPrefills(latency, LEVELS), "latency")
+    return Routers(cluster.instance_ids, VARIANTS[mode], [RouterSeat(prefills, prefills)], seed)

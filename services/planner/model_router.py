@@ -1,0 +1,249 @@
+"""One model's router inside a grouper: what it knows of instances, and what it tells others."""
+
+from collections.abc import Mapping
+from zlib import crc32
+
+import msgspec
+import numpy as np
+
+from services.planner.state import identity
+from shared.contracts.base import InstanceId, ModelName, RequestId, Seconds, UnixTime
+from shared.contracts.errors import ContractError, SchemaMismatchError
+from shared.contracts.requests import QueuedRequest, ReplyMode
+from shared.contracts.routing import (
+    CalibrationSnapshot,
+    InstanceLoad,
+    Prefill,
+    PrefillSample,
+    PrefillsSampled,
+    RouterState,
+    RoutingTrust,
+    SoftState,
+)
+from shared.contracts.telemetry import InstanceStatus
+from solver.prediction.coverage import ALL
+from solver.prediction.prefill_features import SCHEMA_VERSION, feature_matrix
+from solver.routing.admission_queue import Assignment
+from solver.routing.backlog import Backlog
+from solver.routing.device_prefills import DeviceKey, DevicePrefills
+from solver.routing.options import RoutingOptions
+from solver.routing.prefills import request_features
+from solver.routing.prefix_hashes import part_tokens
+from solver.routing.prefix_index import PrefixIndex
+from solver.routing.request import RoutedRequest
+from solver.routing.router import Router
+
+SENT_MEMORY_S = 3600.0
+"""After so long a request counts as ended: word of its end may have gone unheard."""
+
+
+class ModelRouter:
+    """
+    A `Router` with what it needs of one model's instances. Sync methods, no IO.
+
+    Requests are known by their tenant and id.
+
+    Args:
+        model: Whose requests these are.
+        options: The policy.
+        sender: This grouper's run; no other has the same.
+    """
+
+    def __init__(self, model: ModelName, options: RoutingOptions, sender: str) -> None:
+        self.model = model
+        self.prefills = DevicePrefills(options=options, origin=sender)
+        self._sender = sender
+        self._backlog = Backlog(sender)
+        self.router = Router(
+            [],
+            options,
+            self.prefills,
+            random=np.random.default_rng(crc32(sender.encode())),
+            backlog=self._backlog,
+        )
+        self._indices: dict[InstanceId, PrefixIndex] = {}
+        self._incarnations: dict[InstanceId, str] = {}
+        self._told_version = 0
+        self._samples: dict[DeviceKey, list[PrefillSample]] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are assigned and not sent."""
+        return sum(self.router.num_waiting(each) for each in self.router.instances)
+
+    def on_status(self, status: InstanceStatus, now: UnixTime) -> None:
+        """An instance that serves the model tells how it is; it may be new, or begun anew."""
+        instance_id = status.instance_id
+        if self._incarnations.get(instance_id) != status.incarnation:
+            self._incarnations[instance_id] = status.incarnation
+            self._indices[instance_id] = PrefixIndex(status.kv_capacity_tokens)
+        self.prefills.device_of[instance_id] = (status.engine, status.device)
+        self._indices[instance_id].resize(status.kv_capacity_tokens)
+        if instance_id not in self.router.instances:
+            self.router.change_instances([*self.router.instances, instance_id], now)
+        load = InstanceLoad(
+            # Agents count anew when they begin anew; their clocks do not.
+            seq=round(status.at * 1000),
+            at=status.at,
+            running=status.running,
+            prefill_backlog_tokens=status.prefill_backlog_tokens,
+            kv_utilization=status.kv_utilization,
+        )
+        self.router.observe(instance_id, load, now)
+
+    def lose(self, instance_id: InstanceId, now: UnixTime) -> list[RequestId]:
+        """The instance is gone, or has another model; what waited for it has to go elsewhere."""
+        if instance_id not in self.router.instances:
+            return []
+        left = self.router.change_instances(
+            [each for each in self.router.instances if each != instance_id], now
+        )
+        for table in (self._indices, self._incarnations, self.prefills.device_of):
+            table.pop(instance_id, None)
+        return [request.request_id for request in left]
+
+    def submit(self, key: RequestId, request: QueuedRequest, now: UnixTime) -> None:
+        """Choose an instance, of which there is at least one, and wait there."""
+        sampling = request.sampling
+        routed = RoutedRequest(
+            request_id=key,
+            tenant=request.tenant,
+            arrived_at=request.arrived_at,
+            prompt_tokens=request.prompt_tokens,
+            max_tokens=sampling.max_tokens,
+            slo=request.slo,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            is_streaming=request.reply_mode is ReplyMode.STREAM,
+            cached_tokens=self._cached_tokens(request),
+        )
+        self.router.submit(routed, now)
+
+    def on_prefill(self, instance_id: InstanceId, prefill: Prefill, now: UnixTime) -> None:
+        """A request of anybody's got its first token."""
+        self.router.served(prefill.tenant, prefill.prompt_tokens, now)
+        index = self._indices.get(instance_id)
+        if index is not None:
+            index.store(prefill.prefix, part_tokens(len(prefill.prefix), prefill.prompt_tokens))
+        key = RequestId(identity(prefill.tenant, prefill.request_id))
+        assignment = self.router.first_token(key, now)
+        if assignment is None or assignment.instance_id != instance_id:
+            return
+        if index is not None:
+            index.observe(assignment.candidate.cached_tokens, prefill.cached_tokens)
+        if prefill.prefill_s > 0:
+            self._learn(assignment, prefill.prefill_s)
+
+    def tell_work(self, now: UnixTime) -> RouterState | None:
+        """What the model's other routers should know at once; None if that has not changed."""
+        work = self._backlog.snapshot().work.get(self._sender, {})
+        version = sum(each.version for each in work.values())
+        if version == self._told_version:
+            return None
+        self._told_version = version
+        return RouterState(
+            sender=self._sender, model=self.model, at=now, work=SoftState(work={self._sender: work})
+        )
+
+    def forget(self, sender: str, now: UnixTime) -> None:
+        """Another router has been silent for too long."""
+        self._backlog.forget(sender, now)
+
+    def tell(self, now: UnixTime, since: Mapping[str, int]) -> RouterState:
+        """
+        Soft state for the model's other routers.
+
+        Args:
+            now: Time.
+            since: Number of the last residual that was told, by version of what is corrected.
+        """
+        self.router.forget(now - SENT_MEMORY_S, now)
+        known = self._backlog.snapshot()
+        return RouterState(
+            sender=self._sender,
+            model=self.model,
+            at=now,
+            work=SoftState(
+                work={self._sender: known.work.get(self._sender, {})}, loads=known.loads
+            ),
+            calibrations=tuple(
+                _newer(each, since.get(each.model_version, 0)) for each in self.prefills.snapshots()
+            ),
+            trusts=self.trusts(),
+        )
+
+    def adopt(self, state: RouterState, now: UnixTime) -> None:
+        """What another router tells; broken residuals are left out."""
+        self._backlog.adopt(state.work, now)
+        for snapshot in state.calibrations:
+            try:
+                self.prefills.adopt(snapshot)
+            except (SchemaMismatchError, ContractError):
+                continue
+
+    def take_samples(self, now: UnixTime) -> list[PrefillsSampled]:
+        """What was learnt from since the last call, for the estimator."""
+        taken, self._samples = self._samples, {}
+        return [
+            PrefillsSampled(
+                sender=self._sender,
+                model=self.model,
+                engine=engine,
+                device=device,
+                at=now,
+                schema_version=SCHEMA_VERSION,
+                samples=tuple(samples),
+            )
+            for (engine, device), samples in taken.items()
+        ]
+
+    def trusts(self) -> tuple[RoutingTrust, ...]:
+        """How predictions do, for operators."""
+        found = []
+        for (engine, device), monitor in self.prefills.monitors.items():
+            residuals = monitor.residuals().get(ALL)
+            if residuals is not None:
+                found.append(
+                    RoutingTrust(
+                        engine=engine,
+                        device=device,
+                        version=self.prefills.version((engine, device)),
+                        trusted=monitor.trusted,
+                        level=monitor.level,
+                        count=residuals.count,
+                        covered=residuals.covered,
+                        residual_s=residuals.residual_s,
+                    )
+                )
+        return tuple(found)
+
+    def _learn(self, assignment: Assignment, prefill_s: Seconds) -> None:
+        key = self.prefills.device_of.get(assignment.instance_id)
+        if key is None:
+            return
+        self.prefills.observe(assignment, prefill_s)
+        if self.prefills.is_trusted:
+            self.router.recover()
+        else:
+            self.router.fall_back()
+        features = request_features(assignment.request)
+        row = feature_matrix(features, [assignment.candidate])[0]
+        sample = PrefillSample(features=tuple(row.tolist()), prefill_s=prefill_s)
+        self._samples.setdefault(key, []).append(sample)
+
+    def _cached_tokens(self, request: QueuedRequest) -> dict[InstanceId, int]:
+        each_tokens = part_tokens(len(request.prefix), request.prompt_tokens)
+        matches = {
+            instance_id: index.matched_parts(request.prefix)
+            for instance_id, index in self._indices.items()
+        }
+        return {
+            instance_id: min(request.prompt_tokens - 1, int(parts * each_tokens))
+            for instance_id, parts in matches.items()
+            if parts
+        }
+
+
+def _newer(snapshot: CalibrationSnapshot, number: int) -> CalibrationSnapshot:
+    residuals = tuple(each for each in snapshot.residuals if each.number > number)
+    return msgspec.structs.replace(snapshot, residuals=residuals)

@@ -1,0 +1,283 @@
+"""Routed mode: requests go to the inbox of an instance that a router chose (QUARTZ)."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from services.planner.model_router import ModelRouter
+from services.planner.settings import RoutingSettings
+from services.planner.state import identity
+from shared.broker import topology
+from shared.broker.protocol import Broker, OutMessage
+from shared.broker.retry import send_softly
+from shared.contracts.base import (
+    InstanceId,
+    Message,
+    ModelName,
+    RequestId,
+    UnixTime,
+    encode,
+    tag_of,
+)
+from shared.contracts.errors import ContractError
+from shared.contracts.estimates import Profile
+from shared.contracts.qos import QosClass
+from shared.contracts.requests import QueuedRequest
+from shared.contracts.routing import PrefillsObserved, PrefillTrees, RouterState
+from shared.contracts.telemetry import InstanceStatus, RequestObserved
+from shared.runtime.clock import Clock
+from solver.prediction.latency_prefills import LatencyPrefills
+from solver.prediction.quantile_trees import decode
+from solver.routing.device_prefills import LEVELS
+from solver.routing.options import VARIANTS, Prediction
+from solver.routing.prefix_hashes import prefix_hashes
+
+log = structlog.get_logger()
+PULL = "pull"
+"""No routing: instances pull from lanes."""
+ROUTING_POLICIES = (
+    PULL,
+    *(name for name, each in VARIANTS.items() if each.prediction is not Prediction.ORACLE),
+)
+LEAST_ITERATIONS = 200
+"""That a latency model has to rest on before prefills are told by it."""
+ROUTER_TIMEOUT_S = 5.0
+"""What a router had sent that has been silent for so long counts no longer."""
+TELL_ALL_EVERY = 30
+"""Rounds of sharing after which all residuals are told again, for routers that have just come."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A request that waits for its turn; its delivery is not acknowledged meanwhile."""
+
+    request: QueuedRequest
+    placed: asyncio.Future[InstanceId | None]
+
+
+@dataclass(slots=True)
+class _Model:
+    router: ModelRouter
+    held: dict[RequestId, _Held] = field(default_factory=dict)
+    told: dict[str, int] = field(default_factory=dict)
+    """Number of the last residual that others were told, by version."""
+    heard: dict[str, UnixTime] = field(default_factory=dict)
+    """Other groupers that route the model, and when they last said so."""
+
+
+class Routing:
+    """
+    The routers of one grouper, one for each model, and what they are told.
+
+    A request waits here until its router sends it, no longer than an instance is there for it and
+    no more than `max_waiting` at once; otherwise it goes to its lane, from which instances pull.
+
+    Args:
+        broker: The grouper's connection.
+        settings: Policy and bounds; its policy is not `pull`.
+        clock: Wall time.
+        sender: This grouper's run.
+    """
+
+    def __init__(
+        self, *, broker: Broker, settings: RoutingSettings, clock: Clock, sender: str
+    ) -> None:
+        self._broker = broker
+        self._settings = settings
+        self._options = VARIANTS[settings.policy]
+        self._clock = clock
+        self._sender = sender
+        self._models: dict[ModelName, _Model] = {}
+        self._seen: dict[InstanceId, tuple[ModelName | None, UnixTime]] = {}
+        self._rounds = 0
+        self._closed = False
+        self.num_routed = 0
+        self.num_left_to_lanes = 0
+        """For want of an instance or of room here, though they were to be routed."""
+
+    @property
+    def routers(self) -> list[ModelRouter]:
+        """Of the models that are served somewhere."""
+        return [each.router for each in self._models.values()]
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait here for their turn."""
+        return sum(len(each.held) for each in self._models.values())
+
+    def stamped(self, request: QueuedRequest) -> QueuedRequest:
+        """*request* with the hashes that engines' caches are looked up by."""
+        if not self._takes(request):
+            return request
+        prefix = prefix_hashes(request.prompt, request.messages)
+        return msgspec.structs.replace(request, prefix=prefix)
+
+    async def place(self, request: QueuedRequest) -> InstanceId | None:
+        """Wait for the request's turn at the instance that suits it; None: to its lane."""
+        model = self._models.get(request.model.base)
+        if not self._takes(request) or self._closed:
+            return None
+        if model is None or not model.router.router.instances or self._is_full:
+            self.num_left_to_lanes += 1
+            return None
+        key = RequestId(identity(request.tenant, request.request_id))
+        now = self._clock.now()
+        held = _Held(request, asyncio.get_running_loop().create_future())
+        model.held[key] = held
+        model.router.submit(key, request, now)
+        self._dispatch(model, now)
+        placed = await held.placed
+        self.num_routed += placed is not None
+        self.num_left_to_lanes += placed is None
+        return placed
+
+    def on_status(self, status: InstanceStatus) -> None:
+        """An instance tells how it is."""
+        now = self._clock.now()
+        served = None if status.draining else status.model
+        before, _ = self._seen.get(status.instance_id, (None, now))
+        self._seen[status.instance_id] = (served, now)
+        if before is not None and before != served:
+            self._lose(before, status.instance_id, now)
+        if served is not None:
+            if served not in self._models:
+                self._models[served] = _Model(ModelRouter(served, self._options, self._sender))
+            self._models[served].router.on_status(status, now)
+            self._dispatch(self._models[served], now)
+
+    def on_prefills(self, observed: PrefillsObserved) -> None:
+        """First tokens of an instance."""
+        model = self._models.get(observed.model)
+        if model is not None:
+            now = self._clock.now()
+            for prefill in observed.prefills:
+                model.router.on_prefill(observed.instance_id, prefill, now)
+            self._dispatch(model, now)
+
+    def on_ended(self, observed: RequestObserved) -> None:
+        """A request ended somewhere."""
+        model = self._models.get(observed.model)
+        if model is not None:
+            key = RequestId(identity(observed.tenant, observed.request_id))
+            model.router.router.finish(key, self._clock.now())
+
+    def on_state(self, state: RouterState) -> None:
+        """Another grouper's router tells what it knows."""
+        model = self._models.get(state.model)
+        if model is not None and state.sender != self._sender:
+            now = self._clock.now()
+            model.heard[state.sender] = now
+            model.router.adopt(state, now)
+
+    def on_profile(self, profile: Profile) -> None:
+        """The first latency model with enough behind it stands in for trees until there are any."""
+        model = self._models.get(profile.model)
+        key = (profile.engine, profile.device)
+        restored = profile.num_iterations == 0
+        if model is None or profile.latency is None:
+            return
+        if model.router.prefills.version(key).startswith("prior") and (
+            restored or profile.num_iterations >= LEAST_ITERATIONS
+        ):
+            model.router.prefills.use(
+                key, LatencyPrefills(profile.latency, LEVELS), f"latency {key}"
+            )
+
+    def on_trees(self, message: PrefillTrees) -> None:
+        """Trees of the estimator; others than those that this router understands are refused."""
+        model = self._models.get(message.model)
+        if model is None:
+            return
+        key = (message.engine, message.device)
+        version = f"trees {message.version} {key}"
+        if model.router.prefills.version(key) == version:
+            return
+        try:
+            model.router.prefills.use(key, decode(bytes(message.trees)), version)
+        except (ContractError, ValueError) as error:
+            log.warning(
+                "trees.refused", model=message.model, version=message.version, error=str(error)
+            )
+        else:
+            log.info("trees.adopted", model=message.model, version=message.version)
+
+    async def dispatch(self) -> None:
+        """Send what has become due by time alone, and give up on silent instances."""
+        now = self._clock.now()
+        silent_since = now - self._settings.instance_timeout_s
+        for instance_id, (served, heard_at) in list(self._seen.items()):
+            if heard_at < silent_since:
+                del self._seen[instance_id]
+                if served is not None:
+                    self._lose(served, instance_id, now)
+        for model in self._models.values():
+            if model.held:
+                self._dispatch(model, now)
+
+    async def share_work(self) -> None:
+        """Tell other groupers at once what was sent and what has ended, if there are any."""
+        now = self._clock.now()
+        for model in self._models.values():
+            for sender in [s for s, at in model.heard.items() if at < now - ROUTER_TIMEOUT_S]:
+                del model.heard[sender]
+                model.router.forget(sender, now)
+            if model.heard and (state := model.router.tell_work(now)) is not None:
+                await self._tell(topology.ROUTER_KEY, state)
+
+    async def share(self) -> None:
+        """Tell other groupers what is known here, and the estimator what was seen."""
+        now = self._clock.now()
+        self._rounds += 1
+        for model in self._models.values():
+            if self._rounds % TELL_ALL_EVERY == 0:
+                model.told.clear()
+            state = model.router.tell(now, model.told)
+            for each in state.calibrations:
+                if each.residuals:
+                    model.told[each.model_version] = each.residuals[-1].number
+            await self._tell(topology.ROUTER_KEY, state)
+            for sampled in model.router.take_samples(now):
+                await self._tell(topology.OBSERVED_SAMPLES_KEY, sampled)
+
+    def close(self) -> None:
+        """What waits goes to lanes."""
+        self._closed = True
+        for model in self._models.values():
+            for held in model.held.values():
+                if not held.placed.done():
+                    held.placed.set_result(None)
+            model.held.clear()
+
+    def _takes(self, request: QueuedRequest) -> bool:
+        return (
+            self._settings.scope == "all" or request.slo.qos_class is QosClass.INTERACTIVE
+        ) and not request.attempts.relegated
+
+    @property
+    def _is_full(self) -> bool:
+        return self.num_waiting >= self._settings.max_waiting
+
+    def _dispatch(self, model: _Model, now: UnixTime) -> None:
+        for assignment in model.router.router.dispatch(now):
+            held = model.held.pop(assignment.request.request_id, None)
+            if held is not None and not held.placed.done():
+                held.placed.set_result(assignment.instance_id)
+
+    def _lose(self, served: ModelName, instance_id: InstanceId, now: UnixTime) -> None:
+        """What waited for an instance that serves the model no longer waits for another."""
+        model = self._models[served]
+        for key in model.router.lose(instance_id, now):
+            held = model.held.get(key)
+            if held is None or held.placed.done():
+                continue
+            if model.router.router.instances:
+                model.router.submit(key, held.request, now)
+            else:
+                del model.held[key]
+                held.placed.set_result(None)
+
+    async def _tell(self, key: str, message: Message) -> None:
+        out = OutMessage(body=encode(message), kind=tag_of(type(message)), persistent=False)
+        await send_softly(self._broker, topology.TELEMETRY, key, out)

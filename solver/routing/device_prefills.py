@@ -1,0 +1,122 @@
+"""Prefill times on instances of several engines and devices."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shared.contracts.base import InstanceId, Seconds
+from shared.contracts.routing import CalibrationSnapshot
+from solver.prediction.calibration import BucketedCalibration
+from solver.prediction.coverage import CoverageMonitor, CoverageOptions
+from solver.prediction.latency_prefills import PRIOR, LatencyPrefills
+from solver.routing.admission_queue import Assignment
+from solver.routing.options import Prediction, RoutingOptions
+from solver.routing.prefills import CalibratedPrefills, PrefillModel
+from solver.routing.request import Candidate, PrefillEstimate, RoutedRequest
+
+LEVELS = (0.5, 0.9, 0.95)
+DeviceKey = tuple[str, str]
+"""Engine and device."""
+
+
+@dataclass(slots=True)
+class _Device:
+    model: PrefillModel
+    version: str
+    calibration: BucketedCalibration | None
+    prefills: CalibratedPrefills
+
+
+@dataclass(slots=True, kw_only=True)
+class DevicePrefills:
+    """
+    One model of prefill times for each (engine, device), each with its own corrections and trust.
+
+    Until a model is given for a device, that of an unknown engine stands in.
+    """
+
+    options: RoutingOptions
+    origin: str
+    """This router's run; no other has the same."""
+    device_of: dict[InstanceId, DeviceKey] = field(default_factory=dict)
+    """Of all instances that are asked for; whoever owns this writes it."""
+    _devices: dict[DeviceKey, _Device] = field(default_factory=dict)
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether all coverage is as good as it is asked to be (QUARTZ §3.5)."""
+        return all(each.prefills.is_trusted for each in self._devices.values())
+
+    @property
+    def monitors(self) -> dict[DeviceKey, CoverageMonitor]:
+        """Of the devices that are watched."""
+        watched = {key: each.prefills.monitor for key, each in self._devices.items()}
+        return {key: monitor for key, monitor in watched.items() if monitor is not None}
+
+    def version(self, key: DeviceKey) -> str:
+        """Of the model in use."""
+        return self._device(key).version
+
+    def use(self, key: DeviceKey, model: PrefillModel, version: str) -> None:
+        """
+        Another model from now on; what was learnt of the one before is forgotten.
+
+        Raises:
+            ValueError: It lacks a level that the policy routes by or watches.
+        """
+        known = self._devices.get(key)
+        if known is None or known.version != version:
+            self._devices[key] = self._made(model, version)
+
+    def predict(
+        self, request: RoutedRequest, candidates: Sequence[Candidate]
+    ) -> list[PrefillEstimate]:
+        """One estimate for each candidate, in their order."""
+        by_key: dict[DeviceKey, list[int]] = {}
+        for index, each in enumerate(candidates):
+            by_key.setdefault(self.device_of[each.instance_id], []).append(index)
+        found: dict[int, PrefillEstimate] = {}
+        for key, indices in by_key.items():
+            alike = [candidates[index] for index in indices]
+            estimates = self._device(key).prefills.predict(request, alike)
+            found.update(zip(indices, estimates, strict=True))
+        return [found[index] for index in range(len(candidates))]
+
+    def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:
+        """A prefill that was predicted took *prefill_s*; of instances that are gone, nothing."""
+        key = self.device_of.get(assignment.instance_id)
+        if key is not None:
+            self._device(key).prefills.observe(assignment, prefill_s)
+
+    def snapshots(self) -> tuple[CalibrationSnapshot, ...]:
+        """What was observed here, for other routers."""
+        known = (each.calibration for each in self._devices.values())
+        return tuple(each.snapshot() for each in known if each is not None)
+
+    def adopt(self, snapshot: CalibrationSnapshot) -> None:
+        """
+        What another router observed, of the same model; of another model it says nothing here.
+
+        Raises:
+            ContractError: Its residuals are broken; nothing is adopted.
+        """
+        for each in self._devices.values():
+            if each.calibration is not None and each.version == snapshot.model_version:
+                each.calibration.adopt(snapshot)
+
+    def _device(self, key: DeviceKey) -> _Device:
+        if key not in self._devices:
+            self._devices[key] = self._made(LatencyPrefills(PRIOR, LEVELS), f"prior {key}")
+        return self._devices[key]
+
+    def _made(self, model: PrefillModel, version: str) -> _Device:
+        options, calibration, monitor = self.options, None, None
+        if options.prediction is Prediction.CALIBRATED:
+            calibration = BucketedCalibration(
+                model.levels, model_version=version, origin=self.origin
+            )
+        if options.falls_back:
+            monitor = CoverageMonitor(CoverageOptions(under_coverage=options.fallback_delta))
+        prefills = CalibratedPrefills(
+            model, level=options.quantile_level, calibration=calibration, monitor=monitor
+        )
+        return _Device(model, version, calibration, prefills)
