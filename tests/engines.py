@@ -16,7 +16,7 @@ from services.agent.backends.settings import SimulatedSettings, VllmSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from services.agent.backends.vllm.availability import vllm_unavailable_reason
 from services.agent.backends.vllm.backend import VllmEngine
-from shared.contracts.base import ModelName, RequestId
+from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import FinishReason, Sampling, Tokens
@@ -47,6 +47,7 @@ class Answer:
     token_ids: Tokens
     finish_reason: FinishReason | None
     cached_tokens: int
+    prefill_s: Seconds = 0.0
 
 
 @dataclass
@@ -88,14 +89,15 @@ class EngineRig:
     async def answer(self, request: EngineRequest, begun: asyncio.Event | None = None) -> Answer:
         """The whole answer; sets *begun* with its first tokens."""
         token_ids: list[int] = []
-        finish_reason, cached_tokens = None, 0
+        finish_reason, cached_tokens, prefill_s = None, 0, 0.0
         async for output in self.engine.generate(request):
             token_ids += output.token_ids
             cached_tokens += output.cached_tokens
+            prefill_s += output.prefill_s
             finish_reason = output.finish_reason
             if begun is not None:
                 begun.set()
-        return Answer(tuple(token_ids), finish_reason, cached_tokens)
+        return Answer(tuple(token_ids), finish_reason, cached_tokens, prefill_s)
 
 
 def tiny_entries(directory: Path, *, weights: bool) -> tuple[ModelEntry, ...]:

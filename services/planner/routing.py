@@ -21,7 +21,7 @@ from shared.contracts.base import (
     encode,
     tag_of,
 )
-from shared.contracts.errors import ContractError
+from shared.contracts.errors import ContractError, SchemaMismatchError
 from shared.contracts.estimates import Profile
 from shared.contracts.qos import QosClass
 from shared.contracts.requests import QueuedRequest
@@ -196,7 +196,7 @@ class Routing:
             return
         try:
             model.router.prefills.use(key, decode(bytes(message.trees)), version)
-        except (ContractError, ValueError) as error:
+        except (SchemaMismatchError, ContractError, ValueError) as error:
             log.warning(
                 "trees.refused", model=message.model, version=message.version, error=str(error)
             )
@@ -277,6 +277,7 @@ class Routing:
             else:
                 del model.held[key]
                 held.placed.set_result(None)
+        self._dispatch(model, now)
 
     async def _tell(self, key: str, message: Message) -> None:
         out = OutMessage(body=encode(message), kind=tag_of(type(message)), persistent=False)

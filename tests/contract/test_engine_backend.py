@@ -1,6 +1,7 @@
 """What every `EngineBackend` does; its docstrings in other words."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -71,6 +72,23 @@ async def test_a_repeated_prompt_is_partly_cached(rig: EngineRig) -> None:
     again = await rig.ask(prompt_of(300, first=77), greedy(2))
 
     assert 200 < again.cached_tokens < 300
+
+
+async def test_the_prefill_is_timed_from_its_first_chunk_to_the_first_token(rig: EngineRig) -> None:
+    began = time.monotonic()
+    alone = await rig.ask(prompt_of(500, first=81), greedy(1))
+    took_s = time.monotonic() - began
+    begun = asyncio.Event()
+    asked = rig.request(prompt_of(40, first=82), greedy(60))
+    running = asyncio.create_task(rig.answer(asked, begun))
+    await begun.wait()
+    beside = await rig.ask(prompt_of(40, first=83), greedy(8))
+    answer = await running
+
+    assert 0 < alone.prefill_s <= took_s
+    # Once, with the first token, however many follow.
+    assert 0 < answer.prefill_s < alone.prefill_s + took_s
+    assert beside.prefill_s > 0
 
 
 @pytest.mark.parametrize("cut", [1, 9, 23])

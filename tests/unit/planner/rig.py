@@ -10,6 +10,7 @@ import msgspec
 
 from services.planner.grouper import Grouper
 from services.planner.intake import Intake
+from services.planner.routing import PULL, Routing
 from services.planner.settings import GrouperSettings
 from services.planner.state import GrouperState, RecentIds
 from shared.broker import topology
@@ -126,8 +127,19 @@ async def open_grouper(
             ),
             clock=clock,
             sender="grouper-of-the-test",
+            routing=routing_of(broker, settings, clock),
         )
         yield GrouperRig(hub, broker, far, grouper, clock)
+
+
+def routing_of(
+    broker: UnreliableBroker, settings: GrouperSettings, clock: FakeClock
+) -> Routing | None:
+    if settings.routing.policy == PULL:
+        return None
+    return Routing(
+        broker=broker, settings=settings.routing, clock=clock, sender="grouper-of-the-test"
+    )
 
 
 async def listen(broker: UnreliableBroker, exchange: str, routing_key: str) -> str:

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from shared.contracts.base import TenantId
-from shared.contracts.base import TenantId
 from shared.contracts.routing import InstanceLoad
 from solver.routing.admission_queue import Assignment
 from solver.routing.options import VARIANTS, RoutingOptions
@@ -146,3 +145,41 @@ def test_unknown_requests_change_nothing():
     )
 
     assert policy.backlog.num_outstanding(W) == 0
+
+
+def test_what_waited_for_an_instance_that_is_gone_is_known_no_longer():
+    policy = router(VARIANTS["quartz"], (W,))
+    policy.submit(routed(0, tokens=9000), 0.0)
+    policy.dispatch(0.0)
+    policy.submit(routed(1, tokens=500), 0.0)
+    policy.submit(routed(2, tokens=100), 0.0)
+
+    left = policy.change_instances((X,), 1.0)
+
+    assert [str(each.request_id) for each in left] == ["2", "1"]
+    assert policy.instances == [X]
+    assert policy.dispatch(1.0) == []
+    assert policy.backlog.num_outstanding(W) == 0
+    policy.submit(left[0], 1.0)
+    assert order_of(policy) == ["2"]
+
+
+def test_an_instance_that_comes_is_used_at_once():
+    policy = router(VARIANTS["fifo-ll"], (W,))
+    policy.submit(routed(0), 0.0)
+    assert policy.change_instances((W, X), 0.0) == []
+    policy.submit(routed(1), 0.0)
+
+    assert {str(each.instance_id) for each in policy.dispatch(0.0)} == {str(W), str(X)}
+
+
+def test_the_end_of_what_was_sent_long_ago_is_not_waited_for():
+    policy = router(VARIANTS["fifo-ll"], (W, X))
+    for number in range(3):
+        policy.submit(routed(number, at=number), number)
+        policy.dispatch(number)
+    policy.forget(1.5, 100.0)
+    policy.submit(routed(9, at=100.0), 100.0)
+
+    (sent,) = policy.dispatch(100.0)
+    assert sent.instance_id == X  # W still has the last one

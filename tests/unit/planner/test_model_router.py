@@ -1,0 +1,138 @@
+"""One model's router in a grouper: instances come and go, prompts are found again, others learn."""
+
+from msgspec.structs import replace
+
+from services.planner.model_router import ModelRouter
+from services.planner.state import identity
+from shared.contracts.base import InstanceId, RequestId
+from shared.contracts.requests import QueuedRequest
+from solver.prediction.prefill_features import FEATURES, SCHEMA_VERSION
+from solver.routing.options import VARIANTS
+from solver.routing.prefix_hashes import PART_TOKENS, prefix_hashes
+from tests.clocks import NOW
+from tests.queued import MODEL, a_request
+from tests.routed import routed as a_routed
+from tests.unit.planner.routed_rig import ONE, TWO, prefill_of, status
+
+
+def model_router(sender: str = "grouper-1", policy: str = "default") -> ModelRouter:
+    made = ModelRouter(MODEL, VARIANTS[policy], sender)
+    for instance_id in (ONE, TWO):
+        made.on_status(status(instance_id), NOW)
+    return made
+
+
+def long_request(first: int, **fields: object) -> QueuedRequest:
+    prompt = (first, *range(11, 410)) * 2
+    request = a_request(prompt=prompt, prompt_tokens=len(prompt), **fields)
+    return replace(request, prefix=prefix_hashes(prompt, None))
+
+
+def sent_to(routed: ModelRouter, request: QueuedRequest, now: float = NOW) -> InstanceId:
+    key = RequestId(identity(request.tenant, request.request_id))
+    routed.submit(key, request, now)
+    (assignment,) = routed.router.dispatch(now)
+    return assignment.instance_id
+
+
+def test_a_prompt_goes_where_it_was_computed_before():
+    routed = model_router()
+    first = long_request(1)
+    where = sent_to(routed, first)
+    routed.on_prefill(where, prefill_of(first), NOW)
+    other = next(each for each in (ONE, TWO) if each != where)
+
+    again = long_request(1)
+    key = RequestId(identity(again.tenant, again.request_id))
+    routed.submit(key, again, NOW + 1)
+    (assignment,) = routed.router.dispatch(NOW + 1)
+
+    assert assignment.instance_id == where
+    most = again.prompt_tokens
+    assert most - 2 * PART_TOKENS < assignment.candidate.cached_tokens < most
+    assert routed._cached_tokens(long_request(2)) == {}
+    assert other not in routed._cached_tokens(again)
+
+
+def test_what_others_routed_is_found_again_too():
+    routed = model_router()
+    routed.on_prefill(TWO, prefill_of(long_request(1, request_id="of another grouper")), NOW)
+
+    assert sent_to(routed, long_request(1)) == TWO
+
+
+def test_an_engine_that_begins_anew_has_nothing_cached():
+    routed = model_router()
+    routed.on_prefill(TWO, prefill_of(long_request(1)), NOW)
+    routed.on_status(status(TWO, incarnation="second", at=NOW + 1), NOW + 1)
+
+    assert routed._cached_tokens(long_request(1)) == {}
+
+
+def test_what_waits_for_an_instance_that_is_lost_has_to_go_elsewhere():
+    routed = ModelRouter(MODEL, VARIANTS["default"], "grouper-1")
+    routed.on_status(status(ONE), NOW)
+    sent_to(routed, long_request(1))
+    waiting = long_request(2)
+    key = RequestId(identity(waiting.tenant, waiting.request_id))
+    routed.submit(key, waiting, NOW)
+
+    assert routed.num_waiting == 1
+    assert routed.lose(ONE, NOW) == [key]
+    assert routed.lose(ONE, NOW) == []
+    assert routed.router.instances == []
+
+
+def test_a_prefill_teaches_once_and_becomes_a_sample():
+    routed = model_router()
+    request = long_request(1)
+    where = sent_to(routed, request)
+    for _ in range(2):
+        routed.on_prefill(where, prefill_of(request, 0.25), NOW)
+    (sampled,) = routed.take_samples(NOW)
+
+    assert (sampled.engine, sampled.device, sampled.schema_version) == ("e", "d", SCHEMA_VERSION)
+    assert [each.prefill_s for each in sampled.samples][:1] == [0.25]
+    assert len(sampled.samples[0].features) == len(FEATURES)
+    assert routed.take_samples(NOW) == []
+
+
+def test_prefills_that_no_engine_timed_teach_nothing():
+    routed = model_router()
+    request = long_request(1)
+    routed.on_prefill(sent_to(routed, request), prefill_of(request, 0.0), NOW)
+
+    assert routed.take_samples(NOW) == []
+    assert routed.router.backlog.is_idle(ONE)
+    assert routed.router.backlog.is_idle(TWO)
+
+
+def test_another_router_hears_of_work_and_is_forgotten_with_it():
+    teller, listener = model_router("grouper-1"), model_router("grouper-2")
+    where = sent_to(teller, long_request(1))
+    state = teller.tell_work(NOW)
+    assert state is not None
+    listener.adopt(state, NOW)
+
+    assert teller.tell_work(NOW) is None
+    assert not listener.router.backlog.is_idle(where)
+    listener.forget("grouper-1", NOW)
+    assert listener.router.backlog.is_idle(where)
+
+
+def test_corrections_are_told_once():
+    teller, listener = model_router("grouper-1"), model_router("grouper-2")
+    for number in range(80):
+        request = long_request(number)
+        teller.on_prefill(sent_to(teller, request, NOW + number), prefill_of(request, 3.0), NOW)
+    whole = teller.tell(NOW, {})
+    (snapshot,) = whole.calibrations
+    later = teller.tell(NOW, {snapshot.model_version: snapshot.residuals[-1].number})
+    before = listener.router.submit(a_routed(1), NOW).estimate.mean_s
+    listener.adopt(whole, NOW)
+
+    assert later.calibrations[0].residuals == ()
+    assert listener.router.submit(a_routed(2), NOW).estimate.mean_s > 2 * before
+    (trust,) = whole.trusts
+    assert (trust.trusted, trust.count) == (False, 80)
+    assert trust.residual_s < 0

@@ -1,0 +1,210 @@
+"""Routed mode: to the inbox of an instance when its turn comes, and to lanes when it cannot."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.planner.settings import GrouperSettings, RoutingSettings
+from shared.broker import topology
+from shared.contracts.base import Decoder
+from shared.contracts.estimates import LatencyCoefficients, Profile
+from shared.contracts.lanes import inbox_name
+from shared.contracts.routing import PrefillsSampled, PrefillTrees, RouterState
+from shared.models.registry import ModelRegistry
+from tests.brokers import eventually
+from tests.clocks import NOW
+from tests.queued import MODEL
+from tests.unit.planner.rig import BODY, LANE, GrouperRig, listen, open_grouper
+from tests.unit.planner.routed_rig import ONE, TWO, a_prefill, observed, prefill_of, status
+
+CHAT = {**BODY, "slo": {"ttft_s": 5.0, "tbt_s": 1.0}}
+ROUTED = GrouperSettings(routing=RoutingSettings(policy="default", max_waiting=2))
+CHAT_LANE = "lane.1.tiny-llama.high.2.short"
+
+
+@pytest.fixture
+async def routed(registry: ModelRegistry) -> AsyncIterator[GrouperRig]:
+    async with open_grouper(registry, ROUTED) as rig:
+        for instance_id in (ONE, TWO):
+            await topology.declare_work_queue(rig.far, inbox_name(instance_id))
+        yield rig
+
+
+async def lanes_with_something(rig: GrouperRig) -> set[str]:
+    return {name for name in rig.grouper.state.declared if await rig.far.ready(name)}
+
+
+async def take(rig: GrouperRig, body: dict[str, object], message_id: str) -> asyncio.Task[None]:
+    """Let the grouper have a request; it may wait there for its turn."""
+    await rig.publish(body, message_id=message_id)
+    return asyncio.create_task(rig.grouper.on_request(await rig.pull()))
+
+
+async def test_an_interactive_request_goes_to_an_instance(routed: GrouperRig):
+    assert routed.grouper.routing is not None
+    routed.grouper.routing.on_status(status(ONE))
+    await routed.submit(CHAT, message_id="m1")
+
+    request = await routed.queued(inbox_name(ONE))
+    assert (request.request_id, request.lane.split(".")[0]) == ("m1", "lane")
+    assert routed.grouper.routing.num_routed == 1
+    assert await routed.unsettled() == 0
+
+
+async def test_other_requests_are_pulled(routed: GrouperRig):
+    assert routed.grouper.routing is not None
+    routed.grouper.routing.on_status(status(ONE))
+    await routed.submit(BODY, message_id="m1")
+
+    assert (await routed.queued(LANE)).request_id == "m1"
+
+
+async def test_without_an_instance_it_is_pulled(routed: GrouperRig):
+    assert routed.grouper.routing is not None
+    routed.grouper.routing.on_status(status(ONE, model="tiny-qwen"))
+    await routed.submit(CHAT)
+
+    (lane,) = await lanes_with_something(routed)
+    assert lane.startswith("lane.")
+    assert routed.grouper.routing.num_left_to_lanes == 1
+
+
+async def test_it_waits_unacknowledged_for_its_turn_and_no_more_than_a_few_do(routed: GrouperRig):
+    routing = routed.grouper.routing
+    assert routing is not None
+    routing.on_status(status(ONE))
+    big = {**CHAT, "prompt": [10] * 4000}
+    await routed.submit(big, message_id="runs")
+    waiting = [await take(routed, CHAT, f"waits-{number}") for number in range(2)]
+    await eventually(lambda: routing.num_waiting == 2)
+    await routed.submit(CHAT, message_id="one too many")
+    runs = await routed.queued(inbox_name(ONE))
+
+    assert len(await lanes_with_something(routed)) == 1
+    routing.on_prefills(observed(prefill_of(runs)))
+    await asyncio.gather(*waiting)
+    assert await routed.far.ready(inbox_name(ONE)) == 2
+    assert await routed.unsettled() == 0
+
+
+async def test_what_waits_goes_elsewhere_when_its_instance_is_gone(routed: GrouperRig):
+    routing = routed.grouper.routing
+    assert routing is not None
+    routing.on_status(status(ONE))
+    await routed.submit({**CHAT, "prompt": [10] * 4000}, message_id="runs")
+    task = await take(routed, CHAT, "waits")
+    await eventually(lambda: routing.num_waiting == 1)
+    routing.on_status(status(TWO))
+    routing.on_status(status(ONE, draining=True, seq=2))
+    await task
+
+    assert (await routed.queued(inbox_name(TWO))).request_id == "waits"
+
+
+async def test_a_silent_instance_gets_nothing_more(routed: GrouperRig):
+    routing = routed.grouper.routing
+    assert routing is not None
+    routing.on_status(status(ONE))
+    await routed.submit({**CHAT, "prompt": [10] * 4000}, message_id="runs")
+    task = await take(routed, CHAT, "waits")
+    await eventually(lambda: routing.num_waiting == 1)
+    routed.clock.advance(10.0)
+    await routing.dispatch()
+    await task
+
+    assert any(name.startswith("lane.") for name in await lanes_with_something(routed))
+
+
+async def test_an_inbox_that_is_closed_sends_it_to_its_lane(routed: GrouperRig):
+    routing = routed.grouper.routing
+    assert routing is not None
+    routing.on_status(status(ONE))
+    await topology.close_work_queue(routed.far, inbox_name(ONE))
+    await routed.submit(CHAT, message_id="m1")
+
+    (lane,) = await lanes_with_something(routed)
+    assert (await routed.queued(lane)).request_id == "m1"
+    assert lane.startswith("lane.")
+
+
+async def test_what_waits_goes_to_lanes_when_the_grouper_ends(routed: GrouperRig):
+    routing = routed.grouper.routing
+    assert routing is not None
+    routing.on_status(status(ONE))
+    await routed.submit({**CHAT, "prompt": [10] * 4000})
+    task = await take(routed, CHAT, "waits")
+    await eventually(lambda: routing.num_waiting == 1)
+    routing.close()
+    await task
+
+    assert any(name.startswith("lane.") for name in await lanes_with_something(routed))
+
+
+async def test_what_is_learnt_is_told(routed: GrouperRig):
+    routing = routed.grouper.routing
+    assert routing is not None
+    states = await listen(routed.far, topology.TELEMETRY, topology.ROUTER_KEY)
+    samples = await listen(routed.far, topology.TELEMETRY, topology.OBSERVED_SAMPLES_KEY)
+    routing.on_status(status(ONE))
+    await routed.submit(CHAT)
+    request = await routed.queued(inbox_name(ONE))
+    routing.on_prefills(observed(a_prefill(1), prefill_of(request, 0.125)))
+    await routing.share()
+
+    decode_state: Decoder[RouterState] = Decoder(RouterState)
+    decode_samples: Decoder[PrefillsSampled] = Decoder(PrefillsSampled)
+    state = decode_state((await routed.far.take(states)).body)
+    sampled = decode_samples((await routed.far.take(samples)).body)
+    assert state.work.work["grouper-of-the-test"][ONE].num_finished == 1
+    assert [each.prefill_s for each in sampled.samples] == [0.125]
+
+
+async def test_work_is_told_at_once_if_there_is_another_router(routed: GrouperRig):
+    routing = routed.grouper.routing
+    assert routing is not None
+    states = await listen(routed.far, topology.TELEMETRY, topology.ROUTER_KEY)
+    routing.on_status(status(ONE))
+    await routed.submit(CHAT)
+    await routing.share_work()
+    alone = await routed.far.ready(states)
+    routing.on_state(RouterState(sender="another", model=MODEL, at=NOW))
+    await routing.share_work()
+    await routing.share_work()
+
+    assert (alone, await routed.far.ready(states)) == (0, 1)
+
+
+async def test_a_latency_model_stands_in_until_there_are_trees(routed: GrouperRig):
+    routing = routed.grouper.routing
+    assert routing is not None
+    routing.on_status(status(ONE))
+    latency = LatencyCoefficients(constant_s=0.01, linear_s=1e-3)
+    for iterations in (10, 500):
+        routing.on_profile(
+            Profile(
+                model=MODEL,
+                engine="e",
+                device="d",
+                version=1,
+                at=NOW,
+                latency=latency,
+                num_iterations=iterations,
+            )
+        )
+        versions = [each.prefills.version(("e", "d")) for each in routing.routers]
+        assert versions[0].startswith("prior" if iterations == 10 else "latency")
+
+
+async def test_trees_of_another_schema_are_refused_and_nothing_changes(routed: GrouperRig):
+    routing = routed.grouper.routing
+    assert routing is not None
+    routing.on_status(status(ONE))
+    body = b'{"schema_version":99,"features":[]}'
+    routing.on_trees(
+        PrefillTrees(model=MODEL, engine="e", device="d", version=1, at=NOW, trees=body)  # type: ignore[arg-type]
+    )
+    await routed.submit(CHAT)
+
+    assert routing.routers[0].prefills.version(("e", "d")).startswith("prior")
+    assert (await routed.queued(inbox_name(ONE))).model.base == MODEL
