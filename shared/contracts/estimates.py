@@ -85,6 +85,8 @@ class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profi
     """Per application, the latest last; `*` is all."""
     swap_s: dict[str, Seconds] = {}
     """Activation time by residency it started from."""
+    kv_capacity_tokens: int | None = None
+    """Of one instance; only in files, where a device's memory told it."""
 
 
 class AlarmKind(Enum):
