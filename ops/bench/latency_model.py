@@ -27,10 +27,10 @@ from ops.sim.profiles import ALIASES, load
 from services.agent.backends.vllm.availability import vllm_unavailable_reason
 from shared.contracts.base import Seconds
 from shared.contracts.estimates import LatencyCoefficients
-from shared.contracts.telemetry import Iteration
+from shared.contracts.telemetry import EngineIteration
 from solver.prediction.iteration_forest import Decodes, IterationForest, iteration_matrix
 from solver.prediction.iteration_forest_fit import LEAST_SAMPLES, fit_iteration_forest
-from solver.prediction.latency_model import OnlineLatencyFit, predict_each_s, predict_s
+from solver.prediction.latency_model import OnlineLatencyFit, predict_each_batch_s, predict_s
 from solver.scheduling.latency import LatencyTable
 
 SIMULATED_MOST = 0.04
@@ -56,33 +56,41 @@ class _Fits:
     forest: IterationForest
 
     @classmethod
-    def of(cls, known: Sequence[Iteration], seed: int) -> "_Fits":
+    def of(cls, known: Sequence[EngineIteration], seed: int) -> "_Fits":
         fit = OnlineLatencyFit()
         for each in known:
-            fit.observe(each)
+            fit.observe(each, each.prefill_pairs)
         terms = fit.fit()
         if terms is None:
             raise RuntimeError(f"{len(known)} iterations are too few to learn from")
         return cls(terms, fit_iteration_forest(known, seed=seed))
 
-    def predicted_s(self, iterations: list[Iteration]) -> dict[str, Floats]:
+    def predicted_s(self, iterations: list[EngineIteration]) -> dict[str, Floats]:
         """By model: float64[n]."""
         rows = iteration_matrix(iterations)
-        return {"terms": self._terms_s(rows), "forest": self.forest.predict_s(rows)}
-
-    def chunks(self, budget_s: Seconds, beside: Decodes) -> dict[str, int]:
-        """By model: tokens within *budget_s*."""
-        most_tokens = max(0, min(LARGEST_CHUNK, self.forest.most_tokens - beside.num_decodes))
-        rows = np.empty((most_tokens, 3))
-        rows[:, 0] = np.arange(1, most_tokens + 1) + beside.num_decodes
-        rows[:, 1:] = beside.context_tokens, beside.num_decodes
+        pairs = np.array([each.prefill_pairs for each in iterations])
         return {
-            "terms": int(np.searchsorted(self._terms_s(rows), budget_s, side="right")),
+            "terms": self._terms_s(rows[:, 0], rows[:, 1], pairs),
+            "forest": self.forest.predict_s(rows),
+        }
+
+    def chunks(self, budget_s: Seconds, beside: Decodes, before: float) -> dict[str, int]:
+        """By model: tokens behind *before* of their prompt, within *budget_s*."""
+        most_tokens = max(0, min(LARGEST_CHUNK, self.forest.most_tokens - beside.num_decodes))
+        chunks: Floats = np.arange(1, most_tokens + 1, dtype=np.float64)
+        context_tokens = np.full(most_tokens, float(beside.context_tokens))
+        times_s = self._terms_s(
+            chunks + beside.num_decodes, context_tokens, chunks * (before + chunks / 2)
+        )
+        return {
+            "terms": int(np.searchsorted(times_s, budget_s, side="right")),
             "forest": self.forest.largest_chunk(budget_s, beside, most_tokens=LARGEST_CHUNK),
         }
 
-    def _terms_s(self, rows: Floats) -> Floats:
-        return predict_each_s(self.terms, compute_tokens=rows[:, 0], context_tokens=rows[:, 1])
+    def _terms_s(self, tokens: Floats, context_tokens: Floats, pairs: Floats) -> Floats:
+        return predict_each_batch_s(
+            self.terms, compute_tokens=tokens, context_tokens=context_tokens, prefill_pairs=pairs
+        )
 
 
 async def run(
@@ -146,7 +154,7 @@ def _conserves_example(fits: _Fits, latency: LatencyTable) -> dict[str, float]:
     """
     A chunk of a new request, and behind a context of 40,000 tokens (ConServe §4.2).
 
-    Far beyond what was learnt from, and telemetry tells all requests' context in one number.
+    Far beyond what was learnt from.
     """
     told: dict[str, float] = {}
     for name, before in (("new", 0), ("behind 40000", 40_000)):
@@ -214,7 +222,7 @@ def _simulated_chunks(
         most = min(LARGEST_CHUNK, fits.forest.most_tokens - beside.num_decodes)
         budget_s = float(chunk_s[int(random.integers(LEAST_CHUNK, most))])
         best = min(most, int(np.searchsorted(chunk_s, budget_s, side="right")))
-        for model, chunk in fits.chunks(budget_s, beside).items():
+        for model, chunk in fits.chunks(budget_s, beside, before).items():
             wrong[model].append(chunk / best - 1)
     return {model: np.array(errors) for model, errors in wrong.items()}
 
@@ -231,14 +239,16 @@ def _times_of_chunks(latency: LatencyTable, beside: Decodes, before: int) -> Flo
     )
 
 
-def _measured_chunks(fits: _Fits, steps: Sequence[Iteration]) -> dict[str, Floats]:
+def _measured_chunks(fits: _Fits, steps: Sequence[EngineIteration]) -> dict[str, Floats]:
     """Relative errors by model, against the chunk that an iteration had, given its time."""
     wrong: dict[str, list[float]] = {"terms": [], "forest": []}
     for each in steps:
         chunk = each.compute_tokens - each.num_decodes
         if LEAST_CHUNK <= chunk <= LARGEST_CHUNK:
             beside = Decodes(each.num_decodes, each.context_tokens)
-            for model, allowed in fits.chunks(each.duration_s, beside).items():
+            # Of its one prefill; of several, so long that they would have as many pairs.
+            before = max(0.0, each.prefill_pairs / chunk - chunk / 2)
+            for model, allowed in fits.chunks(each.duration_s, beside, before).items():
                 wrong[model].append(allowed / chunk - 1)
     return {model: np.array(errors) for model, errors in wrong.items()}
 

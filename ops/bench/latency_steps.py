@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from ops.bench.engine_arms import LARGEST_BUDGET, OURS, Arm, engines
 from ops.bench.engine_load import planned_load, serve, serve_alone
@@ -24,7 +25,7 @@ from ops.sim.work import Work
 from services.agent.backends.base import EngineBackend
 from shared.contracts.base import RequestId, Seconds, UnixTime
 from shared.contracts.qos import Slo
-from shared.contracts.telemetry import Iteration
+from shared.contracts.telemetry import EngineIteration
 
 RATES_RPS = {"A100-80GB": 3.0, "H100-80GB": 6.0}
 """About what one replica of the device serves of the conversation mix."""
@@ -40,7 +41,7 @@ _DRAIN_PERIOD_S = 0.5
 class Step:
     """One simulated iteration."""
 
-    iteration: Iteration
+    iteration: EngineIteration
     """As telemetry reports it, with noise."""
     exact_s: Seconds
     """What the profile says that it takes."""
@@ -65,11 +66,12 @@ class NoisyReplica(SimulatedReplica):
         duration_s = exact_s * float(np.exp(self._random.normal(0.0, NOISE)))
         if work.tokens:
             chunks = [(count, run.num_computed_tokens) for run, count in work.prefills]
-            iteration = Iteration(
+            iteration = EngineIteration(
                 compute_tokens=work.tokens,
                 context_tokens=work.context_tokens,
                 num_decodes=len(work.decodes),
                 duration_s=duration_s,
+                prefill_pairs=work.pairs,
             )
             self.steps.append(Step(iteration, exact_s, chunks[0] if len(chunks) == 1 else None))
         return duration_s, work
@@ -100,7 +102,7 @@ def simulated_steps(
 class Measured:
     """Telemetry of a real engine."""
 
-    iterations: list[Iteration]
+    iterations: list[EngineIteration]
     waiting_share: float
     """Of the time that the engine's main threads could have run: they waited for a CPU."""
 
@@ -115,7 +117,7 @@ async def vllm_steps(*, seed: int, duration_s: Seconds) -> Measured:
             load = planned_load(seed=seed, rate_rps=rate_rps, duration_s=duration_s)
             engine.drain_iterations()
             before = scheduled_s(engine.host_pid or -1)
-            seen: list[Iteration] = []
+            seen: list[EngineIteration] = []
             collecting = asyncio.create_task(_collect(engine, seen))
             try:
                 await serve(engine, OURS, load, SLOS)
@@ -148,25 +150,22 @@ async def _alone_rps(engine: EngineBackend, seed: int) -> float:
     return len(served) / (time.perf_counter() - begun)
 
 
-async def _collect(engine: EngineBackend, seen: list[Iteration]) -> None:
+async def _collect(engine: EngineBackend, seen: list[EngineIteration]) -> None:
     """Before the engine writes over them."""
     while True:
         seen += engine.drain_iterations()
         await asyncio.sleep(_DRAIN_PERIOD_S)
 
 
-def disturbed(iterations: Sequence[Iteration], *, share: float, seed: int) -> list[Iteration]:
+def disturbed(
+    iterations: Sequence[EngineIteration], *, share: float, seed: int
+) -> list[EngineIteration]:
     """A *share* of them takes 2 to 20 times as long."""
     random = np.random.default_rng(seed)
     factors = np.where(
         random.random(len(iterations)) < share, random.uniform(2, 20, len(iterations)), 1.0
     )
     return [
-        Iteration(
-            compute_tokens=each.compute_tokens,
-            context_tokens=each.context_tokens,
-            num_decodes=each.num_decodes,
-            duration_s=each.duration_s * float(factor),
-        )
+        structs.replace(each, duration_s=each.duration_s * float(factor))
         for each, factor in zip(iterations, factors, strict=True)
     ]

@@ -70,7 +70,7 @@ def load(name: str, *, kv_capacity_tokens: int = 400_000) -> NamedProfile:
     return NamedProfile(
         name=f"{fitted.model}/{fitted.device}",
         latency=LatencyTable.from_coefficients(fitted.latency, max_tokens=MAX_TOKENS),
-        kv_capacity_tokens=kv_capacity_tokens,
+        kv_capacity_tokens=fitted.kv_capacity_tokens or kv_capacity_tokens,
     )
 
 

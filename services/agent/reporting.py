@@ -105,7 +105,7 @@ class Reporter:
             and self._state.model is not None
             and Capability.TELEMETRY in self._engine.identity.capabilities
         ):
-            stride = -(-len(iterations) // MAX_ITERATIONS)
+            sampled = iterations[:: -(-len(iterations) // MAX_ITERATIONS)]
             await self._send(
                 topology.OBSERVED_ENGINE_KEY,
                 IterationsObserved(
@@ -114,7 +114,8 @@ class Reporter:
                     engine=self._engine.identity.engine,
                     device=self._engine.identity.device,
                     at=self._clock.now(),
-                    iterations=iterations[::stride],
+                    iterations=tuple(each.timed() for each in sampled),
+                    prefill_pairs=tuple(int(each.prefill_pairs) for each in sampled),
                 ),
             )
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.estimator.alarms import InstanceWatch
-from services.estimator.observations import ProfileKey, answer_of
+from services.estimator.observations import ProfileKey, answer_of, with_pairs
 from shared.contracts.base import ModelName, UnixTime
 from shared.contracts.estimates import Profile
 from shared.contracts.telemetry import IterationsObserved, ModelActivated, RequestObserved
@@ -48,8 +48,8 @@ class Learner:
         keep = math.exp(-len(observed.iterations) / self.iteration_memory)
         self._busy_tokens *= keep
         self._busy_s *= keep
-        for iteration in observed.iterations:
-            self.fit.observe(iteration)
+        for iteration, pairs in with_pairs(observed):
+            self.fit.observe(iteration, pairs)
             self._busy_tokens += iteration.compute_tokens
             self._busy_s += iteration.duration_s
         self.changed = True

@@ -9,7 +9,7 @@ from shared.contracts.lanes import model_of
 from shared.contracts.telemetry import InstanceStatus
 from solver.planning.building import DEFAULT_RATE_ERROR, ServiceRates
 from solver.planning.grouping import Spread
-from solver.prediction.latency_model import predict_s
+from solver.prediction.latency_model import predict_batch_s
 from solver.prediction.service_time import ALL_APPLICATIONS, capped
 
 Rates = Mapping[tuple[str, ModelName], ServiceRates]
@@ -90,6 +90,8 @@ def _in_full_batches(
         mix: Mean prompt and output tokens of a request.
 
     Source: QLM §6: profiled with a full batch.
+    A prompt's token attends to half of its prompt, on average.
+
     Differs: computed from the latency model. What an instance has served lately is less than
         that when it had little to do, and a plan would take it for slow.
     """
@@ -98,8 +100,15 @@ def _in_full_batches(
     context_tokens = batch * (prompt + output / 2)
     # Each decode gets its token, and prompts as many as keep the batch full.
     tokens = min(batch * (prompt + output) / max(1.0, output), LARGEST_ITERATION_TOKENS)
-    duration_s = predict_s(latency, compute_tokens=tokens, context_tokens=context_tokens)
-    decode_s = predict_s(latency, compute_tokens=batch, context_tokens=context_tokens)
+    duration_s, decode_s = (
+        predict_batch_s(
+            latency,
+            compute_tokens=batch + prefilled,
+            context_tokens=context_tokens,
+            prefill_pairs=prefilled * prompt / 2,
+        )
+        for prefilled in (max(0.0, tokens - batch), 0.0)
+    )
     return (tokens / duration_s if duration_s > 0 else PRIOR_RATE_PER_S), decode_s
 
 

@@ -17,6 +17,9 @@ class LatencyCoefficients(Value, frozen=True, kw_only=True):
 
     duration_s = constant_s + linear_s·P + attention_s·P² + cross_s·P·C + context_s·C
 
+    Of a batch, P·C + P²/2 in the third and fourth term is the sum over its prefills of
+    n·(before + n/2), for n tokens after *before* others: decodes only read their context.
+
     Differs: the communication term is merged into the others, since at a fixed tensor
     parallelism it cannot be told apart from them.
     """
@@ -85,6 +88,8 @@ class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profi
     """Per application, the latest last; `*` is all."""
     swap_s: dict[str, Seconds] = {}
     """Activation time by residency it started from."""
+    kv_capacity_tokens: int | None = None
+    """Of one instance; only in files, where a device's memory told it."""
 
 
 class AlarmKind(Enum):

@@ -189,6 +189,22 @@ class Iteration(Value, frozen=True, kw_only=True, array_like=True):
     duration_s: Seconds
 
 
+class EngineIteration(Iteration, frozen=True, kw_only=True, array_like=True):
+    """One forward pass as its engine knows it; `IterationsObserved` tells it in two parts."""
+
+    prefill_pairs: float
+    """Sum over its prefills of n·(before + n/2), for n tokens computed after *before* others."""
+
+    def timed(self) -> Iteration:
+        """The part that all versions know."""
+        return Iteration(
+            compute_tokens=self.compute_tokens,
+            context_tokens=self.context_tokens,
+            num_decodes=self.num_decodes,
+            duration_s=self.duration_s,
+        )
+
+
 class IterationsObserved(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="iterations.observed.v1"
 ):
@@ -200,6 +216,8 @@ class IterationsObserved(
     device: str
     at: UnixTime
     iterations: tuple[Iteration, ...]
+    prefill_pairs: tuple[int, ...] = ()
+    """Of each iteration, as in `EngineIteration`; agents of older versions do not say."""
 
 
 class RequestObserved(

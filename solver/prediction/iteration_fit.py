@@ -36,8 +36,8 @@ class IterationFit:
     the iterations do not tell apart stays as it was: with few kinds of batches linear and
     quadratic time look the same.
 
-    Differs from `latency_model.OnlineLatencyFit`: knows which prefill attends to what, so that a
-    decode's long context does not look like a prefill's; and is held by what was believed
+    Differs from `latency_model.OnlineLatencyFit`: always knows which prefill attends to what, so
+    that a decode's long context does not look like a prefill's; and is held by what was believed
     before, since an engine has to predict from its first iteration on.
 
     Args:

@@ -1,5 +1,6 @@
 """Time of an iteration from a random forest, and the largest chunk within a time (QoServe §3.6)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -96,7 +97,7 @@ class IterationForest:
         return walk(np.ascontiguousarray(iterations, dtype=np.float64), self.forest)
 
 
-def iteration_matrix(iterations: list[Iteration]) -> Floats:
+def iteration_matrix(iterations: Sequence[Iteration]) -> Floats:
     """float64[n, 3], columns as in `FEATURES`."""
     rows = [(each.compute_tokens, each.context_tokens, each.num_decodes) for each in iterations]
     return np.array(rows, dtype=np.float64).reshape(-1, len(FEATURES))

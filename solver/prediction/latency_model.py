@@ -35,11 +35,59 @@ def _sum_of_terms(coefficients: LatencyCoefficients, tokens: Times, context: Tim
     )
 
 
+def _sum_of_pairs(
+    coefficients: LatencyCoefficients, tokens: Times, context: Times, pairs: Times
+) -> Times:
+    return (
+        coefficients.constant_s
+        + coefficients.linear_s * tokens
+        + coefficients.attention_s * tokens**2
+        + coefficients.cross_s * (pairs - tokens**2 / 2)
+        + coefficients.context_s * context
+    )
+
+
 def predict_s(
     coefficients: LatencyCoefficients, *, compute_tokens: float, context_tokens: float
 ) -> Seconds:
     """Predicted duration of an iteration; monotone in both arguments."""
     return _sum_of_terms(coefficients, compute_tokens, context_tokens)
+
+
+def predict_batch_s(
+    coefficients: LatencyCoefficients,
+    *,
+    compute_tokens: float,
+    context_tokens: float,
+    prefill_pairs: float,
+) -> Seconds:
+    """
+    As `predict_s`, of a batch whose prefills attend to their own context alone.
+
+    Equal to it for one prefill, as `LatencyTable.from_coefficients` is. Monotone where
+    attention_s is at least half of cross_s, as in whatever `OnlineLatencyFit` learns of such
+    batches; never below constant_s.
+
+    Args:
+        coefficients: Of an iteration.
+        compute_tokens: Of prefills and decodes.
+        context_tokens: That all of them attend to, computed before.
+        prefill_pairs: Sum over prefills of n·(before + n/2), for n tokens after *before* others.
+    """
+    total_s = _sum_of_pairs(coefficients, compute_tokens, context_tokens, prefill_pairs)
+    return max(coefficients.constant_s, total_s)
+
+
+def predict_each_batch_s(
+    coefficients: LatencyCoefficients,
+    *,
+    compute_tokens: Floats,
+    context_tokens: Floats,
+    prefill_pairs: Floats,
+) -> Floats:
+    """As `predict_batch_s`, of many iterations: float64[n] each."""
+    total_s = _sum_of_pairs(coefficients, compute_tokens, context_tokens, prefill_pairs)
+    return np.maximum(coefficients.constant_s, total_s)
 
 
 def predict_each_s(
@@ -58,6 +106,10 @@ class OnlineLatencyFit:
     burst) count for little or nothing, be they hundreds on end. An engine that has become
     another is believed once clearly most of the weight says so: after *memory* iterations at most.
 
+    Where iterations tell which prefill attends to what, tokens times context are those of prefills
+    alone; iterations that do not tell count as if all of their context were one prefill's. Where
+    none tells, P·C is of all tokens and all context.
+
     Source: ConServe §4.2, polynomial regression.
     Differs: learnt while serving instead of from one offline run; P² and P·C have coefficients
         of their own, since for a batch of several requests P·(P + C) is neither.
@@ -74,35 +126,57 @@ class OnlineLatencyFit:
         # float64[window, terms] and float64[window], written round and round.
         self._terms = np.zeros((math.ceil(_REACH * memory), NUM_TERMS))
         self._durations_s = np.ones(len(self._terms))
+        self._tells_pairs = np.zeros(len(self._terms), dtype=bool)
         self._coefficients: LatencyCoefficients | None = None
         self._errors = ErrorWindow()
         self.count = 0
 
-    def observe(self, iteration: Iteration) -> None:
-        """Learn from one iteration; ones without work or time are ignored."""
+    def observe(self, iteration: Iteration, prefill_pairs: float | None = None) -> None:
+        """
+        Learn from one iteration; ones without work or time are ignored.
+
+        Args:
+            iteration: What it computed, and its time.
+            prefill_pairs: As in `predict_batch_s`; None if that is not known.
+        """
         p, c = float(iteration.compute_tokens), float(iteration.context_tokens)
         duration_s = iteration.duration_s
-        if not _LEAST_S <= duration_s < math.inf or p <= 0 or c < 0:
+        if not _LEAST_S <= duration_s < math.inf or p <= 0 or c < 0 or (prefill_pairs or 0.0) < 0:
             return
+        # As if it were one prefill's, where that is not told.
+        one_prefills = p * c + p * p / 2
+        pairs = one_prefills if prefill_pairs is None else prefill_pairs
         place = self.count % len(self._terms)
-        self._terms[place] = (1.0, p, p * p, p * c, c)
+        self._terms[place] = (1.0, p, p * p, pairs, c)
         self._durations_s[place] = duration_s
+        self._tells_pairs[place] = prefill_pairs is not None
         self.count += 1
         if self._coefficients is not None:
-            predicted_s = predict_s(self._coefficients, compute_tokens=p, context_tokens=c)
+            predicted_s = predict_batch_s(
+                self._coefficients, compute_tokens=p, context_tokens=c, prefill_pairs=pairs
+            )
             self._errors.observe(predicted_s=predicted_s, actual_s=duration_s)
 
     def fit(self) -> LatencyCoefficients | None:
         """The coefficients now, or None before enough iterations to tell the terms apart."""
         if self.count < 2 * NUM_TERMS:
             return None
-        solution = self._solve()
+        size = min(self.count, len(self._terms))
+        terms = self._terms[:size]
+        if self._tells_pairs[:size].any():
+            constant_s, linear_s, squared_s, cross_s, context_s = self._solve(terms).tolist()
+            # A pair is P·C and half of P² for one prefill.
+            attention_s = squared_s + cross_s / 2
+        else:
+            crossed = terms.copy()
+            crossed[:, 3] = terms[:, 1] * terms[:, 4]
+            constant_s, linear_s, attention_s, cross_s, context_s = self._solve(crossed).tolist()
         self._coefficients = LatencyCoefficients(
-            constant_s=float(solution[0]),
-            linear_s=float(solution[1]),
-            attention_s=float(solution[2]),
-            cross_s=float(solution[3]),
-            context_s=float(solution[4]),
+            constant_s=constant_s,
+            linear_s=linear_s,
+            attention_s=attention_s,
+            cross_s=cross_s,
+            context_s=context_s,
         )
         return self._coefficients
 
@@ -111,9 +185,10 @@ class OnlineLatencyFit:
         """Of predictions made before their iteration was seen, disturbed ones included."""
         return self._errors.errors()
 
-    def _solve(self) -> Floats:
-        size = min(self.count, len(self._terms))
-        terms, durations_s = self._terms[:size], self._durations_s[:size]
+    def _solve(self, terms: Floats) -> Floats:
+        """float64[terms]: none negative."""
+        size = len(terms)
+        durations_s = self._durations_s[:size]
         ages = (self.count - 1 - np.arange(size)) % len(self._terms)
         remembered = np.exp(-ages / self._memory)
         kinds = kinds_of(terms[:, 1])

@@ -5,7 +5,7 @@ import math
 from shared.contracts.base import Seconds
 from shared.contracts.estimates import Moments, OutputTokens, Profile
 from shared.contracts.requests import QueuedRequest
-from solver.prediction.latency_model import predict_s
+from solver.prediction.latency_model import predict_batch_s, predict_s
 
 DEFAULT_TOKEN_S = 0.002
 """Prior time per token, before anything was measured."""
@@ -33,8 +33,11 @@ def predicted_decode_s(request: QueuedRequest, profile: Profile | None) -> Secon
     if profile is None or profile.latency is None:
         return 0.0
     tokens = predicted_output_tokens(request, profile) - len(request.progress.token_ids)
-    one_s = predict_s(
-        profile.latency, compute_tokens=1, context_tokens=request.prompt_tokens + tokens / 2
+    one_s = predict_batch_s(
+        profile.latency,
+        compute_tokens=1,
+        context_tokens=request.prompt_tokens + tokens / 2,
+        prefill_pairs=0,
     )
     return max(0.0, tokens) * one_s
 

@@ -300,6 +300,10 @@ async def test_iterations_add_up_to_the_work(rig: EngineRig) -> None:
     assert sum(iteration.num_decodes for iteration in iterations) == 9
     assert [100 + index for index in range(9)] == [it.context_tokens for it in iterations[-9:]]
     assert all(iteration.duration_s > 0 for iteration in iterations)
+    # Whatever the chunks: each prompt token attends to those before it, and half to itself.
+    pairs = sum(iteration.prefill_pairs for iteration in iterations)
+    assert pairs == (100**2 - answer.cached_tokens**2) / 2
+    assert all(iteration.prefill_pairs == 0 for iteration in iterations[-9:])
 
 
 async def test_the_token_budget_limits_iterations(rig: EngineRig) -> None:

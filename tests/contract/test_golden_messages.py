@@ -5,12 +5,13 @@ import json
 import pkgutil
 
 import pytest
+from msgspec import structs
 
 import shared.contracts
 from shared.contracts.base import Decoder, Message, ModelName, encode, tag_of
 from shared.contracts.estimates import Calibration, OutputTokens, Profile
 from shared.contracts.plans import LaneForecast, LanesForecast
-from shared.contracts.telemetry import RequestObserved
+from shared.contracts.telemetry import IterationsObserved, RequestObserved
 from tests.contract.golden_messages import EXAMPLES, GOLDEN, golden_file
 
 
@@ -72,6 +73,17 @@ def test_observations_of_older_agents_do_not_say_what_ended_an_answer():
     observed = decode((GOLDEN / "request.observed.v1.json").read_bytes())
 
     assert (observed.finish_reason, observed.max_tokens, observed.ignore_eos) == (None, 0, False)
+
+
+def test_iterations_of_older_agents_do_not_say_who_attends_to_what():
+    """The golden ones; and newer ones' are the same bytes with a field more."""
+    decode: Decoder[IterationsObserved] = Decoder(IterationsObserved)
+    silent = decode((GOLDEN / "iterations.observed.v1.json").read_bytes())
+    told = structs.replace(silent, prefill_pairs=(2048,))
+
+    assert silent.prefill_pairs == ()
+    assert decode(encode(told)) == told
+    assert json.loads(encode(told)) == json.loads(encode(silent)) | {"prefill_pairs": [2048]}
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: tag_of(type(example)))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.telemetry import Iteration
-from solver.prediction.latency_model import OnlineLatencyFit, predict_s
+from solver.prediction.latency_model import OnlineLatencyFit, predict_batch_s, predict_s
 
 GRID = [(p, c) for p in (1, 64, 512, 2048) for c in (0, 4000, 40_000)]
 truths = st.builds(
@@ -72,6 +72,45 @@ def test_whatever_is_observed_predictions_are_finite_never_negative_and_never_fa
     assert np.all(np.isfinite(table) & (table >= 0))
     assert np.all(np.diff(table, axis=0) >= 0)
     assert np.all(np.diff(table, axis=1) >= 0)
+
+
+@given(
+    st.lists(
+        st.tuples(iterations, st.none() | st.floats(0, 1e9) | st.just(-1.0)),
+        min_size=10,
+        max_size=40,
+    )
+)
+def test_whoever_tells_pairs_more_of_anything_never_takes_less_time(
+    sample: list[tuple[Iteration, float | None]],
+):
+    """Tokens, context and pairs each by itself: a decode more, a longer one, a deeper prefill."""
+    fit = OnlineLatencyFit(memory=30)
+    for each, pairs in sample:
+        fit.observe(each, pairs)
+    found = fit.fit()
+    if found is None:
+        assert fit.count < 10
+        return
+    table = np.array(
+        [
+            [
+                [
+                    predict_batch_s(found, compute_tokens=p, context_tokens=c, prefill_pairs=n)
+                    for n in (0, 100, 1e7)
+                ]
+                for c in (0, 10, 10_000)
+            ]
+            for p in (1, 2, 100, 5000)
+        ]
+    )
+    slack = 1e-9 * np.abs(table).max()
+    assert np.all(np.isfinite(table) & (table >= 0))
+    assert np.all(np.diff(table, axis=2) >= 0)
+    assert np.all(np.diff(table, axis=1) >= 0)
+    # Where nobody tells pairs, tokens times context are of all of them: see the test above.
+    if fit._tells_pairs[: fit.count].any():
+        assert np.all(np.diff(table, axis=0) >= -slack)
 
 
 @given(

@@ -14,7 +14,7 @@ from typing import Protocol
 from shared.contracts.base import ModelName, RequestId, Seconds, TenantId, UnixTime
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import FinishReason, Sampling, Tokens
-from shared.contracts.telemetry import Iteration, ModelState
+from shared.contracts.telemetry import EngineIteration, ModelState
 
 
 class Capability(Enum):
@@ -273,7 +273,7 @@ class EngineBackend(Protocol):
         """State now; cheap, never waits for the engine."""
         ...
 
-    def drain_iterations(self) -> tuple[Iteration, ...]:
+    def drain_iterations(self) -> tuple[EngineIteration, ...]:
         """Iterations since the last call, oldest dropped first when too many."""
         ...
 

@@ -15,7 +15,7 @@ from solver.scheduling.latency import LatencyTable
 _PRIOR = LatencyCoefficients(
     constant_s=0.01, linear_s=1e-4, attention_s=1e-8, cross_s=1e-8, context_s=1e-7
 )
-"""Counts as a twentieth of an iteration."""
+"""Its parts among each other count as a twentieth of an iteration; how long all takes does not."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,10 +40,21 @@ def fitted(samples: Sequence[Sample]) -> LatencyCoefficients:
     Decided: the samples say which prefill attends to what, so that decodes beside it do not
         count as its context.
     """
-    fit = IterationFit(_PRIOR, window=max(1, len(samples)))
+    fit = IterationFit(_prior(samples), window=max(1, len(samples)))
     for each in samples:
         fit.observe(each.work, each.duration_s)
     return fit.fit()
+
+
+def _prior(samples: Sequence[Sample]) -> LatencyCoefficients:
+    """As slow as the samples are: a prior that is far faster than they would hold the fit there."""
+    if not samples:
+        return _PRIOR
+    table = _table(_PRIOR, samples)
+    pace = statistics.median(each.duration_s / _predicted_s(table, each) for each in samples)
+    return LatencyCoefficients(
+        **{name: pace * getattr(_PRIOR, name) for name in _PRIOR.__struct_fields__}
+    )
 
 
 def errors_of(repeats: Sequence[Sequence[Sample]]) -> PredictionErrors | None:

@@ -17,7 +17,7 @@ from services.agent.backends.base import (
 from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError, NotActiveError, UnsupportedError
 from shared.contracts.requests import FinishReason
-from shared.contracts.telemetry import Iteration, ModelState, Residency
+from shared.contracts.telemetry import EngineIteration, ModelState, Residency
 from tests.brokers import eventually
 from tests.queued import MODEL, OTHER
 
@@ -50,6 +50,8 @@ class ScriptedEngine:
         self.fail_start: list[EngineError] = []
         """Raised by the next calls of `start`, first first."""
         self.fail_activate: list[EngineError] = []
+        self.iterations: tuple[EngineIteration, ...] = ()
+        """That are drained next."""
         self._streams: dict[RequestId, asyncio.Queue[Item]] = {}
 
     @property
@@ -160,8 +162,9 @@ class ScriptedEngine:
             ),
         )
 
-    def drain_iterations(self) -> tuple[Iteration, ...]:
-        return ()
+    def drain_iterations(self) -> tuple[EngineIteration, ...]:
+        drained, self.iterations = self.iterations, ()
+        return drained
 
     async def close(self) -> None: ...
 

@@ -147,3 +147,15 @@ def test_one_pause_does_not_change_the_fit():
         LatencyTable.from_coefficients(fitted(s), max_tokens=512) for s in (samples, paused)
     )
     assert other.predict_s(64, 2048, 0) == pytest.approx(one.predict_s(64, 2048, 0), rel=0.02)
+
+
+@pytest.mark.parametrize("pace", [0.01, 1.0, 1000.0])
+def test_engines_of_any_speed_are_fitted_alike(pace: float):
+    """Ten thousandths of a second or ten seconds an iteration."""
+    work = [IterationWork(n, n * n / 2, 0) for n in (16, 64, 256, 512)] * 3
+    samples = [Sample(each, 0, 0, 0, pace * (0.01 + 1e-4 * each.tokens)) for each in work]
+
+    table = LatencyTable.from_coefficients(fitted(samples), max_tokens=512)
+    for tokens in (16, 100, 512):
+        predicted_s = table.predict_s(tokens, tokens * tokens / 2, 0)
+        assert predicted_s == pytest.approx(pace * (0.01 + 1e-4 * tokens), rel=0.02)

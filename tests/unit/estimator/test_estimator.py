@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from services.estimator.handlers import HANDLERS
+from services.estimator.observations import time_multiples
 from services.estimator.profiles import ProfileStore
 from services.estimator.state import EstimatorState, Learner
 from shared.broker.consumer import Dispatcher
@@ -25,7 +27,7 @@ from shared.contracts.telemetry import (
     Residency,
 )
 from solver.prediction.decode_lengths import PRIOR as LENGTH_PRIOR
-from solver.prediction.latency_model import predict_s
+from solver.prediction.latency_model import predict_batch_s, predict_s
 from tests.clocks import NOW
 from tests.deliveries import LooseDelivery
 
@@ -115,6 +117,79 @@ def test_iterations_teach_latency_and_throughput():
     rate = sum(i.compute_tokens for i in sample) / sum(i.duration_s for i in sample)
     assert profile.token_rate_per_s == pytest.approx(rate)
     assert profile.num_iterations == 40
+
+
+TRUE = LatencyCoefficients(
+    constant_s=0.005, linear_s=2e-5, attention_s=1e-9, cross_s=1e-9, context_s=5e-8
+)
+
+
+def mixed(count: int = 400) -> IterationsObserved:
+    """Decodes with long contexts, in half of the iterations beside a chunk behind its own."""
+    random = np.random.default_rng(5)
+    sample, pairs = [], []
+    for number in range(count):
+        decodes, contexts = int(random.integers(1, 64)), int(random.integers(0, 100_000))
+        chunk = int(random.integers(16, 2048)) if number % 2 else 0
+        before = int(random.integers(0, 8000)) if chunk else 0
+        pairs.append(int(chunk * (before + chunk / 2)))
+        exact_s = predict_batch_s(
+            TRUE,
+            compute_tokens=decodes + chunk,
+            context_tokens=contexts + before,
+            prefill_pairs=pairs[-1],
+        )
+        sample.append(
+            Iteration(
+                compute_tokens=decodes + chunk,
+                context_tokens=contexts + before,
+                num_decodes=decodes,
+                duration_s=exact_s * float(random.lognormal(0.0, 0.05)),
+            )
+        )
+    message = msgspec.structs.replace(iterations(), iterations=tuple(sample))
+    return msgspec.structs.replace(message, prefill_pairs=tuple(pairs))
+
+
+def behind_40000_s(observed: IterationsObserved) -> float:
+    """A chunk of 2048 tokens there, by what *observed* teaches."""
+    known = learner()
+    known.on_iterations(observed)
+    latency = known.profile(NOW).latency
+    assert latency is not None
+    return predict_s(latency, compute_tokens=2048, context_tokens=40_000)
+
+
+def test_agents_that_tell_pairs_teach_what_a_chunk_behind_a_long_context_takes():
+    exact_s = predict_s(TRUE, compute_tokens=2048, context_tokens=40_000)
+
+    assert exact_s == pytest.approx(0.134, rel=0.01)
+    assert behind_40000_s(mixed()) == pytest.approx(exact_s, rel=0.1)
+
+
+@pytest.mark.parametrize("pairs", [(), (1, 2, 3)])
+def test_agents_that_do_not_tell_pairs_of_each_iteration_teach_the_rest(pairs: tuple[int, ...]):
+    """Older ones, and what no agent of ours sends."""
+    observed = msgspec.structs.replace(mixed(), prefill_pairs=pairs)
+    known = learner()
+    known.on_iterations(observed)
+    profile = known.profile(NOW)
+
+    assert profile.latency is not None
+    assert profile.num_iterations == 400
+    assert behind_40000_s(observed) < 0.1
+    assert predict_s(profile.latency, compute_tokens=512, context_tokens=0) == pytest.approx(
+        predict_s(TRUE, compute_tokens=512, context_tokens=0), rel=0.2
+    )
+
+
+def test_iterations_that_tell_pairs_are_held_against_what_these_take():
+    observed = mixed(40)
+    multiples = time_multiples(observed, TRUE)
+
+    assert np.median(np.abs(np.array(multiples) - 1)) < 0.05
+    untold = msgspec.structs.replace(observed, prefill_pairs=())
+    assert min(time_multiples(untold, TRUE)) < 0.6
 
 
 async def test_published_latency_models_are_held_against_what_comes_next():

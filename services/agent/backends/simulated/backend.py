@@ -32,7 +32,7 @@ from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError, NotActiveError, UnsupportedError
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import QosClass
-from shared.contracts.telemetry import Iteration
+from shared.contracts.telemetry import EngineIteration
 from shared.runtime.clock import Clock
 from solver.scheduling.latency import LatencyTable
 
@@ -73,7 +73,7 @@ class SimulatedEngine:
             token_budget=settings.token_budget, max_running=settings.max_running
         )
         self._streams: dict[RequestId, OutputStream] = {}
-        self._iterations: deque[Iteration] = deque(maxlen=_MAX_ITERATIONS)
+        self._iterations: deque[EngineIteration] = deque(maxlen=_MAX_ITERATIONS)
         self._work = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
 
@@ -195,7 +195,7 @@ class SimulatedEngine:
             host_kv_capacity_bytes=0 if core is None else core.memory.host.capacity_bytes,
         )
 
-    def drain_iterations(self) -> tuple[Iteration, ...]:
+    def drain_iterations(self) -> tuple[EngineIteration, ...]:
         iterations = tuple(self._iterations)
         self._iterations.clear()
         return iterations

@@ -9,8 +9,8 @@ from services.agent.backends.simulated.run import Run
 from shared.contracts.base import RequestId, Seconds
 from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.requests import FinishReason
-from shared.contracts.telemetry import Iteration
-from solver.prediction.latency_model import predict_s
+from shared.contracts.telemetry import EngineIteration
+from solver.prediction.latency_model import predict_batch_s
 from solver.scheduling.decision import IterationDecision
 
 
@@ -30,7 +30,7 @@ class IterationResult:
 
     duration_s: Seconds
     outputs: tuple[TokenOutput, ...]
-    iteration: Iteration | None
+    iteration: EngineIteration | None
 
 
 class Schedule:
@@ -66,7 +66,7 @@ class Pass:
     copy_s: Seconds = 0.0
     """For copies of KV before it."""
 
-    def iteration(self) -> Iteration:
+    def iteration(self) -> EngineIteration:
         """As telemetry reports it; takes no time if it computes nothing."""
         computed = iteration_of(self.parts, self.latency)
         if not self.parts:
@@ -89,14 +89,23 @@ class Pass:
         return dropped
 
 
-def iteration_of(parts: Sequence[tuple[Run, int]], latency: LatencyCoefficients) -> Iteration:
+def iteration_of(parts: Sequence[tuple[Run, int]], latency: LatencyCoefficients) -> EngineIteration:
     """The iteration that computes *parts*, before it does."""
     compute_tokens = sum(count for _, count in parts)
     context_tokens = sum(run.num_computed_tokens for run, _ in parts)
-    duration_s = predict_s(latency, compute_tokens=compute_tokens, context_tokens=context_tokens)
-    return Iteration(
+    prefill_pairs = sum(
+        count * (run.num_computed_tokens + count / 2) for run, count in parts if run.is_prefill
+    )
+    duration_s = predict_batch_s(
+        latency,
+        compute_tokens=compute_tokens,
+        context_tokens=context_tokens,
+        prefill_pairs=prefill_pairs,
+    )
+    return EngineIteration(
         compute_tokens=compute_tokens,
         context_tokens=context_tokens,
         num_decodes=sum(not run.is_prefill for run, _ in parts),
         duration_s=duration_s if parts else 0.0,
+        prefill_pairs=prefill_pairs,
     )

@@ -45,7 +45,7 @@ from services.agent.backends.vllm.wire import (
 from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError, NotActiveError, UnsupportedError
 from shared.contracts.models import ModelEntry
-from shared.contracts.telemetry import Iteration
+from shared.contracts.telemetry import EngineIteration
 
 log = structlog.get_logger()
 
@@ -197,7 +197,7 @@ class VllmEngine:
             host_kv_capacity_bytes=load.host_kv_capacity_bytes,
         )
 
-    def drain_iterations(self) -> tuple[Iteration, ...]:
+    def drain_iterations(self) -> tuple[EngineIteration, ...]:
         return self._telemetry.drain(self._models.residency.active)
 
     @property

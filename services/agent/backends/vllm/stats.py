@@ -12,12 +12,12 @@ from pathlib import Path
 
 from services.agent.backends.base import CheckpointTotals, SchedulingTotals
 from services.agent.backends.vllm.shared_file import SharedFile
-from shared.contracts.telemetry import Iteration
+from shared.contracts.telemetry import EngineIteration
 
 _NUM_RECORDS = 8192
 _HEADER = struct.Struct("<QQQdQQQQQQQQQddQQ")
 _LIMITS = struct.Struct("<QQ")
-_RECORD = struct.Struct("<QQQd")
+_RECORD = struct.Struct("<QQQdd")
 _LIMITS_AT = 192
 _RECORDS_AT = 256
 _SIZE = _RECORDS_AT + _NUM_RECORDS * _RECORD.size
@@ -46,7 +46,7 @@ class StatsWriter(SharedFile):
         super().__init__(path, _SIZE)
         self._num_written = 0
 
-    def write(self, iteration: Iteration) -> None:
+    def write(self, iteration: EngineIteration) -> None:
         """Append *iteration*, over the oldest if there is no room."""
         at = _RECORDS_AT + self._num_written % _NUM_RECORDS * _RECORD.size
         _RECORD.pack_into(
@@ -56,6 +56,7 @@ class StatsWriter(SharedFile):
             iteration.context_tokens,
             iteration.num_decodes,
             iteration.duration_s,
+            iteration.prefill_pairs,
         )
         self._num_written += 1
 
@@ -118,19 +119,20 @@ class StatsReader(SharedFile):
             host_kv_capacity_bytes=host_capacity,
         )
 
-    def drain(self) -> tuple[Iteration, ...]:
+    def drain(self) -> tuple[EngineIteration, ...]:
         """Iterations since the last call, without those that were overwritten."""
         end = self._num_written()
         first = max(self._num_read, end - _NUM_RECORDS)
         self._num_read = end
         iterations = [
-            Iteration(
+            EngineIteration(
                 compute_tokens=compute,
                 context_tokens=context,
                 num_decodes=decodes,
                 duration_s=duration_s,
+                prefill_pairs=pairs,
             )
-            for compute, context, decodes, duration_s in (
+            for compute, context, decodes, duration_s, pairs in (
                 _RECORD.unpack_from(self.memory, _RECORDS_AT + index % _NUM_RECORDS * _RECORD.size)
                 for index in range(first, end)
             )

@@ -11,7 +11,7 @@ from services.agent.backends.vllm.monitor import ArrivalMonitor
 from services.agent.backends.vllm.safepoints import safepoints_path
 from services.agent.backends.vllm.stats import EngineLoad, StatsReader
 from shared.contracts.base import ModelName, Seconds
-from shared.contracts.telemetry import Iteration
+from shared.contracts.telemetry import EngineIteration
 
 
 class EngineTelemetry:
@@ -84,7 +84,7 @@ class EngineTelemetry:
         monitor = None if model is None else self._monitors.get(model)
         return monitor is not None and monitor.preempt()
 
-    def drain(self, model: ModelName | None) -> tuple[Iteration, ...]:
+    def drain(self, model: ModelName | None) -> tuple[EngineIteration, ...]:
         """Iterations of *model*'s engine since the last call."""
         reader = None if model is None else self._readers.get(model)
         return () if reader is None else reader.drain()

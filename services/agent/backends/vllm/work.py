@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shared.contracts.base import RequestId, Seconds
-from shared.contracts.telemetry import Iteration
+from shared.contracts.telemetry import EngineIteration
 from solver.prediction.iteration_fit import IterationWork
 
 
@@ -24,13 +24,14 @@ class ScheduledWork(NamedTuple):
         """As latency models see it."""
         return IterationWork(self.tokens, self.pairs, self.context_tokens)
 
-    def iteration(self, duration_s: Seconds) -> Iteration:
+    def iteration(self, duration_s: Seconds) -> EngineIteration:
         """As telemetry reports it."""
-        return Iteration(
+        return EngineIteration(
             compute_tokens=self.tokens,
             context_tokens=self.context_tokens,
             num_decodes=self.num_decodes,
             duration_s=duration_s,
+            prefill_pairs=self.pairs,
         )
 
 

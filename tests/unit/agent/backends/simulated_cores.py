@@ -8,7 +8,7 @@ from services.agent.backends.simulated.core import SimulatedEngineCore
 from shared.contracts.base import ModelName, RequestId
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import Sampling
-from shared.contracts.telemetry import Iteration
+from shared.contracts.telemetry import EngineIteration
 from solver.scheduling.baselines import FixedChunkFcfs
 
 ENTRY = ModelEntry(
@@ -33,7 +33,7 @@ def request(name: str, length: int = 32, max_tokens: int = 8, **fields: Any) -> 
     )
 
 
-def drain(core: SimulatedEngineCore) -> tuple[dict[str, list[int]], list[Iteration]]:
+def drain(core: SimulatedEngineCore) -> tuple[dict[str, list[int]], list[EngineIteration]]:
     """Every request's tokens, and all iterations until nothing is left."""
     answers: dict[str, list[int]] = {}
     iterations = []

@@ -70,6 +70,7 @@ def test_the_work_of_an_iteration_counts_pairs_of_prefills_only() -> None:
     assert (work.tokens, work.context_tokens, work.num_decodes) == (43, 120 + 64, 1)
     assert work.pairs == 32 * (64 + 16) + 10 * 5
     assert work.iteration(0.5).duration_s == 0.5
+    assert work.iteration(0.5).prefill_pairs == work.pairs
 
 
 def test_what_a_policy_needs_reaches_the_engine_core() -> None:

@@ -20,7 +20,7 @@ from shared.contracts.base import ModelName, RequestId
 from shared.contracts.errors import EngineError, SettingsError
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import FinishReason, Sampling
-from shared.contracts.telemetry import Iteration
+from shared.contracts.telemetry import EngineIteration
 from shared.runtime.clock import SystemClock
 
 A, B, C = ModelName("a"), ModelName("b"), ModelName("c")
@@ -165,8 +165,14 @@ def test_what_the_engine_core_refuses_reaches_the_host(tmp_path: Path) -> None:
     assert str(error) == refusal_reason(config) == "too small"
 
 
-def iteration(number: int) -> Iteration:
-    return Iteration(compute_tokens=number, context_tokens=1, num_decodes=2, duration_s=0.5)
+def iteration(number: int) -> EngineIteration:
+    return EngineIteration(
+        compute_tokens=number,
+        context_tokens=1,
+        num_decodes=2,
+        duration_s=0.5,
+        prefill_pairs=number / 2,
+    )
 
 
 def test_iterations_and_load_arrive_through_shared_memory(tmp_path: Path) -> None:

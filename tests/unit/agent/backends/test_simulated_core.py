@@ -1,11 +1,14 @@
 """The simulated engine core: vLLM's scheduling and memory, without time."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.agent.backends.simulated.schedule import TokenOutput
 from shared.contracts.base import RequestId
+from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.requests import FinishReason
+from solver.prediction.latency_model import OnlineLatencyFit, predict_s
 from tests.unit.agent.backends.simulated_cores import ENTRY, alone, core_of, drain, request
 
 
@@ -17,6 +20,7 @@ def test_a_prompt_is_computed_in_chunks_of_the_budget() -> None:
     assert [it.compute_tokens for it in iterations] == [32, 32, 32, 4, 1, 1]
     assert [it.context_tokens for it in iterations] == [0, 32, 64, 96, 100, 101]
     assert [it.num_decodes for it in iterations] == [0, 0, 0, 0, 1, 1]
+    assert [it.prefill_pairs for it in iterations] == [512, 1536, 2560, 392, 0, 0]
 
 
 def test_decodes_come_before_prefill_chunks() -> None:
@@ -29,6 +33,47 @@ def test_decodes_come_before_prefill_chunks() -> None:
     assert [output.request_id for output in second.outputs] == ["a"]
     assert second.iteration is not None
     assert (second.iteration.compute_tokens, second.iteration.num_decodes) == (32, 1)
+
+
+def test_a_prefill_does_not_attend_to_the_context_of_decodes_beside_it() -> None:
+    latency = LatencyCoefficients(
+        constant_s=0.005, linear_s=4e-5, attention_s=1e-8, cross_s=1e-8, context_s=2e-7
+    )
+    core = core_of(token_budget=256, latency=latency)
+    core.add(request("a", length=100, max_tokens=4))
+    core.iterate(0.0)
+    core.add(request("b", length=50))
+    both = core.iterate(0.0).iteration
+
+    # A decode behind 100 tokens, and 50 new ones.
+    assert both is not None
+    assert (both.compute_tokens, both.context_tokens, both.prefill_pairs) == (51, 100, 1250)
+    exact_s = 0.005 + 4e-5 * 51 + (1e-8 - 1e-8 / 2) * 51**2 + 1e-8 * 1250 + 2e-7 * 100
+    assert both.duration_s == pytest.approx(exact_s)
+
+
+def test_what_it_reports_teaches_how_long_its_prefills_take() -> None:
+    """Prompts of all lengths in chunks of up to 128 tokens, beside decodes; no noise."""
+    true = LatencyCoefficients(
+        constant_s=0.005, linear_s=4e-5, attention_s=2e-8, cross_s=4e-8, context_s=2e-7
+    )
+    core = core_of(token_budget=128, max_running=16, kv_capacity_tokens=16384, latency=true)
+    for number in range(40):
+        core.add(request(f"{number}", length=10 + 97 * number % 900, max_tokens=5 + number))
+    _, iterations = drain(core)
+    told, untold = OnlineLatencyFit(), OnlineLatencyFit()
+    for each in iterations:
+        told.observe(each.timed(), each.prefill_pairs)
+        untold.observe(each.timed())
+    exact_s = predict_s(true, compute_tokens=128, context_tokens=4000)
+    found, less = told.fit(), untold.fit()
+
+    assert found is not None
+    assert less is not None
+    assert predict_s(found, compute_tokens=128, context_tokens=4000) == pytest.approx(
+        exact_s, rel=1e-3
+    )
+    assert predict_s(less, compute_tokens=128, context_tokens=4000) < 0.9 * exact_s
 
 
 def test_the_time_of_an_iteration_follows_the_latency_profile() -> None:

@@ -16,7 +16,7 @@ from ops.sim.profiles import load
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from shared.contracts.models import ModelEntry
-from shared.contracts.telemetry import Iteration
+from shared.contracts.telemetry import EngineIteration
 from shared.runtime.clock import SystemClock
 
 
@@ -44,7 +44,9 @@ def test_equal_seeds_give_equal_steps():
 
 def test_a_fifth_is_disturbed_and_only_in_its_time():
     steps = [
-        Iteration(compute_tokens=n, context_tokens=7, num_decodes=1, duration_s=0.01)
+        EngineIteration(
+            compute_tokens=n, context_tokens=7, num_decodes=1, duration_s=0.01, prefill_pairs=1.0
+        )
         for n in range(1, 1001)
     ]
     after = disturbed(steps, share=0.2, seed=3)
@@ -73,15 +75,19 @@ def test_without_vllm_its_lines_are_not_measured():
     assert result.figures == {}
 
 
-def measured_steps(count: int) -> list[Iteration]:
+def measured_steps(count: int) -> list[EngineIteration]:
     random = np.random.default_rng(0)
     steps = []
     for number in range(count):
         chunk = int(random.integers(32, 1500)) if number % 2 else 0
         duration_s = (0.005 + 4e-5 * (8 + chunk)) * float(random.lognormal(0.0, 0.02))
         steps.append(
-            Iteration(
-                compute_tokens=8 + chunk, context_tokens=0, num_decodes=8, duration_s=duration_s
+            EngineIteration(
+                compute_tokens=8 + chunk,
+                context_tokens=0,
+                num_decodes=8,
+                duration_s=duration_s,
+                prefill_pairs=chunk * chunk / 2,
             )
         )
     return steps

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.telemetry import Iteration
-from solver.prediction.latency_model import OnlineLatencyFit, predict_each_s, predict_s
+from solver.prediction.latency_model import (
+    OnlineLatencyFit,
+    predict_batch_s,
+    predict_each_batch_s,
+    predict_each_s,
+    predict_s,
+)
+from solver.scheduling.latency import LatencyTable
 
 TRUE = LatencyCoefficients(
     constant_s=0.005, linear_s=4e-5, attention_s=1e-8, cross_s=2e-9, context_s=2e-7
@@ -179,6 +186,106 @@ def test_many_are_predicted_as_each_is_alone():
     ]
     together_s = predict_each_s(TRUE, compute_tokens=tokens, context_tokens=contexts)
     assert together_s.tolist() == each_s
+
+
+def test_many_batches_are_predicted_as_each_is_alone():
+    tokens, contexts, pairs = np.array([[1.0, 700.0, 2048.0], [0.0, 9000.0, 40.0], [0.0, 9e5, 7.0]])
+    each_s = [
+        predict_batch_s(TRUE, compute_tokens=p, context_tokens=c, prefill_pairs=n)
+        for p, c, n in zip(tokens, contexts, pairs, strict=True)
+    ]
+    together_s = predict_each_batch_s(
+        TRUE, compute_tokens=tokens, context_tokens=contexts, prefill_pairs=pairs
+    )
+    assert together_s.tolist() == each_s
+
+
+@given(tokens=st.integers(1, 2048), before=st.integers(0, 100_000))
+def test_one_prefill_alone_takes_as_long_however_it_is_told(tokens: int, before: int):
+    pairs = tokens * (before + tokens / 2)
+    told_s = predict_batch_s(
+        TRUE, compute_tokens=tokens, context_tokens=before, prefill_pairs=pairs
+    )
+    table = LatencyTable.from_coefficients(TRUE, max_tokens=2048)
+
+    assert told_s == pytest.approx(
+        predict_s(TRUE, compute_tokens=tokens, context_tokens=before), rel=1e-9
+    )
+    assert told_s == pytest.approx(table.predict_s(tokens, pairs, before), rel=1e-9)
+
+
+def mixed_batches(count: int, *, noise: float = 0.05) -> list[tuple[Iteration, float]]:
+    """Decodes over long contexts; every other time a chunk behind a context of its own."""
+    chance = np.random.default_rng(11)
+    sample = []
+    for number in range(count):
+        decodes, contexts = int(chance.integers(1, 64)), int(chance.integers(0, 100_000))
+        chunk = int(chance.integers(16, 2048)) if number % 2 else 0
+        before = int(chance.integers(0, 8000)) if chunk else 0
+        pairs = chunk * (before + chunk / 2)
+        exact_s = predict_batch_s(
+            TRUE,
+            compute_tokens=decodes + chunk,
+            context_tokens=contexts + before,
+            prefill_pairs=pairs,
+        )
+        iteration = Iteration(
+            compute_tokens=decodes + chunk,
+            context_tokens=contexts + before,
+            num_decodes=decodes,
+            duration_s=exact_s * float(chance.lognormal(0.0, noise)),
+        )
+        sample.append((iteration, pairs))
+    return sample
+
+
+def behind_40000_s(found: LatencyCoefficients | None) -> float:
+    """ConServe's example, a chunk of 2048 tokens there (§4.2)."""
+    assert found is not None
+    return predict_s(found, compute_tokens=2048, context_tokens=40_000)
+
+
+def test_attention_over_long_contexts_is_learnt_where_pairs_are_told():
+    told, untold = OnlineLatencyFit(), OnlineLatencyFit()
+    for iteration, pairs in mixed_batches(2000):
+        told.observe(iteration, pairs)
+        untold.observe(iteration)
+
+    assert behind_40000_s(told.fit()) == pytest.approx(behind_40000_s(TRUE), rel=0.05)
+    assert behind_40000_s(untold.fit()) < 0.75 * behind_40000_s(TRUE)
+
+
+def test_once_agents_tell_pairs_their_iterations_take_over():
+    """A mesh is updated agent by agent; what older ones said is forgotten."""
+    sample = mixed_batches(2000)
+    fit = OnlineLatencyFit(memory=300)
+    for iteration, _ in sample[:1000]:
+        fit.observe(iteration)
+    before_s = behind_40000_s(fit.fit())
+    for iteration, pairs in sample[1000:]:
+        fit.observe(iteration, pairs)
+
+    assert before_s < 0.75 * behind_40000_s(TRUE)
+    assert behind_40000_s(fit.fit()) == pytest.approx(behind_40000_s(TRUE), rel=0.1)
+
+
+def test_errors_of_what_tells_pairs_are_of_predictions_that_know_them():
+    fit = OnlineLatencyFit()
+    for iteration, pairs in mixed_batches(1000, noise=0.0):
+        fit.observe(iteration, pairs)
+    fit.fit()
+    for iteration, pairs in mixed_batches(200, noise=0.0):
+        fit.observe(iteration, pairs)
+
+    assert fit.errors is not None
+    assert fit.errors.p95 < 1e-3
+
+
+def test_negative_pairs_teach_nothing():
+    fit = OnlineLatencyFit()
+    fit.observe(iterations(TRUE, 1)[0], -1.0)
+
+    assert fit.count == 0
 
 
 def test_nothing_is_predicted_from_a_handful_of_iterations():

@@ -1,0 +1,142 @@
+"""Timing a shape: on a device whose times are known, and on the CPU for real."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.agent.backends.settings import SimulatedSettings
+from services.agent.profiling.fit import cells_of, errors_of, fitted
+from services.agent.profiling.grid import Grid
+from services.agent.profiling.shape_grid import ShapeGrid
+from shared.contracts.errors import EngineError
+from tests.unit.agent.shapes import TINY
+
+torch = pytest.importorskip("torch")
+shape_profiler = pytest.importorskip("services.agent.profiling.shape_profiler")
+torch_device = pytest.importorskip("services.agent.profiling.torch_device")
+
+GRID = ShapeGrid(
+    grid=Grid(chunks=(16, 128), contexts=(32,), batches=(4,), repeats=2),
+    prefill_contexts=(0, 256),
+)
+
+
+class KnownDevice:
+    """A CPU that takes the times it is given, for ever in turn."""
+
+    def __init__(self, times_s: tuple[float, ...] = (0.25,), **changes: int) -> None:
+        self.device = torch.device("cpu")
+        self.name = "known"
+        self.cache_bytes = changes.get("cache_bytes", 1 << 20)
+        self.free_bytes = changes.get("free_bytes", 1 << 30)
+        self._times_s = times_s
+        self.runs = 0
+
+    def time_s(self, run: Callable[[], object]) -> float:
+        run()
+        self.runs += 1
+        return self._times_s[(self.runs - 1) % len(self._times_s)]
+
+
+def profiler(device: Any, *, overhead_s: float = 0.0, shape: Any = TINY):
+    return shape_profiler.ShapeProfiler(shape, device, overhead_s=overhead_s, utilization=0.5)
+
+
+def test_a_sample_is_the_median_of_its_passes_and_the_overhead():
+    # Each repeat takes three passes of each batch; one pass of each, untimed by us, warms up.
+    device = KnownDevice((0.125,))
+    batches = GRID.batches(TINY, print)
+    known = iter([0.125] * len(batches) + [9.0, 0.25, 0.125] * 2 * len(batches))
+    device.time_s = lambda run: (run(), next(known))[1]
+    repeats = profiler(device, overhead_s=0.5).measure(GRID, print)
+
+    assert [len(each) for each in repeats] == [len(batches)] * 2
+    assert {sample.duration_s for repeat in repeats for sample in repeat} == {0.75}
+    assert next(known, None) is None
+
+
+def test_progress_and_the_rate_of_operations_are_told():
+    told: list[str] = []
+    profiler(KnownDevice()).measure(GRID, told.append)
+
+    most = max(each.flops(TINY) for each in GRID.batches(TINY, print)) / 0.25 / 1e12
+    assert told[0] == "9 batches, 3 of 3 layers with weights of their own; warming up"
+    assert told[-1] == f"repeat 2 of 2, batch 9 of 9; at most {most:.3g} TFLOP/s"
+
+
+@pytest.mark.parametrize(
+    ("cache_bytes", "num_layers", "copies"),
+    [
+        # A layer of TINY takes 122,880 bytes.
+        (0, 32, 2),
+        (122_880, 32, 5),
+        (1 << 40, 32, 32),
+        (1 << 40, 3, 3),
+        (0, 1, 1),
+    ],
+)
+def test_as_many_layers_have_weights_as_do_not_stay_in_the_cache(
+    cache_bytes: int, num_layers: int, copies: int
+):
+    shape = replace(TINY, num_layers=num_layers)
+    device = KnownDevice(cache_bytes=cache_bytes)
+
+    assert TINY.layer_bytes == 122_880
+    assert profiler(device, shape=shape).num_copies == copies
+
+
+def test_batches_whose_kv_has_no_room_are_left_out_and_told():
+    # Half of the memory may be taken: the weights of three layers, the table, and 300 tokens.
+    weights = 3 * TINY.layer_bytes + TINY.table_bytes
+    device = KnownDevice(free_bytes=2 * (weights + 300 * 3 * TINY.layer_kv_bytes_per_token))
+    told: list[str] = []
+    repeats = profiler(device).measure(GRID, told.append)
+
+    # 128 tokens behind 256 do not fit, nor 16 behind 256 beside four times 33.
+    assert told[0] == "left out, the device has no room: 3 of 9 batches, with over 300 tokens of KV"
+    assert len(repeats[0]) == 6
+    assert max(each.before + each.chunk_tokens for each in repeats[0]) == 272
+
+
+def test_a_device_without_room_for_any_prefill_is_told_with_what_it_takes():
+    with pytest.raises(EngineError, match=r"known has too little memory: 3 layers of tiny"):
+        profiler(KnownDevice(free_bytes=700_000)).measure(GRID, print)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (torch.OutOfMemoryError("2 GiB"), "known ran out of memory: fewer --batches, .*: 2 GiB"),
+        (torch.AcceleratorError("lost"), "known failed: lost"),
+    ],
+)
+def test_a_device_that_fails_ends_it_with_its_words(error: Exception, told: str):
+    device = KnownDevice()
+
+    def fail(run: Callable[[], object]) -> float:
+        raise error
+
+    device.time_s = fail
+    with pytest.raises(EngineError, match=told):
+        profiler(device).measure(GRID, print)
+
+
+def test_a_cpu_gives_a_profile_that_the_simulated_engine_takes():
+    """Real times; how long they are is the machine's."""
+    repeats = profiler(torch_device.find_device("cpu")).measure(GRID, print)
+    samples = [each for repeat in repeats for each in repeat]
+    latency = fitted(samples)
+    cells = cells_of(samples, latency)
+    by_kind = {(c.num_decodes, c.chunk_tokens, c.before_tokens): c.measured_s for c in cells}
+
+    assert SimulatedSettings(latency=latency).latency == latency
+    assert all(0 < each.duration_s < math.inf for each in samples)
+    assert len(cells) == 9
+    # 128 tokens behind 256 are over ten times the work of 16 alone.
+    assert by_kind[0, 128, 256] > by_kind[0, 16, 0]
+    errors = errors_of(repeats)
+    assert errors is not None
+    assert errors.count == len(repeats[-1])
