@@ -92,8 +92,9 @@ async def havoc(mesh: ProcessMesh, node: PrivateNode, undisturbed: asyncio.Event
     await asyncio.to_thread(node.start)
 
 
+@pytest.mark.parametrize("routing", ["pull", "default"])
 async def test_deaths_lose_nothing_double_nothing_and_change_no_answer(
-    node: PrivateNode, tmp_path: Path
+    node: PrivateNode, tmp_path: Path, routing: str
 ) -> None:
     spec = mesh_spec(
         node.url,
@@ -101,6 +102,7 @@ async def test_deaths_lose_nothing_double_nothing_and_change_no_answer(
         agents=3,
         groupers=2,
         leaders=2,
+        planner={"grouper": {"routing": {"policy": routing, "scope": "all"}}},
         agent_settings={"engine": {"simulated": SLOW_ENGINE}},
     )
     requests = [request(n, max_tokens=MAX_TOKENS) for n in range(NUM_REQUESTS)]

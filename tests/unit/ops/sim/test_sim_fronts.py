@@ -56,7 +56,7 @@ def test_three_routers_that_tell_each_other_do_about_as_well_as_one():
 
 def test_an_instance_never_holds_more_than_its_bounds_allow():
     held = _HeldAtMost(pulled(window=3, max_backlog_s=1e6))
-    simulate_front(traffic(200, 6.0), CLUSTER, held)
+    simulate_front(traffic(200, 20.0), CLUSTER, held)
 
     assert held.most == 3
 
