@@ -1,0 +1,98 @@
+"""Three groupers route for two instances over RabbitMQ: by prefix, each hearing of the others."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import pytest
+
+from services.mesh.processes import ProcessMesh
+from shared.broker import topology
+from shared.broker.protocol import BindingSpec, Delivery, Settlement
+from shared.contracts.base import Decoder, Message
+from shared.contracts.qos import Slo
+from shared.contracts.requests import RequestCompleted
+from shared.contracts.routing import PrefillsObserved, PrefillsSampled, RouterState
+from shared.contracts.telemetry import InstanceStatus
+from tests.brokers import RabbitServer, eventually, rabbit_targets
+from tests.e2e.meshes import ask_all, mesh_spec, producer_of, request
+
+pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
+
+M = TypeVar("M", bound=Message)
+CHAT = Slo(ttft_s=10.0)
+HEARD = InstanceStatus | PrefillsObserved | PrefillsSampled | RouterState
+KEYS = (
+    topology.STATUS_KEYS,
+    topology.PREFILLS_KEY,
+    topology.OBSERVED_SAMPLES_KEY,
+    topology.ROUTER_KEY,
+)
+FAMILIES = 6
+"""Of prompts that begin alike for a thousand bytes and more."""
+
+
+@asynccontextmanager
+async def telemetry(mesh: ProcessMesh) -> AsyncIterator[list[Message]]:
+    """What services tell each other while the context is open."""
+    heard: list[Message] = []
+    decode: Decoder[HEARD] = Decoder(HEARD)
+
+    async def on_message(delivery: Delivery) -> None:
+        heard.append(decode(delivery.body))
+        await delivery.settle(Settlement.ACK)
+
+    async with mesh.open_broker("headway-onlooker") as broker:
+        queue = topology.passing_queue("onlooker")
+        await broker.declare_queue(queue)
+        for key in KEYS:
+            await broker.bind(
+                BindingSpec(exchange=topology.TELEMETRY, queue=queue.name, routing_key=key)
+            )
+        subscription = await broker.consume(queue.name, on_message, prefetch=64)
+        yield heard
+        await subscription.cancel()
+
+
+def prompt_of(number: int) -> str:
+    return f"of family {number % FAMILIES} " * 120 + f"and this is request {number}"
+
+
+async def test_requests_go_where_their_prefix_is_and_routers_hear_of_each_other(
+    rabbit_servers: Callable[[str], RabbitServer], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
+        spec = mesh_spec(
+            url,
+            tmp_path_factory.mktemp("routed"),
+            groupers=3,
+            planner={"grouper": {"routing": {"policy": "default"}}},
+        )
+        async with ProcessMesh(spec) as mesh, telemetry(mesh) as heard:
+
+            def of(kind: type[M]) -> list[M]:
+                return [each for each in heard if isinstance(each, kind)]
+
+            await eventually(lambda: len({s.instance_id for s in of(InstanceStatus)}) == 2)
+            async with producer_of(mesh) as producer:
+                answers = await ask_all(
+                    producer,
+                    [request(n, max_tokens=6, slo=CHAT, prompt=prompt_of(n)) for n in range(90)],
+                    spacing_s=0.06,
+                )
+            await eventually(lambda: sum(len(each.samples) for each in of(PrefillsSampled)) >= 60)
+            await eventually(lambda: len({each.sender for each in of(RouterState)}) == 3)
+
+        assert [type(each.final) for each in answers] == [RequestCompleted] * len(answers)
+        # A family's later requests follow its first ones, whichever grouper they came to.
+        instances: dict[int, list[str]] = {}
+        cached = []
+        for number, answer in enumerate(answers):
+            assert isinstance(answer.final, RequestCompleted)
+            instances.setdefault(number % FAMILIES, []).append(answer.final.instance_id)
+            cached.append(answer.final.usage.cached_tokens)
+        followed = sum(sum(each == where[4] for each in where[5:]) for where in instances.values())
+        assert followed >= 0.8 * (len(answers) - 5 * FAMILIES)
+        assert sum(tokens > 100 for tokens in cached[30:]) >= 50
+        told = {sender for each in of(RouterState) for sender in each.work.work}
+        assert len(told) == 3
