@@ -32,6 +32,11 @@ def held_now(state: AgentState, engine: EngineSnapshot, bounds: PullBounds) -> H
     )
 
 
+def held_prefill_s(state: AgentState) -> Seconds:
+    """Predicted time until all that was pulled has its first token."""
+    return sum(predicted_prefill_s(request, state.profile) for request in state.not_begun())
+
+
 def may_pull(state: AgentState) -> bool:
     """Whether anything may be pulled at all."""
     return not (state.draining or state.swapping or state.model is None)

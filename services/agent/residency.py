@@ -7,6 +7,7 @@ from dataclasses import replace
 import structlog
 
 from services.agent.backends.base import EngineBackend
+from services.agent.holding import held_prefill_s
 from services.agent.lso.executor import LsoExecutor
 from services.agent.lso.operations import Operations
 from services.agent.lso.results import LsoRefusedError, LsoResult, already
@@ -100,7 +101,7 @@ class ModelResidency:
         now = self._clock.now()
         known = queue in self._state.noticed
         self._state.noticed[queue] = now
-        if self._state.order.nonempty(queue, now):
+        if self._state.order.nonempty(queue, now, held_s=held_prefill_s(self._state)):
             self._state.pull_wake.set()
         elif not known and model_of(queue) in (self._state.model, None):
             self._changed.set()

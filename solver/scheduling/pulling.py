@@ -10,6 +10,8 @@ from shared.contracts.base import Seconds, UnixTime
 WORK_WEIGHT_S_PER_TOKEN = 0.008
 """QoServe's alpha under load."""
 _SMOOTHING = 0.05
+_DEFERENCE_SHARE, _MOST_DEFERENCE_S = 0.1, 0.1
+"""A tenth of a second of work is ten milliseconds, some round trips to the broker."""
 _ABSENT_S = 10.0
 """How long a queue that is not there stays unasked, should a notice of it be lost."""
 
@@ -48,6 +50,16 @@ class _Head:
     work_tokens: float = 0.0
     """Mean of what was pulled from there; 0 until then, so that every source is tried."""
     quiet_until: UnixTime = 0.0
+
+
+def deference_s(held_s: Seconds) -> Seconds:
+    """
+    How long an instance with *held_s* of work before it leaves a new request to others.
+
+    Decided: instances know nothing of each other, and whoever asks first gets the request; so
+    whoever could begin it sooner asks sooner. A queue that has not been empty is asked at once.
+    """
+    return min(_MOST_DEFERENCE_S, _DEFERENCE_SHARE * held_s)
 
 
 class PullOrder:
@@ -138,11 +150,20 @@ class PullOrder:
         if (head := self._heads.get(queue)) is not None:
             head.quiet_until = now + max(self._poll_s, _ABSENT_S)
 
-    def nonempty(self, queue: str, now: UnixTime) -> bool:
-        """Something was put into *queue*; whether it is one of ours."""
+    def nonempty(self, queue: str, now: UnixTime, *, held_s: Seconds = 0.0) -> bool:
+        """
+        Something was put into *queue*; whether it is one of ours.
+
+        Args:
+            queue: Which.
+            now: Unix seconds.
+            held_s: Predicted work that the instance has pulled and not begun; see `deference_s`.
+        """
         head = self._heads.get(queue)
         if head is not None:
-            head.quiet_until = min(head.quiet_until, now)
+            ours_alone = head.source.kind is SourceKind.INBOX
+            after_s = 0.0 if ours_alone else deference_s(held_s)
+            head.quiet_until = min(head.quiet_until, now + after_s)
         return head is not None
 
     def hold(self, queue: str, until: UnixTime) -> None:

@@ -163,7 +163,8 @@ class PulledQueue:
     """
     One queue, the nearest deadline first, that instances pull from while they have room.
 
-    What agents do with the lanes of one model, but for the width of deadline bands.
+    What agents do with the lanes of one model, but for the width of deadline bands; whoever holds
+    least is first, as agents with work before them let others ask first.
 
     Args:
         instances: That pull.

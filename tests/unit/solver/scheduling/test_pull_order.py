@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solver.scheduling.pulling import PullOrder, Source, SourceKind
+from solver.scheduling.pulling import PullOrder, Source, SourceKind, deference_s
 from tests.clocks import NOW
 
 POLL_S = 1.0
@@ -52,6 +52,30 @@ def test_overflow_waits_until_its_own_lane_is_empty():
     assert next_of(order) == "overflow"
     order.nonempty("lane", NOW)
     assert next_of(order) == "lane"
+
+
+def test_who_has_work_before_it_leaves_what_has_just_come_to_others():
+    order = order_of(source("lane"), source("inbox", 1.0, SourceKind.INBOX))
+    for queue in ("lane", "inbox"):
+        order.empty(queue, NOW)
+    assert order.nonempty("lane", NOW, held_s=0.5)
+    assert (next_of(order), order.wake_at()) == (None, NOW + 0.05)
+    assert next_of(order, NOW + 0.05) == "lane"
+
+    order.nonempty("inbox", NOW, held_s=0.5)
+    assert next_of(order) == "inbox"
+
+
+def test_a_queue_that_was_not_empty_is_asked_at_once():
+    order = order_of(source("lane"))
+    order.nonempty("lane", NOW, held_s=5.0)
+    assert next_of(order) == "lane"
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6))
+def test_more_work_defers_no_less_and_never_long(one: float, other: float):
+    less, more = sorted((one, other))
+    assert 0 <= deference_s(less) <= deference_s(more) <= 0.1
 
 
 def test_relegated_work_is_filler():
