@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from ops.bench.routed_waits import ServedRequest
 from ops.sim.limits import EngineLimits
 from ops.sim.routing.cluster import RoutingCluster, simulate_front
 from ops.sim.routing.fronts import Front, PulledQueue, Routers, RouterSeat
+from ops.sim.routing.summary import ttft_s
 from ops.sim.routing.workload import RoutedArrival
 from shared.contracts.estimates import LatencyCoefficients
 from solver.prediction.latency_model import predict_s
@@ -25,8 +27,8 @@ def simulated(
     paces: tuple[float, ...],
     *,
     seed: int,
-) -> float:
-    """Percent of *work* in time; routers know what they know in a mesh without trees."""
+) -> list[ServedRequest]:
+    """What becomes of *work*; routers know what they know in a mesh without trees."""
     cluster = RoutingCluster(
         latency=LatencyTable.from_coefficients(latency, max_tokens=limits.max_budget_tokens),
         num_instances=len(paces),
@@ -36,7 +38,10 @@ def simulated(
         seed=seed,
     )
     outcome = simulate_front(work, cluster, _front(mode, cluster, latency, seed))
-    return 100 * sum(not each.violated for each in outcome.requests) / len(outcome.requests)
+    return [
+        ServedRequest(attained=not each.violated, ttft_s=ttft_s(each, outcome))
+        for each in outcome.requests
+    ]
 
 
 def _front(mode: str, cluster: RoutingCluster, latency: LatencyCoefficients, seed: int) -> Front:
