@@ -18,6 +18,7 @@ from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome,
 from shared.broker.retry import publish_until_confirmed
 from shared.contracts.base import Decoder, RequestId, encode
 from shared.contracts.errors import CapacityError, ContractError, MeshError, TransientError
+from shared.contracts.estimates import Profile
 from shared.contracts.lanes import LaneKey, LaneLayout, inbox_name, work_version_of
 from shared.contracts.plans import LanesForecast
 from shared.contracts.requests import ErrorInfo, QueuedRequest
@@ -114,7 +115,7 @@ class Grouper:
         check_admission(request, self.state, self._settings, now)
         queue = await self._routed(request) or await self._laned(request)
         self.state.admit(request.request_id, request.tenant, tokens_needed(request), at=now)
-        self.state.count(request, at=now)
+        self.state.count(request, work_tokens=self._intake.work.tokens(request), at=now)
         return queue
 
     async def _routed(self, request: QueuedRequest) -> str | None:
@@ -253,6 +254,12 @@ class Grouper:
             self._routing.on_ended(observed)
         self.state.finish(observed.request_id, observed.tenant)
         self._intake.learn(observed)
+
+    def on_profile(self, profile: Profile) -> None:
+        """What the estimator has learnt of an engine, and of its model's answers."""
+        self._intake.work.learn(profile)
+        if self._routing is not None:
+            self._routing.on_profile(profile)
 
     def on_forecast(self, forecast: LanesForecast) -> None:
         """Take in what the leader expects of lanes."""

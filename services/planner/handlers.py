@@ -54,10 +54,9 @@ async def on_router_state(message: RouterState, grouper: Grouper, _delivery: Del
         grouper.routing.on_state(message)
 
 
-async def on_routing_profile(message: Profile, grouper: Grouper, _delivery: Delivery) -> None:
-    """What the estimator has learnt of an engine."""
-    if grouper.routing is not None:
-        grouper.routing.on_profile(message)
+async def on_learnt(message: Profile, grouper: Grouper, _delivery: Delivery) -> None:
+    """What the estimator has learnt."""
+    grouper.on_profile(message)
 
 
 async def on_prefill_trees(message: PrefillTrees, grouper: Grouper, _delivery: Delivery) -> None:
@@ -100,7 +99,7 @@ GROUPER_HANDLERS: dict[type[Message], Handler[Grouper]] = {
     InstanceStatus: on_routed_status,
     PrefillsObserved: on_prefills,
     RouterState: on_router_state,
-    Profile: on_routing_profile,
+    Profile: on_learnt,
     PrefillTrees: on_prefill_trees,
 }
 STATE_HANDLERS: dict[type[Message], Handler[Leader]] = {

@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ from shared.contracts.requests import QueuedRequest, ReplyMode
 from shared.contracts.telemetry import RequestObserved
 from shared.models.registry import ModelRegistry
 from solver.planning.lanes import lane_for
+from solver.prediction.predicted_work import PredictedWork
 from solver.prediction.prompt_lengths import PromptLengths
 
 MAX_ID_BYTES = 128
@@ -53,6 +54,8 @@ class Intake:
     layout: LaneLayout
     lengths: PromptLengths
     """Of prompts that come as text."""
+    work: PredictedWork = field(default_factory=PredictedWork)
+    """What requests are classed by."""
 
     def request_id(self, delivery: Delivery) -> RequestId:
         """The id that an answer to *delivery* must carry, even if its body is broken."""
@@ -91,14 +94,7 @@ class Intake:
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(31))
         importance = effective_importance(body)
         deadline_at = slo.planning_deadline_at(arrived_at)
-        lane = lane_for(
-            model=model.base,
-            importance=importance,
-            time_left_s=deadline_at - now if math.isfinite(deadline_at) else math.inf,
-            work_tokens=prompt_tokens + sampling.max_tokens,
-            layout=self.layout,
-        )
-        return QueuedRequest(
+        request = QueuedRequest(
             request_id=self.request_id(delivery),
             model=model,
             prompt=body.prompt,
@@ -112,11 +108,19 @@ class Intake:
             application=body.application or "default",
             importance=importance,
             priority=body.priority,
-            lane=lane.queue_name,
+            lane="",
             reply_to=delivery.reply_to,
             reply_mode=body.reply or ReplyMode.STREAM,
             traceparent=_header(delivery, "traceparent"),
         )
+        lane = lane_for(
+            model=model.base,
+            importance=importance,
+            time_left_s=deadline_at - now if math.isfinite(deadline_at) else math.inf,
+            work_tokens=self.work.tokens(request),
+            layout=self.layout,
+        )
+        return msgspec.structs.replace(request, lane=lane.queue_name)
 
     def _body(self, delivery: Delivery) -> InferenceRequest:
         if _decode_probe(delivery.body).payload is None:

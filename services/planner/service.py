@@ -115,9 +115,7 @@ async def _start_grouper(  # noqa: PLR0917 - one composition step, in its own fu
     keys = [topology.OBSERVED_REQUEST_KEY, topology.FORECAST_KEY, topology.LAYOUT_KEY]
     if routing is not None:
         keys += [topology.STATUS_KEYS, topology.PREFILLS_KEY, topology.ROUTER_KEY]
-        await broker.bind(
-            BindingSpec(exchange=topology.PROFILES, queue=observed.name, routing_key="")
-        )
+    await broker.bind(BindingSpec(exchange=topology.PROFILES, queue=observed.name, routing_key=""))
     for key in keys:
         await broker.bind(
             BindingSpec(exchange=topology.TELEMETRY, queue=observed.name, routing_key=key)

@@ -111,11 +111,11 @@ class GrouperState:
         """What is expected of *lane*, if that was heard after *since*."""
         return self.forecasts.get(lane) if self.forecasts_at >= since else None
 
-    def count(self, request: QueuedRequest, *, at: UnixTime) -> None:
-        """*request* went into its lane."""
+    def count(self, request: QueuedRequest, *, work_tokens: int, at: UnixTime) -> None:
+        """*request*, of so much work, went into its lane."""
         self.lanes.setdefault(request.lane, LaneCounter()).add(request, at=at)
         bins = self.work.setdefault(request.model.base, {})
-        number = bin_of(request.prompt_tokens + request.sampling.max_tokens)
+        number = bin_of(work_tokens)
         bins[number] = bins.get(number, 0) + 1
 
     def keep_lanes(self, work_version: int) -> None:
