@@ -58,6 +58,8 @@ class SampleStore:
         self._warned: set[tuple[str, str]] = set()
         self.refused: Counter[str] = Counter()
         """Samples by the field at fault."""
+        self.num_taken = 0
+        """Samples kept since the start."""
 
     def open(self) -> None:
         """Find what an earlier estimator kept."""
@@ -103,6 +105,7 @@ class SampleStore:
                     stream.write(header_line(key))
                 stream.write(sample_lines(samples, at))
             files.count += len(samples)
+            self.num_taken += len(samples)
         except OSError as error:
             # A part may have been written: the next one looks at the file again.
             self._logs.pop(key, None)

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ import structlog
 from services.estimator.alarms import InstanceWatch, raise_alarms
 from services.estimator.handlers import HANDLERS
 from services.estimator.metrics import EstimatorMetrics
+from services.estimator.own_fits import OwnFits
 from services.estimator.profiles import ProfileStore
 from services.estimator.sample_store import SampleStore
 from services.estimator.settings import Settings
@@ -83,6 +85,10 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
             for name, period_s, action in loops:
                 tasks.create_task(every(period_s, action, stop=stop), name=name)
+            if (fit_period_s := settings.trees.fit_period_s) is not None:
+                fits = state.fits = OwnFits(settings, state.samples)
+                fit = partial(fits.fit, stop)
+                tasks.create_task(every(fit_period_s, fit, stop=stop), name="fit.trees")
             ports.health.started()
             log.info("service.started", profiles=len(state.learners))
         log.info("service.stopped", profiles=len(state.learners))

@@ -41,6 +41,9 @@ class TreesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """All trees are published so often, for routers that have just come."""
     max_samples: Annotated[int, Meta(ge=500)] = 20_000
     """Of each model, engine and device, the latest, to fit by; up to twice as many are on disk."""
+    fit_period_s: Annotated[float, Meta(gt=0)] | None = None
+    """The estimator has trees fitted so often, in a process beside it, if there are new samples;
+    none: `headway-estimator fit` is somebody else's to run."""
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

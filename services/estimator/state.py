@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from services.estimator.alarms import InstanceWatch
 from services.estimator.observations import ProfileKey, answer_of, with_pairs
+from services.estimator.own_fits import OwnFits
 from services.estimator.sample_store import SampleStore
 from services.estimator.trees import TreesWatch
 from shared.contracts.base import ModelName, UnixTime
@@ -128,6 +129,8 @@ class EstimatorState:
     watch: InstanceWatch = field(default_factory=lambda: InstanceWatch(AlarmOptions()))
     samples: SampleStore = field(default_factory=lambda: SampleStore(None))
     trees: TreesWatch = field(default_factory=lambda: TreesWatch(None))
+    fits: OwnFits | None = None
+    """None: others fit."""
 
     def learner(self, model: str, engine: str, device: str) -> Learner:
         """The learner of a key, made on first use."""

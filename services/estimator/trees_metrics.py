@@ -55,4 +55,12 @@ def _in_force(state: EstimatorState) -> Iterator[Metric]:
     )
     for reason, count in tuple(state.trees.refused.items()):
         refused.add_metric((reason,), count)
-    yield from (version, made, coverage, refused)
+    fits = CounterMetricFamily(
+        "headway_estimator_fits",
+        "Fits that the estimator had made, by what became of them",
+        labels=("outcome",),
+    )
+    if state.fits is not None:
+        for outcome, count in tuple(state.fits.outcomes.items()):
+            fits.add_metric((outcome,), count)
+    yield from (version, made, coverage, refused, fits)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 from structlog.testing import capture_logs
 
 from services.estimator import artefacts
@@ -68,9 +69,11 @@ class Router:
 
 
 @asynccontextmanager
-async def estimator(rig: BrokerRig, directory: Path) -> AsyncIterator[Health]:
+async def estimator(
+    rig: BrokerRig, directory: Path, *, fit_period_s: float | None = None
+) -> AsyncIterator[Health]:
     health, stop = Health(service="estimator"), asyncio.Event()
-    trees = TreesSettings(reload_period_s=0.05, refresh_period_s=0.5)
+    trees = TreesSettings(reload_period_s=0.05, refresh_period_s=0.5, fit_period_s=fit_period_s)
     settings = Settings(profile_dir=str(directory), trees=trees, refresh_period_s=0.2)
     ports = Ports(settings=settings, open_broker=rig.open, clock=SystemClock(), health=health)
     serving = asyncio.create_task(serve(ports, stop))
@@ -164,6 +167,37 @@ async def test_an_estimator_that_comes_back_has_its_samples_and_tells_of_its_tre
         labels: dict[str, Any] = dict(zip(("model", "engine", "device"), KEY, strict=True))
         assert value(health, "prefill_samples", **labels) == 600
         await eventually(lambda: bool(router.trees))
+
+
+async def test_an_estimator_has_trees_fitted_by_itself_when_told_to(
+    broker_rig: BrokerRig, tmp_path: Path
+):
+    """Too few new samples are not worth the while; enough are learnt from in another process."""
+    async with estimator(broker_rig, tmp_path, fit_period_s=0.1) as health:
+        router = Router(await broker_rig.connect("router"))
+        await router.listen()
+        messages = messages_of(REQUESTS)
+        for message in messages[:9]:
+            await router.tell(message)
+        await eventually(lambda: num_kept(tmp_path / "samples") == 450)
+        await asyncio.sleep(0.3)
+        assert value(health, "fits_total", outcome="too_few") is None
+        for message in messages[9:]:
+            await router.tell(message)
+        await eventually(lambda: bool(router.trees), within_s=90.0)
+        await eventually(lambda: value(health, "fits_total", outcome="written") == 1)
+
+
+async def test_an_estimator_that_ends_does_not_wait_for_its_fit(
+    broker_rig: BrokerRig, tmp_path: Path
+):
+    async with estimator(broker_rig, tmp_path, fit_period_s=0.05):
+        router = Router(await broker_rig.connect("router"))
+        for message in messages_of(REQUESTS):
+            await router.tell(message)
+        await eventually(lambda: bool(psutil.Process().children()))
+
+    assert [each for each in psutil.Process().children() if "fit" in each.cmdline()] == []
 
 
 def test_a_killed_process_loses_no_line_but_the_last(tmp_path: Path):

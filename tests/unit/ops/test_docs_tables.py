@@ -113,7 +113,8 @@ def test_settings_of_trees_are_listed_with_their_defaults():
     documented = {row[0].strip("`"): row[1] for row in table(PREDICTION, "trees setting")}
 
     assert documented == {
-        f"trees.{field.name}": str(field.default) for field in fields(TreesSettings)
+        f"trees.{field.name}": "none" if field.default is None else str(field.default)
+        for field in fields(TreesSettings)
     }
 
 
