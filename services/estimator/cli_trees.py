@@ -55,7 +55,7 @@ def use_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def use(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Routers take the highest version: what they are to go back to becomes that."""
+    """The highest version is in force: what is to be gone back to becomes that."""
     directory = _directory(settings)
     key = (arguments.model, arguments.engine, arguments.device)
     try:

@@ -62,14 +62,20 @@ class SampleStore:
         """Samples kept since the start."""
 
     def open(self) -> None:
-        """Find what an earlier estimator kept."""
+        """Find what an earlier estimator kept; what cannot be read is begun anew."""
         if self._directory is None or not self._directory.is_dir():
             return
-        for folder in sorted(self._directory.iterdir()):
-            files = numbered(folder)
-            header = header_of(_first_line(files[-1][1])) if files else None
-            if header is not None and directory_name(header.key) == folder.name:
-                self._logs[header.key] = _opened(folder)
+        try:
+            for folder in sorted(self._directory.iterdir()):
+                self._find(folder)
+        except OSError as error:
+            log.warning("samples.unreadable", directory=str(self._directory), error=str(error))
+
+    def _find(self, folder: Path) -> None:
+        files = numbered(folder)
+        header = header_of(_first_line(files[-1][1])) if files else None
+        if header is not None and directory_name(header.key) == folder.name:
+            self._logs[header.key] = _opened(folder)
 
     def kept(self) -> Iterator[tuple[ProfileKey, int]]:
         """How many samples of each key there are."""

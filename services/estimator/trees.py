@@ -30,7 +30,7 @@ class TreesWatch:
     What routers are to predict by.
 
     A version that was in force stays so until a higher one can be read, whatever becomes of its
-    file: routers do not go back either.
+    file: versions that routers are told of only ever rise.
 
     Args:
         directory: As `artefacts` lays it out; it may come later. None has nothing.

@@ -202,7 +202,7 @@ class TestTreesWatch:
         assert [each.version for each in TreesWatch(tmp_path).look()] == [2]
 
     def test_one_that_is_deleted_stays_in_force(self, tmp_path: Path, fitted: Artefact):
-        """Routers have it, and take no lower version."""
+        """Versions that routers are told of only ever rise."""
         watch = TreesWatch(tmp_path)
         artefacts.write(tmp_path, fitted)
         _, file = artefacts.write(tmp_path, fitted)

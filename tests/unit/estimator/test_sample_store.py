@@ -188,6 +188,16 @@ def test_a_disk_that_takes_nothing_costs_samples_and_nothing_else(tmp_path: Path
     assert list(kept(tmp_path / "samples").prefill_s) == [0.2]
 
 
+def test_a_file_that_cannot_be_read_is_no_reason_not_to_begin(tmp_path: Path):
+    folder = tmp_path / directory_name(KEY)
+    (folder / "1.jsonl").mkdir(parents=True)
+    with capture_logs() as logs:
+        into = store(tmp_path)
+
+    assert [each["event"] for each in logs] == ["samples.unreadable"]
+    assert dict(into.kept()) == {}
+
+
 async def test_messages_are_kept_and_one_that_is_no_number_harms_nobody(tmp_path: Path):
     state = EstimatorState(
         iteration_memory=100, request_memory=100, max_applications=1, samples=store(tmp_path)
