@@ -8,6 +8,7 @@ from services.agent.state import AgentState
 from shared.contracts.base import Seconds
 from shared.contracts.requests import QueuedRequest
 from shared.contracts.telemetry import PullState
+from solver.prediction import backlog
 from solver.prediction.service_time import predicted_prefill_s, tokens_s
 from solver.scheduling.keys import Tier, tier_of
 from solver.scheduling.pull_room import Held, PullBounds, counted_s, has_room, work_s
@@ -66,12 +67,11 @@ def pull_state(state: AgentState, engine: EngineSnapshot, bounds: PullBounds) ->
 def _work_s(
     state: AgentState, requests: list[QueuedRequest], num_free_slots: int, bounds: PullBounds
 ) -> Seconds:
-    profile = state.profile
-    waiting = sum(tokens_needed(r) for r in requests if r.request_id in state.window)
+    profile, level = state.profile, bounds.backlog_level
+    waiting = [request for request in requests if request.request_id in state.window]
+    counted = [counted_s(predicted_prefill_s(request, profile), bounds) for request in requests]
     return work_s(
-        prefill_s=sum(
-            counted_s(predicted_prefill_s(request, profile), bounds) for request in requests
-        ),
-        whole_s=tokens_s(waiting, profile),
+        prefill_s=backlog.prefills_s(counted, profile, level=level),
+        whole_s=tokens_s(backlog.tokens(waiting, profile, level=level), profile),
         num_free_slots=num_free_slots,
     )

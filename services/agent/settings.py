@@ -19,6 +19,8 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of these, best-effort and relegated ones."""
     max_backlog_s: Annotated[float, Meta(gt=0)] = DEFAULT_BOUNDS.max_backlog_s
     """Predicted work of these, at most; one request is always allowed."""
+    backlog_level: Annotated[float, Meta(gt=0, lt=1)] = DEFAULT_BOUNDS.backlog_level
+    """Of the quantile of that work which is bounded; 0.5 is its mean."""
     best_effort_running_share: Annotated[float, Meta(gt=0, le=1)] = 0.75
     """Running slots that best-effort work may fill; the rest is kept for urgent arrivals."""
     poll_s: Annotated[float, Meta(gt=0)] = 1.0
@@ -37,6 +39,7 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             window=self.window,
             best_effort_window=self.best_effort_window,
             max_backlog_s=self.max_backlog_s,
+            backlog_level=self.backlog_level,
         )
 
 

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from services.estimator.cli_fit import fit, fit_arguments
+from services.estimator.cli_trees import trees, use, use_arguments
 from services.estimator.service import serve
 from services.estimator.settings import Settings
 from services.estimator.shown import lines_of
@@ -58,8 +60,22 @@ CLI = ServiceCli(
     verbs=(
         Verb(
             name="show",
-            help="print the profiles: latency model, token rate, lengths, swaps; and residuals",
+            help="print the profiles: latency model, rates, lengths, swaps, trees; and residuals",
             run=show,
+        ),
+        Verb(
+            name="fit",
+            help="learn quantile trees of prefill times from the samples in profile_dir; running "
+            "estimators publish what is written",
+            run=fit,
+            arguments=fit_arguments,
+        ),
+        Verb(name="trees", help="list the trees in profile_dir", run=trees),
+        Verb(
+            name="use",
+            help="write an earlier version of a model's trees as its next one: the way back",
+            run=use,
+            arguments=use_arguments,
         ),
     ),
 )

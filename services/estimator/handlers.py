@@ -5,6 +5,7 @@ from services.estimator.state import EstimatorState
 from shared.broker.consumer import Handler
 from shared.broker.protocol import Delivery
 from shared.contracts.base import Message
+from shared.contracts.routing import PrefillsSampled
 from shared.contracts.telemetry import (
     InstanceStatus,
     IterationsObserved,
@@ -43,9 +44,16 @@ async def on_model_activated(
         state.learner(message.model, *identity).on_activated(message)
 
 
+async def on_prefills_sampled(
+    message: PrefillsSampled, state: EstimatorState, _delivery: Delivery
+) -> None:
+    state.samples.take(message)
+
+
 HANDLERS: dict[type[Message], Handler[EstimatorState]] = {
     IterationsObserved: on_iterations_observed,
     RequestObserved: on_request_observed,
     InstanceStatus: on_instance_status,
     ModelActivated: on_model_activated,
+    PrefillsSampled: on_prefills_sampled,
 }

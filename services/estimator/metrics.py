@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 from services.estimator.alarm_metrics import alarm_metrics
 from services.estimator.calibration_metrics import calibration_metrics
 from services.estimator.state import EstimatorState
+from services.estimator.trees_metrics import trees_metrics
 
 PROFILE = ("model", "engine", "device")
 
@@ -30,6 +31,7 @@ class EstimatorMetrics(Collector):
         """The state now."""
         yield from alarm_metrics(self._state.watch)
         yield from calibration_metrics(self._state)
+        yield from trees_metrics(self._state)
         learners = self._state.learners
         yield GaugeMetricFamily(
             "headway_estimator_profiles", "Profiles known: (model, engine, device)", len(learners)

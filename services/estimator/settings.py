@@ -1,5 +1,6 @@
 """Settings of the estimator."""
 
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -31,6 +32,20 @@ class AlarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         )
 
 
+class TreesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Quantile trees of prefill times, in `profile_dir`."""
+
+    reload_period_s: Annotated[float, Meta(gt=0)] = 1.0
+    """Files are looked for so often."""
+    refresh_period_s: Annotated[float, Meta(gt=0)] = 30.0
+    """All trees are published so often, for routers that have just come."""
+    max_samples: Annotated[int, Meta(ge=500)] = 20_000
+    """Of each model, engine and device, the latest, to fit by; up to twice as many are on disk."""
+    fit_period_s: Annotated[float, Meta(gt=0)] | None = None
+    """The estimator has trees fitted so often, in a process beside it, if there are new samples;
+    none: `headway-estimator fit` is somebody else's to run."""
+
+
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything the estimator can be told."""
 
@@ -48,5 +63,17 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """An application's lengths are drawn to those of all as if these were so many requests of its
     own, and those of all to a prior."""
     alarms: AlarmSettings = AlarmSettings()
+    trees: TreesSettings = TreesSettings()
     profile_dir: str | None = None
-    """Where profiles are kept over restarts; none: learnt anew."""
+    """Where profiles are kept over restarts, samples of prefill times, and trees; none: profiles
+    are learnt anew, samples are dropped, and there are no trees."""
+
+    @property
+    def samples_directory(self) -> Path | None:
+        """Of `services.estimator.sample_files`."""
+        return Path(self.profile_dir) / "samples" if self.profile_dir else None
+
+    @property
+    def trees_directory(self) -> Path | None:
+        """Of `services.estimator.artefacts`."""
+        return Path(self.profile_dir) / "trees" if self.profile_dir else None

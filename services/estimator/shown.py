@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from services.estimator.tables import age, aligned, shares
 from shared.contracts.base import UnixTime
 from shared.contracts.estimates import Calibration, OutputTokens, Profile
 from solver.prediction.decode_lengths import LEVELS
@@ -10,9 +11,6 @@ from solver.prediction.service_time import ALL_APPLICATIONS
 MOST_APPLICATIONS = 20
 _LEGEND = "residuals are predicted less realised: negative is optimistic"
 _NONE = "-"
-_UNITS = ((3600, "h"), (60, "min"), (1, "s"))
-_FEW = 2
-"""Of a unit; what is less is told in the next smaller one."""
 
 
 def lines_of(profiles: Sequence[Profile], *, now: UnixTime) -> Iterator[str]:
@@ -26,7 +24,7 @@ def lines_of(profiles: Sequence[Profile], *, now: UnixTime) -> Iterator[str]:
     yield _LEGEND
     for profile in profiles:
         yield ""
-        yield f"{profile.model} on {profile.engine} {profile.device}, {_age(profile.at, now)}"
+        yield f"{profile.model} on {profile.engine} {profile.device}, {age(profile.at, now)}"
         yield from (f"  {name:<12}{text}" for name, text in _facts(profile, now) if text)
         yield from (f"  {line}" for line in _lengths(profile, now))
 
@@ -44,12 +42,15 @@ def _facts(profile: Profile, now: UnixTime) -> Iterator[tuple[str, str]]:
         yield "model", " + ".join(f"{1e3 * each:.4g}{of}" for each, of in terms if each) + " ms"
     if (seen := profile.latency_calibration) is not None:
         residual = f"{100 * seen.bias:+z.1f} ± {100 * seen.spread:.1f} %"
-        yield "residual", f"{residual} of {seen.count} iterations, {_age(seen.at, now)}"
+        yield "residual", f"{residual} of {seen.count} iterations, {age(seen.at, now)}"
     if profile.token_rate_per_s is not None:
         yield "busy", f"{profile.token_rate_per_s:.1f} tokens/s"
     if (prefill := profile.prefill_s) is not None:
         moments = f"{prefill.mean:.3f} ± {prefill.sd:.3f} s"
         yield "first token", f"{moments} of {prefill.count} requests"
+    if (trees := profile.prefill_trees) is not None:
+        made = f"v{trees.version}, {age(trees.at, now)}, of {trees.samples} samples"
+        yield "trees", f"{made}; {shares(trees.coverage)} when fitted"
     swaps = sorted(profile.swap_s.items(), key=lambda item: item[1])
     yield "swaps", ", ".join(f"{source} {duration_s:.2f} s" for source, duration_s in swaps)
 
@@ -67,7 +68,7 @@ def _lengths(profile: Profile, now: UnixTime) -> Iterator[str]:
     header += [f"in {level}" for level in levels] + ["latest"]
     rows = [header]
     rows += [_row(name, each, now) for name, each in [*shown, *latest[:MOST_APPLICATIONS]]]
-    yield from _aligned(rows)
+    yield from aligned(rows)
     if len(latest) > MOST_APPLICATIONS:
         yield f"and {len(latest) - MOST_APPLICATIONS} more applications: --json has them all"
 
@@ -79,24 +80,9 @@ def _row(name: str, lengths: OutputTokens, now: UnixTime) -> list[str]:
     told = [f"{quantiles[level]:.0f}" if level in quantiles else _NONE for level in LEVELS]
     within = [f"{100 * coverage[level]:.0f} %" if level in coverage else _NONE for level in LEVELS]
     moments = [f"{lengths.mean:.1f}", f"{lengths.sd:.1f}"]
-    ends = _age(seen.at, now) if seen else _NONE
+    ends = age(seen.at, now) if seen else _NONE
     return [name, str(lengths.count), *moments, *told, _residual(seen), *within, ends]
 
 
 def _residual(seen: Calibration | None) -> str:
     return _NONE if seen is None else f"{seen.bias:+z.1f} ± {seen.spread:.1f}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Names to the left, figures to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *cells in rows:
-        figures = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-        yield "  ".join((name.ljust(widths[0]), *figures))
-
-
-def _age(at: UnixTime, now: UnixTime) -> str:
-    """Clocks of machines differ a little: nothing is younger than now."""
-    seconds = max(0.0, now - at)
-    unit, name = next((unit, name) for unit, name in _UNITS if seconds >= _FEW * unit or unit == 1)
-    return f"{seconds / unit:.1f} {name} ago"

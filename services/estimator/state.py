@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from services.estimator.alarms import InstanceWatch
 from services.estimator.observations import ProfileKey, answer_of, with_pairs
+from services.estimator.own_fits import OwnFits
+from services.estimator.sample_store import SampleStore
+from services.estimator.trees import TreesWatch
 from shared.contracts.base import ModelName, UnixTime
 from shared.contracts.estimates import Profile
 from shared.contracts.telemetry import IterationsObserved, ModelActivated, RequestObserved
@@ -124,6 +127,10 @@ class EstimatorState:
     identities: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Engine and device by instance, from statuses; activations do not carry them."""
     watch: InstanceWatch = field(default_factory=lambda: InstanceWatch(AlarmOptions()))
+    samples: SampleStore = field(default_factory=lambda: SampleStore(None))
+    trees: TreesWatch = field(default_factory=lambda: TreesWatch(None))
+    fits: OwnFits | None = None
+    """None: others fit."""
 
     def learner(self, model: str, engine: str, device: str) -> Learner:
         """The learner of a key, made on first use."""

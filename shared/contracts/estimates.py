@@ -62,6 +62,18 @@ class OutputTokens(Moments, frozen=True, kw_only=True, omit_defaults=True):
     """Residuals in tokens, of what services evaluate: the mean, at most the request's limit."""
 
 
+class TreesInForce(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """Quantile trees of prefill times that routers are given, and how they did before that."""
+
+    version: int
+    at: UnixTime
+    """When they were fitted."""
+    samples: int
+    """Learnt of."""
+    coverage: tuple[tuple[float, float], ...] = ()
+    """(Level, share of samples within its quantile that were not learnt of), levels rising."""
+
+
 class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profile.published.v1"):
     """Everything known about (model, engine, device). The highest version wins."""
 
@@ -90,6 +102,8 @@ class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profi
     """Activation time by residency it started from."""
     kv_capacity_tokens: int | None = None
     """Of one instance; only in files, where a device's memory told it."""
+    prefill_trees: TreesInForce | None = None
+    """Published beside profiles as `shared.contracts.routing.PrefillTrees`."""
 
 
 class AlarmKind(Enum):

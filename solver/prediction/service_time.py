@@ -44,9 +44,16 @@ def predicted_decode_s(request: QueuedRequest, profile: Profile | None) -> Secon
 
 def predicted_output_tokens(request: QueuedRequest, profile: Profile | None) -> float:
     """The application's mean output, at most what the request allows."""
+    return predicted_answer(request, profile).mean
+
+
+def predicted_answer(request: QueuedRequest, profile: Profile | None) -> Moments:
+    """Tokens of the answer, at most what the request allows; the limit where nothing is known."""
     limit = request.sampling.max_tokens
     lengths = _lengths(request, profile)
-    return limit if lengths is None else min(limit, lengths.mean)
+    if lengths is None:
+        return Moments(mean=limit, sd=0.0, count=0)
+    return capped(lengths, limit_tokens=limit)
 
 
 def capped(lengths: Moments, *, limit_tokens: float) -> Moments:

@@ -21,6 +21,8 @@ class PullBounds:
     """Of these, best-effort and relegated ones."""
     max_backlog_s: Seconds = 2.0
     """Predicted work that one more would have to wait for; one request may always wait."""
+    backlog_level: float = 0.5
+    """Of the quantile of that work which is bounded, 0..1, both excluded."""
     max_tokens: float = math.inf
     """KV tokens that what is held may need: more than the engine has cannot soon begin."""
 

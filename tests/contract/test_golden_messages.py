@@ -97,7 +97,10 @@ class TestGolden:
     def test_unknown_fields_are_ignored(self, example: Message):
         body = json.loads(golden_file(example).read_bytes()) | {"field_of_next_year": [1]}
 
-        assert example == Decoder(type(example))(json.dumps(body).encode())
+        # Compact, as it came: parts that are kept raw are equal byte by byte.
+        extended = json.dumps(body, separators=(",", ":")).encode()
+
+        assert example == Decoder(type(example))(extended)
 
 
 def test_forecasts_of_leaders_that_tell_no_spread_are_understood():

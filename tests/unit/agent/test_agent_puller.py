@@ -3,18 +3,21 @@
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import msgspec
 import pytest
 
+from services.agent.holding import held_now
 from services.agent.settings import PullSettings
 from shared.broker import topology
 from shared.broker.protocol import OutMessage
 from shared.contracts.base import ModelName
-from shared.contracts.estimates import LatencyCoefficients, Profile
+from shared.contracts.estimates import Calibration, LatencyCoefficients, OutputTokens, Profile
 from shared.contracts.lanes import relegated_name
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
+from solver.scheduling.pull_room import PullBounds
 from solver.scheduling.pulling import SourceKind
 from tests.brokers import eventually
 from tests.clocks import NOW
@@ -287,3 +290,44 @@ async def test_what_waits_inside_the_engine_is_held_too(
             await rig.engine.began("r2")
             assert await rig.far.ready(LANE) == 1
             rig.stop.set()
+
+
+class TestBacklog:
+    """With no running slot free, what waits is counted with its answers."""
+
+    PROFILE = Profile(
+        model=MODEL,
+        engine="scripted",
+        device="paper",
+        version=1,
+        at=0.0,
+        latency=LatencyCoefficients(constant_s=0.0, linear_s=0.001),
+        latency_calibration=Calibration(count=50, bias=0.0, spread=0.3, at=0.0),
+        token_rate_per_s=1000.0,
+        output_tokens={"*": OutputTokens(mean=80.0, sd=40.0, count=100)},
+    )
+
+    async def backlog_s(self, rig: AgentRig, *, max_running: int, level: float) -> float:
+        rig.state.profiles[MODEL] = self.PROFILE
+        for name in "abcd":
+            answer = sampling(5000, ignore_eos=False)
+            await rig.hold(a_request(name, prompt_tokens=20, sampling=answer))
+        engine = replace(rig.engine.snapshot(), max_running=max_running)
+        return held_now(rig.state, engine, PullBounds(backlog_level=level)).regular_s
+
+    @pytest.mark.parametrize(
+        ("max_running", "level", "expected_s"),
+        [
+            (100, 0.5, 4 * 0.02),
+            (100, 0.9, 4 * 0.02 + 1.2816 * 0.3 * 2 * 0.02),
+            (0, 0.5, 4 * 0.1),
+            (0, 0.9, 4 * 0.1 + 1.2816 * 2 * 0.04),
+        ],
+    )
+    async def test_it_is_a_quantile_of_what_is_predicted(
+        self, rig: AgentRig, max_running: int, level: float, expected_s: float
+    ):
+        seen_s = await self.backlog_s(rig, max_running=max_running, level=level)
+
+        assert seen_s == pytest.approx(expected_s, rel=1e-4)
+        await rig.residency.hand_back_window()

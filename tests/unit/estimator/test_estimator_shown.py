@@ -11,6 +11,7 @@ from shared.contracts.estimates import (
     Moments,
     OutputTokens,
     Profile,
+    TreesInForce,
 )
 from tests.clocks import NOW
 
@@ -98,6 +99,16 @@ def test_a_bias_of_nothing_has_no_sign_of_optimism():
 
     assert "  residual    +0.0 ± 0.0 % of 30 iterations, 0.0 s ago" in shown(
         msgspec.structs.replace(PROFILE, latency_calibration=tiny)
+    )
+
+
+def test_trees_are_told_with_what_came_of_them():
+    trees = TreesInForce(
+        version=3, at=NOW - 3 * 86400, samples=1600, coverage=((0.5, 0.513), (0.9, 0.895))
+    )
+
+    assert shown(msgspec.structs.replace(PROFILE, prefill_trees=trees))[8] == (
+        "  trees       v3, 3.0 d ago, of 1600 samples; 51 % in p50, 90 % in p90 when fitted"
     )
 
 

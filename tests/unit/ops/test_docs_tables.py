@@ -18,7 +18,7 @@ from services.agent.backends.base import SchedulingTotals
 from services.agent.backends.policies import PolicyName, SchedulingSettings
 from services.agent.backends.settings import VllmSettings
 from services.agent.settings import PullSettings
-from services.estimator.settings import AlarmSettings
+from services.estimator.settings import AlarmSettings, TreesSettings
 from services.planner.policies import PLAN_POLICIES
 from solver.planning.review import Cause
 from solver.prediction.coverage import CoverageOptions
@@ -106,6 +106,15 @@ def test_thresholds_of_alarms_are_listed_with_their_defaults():
 
     assert documented == {
         f"alarms.{field.name}": str(field.default) for field in fields(AlarmSettings)
+    }
+
+
+def test_settings_of_trees_are_listed_with_their_defaults():
+    documented = {row[0].strip("`"): row[1] for row in table(PREDICTION, "trees setting")}
+
+    assert documented == {
+        f"trees.{field.name}": "none" if field.default is None else str(field.default)
+        for field in fields(TreesSettings)
     }
 
 

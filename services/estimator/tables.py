@@ -1,0 +1,29 @@
+"""How the estimator's commands lay out what they print."""
+
+from collections.abc import Iterator, Sequence
+
+from shared.contracts.base import UnixTime
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_FEW = 2
+"""Of a unit; what is less is told in the next smaller one."""
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Names to the left, figures to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *cells in rows:
+        figures = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        yield "  ".join((name.ljust(widths[0]), *figures))
+
+
+def age(at: UnixTime, now: UnixTime) -> str:
+    """Clocks of machines differ a little: nothing is younger than now."""
+    seconds = max(0.0, now - at)
+    unit, name = next((unit, name) for unit, name in _UNITS if seconds >= _FEW * unit or unit == 1)
+    return f"{seconds / unit:.1f} {name} ago"
+
+
+def shares(coverage: Sequence[tuple[float, float]]) -> str:
+    """What share was within which quantile: `50 % in p50, 88 % in p90`."""
+    return ", ".join(f"{100 * share:.0f} % in p{100 * level:g}" for level, share in coverage)

@@ -1,0 +1,66 @@
+"""Routers' predictions become samples, samples trees, and trees the routers' predictions."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from services.mesh.processes import ProcessMesh
+from shared.contracts.qos import Slo
+from shared.contracts.requests import RequestCompleted
+from tests.brokers import RabbitServer, eventually, rabbit_targets
+from tests.e2e.meshes import LLAMA, ask_all, mesh_spec, producer_of, request
+
+pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
+
+CHAT = Slo(ttft_s=30.0)
+COUNT = 560
+"""500 samples are needed; some requests may be answered before a router had a profile."""
+
+
+def num_samples(profile_dir: Path) -> int:
+    return sum(len(file.read_bytes().splitlines()) - 1 for file in profile_dir.rglob("*.jsonl"))
+
+
+async def test_what_a_mesh_has_served_is_what_its_routers_predict_by(
+    rabbit_servers: Callable[[str], RabbitServer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profile_dir = tmp_path / "profiles"
+    monkeypatch.setenv("HEADWAY_ESTIMATOR_PROFILE_DIR", str(profile_dir))
+    with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
+        spec = mesh_spec(url, tmp_path, planner={"grouper": {"routing": {"policy": "default"}}})
+        async with ProcessMesh(spec) as mesh, producer_of(mesh) as producer:
+            answers = await ask_all(
+                producer,
+                [
+                    request(n, max_tokens=2, slo=CHAT, prompt=f"{n} " * (1 + n % 97))
+                    for n in range(COUNT)
+                ],
+                spacing_s=0.02,
+                timeout_s=240.0,
+            )
+            assert [type(each.final) for each in answers] == [RequestCompleted] * COUNT
+            await eventually(lambda: num_samples(profile_dir) >= 500, within_s=60.0)
+
+            fit = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "services.estimator", "fit", "--json",
+                stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            out, _ = await fit.communicate()
+            assert fit.returncode == 0
+            report = msgspec.json.decode(out)
+            assert (report["model"], report["outcome"]) == (LLAMA, "written")
+
+            def adopted() -> bool:
+                log = (tmp_path / "log" / "grouper-0.log").read_text()
+                return '"trees.adopted"' in log
+
+            await eventually(adopted, within_s=30.0)
+            more = [request(1000 + n, max_tokens=2, slo=CHAT) for n in range(5)]
+            finals = [each.final for each in await ask_all(producer, more)]
+            assert [type(each) for each in finals] == [RequestCompleted] * 5

@@ -1,0 +1,54 @@
+"""Samples of prefill times as routers tell of them."""
+
+from shared.contracts.base import ModelName
+from shared.contracts.routing import PrefillSample, PrefillsSampled
+from solver.prediction.prefill_features import FEATURES, SCHEMA_VERSION
+from tests.clocks import NOW
+from tests.prefill_times import Request
+
+MODEL = ModelName("org/model.v1")
+KEY = (str(MODEL), "simulated", "cpu")
+BATCH = 50
+
+
+def sample_of(request: Request, *, times: float = 1.0) -> PrefillSample:
+    """What a router tells of *request*, on an engine that is so many times as slow."""
+    features = tuple(float(each) for each in request.features[0])
+    return PrefillSample(features=features, prefill_s=times * request.prefill_s)
+
+
+def plain(prefill_s: float = 0.1, **features: float) -> PrefillSample:
+    """A sample with *features*, the rest 0."""
+    return PrefillSample(
+        features=tuple(features.get(name, 0.0) for name in FEATURES), prefill_s=prefill_s
+    )
+
+
+def sampled(
+    *samples: PrefillSample,
+    sender: str = "planner-1",
+    model: str = MODEL,
+    at: float = NOW,
+    schema_version: int = SCHEMA_VERSION,
+) -> PrefillsSampled:
+    """One message."""
+    return PrefillsSampled(
+        sender=sender,
+        model=ModelName(model),
+        engine="simulated",
+        device="cpu",
+        at=at,
+        schema_version=schema_version,
+        samples=samples,
+    )
+
+
+def messages_of(
+    requests: list[Request], *, times: float = 1.0, model: str = MODEL
+) -> list[PrefillsSampled]:
+    """Of all *requests*, a few at a time, a second apart."""
+    samples = [sample_of(each, times=times) for each in requests]
+    return [
+        sampled(*samples[start : start + BATCH], model=model, at=NOW + start / BATCH)
+        for start in range(0, len(samples), BATCH)
+    ]
