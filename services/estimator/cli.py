@@ -1,56 +1,13 @@
 """`headway-estimator`."""
 
-import argparse
-import asyncio
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 
 from services.estimator.cli_fit import fit, fit_arguments
+from services.estimator.cli_show import show
 from services.estimator.cli_trees import trees, use, use_arguments
 from services.estimator.service import serve
 from services.estimator.settings import Settings
-from services.estimator.shown import lines_of
-from shared.broker import topology
-from shared.broker.protocol import BindingSpec, Delivery, Settlement
-from shared.contracts.base import Decoder
-from shared.contracts.errors import ContractError
-from shared.contracts.estimates import Profile
-from shared.runtime.cli import ServiceCli, Verb, broker_factory, print_data
-from shared.runtime.clock import SystemClock
-from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
-
-_decode_profile: Decoder[Profile] = Decoder(Profile)
-
-
-async def show(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Print the profiles, listening for one refresh period."""
-    profiles: dict[tuple[str, str, str], Profile] = {}
-
-    async def on_profile(delivery: Delivery) -> None:
-        with suppress(ContractError):  # a newer kind than this command knows
-            profile = _decode_profile(delivery.body)
-            profiles[profile.model, profile.engine, profile.device] = profile
-        await delivery.settle(Settlement.ACK)
-
-    async with broker_factory(settings.amqp_url)("headway-estimator-show") as broker:
-        queue = topology.passing_queue("show-profiles")
-        await broker.declare_queue(queue)
-        await broker.bind(BindingSpec(exchange=topology.PROFILES, queue=queue.name, routing_key=""))
-        subscription = await broker.consume(queue.name, on_profile, prefetch=64)
-        await asyncio.sleep(settings.refresh_period_s + 1.0)
-        await subscription.cancel()
-    if not profiles:
-        print("no profile in sight: is an estimator running, has work been done?", file=sys.stderr)
-        return EXIT_FAILED
-    if arguments.json:
-        for _, profile in sorted(profiles.items()):
-            print_data(profile, as_json=True)
-    else:
-        known = [profile for _, profile in sorted(profiles.items())]
-        print("\n".join(lines_of(known, now=SystemClock().now())))
-    return EXIT_OK
-
+from shared.runtime.cli import ServiceCli, Verb
 
 CLI = ServiceCli(
     service="estimator",
@@ -60,7 +17,8 @@ CLI = ServiceCli(
     verbs=(
         Verb(
             name="show",
-            help="print the profiles: latency model, rates, lengths, swaps, trees; and residuals",
+            help="print the profiles: latency model, rates, lengths, swaps, trees; "
+            "and residuals, those of routers, too",
             run=show,
         ),
         Verb(

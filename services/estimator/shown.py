@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from services.estimator.tables import age, aligned, shares
 from shared.contracts.base import UnixTime
 from shared.contracts.estimates import Calibration, OutputTokens, Profile
+from shared.contracts.routing import RouterState, RoutingTrust
 from solver.prediction.decode_lengths import LEVELS
 from solver.prediction.service_time import ALL_APPLICATIONS
 
@@ -13,19 +14,23 @@ _LEGEND = "residuals are predicted less realised: negative is optimistic"
 _NONE = "-"
 
 
-def lines_of(profiles: Sequence[Profile], *, now: UnixTime) -> Iterator[str]:
+def lines_of(
+    profiles: Sequence[Profile], routers: Sequence[RouterState], *, now: UnixTime
+) -> Iterator[str]:
     """
     Each profile: its latency model, its rates and its lengths, with what came of predictions.
 
     Args:
         profiles: In the order in which they are shown.
+        routers: Of their models.
         now: Ages are up to then.
     """
     yield _LEGEND
     for profile in profiles:
         yield ""
         yield f"{profile.model} on {profile.engine} {profile.device}, {age(profile.at, now)}"
-        yield from (f"  {name:<12}{text}" for name, text in _facts(profile, now) if text)
+        facts = [*_facts(profile, now), *_routers(profile, routers)]
+        yield from (f"  {name:<12}{text}" for name, text in facts if text)
         yield from (f"  {line}" for line in _lengths(profile, now))
 
 
@@ -53,6 +58,20 @@ def _facts(profile: Profile, now: UnixTime) -> Iterator[tuple[str, str]]:
         yield "trees", f"{made}; {shares(trees.coverage)} when fitted"
     swaps = sorted(profile.swap_s.items(), key=lambda item: item[1])
     yield "swaps", ", ".join(f"{source} {duration_s:.2f} s" for source, duration_s in swaps)
+
+
+def _routers(profile: Profile, routers: Sequence[RouterState]) -> Iterator[tuple[str, str]]:
+    for state in routers:
+        for each in state.trusts:
+            key = (state.model, each.engine, each.device)
+            if key == (profile.model, profile.engine, profile.device):
+                yield "router", f"{state.sender}: {_trust(each)}"
+
+
+def _trust(trust: RoutingTrust) -> str:
+    trusted = "trusted" if trust.trusted else "not trusted: first come, first served, least loaded"
+    within = f"{100 * trust.covered:.1f} % of {trust.count} prefills within p{100 * trust.level:g}"
+    return f"{trusted}; {within}, residual {1e3 * trust.residual_s:+z.1f} ms; by {trust.version}"
 
 
 def _lengths(profile: Profile, now: UnixTime) -> Iterator[str]:

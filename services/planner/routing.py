@@ -30,7 +30,7 @@ from shared.contracts.telemetry import InstanceStatus, RequestObserved
 from shared.runtime.clock import Clock
 from solver.prediction.latency_prefills import LatencyPrefills
 from solver.prediction.quantile_trees import decode
-from solver.routing.device_prefills import LEVELS
+from solver.routing.device_prefills import LEVELS, DeviceKey
 from solver.routing.options import VARIANTS, Prediction
 from solver.routing.prefix_hashes import prefix_hashes
 
@@ -63,6 +63,8 @@ class _Model:
     held: dict[RequestId, _Held] = field(default_factory=dict)
     told: dict[str, int] = field(default_factory=dict)
     """Number of the last residual that others were told, by version."""
+    trees: dict[DeviceKey, int] = field(default_factory=dict)
+    """Versions in use."""
     heard: dict[str, UnixTime] = field(default_factory=dict)
     """Other groupers that route the model, and when they last said so."""
 
@@ -191,9 +193,9 @@ class Routing:
         if model is None:
             return
         key = (message.engine, message.device)
-        version = f"trees {message.version} {key}"
-        if model.router.prefills.version(key) == version:
+        if message.version <= model.trees.get(key, -1):
             return
+        version = f"trees v{message.version} {key}"
         try:
             model.router.prefills.use(key, decode(bytes(message.trees)), version)
         except (SchemaMismatchError, ContractError, ValueError) as error:
@@ -201,6 +203,7 @@ class Routing:
                 "trees.refused", model=message.model, version=message.version, error=str(error)
             )
         else:
+            model.trees[key] = message.version
             log.info("trees.adopted", model=message.model, version=message.version)
 
     async def dispatch(self) -> None:

@@ -13,6 +13,7 @@ from shared.contracts.estimates import (
     Profile,
     TreesInForce,
 )
+from shared.contracts.routing import RouterState, RoutingTrust
 from tests.clocks import NOW
 
 SEEN = Calibration(count=30, bias=-1.25, spread=4.0, at=NOW - 90, coverage=((0.9, 0.875),))
@@ -36,7 +37,7 @@ PROFILE = Profile(
 
 
 def shown(profile: Profile = PROFILE) -> list[str]:
-    return list(lines_of([profile], now=NOW))
+    return list(lines_of([profile], [], now=NOW))
 
 
 def test_a_profile_is_read_at_a_glance():
@@ -113,9 +114,28 @@ def test_trees_are_told_with_what_came_of_them():
 
 
 def test_profiles_follow_each_other():
-    lines = list(lines_of([PROFILE, msgspec.structs.replace(PROFILE, device="gpu")], now=NOW))
+    lines = list(lines_of([PROFILE, msgspec.structs.replace(PROFILE, device="gpu")], [], now=NOW))
 
     assert [line for line in lines if line.startswith("tiny")] == [
         "tiny on vllm cpu, 0.5 s ago",
         "tiny on vllm gpu, 0.5 s ago",
     ]
+
+
+def test_routers_are_shown_with_the_profile_that_they_predict_by():
+    trust = RoutingTrust(
+        engine=PROFILE.engine,
+        device=PROFILE.device,
+        version="trees v3",
+        trusted=False,
+        level=0.9,
+        count=200,
+        covered=0.815,
+        residual_s=-0.0123,
+    )
+    elsewhere = msgspec.structs.replace(trust, device="gpu")
+    state = RouterState(sender="planner-1", model=PROFILE.model, at=NOW, trusts=(trust, elsewhere))
+    (line,) = [each for each in lines_of([PROFILE], [state], now=NOW) if "router" in each]
+
+    assert "planner-1: not trusted" in line
+    assert "81.5 % of 200 prefills within p90, residual -12.3 ms; by trees v3" in line
