@@ -17,10 +17,9 @@ from tests.e2e.meshes import LLAMA, ask_all, mesh_spec, producer_of, request
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 
 CHAT = Slo(ttft_s=30.0)
-COUNT = 560
-LEAST = 450
-"""Samples to fit to; requests of a busy machine may be relegated or left to lanes, and are none."""
-"""500 samples are needed; some requests may be answered before a router had a profile."""
+COUNT, LEAST = 800, 500
+"""Requests, and samples that a fit takes: of what a busy machine relegates or leaves to lanes, there
+are none."""
 
 
 def num_samples(profile_dir: Path) -> int:
