@@ -47,7 +47,7 @@ class _Size:
 
 
 QUICK = _Size(rounds=12, mesh_groups=60, mesh_s=14.0, mesh_lengths=(8, 16, 24, 32, 48))
-FULL = _Size(rounds=60, mesh_groups=240, mesh_s=900.0, mesh_lengths=(16, 32, 64, 96, 128, 192))
+FULL = _Size(rounds=60, mesh_groups=192, mesh_s=900.0, mesh_lengths=(16, 32, 64, 96, 128, 192))
 
 
 async def run(*, seed: int, quick: bool, broker: str | None, engine: str | None = None) -> Result:
@@ -79,6 +79,7 @@ async def _mesh(result: Result, size: _Size, *, seed: int, broker: str | None, e
     judged = [each for each in outcome.passed if each.forecast.learnt]
     name = f"mesh, {engine}"
     say(f"{name}: {len(judged)} groups, {len(outcome.by_leader)} of which the leader foretold")
+    result.figures[f"{name}, CPU that others took"] = outcome.others_share
     if judged:
         result.figures |= {f"{name}, {part}": of for part, of in figures_of(judged).items()}
     if outcome.by_leader:
