@@ -35,11 +35,15 @@ HISTORY = 500
 PROMPTS, OUTPUTS = (20, 220), (25, 375)
 """Tokens, evenly."""
 REPORT_S = 1.0
+LEARNT_S = 10.0
+"""Before a forecast, that its throughput is mostly of."""
+MOST_OTHERS = 0.12
+"""Share of the CPU: RabbitMQ, the kernel and this bench's looking take about half of that."""
 SETTLE_S = 2.0
 """For a leader's first plan."""
 ANSWER_TIMEOUT_S = 300.0
 _SIMULATED = SimulatedSettings(
-    latency=LatencyCoefficients(constant_s=0.01, linear_s=1e-4, context_s=1e-6),
+    latency=LatencyCoefficients(constant_s=0.0025, linear_s=2e-5, context_s=2e-7),
     policy="fcfs",
     max_running=BATCH,
 )
@@ -174,6 +178,7 @@ class ModelLoad:
                 forecast=group.forecast,
                 wait_s=max(0.0, group.turn_at - group.came_at),
                 completion_s=group.done_at - group.came_at,
+                came_at=group.came_at,
             )
             self.forecaster.observe(passed)
             if group.by_leader is not None:
@@ -238,6 +243,8 @@ class MeshOutcome:
     passed: list[PassedGroup]
     by_leader: list[tuple[Foretold, Seconds]]
     lost: int
+    quiet: list[PassedGroup]
+    """Of these, the ones beside which others computed little."""
     others_share: float
     """Of this machine's CPU time, that went to others; RabbitMQ is one of them."""
 
@@ -255,12 +262,24 @@ async def serve(broker: str | None, *, engine: str, load: MeshSize, seed: int) -
             ModelLoad(producer=producer, leader=leader, model=model, seed=seed + number)
             for number, model in enumerate(MODELS)
         ]
-        others = OtherLoad()
-        passed = await asyncio.gather(*(each.serve(load) for each in loads))
-        others_share = others.share()
+        others, began_at = OtherLoad(), time.time()
+        following = asyncio.create_task(others.follow())
+        try:
+            passed = await asyncio.gather(*(each.serve(load) for each in loads))
+        finally:
+            following.cancel()
+        others.sample()
+    everything = [each for of in passed for each in of]
     return MeshOutcome(
-        passed=[each for of in passed for each in of],
+        passed=everything,
+        quiet=[each for each in everything if _beside(each, others) <= MOST_OTHERS],
         by_leader=[each for model in loads for each in model.by_leader],
         lost=sum(each.lost for each in loads),
-        others_share=others_share,
+        others_share=others.share(began_at, time.time()),
     )
+
+
+def _beside(passed: PassedGroup, others: OtherLoad) -> float:
+    """Share of the CPU that others took while its wait was learnt of and while it lasted."""
+    since = passed.came_at - LEARNT_S
+    return others.share(since, passed.came_at + passed.wait_s)

@@ -1,14 +1,19 @@
 """Cores of this machine: which a mesh under measurement computes on, and what others take."""
 
+import asyncio
 import contextlib
 import os
 import time
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import psutil
 
 from services.mesh.processes import ProcessMesh
-from shared.contracts.base import Seconds
+from shared.contracts.base import Seconds, UnixTime
+
+SAMPLE_S = 2.0
+"""Between two looks at what others compute."""
 
 
 def agent_pids(mesh: ProcessMesh) -> tuple[int, ...]:
@@ -40,30 +45,49 @@ def give_cores(pids: Sequence[int]) -> int:
 
 class OtherLoad:
     """
-    CPU time that went neither to this process nor to its children, since this was made.
+    CPU time that went neither to this process nor to its children, over time.
 
     A broker that ran before is among the others, and what the kernel does for everybody.
     """
 
     def __init__(self) -> None:
-        self._began_at = time.monotonic()
-        self._others_s = _others_s()
+        self._ours = _with_children((os.getpid(),))
+        self._at: list[UnixTime] = []
+        self._others_s: list[Seconds] = []
+        self.sample()
 
-    def share(self) -> float:
-        """Of all cores' time, 0..1."""
-        cores_s = (time.monotonic() - self._began_at) * (os.cpu_count() or 1)
-        return max(0.0, _others_s() - self._others_s) / max(1e-9, cores_s)
+    def sample(self) -> None:
+        """Look at what has been computed so far."""
+        self._at.append(time.time())
+        self._others_s.append(_busy_s() - _computed_s(self._ours))
+
+    async def follow(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            self.sample()
+
+    def share(self, since: UnixTime, until: UnixTime) -> float:
+        """Of all cores' time between two times, 0..1; as little as a second says nothing."""
+        if until - since < SAMPLE_S:
+            since, until = (since + until - SAMPLE_S) / 2, (since + until + SAMPLE_S) / 2
+        first_s, last_s = np.interp((since, until), self._at, self._others_s)
+        return max(0.0, float(last_s - first_s)) / ((until - since) * (os.cpu_count() or 1))
 
 
-def _others_s() -> Seconds:
-    """CPU seconds of all but ours, since the machine was started."""
+def _busy_s() -> Seconds:
+    """CPU seconds of everybody since the machine was started; a guest's are its host's, too."""
     spent = psutil.cpu_times()
-    busy_s: Seconds = sum(spent) - spent.idle - spent.iowait - spent.guest - spent.guest_nice
-    for process in _with_children((os.getpid(),)):
+    return float(sum(spent) - spent.idle - spent.iowait - spent.guest - spent.guest_nice)
+
+
+def _computed_s(processes: Iterable[psutil.Process]) -> Seconds:
+    computed_s = 0.0
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
-            busy_s -= times.user + times.system
-    return busy_s
+            computed_s += times.user + times.system
+    return computed_s
 
 
 def _with_children(pids: Iterable[int]) -> set[psutil.Process]:

@@ -1,5 +1,6 @@
 """Cores for instances under measurement, and what others take meanwhile."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -71,28 +72,55 @@ def test_a_process_that_has_ended_is_passed_over():
     assert give_cores([pid]) == 1
 
 
-def test_what_our_children_compute_is_not_taken_by_others(monkeypatch: pytest.MonkeyPatch):
-    """Of ten busy seconds of the machine a child takes at least 0.3."""
-    machine = psutil.cpu_times()._replace(user=0.0)
-    now_s = 0.0
-    monkeypatch.setattr(psutil, "cpu_times", lambda: machine)
-    monkeypatch.setattr("ops.bench.cores.time.monotonic", lambda: now_s)
-    others = OtherLoad()
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Its busy seconds, and the time: both are as the test says."""
+    said = [0.0, 1000.0]
+    idle = psutil.cpu_times()._replace(**dict.fromkeys(psutil.cpu_times()._fields, 0.0))
+    monkeypatch.setattr(psutil, "cpu_times", lambda: idle._replace(user=said[0]))
+    monkeypatch.setattr("ops.bench.cores.time.time", lambda: said[1])
+    monkeypatch.setattr("ops.bench.cores.os.cpu_count", lambda: 2)
+    return said
+
+
+def test_what_our_children_compute_is_not_taken_by_others(machine: list[float]):
+    """Of ten busy seconds a child takes at least 0.3, and we what it takes to look at it."""
     with process(_BUSY) as pid:
-        while sum(psutil.Process(pid).cpu_times()[:2]) < 0.3:
+        others = OtherLoad()
+        until_s = sum(psutil.Process(pid).cpu_times()[:2]) + 0.3
+        while sum(psutil.Process(pid).cpu_times()[:2]) < until_s:
             pass
-        machine, now_s = machine._replace(user=10.0), 10.0
-        others_s = others.share() * now_s * (os.cpu_count() or 1)
+        machine[:] = 10.0, 1010.0
+        others.sample()
 
-    assert 0 < others_s < 9.7
+    assert 0 < others.share(1000.0, 1010.0) < 9.7 / 20
 
 
-def test_all_that_is_busy_is_of_others_while_we_do_nothing(monkeypatch: pytest.MonkeyPatch):
-    machine = psutil.cpu_times()
-    now_s = 0.0
-    monkeypatch.setattr(psutil, "cpu_times", lambda: machine)
-    monkeypatch.setattr("ops.bench.cores.time.monotonic", lambda: now_s)
+def test_the_share_is_of_the_time_that_is_asked_for(machine: list[float]):
+    """Of two cores others take one, later none."""
     others = OtherLoad()
-    machine, now_s = machine._replace(user=machine.user + 10.0, idle=machine.idle + 5.0), 10.0
+    for busy_s, now in ((10.0, 1010.0), (10.5, 1020.0)):
+        machine[:] = busy_s, now
+        others.sample()
 
-    assert others.share() == pytest.approx(1.0 / (os.cpu_count() or 1), abs=0.02)
+    assert others.share(1000.0, 1010.0) == pytest.approx(0.5, abs=0.01)
+    assert others.share(1010.0, 1020.0) == pytest.approx(0.025, abs=0.01)
+    assert others.share(1005.0, 1015.0) == pytest.approx(0.2625, abs=0.01)
+    assert others.share(1004.9, 1005.1) == pytest.approx(0.5, abs=0.01)
+
+
+async def test_what_others_take_is_followed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("ops.bench.cores.SAMPLE_S", 0.01)
+    others = OtherLoad()
+    looks: list[OtherLoad] = []
+
+    def look(self: OtherLoad) -> None:
+        looks.append(self)
+
+    monkeypatch.setattr(OtherLoad, "sample", look)
+    following = asyncio.create_task(others.follow())
+    while len(looks) < 3:
+        await asyncio.sleep(0.01)
+    following.cancel()
+
+    assert set(looks) == {others}
