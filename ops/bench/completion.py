@@ -47,7 +47,7 @@ class _Size:
 
 
 QUICK = _Size(rounds=12, mesh_groups=60, mesh_s=14.0, mesh_lengths=(8, 16, 24, 32, 48))
-FULL = _Size(rounds=60, mesh_groups=240, mesh_s=900.0, mesh_lengths=(16, 32, 64, 96, 128, 192))
+FULL = _Size(rounds=60, mesh_groups=168, mesh_s=900.0, mesh_lengths=(16, 32, 64, 96, 128, 192))
 
 
 async def run(*, seed: int, quick: bool, broker: str | None, engine: str | None = None) -> Result:
