@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shared.contracts.base import Seconds
+from shared.contracts.base import Seconds, UnixTime
 from solver.prediction.completion import (
     Ahead,
     GroupWork,
@@ -94,6 +94,7 @@ class PassedGroup:
     """What was foretold, and what came."""
 
     forecast: GroupForecast
+    came_at: UnixTime
     wait_s: Seconds
     completion_s: Seconds
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ops.bench.completion_forecasts import Forecaster, GroupForecast, Lengths, PassedGroup
 from ops.bench.completion_leader import LeaderForecasts, leader_forecasts
+from ops.bench.cores import OtherLoad, agent_pids, give_cores
 from ops.bench.meshes import bench_mesh, bench_producer
 from services.agent.backends.settings import SimulatedSettings
 from services.mesh.spec import AgentSpec
@@ -31,14 +32,18 @@ BATCH = 16
 GROUP, GROUPS = 8, 4
 """Requests that come together, and how many times at one length of the queue."""
 HISTORY = 500
-PROMPTS, OUTPUTS = (20, 60), (10, 90)
+PROMPTS, OUTPUTS = (20, 220), (25, 375)
 """Tokens, evenly."""
 REPORT_S = 1.0
+LEARNT_S = 10.0
+"""Before a forecast, that its throughput is mostly of."""
+MOST_OTHERS = 0.12
+"""Share of the CPU: RabbitMQ, the kernel and this bench's looking take about half of that."""
 SETTLE_S = 2.0
 """For a leader's first plan."""
 ANSWER_TIMEOUT_S = 300.0
 _SIMULATED = SimulatedSettings(
-    latency=LatencyCoefficients(constant_s=0.01, linear_s=1e-4, context_s=1e-6),
+    latency=LatencyCoefficients(constant_s=0.0025, linear_s=2e-5, context_s=2e-7),
     policy="fcfs",
     max_running=BATCH,
 )
@@ -84,8 +89,8 @@ class ModelLoad:
     """
     One model's queue, kept at one length after the other by what a producer sees.
 
-    Engines do not tell when a request's turn comes, but when it has its first token. The turn is
-    taken to be so long before as a first token took in the first batch, when nothing waited.
+    A request's turn comes when its agent gives it to the engine, which it does once the engine
+    has room for one more.
     """
 
     producer: Producer
@@ -99,8 +104,6 @@ class ModelLoad:
     _random: np.random.Generator = field(init=False)
     _outstanding: int = 0
     _numbered: int = 0
-    _prefill_s: Seconds | None = None
-    """None while nothing waits."""
     _tokens: int = 0
     _reported_at: UnixTime | None = None
     _left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -110,10 +113,8 @@ class ModelLoad:
 
     async def serve(self, size: MeshSize) -> Sequence[PassedGroup]:
         """First one batch, then groups; all that have passed."""
-        await self._ask()  # A new engine's first request takes longer than any other.
-        batch = await asyncio.gather(*(self._ask() for _ in range(BATCH)))
-        prefills_s = [each.prefill_s for each in batch if each]
-        self._prefill_s = sum(prefills_s) / max(1, len(prefills_s))
+        await self.ask()  # A new engine's first request takes longer than any other.
+        batch = await asyncio.gather(*(self.ask() for _ in range(BATCH)))
         prompts, outputs = self._drawn(HISTORY)
         self.forecaster = Forecaster(
             [each for each in batch if each], Lengths(prompts, outputs), most_output=OUTPUTS[1]
@@ -158,7 +159,7 @@ class ModelLoad:
         return max(0, self._outstanding - BATCH)
 
     async def _follow(self, group: _Group | None) -> None:
-        served = await self._ask()
+        served = await self.ask()
         full = self._outstanding > BATCH
         self._outstanding -= 1
         self._left.set()
@@ -177,13 +178,14 @@ class ModelLoad:
                 forecast=group.forecast,
                 wait_s=max(0.0, group.turn_at - group.came_at),
                 completion_s=group.done_at - group.came_at,
+                came_at=group.came_at,
             )
             self.forecaster.observe(passed)
             if group.by_leader is not None:
                 told = Foretold(group.by_leader, group.by_leader)
                 self.by_leader.append((told, passed.wait_s))
 
-    async def _ask(self) -> ServedRequest | None:
+    async def ask(self) -> ServedRequest | None:
         """One request; None when it is lost."""
         (prompt,), (output,) = self._drawn(1)
         self._numbered += 1
@@ -198,7 +200,6 @@ class ModelLoad:
             slo=Slo(ttlt_s=3600.0),
             importance=Importance.HIGH,
         )
-        asked_at = time.time()
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 generation = await self.producer.submit(body, reply=ReplyMode.FINAL)
@@ -207,15 +208,14 @@ class ModelLoad:
             return None
         if not isinstance(final, RequestCompleted):
             return None
-        first_token_at = final.timings.first_token_at
-        if self._prefill_s is not None:
-            asked_at = max(asked_at, first_token_at - self._prefill_s)
+        timings = final.timings
         return ServedRequest(
             prompt_tokens=prompt,
             output_tokens=output,
-            begun_at=min(asked_at, first_token_at),
-            first_token_at=first_token_at,
-            finished_at=final.timings.finished_at,
+            # Later if the request was evicted in between.
+            begun_at=min(timings.submitted_at, timings.first_token_at),
+            first_token_at=timings.first_token_at,
+            finished_at=timings.finished_at,
         )
 
     def _report(self, tokens: int, *, full: bool) -> None:
@@ -243,6 +243,10 @@ class MeshOutcome:
     passed: list[PassedGroup]
     by_leader: list[tuple[Foretold, Seconds]]
     lost: int
+    quiet: list[PassedGroup]
+    """Of these, the ones beside which others computed little."""
+    others_share: float
+    """Of this machine's CPU time, that went to others; RabbitMQ is one of them."""
 
 
 async def serve(broker: str | None, *, engine: str, load: MeshSize, seed: int) -> MeshOutcome:
@@ -252,14 +256,30 @@ async def serve(broker: str | None, *, engine: str, load: MeshSize, seed: int) -
         bench_producer(mesh) as producer,
         leader_forecasts(mesh) as leader,
     ):
+        give_cores(agent_pids(mesh))
         await asyncio.sleep(SETTLE_S)
         loads = [
             ModelLoad(producer=producer, leader=leader, model=model, seed=seed + number)
             for number, model in enumerate(MODELS)
         ]
-        passed = await asyncio.gather(*(each.serve(load) for each in loads))
+        others, began_at = OtherLoad(), time.time()
+        following = asyncio.create_task(others.follow())
+        try:
+            passed = await asyncio.gather(*(each.serve(load) for each in loads))
+        finally:
+            following.cancel()
+        others.sample()
+    everything = [each for of in passed for each in of]
     return MeshOutcome(
-        passed=[each for of in passed for each in of],
+        passed=everything,
+        quiet=[each for each in everything if _beside(each, others) <= MOST_OTHERS],
         by_leader=[each for model in loads for each in model.by_leader],
         lost=sum(each.lost for each in loads),
+        others_share=others.share(began_at, time.time()),
     )
+
+
+def _beside(passed: PassedGroup, others: OtherLoad) -> float:
+    """Share of the CPU that others took while its wait was learnt of and while it lasted."""
+    since = passed.came_at - LEARNT_S
+    return others.share(since, passed.came_at + passed.wait_s)

@@ -173,6 +173,7 @@ class Load:
             done_at = max(request.finished_at or 0.0 for request in group.requests)
             passed = PassedGroup(
                 forecast=group.forecast,
+                came_at=group.came_at,
                 wait_s=self._begun_at[group.requests[0].request_id] - group.came_at,
                 completion_s=done_at - group.came_at,
             )

@@ -1,19 +1,31 @@
 """Groups on simulated engines, foretold before they are served."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pytest
 
 from ops.bench.__main__ import main
 from ops.bench.completion_forecasts import covered, figures_of, r_squared
-from ops.bench.completion_mesh import MODELS, agents
+from ops.bench.completion_leader import LeaderForecasts
+from ops.bench.completion_mesh import MODELS, ModelLoad, agents
 from ops.bench.completion_simulated import GROUP, Load, first_batch
 from ops.sim.mesh.engine import BatchEngine
 from ops.sim.mesh.kinds import A10, A100, LLAMA_70B, MISTRAL_7B, served
 from ops.sim.mesh.limits import BatchLimits
 from ops.sim.mesh.request import MeshRequest
 from ops.sim.request import Arrival
-from shared.contracts.base import ModelName
-from shared.contracts.qos import Slo
+from shared.contracts.base import InstanceId, ModelName, RequestId, RunId
+from shared.contracts.ingress import InferenceRequest
+from shared.contracts.qos import Slo, SloVerdict
+from shared.contracts.requests import (
+    FinishReason,
+    ReplyMode,
+    RequestCompleted,
+    Timings,
+    Usage,
+)
 from solver.prediction.completion_calibration import Foretold
 from solver.prediction.time_distribution import TimeDistribution
 
@@ -103,6 +115,55 @@ def test_each_model_of_the_mesh_has_an_agent_that_serves_no_other(engine: str):
 
     assert [each["models"] for each in specs] == [[model] for model in MODELS]
     assert [each["engine"][engine]["policy"] for each in specs] == ["fcfs", "fcfs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of a producer that knows what comes."""
+
+    timings: Timings
+
+    async def submit(self, body: InferenceRequest, *, reply: ReplyMode) -> "Answer":
+        assert reply is ReplyMode.FINAL
+        assert body.model == MODELS[0]
+        return self
+
+    async def final(self) -> RequestCompleted:
+        return RequestCompleted(
+            request_id=RequestId("r"),
+            run_id=RunId("run"),
+            instance_id=InstanceId("i0"),
+            model=MODELS[0],
+            token_ids=(),
+            text="",
+            finish_reason=FinishReason.LENGTH,
+            usage=Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0),
+            timings=self.timings,
+            verdict=SloVerdict(attained=True),
+            engine="",
+        )
+
+
+@pytest.mark.parametrize(("submitted_at", "begun_at"), [(5.0, 5.0), (7.5, 7.0)])
+async def test_a_turn_comes_when_the_engine_is_given_the_request(
+    submitted_at: float, begun_at: float
+):
+    """Unless it was evicted after its first token, and given to the engine again."""
+    timings = Timings(
+        arrived_at=1.0,
+        grouped_at=2.0,
+        pulled_at=3.0,
+        submitted_at=submitted_at,
+        first_token_at=7.0,
+        finished_at=9.0,
+    )
+    producer: Any = Answer(timings)
+    load = ModelLoad(producer=producer, leader=LeaderForecasts(), model=MODELS[0], seed=0)
+
+    served = await load.ask()
+
+    assert served is not None
+    assert (served.begun_at, served.first_token_at, served.finished_at) == (begun_at, 7.0, 9.0)
 
 
 def test_an_engine_is_refused_by_benches_that_choose_their_own(
