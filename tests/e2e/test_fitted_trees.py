@@ -18,8 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 
 CHAT = Slo(ttft_s=30.0)
 COUNT, LEAST = 800, 500
-"""Requests, and samples that a fit takes: of what a busy machine relegates or leaves to lanes, there
-are none."""
+"""Requests, and samples that a fit takes: what a busy machine relegates or leaves to lanes is none."""
 
 
 def num_samples(profile_dir: Path) -> int:
