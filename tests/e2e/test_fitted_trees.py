@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 
 CHAT = Slo(ttft_s=30.0)
 COUNT, LEAST = 800, 500
-"""Requests, and samples that a fit takes; a busy machine relegates some, or leaves them to lanes."""
+"""Requests, and samples that a fit takes; a busy machine relegates some or leaves them to lanes."""
 
 
 def num_samples(profile_dir: Path) -> int:
