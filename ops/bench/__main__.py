@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -38,6 +39,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.engine and options.name not in WITH_ENGINES:
         parser.error(f"--engine is for {', '.join(WITH_ENGINES)} only")
+    # Whoever ends a benchmark ends its processes, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     further = {"engine": options.engine} if options.engine else {}
     configure_logging(level="error", service="bench")
     names = [options.name] if options.name else BENCHES
