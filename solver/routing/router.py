@@ -237,7 +237,7 @@ class Router:
             instance_id=instance_id,
             cached_tokens=cached if self._options.sees_locality else 0,
             running=load.running,
-            prefill_backlog_tokens=load.prefill_backlog_tokens,
+            prefill_backlog_tokens=self.backlog.outstanding_tokens(instance_id),
             kv_utilization=load.kv_utilization,
         )
 

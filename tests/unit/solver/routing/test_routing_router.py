@@ -97,6 +97,15 @@ def test_what_a_tenant_was_served_lately_delays_it():
     assert order_of(policy) == ["3", "2"]
 
 
+def test_predictions_know_what_waits_before_an_instance_and_what_others_sent_there():
+    """The report is of a second ago; what has been assigned since counts, too."""
+    policy = router(ALL, (W,))
+    assert policy.submit(routed(0, tokens=3000), 0.0).candidate.prefill_backlog_tokens == 0
+    assert policy.submit(routed(1, tokens=500), 0.0).candidate.prefill_backlog_tokens == 3000
+    policy.observe(W, InstanceLoad(seq=1, prefill_backlog_tokens=9000), 0.0)
+    assert policy.submit(routed(2, tokens=500), 0.0).candidate.prefill_backlog_tokens == 9000
+
+
 def test_fallback_is_first_come_first_served_and_ends():
     policy = waiting(VARIANTS["quartz"])
     policy.fall_back()
