@@ -186,8 +186,10 @@ class Backlog:
         """
         Prompt tokens there, assigned or waiting, that are not computed yet; at least 0.
 
-        Expected work of all routers in tokens of its own average, or what the instance reported
-        if that is more: it also has requests that no router sent.
+        Source: QUARTZ table 2.
+        Decided: a report is up to a second old, and knows nothing of what waits here. So it is
+        the expected work of all routers, in tokens of its own average, or what was reported if
+        that is more: the instance also has requests that no router sent.
         """
         instance = self._instance(instance_id)
         work_s = instance.in_engine_s + instance.queued_s
