@@ -1,19 +1,27 @@
 """One simulation of QUARTZ's benchmark, and the load at which it is made."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from ops.sim.profiles import load
-from ops.sim.routing.cluster import RoutingCluster, RoutingOutcome, simulate_routing
+from ops.sim.routing.cluster import (
+    RoutingCluster,
+    RoutingOutcome,
+    simulate_front,
+    simulate_routing,
+)
 from ops.sim.routing.engine import Slowdown
+from ops.sim.routing.fronts import PulledQueue, Routers
 from ops.sim.routing.predictors import (
     LEVELS,
     PROFILE,
     OraclePrefills,
     SimulatedPrefills,
     prefills_for,
+    seat_of,
 )
 from ops.sim.routing.summary import summarize_routing
 from ops.sim.routing.workload import MIXES, RoutedArrival, RoutedTraffic
@@ -28,6 +36,9 @@ SOURCES = (
     "solver/scheduling/latency.py",
 )  # fmt: skip
 """What figures depend on."""
+
+PULL = "pull"
+"""The variant without a router: instances pull from one queue, as agents do from lanes."""
 
 LOWEST, HIGHEST = 0.06, 0.09
 """Violations of FIFO-LL at which the search for its load ends; within 5 to 10 %."""
@@ -61,6 +72,8 @@ class RoutingCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Share of one of five tenants; the others send equal parts of the rest."""
     slowdown: float = 1.0
     """Factor of all times in the middle third of the arrivals."""
+    routers: int = 1
+    """Requests come to them in turn; several tell each other their work and what they learn."""
 
     def arrivals(self) -> list[RoutedArrival]:
         """The trace; the same for every variant."""
@@ -88,16 +101,24 @@ def find_load(cell: LoadCell) -> dict[str, Any]:
 
 def measure_routing(cell: RoutingCell) -> dict[str, Any]:
     """Simulate; JSON-able."""
-    options, arrivals = VARIANTS[cell.variant], cell.arrivals()
+    arrivals, latency = cell.arrivals(), load(PROFILE).latency
     third_s = arrivals[-1].arrival.arrived_at / 3
     slowdown = Slowdown(factor=cell.slowdown, begins_at=third_s, ends_at=2 * third_s)
-    latency = load(PROFILE).latency
     cluster = RoutingCluster(latency=latency, scale=cell.scale, slowdown=slowdown, seed=cell.seed)
+    oracle = OraclePrefills(latency, cell.scale)
+    if cell.variant == PULL:
+        queue = PulledQueue(cluster.instance_ids, oracle.uncached_s)
+        return summarize_routing(simulate_front(arrivals, cluster, queue))
+    options = VARIANTS[cell.variant]
     if _needs_no_prediction(options):
-        oracle = OraclePrefills(latency, cell.scale)
         return summarize_routing(simulate_routing(arrivals, cluster, options, oracle))
-    prefills = prefills_for(options, cell.scale)
-    outcome = simulate_routing(arrivals, cluster, options, prefills, prefills)
+    prefills = [
+        prefills_for(options, cell.scale, origin=f"router {number}")
+        for number in range(cell.routers)
+    ]
+    seats = [seat_of(each) for each in prefills]
+    routers = Routers(cluster.instance_ids, options, seats, cluster.seed)
+    outcome = simulate_front(arrivals, cluster, routers)
     return {
         **summarize_routing(outcome),
         "coverage": _coverage(prefills),
@@ -125,10 +146,12 @@ def _needs_no_prediction(options: RoutingOptions) -> bool:
     return unsized and options.placement is not Placement.SCORE
 
 
-def _coverage(prefills: SimulatedPrefills) -> dict[str, dict[str, float]]:
-    """By level, of the latest requests: of the trees, and as corrected."""
-    actual = np.array(prefills.actual_s)[-_LATEST:]
-    raw, corrected = (np.array(each)[-_LATEST:] for each in (prefills.raw_s, prefills.corrected_s))
+def _coverage(prefills: Sequence[SimulatedPrefills]) -> dict[str, dict[str, float]]:
+    """By level, of each router's share of the latest requests: of the trees, and as corrected."""
+    latest = _LATEST // len(prefills)
+    actual = np.concatenate([each.actual_s[-latest:] for each in prefills])
+    raw = np.concatenate([each.raw_s[-latest:] for each in prefills])
+    corrected = np.concatenate([each.corrected_s[-latest:] for each in prefills])
     return {
         f"{level:g}": {
             "raw": float(np.mean(actual <= raw[:, column])),

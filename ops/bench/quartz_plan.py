@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ops.bench.quartz_cells import LoadCell, RoutingCell
+from ops.bench.quartz_cells import PULL, LoadCell, RoutingCell
 from ops.bench.store import Figures
 from solver.routing.options import VARIANTS
 
@@ -15,6 +15,11 @@ CHANGED = ("bursty", *SHIFTS)
 FAIR = ("fifo-ll", "token-fair", "no-fairness", "quartz", "default")
 JUDGED = ("fifo-ll", "point", "quartz", "default")
 """Simulated with every seed; others with the first one."""
+MODES = (PULL, "locality-aware", "default")
+"""Who decides where a request goes: whoever has room, its prefix alone, or our router."""
+SHARED = ("quartz", "default")
+"""Policies that are also simulated with several routers."""
+ROUTERS = 3
 HEAVIEST = 0.6
 OVERLOAD = 1.25
 """
@@ -45,6 +50,11 @@ def searches(seeds: Sequence[int], *, quick: bool) -> list[LoadCell]:
 def main(loads: Loads, seed: int, variant: str) -> RoutingCell:
     """The mixed workload at its load."""
     return changed(loads, "mixed", seed, variant)
+
+
+def shared(loads: Loads, seed: int, variant: str) -> RoutingCell:
+    """The mixed workload at its load, before several routers."""
+    return replace(main(loads, seed, variant), routers=ROUTERS)
 
 
 def changed(loads: Loads, mix: str, seed: int, variant: str) -> RoutingCell:
@@ -88,18 +98,20 @@ def cells(loads: Loads, seeds: Sequence[int], *, quick: bool) -> list[RoutingCel
         judged = [main(loads, seed, name) for seed in seeds for name in ("fifo-ll", "quartz")]
         judged += [main(loads, seed, "default") for seed in seeds]
         return judged + [slowed(loads, seed) for seed in seeds]
-    first = seeds[0]
     made = [main(loads, seed, name) for seed in seeds for name in JUDGED]
-    made += [main(loads, first, name) for name in VARIANTS]
-    made += [heavy_only(loads, first, name) for name in FAIR]
-    made += [changed(loads, mix, first, "no-calibration") for mix in CHANGED]
+    made += [shared(loads, seed, name) for seed in seeds for name in SHARED]
+    for seed in seeds:
+        made += [changed(loads, mix, seed, name) for mix in CHANGED for name in JUDGED]
+        made += [changed(loads, mix, seed, name) for mix in ("mixed", *CHANGED) for name in MODES]
+        made += [heavy(loads, seed, name) for name in FAIR]
+        made.append(slowed(loads, seed))
+    first = seeds[0]
     for name in JUDGED:
         made += [sized(loads, first, name, scale) for scale in SCALES.values()]
         made += [swept(loads, first, name, part) for part in SWEEP]
-    for seed in seeds:
-        made += [changed(loads, mix, seed, name) for mix in CHANGED for name in JUDGED]
-        made += [heavy(loads, seed, name) for name in FAIR]
-        made.append(slowed(loads, seed))
+    made += [main(loads, first, name) for name in VARIANTS]
+    made += [heavy_only(loads, first, name) for name in FAIR]
+    made += [changed(loads, mix, first, "no-calibration") for mix in CHANGED]
     return list(dict.fromkeys(made))
 
 

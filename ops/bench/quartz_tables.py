@@ -54,6 +54,7 @@ def tables(
     if quick:
         return made
     made |= _scales_and_loads(loads, found, seeds[0])
+    made |= _modes_and_routers(loads, found, seeds)
     for mix in plan.CHANGED:
         for name in plan.JUDGED:
             cells = [plan.changed(loads, mix, seed, name) for seed in seeds]
@@ -79,6 +80,31 @@ def _scales_and_loads(loads: plan.Loads, found: Found, seed: int) -> dict[str, d
             cell = plan.swept(loads, seed, name, part)
             made[f"mixed at {part:g} of its load, one seed: {name}"] = _row(found, [cell])
     return made
+
+
+def _modes_and_routers(
+    loads: plan.Loads, found: Found, seeds: Sequence[int]
+) -> dict[str, dict[str, Any]]:
+    made = {}
+    for mix in ("mixed", *plan.CHANGED):
+        for name in plan.MODES:
+            cells = [plan.changed(loads, mix, seed, name) for seed in seeds]
+            made[f"who decides, {mix}: {name}"] = _latencies(found, cells)
+    for name in plan.SHARED:
+        for number, place in ((1, plan.main), (plan.ROUTERS, plan.shared)):
+            cells = [place(loads, seed, name) for seed in seeds]
+            made[f"routers, {number}: {name}"] = _latencies(found, cells)
+    return made
+
+
+def _latencies(found: Found, cells: Sequence[RoutingCell]) -> dict[str, Any]:
+    return {
+        "missed %": round(100 * plan.mean(found, cells, "violations"), 2),
+        "P50 ms": round(1000 * plan.mean(found, cells, "p50_s")),
+        "P99 ms": round(1000 * plan.mean(found, cells, "p99_s")),
+        "wait s": round(max(found[cell]["max_wait_s"] for cell in cells), 1),
+        "hits %": round(100 * plan.mean(found, cells, "hits"), 1),
+    }
 
 
 def _row(found: Found, cells: Sequence[RoutingCell]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.contracts.base import InstanceId, RequestId
+from shared.contracts.base import InstanceId, RequestId, UnixTime
 from solver.routing.request import Candidate, PrefillEstimate, RoutedRequest
 
 _SLACK = 64
@@ -21,10 +21,16 @@ class Assignment:
     estimate: PrefillEstimate
     key: float
     """By which it is ordered as long as predictions are trusted."""
+    is_late: bool = False
+    """Whether the key has the penalty for that already."""
 
     @property
     def instance_id(self) -> InstanceId:
         return self.candidate.instance_id
+
+    def will_be_late(self, now: UnixTime) -> bool:
+        """Whether its first token would be late if its prefill began *now*."""
+        return now + self.estimate.mean_s > self.request.deadline_at
 
 
 _Item = tuple[float, float, int, RequestId]

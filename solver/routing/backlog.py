@@ -182,6 +182,21 @@ class Backlog:
         """The latest report; all zero before the first."""
         return self._instance(instance_id).load
 
+    def outstanding_tokens(self, instance_id: InstanceId) -> int:
+        """
+        Prompt tokens there, assigned or waiting, that are not computed yet; at least 0.
+
+        Source: QUARTZ table 2.
+        Decided: a report is up to a second old, and knows nothing of what waits here. So it is
+        the expected work of all routers, in tokens of its own average, or what was reported if
+        that is more: the instance also has requests that no router sent.
+        """
+        instance = self._instance(instance_id)
+        work_s = instance.in_engine_s + instance.queued_s
+        token_s = instance.pace.token_s
+        expected = round(work_s / token_s) if token_s > 0 else 0
+        return max(expected, instance.load.prefill_backlog_tokens)
+
     def num_outstanding(self, instance_id: InstanceId) -> int:
         """Requests without a first token, of all known routers."""
         return self._instance(instance_id).num_outstanding

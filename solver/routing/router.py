@@ -1,6 +1,7 @@
 """QUARTZ's router: where each request goes, and when (algorithm 1)."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -121,7 +122,10 @@ class Router:
         """Requests to send now, each instance's in order; no idle engine is left beside work."""
         sent = []
         for instance_id, queue in self._queues.items():
-            while self._has_room(instance_id, now) and (assignment := queue.pop()) is not None:
+            while self._has_room(instance_id, now):
+                assignment = self._next(queue, now)
+                if assignment is None:
+                    break
                 request_id = assignment.request.request_id
                 self.backlog.dispatch(request_id, now)
                 self._dispatched[request_id] = (assignment, now)
@@ -237,9 +241,18 @@ class Router:
             instance_id=instance_id,
             cached_tokens=cached if self._options.sees_locality else 0,
             running=load.running,
-            prefill_backlog_tokens=load.prefill_backlog_tokens,
+            prefill_backlog_tokens=self.backlog.outstanding_tokens(instance_id),
             kv_utilization=load.kv_utilization,
         )
+
+    def _next(self, queue: AdmissionQueue, now: UnixTime) -> Assignment | None:
+        """The first of *queue*; who is late for good moves back once, by the penalty for that."""
+        penalty_s = self._active.late_penalty_s
+        while (assignment := queue.pop()) is not None:
+            if penalty_s <= 0 or assignment.is_late or not assignment.will_be_late(now):
+                return assignment
+            queue.push(replace(assignment, key=assignment.key + penalty_s, is_late=True))
+        return None
 
     def _has_room(self, instance_id: InstanceId, now: UnixTime) -> bool:
         if not self._prefilling[instance_id] and self.backlog.is_idle(instance_id):

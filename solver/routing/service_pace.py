@@ -35,6 +35,11 @@ class ServicePace:
         self.value = 1.0
         """Expected seconds of work per second; only this class writes it."""
 
+    @property
+    def token_s(self) -> Seconds:
+        """Expected work of a token, of all that was added; 0 before there is any."""
+        return self._added_s / self._added_tokens if self._added_tokens else 0.0
+
     def add(self, mean_s: Seconds, tokens: int) -> None:
         """So much work is expected of so many tokens."""
         self._added_s += mean_s
@@ -56,8 +61,7 @@ class ServicePace:
 
     def correct(self, in_engine_s: Seconds, reported_tokens: int, now: UnixTime) -> None:
         """The engine reports *reported_tokens* where *in_engine_s* of work was thought to be."""
-        token_s = self._added_s / self._added_tokens if self._added_tokens else 0.0
-        self._correction_s = _CORRECTION_SHARE * (reported_tokens * token_s - in_engine_s)
+        self._correction_s = _CORRECTION_SHARE * (reported_tokens * self.token_s - in_engine_s)
         self._corrected_at = now
 
     def wait_s(self, in_engine_s: Seconds, num_outstanding: int, now: UnixTime) -> Seconds:

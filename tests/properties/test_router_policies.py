@@ -109,10 +109,47 @@ def overtakers(policy: RoutingOptions, *, seconds: float) -> list[float]:
 
 def test_the_long_one_is_served_once_its_age_makes_up_for_its_size():
     """1.2 s of size, half as much again at the quantile, at 0.2 s per second: within 8 s."""
-    before = overtakers(VARIANTS["default"], seconds=60)
+    before = overtakers(replace(VARIANTS["default"], late_penalty_s=0.0), seconds=60)
 
     assert before
     assert max(before) <= 8.0
+
+
+def test_what_is_late_waits_longer_by_no_more_than_its_penalty_over_the_aging():
+    """3 s at 0.2 s per second are 15 s more."""
+    before = overtakers(VARIANTS["default"], seconds=60)
+
+    assert 8.0 < max(before) <= 8.0 + 15.0
+
+
+@given(traffic=arrivals, penalty_s=st.floats(0.1, 10.0), ttft_s=st.floats(0.05, 2.0))
+@settings(max_examples=40)
+def test_what_is_late_lets_others_go_first_but_only_so_many(
+    traffic: Arrivals, penalty_s: float, ttft_s: float
+):
+    """Nobody overtakes whose key is larger by more than the penalty, late or not."""
+    options = replace(VARIANTS["default"], late_penalty_s=penalty_s, max_engine_wait_s=0.0)
+    policy = router(options, INSTANCES[:1])
+    assigned = [
+        policy.submit(routed(number, tokens=tokens, tenant=tenant, ttft_s=ttft_s), 0.0)
+        for number, (_, tokens, tenant) in enumerate(traffic)
+    ]
+    plain = {each.request.request_id: each.key for each in assigned}
+    order, now = list[Assignment](), 0.0
+    while sent := policy.dispatch(now):
+        (only,) = sent
+        order.append(only)
+        now += only.estimate.mean_s
+        policy.first_token(only.request.request_id, now)
+        policy.finish(only.request.request_id, now)
+
+    keys = [plain[each.request.request_id] for each in order]
+    assert sorted(keys) == sorted(plain.values())
+    assert all(max(keys[: i + 1]) <= keys[i] + penalty_s + 1e-9 for i in range(len(keys)))
+    assert all(
+        each.key == pytest.approx(plain[each.request.request_id] + penalty_s * each.is_late)
+        for each in order
+    )
 
 
 def test_as_published_aging_takes_almost_a_minute():

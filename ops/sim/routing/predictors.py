@@ -8,8 +8,9 @@ import numpy as np
 from ops.sim.profiles import load
 from ops.sim.routing.cluster import RoutingCluster, RoutingOutcome, simulate_routing
 from ops.sim.routing.engine import CHUNK_TOKENS
+from ops.sim.routing.fronts import Learner, RouterSeat
 from ops.sim.routing.workload import MIXES, RoutedTraffic
-from shared.contracts.base import Seconds
+from shared.contracts.base import InstanceId, Seconds
 from solver.prediction.calibration import BucketedCalibration
 from solver.prediction.coverage import CoverageMonitor, CoverageOptions
 from solver.prediction.prefill_features import feature_matrix
@@ -51,6 +52,10 @@ class OraclePrefills:
             for time_s in times_s
         ]
 
+    def uncached_s(self, request: RoutedRequest) -> Seconds:
+        """Of a prefill that finds nothing cached, all that can be said before it has a place."""
+        return self.predict(request, [Candidate(instance_id=InstanceId(""))])[0].mean_s
+
     def _alone_s(self, prompt_tokens: int, cached_tokens: int) -> Seconds:
         total_s = 0.0
         for before in range(cached_tokens, prompt_tokens, CHUNK_TOKENS):
@@ -66,10 +71,14 @@ class SimulatedPrefills:
 
     Args:
         prefills: Tells and learns.
+        calibration: The same that *prefills* learn by, to be shared with other routers.
     """
 
-    def __init__(self, prefills: CalibratedPrefills) -> None:
+    def __init__(
+        self, prefills: CalibratedPrefills, calibration: BucketedCalibration | None
+    ) -> None:
         self._prefills = prefills
+        self.calibration = calibration
         self.raw_s: list[tuple[Seconds, ...]] = []
         """Of each observed prefill, the trees' quantiles, in order of `LEVELS`."""
         self.corrected_s: list[tuple[Seconds, ...]] = []
@@ -94,20 +103,34 @@ class SimulatedPrefills:
         self.actual_s.append(prefill_s)
         self._prefills.observe(assignment, prefill_s)
 
+    def adopt(self, others: Sequence[Learner]) -> None:
+        """Learn what *others* observed; what is known already changes nothing."""
+        if self.calibration is None:
+            return
+        for other in others:
+            if isinstance(other, SimulatedPrefills) and other.calibration is not None:
+                self.calibration.adopt(other.calibration.snapshot())
 
-def prefills_for(options: RoutingOptions, scale: float) -> SimulatedPrefills:
+
+def prefills_for(
+    options: RoutingOptions, scale: float, *, origin: str = "router"
+) -> SimulatedPrefills:
     """Trees of a nominal trace, with the calibration and the monitor that *options* ask for."""
-    calibration = BucketedCalibration(LEVELS, model_version="simulated", origin="router")
     is_raw = options.prediction is Prediction.RAW
+    calibration = BucketedCalibration(LEVELS, model_version="simulated", origin=origin)
     watched = CoverageOptions(under_coverage=options.fallback_delta)
-    return SimulatedPrefills(
-        CalibratedPrefills(
-            trained(scale),
-            level=options.quantile_level,
-            calibration=None if is_raw else calibration,
-            monitor=CoverageMonitor(watched) if options.falls_back else None,
-        )
+    prefills = CalibratedPrefills(
+        trained(scale),
+        level=options.quantile_level,
+        calibration=None if is_raw else calibration,
+        monitor=CoverageMonitor(watched) if options.falls_back else None,
     )
+    return SimulatedPrefills(prefills, None if is_raw else calibration)
+
+
+def seat_of(prefills: SimulatedPrefills) -> RouterSeat:
+    """A router that is told by *prefills*, lets them learn, and shares what they learn."""
+    return RouterSeat(predictor=prefills, learner=prefills, share=prefills.adopt)
 
 
 @cache

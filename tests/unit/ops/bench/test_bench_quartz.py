@@ -2,14 +2,20 @@
 
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ops.bench import quartz_plan as plan
-from ops.bench.quartz_cells import LoadCell, RoutingCell
+from ops.bench.quartz import judge_several_routers
+from ops.bench.quartz_cells import PULL, LoadCell, RoutingCell, measure_routing
 from ops.bench.quartz_tables import tables
+from ops.bench.result import Result
 from solver.routing.options import VARIANTS
 
 FIGURES: dict[str, Any] = {
+    "p50_s": 0.4,
+    "hits": 0.15,
     "p95_s": 1.0,
     "p99_s": 2.0,
     "violations": 0.05,
@@ -30,7 +36,10 @@ def test_every_load_that_is_needed_is_searched_and_every_cell_told(*, quick: boo
     cells = plan.cells(loads, seeds, quick=quick)
     rows = tables(loads, dict.fromkeys(cells, FIGURES), seeds, quick=quick)
 
-    assert {cell.variant for cell in cells} <= set(VARIANTS)
+    assert {cell.variant for cell in cells} <= {*VARIANTS, PULL}
+    assert quick or {cell.routers for cell in cells} == {1, plan.ROUTERS}
+    assert quick or rows["who decides, bursty: pull"]["P50 ms"] == 400
+    assert quick or rows["routers, 3: default"]["hits %"] == 15.0
     assert rows["5, mixed: default"]["P99 ms"] == 2000
     assert rows["5, mixed: default"]["wait s"] == 4.0
     assert quick or {cell.scale for cell in cells} == {1.0, 2.0, 4.0}
@@ -55,3 +64,48 @@ def test_the_heaviest_tenant_sends_its_share():
     share = sum(each.tenant == "tenant 0" for each in arrivals) / len(arrivals)
 
     assert share == pytest.approx(0.6, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        RoutingCell(variant=PULL, rate_rps=4.0, num_requests=60),
+        RoutingCell(variant="fifo-ll", rate_rps=4.0, num_requests=60),
+    ],
+    ids=lambda cell: cell.variant,
+)
+def test_pulling_is_measured_like_any_policy(cell: RoutingCell):
+    found = measure_routing(cell)
+
+    assert 0 < found["p50_s"] <= found["p99_s"]
+    assert 0 <= found["violations"] < 0.5
+
+
+def test_the_number_of_routers_is_part_of_a_cell_only_where_there_are_several():
+    """So that figures of one router stay where they were kept."""
+    one = RoutingCell(variant="quartz", rate_rps=4.0)
+
+    assert b"routers" not in msgspec.json.encode(one)
+    assert b"routers" in msgspec.json.encode(replace(one, routers=3))
+
+
+def figures(violations: float, p99_s: float) -> dict[str, Any]:
+    return {**FIGURES, "violations": violations, "p99_s": p99_s}
+
+
+@pytest.mark.parametrize(
+    ("violations", "p99_s", "holds"),
+    [(0.05, 2.0, [True, True]), (0.12, 2.0, [False, True]), (0.05, 2.2, [True, False])],
+)
+def test_three_routers_are_held_against_one(violations: float, p99_s: float, holds: list[bool]):
+    """0.88 met is less than 0.95 of 0.95; 2.2 s is more than 1.05 of 2 s."""
+    loads = {LoadCell(seed=0): {"rate_rps": 5.0}}
+    found = {
+        place(loads, 0, name): told
+        for name in plan.SHARED
+        for place, told in ((plan.main, FIGURES), (plan.shared, figures(violations, p99_s)))
+    }
+    result = Result(name="quartz", seed=0, quick=False)
+    judge_several_routers(result, loads, found, (0,), quick=False)
+
+    assert [line.holds for line in result.lines] == 2 * holds

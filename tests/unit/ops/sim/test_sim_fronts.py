@@ -2,15 +2,23 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ops.sim.profiles import load
+from ops.sim.routing import predictors
 from ops.sim.routing.cluster import RoutingCluster, RoutingOutcome, simulate_front
 from ops.sim.routing.fronts import PulledQueue, Routers, RouterSeat
-from ops.sim.routing.predictors import OraclePrefills
+from ops.sim.routing.predictors import LEVELS, OraclePrefills, prefills_for, seat_of
 from ops.sim.routing.workload import MIXES, RoutedArrival, RoutedTraffic
+from solver.prediction.prefill_features import feature_matrix
+from solver.prediction.quantile_fit import fit_quantile_trees
+from solver.routing.admission_queue import Assignment
 from solver.routing.options import VARIANTS
+from solver.routing.prefills import request_features
 from solver.scheduling.pull_room import PullBounds
+from tests.prefill_times import NOMINAL, matrix_of, requests_of, times_of
 
 LATENCY = load("28").latency
 CLUSTER = RoutingCluster(latency=LATENCY, scale=2.0)
@@ -52,6 +60,42 @@ def test_three_routers_that_tell_each_other_do_about_as_well_as_one():
     one, three = (misses(simulate_front(work, CLUSTER, routers(count))) for count in (1, 3))
 
     assert three <= one + 0.05 * len(work)
+
+
+def row_of(assignment: Assignment) -> NDArray[np.float64]:
+    return feature_matrix(request_features(assignment.request), [assignment.candidate])
+
+
+@pytest.fixture
+def _small_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a formula, instead of a simulated trace: what routers tell each other matters here."""
+    known = requests_of(NOMINAL, 500, seed=1)
+    trees = fit_quantile_trees(matrix_of(known), times_of(known), levels=LEVELS)
+    monkeypatch.setattr(predictors, "trained", lambda _: trees)
+
+
+@pytest.mark.usefixtures("_small_trees")
+def test_routers_correct_by_what_others_saw_once_they_are_told():
+    """Prefills take three times as long as the trees say; the second router has seen none."""
+    known = predictors.trained(2.0)
+    one, other = (prefills_for(VARIANTS["quartz"], 2.0, origin=name) for name in ("one", "other"))
+    outcome = simulate_front(traffic(300), CLUSTER, routers(1))
+    assignments = list(outcome.assignments.values())
+    last = assignments[-1]
+
+    def told_s() -> list[float]:
+        return [each.predict(last.request, [last.candidate])[0].mean_s for each in (one, other)]
+
+    (raw_s, _) = told_s()
+    for each in assignments:
+        one.observe(each, 3 * float(known.predict(row_of(each)).mean_s[0]))
+    seats = [seat_of(one), seat_of(other)]
+    assert told_s() == [pytest.approx(3 * raw_s, rel=0.1), raw_s]
+
+    for _ in range(2):
+        assert seats[1].share is not None
+        seats[1].share([one, one])
+    assert told_s() == pytest.approx([3 * raw_s] * 2, rel=0.1)
 
 
 def test_an_instance_never_holds_more_than_its_bounds_allow():

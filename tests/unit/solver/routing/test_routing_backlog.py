@@ -94,6 +94,46 @@ def test_nobody_is_told_about_themselves():
     assert one.expected_wait_s(W, 0.0) == 0
 
 
+def test_work_of_all_routers_is_told_in_tokens():
+    """A thousand tokens for a second here; the other's half second is taken for 500."""
+    one, other = Backlog("one"), Backlog("other")
+    first = assigned(one, 1, 0.25)
+    assigned(other, 1, 0.5)
+    assert one.outstanding_tokens(W) == 250
+
+    one.adopt(other.snapshot(), 0.0)
+    assert one.outstanding_tokens(W) == 750
+    one.dispatch(first, 0.0)
+    assert one.outstanding_tokens(W) == 750
+    one.finish(first, 0.0)
+    assert one.outstanding_tokens(W) == 500
+    assert one.outstanding_tokens(X) == 0
+
+
+@given(
+    sizes=st.lists(st.tuples(st.floats(0.001, 10), st.sampled_from([0, 1, 2])), max_size=20),
+    reported=st.integers(0, 100_000),
+)
+def test_tokens_are_at_least_those_reported_and_no_fewer_than_are_outstanding(
+    sizes: list[tuple[float, int]], reported: int
+):
+    """Sizes in proportion to tokens; stage 2 has its first token."""
+    backlog, outstanding = Backlog("r"), 0
+    for number, (size_s, stage) in enumerate(sizes):
+        request_id = assigned(backlog, number, size_s)
+        outstanding += round(size_s * 1000) if stage < 2 else 0
+        if stage:
+            backlog.dispatch(request_id, 0.0)
+        if stage == 2:
+            backlog.finish(request_id, 0.0)
+    backlog.observe(W, InstanceLoad(seq=1, prefill_backlog_tokens=reported), 0.0)
+
+    tokens = backlog.outstanding_tokens(W)
+    assert tokens >= reported
+    # Each size is rounded to tokens in the test, so that the average is off by as much.
+    assert tokens == pytest.approx(max(outstanding, reported), rel=0.5, abs=len(sizes) + 1)
+
+
 def work_of(version: int) -> WorkTotals:
     return WorkTotals(version=version, assigned_s=version, num_assigned=version)
 

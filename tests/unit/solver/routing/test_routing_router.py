@@ -97,6 +97,30 @@ def test_what_a_tenant_was_served_lately_delays_it():
     assert order_of(policy) == ["3", "2"]
 
 
+def test_what_can_no_longer_be_in_time_goes_after_what_still_can():
+    """At 3 s request 1, due at 2 s, is late; request 2, larger by 0.6 s, is due at 10 s."""
+    options = replace(VARIANTS["quartz"], late_penalty_s=1.0)
+    late, at_once = (router(each, (W,)) for each in (options, VARIANTS["quartz"]))
+    for policy in (late, at_once):
+        policy.submit(routed(0, tokens=9000), 0.0)
+        policy.dispatch(0.0)
+        policy.submit(routed(1, tokens=1000), 0.0)
+        policy.submit(routed(2, tokens=5000, ttft_s=10.0), 0.0)
+        policy.finish(routed(0).request_id, 3.0)
+
+    assert order_of(late, now=3.0) == ["2", "1"]
+    assert order_of(at_once, now=3.0) == ["1", "2"]
+
+
+def test_predictions_know_what_waits_before_an_instance_and_what_others_sent_there():
+    """The report is of a second ago; what has been assigned since counts, too."""
+    policy = router(ALL, (W,))
+    assert policy.submit(routed(0, tokens=3000), 0.0).candidate.prefill_backlog_tokens == 0
+    assert policy.submit(routed(1, tokens=500), 0.0).candidate.prefill_backlog_tokens == 3000
+    policy.observe(W, InstanceLoad(seq=1, prefill_backlog_tokens=9000), 0.0)
+    assert policy.submit(routed(2, tokens=500), 0.0).candidate.prefill_backlog_tokens == 9000
+
+
 def test_fallback_is_first_come_first_served_and_ends():
     policy = waiting(VARIANTS["quartz"])
     policy.fall_back()
