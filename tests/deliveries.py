@@ -1,6 +1,6 @@
 """Deliveries without a broker, and a broker whose publishes fail when told to."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from shared.broker.memory import MemoryBroker
@@ -44,6 +44,8 @@ class UnreliableBroker(MemoryBroker):
         """Routing keys of all unconfirmed ones."""
         self.counted: list[str] = []
         """Queues whose depth was asked for."""
+        self.while_sending: Callable[[], None] = lambda: None
+        """What happens meanwhile, at each unconfirmed publish."""
 
     async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
         self.attempts.append(exchange)
@@ -53,6 +55,7 @@ class UnreliableBroker(MemoryBroker):
 
     async def send(self, exchange: str, routing_key: str, message: OutMessage) -> None:
         self.sent.append(routing_key)
+        self.while_sending()
         await super().send(exchange, routing_key, message)
 
     async def depth(self, queue: str) -> QueueDepth | None:

@@ -222,7 +222,8 @@ class Routing:
     async def share_work(self) -> None:
         """Tell other groupers at once what was sent and what has ended, if there are any."""
         now = self._clock.now()
-        for model in self._models.values():
+        # Models may come while this waits for the broker.
+        for model in list(self._models.values()):
             for sender in [s for s, at in model.heard.items() if at < now - ROUTER_TIMEOUT_S]:
                 del model.heard[sender]
                 model.router.forget(sender, now)
@@ -233,7 +234,7 @@ class Routing:
         """Tell other groupers what is known here, and the estimator what was seen."""
         now = self._clock.now()
         self._rounds += 1
-        for model in self._models.values():
+        for model in list(self._models.values()):
             if self._rounds % TELL_ALL_EVERY == 0:
                 model.told.clear()
             state = model.router.tell(now, model.told)

@@ -208,3 +208,19 @@ async def test_trees_of_another_schema_are_refused_and_nothing_changes(routed: G
 
     assert routing.routers[0].prefills.version(("e", "d")).startswith("prior")
     assert (await routed.queued(inbox_name(ONE))).model.base == MODEL
+
+
+async def test_a_model_may_come_while_others_are_told(routed: GrouperRig):
+    routing = routed.grouper.routing
+    assert routing is not None
+    routing.on_status(status(ONE))
+    routing.on_state(RouterState(sender="another", model=MODEL, at=NOW))
+    await routed.submit(CHAT)
+    routed.broker.while_sending = lambda: routing.on_status(
+        status(TWO, model=f"model {len(routing.routers)}")
+    )
+    await routing.share_work()
+    assert len(routing.routers) == 2
+    await routing.share()
+
+    assert len(routing.routers) == 4
