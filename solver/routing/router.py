@@ -95,8 +95,9 @@ class Router:
         """
         Choose an instance for *request* and let it wait there (algorithm 1, lines 1-10).
 
-        There must be an instance.
+        There must be an instance. A request that was sent before is no longer expected there.
         """
+        self.finish(request.request_id, now)
         instance_ids = candidate_set(
             list(self._queues),
             cached_tokens=request.cached_tokens,
@@ -134,10 +135,11 @@ class Router:
         return sent
 
     def first_token(self, request_id: RequestId, now: UnixTime) -> Assignment | None:
-        """The request was prefilled: its work is done; None when it is not known."""
+        """The request was prefilled: its work is done; None when that is not expected of it."""
         assignment, _ = self._dispatched.get(request_id, (None, now))
-        if assignment is not None:
-            self._leave_prefill(assignment, now)
+        if assignment is None or request_id not in self._prefilling[assignment.instance_id]:
+            return None
+        self._leave_prefill(assignment, now)
         return assignment
 
     def served(self, tenant: TenantId, prompt_tokens: int, now: UnixTime) -> None:

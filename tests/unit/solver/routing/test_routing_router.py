@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from shared.contracts.base import TenantId
+from shared.contracts.base import RequestId, TenantId
 from shared.contracts.routing import InstanceLoad
 from solver.routing.admission_queue import Assignment
 from solver.routing.options import VARIANTS, RoutingOptions
@@ -207,3 +207,26 @@ def test_the_end_of_what_was_sent_long_ago_is_not_waited_for():
 
     (sent,) = policy.dispatch(100.0)
     assert sent.instance_id == X  # W still has the last one
+
+
+def test_what_is_routed_again_is_expected_once():
+    """Its lane was closed after its inbox was, and the broker delivered it again."""
+    policy = router(VARIANTS["default"], (W,))
+    for at in range(3):
+        policy.submit(routed(1), at)
+        policy.dispatch(at)
+    policy.finish(RequestId("1"), 3.0)
+
+    assert policy.backlog.num_outstanding(W) == 0
+    assert policy.backlog.is_idle(W)
+    (sent,) = (policy.submit(routed(2), 3.0), *policy.dispatch(3.0))[1:]
+    assert sent.request.request_id == "2"
+
+
+def test_a_second_first_token_says_nothing():
+    policy = router(VARIANTS["default"], (W,))
+    policy.submit(routed(1), 0.0)
+    policy.dispatch(0.0)
+
+    assert policy.first_token(RequestId("1"), 1.0) is not None
+    assert policy.first_token(RequestId("1"), 2.0) is None
