@@ -81,10 +81,11 @@ class ModelRouter:
         self._indices[instance_id].resize(status.kv_capacity_tokens)
         if instance_id not in self.router.instances:
             self.router.change_instances([*self.router.instances, instance_id], now)
+        # Agents count anew when they begin anew; their clocks do not, but may be ahead of ours.
+        at = min(status.at, now)
         load = InstanceLoad(
-            # Agents count anew when they begin anew; their clocks do not.
-            seq=round(status.at * 1000),
-            at=status.at,
+            seq=round(at * 1000),
+            at=at,
             running=status.running,
             prefill_backlog_tokens=status.prefill_backlog_tokens,
             kv_utilization=status.kv_utilization,
@@ -173,8 +174,18 @@ class ModelRouter:
         )
 
     def adopt(self, state: RouterState, now: UnixTime) -> None:
-        """What another router tells; broken residuals are left out."""
-        self._backlog.adopt(state.work, now)
+        """
+        What another router tells of itself and of instances that are known here.
+
+        What it says of yet others is left out, as are broken residuals.
+        """
+        known = self._indices.keys()
+        work = state.work.work.get(state.sender, {})
+        told = SoftState(
+            work={state.sender: {each: work[each] for each in work.keys() & known}},
+            loads={each: state.work.loads[each] for each in state.work.loads.keys() & known},
+        )
+        self._backlog.adopt(told, now)
         for snapshot in state.calibrations:
             try:
                 self.prefills.adopt(snapshot)

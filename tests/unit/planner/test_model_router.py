@@ -4,9 +4,11 @@ from msgspec.structs import replace
 
 from services.planner.model_router import ModelRouter
 from services.planner.state import identity
-from shared.contracts.base import InstanceId, RequestId
+from shared.contracts.base import InstanceId, RequestId, encode
 from shared.contracts.requests import QueuedRequest
+from shared.contracts.routing import InstanceLoad, RouterState, SoftState, WorkTotals
 from solver.prediction.prefill_features import FEATURES, SCHEMA_VERSION
+from solver.routing.backlog import LOST_AFTER_S
 from solver.routing.options import VARIANTS
 from solver.routing.prefix_hashes import PART_TOKENS, prefix_hashes
 from tests.clocks import NOW
@@ -92,7 +94,7 @@ def test_a_prefill_teaches_once_and_becomes_a_sample():
     (sampled,) = routed.take_samples(NOW)
 
     assert (sampled.engine, sampled.device, sampled.schema_version) == ("e", "d", SCHEMA_VERSION)
-    assert [each.prefill_s for each in sampled.samples][:1] == [0.25]
+    assert [each.prefill_s for each in sampled.samples] == [0.25]
     assert len(sampled.samples[0].features) == len(FEATURES)
     assert routed.take_samples(NOW) == []
 
@@ -136,3 +138,32 @@ def test_corrections_are_told_once():
     (trust,) = whole.trusts
     assert (trust.trusted, trust.count) == (False, 80)
     assert trust.residual_s < 0
+
+
+def test_a_clock_that_is_ahead_loses_no_work():
+    routed = ModelRouter(MODEL, VARIANTS["default"], "grouper-1")
+    routed.on_status(status(ONE), NOW)
+    sent_to(routed, long_request(1))
+    routed.on_status(status(ONE, at=NOW + 2 * LOST_AFTER_S, running=1), NOW)
+    assert not routed.router.backlog.is_idle(ONE)
+    routed.on_status(status(ONE, at=1e30, running=2), NOW + 1)
+    routed.on_status(status(ONE, at=NOW + 2, running=3), NOW + 2)
+
+    assert routed.router.backlog.load(ONE).running == 3
+    assert encode(routed.tell(NOW + 2, {}))
+
+
+def test_a_router_is_believed_only_about_itself_and_instances_that_are_there():
+    routed = model_router()
+    work = {
+        each: WorkTotals(version=9, assigned_s=5.0, dispatched_s=5.0, num_assigned=1)
+        for each in (ONE, InstanceId("gone"))
+    }
+    loads = {InstanceId("gone"): InstanceLoad(seq=1, running=1)}
+    told = SoftState(work={"grouper-2": work, "grouper-3": work}, loads=loads)
+    routed.adopt(RouterState(sender="grouper-2", model=MODEL, at=NOW, work=told), NOW)
+    known = routed.router.backlog.snapshot()
+
+    assert known.work["grouper-2"].keys() == {ONE}
+    assert "grouper-3" not in known.work
+    assert known.loads.keys() == {ONE, TWO}
