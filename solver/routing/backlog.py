@@ -11,6 +11,9 @@ from solver.routing.soft_state import merged
 
 LOST_AFTER_S = 5.0
 """A first token whose engine has had nothing left to prefill for so long was lost on its way."""
+OVERDUE_S = 60.0
+"""Whatever its engine has left: of less than a second of work that is sent ahead of time, what has
+no first token for so long went elsewhere, as relegated requests do."""
 
 _ROUNDING_S = 1e-9
 """Of differences of totals, each the sum of many times."""
@@ -155,8 +158,8 @@ class Backlog:
         if load.seq <= instance.load.seq:
             return
         instance.load = load
-        if load.prefill_backlog_tokens == 0:
-            self._forget_lost(instance_id, before=load.at - LOST_AFTER_S, now=now)
+        lost_after_s = OVERDUE_S if load.prefill_backlog_tokens else LOST_AFTER_S
+        self._forget_lost(instance_id, before=load.at - lost_after_s, now=now)
         instance.pace.correct(instance.in_engine_s, load.prefill_backlog_tokens, now)
 
     def adopt(self, state: SoftState, now: UnixTime) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shared.contracts.base import InstanceId, RequestId
 from shared.contracts.routing import InstanceLoad, SoftState, WorkTotals
-from solver.routing.backlog import LOST_AFTER_S, Backlog
+from solver.routing.backlog import LOST_AFTER_S, OVERDUE_S, Backlog
 from solver.routing.soft_state import merged
 
 W, X = InstanceId("w"), InstanceId("x")
@@ -175,3 +175,14 @@ def test_waits_are_never_negative(sizes: list[float], times: list[float], report
     backlog.observe(W, InstanceLoad(seq=1, at=50, prefill_backlog_tokens=reported), 50)
     for at in times:
         assert 0 <= backlog.engine_wait_s(W, at) <= backlog.expected_wait_s(W, at)
+
+
+def test_what_went_elsewhere_does_not_count_for_ever():
+    """The engine has work all the time, and the request was relegated."""
+    backlog = Backlog("r")
+    backlog.dispatch(assigned(backlog, 1, 1.0), 0.0)
+    late = 1.5 * OVERDUE_S
+    backlog.observe(W, InstanceLoad(seq=1, at=late, prefill_backlog_tokens=500), late)
+
+    assert backlog.num_outstanding(W) == 0
+    assert backlog.is_idle(W)
