@@ -43,8 +43,11 @@ class DevicePrefills:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether all coverage is as good as it is asked to be (QUARTZ §3.5)."""
-        return all(each.prefills.is_trusted for each in self._devices.values())
+        """Whether coverage of all present devices is as good as it is asked to be (QUARTZ §3.5)."""
+        present = set(self.device_of.values())
+        return all(
+            each.prefills.is_trusted for key, each in self._devices.items() if key in present
+        )
 
     @property
     def monitors(self) -> dict[DeviceKey, CoverageMonitor]:

@@ -101,3 +101,11 @@ def test_without_calibration_nothing_is_corrected_and_all_is_trusted():
     assert told.is_trusted
     assert told.snapshots() == ()
     assert told.predict(routed(0), candidates())[1].mean_s == pytest.approx(0.4)
+
+
+def test_what_is_gone_is_not_distrusted_for_ever():
+    told = prefills()
+    observe(told, B, 4.0, 100)
+    del told.device_of[B]
+
+    assert told.is_trusted
