@@ -15,6 +15,10 @@ from solver.prediction.quantile_trees import Prediction
 from solver.routing.admission_queue import Assignment
 from solver.routing.request import Candidate, PrefillEstimate, RoutedRequest
 
+MOST_S = 3600.0
+"""Of a prefill; what is said to take longer, or no time that there is, is taken to be this long:
+sums that it became part of would never be right again."""
+
 
 class PrefillModel(Protocol):
     """Quantiles and mean of prefill times: trees, or what stands in for them."""
@@ -75,7 +79,11 @@ class CalibratedPrefills:
         """One estimate for each candidate, as corrected until now."""
         prediction = self.predicted(request, candidates)
         return [
-            PrefillEstimate(quantile_s=quantile_s, mean_s=mean_s, watched_s=watched_s)
+            PrefillEstimate(
+                quantile_s=_possible_s(quantile_s),
+                mean_s=_possible_s(mean_s),
+                watched_s=_possible_s(watched_s),
+            )
             for quantile_s, mean_s, watched_s in zip(
                 prediction.quantiles_s[:, self._column].tolist(),
                 prediction.mean_s.tolist(),
@@ -109,6 +117,10 @@ class CalibratedPrefills:
 def bucket_for(request: RoutedRequest, candidate: Candidate) -> Bucket:
     """The regime that a prefill is calibrated and watched in."""
     return bucket_of(request_features(request), candidate)
+
+
+def _possible_s(time_s: Seconds) -> Seconds:
+    return time_s if 0 <= time_s <= MOST_S else MOST_S
 
 
 def request_features(request: RoutedRequest) -> RequestFeatures:

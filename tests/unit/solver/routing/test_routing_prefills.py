@@ -1,15 +1,19 @@
 """Trees with calibration and monitor, as a router asks them."""
 
+import math
+
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from shared.contracts.base import InstanceId, RequestId, TenantId
 from shared.contracts.qos import Slo
 from solver.prediction.calibration import BucketedCalibration
 from solver.prediction.coverage import CoverageMonitor
 from solver.prediction.quantile_fit import fit_quantile_trees
-from solver.prediction.quantile_trees import QuantileTrees
+from solver.prediction.quantile_trees import Prediction, QuantileTrees
 from solver.routing.admission_queue import Assignment
-from solver.routing.prefills import CalibratedPrefills
+from solver.routing.prefills import MOST_S, CalibratedPrefills
 from solver.routing.request import Candidate, RoutedRequest
 from tests.prefill_times import NOMINAL, Request, matrix_of, requests_of, times_of
 
@@ -97,3 +101,20 @@ def test_without_a_monitor_they_are_always_trusted(trees: QuantileTrees):
 def test_a_level_that_was_not_fitted_is_refused(trees: QuantileTrees):
     with pytest.raises(ValueError, match=r"no trees for level 0\.5"):
         CalibratedPrefills(trees, level=0.5)
+
+
+@pytest.mark.parametrize("time_s", [math.inf, math.nan, -1.0, 1e300])
+def test_no_estimate_spoils_sums(time_s: float):
+    class Absurd:
+        levels = LEVELS
+
+        def predict(self, features: NDArray[np.float64]) -> Prediction:
+            return Prediction(np.full((len(features), 2), time_s), np.full(len(features), time_s))
+
+        def column_of(self, level: float) -> int:
+            return LEVELS.index(level)
+
+    request, candidate = asked(LATER[0])
+    (estimate,) = CalibratedPrefills(Absurd(), level=0.95).predict(request, [candidate])
+
+    assert (estimate.mean_s, estimate.quantile_s, estimate.watched_s) == (MOST_S,) * 3
