@@ -1,5 +1,6 @@
 """Names of a prompt's first parts, by which requests with equal beginnings are recognised."""
 
+import struct
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 
@@ -10,6 +11,7 @@ PART_BYTES = 512
 PART_TOKENS = 128
 MOST_PARTS = 128
 """16,000 tokens or so; what two longer prompts have in common beyond that is not told apart."""
+_TOKEN_BYTES = 4
 _HASH_BYTES = 6
 """Numbers that every JSON reader holds exactly; equal by chance once in 10^14 pairs."""
 
@@ -21,7 +23,8 @@ def prefix_hashes(
     A hash for each full part of the prompt; each stands for all text up to its end.
 
     Chats hash as their messages do, one after the other, since a next turn only appends; the
-    template that the engine writes around them is the same for all.
+    template that the engine writes around them is the same for all. A prompt with ids that no
+    vocabulary has begins like no other.
     """
     hashes, before = [], b""
     for part in _parts(prompt, messages):
@@ -39,15 +42,18 @@ def part_tokens(num_parts: int, prompt_tokens: int) -> float:
 
 def _parts(prompt: str | Tokens | None, messages: Iterable[ChatMessage] | None) -> Iterator[bytes]:
     if isinstance(prompt, tuple):
-        width = 4
-        data, size = (
-            b"".join(each.to_bytes(width, "little") for each in prompt),
-            PART_TOKENS * width,
-        )
+        data, size = _packed(prompt[: MOST_PARTS * PART_TOKENS]), PART_TOKENS * _TOKEN_BYTES
     else:
         data, size = (prompt or _text_of(messages or ())).encode(), PART_BYTES
     for number in range(min(MOST_PARTS, len(data) // size)):
         yield data[number * size : (number + 1) * size]
+
+
+def _packed(token_ids: Tokens) -> bytes:
+    try:
+        return struct.pack(f"<{len(token_ids)}I", *token_ids)
+    except struct.error:
+        return b""
 
 
 def _text_of(messages: Iterable[ChatMessage]) -> str:

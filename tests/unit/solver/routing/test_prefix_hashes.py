@@ -68,3 +68,8 @@ def test_prompts_share_exactly_the_parts_that_they_begin_with(
     assert equal == [True] * (shared // PART_TOKENS) + [False] * (
         len(equal) - shared // PART_TOKENS
     )
+
+
+def test_ids_that_no_vocabulary_has_begin_like_nothing_else():
+    for token_id in (-1, 2**32, 2**64 - 1):
+        assert prefix_hashes((token_id, *[7] * 2 * PART_TOKENS), None) == ()
