@@ -103,6 +103,12 @@ class ModelRouter:
             table.pop(instance_id, None)
         return [request.request_id for request in left]
 
+    def begin_anew(self, now: UnixTime) -> None:
+        """Nothing is expected any more of what was assigned or sent."""
+        instances = self.router.instances
+        self.router.change_instances([], now)
+        self.router.change_instances(instances, now)
+
     def submit(self, key: RequestId, request: QueuedRequest, now: UnixTime) -> None:
         """Choose an instance, of which there is at least one, and wait there."""
         sampling = request.sampling

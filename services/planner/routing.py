@@ -1,12 +1,12 @@
 """Routed mode: requests go to the inbox of an instance that a router chose (QUARTZ)."""
 
 import asyncio
-from dataclasses import dataclass, field
 
 import msgspec
 import structlog
 
 from services.planner.model_router import ModelRouter
+from services.planner.routed_model import Held, RoutedModel
 from services.planner.settings import RoutingSettings
 from services.planner.state import identity
 from shared.broker import topology
@@ -30,7 +30,7 @@ from shared.contracts.telemetry import InstanceStatus, RequestObserved
 from shared.runtime.clock import Clock
 from solver.prediction.latency_prefills import LatencyPrefills
 from solver.prediction.quantile_trees import decode
-from solver.routing.device_prefills import LEVELS, DeviceKey
+from solver.routing.device_prefills import LEVELS
 from solver.routing.options import VARIANTS, Prediction
 from solver.routing.prefix_hashes import prefix_hashes
 
@@ -49,32 +49,13 @@ TELL_ALL_EVERY = 30
 """Rounds of sharing after which all residuals are told again, for routers that have just come."""
 
 
-@dataclass(slots=True)
-class _Held:
-    """A request that waits for its turn; its delivery is not acknowledged meanwhile."""
-
-    request: QueuedRequest
-    placed: asyncio.Future[InstanceId | None]
-
-
-@dataclass(slots=True)
-class _Model:
-    router: ModelRouter
-    held: dict[RequestId, _Held] = field(default_factory=dict)
-    told: dict[str, int] = field(default_factory=dict)
-    """Number of the last residual that others were told, by version."""
-    trees: dict[DeviceKey, int] = field(default_factory=dict)
-    """Versions in use."""
-    heard: dict[str, UnixTime] = field(default_factory=dict)
-    """Other groupers that route the model, and when they last said so."""
-
-
 class Routing:
     """
     The routers of one grouper, one for each model, and what they are told.
 
     A request waits here until its router sends it, no longer than an instance is there for it and
-    no more than `max_waiting` at once; otherwise it goes to its lane, from which instances pull.
+    than `max_wait_s`, and no more than `max_waiting` at once; otherwise it goes to its lane, from
+    which instances pull.
 
     Args:
         broker: The grouper's connection.
@@ -91,7 +72,7 @@ class Routing:
         self._options = VARIANTS[settings.policy]
         self._clock = clock
         self._sender = sender
-        self._models: dict[ModelName, _Model] = {}
+        self._models: dict[ModelName, RoutedModel] = {}
         self._seen: dict[InstanceId, tuple[ModelName | None, UnixTime]] = {}
         self._rounds = 0
         self._closed = False
@@ -117,7 +98,12 @@ class Routing:
         return msgspec.structs.replace(request, prefix=prefix)
 
     async def place(self, request: QueuedRequest) -> InstanceId | None:
-        """Wait for the request's turn at the instance that suits it; None: to its lane."""
+        """
+        Wait for the request's turn at the instance that suits it; None: to its lane.
+
+        Raises:
+            TransientError: Its delivery is void; it will be delivered again.
+        """
         model = self._models.get(request.model.base)
         if not self._takes(request) or self._closed:
             return None
@@ -126,11 +112,14 @@ class Routing:
             return None
         key = RequestId(identity(request.tenant, request.request_id))
         now = self._clock.now()
-        held = _Held(request, asyncio.get_running_loop().create_future())
+        held = Held(request, now, asyncio.get_running_loop().create_future())
         model.held[key] = held
-        model.router.submit(key, request, now)
-        self._dispatch(model, now)
-        placed = await held.placed
+        try:
+            model.router.submit(key, request, now)
+            model.dispatch(now)
+            placed = await held.placed
+        finally:
+            model.withdraw(key, self._clock.now())
         self.num_routed += placed is not None
         self.num_left_to_lanes += placed is None
         return placed
@@ -142,12 +131,12 @@ class Routing:
         before, _ = self._seen.get(status.instance_id, (None, now))
         self._seen[status.instance_id] = (served, now)
         if before is not None and before != served:
-            self._lose(before, status.instance_id, now)
+            self._models[before].lose(status.instance_id, now)
         if served is not None:
             if served not in self._models:
-                self._models[served] = _Model(ModelRouter(served, self._options, self._sender))
+                self._models[served] = RoutedModel(ModelRouter(served, self._options, self._sender))
             self._models[served].router.on_status(status, now)
-            self._dispatch(self._models[served], now)
+            self._models[served].dispatch(now)
 
     def on_prefills(self, observed: PrefillsObserved) -> None:
         """First tokens of an instance."""
@@ -156,7 +145,7 @@ class Routing:
             now = self._clock.now()
             for prefill in observed.prefills:
                 model.router.on_prefill(observed.instance_id, prefill, now)
-            self._dispatch(model, now)
+            model.dispatch(now)
 
     def on_ended(self, observed: RequestObserved) -> None:
         """A request ended somewhere."""
@@ -207,17 +196,18 @@ class Routing:
             log.info("trees.adopted", model=message.model, version=message.version)
 
     async def dispatch(self) -> None:
-        """Send what has become due by time alone, and give up on silent instances."""
+        """Send what is due by time alone; give up silent instances, and waiting for too long."""
         now = self._clock.now()
         silent_since = now - self._settings.instance_timeout_s
         for instance_id, (served, heard_at) in list(self._seen.items()):
             if heard_at < silent_since:
                 del self._seen[instance_id]
                 if served is not None:
-                    self._lose(served, instance_id, now)
+                    self._models[served].lose(instance_id, now)
         for model in self._models.values():
             if model.held:
-                self._dispatch(model, now)
+                model.dispatch(now)
+                model.give_up(now - self._settings.max_wait_s, now)
 
     async def share_work(self) -> None:
         """Tell other groupers at once what was sent and what has ended, if there are any."""
@@ -245,14 +235,17 @@ class Routing:
             for sampled in model.router.take_samples(now):
                 await self._tell(topology.OBSERVED_SAMPLES_KEY, sampled)
 
+    def on_connection_lost(self) -> None:
+        """What waits is delivered again, maybe to others; first tokens go unheard meanwhile."""
+        now = self._clock.now()
+        for model in self._models.values():
+            model.void(now)
+
     def close(self) -> None:
         """What waits goes to lanes."""
         self._closed = True
         for model in self._models.values():
-            for held in model.held.values():
-                if not held.placed.done():
-                    held.placed.set_result(None)
-            model.held.clear()
+            model.close()
 
     def _takes(self, request: QueuedRequest) -> bool:
         return (
@@ -262,26 +255,6 @@ class Routing:
     @property
     def _is_full(self) -> bool:
         return self.num_waiting >= self._settings.max_waiting
-
-    def _dispatch(self, model: _Model, now: UnixTime) -> None:
-        for assignment in model.router.router.dispatch(now):
-            held = model.held.pop(assignment.request.request_id, None)
-            if held is not None and not held.placed.done():
-                held.placed.set_result(assignment.instance_id)
-
-    def _lose(self, served: ModelName, instance_id: InstanceId, now: UnixTime) -> None:
-        """What waited for an instance that serves the model no longer waits for another."""
-        model = self._models[served]
-        for key in model.router.lose(instance_id, now):
-            held = model.held.get(key)
-            if held is None or held.placed.done():
-                continue
-            if model.router.router.instances:
-                model.router.submit(key, held.request, now)
-            else:
-                del model.held[key]
-                held.placed.set_result(None)
-        self._dispatch(model, now)
 
     async def _tell(self, key: str, message: Message) -> None:
         out = OutMessage(body=encode(message), kind=tag_of(type(message)), persistent=False)

@@ -136,6 +136,7 @@ async def _start_grouper(  # noqa: PLR0917 - one composition step, in its own fu
     )
     if routing is not None:
         RoutingMetrics(ports.health.metrics, routing)
+        broker.on_connection_lost(routing.on_connection_lost)
         # Nothing may wait for its turn when consuming ends: that waits for what is under way.
         stack.callback(routing.close)
         tasks.create_task(

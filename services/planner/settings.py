@@ -22,6 +22,9 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_waiting: Annotated[int, Meta(ge=1, le=1000)] = 64
     """Requests that wait in this grouper for their turn; more go to lanes. Below the prefetch, or
     requests of models without an instance would wait behind them."""
+    max_wait_s: Annotated[float, Meta(gt=0, le=600)] = 30.0
+    """Requests that have waited here for so long go to lanes, whatever keeps their instance. Far
+    below the half hour after which RabbitMQ takes deliveries back."""
     instance_timeout_s: Annotated[float, Meta(gt=0)] = 3.0
     """An instance that has been silent so long gets no more requests."""
     work_period_s: Annotated[float, Meta(gt=0)] = 0.02

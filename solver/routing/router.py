@@ -161,12 +161,12 @@ class Router:
                 break
             self.finish(request_id, now)
 
-    def discard(self, assignment: Assignment, now: UnixTime) -> None:
-        """A request that waits is given up, or served elsewhere."""
-        queue = self._queues[assignment.instance_id]
-        if queue.discard(assignment.request.request_id):
-            self.backlog.finish(assignment.request.request_id, now)
-            self._in_flight[assignment.instance_id] -= 1
+    def discard(self, request_id: RequestId, now: UnixTime) -> None:
+        """A request that waits is given up, or served elsewhere; unknown ones are ignored."""
+        for instance_id, queue in self._queues.items():
+            if queue.discard(request_id):
+                self.backlog.finish(request_id, now)
+                self._in_flight[instance_id] -= 1
 
     def observe(self, instance_id: InstanceId, load: InstanceLoad, now: UnixTime) -> None:
         """An instance reports."""

@@ -31,6 +31,20 @@ async def routed(registry: ModelRegistry) -> AsyncIterator[GrouperRig]:
         yield rig
 
 
+def learnt(*, linear_s: float, num_iterations: int = 500) -> Profile:
+    """Of the instances' engine and device."""
+    latency = LatencyCoefficients(constant_s=0.01, linear_s=linear_s)
+    return Profile(
+        model=MODEL,
+        engine="e",
+        device="d",
+        version=1,
+        at=NOW,
+        latency=latency,
+        num_iterations=num_iterations,
+    )
+
+
 async def lanes_with_something(rig: GrouperRig) -> set[str]:
     return {name for name in rig.grouper.state.declared if await rig.far.ready(name)}
 
@@ -179,19 +193,8 @@ async def test_a_latency_model_stands_in_until_there_are_trees(routed: GrouperRi
     routing = routed.grouper.routing
     assert routing is not None
     routing.on_status(status(ONE))
-    latency = LatencyCoefficients(constant_s=0.01, linear_s=1e-3)
     for iterations in (10, 500):
-        routing.on_profile(
-            Profile(
-                model=MODEL,
-                engine="e",
-                device="d",
-                version=1,
-                at=NOW,
-                latency=latency,
-                num_iterations=iterations,
-            )
-        )
+        routing.on_profile(learnt(linear_s=1e-3, num_iterations=iterations))
         versions = [each.prefills.version(("e", "d")) for each in routing.routers]
         assert versions[0].startswith("prior" if iterations == 10 else "latency")
 
@@ -224,3 +227,72 @@ async def test_a_model_may_come_while_others_are_told(routed: GrouperRig):
     await routing.share()
 
     assert len(routing.routers) == 4
+
+
+async def test_what_waits_when_the_connection_goes_is_left_to_the_broker(routed: GrouperRig):
+    """It is delivered again: sent from here as well, it would be served twice."""
+    routing = routed.grouper.routing
+    assert routing is not None
+    routing.on_status(status(ONE))
+    await routed.submit({**CHAT, "prompt": [10] * 4000}, message_id="runs")
+    runs = await routed.queued(inbox_name(ONE))
+    task = await take(routed, CHAT, "waits")
+    await eventually(lambda: routing.num_waiting == 1)
+    routing.on_connection_lost()
+    await task
+    routing.on_prefills(observed(prefill_of(runs)))
+
+    assert (routing.num_waiting, await routed.far.ready(inbox_name(ONE))) == (0, 0)
+    assert await lanes_with_something(routed) == set()
+    assert await routed.unsettled() == 1
+
+
+async def test_first_tokens_that_went_unheard_with_the_connection_are_not_waited_for(
+    routed: GrouperRig,
+):
+    routing = routed.grouper.routing
+    assert routing is not None
+    routing.on_status(status(ONE))
+    await routed.submit({**CHAT, "prompt": [10] * 4000}, message_id="runs")
+    await routed.queued(inbox_name(ONE))
+    routing.on_connection_lost()
+    await routed.submit(CHAT, message_id="next")
+
+    assert (await routed.queued(inbox_name(ONE))).request_id == "next"
+
+
+async def test_nothing_waits_for_ever_for_an_instance_that_begins_nothing(routed: GrouperRig):
+    routing = routed.grouper.routing
+    assert routing is not None
+    routing.on_status(status(ONE))
+    routing.on_profile(learnt(linear_s=1e-3))
+    await routed.submit({**CHAT, "prompt": [10] * 4000}, message_id="runs")
+    task = await take(routed, CHAT, "waits")
+    await eventually(lambda: routing.num_waiting == 1)
+    waited_s = 0.0
+    while not task.done() and waited_s < 2 * ROUTED.routing.max_wait_s:
+        routed.clock.advance(1.0)
+        waited_s += 1.0
+        routing.on_status(
+            status(ONE, at=routed.clock.now(), prefill_backlog_tokens=4000, running=1)
+        )
+        await routing.dispatch()
+        await asyncio.sleep(0)
+    await asyncio.wait_for(task, 1.0)
+
+    (lane,) = await lanes_with_something(routed)
+    assert (await routed.queued(lane)).request_id == "waits"
+    assert routing.routers[0].num_waiting == 0
+
+
+async def test_who_no_longer_waits_leaves_nothing_behind(routed: GrouperRig):
+    routing = routed.grouper.routing
+    assert routing is not None
+    routing.on_status(status(ONE))
+    await routed.submit({**CHAT, "prompt": [10] * 4000}, message_id="runs")
+    task = await take(routed, CHAT, "waits")
+    await eventually(lambda: routing.num_waiting == 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert (routing.num_waiting, routing.routers[0].num_waiting) == (0, 0)

@@ -6,9 +6,7 @@ import pytest
 
 from shared.contracts.base import RequestId, TenantId
 from shared.contracts.routing import InstanceLoad
-from solver.routing.admission_queue import Assignment
 from solver.routing.options import VARIANTS, RoutingOptions
-from solver.routing.request import Candidate, PrefillEstimate
 from solver.routing.router import Router
 from tests.routed import INSTANCES, routed, router
 
@@ -148,7 +146,7 @@ def test_what_is_given_up_while_it_waits_is_not_dispatched():
     policy = router(VARIANTS["quartz"], (W,))
     policy.submit(routed(0, tokens=9000), 0.0)
     policy.dispatch(0.0)
-    given_up = policy.submit(routed(1), 0.0)
+    given_up = policy.submit(routed(1), 0.0).request.request_id
     policy.submit(routed(2), 0.0)
     policy.discard(given_up, 0.0)
     policy.discard(given_up, 0.0)
@@ -162,11 +160,7 @@ def test_unknown_requests_change_nothing():
     policy = router(VARIANTS["quartz"])
     policy.first_token(routed(7).request_id, 0.0)
     policy.finish(routed(7).request_id, 0.0)
-    estimate = PrefillEstimate(quantile_s=1, mean_s=1, watched_s=1)
-    policy.discard(
-        Assignment(request=routed(7), candidate=Candidate(instance_id=W), estimate=estimate, key=0),
-        0.0,
-    )
+    policy.discard(routed(7).request_id, 0.0)
 
     assert policy.backlog.num_outstanding(W) == 0
 
