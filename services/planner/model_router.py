@@ -33,6 +33,8 @@ from solver.routing.prefix_index import PrefixIndex
 from solver.routing.request import RoutedRequest
 from solver.routing.router import Router
 
+LEFT_MEMORY_S = 60.0
+"""So long after an instance has left, all routers have heard that nothing is expected there."""
 SENT_MEMORY_S = 3600.0
 """After so long a request counts as ended: word of its end may have gone unheard."""
 
@@ -63,6 +65,8 @@ class ModelRouter:
         )
         self._indices: dict[InstanceId, PrefixIndex] = {}
         self._incarnations: dict[InstanceId, str] = {}
+        self._left_at: dict[InstanceId, UnixTime] = {}
+        """Of instances that are gone and not yet forgotten."""
         self._told_version = 0
         self._samples: dict[DeviceKey, list[PrefillSample]] = {}
 
@@ -79,6 +83,7 @@ class ModelRouter:
             self._indices[instance_id] = PrefixIndex(status.kv_capacity_tokens)
         self.prefills.device_of[instance_id] = (status.engine, status.device)
         self._indices[instance_id].resize(status.kv_capacity_tokens)
+        self._left_at.pop(instance_id, None)
         if instance_id not in self.router.instances:
             self.router.change_instances([*self.router.instances, instance_id], now)
         # Agents count anew when they begin anew; their clocks do not, but may be ahead of ours.
@@ -99,6 +104,7 @@ class ModelRouter:
         left = self.router.change_instances(
             [each for each in self.router.instances if each != instance_id], now
         )
+        self._left_at[instance_id] = now
         for table in (self._indices, self._incarnations, self.prefills.device_of):
             table.pop(instance_id, None)
         return [request.request_id for request in left]
@@ -143,11 +149,10 @@ class ModelRouter:
 
     def tell_work(self, now: UnixTime) -> RouterState | None:
         """What the model's other routers should know at once; None if that has not changed."""
-        work = self._backlog.snapshot().work.get(self._sender, {})
-        version = sum(each.version for each in work.values())
-        if version == self._told_version:
+        if self._backlog.version == self._told_version:
             return None
-        self._told_version = version
+        self._told_version = self._backlog.version
+        work = self._backlog.snapshot().work.get(self._sender, {})
         return RouterState(
             sender=self._sender, model=self.model, at=now, work=SoftState(work={self._sender: work})
         )
@@ -165,6 +170,10 @@ class ModelRouter:
             since: Number of the last residual that was told, by version of what is corrected.
         """
         self.router.forget(now - SENT_MEMORY_S, now)
+        for instance_id, at in list(self._left_at.items()):
+            if at < now - LEFT_MEMORY_S:
+                del self._left_at[instance_id]
+                self._backlog.leave(instance_id)
         known = self._backlog.snapshot()
         return RouterState(
             sender=self._sender,

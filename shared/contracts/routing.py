@@ -84,7 +84,7 @@ class WorkTotals(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     version: int = 0
-    """One more with each change; the higher one is the later."""
+    """Rises with each change; the higher one is the later."""
     assigned_s: Seconds = 0.0
     dispatched_s: Seconds = 0.0
     finished_s: Seconds = 0.0

@@ -110,6 +110,8 @@ class Backlog:
         self._others = SoftState()
         self._outstanding: dict[RequestId, _Outstanding] = {}
         self._instances: dict[InstanceId, _Instance] = {}
+        self.version = 0
+        """Of all own totals: rises with each change; only this class writes it."""
 
     def assign(
         self,
@@ -126,7 +128,7 @@ class Backlog:
             instance.pace.begin(now)
         instance.pace.add(mean_s, tokens)
         self._outstanding[request_id] = _Outstanding(instance_id=instance_id, mean_s=mean_s)
-        instance.own.version += 1
+        self._change(instance.own)
         instance.own.assigned_s += mean_s
         instance.own.num_assigned += 1
 
@@ -137,7 +139,7 @@ class Backlog:
             return
         request.dispatched_at = now
         own = self._instance(request.instance_id).own
-        own.version += 1
+        self._change(own)
         own.dispatched_s += request.mean_s
 
     def finish(self, request_id: RequestId, now: UnixTime) -> None:
@@ -148,7 +150,7 @@ class Backlog:
             return
         instance = self._instance(request.instance_id)
         instance.pace.serve(request.mean_s, now)
-        instance.own.version += 1
+        self._change(instance.own)
         instance.own.finished_s += request.mean_s
         instance.own.num_finished += 1
 
@@ -225,6 +227,24 @@ class Backlog:
     def engine_wait_s(self, instance_id: InstanceId, now: UnixTime) -> Seconds:
         """The part of the wait that the engine has been given already; at least 0."""
         return self._instance(instance_id).engine_wait_s(now)
+
+    def leave(self, instance_id: InstanceId) -> None:
+        """
+        Keep nothing of an instance to which nothing is assigned; totals of it may begin anew.
+
+        Others must have heard the last change, or they count for ever what they did not hear end.
+        """
+        self._instances.pop(instance_id, None)
+        work = {
+            router: {each: totals for each, totals in of.items() if each != instance_id}
+            for router, of in self._others.work.items()
+        }
+        self._others = replace(self._others, work=work)
+
+    def _change(self, own: _Work) -> None:
+        """Versions of an instance that comes back go on where they were."""
+        self.version += 1
+        own.version = self.version
 
     def _add_others(self, instance_id: InstanceId, now: UnixTime) -> None:
         """Others' totals anew; what they finished since tells of the pace, too."""

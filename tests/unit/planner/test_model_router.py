@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from services.planner.model_router import ModelRouter
+from services.planner.model_router import LEFT_MEMORY_S, ModelRouter
 from services.planner.state import identity
 from shared.contracts.base import InstanceId, RequestId, encode
 from shared.contracts.requests import QueuedRequest
@@ -167,3 +167,37 @@ def test_a_router_is_believed_only_about_itself_and_instances_that_are_there():
     assert known.work["grouper-2"].keys() == {ONE}
     assert "grouper-3" not in known.work
     assert known.loads.keys() == {ONE, TWO}
+
+
+def test_nothing_is_kept_of_instances_that_left_long_ago():
+    teller, listener = model_router("grouper-1"), model_router("grouper-2")
+    first = sent_to(teller, long_request(1))
+    listener.adopt(teller.tell(NOW, {}), NOW)
+    for each in (teller, listener):
+        each.lose(first, NOW)
+        each.tell(NOW + 2 * LEFT_MEMORY_S, {})
+        listener.adopt(teller.tell(NOW + 2 * LEFT_MEMORY_S, {}), NOW + 2 * LEFT_MEMORY_S)
+
+    for each in (teller, listener):
+        known = each.router.backlog.snapshot()
+        assert first not in known.loads
+        assert all(first not in work for work in known.work.values())
+
+
+def test_an_instance_that_comes_back_after_long_is_counted_by_all():
+    """Though one of them never saw it gone."""
+    teller, listener = model_router("grouper-1"), model_router("grouper-2")
+    for number in range(5):
+        request = long_request(number)
+        teller.on_prefill(sent_to(teller, request), prefill_of(request), NOW)
+    later = NOW + 2 * LEFT_MEMORY_S
+    for at in (NOW, later):
+        for each in (ONE, TWO):
+            teller.lose(each, NOW)
+        listener.adopt(teller.tell(at, {}), at)
+    for each in (ONE, TWO):
+        teller.on_status(status(each, at=later), later)
+    where = sent_to(teller, long_request(9), later)
+    listener.adopt(teller.tell(later, {}), later)
+
+    assert not listener.router.backlog.is_idle(where)
