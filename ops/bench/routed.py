@@ -20,7 +20,6 @@ from ops.bench.routed_waits import LOST, ServedRequest, Waits
 from ops.sim.limits import EngineLimits
 from ops.sim.routing.workload import MIXES, RoutedArrival, RoutedTraffic
 from services.agent.backends.settings import SimulatedSettings
-from services.mesh.processes import ProcessMesh
 from shared.contracts.base import ModelName
 from shared.contracts.errors import MeshError
 from shared.contracts.estimates import LatencyCoefficients
@@ -110,13 +109,10 @@ async def _through_mesh(
         measured_paces(mesh, LATENCY, INSTANCES) as paces,
     ):
         await asyncio.sleep(SETTLE_S)
-        return await _serve(mesh, producer, work), paces
+        return await _serve(producer, work), paces
 
 
-async def _serve(
-    mesh: ProcessMesh, producer: Producer, work: Sequence[RoutedArrival]
-) -> list[ServedRequest]:
-    del mesh
+async def _serve(producer: Producer, work: Sequence[RoutedArrival]) -> list[ServedRequest]:
     prompts, began = Prompts(ModelName(MODEL)), time.monotonic()
 
     async def one(number: int, asked: RoutedArrival) -> ServedRequest:
