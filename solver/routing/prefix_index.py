@@ -49,6 +49,7 @@ class PrefixIndex:
 
     def store(self, prefix: Sequence[int], part_tokens: float) -> None:
         """A prompt was computed; the parts furthest from its beginning are given up first."""
+        part_tokens = max(1.0, part_tokens)  # Without, there would be room for any number of them.
         for part in reversed(prefix):
             self._tokens += part_tokens - self._parts.pop(part, 0.0)
             self._parts[part] = part_tokens

@@ -73,3 +73,11 @@ def test_never_more_than_there_is_room_for(
 
         assert sum(index._parts.values()) <= capacity + 1e-6
         assert 0 <= index.matched_parts(prefix) <= len(prefix)
+
+
+def test_parts_of_no_tokens_are_not_kept_for_ever():
+    index = PrefixIndex(100.0)
+    for number in range(1000):
+        index.store([number], -1.0 if number % 2 else 0.0)
+
+    assert len(index) <= 100
