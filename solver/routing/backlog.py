@@ -15,6 +15,9 @@ OVERDUE_S = 60.0
 """Whatever its engine has left: of less than a second of work that is sent ahead of time, what has
 no first token for so long went elsewhere, as relegated requests do."""
 
+_MOST_TOKENS = 1e9
+"""Before an instance: whatever others tell, a number."""
+
 _ROUNDING_S = 1e-9
 """Of differences of totals, each the sum of many times."""
 
@@ -199,7 +202,7 @@ class Backlog:
         instance = self._instance(instance_id)
         work_s = instance.in_engine_s + instance.queued_s
         token_s = instance.pace.token_s
-        expected = round(work_s / token_s) if token_s > 0 else 0
+        expected = round(min(work_s / token_s, _MOST_TOKENS)) if token_s > 0 else 0
         return max(expected, instance.load.prefill_backlog_tokens)
 
     def num_outstanding(self, instance_id: InstanceId) -> int:

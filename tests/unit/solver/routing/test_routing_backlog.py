@@ -186,3 +186,12 @@ def test_what_went_elsewhere_does_not_count_for_ever():
 
     assert backlog.num_outstanding(W) == 0
     assert backlog.is_idle(W)
+
+
+def test_absurd_totals_of_others_are_a_number_of_tokens():
+    backlog = Backlog("r")
+    assigned(backlog, 1, 0.01)
+    work = WorkTotals(version=1, assigned_s=1.7e308, num_assigned=1)
+    backlog.adopt(SoftState(work={"other": {W: work}}), 0.0)
+
+    assert backlog.outstanding_tokens(W) > 0
