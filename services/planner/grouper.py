@@ -8,6 +8,7 @@ import structlog
 
 from services.planner.admission import check_admission
 from services.planner.intake import Intake
+from services.planner.queued import queued_message
 from services.planner.refusals import bury, error_info, send_failure
 from services.planner.routing import Routing
 from services.planner.settings import GrouperSettings
@@ -113,6 +114,8 @@ class Grouper:
     async def _put(self, request: QueuedRequest, now: float) -> str:
         """Publish an admitted request and count it; the queue that it is in now."""
         check_admission(request, self.state, self._settings, now)
+        if self._routing is not None:
+            request = self._routing.stamped(request)
         queue = await self._routed(request) or await self._laned(request)
         self.state.admit(request.request_id, request.tenant, tokens_needed(request), at=now)
         self.state.count(request, work_tokens=self._intake.work.tokens(request), at=now)
@@ -122,12 +125,16 @@ class Grouper:
         """Publish to the inbox of the instance that was chosen; None when there is none."""
         if self._routing is None or self._is_above_share(request):
             return None
-        stamped = self._routing.stamped(request)
-        instance_id = await self._routing.place(stamped)
+        try:
+            instance_id = await self._routing.place(request)
+        except Exception as error:
+            if isinstance(error, TransientError):
+                raise
+            log.exception("routing.broken", request_id=request.request_id)  # lanes do without it
+            return None
         if instance_id is None:
             return None
-        inbox = inbox_name(instance_id)
-        message = _queued(stamped)
+        inbox, message = inbox_name(instance_id), queued_message(request)
         outcome = await publish_until_confirmed(self._broker, topology.LANES, inbox, message)
         if outcome is not PublishOutcome.CONFIRMED:
             log.info("inbox.closed", instance_id=instance_id, request_id=request.request_id)
@@ -146,7 +153,7 @@ class Grouper:
     async def _publish(self, queue: str, request: QueuedRequest) -> None:
         if queue not in self.state.declared:
             await self._declare(queue)
-        message = _queued(request)
+        message = queued_message(request)
         outcome = await publish_until_confirmed(self._broker, topology.LANES, queue, message)
         if outcome is PublishOutcome.UNROUTABLE:
             await self._declare(queue)
@@ -287,13 +294,3 @@ class Grouper:
             topology.LANES_KEY,
             OutMessage(body=encode(observed), kind="lanes.observed.v1", persistent=False),
         )
-
-
-def _queued(request: QueuedRequest) -> OutMessage:
-    return OutMessage(
-        body=encode(request),
-        kind="request.queued.v1",
-        message_id=request.request_id,
-        correlation_id=request.request_id,
-        reply_to=request.reply_to,
-    )

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 import msgspec
 import structlog
 
+from services.planner.queued import queued_message
 from shared.broker import topology
 from shared.broker.notices import tell_nonempty
-from shared.broker.protocol import Broker, Delivery, OutMessage, Settlement
+from shared.broker.protocol import Broker, Delivery, Settlement
 from shared.broker.retry import publish_until_confirmed
-from shared.contracts.base import Decoder, UnixTime, encode
+from shared.contracts.base import Decoder, UnixTime
 from shared.contracts.errors import ContractError, QueueNotFoundError
 from shared.contracts.lanes import LaneKey, inbox_name
 from shared.contracts.requests import QueuedRequest
@@ -76,13 +77,7 @@ class InboxClaims:
             self.broker,
             topology.LANES,
             resume,
-            OutMessage(
-                body=encode(msgspec.structs.replace(request, attempts=attempts)),
-                kind="request.queued.v1",
-                message_id=request.request_id,
-                correlation_id=request.request_id,
-                reply_to=request.reply_to,
-            ),
+            queued_message(msgspec.structs.replace(request, attempts=attempts)),
         )
         await delivery.settle(Settlement.ACK)
         await tell_nonempty(self.broker, resume)

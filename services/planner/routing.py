@@ -107,7 +107,7 @@ class Routing:
         model = self._models.get(request.model.base)
         if not self._takes(request) or self._closed:
             return None
-        if model is None or not model.router.router.instances or self._is_full:
+        if model is None or not model.router.router.instances or self._is_full_for(request):
             self.num_left_to_lanes += 1
             return None
         key = RequestId(identity(request.tenant, request.request_id))
@@ -248,14 +248,25 @@ class Routing:
             model.close()
 
     def _takes(self, request: QueuedRequest) -> bool:
-        return (
-            self._settings.scope == "all" or request.slo.qos_class is QosClass.INTERACTIVE
-        ) and not request.attempts.relegated
+        in_scope = self._settings.scope == "all" or _is_interactive(request)
+        return in_scope and not request.attempts.relegated
 
-    @property
-    def _is_full(self) -> bool:
-        return self.num_waiting >= self._settings.max_waiting
+    def _is_full_for(self, request: QueuedRequest) -> bool:
+        """Each global queue has a prefetch of its own, which may not all wait here."""
+        interactive = _is_interactive(request)
+        waiting = [
+            held.request
+            for model in self._models.values()
+            for held in model.held.values()
+            if _is_interactive(held.request) is interactive
+        ]
+        settings = self._settings
+        return len(waiting) >= (settings.max_waiting if interactive else settings.max_waiting_rest)
 
     async def _tell(self, key: str, message: Message) -> None:
         out = OutMessage(body=encode(message), kind=tag_of(type(message)), persistent=False)
         await send_softly(self._broker, topology.TELEMETRY, key, out)
+
+
+def _is_interactive(request: QueuedRequest) -> bool:
+    return request.slo.qos_class is QosClass.INTERACTIVE

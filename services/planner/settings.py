@@ -20,8 +20,10 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     scope: Literal["interactive", "all"] = "interactive"
     """Which requests are routed; others are pulled."""
     max_waiting: Annotated[int, Meta(ge=1, le=1000)] = 64
-    """Requests that wait in this grouper for their turn; more go to lanes. Below the prefetch, or
-    requests of models without an instance would wait behind them."""
+    """Interactive requests that wait in this grouper for their turn; more go to lanes. Below
+    `interactive_prefetch`, or those of models without an instance would wait behind them."""
+    max_waiting_rest: Annotated[int, Meta(ge=1, le=1000)] = 8
+    """The same of all others, below `rest_prefetch`."""
     max_wait_s: Annotated[float, Meta(gt=0, le=600)] = 30.0
     """Requests that have waited here for so long go to lanes, whatever keeps their instance. Far
     below the half hour after which RabbitMQ takes deliveries back."""

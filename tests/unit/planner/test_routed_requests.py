@@ -296,3 +296,36 @@ async def test_who_no_longer_waits_leaves_nothing_behind(routed: GrouperRig):
     await asyncio.gather(task, return_exceptions=True)
 
     assert (routing.num_waiting, routing.routers[0].num_waiting) == (0, 0)
+
+
+async def test_each_global_queue_has_its_own_room_to_wait(registry: ModelRegistry):
+    routing = RoutingSettings(policy="default", scope="all", max_waiting=1, max_waiting_rest=1)
+    async with open_grouper(registry, GrouperSettings(routing=routing)) as rig:
+        await topology.declare_work_queue(rig.far, inbox_name(ONE))
+        assert rig.grouper.routing is not None
+        rig.grouper.routing.on_status(status(ONE))
+        await rig.submit({**CHAT, "prompt": [10] * 4000}, message_id="runs")
+        waiting = [await take(rig, body, f"waits-{n}") for n, body in enumerate((CHAT, BODY))]
+        await eventually(
+            lambda: rig.grouper.routing is not None and rig.grouper.routing.num_waiting == 2
+        )
+        await rig.submit(BODY, message_id="one too many")
+
+        assert (await rig.queued(LANE)).request_id == "one too many"
+        rig.grouper.routing.close()
+        await asyncio.gather(*waiting)
+
+
+async def test_a_router_that_fails_leaves_the_request_to_its_lane(
+    routed: GrouperRig, monkeypatch: pytest.MonkeyPatch
+):
+    assert routed.grouper.routing is not None
+
+    async def broken(_request: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(routed.grouper.routing, "place", broken)
+    await routed.submit(CHAT, message_id="m1")
+
+    (lane,) = await lanes_with_something(routed)
+    assert (await routed.queued(lane)).request_id == "m1"

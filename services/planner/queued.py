@@ -1,0 +1,16 @@
+"""Requests as they lie in lanes, companions and inboxes."""
+
+from shared.broker.protocol import OutMessage
+from shared.contracts.base import encode
+from shared.contracts.requests import QueuedRequest
+
+
+def queued_message(request: QueuedRequest) -> OutMessage:
+    """*request* for a work queue."""
+    return OutMessage(
+        body=encode(request),
+        kind="request.queued.v1",
+        message_id=request.request_id,
+        correlation_id=request.request_id,
+        reply_to=request.reply_to,
+    )
