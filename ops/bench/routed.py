@@ -129,6 +129,11 @@ async def _serve(producer: Producer, work: Sequence[RoutedArrival]) -> list[Serv
         assert isinstance(request.prompt, tuple)
         prompts.answered(asked, request.prompt, final.token_ids)
         ttft_s = final.timings.first_token_at - final.timings.arrived_at
-        return ServedRequest(attained=final.verdict.attained, ttft_s=ttft_s)
+        return ServedRequest(
+            attained=final.verdict.attained,
+            ttft_s=ttft_s,
+            prompt_tokens=final.usage.prompt_tokens,
+            cached_tokens=final.usage.cached_tokens,
+        )
 
     return list(await asyncio.gather(*(one(*each) for each in enumerate(work))))

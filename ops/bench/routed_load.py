@@ -46,11 +46,12 @@ class Prompts:
             self._contexts[asked.stores] = prompt + tuple(answer)
 
     def _prefix(self, asked: RoutedArrival) -> Tokens:
-        """Of the longest shared prefix, exactly as many tokens as the trace says."""
-        for key, tokens in asked.prefixes:
-            known = self._contexts.get(key) or _stream(key, tokens)
-            return (known + _stream(key, tokens))[:tokens]
-        return ()
+        """Of the longest shared prefix, which begins with the shorter ones, as long as it was."""
+        prefix: Tokens = ()
+        for key, tokens in reversed(asked.prefixes):
+            known = self._contexts.get(key, prefix)
+            prefix = (known + _stream(key, max(0, tokens - len(known))))[:tokens]
+        return prefix
 
 
 def _stream(key: str, count: int) -> Tokens:

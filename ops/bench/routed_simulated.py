@@ -39,7 +39,12 @@ def simulated(
     )
     outcome = simulate_front(work, cluster, _front(mode, cluster, latency, seed))
     return [
-        ServedRequest(attained=not each.violated, ttft_s=ttft_s(each, outcome))
+        ServedRequest(
+            attained=not each.violated,
+            ttft_s=ttft_s(each, outcome),
+            prompt_tokens=each.arrival.prompt_tokens,
+            cached_tokens=each.cached_tokens,
+        )
         for each in outcome.requests
     ]
 

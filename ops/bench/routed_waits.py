@@ -16,6 +16,9 @@ class ServedRequest:
 
     attained: bool
     ttft_s: Seconds
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt, found in the engine's prefix cache."""
 
 
 LOST = ServedRequest(attained=False, ttft_s=math.inf)
@@ -30,6 +33,8 @@ class Waits:
     """Percent."""
     p50_s: Seconds
     p99_s: Seconds
+    cached: float
+    """Percent of all prompt tokens."""
 
     @classmethod
     def of(cls, served: Sequence[ServedRequest]) -> Self:
@@ -39,6 +44,9 @@ class Waits:
             in_time=100 * sum(each.attained for each in served) / len(served),
             p50_s=float(np.quantile(ttfts_s, 0.5, method="lower")),
             p99_s=float(np.quantile(ttfts_s, 0.99, method="lower")),
+            cached=100
+            * sum(each.cached_tokens for each in served)
+            / max(1, sum(each.prompt_tokens for each in served)),
         )
 
     def rounded(self) -> dict[str, float]:
@@ -47,4 +55,5 @@ class Waits:
             "in time, %": round(self.in_time, 2),
             "P50, s": round(self.p50_s, 3),
             "P99, s": round(self.p99_s, 3),
+            "cached, %": round(self.cached, 1),
         }
