@@ -15,6 +15,7 @@ class ServedRequest:
     """What became of one request."""
 
     attained: bool
+    """By its first token."""
     ttft_s: Seconds
     prompt_tokens: int = 0
     cached_tokens: int = 0
