@@ -127,10 +127,10 @@ class Grouper:
             return None
         try:
             instance_id = await self._routing.place(request)
-        except Exception as error:
-            if isinstance(error, TransientError):
-                raise
-            log.exception("routing.broken", request_id=request.request_id)  # lanes do without it
+        except TransientError:
+            raise
+        except Exception:  # any bug in there costs the request its turn only: lanes do without
+            log.exception("routing.broken", request_id=request.request_id)
             return None
         if instance_id is None:
             return None

@@ -20,13 +20,12 @@ from services.agent.backends.base import (
 )
 from services.agent.backends.checks import check_request, finished_already, vocab_size_of
 from services.agent.backends.policies import create_policy
-from services.agent.backends.prefill_times import PrefillTimes
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.core import SimulatedEngineCore
 from services.agent.backends.simulated.identity import identity_of
 from services.agent.backends.simulated.models import SimulatedModels
+from services.agent.backends.simulated.outputs import deliver
 from services.agent.backends.simulated.safepoints import Passage, has_safepoints
-from services.agent.backends.simulated.schedule import IterationResult
 from services.agent.backends.stream import OutputStream
 from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError, NotActiveError, UnsupportedError
@@ -281,22 +280,10 @@ class SimulatedEngine:
             else:
                 due = begun_at + _IDLE_S * self._settings.time_scale
                 await asyncio.sleep(max(0.0, due - loop.time()))
-            self._deliver(core.finish(begun), core.prefill_times)
-
-    def _deliver(self, result: IterationResult, prefill_times: PrefillTimes) -> None:
-        if result.iteration is not None:
-            self._iterations.append(result.iteration)
-        now = self._clock.now()
-        for output in result.outputs:
-            prefill_s = prefill_times.end(output.request_id, now) or 0.0
-            stream = self._streams.get(output.request_id)
-            if stream is not None:
-                stream.push(
-                    (output.token_id,),
-                    output.finish_reason,
-                    cached_tokens=output.cached_tokens,
-                    prefill_s=prefill_s,
-                )
+            result = core.finish(begun)
+            if result.iteration is not None:
+                self._iterations.append(result.iteration)
+            deliver(result.outputs, self._streams, core.prefill_times, self._clock.now())
 
 
 def _fitted(entry: ModelEntry, settings: SimulatedSettings) -> ModelEntry:
