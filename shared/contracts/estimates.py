@@ -96,6 +96,8 @@ class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profi
     """First scheduled to first token."""
     latency_calibration: Calibration | None = None
     """Of the latency models published; residuals are parts of the realised time."""
+    wait_calibration: Calibration | None = None
+    """Of the waits that requests were foretold when they were grouped; residuals in seconds."""
     output_tokens: dict[str, OutputTokens] = {}
     """Per application, the latest last; `*` is all."""
     swap_s: dict[str, Seconds] = {}

@@ -11,6 +11,8 @@ from shared.contracts.base import Message, ModelName, Seconds, Value
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Importance
 
+_INBOX = "inbox."
+
 
 class WorkClass(Enum):
     """Predicted prefill plus decode work, below or above the layout's edge."""
@@ -155,7 +157,12 @@ def work_version_of(queue_name: str) -> int:
 
 def inbox_name(instance_id: str) -> str:
     """Queue of routed mode: requests already bound to one instance."""
-    return f"inbox.{_quote(instance_id)}"
+    return f"{_INBOX}{_quote(instance_id)}"
+
+
+def is_inbox(queue: str) -> bool:
+    """Whether *queue* is some instance's inbox."""
+    return queue.startswith(_INBOX)
 
 
 def _quote(text: str) -> str:

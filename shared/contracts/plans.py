@@ -57,16 +57,27 @@ class LaneForecast(Value, frozen=True, kw_only=True, omit_defaults=True):
     wait_sd_s: Seconds | None = None
     """Its standard deviation; none when there is no wait, or the leader is too old to tell."""
     late_probability: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Of the last group that waits there."""
+    request_s: Seconds = 0.0
+    """By so much each further request makes the wait of the next one longer."""
+    tail_s: Seconds = 0.0
+    """From its turn to what its target is about, its first token or its end: the mean."""
+    tail_sd_s: Seconds = 0.0
+    """The standard deviation of that."""
 
 
 class LanesForecast(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="lanes.forecast.v1"
 ):
-    """Forecasts of all lanes in which something waits; the newest epoch's last one wins."""
+    """Forecasts of lanes that something has come to; the last one that is heard counts."""
 
     epoch: int
     at: UnixTime
+    age_s: Annotated[Seconds, Meta(ge=0)] = 0.0
+    """Lanes were counted so long before; what has come to them since is not in it."""
     lanes: tuple[LaneForecast, ...] = ()
+    groupers: Annotated[int, Meta(ge=1)] = 1
+    """So many take in requests, about as many each."""
 
 
 class PlanAsked(Message, frozen=True, kw_only=True, omit_defaults=True, tag="plan.asked.v1"):
@@ -182,6 +193,8 @@ class PlanExplained(
     """Of all instances with a queue."""
     work_version: int = 0
     """Of the edges between work classes in force; 0 for the operator's."""
+    instances: tuple[str, ...] = ()
+    """All that may have an inbox: those that are heard, and lost ones until theirs is deleted."""
     advice: tuple[AdvisedInstances, ...] = ()
     """On scale; of when it was last asked for, `leader.advise_period_s` ago at most."""
     waits: ForetoldWaits | None = None

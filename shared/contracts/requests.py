@@ -96,6 +96,13 @@ class Attempts(Value, frozen=True, kw_only=True, omit_defaults=True):
     evicted_at: UnixTime | None = None
 
 
+class WaitForecast(Value, frozen=True, kw_only=True):
+    """How long a request was expected to wait for its turn, from `grouped_at` on."""
+
+    mean_s: Annotated[Seconds, Meta(ge=0)]
+    sd_s: Annotated[Seconds, Meta(ge=0)]
+
+
 class QueuedRequest(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="request.queued.v1"
 ):
@@ -127,6 +134,8 @@ class QueuedRequest(
     prefix: tuple[int, ...] = ()
     """Chained hashes of the prompt's first parts, where it was routed by them; see
     `solver.routing.prefix_hashes`."""
+    foretold: WaitForecast | None = None
+    """By the plan in force when it came; none where nothing is known of that."""
 
     @property
     def deadline_at(self) -> UnixTime:
@@ -195,6 +204,8 @@ class Timings(Value, frozen=True, kw_only=True, omit_defaults=True):
     submitted_at: UnixTime
     first_token_at: UnixTime
     finished_at: UnixTime
+    foretold: WaitForecast | None = None
+    """Of the time from `grouped_at` to `submitted_at`, when it was grouped."""
 
 
 class RequestCompleted(

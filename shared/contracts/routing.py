@@ -89,6 +89,8 @@ class WorkTotals(Value, frozen=True, kw_only=True, omit_defaults=True):
     dispatched_s: Seconds = 0.0
     finished_s: Seconds = 0.0
     """With a first token, or given up."""
+    given_up_s: Seconds = 0.0
+    """Of these, without a first token there."""
     num_assigned: int = 0
     num_finished: int = 0
 

@@ -17,7 +17,7 @@ from shared.contracts.base import (
     Value,
 )
 from shared.contracts.qos import QosClass
-from shared.contracts.requests import FinishReason, PromptText
+from shared.contracts.requests import FinishReason, PromptText, WaitForecast
 from shared.contracts.situations import LsoFacts
 
 
@@ -79,7 +79,9 @@ class PullState(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Of these, best-effort and relegated ones."""
     max_filler: int = 0
     backlog_s: Seconds = 0.0
-    """Predicted work that one more would wait for."""
+    """Predicted work that one more would wait for, each long prefill counted in part."""
+    whole_backlog_s: Seconds | None = None
+    """As before, long prefills counted whole."""
     max_backlog_s: Seconds = 0.0
     tokens: int = 0
     """KV tokens that it may need."""
@@ -112,6 +114,8 @@ class InstanceStatus(
     kv_utilization: float = 0.0
     kv_capacity_tokens: int = 0
     draining: bool = False
+    takes_in: bool = True
+    """Whether it takes requests for its model now: it neither drains, swaps nor restarts."""
     totals: InstanceTotals = InstanceTotals()
     pulled_by_lane: dict[str, int] = {}
     pulled_to: dict[str, UnixTime] = {}
@@ -143,6 +147,8 @@ class LaneTotal(Value, frozen=True, kw_only=True, omit_defaults=True):
     """To the deadlines, when the requests came; 0 in best-effort lanes."""
     arrivals: tuple[tuple[UnixTime, int], ...] = ()
     """Points (time, requests until then) of when they were put there, both rising."""
+    routed: int = 0
+    """Of the requests, those that went to an instance's inbox instead."""
 
 
 class WorkTotal(Value, frozen=True, kw_only=True):
@@ -257,6 +263,10 @@ class RequestObserved(
     """What the request allowed; 0 when the agent does not say."""
     ignore_eos: bool = False
     """Whether the model's wish to end counted for nothing."""
+    grouped_at: UnixTime = 0.0
+    """0 when the agent does not say."""
+    foretold: WaitForecast | None = None
+    """Of the time from `grouped_at` to `submitted_at`, if anything was."""
 
 
 class ModelActivated(
