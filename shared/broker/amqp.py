@@ -30,7 +30,7 @@ class AmqpBroker:
     A client of RabbitMQ on two connections: one publishes, the other does everything else.
 
     Works on asyncio and uvloop. A deleted queue that was declared here as exclusive or
-    expiring comes back, with its bindings, after a reconnect.
+    expiring comes back, with its bindings, after a reconnect; at once if it is consumed here.
 
     Args:
         url: `amqp://user:password@host/vhost`, or `amqps://`.

@@ -13,6 +13,8 @@ from shared.broker.tasks import OwnedTasks
 from shared.contracts.errors import BrokerUnavailableError, QueueNotFoundError
 
 MAX_GETS_PER_QUEUE = 4
+MAX_QUEUES = 256
+"""That have channels of their own, so that half of the 2047 suffice that RabbitMQ allows."""
 
 
 @dataclass(slots=True)
@@ -26,6 +28,7 @@ class _QueueChannels:
 
     idle: list[DeliveryChannel] = field(default_factory=list)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_GETS_PER_QUEUE))
+    num_asking: int = 0
 
 
 class AmqpGetter:
@@ -41,6 +44,7 @@ class AmqpGetter:
         self._connection = connection
         self._timeout_s = timeout_s
         self._queues: dict[str, _QueueChannels] = {}
+        """The one asked last is the last."""
         self._tasks = OwnedTasks()
 
     async def get(self, queue: str) -> AmqpDelivery | None:
@@ -71,21 +75,45 @@ class AmqpGetter:
         await self._tasks.cancel()
 
     async def _fetch(self, queue: str) -> AmqpDelivery | None:
-        channels = self._queues.setdefault(queue, _QueueChannels())
-        async with channels.slots:
-            channel = await self._channel(channels)
-            try:
-                with amqp_errors(f"get {queue}"):
-                    message = await channel.raw.basic_get(queue)
-            except QueueNotFoundError:
-                self._queues.pop(queue, None)
-                for other in channels.idle:
-                    await other.retire()
-                raise
-            channels.idle.append(channel)
-            if isinstance(message.delivery, spec.Basic.GetEmpty):
-                return None
-            return channel.deliver(message, queue)
+        channels = self._of(queue)
+        channels.num_asking += 1
+        try:
+            async with channels.slots:
+                return await self._ask(queue, channels)
+        finally:
+            channels.num_asking -= 1
+
+    async def _ask(self, queue: str, channels: _QueueChannels) -> AmqpDelivery | None:
+        channel = await self._channel(channels)
+        try:
+            with amqp_errors(f"get {queue}"):
+                message = await channel.raw.basic_get(queue)
+        except QueueNotFoundError:
+            if self._queues.get(queue) is channels:
+                del self._queues[queue]
+            for other in channels.idle:
+                await other.retire()
+            raise
+        channels.idle.append(channel)
+        if isinstance(message.delivery, spec.Basic.GetEmpty):
+            return None
+        return channel.deliver(message, queue)
+
+    def _of(self, queue: str) -> _QueueChannels:
+        """The queue's channels; who was asked longest ago makes room for a new one."""
+        channels = self._queues.pop(queue, None)
+        if channels is None:
+            channels = _QueueChannels()
+            if len(self._queues) >= MAX_QUEUES:
+                self._retire_oldest()
+        self._queues[queue] = channels
+        return channels
+
+    def _retire_oldest(self) -> None:
+        quiet = (name for name, each in self._queues.items() if not each.num_asking)
+        if (oldest := next(quiet, None)) is not None:
+            for channel in self._queues.pop(oldest).idle:
+                self._tasks.spawn(channel.retire(), name=f"retire a channel of {oldest}")
 
     async def _channel(self, channels: _QueueChannels) -> DeliveryChannel:
         while channels.idle:

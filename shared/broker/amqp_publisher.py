@@ -1,6 +1,7 @@
 """Publishing, with and without confirms."""
 
 import asyncio
+from contextlib import suppress
 
 from aiormq import spec
 from aiormq.channel import Channel
@@ -15,7 +16,7 @@ from aiormq.exceptions import (
 from shared.broker.amqp_connection import AmqpConnection
 from shared.broker.amqp_errors import amqp_errors
 from shared.broker.protocol import OutMessage, PublishOutcome
-from shared.contracts.errors import BrokerConflictError, QueueNotFoundError
+from shared.contracts.errors import BrokerConflictError, MeshError, QueueNotFoundError
 
 _TRANSIENT, _PERSISTENT = 1, 2
 
@@ -104,7 +105,8 @@ class AmqpPublisher:
         except QueueNotFoundError as error:
             raise BrokerConflictError(f"no exchange {exchange!r}") from error
         finally:
-            await channel.close(timeout=self._timeout_s)
+            with suppress(MeshError), amqp_errors("close channel"):
+                await channel.close(timeout=self._timeout_s)
 
     async def _open_confirmed(self) -> Channel:
         async with self._opening:

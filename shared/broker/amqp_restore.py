@@ -1,13 +1,13 @@
-"""What must be put back after a lost connection."""
+"""What must be put back after a lost connection or the deletion of a queue."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
 
 from shared.broker.amqp_subscription import AmqpSubscription
 from shared.broker.protocol import BindingSpec, QueueSpec
-from shared.contracts.errors import MeshError
+from shared.contracts.errors import MeshError, QueueNotFoundError
 
 log = structlog.get_logger()
 
@@ -106,24 +106,44 @@ class AmqpRestorer:
 
     async def _attempt(self) -> bool:
         errors: list[str] = []
-        for name in tuple(self._missing_queues):
+        for putting_back in self._missing():
             try:
-                await self._declare(self._queues[name])
-                self._missing_queues.discard(name)
+                await putting_back
             except MeshError as error:
                 errors.append(str(error))
-        for binding in tuple(self._missing_bindings):
-            try:
-                await self._bind(binding)
-                self._missing_bindings.discard(binding)
-            except MeshError as error:
-                errors.append(str(error))
-        for subscription in tuple(self._subscriptions):
-            if not subscription.running:
-                try:
-                    await subscription.start()
-                except MeshError as error:
-                    errors.append(str(error))
         if errors:
             log.warning("broker.restore_failed", errors=errors[:3], num_errors=len(errors))
         return not errors
+
+    def _missing(self) -> Iterator[Awaitable[None]]:
+        """What to await, in turn; while one is awaited, others may be forgotten."""
+        for name in tuple(self._missing_queues):
+            if name in self._missing_queues:
+                yield self._put_back_queue(name)
+        for binding in tuple(self._missing_bindings):
+            if binding in self._missing_bindings:
+                yield self._put_back_binding(binding)
+        for subscription in tuple(self._subscriptions):
+            if subscription in self._subscriptions and not subscription.running:
+                yield self._begin_again(subscription)
+
+    async def _put_back_queue(self, name: str) -> None:
+        await self._declare(self._queues[name])
+        self._missing_queues.discard(name)
+
+    async def _put_back_binding(self, binding: BindingSpec) -> None:
+        await self._bind(binding)
+        self._missing_bindings.discard(binding)
+
+    async def _begin_again(self, subscription: AmqpSubscription) -> None:
+        try:
+            await subscription.start()
+        except QueueNotFoundError:
+            self._deleted(subscription.queue)  # put back by the next attempt
+            raise
+
+    def _deleted(self, name: str) -> None:
+        """Somebody deleted a queue, and its bindings with it, while the connection stood."""
+        if name in self._queues:
+            self._missing_queues.add(name)
+            self._missing_bindings.update(b for b in self._bindings if b.queue == name)

@@ -4,10 +4,12 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from aiormq.channel import Channel
 from aiormq.exceptions import ChannelInvalidStateError
 
 from shared.broker import topology
 from shared.broker.amqp import AmqpBroker
+from shared.broker.amqp_connection import AmqpConnection
 from shared.broker.protocol import (
     Delivery,
     OutMessage,
@@ -47,6 +49,34 @@ class TestChannels:
         )
 
         assert (await broker.purge("work"), losses) == (0, [])
+
+    async def test_queues_that_are_asked_no_more_keep_no_channels(
+        self, rabbit_rig: RabbitRig, monkeypatch: pytest.MonkeyPatch
+    ):
+        """RabbitMQ allows 2047 on a connection; what was got on one that goes stays got."""
+        monkeypatch.setattr("shared.broker.amqp_getter.MAX_QUEUES", 3)
+        opened: list[Channel] = []
+        open_channel = AmqpConnection.open_channel
+
+        async def opening(connection: AmqpConnection) -> Channel:
+            opened.append(await open_channel(connection))
+            return opened[-1]
+
+        broker = await rabbit_rig.connect()
+        names = [f"work-{number}" for number in range(10)]
+        for name in names:
+            await declare(broker, replace(WORK, name=name))
+            await broker.publish("x", name, OutMessage(body=name.encode()))
+            await broker.publish("x", name, OutMessage(body=b"second"))
+        monkeypatch.setattr(AmqpConnection, "open_channel", opening)
+        held = [await take(broker, name) for name in names]
+        assert len(opened) == 10
+        assert all([await each.settle(Settlement.ACK) for each in held])
+        await eventually(lambda: sum(not each.is_closed for each in opened) == 3)
+        again = [await take(broker, name) for name in names]
+
+        assert [each.body for each in again] == [b"second"] * 10
+        assert not any(each.redelivered for each in again)
 
     async def test_errors_of_declares_and_counts_leave_deliveries_alone(
         self, rabbit_rig: RabbitRig
@@ -136,6 +166,25 @@ class TestQueues:
         dead = await take(broker, topology.DEAD_LETTERS)
 
         assert (dead.body, dead.headers["x-first-death-reason"]) == (b"poison", "delivery_limit")
+
+    async def test_a_consumed_queue_that_another_deletes_comes_back(self, rabbit_rig: RabbitRig):
+        """RabbitMQ cancels the consumer; the connection stands, so nothing else tells of it."""
+        broker, other = await rabbit_rig.connect(), await rabbit_rig.connect()
+        await declare(broker, QueueSpec(name="reply", type=QueueType.CLASSIC, expires_s=60.0))
+        bodies: list[bytes] = []
+
+        async def handle(delivery: Delivery) -> None:
+            bodies.append(delivery.body)
+            await delivery.settle(Settlement.ACK)
+
+        await broker.consume("reply", handle, prefetch=1)
+        await other.delete_queue("reply")
+        await eventually(lambda: not broker.connected)
+        await eventually(lambda: broker.connected)
+        outcome = await other.publish("x", "reply", OutMessage(body=b"a"))
+        await eventually(lambda: bool(bodies))
+
+        assert (outcome, bodies) == (PublishOutcome.CONFIRMED, [b"a"])
 
 
 class TestOutages:
