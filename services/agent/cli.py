@@ -19,7 +19,7 @@ from shared.broker.protocol import (
     PublishOutcome,
     Settlement,
 )
-from shared.contracts.base import Decoder, InstanceId, encode
+from shared.contracts.base import Decoder, InstanceId, Seconds, encode
 from shared.contracts.control import DrainInstance
 from shared.contracts.errors import ContractError
 from shared.contracts.telemetry import InstanceStatus
@@ -85,22 +85,39 @@ async def drain(settings: Settings, arguments: argparse.Namespace) -> int:
         if outcome is not PublishOutcome.CONFIRMED:
             print(f"no agent listens as instance {instance_id!r}", file=sys.stderr)
             return EXIT_FAILED
-        deadline_at = time.time() + arguments.timeout
-        status = None
-        while time.time() < deadline_at:
-            status = await next_status(broker, instance_id)
-            if status is None or (status.draining and status.running + status.waiting == 0):
-                break
-            print(f"{status.running} running, {status.waiting} waiting", file=sys.stderr)
-    emptied = status is None or status.running + status.waiting == 0
-    print_data({"instance_id": instance_id, "drained": emptied}, as_json=arguments.json)
-    return EXIT_OK if emptied else EXIT_FAILED
+        drained = await _emptied(
+            broker, instance_id, exits=arguments.exit, timeout_s=arguments.timeout
+        )
+    print_data({"instance_id": instance_id, "drained": drained}, as_json=arguments.json)
+    return EXIT_OK if drained else EXIT_FAILED
+
+
+async def _emptied(
+    broker: Broker, instance_id: InstanceId, *, exits: bool, timeout_s: Seconds
+) -> bool:
+    """Wait until an instance says that it is empty; one that *exits* may also fall silent."""
+    deadline_at = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_at:
+        status = await next_status(broker, instance_id)
+        if status is None:
+            if not exits:
+                print(f"instance {instance_id!r} fell silent: has it died?", file=sys.stderr)
+            return exits
+        if status.draining and status.running + status.waiting == 0:
+            return True
+        print(f"{status.running} running, {status.waiting} waiting", file=sys.stderr)
+    print(f"not empty after {timeout_s:g} s; it goes on draining", file=sys.stderr)
+    return False
 
 
 def _drain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--exit", action="store_true", help="end the agent's process then")
     parser.add_argument(
-        "--timeout", type=float, default=60.0, metavar="SECONDS", help="how long to wait"
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long to wait; it goes on draining",
     )
 
 

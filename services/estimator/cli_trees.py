@@ -50,7 +50,7 @@ async def trees(settings: Settings, arguments: argparse.Namespace) -> int:
 def use_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of `use`."""
     for name in ("model", "engine", "device"):
-        parser.add_argument(f"--{name}", metavar="NAME", required=True)
+        parser.add_argument(f"--{name}", metavar="NAME", required=True, help=f"{name} of the trees")
     parser.add_argument("--version", type=int, metavar="N", required=True, help="to go back to")
 
 

@@ -17,7 +17,7 @@ from services.mesh import arguments, dead_letters
 from services.mesh.cli_profile import profile
 from services.mesh.cli_simulate import simulate
 from services.mesh.launch import mesh_of
-from services.mesh.queues import count_queues, in_force
+from services.mesh.queues import ask_leader, count_queues
 from services.mesh.spec import AgentSpec, MeshSpec
 from services.mesh.submit import all_completed, read_requests, submit_all, submit_one
 from services.mesh.top import watch
@@ -95,6 +95,7 @@ async def up(options: Options) -> int:
 
 async def submit(options: Options) -> int:
     """Publish one request, or a file of them, over AMQP."""
+    arguments.check_submit(options)
     user_id = unquote(urlsplit(options.amqp_url).username or "guest")
     async with broker_factory(options.amqp_url)("headway-submit") as broker:
         if options.file is not None:
@@ -164,9 +165,12 @@ async def queues(options: Options) -> int:
     if options.registry is None:
         raise SettingsError("queues needs --registry (or HEADWAY_REGISTRY) to know the lanes")
     models = ModelRegistry.load(options.registry).bases
+    layout = _layout(os.environ.get("HEADWAY_LAYOUT"))
     async with broker_factory(options.amqp_url)("headway-queues") as broker:
-        layout = await in_force(broker, _layout(os.environ.get("HEADWAY_LAYOUT")))
-        counts = await count_queues(broker, models, layout)
+        plan = await ask_leader(broker)
+        if plan is None:
+            print("no leader answers: inboxes and learnt lanes are left out", file=sys.stderr)
+        counts = await count_queues(broker, models, layout, plan)
     if options.json:
         print_data(counts, as_json=True)
         return EXIT_OK
@@ -190,28 +194,38 @@ def _layout(text: str | None) -> LaneLayout:
 
 async def dead_letter(options: Options) -> int:
     """Peek into, requeue or purge the dead letters."""
+    if options.action == "purge" and not options.yes:
+        raise SettingsError("purge drops dead letters for good: add --yes")
+    if options.limit is not None and options.limit < 1:
+        raise SettingsError("--limit must be at least 1")
     async with broker_factory(options.amqp_url)("headway-dead-letter") as broker:
-        if options.action == "purge":
-            if not options.yes:
-                raise SettingsError("purge drops every dead letter for good: add --yes")
+        if options.action == "purge" and options.id is None and options.limit is None:
             print_data({"purged": await broker.purge(topology.DEAD_LETTERS)}, as_json=options.json)
             return EXIT_OK
-        if options.action == "peek":
-            letters = await dead_letters.peek(broker, limit=options.limit)
-        else:
-            letters = await dead_letters.requeue(
-                broker,
-                limit=options.limit,
-                wanted=lambda letter: options.id is None or letter.id == options.id,
-            )
-    if options.json:
+        done, handle = DEAD_LETTER_ACTIONS[options.action]
+        letters = await handle(
+            broker,
+            limit=options.limit or DEAD_LETTERS_AT_ONCE,
+            wanted=lambda letter: options.id is None or letter.id == options.id,
+        )
+    if options.action == "purge":
+        print_data({"purged": len(letters)}, as_json=options.json)
+    elif options.json:
         print_data(letters, as_json=True)
-        return EXIT_OK
-    for letter in letters:
-        print(f"{letter.id}\t{letter.num_bytes} B\t{letter.queue}\t{letter.reason}")
-    print(f"{len(letters)} {'seen' if options.action == 'peek' else 'requeued'}", file=sys.stderr)
-    return EXIT_OK
+    else:
+        for letter in letters:
+            print(f"{letter.id}\t{letter.num_bytes} B\t{letter.queue}\t{letter.reason}")
+        print(f"{len(letters)} {done}", file=sys.stderr)
+    return EXIT_OK if letters or options.id is None else EXIT_FAILED
 
+
+DEAD_LETTERS_AT_ONCE = 50
+DEAD_LETTER_ACTIONS = {
+    "peek": ("seen", dead_letters.peek),
+    "requeue": ("requeued", dead_letters.requeue),
+    "purge": ("purged", dead_letters.drop),
+}
+"""What was done to those that were found, and what does it."""
 
 VERBS: dict[str, Callable[[Options], Awaitable[int]]] = {
     "up": up,
@@ -224,7 +238,7 @@ VERBS: dict[str, Callable[[Options], Awaitable[int]]] = {
 OTHER_PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
     "simulate": lambda given: simulate(given[1:]),
     "profile": lambda given: profile(given[1:]),
-    "plan": planner,
+    "plan": lambda given: planner(given, prog="headway"),
 }
 """Verbs that have a command line of their own; each gets all arguments."""
 

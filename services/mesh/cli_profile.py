@@ -25,6 +25,7 @@ from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import make_tiny_models
+from shared.runtime.arguments import HelpFormatter
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_OK
 
@@ -109,16 +110,26 @@ def _parser() -> argparse.ArgumentParser:
         "`headway simulate --profile` reads. Stop agents on the same device first.",
         epilog="Without an engine: `headway profile --shape CONFIG` times the layers of a model's "
         "config.json with plain torch; `headway profile --shape --help` has its options.",
+        formatter_class=HelpFormatter,
     )
-    parser.add_argument("--engine", default="simulated", choices=sorted(BACKENDS))
-    parser.add_argument("--registry", type=Path, metavar="FILE", help="default: tiny models")
+    parser.add_argument(
+        "--engine", default="simulated", choices=sorted(BACKENDS), help="what is measured"
+    )
+    parser.add_argument(
+        "--registry",
+        type=Path,
+        metavar="FILE",
+        help="of the model; default: tiny models, made in --models-dir",
+    )
     parser.add_argument("--model", help="default: the first of the registry")
     add_grid_options(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts' tokens")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the prompts' tokens")
     add_output_options(parser)
     parser.add_argument(
         "--models-dir", type=Path, default=Path(".headway/profile/models"), metavar="DIR",
         help="where tiny models are made when there is no registry",
     )  # fmt: skip
-    parser.add_argument("--engine-log", type=Path, metavar="FILE", help="vLLM's output")
+    parser.add_argument(
+        "--engine-log", type=Path, metavar="FILE", help="of vLLM's output; default: standard error"
+    )
     return parser

@@ -151,7 +151,13 @@ def add_grid_options(parser: argparse.ArgumentParser) -> None:
         ("batches", "decodes beside it; alone is always measured, too"),
     ):
         add_numbers(parser, name, default=getattr(_DEFAULT, name), about=unit)
-    parser.add_argument("--repeats", type=int, default=_DEFAULT.repeats, metavar="N")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=_DEFAULT.repeats,
+        metavar="N",
+        help="of the whole grid, from 2 on; the error is told by the last",
+    )
 
 
 def add_numbers(
@@ -174,7 +180,13 @@ def add_numbers(
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """What is written."""
-    parser.add_argument("--out", type=Path, default=Path("profile.json"), metavar="FILE")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("profile.json"),
+        metavar="FILE",
+        help="of the profile",
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="picture, e.g. profile.png")
     parser.add_argument("--json", action="store_true", help="profile and all cells as one line")
 

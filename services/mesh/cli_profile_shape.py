@@ -22,12 +22,14 @@ from services.mesh.cli_profile_output import (
 )
 from shared.contracts.base import ModelName
 from shared.contracts.errors import SettingsError
+from shared.runtime.arguments import HelpFormatter
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_OK
 
 ENGINE = "torch"
 """What the profile says it was measured on."""
 _OPTION = "--shape"
+_HELP = {"-h", "--help"}
 _DEFAULT = ShapeGrid()
 _GIB = 1 << 30
 
@@ -46,7 +48,8 @@ def profile_shape(arguments: Sequence[str]) -> int:
             cannot be read or written.
         EngineError: The device has too little memory, or failed.
     """
-    options = _parser().parse_args(arguments)
+    # Else `--shape --help` would miss its CONFIG.
+    options = _parser().parse_args(["--help"] if _HELP & {*arguments} else arguments)
     if not 0 <= options.overhead_s < math.inf:
         raise SettingsError(f"--overhead-s: {options.overhead_s:g} is no time")
     if not 0 < options.gpu_memory_utilization <= 1:
@@ -104,13 +107,14 @@ def _parser() -> argparse.ArgumentParser:
         "the device.",
         epilog="What it does not time: scheduling, sampling, tokenizers, rotary embeddings, and "
         "whatever an engine does otherwise than plain torch.",
+        formatter_class=HelpFormatter,
     )
     parser.add_argument(
         _OPTION, type=Path, required=True, metavar="CONFIG",
         help="config.json of Hugging Face, or a folder with one; dense layers as in Llama",
     )  # fmt: skip
     parser.add_argument("--model", help="name in the profile; default: that of the folder or file")
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu; default cuda")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu")
     add_grid_options(parser)
     add_numbers(
         parser,
@@ -121,19 +125,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--passes", type=int, default=_DEFAULT.passes, metavar="N",
-        help=f"iterations of each kind in each repeat, whose median counts; "
-        f"default {_DEFAULT.passes}",
+        help="iterations of each kind in each repeat, whose median counts",
     )  # fmt: skip
     parser.add_argument(
-        "--overhead-s", type=float, default=0.0, metavar="S",
+        "--overhead-s", type=float, default=0.0, metavar="SECONDS",
         help="added to every iteration, for what an engine does besides: scheduling, sampling, "
-        "answering; torch cannot know it. Default 0; what `headway profile --engine vllm` says of "
-        "the same model and device, less this profile, is what it was there",
+        "answering; torch cannot know it. What `headway profile --engine vllm` says of the same "
+        "model and device, less this profile, is what it was there",
     )  # fmt: skip
     parser.add_argument(
         "--gpu-memory-utilization", type=float, default=0.9, metavar="SHARE",
-        help="of the device's free memory that weights and KV may take, as vLLM's; default 0.9",
+        help="of the device's free memory that weights and KV may take, as vLLM's, 0..1",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and tokens")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the weights and tokens"
+    )
     add_output_options(parser)
     return parser

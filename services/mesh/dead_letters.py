@@ -1,6 +1,6 @@
 """Looking into the dead letters, giving them another chance, dropping them."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 
@@ -41,24 +41,50 @@ def describe(delivery: Delivery) -> DeadLetter:
     )
 
 
-async def peek(broker: Broker, *, limit: int) -> list[DeadLetter]:
-    """The first *limit* dead letters; all stay where they are."""
+Wanted = Callable[[DeadLetter], bool]
+
+
+async def peek(broker: Broker, *, limit: int, wanted: Wanted) -> list[DeadLetter]:
+    """Those *wanted* of the first *limit* dead letters; all stay where they are."""
+    letters = []
     held = [delivery async for delivery in _take(broker, limit)]
-    letters = [describe(delivery) for delivery in held]
     for delivery in held:  # queues give back in the order of return
+        letters.append(describe(delivery))
         await delivery.settle(Settlement.REQUEUE)
-    return letters
+    return [letter for letter in letters if wanted(letter)]
 
 
-async def requeue(
-    broker: Broker, *, limit: int, wanted: Callable[[DeadLetter], bool]
-) -> list[DeadLetter]:
+async def requeue(broker: Broker, *, limit: int, wanted: Wanted) -> list[DeadLetter]:
     """
-    Publish up to *limit* dead letters again, with a clean record; those not wanted stay.
+    Publish those *wanted* of the first *limit* dead letters again, with a clean record.
 
     A request that had been admitted goes to its lane, anything else to the global queue.
     """
-    moved: list[DeadLetter] = []
+
+    async def again(delivery: Delivery) -> None:
+        await _publish_again(broker, delivery)
+
+    return await _remove(broker, limit=limit, wanted=wanted, before=again)
+
+
+async def drop(broker: Broker, *, limit: int, wanted: Wanted) -> list[DeadLetter]:
+    """Delete those *wanted* of the first *limit* dead letters for good."""
+
+    async def nothing(delivery: Delivery) -> None:
+        pass
+
+    return await _remove(broker, limit=limit, wanted=wanted, before=nothing)
+
+
+async def _remove(
+    broker: Broker,
+    *,
+    limit: int,
+    wanted: Wanted,
+    before: Callable[[Delivery], Awaitable[None]],
+) -> list[DeadLetter]:
+    """Take those *wanted* off the queue, each once *before* is done with it; the others stay."""
+    removed: list[DeadLetter] = []
     kept: list[Delivery] = []
     # All are taken before the first is published again: it may be back among them at once.
     held = [delivery async for delivery in _take(broker, limit)]
@@ -67,12 +93,12 @@ async def requeue(
         if not wanted(letter):
             kept.append(delivery)
             continue
-        await _publish_again(broker, delivery)
+        await before(delivery)
         await delivery.settle(Settlement.ACK)
-        moved.append(letter)
+        removed.append(letter)
     for delivery in kept:
         await delivery.settle(Settlement.REQUEUE)
-    return moved
+    return removed
 
 
 async def _take(broker: Broker, limit: int) -> AsyncIterator[Delivery]:

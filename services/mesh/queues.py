@@ -1,4 +1,4 @@
-"""Depths of every queue that the mesh has."""
+"""Depths of the queues that requests wait in: the mesh's own, lanes, companions, inboxes."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from shared.broker import topology
 from shared.broker.asking import ask
 from shared.broker.protocol import Broker
 from shared.contracts.base import Decoder, ModelName
-from shared.contracts.lanes import LaneLayout, relegated_name
+from shared.contracts.lanes import LaneLayout, inbox_name, relegated_name
 from shared.contracts.plans import PlanAsked, PlanExplained
 from solver.planning.lanes import all_lanes
 
@@ -25,8 +25,8 @@ class QueueCount(msgspec.Struct, frozen=True, kw_only=True):
     consumers: int
 
 
-async def in_force(broker: Broker, layout: LaneLayout) -> LaneLayout:
-    """*layout* with the version of its edges that the leader tells; as it is when none answers."""
+async def ask_leader(broker: Broker) -> PlanExplained | None:
+    """What the leader knows of lanes and instances; None when none answers."""
     plan = await ask(
         broker,
         topology.CONTROL_PLAN,
@@ -34,17 +34,29 @@ async def in_force(broker: Broker, layout: LaneLayout) -> LaneLayout:
         _decode_plan,
         timeout_s=LEADER_TIMEOUT_S,
     )
-    if not isinstance(plan, PlanExplained):
-        return layout
-    return msgspec.structs.replace(layout, work_version=plan.work_version)
+    return plan if isinstance(plan, PlanExplained) else None
 
 
 async def count_queues(
-    broker: Broker, models: tuple[ModelName, ...], layout: LaneLayout
+    broker: Broker,
+    models: tuple[ModelName, ...],
+    layout: LaneLayout,
+    plan: PlanExplained | None = None,
 ) -> list[QueueCount]:
-    """All fixed queues, and those lanes and companions of *models* in *layout* that exist."""
+    """
+    All fixed queues, and those lanes, companions and inboxes that exist.
+
+    Args:
+        broker: Asked for each.
+        models: Whose lanes.
+        layout: As the operator set it.
+        plan: The leader's word; without one, neither lanes of learnt edges nor inboxes are known.
+    """
     names = {spec.name for spec in topology.QUEUES}
     names.update(relegated_name(model) for model in models)
+    if plan is not None:
+        layout = msgspec.structs.replace(layout, work_version=plan.work_version)
+        names.update(inbox_name(instance_id) for instance_id in plan.instances)
     for key in all_lanes(models, layout):
         names.update((key.queue_name, key.overflow_name, key.resume_name))
     limit = asyncio.Semaphore(COUNTS_AT_ONCE)

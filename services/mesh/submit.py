@@ -1,20 +1,34 @@
 """Publishing requests from the command line."""
 
 import asyncio
+import random
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from uuid import uuid4
 
 import msgspec
 
+from services.planner.refusals import error_info
 from shared.broker.protocol import Broker
-from shared.contracts.base import Decoder
-from shared.contracts.errors import ContractError
+from shared.broker.retry import Backoff
+from shared.contracts.base import Decoder, RequestId, Seconds
+from shared.contracts.errors import CapacityError, ContractError, MeshError
 from shared.contracts.ingress import InferenceRequest
-from shared.contracts.requests import Final, ReplyMode, RequestCompleted
+from shared.contracts.requests import (
+    ErrorInfo,
+    Final,
+    ReplyMode,
+    RequestCompleted,
+    RequestFailed,
+)
+from shared.producer.generation import Generation
 from shared.producer.producer import Producer
 from shared.runtime.clock import SystemClock
 
+PATIENCE_S = 120.0
+"""How long each request of a file is tried while the broker is away or full: a restart's time."""
+_BACKOFF = Backoff(max_s=5.0)
 _decode: Decoder[InferenceRequest] = Decoder(InferenceRequest)
 
 
@@ -66,20 +80,76 @@ async def submit_all(
     *,
     user_id: str | None,
     concurrency: int = 64,
+    patience_s: Seconds = PATIENCE_S,
 ) -> list[Final]:
-    """Publish all requests, at most *concurrency* unanswered at a time; finals in order."""
+    """
+    Publish all requests, at most *concurrency* unanswered at a time; finals in order.
+
+    One that cannot be published within *patience_s* fails alone, with a final that says why.
+    """
     limit = asyncio.Semaphore(concurrency)
 
-    async with Producer(broker, name="cli", clock=SystemClock(), user_id=user_id) as producer:
+    async with Producer(
+        broker, name="cli", clock=SystemClock(), user_id=user_id, give_up_after_s=patience_s
+    ) as producer:
 
         async def one(request: InferenceRequest) -> Final:
             async with limit:
-                generation = await producer.submit(request, reply=ReplyMode.FINAL)
-                final = await generation.final()
+                final = await _final_of(producer, request, patience_s)
             print(msgspec.json.encode(final).decode(), flush=True)  # noqa: T201 - the output
             return final
 
-        return list(await asyncio.gather(*(one(request) for request in requests)))
+        # A group: whatever ends it, nothing is published once the producer closes.
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(each), name="submit a line") for each in requests]
+    return [task.result() for task in tasks]
+
+
+async def _final_of(producer: Producer, request: InferenceRequest, patience_s: Seconds) -> Final:
+    """The mesh's final, or one of our own for what could not be published."""
+    request_id = RequestId(request.id or f"req-{uuid4().hex}")
+    named = msgspec.structs.replace(request, id=request_id)
+    try:
+        generation = await _published(producer, named, patience_s)
+    except MeshError as error:
+        now = SystemClock().now()
+        return RequestFailed(request_id=request_id, error=_error_info(error), at=now)
+    return await generation.final()
+
+
+async def _published(
+    producer: Producer, request: InferenceRequest, patience_s: Seconds
+) -> Generation:
+    """
+    Publish, again and again while the global queue is full.
+
+    While the broker is away the producer tries by itself; what it gave up must not be tried
+    again: the mesh has heard that the id is cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + patience_s
+    attempt = 0
+    while True:
+        try:
+            return await producer.submit(request, reply=ReplyMode.FINAL)
+        except CapacityError:
+            delay_s = _BACKOFF.delay_s(attempt, random.random())  # noqa: S311  spreads only
+            if loop.time() + delay_s > give_up_at:
+                raise
+        await asyncio.sleep(delay_s)
+        attempt += 1
+
+
+def _error_info(error: MeshError) -> ErrorInfo:
+    """The error as finals tell it, with the codes that the gateway gives."""
+    if isinstance(error, ContractError | CapacityError):
+        return error_info(error)
+    return ErrorInfo(
+        message=f"the mesh cannot be reached: {error}",
+        type="server_error",
+        code="mesh_unavailable",
+        status=503,
+    )
 
 
 def all_completed(finals: Iterable[Final]) -> bool:

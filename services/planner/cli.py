@@ -76,6 +76,6 @@ CLI = ServiceCli(
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; gives the exit code."""
-    return CLI.main(argv)
+def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
+    """Entry point, also of `headway plan`, which has a *prog* of its own; gives the exit code."""
+    return CLI.main(argv, prog=prog)

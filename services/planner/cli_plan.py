@@ -12,6 +12,12 @@ from shared.broker.asking import ask
 from shared.broker.protocol import Broker
 from shared.contracts.base import Decoder
 from shared.contracts.plans import PlanAsked, PlanExplained
+from shared.runtime.arguments import (
+    HelpFormatter,
+    KeepingSettings,
+    TextHelpFormatter,
+    common_options,
+)
 from shared.runtime.cli import Verb, broker_factory, print_data
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
 
@@ -35,29 +41,36 @@ _View = Callable[[PlanExplained], str]
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = TextHelpFormatter
     parser.epilog = EPILOG
-    verbs = parser.add_subparsers(dest="plan_verb", required=True, metavar="VERB")
-    show = verbs.add_parser("show", help="each instance's groups in order")
+    common = common_options(again=True)
+    common.add_argument(
+        "--timeout",
+        type=float,
+        default=DEFAULT_TIMEOUT_S,
+        metavar="SECONDS",
+        help="how long to wait",
+    )
+    verbs = parser.add_subparsers(
+        dest="plan_verb", required=True, metavar="VERB", action=KeepingSettings
+    )
+
+    def verb(name: str, text: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(
+            name, help=text, description=text, parents=[common], formatter_class=HelpFormatter
+        )
+
+    show = verb("show", "each instance's groups in order")
     show.add_argument("--gantt", action="store_true", help="as a picture over time")
-    explain = verbs.add_parser(
-        "explain", help="why groups stand where they stand, and what follows"
-    )
+    explain = verb("explain", "why groups stand where they stand, and what follows")
     explain.add_argument(
-        "--groups", type=_count, default=10, help="how many, the likeliest late first (10)"
+        "--groups",
+        type=_count,
+        default=10,
+        metavar="N",
+        help="how many, the likeliest late first; at most 64",
     )
-    diff = verbs.add_parser("diff", help="what the next epoch changes")
-    for each in (show, explain, diff):
-        each.add_argument(
-            "--timeout", type=float, default=DEFAULT_TIMEOUT_S, help="seconds to wait (15)"
-        )
-        each.add_argument(
-            "--json",
-            action="store_true",
-            # Or it would undo the same option before the verb.
-            default=argparse.SUPPRESS,
-            help="one JSON line",
-        )
+    verb("diff", "what the next epoch changes")
 
 
 def _count(text: str) -> int:

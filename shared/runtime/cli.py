@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -18,6 +17,7 @@ from shared.broker import topology
 from shared.broker.connect import open_broker
 from shared.broker.protocol import Broker, BrokerFactory
 from shared.contracts.errors import BrokerUnavailableError, MeshError, SettingsError
+from shared.runtime.arguments import HelpFormatter, common_options
 from shared.runtime.clock import Clock, SystemClock
 from shared.runtime.health import Health, serve_health
 from shared.runtime.lifecycle import (
@@ -73,9 +73,15 @@ class ServiceCli(Generic[S]):
     """Refuses settings that fit the schema but cannot work, with a `SettingsError`."""
     verbs: Sequence[Verb[S]] = ()
 
-    def main(self, argv: Sequence[str] | None = None) -> int:
-        """Parse, run the verb, and give the exit code."""
-        arguments = self._parser().parse_args(argv)
+    def main(self, argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
+        """
+        Parse, run the verb, and give the exit code.
+
+        Args:
+            argv: Without the program's name; by default those of this process.
+            prog: What help calls the program, when it is not the service's own.
+        """
+        arguments = self._parser(prog).parse_args(argv)
         try:
             settings = load(
                 self.settings_type,
@@ -129,37 +135,31 @@ class ServiceCli(Generic[S]):
 
         return run_service(self.service, main, limit_s=settings.drain_timeout_s + CLOSE_GRACE_S)
 
-    def _parser(self) -> argparse.ArgumentParser:
-        common = argparse.ArgumentParser(add_help=False)
-        common.add_argument("--config", type=Path, metavar="FILE", help="settings as JSON")
-        common.add_argument(
-            "--set",
-            action="append",
-            default=[],
-            metavar="FIELD=VALUE",
-            help="one setting; dots for nested fields; beats environment and file",
-        )
-        common.add_argument("--json", action="store_true", help="machine-readable output")
+    def _parser(self, prog: str | None = None) -> argparse.ArgumentParser:
+        common = common_options()
         parser = argparse.ArgumentParser(
-            prog=f"headway-{self.service}",
+            prog=prog or f"headway-{self.service}",
             description=self.description,
             epilog=f"Settings also come from HEADWAY_{self.service.upper()}_<FIELD> and "
             "HEADWAY_AMQP_URL. Exit codes: 0 ok, 1 failed, 2 usage or settings, "
             "3 broker unreachable.",
         )
         verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+        def add(name: str, text: str) -> argparse.ArgumentParser:
+            return verbs.add_parser(
+                name, help=text, description=text, parents=[common], formatter_class=HelpFormatter
+            )
+
         for name, text in (
             ("run", "serve until SIGTERM, then drain"),
             ("check-config", "print the effective settings, secrets masked"),
             ("health", "ask the running service whether it is ready"),
             ("topology", "print the exchanges and queues that the mesh uses"),
         ):
-            verbs.add_parser(name, help=text, description=text, parents=[common])
+            add(name, text)
         for verb in self.verbs:
-            sub = verbs.add_parser(
-                verb.name, help=verb.help, description=verb.help, parents=[common]
-            )
-            verb.arguments(sub)
+            verb.arguments(add(verb.name, verb.help))
         return parser
 
 

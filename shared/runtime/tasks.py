@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from shared.contracts.errors import TransientError
+from shared.contracts.errors import MeshError, SettingsError
 
 log = structlog.get_logger()
 
@@ -22,12 +22,16 @@ async def every(
     period_s: float, action: Callable[[], Awaitable[None]], *, stop: asyncio.Event
 ) -> None:
     """
-    Run *action* each *period_s* until *stop*; transient failures are logged and survived.
+    Run *action* each *period_s* until *stop*.
+
+    What the broker or a peer denies it is logged and survived; wrong settings and bugs are not.
     """
     while not stop.is_set():
         try:
             await action()
-        except TransientError as error:
+        except SettingsError:
+            raise
+        except MeshError as error:
             log.warning(
                 "action.failed",
                 action=getattr(action, "__qualname__", repr(action)),

@@ -11,6 +11,7 @@ import pytest
 from services.mesh.processes import ProcessMesh
 from shared.broker import topology
 from shared.broker.protocol import OutMessage
+from shared.contracts.lanes import inbox_name
 from tests.brokers import eventually
 from tests.e2e.meshes import LLAMA
 
@@ -100,6 +101,7 @@ async def test_queues_lists_depths(mesh: ProcessMesh) -> None:
 
     names = {entry["queue"] for entry in ran.json}
     assert {topology.GLOBAL_INTERACTIVE, topology.GLOBAL_REST, topology.DEAD_LETTERS} <= names
+    assert {inbox_name("a0"), inbox_name("a1")} <= names
 
 
 async def test_top_shows_every_instance(mesh: ProcessMesh) -> None:
@@ -186,13 +188,21 @@ async def test_dead_letters_are_seen_given_another_chance_and_dropped(mesh: Proc
         again = await run(mesh, "mesh", "dead-letter", "requeue", "--id", "broken-1", "--json")
         await eventually(buried)  # refused and buried once more
         refused = await run(mesh, "mesh", "dead-letter", "purge")
+        one = await run(mesh, "mesh", "dead-letter", "peek", "--id", "broken-2", "--json")
+        none = await run(mesh, "mesh", "dead-letter", "peek", "--id", "broken-3", "--json")
+        dropped = await run(
+            mesh, "mesh", "dead-letter", "purge", "--id", "broken-2", "--yes", "--json"
+        )
         purged = await run(mesh, "mesh", "dead-letter", "purge", "--yes", "--json")
 
     assert sorted(e["id"] for e in peeked.json) == ["broken-0", "broken-1", "broken-2"]
     assert all(entry["reason"].startswith("invalid_request") for entry in peeked.json)
     assert [entry["id"] for entry in again.json] == ["broken-1"]
     assert refused.code == 2
-    assert purged.json == {"purged": 3}
+    assert [entry["id"] for entry in one.json] == ["broken-2"]
+    assert (none.json, none.code) == ([], 1)
+    assert dropped.json == {"purged": 1}
+    assert purged.json == {"purged": 2}
 
 
 async def test_a_drained_instance_takes_nothing_more_and_others_serve(mesh: ProcessMesh) -> None:

@@ -4,8 +4,6 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from services.agent.lso.ordering import order
 from services.agent.settings import Settings
@@ -27,6 +25,12 @@ from shared.contracts.control import (
     LsoWarm,
 )
 from shared.contracts.errors import ContractError
+from shared.runtime.arguments import (
+    HelpFormatter,
+    KeepingSettings,
+    TextHelpFormatter,
+    common_options,
+)
 from shared.runtime.cli import Verb, broker_factory, print_data
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 
@@ -64,9 +68,7 @@ def _model(parser: argparse.ArgumentParser) -> None:
 
 
 def _pull(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--count", type=_positive, default=1, metavar="N", help="requests at most (1)"
-    )
+    parser.add_argument("--count", type=_positive, default=1, metavar="N", help="requests at most")
 
 
 def _rest(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +78,7 @@ def _rest(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=0.0,
         metavar="SECONDS",
-        help="not resumed before, unless it is swapped in (0: as soon as there is room)",
+        help="not resumed before, unless it is swapped in; 0: as soon as there is room",
     )
 
 
@@ -187,44 +189,27 @@ SUB_VERBS: tuple[_SubVerb, ...] = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Give *parser* one sub-command for each operation."""
     parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    common = argparse.ArgumentParser(add_help=False)
-    # Unset rather than a default, which would undo what was given before the operation.
-    unset = argparse.SUPPRESS
-    common.add_argument("--config", type=Path, metavar="FILE", default=unset)
-    common.add_argument("--set", action="append", metavar="FIELD=VALUE", default=unset)
-    common.add_argument("--json", action="store_true", default=unset)
+    parser.formatter_class = TextHelpFormatter
+    common = common_options(again=True)
     common.add_argument(
         "--timeout",
         type=_seconds,
         default=DEFAULT_TIMEOUT_S,
         metavar="SECONDS",
-        help=f"how long to wait for the answer ({DEFAULT_TIMEOUT_S:g}); the operation goes on",
+        help="how long to wait for the answer; the operation goes on",
     )
     operations = parser.add_subparsers(
-        dest="lso", required=True, metavar="OPERATION", action=_KeepingSettings
+        dest="lso", required=True, metavar="OPERATION", action=KeepingSettings
     )
     for sub_verb in SUB_VERBS:
         sub = operations.add_parser(
-            sub_verb.name, help=sub_verb.help, description=sub_verb.help, parents=[common]
+            sub_verb.name,
+            help=sub_verb.help,
+            description=sub_verb.help,
+            parents=[common],
+            formatter_class=HelpFormatter,
         )
         sub_verb.arguments(sub)
-
-
-class _KeepingSettings(argparse._SubParsersAction):  # type: ignore[type-arg]  # noqa: SLF001 - generic in stubs only, and argparse names no other base
-    """Sub-commands whose `--set` adds to what was set before them, instead of replacing it."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        before = list(namespace.set)
-        namespace.set = []
-        super().__call__(parser, namespace, values, option_string)
-        namespace.set = before + list(namespace.set)
 
 
 async def lso(settings: Settings, given: argparse.Namespace) -> int:

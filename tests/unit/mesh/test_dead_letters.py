@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.mesh.dead_letters import DeadLetter, peek, requeue
+from services.mesh.dead_letters import DeadLetter, drop, peek, requeue
 from services.planner.refusals import bury
 from shared.broker import topology
 from shared.broker.memory_hub import MemoryHub
@@ -53,12 +53,12 @@ def everything(_letter: DeadLetter) -> bool:
 
 
 async def ids(broker: UnreliableBroker, limit: int = 100) -> list[str | None]:
-    return [letter.id for letter in await peek(broker, limit=limit)]
+    return [letter.id for letter in await peek(broker, limit=limit, wanted=everything)]
 
 
 async def test_looking_says_what_where_and_why(broker: UnreliableBroker):
     await refused(broker, "a")
-    (letter,) = await peek(broker, limit=10)
+    (letter,) = await peek(broker, limit=10, wanted=everything)
     assert letter == DeadLetter(
         id="a",
         reason="bad: a",
@@ -80,12 +80,12 @@ async def test_looking_changes_neither_order_nor_number(broker: UnreliableBroker
 async def test_looking_hundreds_of_times_loses_nothing(broker: UnreliableBroker):
     await refused(broker, "a")
     for _ in range(topology.DELIVERY_LIMIT * 3):
-        await peek(broker, limit=1)
+        await peek(broker, limit=1, wanted=everything)
     assert await ids(broker) == ["a"]
 
 
 async def test_nothing_there_is_no_trouble(broker: UnreliableBroker):
-    assert await peek(broker, limit=5) == []
+    assert await peek(broker, limit=5, wanted=everything) == []
     assert await requeue(broker, limit=5, wanted=everything) == []
 
 
@@ -115,6 +115,18 @@ async def test_only_what_is_wanted_moves_and_the_rest_stays_in_order(broker: Unr
     assert [letter.id for letter in moved] == ["b", "d"]
     assert await ids(broker) == ["a", "c", "e"]
     assert await broker.ready(topology.GLOBAL_REST) == 2
+
+
+async def test_only_what_is_wanted_is_seen_or_dropped(broker: UnreliableBroker):
+    for name in "abcde":
+        await refused(broker, name)
+    seen = await peek(broker, limit=100, wanted=lambda letter: letter.id == "c")
+    dropped = await drop(broker, limit=100, wanted=lambda letter: letter.id == "b")
+    await drop(broker, limit=2, wanted=everything)
+
+    assert ([letter.id for letter in seen], [letter.id for letter in dropped]) == (["c"], ["b"])
+    assert await ids(broker) == ["d", "e"]
+    assert await broker.ready(topology.GLOBAL_REST) == 0
 
 
 async def test_no_more_than_the_limit_is_looked_at(broker: UnreliableBroker):

@@ -151,3 +151,12 @@ def test_the_command_does_not_load_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert ran.stdout == "False\n"
+
+
+@pytest.mark.parametrize("arguments", [["--shape", "--help"], ["--shape=x", "-h"]])
+def test_its_help_needs_no_shape(capsys: pytest.CaptureFixture[str], arguments: list[str]):
+    with pytest.raises(SystemExit) as end:
+        main(["profile", *arguments])
+
+    assert end.value.code == 0
+    assert "--passes N" in capsys.readouterr().out

@@ -1,15 +1,16 @@
-"""Which lanes `headway queues` counts."""
+"""Which queues `headway queues` counts."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from services.mesh.queues import count_queues, in_force
+from services.mesh.queues import ask_leader, count_queues
 from shared.broker import topology
 from shared.broker.memory_hub import MemoryHub
 from shared.broker.protocol import BindingSpec, Delivery, OutMessage, Settlement
 from shared.contracts.base import Decoder, ModelName, encode
-from shared.contracts.lanes import LaneLayout
+from shared.contracts.lanes import LaneLayout, inbox_name
 from shared.contracts.plans import PlanAsked, PlanExplained
 from tests.deliveries import UnreliableBroker
 
@@ -23,14 +24,12 @@ async def broker() -> AsyncIterator[UnreliableBroker]:
         yield opened
 
 
-async def answer(broker: UnreliableBroker, work_version: int) -> None:
-    """A leader that knows learnt edges."""
+async def answer(broker: UnreliableBroker, **told: Any) -> None:
+    """A leader that tells so much."""
     decode: Decoder[PlanAsked] = Decoder(PlanAsked)
 
     async def on_asked(delivery: Delivery) -> None:
-        plan = PlanExplained(
-            epoch=1, at=0.0, leader_id="l", policy="qlm", work_version=work_version
-        )
+        plan = PlanExplained(epoch=1, at=0.0, leader_id="l", policy="qlm", **told)
         message = OutMessage(body=encode(plan))
         await broker.publish(topology.REPLIES, decode(delivery.body).reply_to, message)
         await delivery.settle(Settlement.ACK)
@@ -44,15 +43,34 @@ async def answer(broker: UnreliableBroker, work_version: int) -> None:
     await broker.consume(queue.name, on_asked, prefetch=1)
 
 
+async def counted(broker: UnreliableBroker, layout: LaneLayout) -> dict[str, int]:
+    """What is ready in lanes and inboxes."""
+    counts = await count_queues(broker, (ModelName("m"),), layout, await ask_leader(broker))
+    return {each.queue: each.ready for each in counts if not each.queue.startswith("headway.")}
+
+
+async def waiting_in(broker: UnreliableBroker, *queues: str) -> None:
+    for queue in queues:
+        await topology.declare_work_queue(broker, queue)
+        await broker.publish(topology.LANES, queue, OutMessage(body=b"x"))
+
+
 async def test_without_a_leader_the_layout_is_the_operators(broker: UnreliableBroker):
-    assert await in_force(broker, LaneLayout(version=4)) == LaneLayout(version=4)
+    await waiting_in(broker, "lane.4.m.high.3.long", LANE, inbox_name("a1"))
+
+    assert await ask_leader(broker) is None
+    assert await counted(broker, LaneLayout(version=4)) == {"lane.4.m.high.3.long": 1}
 
 
 async def test_lanes_of_learnt_edges_are_counted(broker: UnreliableBroker):
-    await topology.declare_work_queue(broker, LANE)
-    await broker.publish(topology.LANES, LANE, OutMessage(body=b"x"))
+    await waiting_in(broker, LANE)
     await answer(broker, work_version=3)
-    layout = await in_force(broker, LaneLayout())
-    counts = await count_queues(broker, (ModelName("m"),), layout)
 
-    assert {each.queue: each.ready for each in counts if each.queue.startswith("lane")} == {LANE: 1}
+    assert await counted(broker, LaneLayout()) == {LANE: 1}
+
+
+async def test_inboxes_of_the_leaders_instances_are_counted(broker: UnreliableBroker):
+    await waiting_in(broker, inbox_name("a1"), inbox_name("a1"), inbox_name("stranger"))
+    await answer(broker, instances=("a1", "without-inbox"))
+
+    assert await counted(broker, LaneLayout()) == {"inbox.a1": 2}

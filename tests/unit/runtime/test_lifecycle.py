@@ -13,7 +13,14 @@ import msgspec
 import pytest
 
 from ops.ports import free_port
-from shared.contracts.errors import BrokerUnavailableError, SettingsError
+from shared.contracts.errors import (
+    BrokerAccessError,
+    BrokerConflictError,
+    BrokerUnavailableError,
+    MeshError,
+    QueueNotFoundError,
+    SettingsError,
+)
 from shared.runtime.health import Health, serve_health
 from shared.runtime.lifecycle import EXIT_NO_BROKER, EXIT_OK, EXIT_USAGE, run_service
 from shared.runtime.tasks import every, pause, poll_until
@@ -115,24 +122,34 @@ def test_a_bug_is_not_hidden():
         run_service("test", main)
 
 
-async def test_a_loop_survives_what_may_pass_and_ends_with_its_event():
+@pytest.mark.parametrize(
+    "error",
+    [
+        BrokerUnavailableError("away"),
+        BrokerConflictError("somebody else's"),
+        BrokerAccessError("forbidden"),
+        QueueNotFoundError("deleted"),
+    ],
+)
+async def test_a_loop_survives_what_may_pass_and_ends_with_its_event(error: MeshError):
     stop, calls = asyncio.Event(), []
 
     async def action() -> None:
         calls.append(len(calls))
         if len(calls) == 3:
             stop.set()
-        raise BrokerUnavailableError("away")
+        raise error
 
     await asyncio.wait_for(every(0.0, action, stop=stop), 5)
     assert calls == [0, 1, 2]
 
 
-async def test_a_loop_does_not_survive_a_bug():
+@pytest.mark.parametrize("error", [ZeroDivisionError(), SettingsError("no such thing")])
+async def test_a_loop_does_not_survive_a_bug_or_wrong_settings(error: Exception):
     async def action() -> None:
-        raise ZeroDivisionError
+        raise error
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(type(error)):
         await every(0.0, action, stop=asyncio.Event())
 
 

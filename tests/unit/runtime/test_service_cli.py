@@ -93,6 +93,8 @@ def test_the_health_of_a_service_that_is_not_there_ends_with_1(
     ("main", "argv"),
     [
         (planner, ["show-plan"]),
+        (planner, ["plan", "show"]),
+        (planner, ["plan", "--set", "log_level=debug", "explain", "--set", "leader.settle_s=1"]),
         (estimator, ["show"]),
         (agent, ["snapshot", "--set", "instance_id=i1"]),
         (agent, ["drain", "--set", "instance_id=i1"]),

@@ -1,0 +1,132 @@
+"""What options of the simulator take; what makes no sense is refused with its limit."""
+
+import argparse
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from ops.sim.policies import policy_factory
+from ops.sim.profiles import NamedProfile, load
+from ops.sim.scenario import Wave
+from ops.sim.workload import CLASSES
+
+_SILO_CHUNKS = (256, 2048, 2048)
+"""QoServe's, by class: small where there is a TBT."""
+_PICTURES = (".jpg", ".pdf", ".png", ".svg")
+
+
+def silo(text: str) -> tuple[tuple[str, str, int], ...]:
+    """(Class, policy, replicas) of each class."""
+    try:
+        counts = [int(part) for part in text.split(":")]
+    except ValueError:
+        counts = []
+    if len(counts) != len(CLASSES) or min(counts) < 0 or sum(counts) == 0:
+        raise _refused(text, "Q1:Q2:Q3 in whole numbers from 0, one of them above 0")
+    return tuple(
+        (traffic.name, f"sarathi-fcfs:{chunk_tokens}", count)
+        for traffic, chunk_tokens, count in zip(CLASSES, _SILO_CHUNKS, counts, strict=True)
+    )
+
+
+def mix(text: str) -> list[float]:
+    """Shares of the classes, which need not add up to 1."""
+    shares = [_number(part) for part in text.split(":")]
+    if len(shares) != len(CLASSES) or not (min(shares) >= 0 and 0 < sum(shares) < math.inf):
+        raise _refused(text, "Q1:Q2:Q3 in finite numbers from 0, one of them above 0")
+    return shares
+
+
+def wave(text: str) -> Wave:
+    """A load between two rates."""
+    match [_number(part) for part in text.split(":")]:
+        case [low, high] if 0 <= low <= high and 0 < high < math.inf:
+            return Wave(low_rps=low, high_rps=high)
+        case [low, high, half_s] if 0 <= low <= high and 0 < high < math.inf > half_s >= 1:
+            return Wave(low_rps=low, high_rps=high, half_period_s=half_s)
+    raise _refused(text, "LOW:HIGH[:HALF_PERIOD_S], finite, 0 <= LOW <= HIGH > 0, from 1 s")
+
+
+def policy(text: str) -> str:
+    """The name of a policy, maybe with a number."""
+    try:
+        policy_factory(text)
+    except (ValueError, OverflowError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    _, _, number = text.partition(":")
+    if number.isdecimal() and int(number) == 0:
+        raise _refused(text, "a policy with 1 or more after its colon")
+    return text
+
+
+def policies(text: str) -> str:
+    """Names of policies, with commas between them."""
+    return ",".join(policy(name.strip()) for name in text.split(","))
+
+
+def profile(text: str) -> NamedProfile:
+    """One of those that there are, or a file."""
+    try:
+        return load(text)
+    except (ValueError, OSError, msgspec.MsgspecError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+
+
+def picture(text: str) -> Path:
+    """A file that can be written, as far as that shows before it is."""
+    file = Path(text)
+    if file.suffix.lower() not in _PICTURES:
+        raise _refused(text, f"a file that ends in {', '.join(_PICTURES)}")
+    if not file.parent.is_dir():
+        raise _refused(text, f"in a directory that exists: {str(file.parent)!r}")
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise _refused(text, "a file that may be written")
+    return file
+
+
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    if not 0 < (value := _number(text)) < math.inf:
+        raise _refused(text, "a finite number above 0")
+    return value
+
+
+def from_to(low: float, high: float) -> Callable[[str], float]:
+    """Takes numbers within limits, both included."""
+
+    def number(text: str) -> float:
+        if not low <= (value := _number(text)) <= high:
+            raise _refused(text, f"a number from {low:g} to {high:g}")
+        return value
+
+    return number
+
+
+def whole_from(low: int) -> Callable[[str], int]:
+    """Takes whole numbers from *low* on."""
+
+    def whole(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if value < low:
+            raise _refused(text, f"a whole number from {low} on")
+        return value
+
+    return whole
+
+
+def _number(text: str) -> float:
+    """NaN, which is within no limits, if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _refused(text: str, limit: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"{text!r} is not {limit}")

@@ -1,0 +1,108 @@
+"""`headway-agent drain`: when an instance counts as drained."""
+
+import argparse
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from services.agent import cli
+from services.agent.settings import Settings
+from shared.broker import topology
+from shared.broker.memory import MemoryBroker
+from shared.broker.memory_hub import MemoryHub
+from shared.broker.protocol import BindingSpec, Delivery, Settlement
+from shared.contracts.base import InstanceId
+from shared.contracts.telemetry import InstanceStatus
+
+
+def says(*, draining: bool = True, running: int = 0) -> InstanceStatus:
+    return InstanceStatus(
+        instance_id=InstanceId("i1"),
+        incarnation="first",
+        seq=1,
+        at=0.0,
+        engine="simulated",
+        device="simulated",
+        draining=draining,
+        running=running,
+    )
+
+
+async def drained(
+    monkeypatch: pytest.MonkeyPatch,
+    statuses: list[InstanceStatus],
+    *,
+    exits: bool = False,
+    timeout_s: float = 10.0,
+) -> int:
+    """The exit code, where the instance says *statuses* and then nothing more."""
+    hub = MemoryHub()
+
+    @asynccontextmanager
+    async def connect(client_name: str) -> AsyncIterator[MemoryBroker]:
+        async with MemoryBroker(hub, client_name=client_name) as broker:
+            yield broker
+
+    async def next_status(_broker: MemoryBroker, instance_id: str) -> InstanceStatus | None:
+        assert instance_id == "i1"
+        return statuses.pop(0) if statuses else None
+
+    async def heard(delivery: Delivery) -> None:
+        await delivery.settle(Settlement.ACK)
+
+    monkeypatch.setattr(cli, "broker_factory", lambda _url: connect)
+    monkeypatch.setattr(cli, "next_status", next_status)
+    given = argparse.Namespace(exit=exits, timeout=timeout_s, json=True)
+    async with MemoryBroker(hub) as agent:
+        await topology.declare(agent)
+        queue = topology.private_queue("agent.i1")
+        await agent.declare_queue(queue)
+        key = topology.command_instance("i1")
+        binding = BindingSpec(exchange=topology.CONTROL, queue=queue.name, routing_key=key)
+        await agent.bind(binding)
+        await agent.consume(queue.name, heard, prefetch=1)
+        return await cli.drain(Settings(instance_id="i1"), given)
+
+
+async def test_an_instance_that_says_that_it_is_empty_is_drained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    code = await drained(monkeypatch, [says(draining=False), says(running=2), says()])
+    told = capsys.readouterr()
+
+    assert code == 0
+    assert msgspec.json.decode(told.out) == {"instance_id": "i1", "drained": True}
+    assert told.err.splitlines() == ["0 running, 0 waiting", "2 running, 0 waiting"]
+
+
+async def test_an_instance_that_falls_silent_is_not_drained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    code = await drained(monkeypatch, [says(running=2)])
+    told = capsys.readouterr()
+
+    assert code == 1
+    assert msgspec.json.decode(told.out)["drained"] is False
+    assert "fell silent" in told.err
+
+
+async def test_one_that_is_to_exit_may_fall_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    code = await drained(monkeypatch, [says(running=2)], exits=True)
+    told = capsys.readouterr()
+
+    assert code == 0
+    assert msgspec.json.decode(told.out)["drained"] is True
+    assert "silent" not in told.err
+
+
+async def test_nobody_is_drained_before_it_was_heard(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    code = await drained(monkeypatch, [says()], timeout_s=0.0)
+
+    assert code == 1
+    assert "not empty after 0 s" in capsys.readouterr().err

@@ -1,0 +1,83 @@
+"""What the verbs of `headway` take, and what their help says."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from services.mesh.arguments import OF_ONE_REQUEST, parser
+from services.mesh.cli import main
+
+SECRET_URL = "amqp://operator:secret@broker:5672/"
+VERBS = ("up", "submit", "top", "queues", "dead-letter")
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """Commands configure logging for their process, which here is the tests'."""
+    yield
+    structlog.reset_defaults()
+
+
+def help_of(*given: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `headway … --help` prints, on one line."""
+    with pytest.raises(SystemExit) as end:
+        main([*given, "--help"])
+    assert end.value.code == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "given", [["up"], ["submit"], ["top"], ["queues"], ["dead-letter", "peek"]]
+)
+def test_verbs_take_a_broker(given: list[str]):
+    options = parser(amqp_url="", registry=None).parse_args([*given, "--amqp-url", SECRET_URL])
+
+    assert options.amqp_url == SECRET_URL
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["submit", "--registry", "models.json"],
+        ["top", "--registry", "models.json"],
+        ["dead-letter", "peek", "--registry", "models.json"],
+        ["up", "--json"],
+    ],
+)
+def test_verbs_refuse_what_they_have_no_use_for(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as end:
+        main(given)
+
+    assert end.value.code == 2
+    assert "unrecognized arguments" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argument", OF_ONE_REQUEST)
+@pytest.mark.usefixtures("own_logging")
+def test_what_describes_a_single_request_is_refused_beside_a_file(
+    argument: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    value = "low" if argument == "--importance" else "3"
+    given = [value] if argument == "prompt" else [argument, value]
+    code = main(["submit", "--file", str(tmp_path / "requests.jsonl"), *given])
+
+    assert code == 2
+    assert f"{argument} has no effect" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_shows_no_password(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HEADWAY_AMQP_URL", SECRET_URL)
+
+    assert "secret" not in help_of(verb, capsys=capsys)
+
+
+def test_the_planners_verb_is_called_as_it_was(capsys: pytest.CaptureFixture[str]):
+    assert help_of("plan", capsys=capsys).startswith("usage: headway plan ")
+    assert help_of("plan", "show", capsys=capsys).startswith("usage: headway plan show ")

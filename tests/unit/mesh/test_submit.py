@@ -1,0 +1,127 @@
+"""Publishing a file of requests: each line has its final, whatever becomes of the others."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from services.mesh.submit import submit_all
+from shared.broker import topology
+from shared.broker.memory_hub import MemoryHub
+from shared.broker.protocol import Delivery, OutMessage, PublishOutcome, Settlement
+from shared.contracts.base import encode
+from shared.contracts.ingress import InferenceRequest
+from shared.contracts.requests import Final, RequestFailed
+from tests.deliveries import UnreliableBroker
+from tests.unit.producer.builders import completed
+
+
+class Full(UnreliableBroker):
+    """A broker whose global queue is full for the next *refusals* publishes."""
+
+    refusals = 0
+
+    async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
+        if exchange == topology.REQUESTS and self.refusals > 0:
+            self.refusals -= 1
+            return PublishOutcome.REFUSED
+        return await super().publish(exchange, routing_key, message)
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Full]:
+    async with Full(MemoryHub()) as opened:
+        await topology.declare(opened)
+        yield opened
+
+
+@asynccontextmanager
+async def mesh(broker: Full) -> AsyncIterator[list[str]]:
+    """Answers each request a moment later; gives the ids of those that came."""
+    came: list[str] = []
+
+    async def answer(delivery: Delivery) -> None:
+        assert delivery.message_id is not None
+        assert delivery.reply_to is not None
+        came.append(delivery.message_id)
+        await asyncio.sleep(0.01)
+        final = encode(completed("run", request=delivery.message_id))
+        await broker.publish(topology.REPLIES, delivery.reply_to, OutMessage(body=final))
+        await delivery.settle(Settlement.ACK)
+
+    subscription = await broker.consume(topology.GLOBAL_REST, answer, prefetch=100)
+    yield came
+    await subscription.cancel()
+
+
+def lines(ids: str) -> list[InferenceRequest]:
+    """A request for each letter."""
+    return [InferenceRequest(model="m", prompt="x", id=each) for each in ids]
+
+
+def codes(finals: list[Final]) -> list[str]:
+    """What failed, and `ok` for what did not."""
+    return [each.error.code if isinstance(each, RequestFailed) else "ok" for each in finals]
+
+
+async def test_a_refused_line_fails_alone(broker: Full, capsys: pytest.CaptureFixture[str]):
+    async with mesh(broker) as came:
+        finals = await submit_all(broker, lines("abacdefg"), user_id=None, concurrency=3)
+
+    assert [each.request_id for each in finals] == list("abacdefg")
+    assert codes(finals) == ["ok", "ok", "duplicate_request", *["ok"] * 5]
+    assert sorted(came) == list("abcdefg")
+    assert len(capsys.readouterr().out.splitlines()) == 8
+
+
+async def test_what_cannot_be_published_fails_alone(broker: Full):
+    broker.down.add(topology.REQUESTS)
+    lost = await submit_all(broker, lines("ab"), user_id=None, patience_s=0.01)
+    broker.down.clear()
+    broker.refusals = 100
+    full = await submit_all(broker, lines("c"), user_id=None, patience_s=0.01)
+
+    assert codes(lost) == ["mesh_unavailable", "mesh_unavailable"]
+    assert codes(full) == ["over_capacity"]
+
+
+async def test_a_line_without_an_id_that_fails_has_one(broker: Full):
+    broker.down.add(topology.REQUESTS)
+    request = InferenceRequest(model="m", prompt="x")
+    (final,) = await submit_all(broker, [request], user_id=None, patience_s=0.01)
+
+    assert final.request_id.startswith("req-")
+
+
+async def test_a_full_global_queue_is_waited_for(broker: Full):
+    broker.refusals = 2
+    async with mesh(broker):
+        finals = await submit_all(broker, lines("a"), user_id=None)
+
+    assert codes(finals) == ["ok"]
+
+
+async def test_a_batch_survives_a_broker_that_is_away_for_a_minute(
+    broker: Full, monkeypatch: pytest.MonkeyPatch
+):
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    broker.down.add(topology.REQUESTS)
+
+    async def tried(times: int) -> None:
+        while broker.attempts.count(topology.REQUESTS) < times:
+            await asyncio.sleep(0)
+
+    async def back_after_a_minute() -> None:
+        await tried(1)
+        monkeypatch.setattr(loop, "time", lambda: now() + 60.0)
+        await tried(2)
+        broker.down.clear()
+
+    async with mesh(broker), asyncio.TaskGroup() as group:
+        group.create_task(back_after_a_minute(), name="broker")
+        finals = await submit_all(broker, lines("a"), user_id=None)
+    monkeypatch.undo()
+
+    assert codes(finals) == ["ok"]
