@@ -7,9 +7,12 @@ from typing import Any
 
 import msgspec
 
-from services.agent.backends.base import CheckpointTotals, EngineSnapshot
+from services.agent.backends.base import (
+    EngineSnapshot,
+)
 from services.agent.backends.policies import SchedulingSettings
 from services.agent.backends.settings import VllmSettings
+from services.agent.backends.totals import CheckpointTotals
 from services.agent.backends.vllm.backend import VllmEngine
 from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry

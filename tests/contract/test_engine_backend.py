@@ -362,6 +362,18 @@ async def test_an_answer_that_is_complete_leaves_no_copies(rig: EngineRig) -> No
     assert state.host_kv_bytes == 0
 
 
+async def test_totals_never_fall_whichever_model_is_active(rig: EngineRig) -> None:
+    await rig.ask(prompt_of(300, first=96), greedy(30), checkpointed=True)
+    await rig.settled()
+    seen = [rig.engine.snapshot().checkpoints.saved_blocks]
+    for model in (OTHER, LLAMA):
+        await rig.engine.activate(model)
+        seen.append(rig.engine.snapshot().checkpoints.saved_blocks)
+
+    assert seen[0] > 0
+    assert seen == sorted(seen)
+
+
 async def test_cleared_caches_hold_nothing(rig: EngineRig) -> None:
     prompt = prompt_of(300, first=93)
     progress = tuple(await begin_and_abort(rig, prompt, 8))
@@ -392,6 +404,7 @@ async def test_running_requests_keep_their_kv_when_caches_are_cleared(rig: Engin
 
 async def test_requests_under_a_dying_engine_fail_and_it_comes_up_again(rig: EngineRig) -> None:
     before = await rig.ask(prompt_of(60), greedy(16))
+    copied = rig.engine.snapshot().checkpoints.saved_blocks
     begun = asyncio.Event()
     run = asyncio.ensure_future(rig.answer(rig.request(prompt_of(40), greedy(3000)), begun))
     async with asyncio.timeout(30):
@@ -403,6 +416,7 @@ async def test_requests_under_a_dying_engine_fail_and_it_comes_up_again(rig: Eng
     assert died.value.engine_dead
     assert not rig.engine.alive
     assert rig.engine.snapshot().model is None
+    assert rig.engine.snapshot().checkpoints.saved_blocks >= copied > 0
     for refusing in (rig.ask(prompt_of(5), greedy(1)), rig.engine.clear_caches()):
         with pytest.raises(EngineError) as refused:
             await refusing

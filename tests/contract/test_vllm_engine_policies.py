@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from services.agent.backends.base import SchedulingTotals
 from services.agent.backends.policies import SchedulingSettings
 from services.agent.backends.settings import VllmSettings
+from services.agent.backends.totals import SchedulingTotals
 from services.agent.backends.vllm.backend import VllmEngine
 from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry

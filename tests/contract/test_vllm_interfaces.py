@@ -127,6 +127,23 @@ for path, names in fields.items():
 request = type("Request", (), {"external_req_id": None, "request_id": "a-b/c"})()
 InputProcessor.assign_request_id(request)
 out["id"] = request.request_id
+
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.output_processor import RequestOutputCollector
+from services.agent.backends.vllm.first_tokens import PrefillTeller, told_prefill_s
+teller = PrefillTeller()
+teller.times.begin("r", 1.0)
+unread = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+for token in (7, 8, 9):
+    step = EngineCoreOutput(request_id="r", new_token_ids=[token])
+    teller.tell([step], 1.25)
+    part = CompletionOutput(0, "", [token], None, None)
+    unread.put(RequestOutput("r", None, [1], None, [part], False,
+                             kv_transfer_params=step.kv_transfer_params))
+merged = unread.get_nowait()
+out["merged"] = [list(merged.outputs[0].token_ids), told_prefill_s(merged.kv_transfer_params)]
 print(json.dumps(out))
 """
 
@@ -165,3 +182,7 @@ def test_ids_in_the_engine_core_are_ours_with_a_suffix(found: dict[str, Any]) ->
     ours, _, suffix = found["id"].rpartition("-")
 
     assert (ours, len(suffix)) == ("a-b/c", 8)
+
+
+def test_outputs_that_wait_for_their_reader_keep_the_prefill_time(found: dict[str, Any]) -> None:
+    assert found["merged"] == [[7, 8, 9], 0.25]

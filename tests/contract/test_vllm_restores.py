@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from services.agent.backends.base import CheckpointTotals
+from services.agent.backends.totals import CheckpointTotals
 from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Slo

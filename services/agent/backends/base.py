@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from services.agent.backends.totals import CheckpointTotals, SchedulingTotals
 from shared.contracts.base import ModelName, RequestId, Seconds, TenantId, UnixTime
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import FinishReason, Sampling, Tokens
@@ -73,38 +74,6 @@ class EngineOutput:
     """Prompt tokens that needed no computing; set on the first output."""
     prefill_s: Seconds = 0.0
     """First scheduled to first token, without time preempted; on the first output, if known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulingTotals:
-    """What the scheduling policy has done since the active model's engine began."""
-
-    held: int = 0
-    """Prefills that rested for an iteration and kept their KV, once per iteration."""
-    preempted: int = 0
-    """Requests that lost their KV, by decision or for want of memory."""
-    relegated: int = 0
-    """Requests that ended relegated."""
-    layer_preemptions: int = 0
-    """Iterations that lost their best-effort part on demand, between two layers."""
-    dropped_tokens: int = 0
-    """Best-effort tokens that were scheduled in an iteration and dropped."""
-    yield_s: Seconds = 0.0
-    """From demands for layer-wise preemption to their safepoints, all together."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointTotals:
-    """KV copied to host memory and back since the active model's engine began."""
-
-    saved_blocks: int = 0
-    restored_blocks: int = 0
-    saved_bytes: int = 0
-    restored_bytes: int = 0
-    save_s: Seconds = 0.0
-    """Of the engine's own time."""
-    restore_s: Seconds = 0.0
-    """Of copying, which may go on beside the forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

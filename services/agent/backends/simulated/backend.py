@@ -10,13 +10,11 @@ import msgspec
 import structlog
 
 from services.agent.backends.base import (
-    CheckpointTotals,
     EngineIdentity,
     EngineOutput,
     EngineRequest,
     EngineSnapshot,
     SchedulingParameters,
-    SchedulingTotals,
 )
 from services.agent.backends.checks import check_request, finished_already, vocab_size_of
 from services.agent.backends.policies import create_policy
@@ -27,6 +25,7 @@ from services.agent.backends.simulated.models import SimulatedModels
 from services.agent.backends.simulated.outputs import deliver
 from services.agent.backends.simulated.safepoints import Passage, has_safepoints
 from services.agent.backends.stream import OutputStream
+from services.agent.backends.totals import EngineTotals
 from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError, NotActiveError, UnsupportedError
 from shared.contracts.models import ModelEntry
@@ -67,6 +66,8 @@ class SimulatedEngine:
         self._is_activating = False
         self._core: SimulatedEngineCore | None = None
         self._passage = Passage(settings)
+        self._ended = EngineTotals()
+        """Of models that were active before."""
         self._vocab_size: int | None = None
         self._limits = SchedulingParameters(
             token_budget=settings.token_budget, max_running=settings.max_running
@@ -103,6 +104,7 @@ class SimulatedEngine:
         self._require_alive()
         self._residency.activated(activation, duration_s)
         self._vocab_size = vocab_size_of(entry)
+        self._ended = self._totals()
         self._passage = Passage(self._settings)
         self._core = SimulatedEngineCore(
             entry,
@@ -177,7 +179,7 @@ class SimulatedEngine:
         return self._passage.preempt()
 
     def snapshot(self) -> EngineSnapshot:
-        core = self._core
+        core, totals = self._core, self._totals()
         return EngineSnapshot(
             model=self._residency.active,
             running=0 if core is None else core.num_running,
@@ -188,8 +190,8 @@ class SimulatedEngine:
             models=self._residency.states(),
             warm_capacity_bytes=self._settings.warm_bytes,
             token_budget=0 if core is None else core.last_budget_tokens,
-            scheduling=SchedulingTotals() if core is None else self._totals(core),
-            checkpoints=CheckpointTotals() if core is None else core.memory.host.totals,
+            scheduling=totals.scheduling,
+            checkpoints=totals.checkpoints,
             host_kv_bytes=0 if core is None else core.memory.host.used_bytes,
             host_kv_capacity_bytes=0 if core is None else core.memory.host.capacity_bytes,
         )
@@ -227,13 +229,18 @@ class SimulatedEngine:
                 online_s=sum(prefills_s.values()),
             )
 
-    def _totals(self, core: SimulatedEngineCore) -> SchedulingTotals:
-        return replace(
-            core.totals,
+    def _totals(self) -> EngineTotals:
+        """Of all models so far."""
+        if self._core is None:
+            return self._ended
+        scheduling = replace(
+            self._core.totals,
             layer_preemptions=self._passage.layer_preemptions,
             dropped_tokens=self._passage.dropped_tokens,
             yield_s=self._passage.yield_s,
         )
+        checkpoints = self._core.memory.host.totals
+        return self._ended + EngineTotals(scheduling=scheduling, checkpoints=checkpoints)
 
     def _require_alive(self) -> None:
         if not self.alive:
@@ -249,6 +256,7 @@ class SimulatedEngine:
         if self._loop_task is not None:
             self._loop_task.cancel()
             self._loop_task = None
+        self._ended = self._totals()
         self._core = None
         self._residency.clear()
         for stream in self._streams.values():

@@ -4,7 +4,9 @@ The simulated engine core: continuous batching on a model of vLLM's scheduler an
 Pure and synchronous. Real-time serving and the trace simulator drive the same object.
 """
 
-from services.agent.backends.base import EngineRequest, SchedulingTotals
+from services.agent.backends.base import (
+    EngineRequest,
+)
 from services.agent.backends.checks import output_room, stop_tokens
 from services.agent.backends.policies import UNLIMITED_TOKENS, free_tokens, is_relegated
 from services.agent.backends.prefill_times import PrefillTimes
@@ -13,6 +15,7 @@ from services.agent.backends.simulated.memory import KvMemory
 from services.agent.backends.simulated.run import Run
 from services.agent.backends.simulated.schedule import IterationResult, Pass, Schedule, TokenOutput
 from services.agent.backends.simulated.tokens import TokenSource
+from services.agent.backends.totals import SchedulingTotals
 from shared.contracts.base import RequestId, Seconds, UnixTime
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import QosClass

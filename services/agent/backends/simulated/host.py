@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.agent.backends.base import CheckpointTotals
 from services.agent.backends.host_claims import HostClaims
 from services.agent.backends.host_index import BlockHash, HostIndex
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.run import Run
+from services.agent.backends.totals import CheckpointTotals
 from shared.contracts.base import Seconds
 
 _ALL = 1 << 60

@@ -40,15 +40,20 @@ def refusal(additional_config: Mapping[str, Any], reason: str) -> ValueError:
 
     vLLM tells the host no more than that the core has ended, so the reason goes there in a file.
     """
-    _refusal_path(additional_config).write_text(reason)
+    refusal_path(_stats_path(additional_config)).write_text(reason)
     return ValueError(reason)
 
 
 def refusal_reason(additional_config: Mapping[str, Any]) -> str | None:
     """Why the engine core refused to start, if it did."""
-    path = _refusal_path(additional_config)
+    path = refusal_path(_stats_path(additional_config))
     return path.read_text() if path.exists() else None
 
 
-def _refusal_path(additional_config: Mapping[str, Any]) -> Path:
-    return Path(core_settings(additional_config).stats_path).with_suffix(".refusal")
+def refusal_path(stats_path: Path) -> Path:
+    """Beside the engine's shared files; there only if its core refused to start."""
+    return stats_path.with_suffix(".refusal")
+
+
+def _stats_path(additional_config: Mapping[str, Any]) -> Path:
+    return Path(core_settings(additional_config).stats_path)

@@ -9,13 +9,13 @@ change.
 import time
 from typing import Any
 
-from services.agent.backends.base import SchedulingTotals
 from services.agent.backends.policies import (
     UNLIMITED_TOKENS,
     create_policy,
     free_tokens,
     is_relegated,
 )
+from services.agent.backends.totals import SchedulingTotals
 from services.agent.backends.vllm.learning import LatencyLearner
 from services.agent.backends.vllm.policy_queue import PolicyQueue
 from services.agent.backends.vllm.qos import read_qos

@@ -105,11 +105,11 @@ class _Shared(SharedFile):
         super().__init__(path, _SIZE)
 
     def _number(self, at: int) -> int:
-        (number,) = _NUMBER.unpack_from(self.memory, at)
+        (number,) = self.get(_NUMBER, at)
         return int(number)
 
     def _time(self, at: int) -> float:
-        (time_s,) = _TIME.unpack_from(self.memory, at)
+        (time_s,) = self.get(_TIME, at)
         return float(time_s)
 
 
@@ -118,9 +118,9 @@ class SafepointCore(_Shared):
 
     def show(self, number: int, iteration: RunningIteration) -> None:
         """Iteration *number*, counted from 1, has begun."""
-        _NUMBER.pack_into(self.memory, _BEGUN_AT, number)
-        _ITERATION.pack_into(
-            self.memory,
+        self.put(_NUMBER, _BEGUN_AT, number)
+        self.put(
+            _ITERATION,
             _ITERATION_AT,
             iteration.began_at,
             iteration.predicted_s,
@@ -129,21 +129,21 @@ class SafepointCore(_Shared):
             iteration.offline_tokens,
         )
         # Last: what is shown is complete.
-        _NUMBER.pack_into(self.memory, _SHOWN_AT, number)
+        self.put(_NUMBER, _SHOWN_AT, number)
 
     def begin(self) -> None:
         """Forget what an earlier engine with this file was told."""
         for at in (_TARGET_AT, _SHOWN_AT, _BEGUN_AT):
-            _NUMBER.pack_into(self.memory, at, 0)
+            self.put(_NUMBER, at, 0)
 
     def hide(self) -> None:
         """The iteration is over."""
-        _NUMBER.pack_into(self.memory, _SHOWN_AT, 0)
+        self.put(_NUMBER, _SHOWN_AT, 0)
 
     def learn(self, coefficients: LatencyCoefficients) -> None:
         """Tell the front how long prefills take."""
-        _COEFFICIENTS.pack_into(
-            self.memory,
+        self.put(
+            _COEFFICIENTS,
             _COEFFICIENTS_AT,
             coefficients.constant_s,
             coefficients.linear_s,
@@ -158,21 +158,19 @@ class SafepointCore(_Shared):
 
     def wish(self) -> Wish:
         """The latest, whatever became of it."""
-        return Wish(*_WISH.unpack_from(self.memory, _WISH_AT))
+        return Wish(*self.get(_WISH, _WISH_AT))
 
     def cut(self, number: int, dropped_tokens: int) -> None:
         """Iteration *number* has just been cut; counted if it was wanted."""
         now = time.monotonic()
-        _NUMBER.pack_into(self.memory, _CUT_AT, number)
-        _TIME.pack_into(self.memory, _CUT_TIME_AT, now)
-        cuts, yield_s, tokens = _TOTALS.unpack_from(self.memory, _TOTALS_AT)
+        self.put(_NUMBER, _CUT_AT, number)
+        self.put(_TIME, _CUT_TIME_AT, now)
+        cuts, yield_s, tokens = self.get(_TOTALS, _TOTALS_AT)
         if self.is_wanted(number):
             raised_at = self._time(_RAISED_AT)
-            _YIELD.pack_into(
-                self.memory, _YIELDS_AT + cuts % _NUM_YIELDS * _YIELD.size, raised_at, now
-            )
+            self.put(_YIELD, _YIELDS_AT + cuts % _NUM_YIELDS * _YIELD.size, raised_at, now)
             cuts, yield_s = cuts + 1, yield_s + now - raised_at
-        _TOTALS.pack_into(self.memory, _TOTALS_AT, cuts, yield_s, tokens + dropped_tokens)
+        self.put(_TOTALS, _TOTALS_AT, cuts, yield_s, tokens + dropped_tokens)
 
     def cut_at(self, number: int) -> float | None:
         """When iteration *number* was cut; none if it was not."""
@@ -191,7 +189,7 @@ class SafepointFront(_Shared):
     def running(self) -> tuple[int, RunningIteration] | None:
         """The iteration that runs now, with its number; none between iterations."""
         shown = self._number(_SHOWN_AT)
-        fields = _ITERATION.unpack_from(self.memory, _ITERATION_AT)
+        fields = self.get(_ITERATION, _ITERATION_AT)
         # The next may have begun while this read.
         if not shown or self._number(_BEGUN_AT) != shown:
             return None
@@ -206,8 +204,8 @@ class SafepointFront(_Shared):
 
     def coefficients(self) -> LatencyCoefficients:
         """The engine's latency model, as it last said."""
-        constant_s, linear_s, attention_s, cross_s, context_s = _COEFFICIENTS.unpack_from(
-            self.memory, _COEFFICIENTS_AT
+        constant_s, linear_s, attention_s, cross_s, context_s = self.get(
+            _COEFFICIENTS, _COEFFICIENTS_AT
         )
         return LatencyCoefficients(
             constant_s=constant_s,
@@ -219,24 +217,24 @@ class SafepointFront(_Shared):
 
     def announce(self, wish: Wish) -> None:
         """A request is on its way to the engine."""
-        _WISH.pack_into(self.memory, _WISH_AT, *wish)
+        self.put(_WISH, _WISH_AT, *wish)
 
     def want(self, number: int) -> None:
         """Drop the best-effort part of iteration *number*, if it still runs."""
         if self._number(_TARGET_AT) != number:
-            _TIME.pack_into(self.memory, _RAISED_AT, time.monotonic())
-            _NUMBER.pack_into(self.memory, _TARGET_AT, number)
+            self.put(_TIME, _RAISED_AT, time.monotonic())
+            self.put(_NUMBER, _TARGET_AT, number)
 
     def totals(self) -> CutTotals:
         """What safepoints have done."""
-        cuts, yield_s, dropped_tokens = _TOTALS.unpack_from(self.memory, _TOTALS_AT)
+        cuts, yield_s, dropped_tokens = self.get(_TOTALS, _TOTALS_AT)
         return CutTotals(cuts=cuts, yield_s=yield_s, dropped_tokens=dropped_tokens)
 
     def yields_s(self, since: int = 0) -> list[Seconds]:
         """From demand to safepoint, of the cuts from number *since* on that are still known."""
         cuts = self.totals().cuts
         pairs = [
-            _YIELD.unpack_from(self.memory, _YIELDS_AT + index % _NUM_YIELDS * _YIELD.size)
+            self.get(_YIELD, _YIELDS_AT + index % _NUM_YIELDS * _YIELD.size)
             for index in range(max(since, cuts - _NUM_YIELDS), cuts)
         ]
         return [yielded_at - raised_at for raised_at, yielded_at in pairs]

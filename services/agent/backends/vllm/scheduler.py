@@ -12,10 +12,9 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from services.agent.backends.base import CheckpointTotals, SchedulingTotals
-from services.agent.backends.prefill_times import PrefillTimes
+from services.agent.backends.totals import CheckpointTotals, SchedulingTotals
 from services.agent.backends.vllm.core_settings import core_settings
-from services.agent.backends.vllm.first_tokens import tell_prefills
+from services.agent.backends.vllm.first_tokens import PrefillTeller
 from services.agent.backends.vllm.kv.connector import HostKvConnector
 from services.agent.backends.vllm.stats import EngineLoad, StatsWriter
 from services.agent.backends.vllm.work import ScheduledWork, work_of
@@ -50,7 +49,7 @@ class Timed:
         """Scheduled and not yet updated, oldest first; empty between synchronous iterations."""
         self.last_end = 0.0
         """Of an iteration, by the performance counter."""
-        self._prefill_times = PrefillTimes()
+        self._prefills = PrefillTeller()
         self._stats = StatsWriter(Path(self.settings.stats_path))
         self._largest_budget = self.max_num_scheduled_tokens
         self._largest_active = self.max_num_active_reqs
@@ -75,7 +74,7 @@ class Timed:
             # With what was generated before a preemption; fixed until the next one.
             request.headway_prefill_tokens = request.num_tokens
             if not request.num_output_tokens:
-                self._prefill_times.begin(request_id, begun)
+                self._prefills.times.begin(request_id, begun)
         work = work_of(output.num_scheduled_tokens, self.requests, begun)
         self.on_scheduled(work, admitted)
         # Outputs come back in the order in which they were scheduled, empty ones too.
@@ -86,9 +85,7 @@ class Timed:
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         result = super().update_from_output(*args, **kwargs)  # type: ignore[misc]  # a mixin
         end = time.perf_counter()
-        tell_prefills(
-            (each for one in result.values() for each in one.outputs), self._prefill_times, end
-        )
+        self._prefills.tell((each for one in result.values() for each in one.outputs), end)
         work = self.in_flight.popleft()
         duration_s = end - max(work.begun, self.last_end)
         self.last_end = end
@@ -115,15 +112,12 @@ class Timed:
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]  # a mixin
-        self._prefill_times.pause(request.request_id, time.perf_counter())
-
-    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        if not request.num_output_tokens:
-            self._prefill_times.forget(request.request_id)
-        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]  # a mixin
+        self._prefills.times.pause(request.request_id, time.perf_counter())
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
         finished = super().finish_requests(*args, **kwargs)  # type: ignore[misc]  # a mixin
+        for request in finished:
+            self._prefills.forget(request.request_id)
         # After the last abort there may be no iteration that would show the freed memory.
         self._publish()
         return finished

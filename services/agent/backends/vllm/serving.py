@@ -106,7 +106,7 @@ class EngineHost:
             self._send(RunFailed(command.request_id, "the model has no engine"))
             return
         prompt = TokensPrompt(prompt_token_ids=[*command.prompt, *command.progress])
-        cached_known = False
+        begun = False
         try:
             async for output in engine.generate(
                 prompt,
@@ -120,11 +120,11 @@ class EngineHost:
                         command.request_id,
                         tuple(part.token_ids),
                         part.finish_reason or "",
-                        0 if cached_known else output.num_cached_tokens or 0,
-                        told_prefill_s(output.kv_transfer_params),
+                        0 if begun else output.num_cached_tokens or 0,
+                        0.0 if begun else told_prefill_s(output.kv_transfer_params),
                     )
                 )
-                cached_known = True
+                begun = True
         except EngineDeadError as error:
             self._bury(command.model, str(error))
         except Exception as error:  # noqa: BLE001 - whatever vLLM dislikes goes to the front

@@ -1,20 +1,20 @@
 """
 Telemetry and limits in memory that the engine core and the agent's front share.
 
-Nobody ever waits: the core writes, the front reads what is there. Values are eight bytes
-each and change one at a time; a reader may see a mixture of two neighbouring iterations in
-the header, never in a record.
+Nobody ever waits: the core writes, the front reads what is there. A reader may see a mixture of
+two neighbouring iterations in the header, never in a record.
 """
 
 import struct
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
-from services.agent.backends.base import CheckpointTotals, SchedulingTotals
+from services.agent.backends.totals import CheckpointTotals, SchedulingTotals
 from services.agent.backends.vllm.shared_file import SharedFile
 from shared.contracts.telemetry import EngineIteration
 
 _NUM_RECORDS = 8192
+_NUMBER = struct.Struct("<Q")
 _HEADER = struct.Struct("<QQQdQQQQQQQQQddQQ")
 _LIMITS = struct.Struct("<QQ")
 _RECORD = struct.Struct("<QQQdd")
@@ -49,8 +49,8 @@ class StatsWriter(SharedFile):
     def write(self, iteration: EngineIteration) -> None:
         """Append *iteration*, over the oldest if there is no room."""
         at = _RECORDS_AT + self._num_written % _NUM_RECORDS * _RECORD.size
-        _RECORD.pack_into(
-            self.memory,
+        self.put(
+            _RECORD,
             at,
             iteration.compute_tokens,
             iteration.context_tokens,
@@ -62,8 +62,8 @@ class StatsWriter(SharedFile):
 
     def publish(self, load: EngineLoad) -> None:
         """Show *load*, and the iterations written so far."""
-        _HEADER.pack_into(
-            self.memory,
+        self.put(
+            _HEADER,
             0,
             self._num_written,
             load.running,
@@ -81,7 +81,7 @@ class StatsWriter(SharedFile):
 
     def limits(self) -> tuple[int, int]:
         """Token budget and requests of an iteration, as the front wants them; 0 is no wish."""
-        token_budget, max_running = _LIMITS.unpack_from(self.memory, _LIMITS_AT)
+        token_budget, max_running = self.get(_LIMITS, _LIMITS_AT)
         return token_budget, max_running
 
 
@@ -95,9 +95,7 @@ class StatsReader(SharedFile):
 
     def load(self) -> EngineLoad:
         """The engine's load after its last iteration."""
-        _, running, waiting, utilization, capacity, budget, *rest = _HEADER.unpack_from(
-            self.memory, 0
-        )
+        _, running, waiting, utilization, capacity, budget, *rest = self.get(_HEADER, 0)
         held, preempted, relegated, *copied, host_bytes, host_capacity = rest
         saved, restored, saved_bytes, restored_bytes, save_s, restore_s = copied
         return EngineLoad(
@@ -133,7 +131,7 @@ class StatsReader(SharedFile):
                 prefill_pairs=pairs,
             )
             for compute, context, decodes, duration_s, pairs in (
-                _RECORD.unpack_from(self.memory, _RECORDS_AT + index % _NUM_RECORDS * _RECORD.size)
+                self.get(_RECORD, _RECORDS_AT + index % _NUM_RECORDS * _RECORD.size)
                 for index in range(first, end)
             )
         ]
@@ -143,8 +141,8 @@ class StatsReader(SharedFile):
 
     def limit(self, *, token_budget: int, max_running: int) -> None:
         """Ask the engine for these limits from its next iteration on."""
-        _LIMITS.pack_into(self.memory, _LIMITS_AT, token_budget, max_running)
+        self.put(_LIMITS, _LIMITS_AT, token_budget, max_running)
 
     def _num_written(self) -> int:
-        (count,) = struct.unpack_from("<Q", self.memory, 0)
+        (count,) = self.get(_NUMBER, 0)
         return int(count)

@@ -1,16 +1,21 @@
 """The parts that backends are made of."""
 
 import asyncio
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.agent.backends import registry
-from services.agent.backends.base import Capability, CheckpointTotals, EngineRequest
+from services.agent.backends.base import (
+    Capability,
+    EngineRequest,
+)
 from services.agent.backends.checks import check_request, finished_already, stop_tokens
 from services.agent.backends.settings import EngineSettings, VllmSettings
 from services.agent.backends.stream import OutputStream
+from services.agent.backends.totals import CheckpointTotals
 from services.agent.backends.vllm.arguments import engine_arguments
 from services.agent.backends.vllm.core_settings import refusal, refusal_reason
 from services.agent.backends.vllm.identity import identity_of
@@ -220,3 +225,35 @@ def test_a_slow_reader_loses_the_oldest_iterations(tmp_path: Path) -> None:
     assert numbers == list(range(numbers[0], 20_000))
     reader.close()
     writer.close()
+
+
+def publish_on(path: Path, load: EngineLoad, until: Any) -> None:
+    """What the engine core does, in a process of its own and without a pause."""
+    core = StatsWriter(path)
+    while not until.is_set():
+        core.publish(load)
+
+
+def test_what_stays_is_never_seen_as_zero_while_it_is_written(tmp_path: Path) -> None:
+    front = StatsReader(tmp_path / "stats")
+    load = EngineLoad(
+        running=1,
+        waiting=2,
+        kv_utilization=0.5,
+        kv_capacity_tokens=3,
+        checkpoints=CheckpointTotals(saved_blocks=4, restored_blocks=5),
+    )
+    spawn = multiprocessing.get_context("spawn")
+    until = spawn.Event()
+    writer = spawn.Process(target=publish_on, args=(tmp_path / "stats", load, until))
+    writer.start()
+    try:
+        while front.load().kv_capacity_tokens == 0:
+            assert writer.is_alive()
+        seen = [front.load() for _ in range(20_000)]
+    finally:
+        until.set()
+        writer.join()
+        front.close()
+
+    assert all(each == load for each in seen)

@@ -3,7 +3,7 @@
 import pytest
 
 from services.agent.backends.prefill_times import PrefillTimes
-from services.agent.backends.vllm.first_tokens import tell_prefills, told_prefill_s
+from services.agent.backends.vllm.first_tokens import PrefillTeller, told_prefill_s
 
 
 class Output:
@@ -13,6 +13,7 @@ class Output:
         self.request_id = request_id
         self.new_token_ids = list(token_ids)
         self.kv_transfer_params: dict[str, object] | None = None
+        self.finish_reason: str | None = None
 
 
 def test_time_preempted_does_not_count():
@@ -43,15 +44,35 @@ def test_what_is_over_is_forgotten_even_while_preempted():
     assert len(times) == 0
 
 
-def test_it_travels_with_the_first_token_and_what_is_there_stays():
-    times = PrefillTimes()
-    times.begin("a", 1.0)
-    times.begin("b", 1.0)
+def test_it_travels_from_the_first_token_to_the_last_and_what_is_there_stays():
+    teller = PrefillTeller()
+    teller.times.begin("a", 1.0)
+    teller.times.begin("b", 1.0)
     first, none_yet, second = Output("a", 7), Output("b"), Output("a", 8)
     first.kv_transfer_params = {"other": 1}
-    tell_prefills([first, none_yet], times, 1.25)
-    tell_prefills([second], times, 2.0)
+    teller.tell([first, none_yet], 1.25)
+    teller.tell([second], 2.0)
 
     told = [told_prefill_s(each.kv_transfer_params) for each in (first, none_yet, second)]
-    assert told == [0.25, 0.0, 0.0]
+    assert told == [0.25, 0.0, 0.25]
     assert first.kv_transfer_params["other"] == 1
+    assert second.kv_transfer_params is not None
+    assert "other" not in second.kv_transfer_params
+
+
+def test_nothing_is_kept_of_what_is_over():
+    teller = PrefillTeller()
+    for request_id in ("ended", "stopped", "never begun"):
+        teller.times.begin(request_id, 1.0)
+    teller.tell([Output("ended", 7), Output("stopped", 7)], 2.0)
+    last = Output("ended", 8)
+    last.finish_reason = "length"
+    teller.tell([last], 3.0)
+    teller.forget("stopped")
+    teller.forget("never begun")
+    again = Output("stopped", 9)
+    teller.tell([again], 4.0)
+
+    assert told_prefill_s(last.kv_transfer_params) == 1.0
+    assert again.kv_transfer_params is None
+    assert len(teller) == 0

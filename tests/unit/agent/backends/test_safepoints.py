@@ -1,5 +1,6 @@
 """Layer-wise preemption in vLLM, without vLLM: demands in shared memory, and who makes them."""
 
+import struct
 import time
 from pathlib import Path
 
@@ -109,7 +110,7 @@ class TestDemands:
     def test_an_iteration_that_is_being_shown_is_not_seen(self, engine: Engine) -> None:
         """The next has begun to be written over the one that is read."""
         engine.begin(1)
-        engine.core.memory[8:16] = (2).to_bytes(8, "little")
+        engine.core.put(struct.Struct("<Q"), 8, 2)
 
         assert not engine.monitor.preempt()
 

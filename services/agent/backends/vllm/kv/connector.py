@@ -22,8 +22,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
-from services.agent.backends.base import CheckpointTotals
 from services.agent.backends.host_index import HostIndex
+from services.agent.backends.totals import CheckpointTotals
 from services.agent.backends.vllm.core_settings import refusal
 from services.agent.backends.vllm.kv.checkpoints import Checkpoints
 from services.agent.backends.vllm.kv.layout import block_bytes, layers_of, obstacle

@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from services.agent.backends.base import CheckpointTotals
+from services.agent.backends.totals import CheckpointTotals
 from services.agent.backends.vllm.kv.transfers import Transfer, Transfers
 from shared.contracts.base import Seconds
 
