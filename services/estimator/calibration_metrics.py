@@ -11,8 +11,9 @@ _PROFILE = ("model", "engine", "device")
 
 
 def calibration_metrics(state: EstimatorState) -> Iterator[Metric]:
-    """Of latency models by profile, of answer lengths by model, all applications together."""
+    """Of latency models and waits by profile, of lengths by model, all applications together."""
     yield from _latency(state)
+    yield from _waits(state)
     yield from _lengths(state)
 
 
@@ -32,6 +33,31 @@ def _latency(state: EstimatorState) -> Iterator[Metric]:
             bias.add_metric(key, calibration.bias)
             spread.add_metric(key, calibration.spread)
     yield from (bias, spread)
+
+
+def _waits(state: EstimatorState) -> Iterator[Metric]:
+    bias = GaugeMetricFamily(
+        "headway_estimator_wait_residual_seconds",
+        "Mean of foretold less realised waits in lanes; negative: optimistic",
+        labels=_PROFILE,
+    )
+    spread = GaugeMetricFamily(
+        "headway_estimator_wait_residual_sd_seconds",
+        "Standard deviation of these residuals",
+        labels=_PROFILE,
+    )
+    coverage = GaugeMetricFamily(
+        "headway_estimator_wait_coverage_ratio",
+        "Share of waits within their foretold quantile",
+        labels=(*_PROFILE, "level"),
+    )
+    for key, learner in tuple(state.learners.items()):
+        if (calibration := learner.wait_calibration.value()) is not None:
+            bias.add_metric(key, calibration.bias)
+            spread.add_metric(key, calibration.spread)
+            for level, share in calibration.coverage:
+                coverage.add_metric((*key, str(level)), share)
+    yield from (bias, spread, coverage)
 
 
 def _lengths(state: EstimatorState) -> Iterator[Metric]:

@@ -9,7 +9,12 @@ from shared.contracts.requests import FinishReason
 from shared.contracts.telemetry import Iteration, IterationsObserved, RequestObserved
 from solver.prediction.decode_lengths import Answer
 from solver.prediction.latency_model import predict_batch_s, predict_s
+from solver.prediction.running_calibration import RunningCalibration
+from solver.prediction.time_distribution import TimeDistribution
 
+WAIT_LEVELS = (0.5, 0.9)
+"""Of a wait's distribution, at which it is judged."""
+WAIT_RESOLUTION_S = 0.1
 ProfileKey = tuple[str, str, str]
 """Model, engine, device."""
 
@@ -23,6 +28,31 @@ def answer_of(observed: RequestObserved) -> Answer | None:
         max_tokens=observed.max_tokens or math.inf,
         cut=observed.finish_reason is FinishReason.LENGTH,
     )
+
+
+def began_once(observed: RequestObserved) -> bool:
+    """Whether it has a first token, of the turn that is told of and not of one before."""
+    return observed.first_token_at >= observed.submitted_at and not observed.crashes
+
+
+def judge_wait(calibration: RunningCalibration, observed: RequestObserved) -> None:
+    """
+    Hold what a request was foretold against how long it waited.
+
+    Nothing where it was foretold nothing, was not served in its turn, or began more than once.
+    Waits of less than `WAIT_RESOLUTION_S`, foretold as such, are in no quantile's favour.
+    """
+    told = observed.foretold
+    in_turn = observed.grouped_at and not observed.relegated and began_once(observed)
+    if told is None or not in_turn:
+        return
+    wait_s = max(0.0, observed.submitted_at - observed.grouped_at)
+    calibration.observe(told.mean_s - wait_s, at=observed.finished_at)
+    if max(told.mean_s, wait_s) < WAIT_RESOLUTION_S:
+        return
+    place = TimeDistribution.of(told.mean_s, told.sd_s**2).cdf(wait_s)
+    for level in WAIT_LEVELS:
+        calibration.covered(level, float(place <= level))
 
 
 def time_multiples(observed: IterationsObserved, latency: LatencyCoefficients) -> list[float]:

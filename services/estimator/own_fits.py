@@ -46,12 +46,17 @@ class OwnFits:
         if self._samples.num_taken - self._num_at_last_fit < LEAST_NEW:
             return
         self._num_at_last_fit = self._samples.num_taken
-        process = await asyncio.create_subprocess_exec(
-            *self._command(),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:  # neither memory nor a process to be had: the next round tries
+            self.outcomes[FAILED] += 1
+            log.warning("fit.failed", error=str(error))
+            return
         with suppress(ProcessLookupError):  # it has ended already
             os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
         async with asyncio.TaskGroup() as tasks:

@@ -1,13 +1,17 @@
 """Profiles on disk, so that a restart does not start from nothing."""
 
+import contextlib
 import hashlib
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from shared.contracts.base import encode
 from shared.contracts.errors import SettingsError
 from shared.contracts.estimates import Profile
+
+log = structlog.get_logger()
 
 
 class ProfileStore:
@@ -40,11 +44,17 @@ class ProfileStore:
         return tuple(profiles)
 
     def save(self, profile: Profile) -> None:
-        """Replace the stored profile of the same key."""
+        """Replace the stored profile of the same key; one that cannot be is told in the log."""
         if self._directory is None:
             return
         key = f"{profile.model}\0{profile.engine}\0{profile.device}"
         file = self._directory / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
         part = file.with_suffix(".part")
-        part.write_bytes(encode(profile))
-        part.replace(file)
+        try:
+            part.write_bytes(encode(profile))
+            part.replace(file)
+        except OSError as error:
+            # What is learnt is published all the same; a restart begins with what was saved last.
+            log.error("profile.not_saved", file=str(file), error=str(error))
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)

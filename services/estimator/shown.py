@@ -53,6 +53,10 @@ def _facts(profile: Profile, now: UnixTime) -> Iterator[tuple[str, str]]:
     if (prefill := profile.prefill_s) is not None:
         moments = f"{prefill.mean:.3f} ± {prefill.sd:.3f} s"
         yield "first token", f"{moments} of {prefill.count} requests"
+    if (seen := profile.wait_calibration) is not None:
+        residual = f"{seen.bias:+z.2f} ± {seen.spread:.2f} s of {seen.count} requests"
+        within = f", {shares(seen.coverage)}" if seen.coverage else ""
+        yield "waits", f"{residual}{within}, {age(seen.at, now)}"
     if (trees := profile.prefill_trees) is not None:
         made = f"v{trees.version}, {age(trees.at, now)}, of {trees.samples} samples"
         yield "trees", f"{made}; {shares(trees.coverage)} when fitted"

@@ -5,7 +5,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.estimator.alarms import InstanceWatch
-from services.estimator.observations import ProfileKey, answer_of, with_pairs
+from services.estimator.observations import (
+    WAIT_LEVELS,
+    ProfileKey,
+    answer_of,
+    began_once,
+    judge_wait,
+    with_pairs,
+)
 from services.estimator.own_fits import OwnFits
 from services.estimator.sample_store import SampleStore
 from services.estimator.trees import TreesWatch
@@ -30,6 +37,7 @@ class Learner:
     """Of the model, on whatever engines and devices."""
     fit: OnlineLatencyFit = field(init=False)
     latency_calibration: RunningCalibration = field(init=False)
+    wait_calibration: RunningCalibration = field(init=False)
     prefill_s: RunningMoments = field(init=False)
     swap_s: dict[str, RunningMoments] = field(default_factory=dict)
     prior: Profile | None = None
@@ -45,6 +53,14 @@ class Learner:
         self.fit = OnlineLatencyFit(memory=self.iteration_memory)
         self.prefill_s = RunningMoments(memory=self.request_memory)
         self.latency_calibration = RunningCalibration(memory=self.iteration_memory)
+        self.wait_calibration = RunningCalibration(memory=self.request_memory, levels=WAIT_LEVELS)
+
+    def restore(self, profile: Profile) -> None:
+        """Begin with what an earlier estimator knew."""
+        self.prior = profile
+        self.version = max(self.version, profile.version)
+        if profile.latency is not None:
+            self.fit.believe(profile.latency)
 
     def on_iterations(self, observed: IterationsObserved) -> None:
         """Learn latency and throughput."""
@@ -69,7 +85,9 @@ class Learner:
         if (answer := answer_of(observed)) is not None:
             self.lengths.observe(observed.application, answer, at=observed.finished_at)
         if observed.evictions == 0:
-            self.prefill_s.observe(max(0.0, observed.first_token_at - observed.submitted_at))
+            if began_once(observed):
+                self.prefill_s.observe(observed.first_token_at - observed.submitted_at)
+            judge_wait(self.wait_calibration, observed)
         self.changed = True
 
     def on_activated(self, observed: ModelActivated) -> None:
@@ -83,7 +101,7 @@ class Learner:
         self.version = max(self.version + 1, int(now * 1000))
         self.changed = False
         model, engine, device = self.key
-        latency, errors = self.fit.fit(), self.fit.errors
+        latency, errors = self.fit.fit() if self.fit.count else None, self.fit.errors
         prior = self.prior
         swap_s = dict(prior.swap_s) if prior else {}
         swap_s |= {
@@ -107,6 +125,7 @@ class Learner:
             else (prior.token_rate_per_s if prior else None),
             prefill_s=self.prefill_s.value() or (prior.prefill_s if prior else None),
             latency_calibration=self.latency_calibration.value(),
+            wait_calibration=self.wait_calibration.value(),
             output_tokens=self.lengths.estimates(),
             swap_s=swap_s,
         )
@@ -144,7 +163,7 @@ class EstimatorState:
     def restore(self, profiles: Iterable[Profile]) -> None:
         """Take over what an earlier estimator knew; of a model's lengths, the latest."""
         for profile in sorted(profiles, key=lambda profile: profile.at):
-            self.learner(profile.model, profile.engine, profile.device).prior = profile
+            self.learner(profile.model, profile.engine, profile.device).restore(profile)
             self._lengths(profile.model).restore(profile.output_tokens)
 
     def _lengths(self, model: str) -> DecodeLengths:

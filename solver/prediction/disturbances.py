@@ -8,6 +8,8 @@ from solver.prediction.least_squares import Floats
 Indices = NDArray[np.int64]
 
 _LEAST_OF_A_KIND = 16
+_LEAST_OF_THE_LARGEST = 4
+"""The median of fewer may be a disturbed one."""
 _SPREADS = 5.0
 """Median deviations at which an observation counts for nothing; 3.4 standard deviations."""
 _LEAST_SPREAD = 0.02
@@ -22,19 +24,22 @@ def kinds_of(sizes: Floats) -> Indices:
         sizes: float64[n], at least 1.
 
     Returns:
-        int64[n], from 0 on without gaps; at least 16 of each, unless there is one kind only.
+        int64[n], from 0 on without gaps; at least 16 of each, unless there is one kind only. Of
+        the last 4 are enough where some are over twice as large as any of the kind before: most of
+        what they would be with is unlike them.
     """
     powers = np.floor(np.log2(np.maximum(sizes, 1.0))).astype(np.int64)
     counts = np.bincount(powers)
-    kind, held = 0, 0
+    kind, held, last_power = 0, 0, len(counts)
     of_power = np.zeros(len(counts), dtype=np.int64)
     for power, count in enumerate(counts):
         of_power[power] = kind
         held += int(count)
         if held >= _LEAST_OF_A_KIND:
-            kind, held = kind + 1, 0
-    # What is left at the end is too little for a kind of its own.
-    of_each: Indices = np.minimum(of_power[powers], max(0, kind - 1))
+            kind, held, last_power = kind + 1, 0, power
+    if held < _LEAST_OF_THE_LARGEST or len(counts) - 1 - last_power <= 1:
+        of_power = np.minimum(of_power, max(0, kind - 1))
+    of_each: Indices = of_power[powers]
     return of_each
 
 

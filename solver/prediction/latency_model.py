@@ -1,5 +1,6 @@
 """Time of one forward pass (ConServe §4.2), fitted online."""
 
+import itertools
 import math
 from typing import TypeVar
 
@@ -20,6 +21,10 @@ _SWEEPS = 6
 _LEAST_SHARE = 0.02
 _LEAST_S = 1e-6
 """Shorter times are a clock's resolution."""
+_BELIEVED_TOKENS = (1, 8, 64, 256, 512, 1024, 2048)
+_BELIEVED_CONTEXTS = (0, 1024, 8192)
+_RIDGE = (1e-13, 1e-10, 1e-9, 1e-9, 1e-9)
+"""Of the terms in their order: what decides between terms that look the same."""
 
 
 Times = TypeVar("Times", float, Floats)
@@ -129,7 +134,26 @@ class OnlineLatencyFit:
         self._tells_pairs = np.zeros(len(self._terms), dtype=bool)
         self._coefficients: LatencyCoefficients | None = None
         self._errors = ErrorWindow()
+        self._num_written = 0
         self.count = 0
+        """Iterations observed; what is only believed does not count."""
+
+    def believe(self, coefficients: LatencyCoefficients) -> None:
+        """
+        Begin with what was learnt before, as if from one iteration of each of some shapes.
+
+        So the first iterations, most of them alike, decide only what they tell of.
+        """
+        for tokens, context in itertools.product(_BELIEVED_TOKENS, _BELIEVED_CONTEXTS):
+            pairs = tokens * context + tokens**2 / 2
+            expected_s = predict_batch_s(
+                coefficients,
+                compute_tokens=tokens,
+                context_tokens=context,
+                prefill_pairs=pairs,
+            )
+            if _LEAST_S <= expected_s < math.inf:
+                self._write((1.0, tokens, tokens**2, pairs, context), expected_s, tells=True)
 
     def observe(self, iteration: Iteration, prefill_pairs: float | None = None) -> None:
         """
@@ -146,10 +170,7 @@ class OnlineLatencyFit:
         # As if it were one prefill's, where that is not told.
         one_prefills = p * c + p * p / 2
         pairs = one_prefills if prefill_pairs is None else prefill_pairs
-        place = self.count % len(self._terms)
-        self._terms[place] = (1.0, p, p * p, pairs, c)
-        self._durations_s[place] = duration_s
-        self._tells_pairs[place] = prefill_pairs is not None
+        self._write((1.0, p, p * p, pairs, c), duration_s, tells=prefill_pairs is not None)
         self.count += 1
         if self._coefficients is not None:
             predicted_s = predict_batch_s(
@@ -157,11 +178,18 @@ class OnlineLatencyFit:
             )
             self._errors.observe(predicted_s=predicted_s, actual_s=duration_s)
 
+    def _write(self, terms: tuple[float, ...], duration_s: Seconds, *, tells: bool) -> None:
+        place = self._num_written % len(self._terms)
+        self._terms[place] = terms
+        self._durations_s[place] = duration_s
+        self._tells_pairs[place] = tells
+        self._num_written += 1
+
     def fit(self) -> LatencyCoefficients | None:
         """The coefficients now, or None before enough iterations to tell the terms apart."""
-        if self.count < 2 * NUM_TERMS:
+        if self._num_written < 2 * NUM_TERMS:
             return None
-        size = min(self.count, len(self._terms))
+        size = min(self._num_written, len(self._terms))
         terms = self._terms[:size]
         if self._tells_pairs[:size].any():
             constant_s, linear_s, squared_s, cross_s, context_s = self._solve(terms).tolist()
@@ -189,7 +217,7 @@ class OnlineLatencyFit:
         """float64[terms]: none negative."""
         size = len(terms)
         durations_s = self._durations_s[:size]
-        ages = (self.count - 1 - np.arange(size)) % len(self._terms)
+        ages = (self._num_written - 1 - np.arange(size)) % len(self._terms)
         remembered = np.exp(-ages / self._memory)
         kinds = kinds_of(terms[:, 1])
         solution = np.zeros(NUM_TERMS)
@@ -216,9 +244,15 @@ def _medians_s(durations_s: Floats, kinds: Indices, weights: Floats) -> Floats:
 
 
 def _non_negative(matrix: Floats, vector: Floats) -> Floats:
-    """The coefficients, scaled so that all count alike; terms that stay unseen are 0."""
+    """
+    The coefficients, scaled so that all count alike; terms that stay unseen are 0.
+
+    What the iterations do not tell apart is constant rather than linear, and that rather than
+    anything else: an engine's first ones are often of one token each, and with a part of their
+    time for each token a full batch would take seconds.
+    """
     scale = np.sqrt(np.diag(matrix))
     scale[scale <= 0] = 1.0
-    scaled = matrix / np.outer(scale, scale) + 1e-9 * np.eye(NUM_TERMS)
+    scaled = matrix / np.outer(scale, scale) + np.diag(_RIDGE)
     solution: Floats = non_negative(scaled, vector / scale) / scale
     return solution

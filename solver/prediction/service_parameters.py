@@ -13,8 +13,11 @@ _FIRST_RATE_ERROR = 0.25
 """Relative, of a throughput that one batch told: simulated ones were 10 to 30 % too fast."""
 _MEMORY = 200.0
 """Requests after which an old one weighs 1/e."""
-_RATE_MEMORY = 20.0
-"""Busy intervals, likewise: a throughput changes with what else the machine does."""
+_RATE_MEMORY = 40.0
+"""
+Busy intervals, likewise: a throughput changes with what else the machine does. Of fewer the mean
+is no better known: answers that end together make one interval's rate err by a third.
+"""
 _LEAST_INTERVALS = 8
 """Before their spread says anything of the throughput's error."""
 

@@ -3,7 +3,7 @@
 import math
 
 from shared.contracts.base import Seconds
-from shared.contracts.estimates import Moments, OutputTokens, Profile
+from shared.contracts.estimates import LatencyCoefficients, Moments, OutputTokens, Profile
 from shared.contracts.requests import QueuedRequest
 from solver.prediction.latency_model import predict_batch_s, predict_s
 
@@ -11,6 +11,12 @@ DEFAULT_TOKEN_S = 0.002
 """Prior time per token, before anything was measured."""
 CHUNK_TOKENS = 512
 ALL_APPLICATIONS = "*"
+RESIDUAL_SHARE = 0.1
+"""
+Of the mean answer: least that is expected of one that goes on, however long it is already.
+
+Low on purpose: who waits for such a run is told a short time, and gives up on it soon after.
+"""
 
 
 def predicted_prefill_s(request: QueuedRequest, profile: Profile | None) -> Seconds:
@@ -33,10 +39,32 @@ def predicted_decode_s(request: QueuedRequest, profile: Profile | None) -> Secon
     if profile is None or profile.latency is None:
         return 0.0
     tokens = predicted_output_tokens(request, profile) - len(request.progress.token_ids)
+    return _decode_s(profile.latency, tokens, context_tokens=request.prompt_tokens)
+
+
+def predicted_rest_s(
+    request: QueuedRequest, profile: Profile | None, *, output_tokens: int
+) -> Seconds:
+    """
+    Time to the last token of an answer that has *output_tokens*, progress included.
+
+    Of one that has outlived its prediction a share of that is still expected; of none more than
+    its limit allows.
+    """
+    if profile is None or profile.latency is None:
+        return 0.0
+    mean = predicted_output_tokens(request, profile)
+    expected = max(RESIDUAL_SHARE * mean, mean - output_tokens)
+    tokens = min(expected, request.sampling.max_tokens - output_tokens)
+    return _decode_s(profile.latency, tokens, context_tokens=request.prompt_tokens + output_tokens)
+
+
+def _decode_s(latency: LatencyCoefficients, tokens: float, *, context_tokens: int) -> Seconds:
+    """Time of *tokens* one after the other, the first with that many before it."""
     one_s = predict_batch_s(
-        profile.latency,
+        latency,
         compute_tokens=1,
-        context_tokens=request.prompt_tokens + tokens / 2,
+        context_tokens=context_tokens + tokens / 2,
         prefill_pairs=0,
     )
     return max(0.0, tokens) * one_s

@@ -1,6 +1,5 @@
 """What the estimator learns, keeps and publishes."""
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,15 +8,13 @@ import pytest
 
 from services.estimator.handlers import HANDLERS
 from services.estimator.observations import time_multiples
-from services.estimator.profiles import ProfileStore
 from services.estimator.state import EstimatorState, Learner
 from shared.broker.consumer import Dispatcher
 from shared.broker.protocol import Settlement
 from shared.contracts.base import InstanceId, Message, ModelName, RequestId, TenantId, encode
-from shared.contracts.errors import SettingsError
 from shared.contracts.estimates import LatencyCoefficients, Moments, OutputTokens, Profile
 from shared.contracts.qos import QosClass
-from shared.contracts.requests import FinishReason
+from shared.contracts.requests import FinishReason, WaitForecast
 from shared.contracts.telemetry import (
     InstanceStatus,
     Iteration,
@@ -117,6 +114,32 @@ def test_iterations_teach_latency_and_throughput():
     rate = sum(i.compute_tokens for i in sample) / sum(i.duration_s for i in sample)
     assert profile.token_rate_per_s == pytest.approx(rate)
     assert profile.num_iterations == 40
+
+
+def test_a_restored_model_is_not_thrown_away_for_the_first_second_of_decodes():
+    known = learner()
+    earlier = Profile(model=M, engine="e", device="d", version=7, at=0.0, latency=TRUE)
+    known.restore(earlier)
+    known.on_iterations(
+        IterationsObserved(
+            instance_id=I1, model=M, engine="e", device="d", at=0.0,
+            iterations=tuple(
+                Iteration(
+                    compute_tokens=4, context_tokens=400, num_decodes=4,
+                    duration_s=predict_s(TRUE, compute_tokens=4, context_tokens=400),
+                )
+                for _ in range(60)
+            ),
+        )
+    )  # fmt: skip
+    profile = known.profile(NOW)
+
+    assert profile.num_iterations == 60
+    assert profile.version > 7
+    assert profile.latency is not None
+    assert predict_s(profile.latency, compute_tokens=1024, context_tokens=0) == pytest.approx(
+        predict_s(TRUE, compute_tokens=1024, context_tokens=0), rel=0.1
+    )
 
 
 TRUE = LatencyCoefficients(
@@ -287,9 +310,67 @@ def test_requests_that_did_not_end_well_teach_nothing():
     assert known.profile(NOW).output_tokens == {}
 
 
-def test_the_first_token_of_an_evicted_request_says_nothing_of_prefill():
+class TestWaits:
+    """Of requests that were grouped at 1 s and given to the engine at 2 s."""
+
+    @staticmethod
+    def told(mean_s: float, **fields: Any) -> RequestObserved:
+        foretold = WaitForecast(mean_s=mean_s, sd_s=0.5)
+        return request(**({"grouped_at": 1.0, "foretold": foretold} | fields))
+
+    def test_forecasts_are_held_against_what_came(self):
+        """Half of them were told 3 s, the others half a second."""
+        known = learner()
+        for mean_s in (3.0, 0.5) * 15:
+            known.on_request(self.told(mean_s))
+        seen = known.profile(NOW).wait_calibration
+
+        assert seen is not None
+        assert (seen.count, seen.at) == (30, 9.0)
+        assert seen.bias == pytest.approx((2.0 - 0.5) / 2, abs=0.05)
+        assert dict(seen.coverage)[0.5] == pytest.approx(0.5, abs=0.05)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"foretold": None},
+            {"grouped_at": 0.0},
+            {"evictions": 1},
+            {"crashes": 1},
+            {"relegated": True},
+            {"submitted_at": 3.0},
+        ],
+        ids=str,
+    )
+    def test_what_was_not_foretold_or_waited_twice_is_not_judged(self, fields: dict[str, Any]):
+        known = learner()
+        known.on_request(self.told(3.0, **fields))
+
+        assert known.profile(NOW).wait_calibration is None
+
+    def test_where_nobody_waits_quantiles_are_not_judged(self):
+        known = learner()
+        for _ in range(30):
+            known.on_request(self.told(0.0, grouped_at=1.99))
+        seen = known.profile(NOW).wait_calibration
+
+        assert seen is not None
+        assert (seen.count, seen.coverage) == (30, ())
+        assert seen.bias == pytest.approx(-0.01)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"evictions": 1},
+        {"crashes": 1},
+        pytest.param({"submitted_at": 5.0}, id="swapped out after its first token"),
+        pytest.param({"first_token_at": 0.0, "output_tokens": 0}, id="no token"),
+    ],
+)
+def test_who_did_not_begin_once_says_nothing_of_prefill(fields: dict[str, Any]):
     known = learner()
-    known.on_request(request(evictions=1))
+    known.on_request(request(**fields))
     assert known.profile(NOW).prefill_s is None
 
 
@@ -378,41 +459,3 @@ async def test_messages_reach_the_learner_of_their_model_engine_and_device():
     profile = state.learners[M, "e", "d"].profile(NOW)
     assert (profile.swap_s, profile.num_iterations) == ({"cold": 4.0}, 40)
     assert profile.output_tokens["chat"].count == 2
-
-
-def test_a_stored_profile_is_read_back(tmp_path: Path):
-    store = ProfileStore(tmp_path / "made")
-    assert store.load() == ()
-    store.save(PRIOR)
-    assert ProfileStore(tmp_path / "made").load() == (PRIOR,)
-
-
-def test_a_profile_replaces_its_predecessor_and_no_other(tmp_path: Path):
-
-    store = ProfileStore(tmp_path)
-    store.load()
-    newer = msgspec.structs.replace(PRIOR, version=6)
-    other = msgspec.structs.replace(PRIOR, device="d2")
-    for profile in (PRIOR, other, newer):
-        store.save(profile)
-    assert sorted(store.load(), key=lambda profile: profile.device) == [newer, other]
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"\xff\xfe", b'{"kind": "\xff"}', b'{"kind": "profile.published.v1"}']
-)
-def test_a_corrupt_file_is_refused_by_name(tmp_path: Path, content: bytes):
-    (tmp_path / "broken.json").write_bytes(content)
-    with pytest.raises(SettingsError, match=r"broken\.json"):
-        ProfileStore(tmp_path).load()
-
-
-def test_what_a_crash_left_half_written_is_no_profile(tmp_path: Path):
-    (tmp_path / "half.part").write_bytes(b"{")
-    assert ProfileStore(tmp_path).load() == ()
-
-
-def test_without_a_directory_nothing_is_kept():
-    store = ProfileStore(None)
-    store.save(PRIOR)
-    assert store.load() == ()

@@ -113,6 +113,12 @@ def test_trees_are_told_with_what_came_of_them():
     )
 
 
+def test_waits_are_told_with_what_came_of_their_forecasts():
+    assert shown(msgspec.structs.replace(PROFILE, wait_calibration=SEEN))[8] == (
+        "  waits       -1.25 ± 4.00 s of 30 requests, 88 % in p90, 90.0 s ago"
+    )
+
+
 def test_profiles_follow_each_other():
     lines = list(lines_of([PROFILE, msgspec.structs.replace(PROFILE, device="gpu")], [], now=NOW))
 

@@ -70,6 +70,19 @@ async def test_one_that_fails_is_counted(tmp_path: Path, script: str):
     assert fits.outcomes == {FAILED: 1}
 
 
+async def test_one_that_cannot_be_started_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def no_process(*_command: str, **_pipes: int) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    fits = ScriptedFits(store(tmp_path, LEAST_NEW), "true")
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", no_process)
+    await fits.fit(asyncio.Event())
+
+    assert fits.outcomes == {FAILED: 1}
+
+
 async def test_it_is_not_waited_for_at_the_end(tmp_path: Path):
     fits = ScriptedFits(store(tmp_path, LEAST_NEW), "exec sleep 600")
     stop = asyncio.Event()

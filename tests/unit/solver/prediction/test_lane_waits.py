@@ -40,6 +40,19 @@ def test_a_turn_has_come_when_as_many_have_left_as_had_arrived():
     assert after.raw_coverage == 0.0
 
 
+def test_what_was_pulled_before_is_still_to_be_waited_for():
+    """Left after 7 s, and 3 s of work were pulled before: 10 s, as foretold."""
+    followed = waits()
+    followed.counted({LANE: LaneCount(arrived=8, waiting=8)}, 0.0)
+    followed.foretell([LANE], TOLD, 0.0)
+    followed.counted({LANE: LaneCount(arrived=20, waiting=12, pulled_s=3.0)}, 7.0)
+    report = followed.report()
+
+    assert report is not None
+    assert report.raw_coverage == 1.0
+    assert report.mean_ratio == pytest.approx(1.0, abs=0.01)
+
+
 def test_waits_that_are_longer_than_foretold_are_foretold_longer():
     followed = waits()
     queued_for(followed, 20.0, rounds=300)
@@ -94,3 +107,27 @@ def test_of_many_lanes_a_few_are_followed_up_at_a_time_and_all_in_turn():
 
     assert counted == [8, 16, 24, 32, 40, 48]
     assert [bool(lane.told_at >= 0) for lane in followed._lanes.values()] == [True] * 20
+
+
+def test_what_came_while_nobody_counted_teaches_nothing():
+    waits = LaneWaits()
+    waits.counted({LANE: LaneCount(5, 5)}, 0.0)
+    waits.foretell([LANE], TOLD, 0.0)
+    waits.give_up()
+    waits.counted({LANE: LaneCount(5, 0)}, 300.0)
+
+    assert waits.report() is None
+
+
+def test_a_lane_some_of_which_lets_others_pass_teaches_nothing():
+    followed = waits()
+    followed.counted({LANE: LaneCount(5, 5)}, 0.0)
+    followed.foretell([LANE], TOLD, 0.0)
+    followed.counted({LANE: LaneCount(25, 25, overflow=20)}, 5.0)
+    followed.foretell([LANE], TOLD, 5.0)
+    followed.counted({LANE: LaneCount(25, 0)}, 300.0)
+    assert followed.report() is None
+
+    followed.foretell([LANE], TOLD, 300.0)
+    followed.counted({LANE: LaneCount(25, 0)}, 310.0)
+    assert followed.report() is not None

@@ -122,6 +122,46 @@ def test_a_kind_of_batch_that_is_rare_and_new_is_learnt_not_taken_for_disturbed(
     )
 
 
+@pytest.mark.parametrize("every", [300, 500])
+def test_prefills_that_stay_rare_are_learnt(every: int):
+    """Of all that is remembered, too few for a size of their own: they are not decodes'."""
+    chance = np.random.default_rng(every)
+    fit = OnlineLatencyFit(memory=2000)
+    for number in range(8000):
+        tokens = int(chance.integers(100, 2000)) if number % every == 0 else 1
+        context = 0 if tokens > 1 else int(chance.integers(0, 2000))
+        exact_s = predict_s(TRUE, compute_tokens=tokens, context_tokens=context)
+        fit.observe(
+            Iteration(
+                compute_tokens=tokens, context_tokens=context, num_decodes=int(tokens == 1),
+                duration_s=exact_s * float(chance.lognormal(0.0, 0.03)),
+            )
+        )  # fmt: skip
+    found = fit.fit()
+    assert found is not None
+    for tokens in (256, 1024, 2048):
+        assert predict_s(found, compute_tokens=tokens, context_tokens=0) == pytest.approx(
+            predict_s(TRUE, compute_tokens=tokens, context_tokens=0), rel=0.1
+        )
+
+
+def test_what_is_believed_holds_until_iterations_tell_otherwise():
+    fit = OnlineLatencyFit(memory=500)
+    fit.believe(TRUE)
+    assert fit.count == 0
+    assert worst_error(fit.fit(), TRUE) < 0.01
+
+    decodes = [each for each in iterations(TRUE, 200) if each.compute_tokens < 64]
+    for each in decodes:
+        fit.observe(each)
+        assert worst_error(fit.fit(), TRUE) < 0.3
+    assert fit.count == len(decodes)
+
+    for each in iterations(SLOWER, 1000):
+        fit.observe(each)
+    assert worst_error(fit.fit(), SLOWER) < 0.1
+
+
 def test_what_is_older_than_twice_the_memory_is_forgotten():
     known = iterations(TRUE, 200)
     forgotten = fitted([*iterations(SLOWER, 600), *known], memory=100).fit()
@@ -291,6 +331,17 @@ def test_negative_pairs_teach_nothing():
 def test_nothing_is_predicted_from_a_handful_of_iterations():
     assert fitted(iterations(TRUE, 9)).fit() is None
     assert fitted(iterations(TRUE, 10)).fit() is not None
+
+
+def test_what_single_tokens_do_not_tell_apart_is_taken_for_constant():
+    """A first request's decodes, 7 ms each: of 16 tokens nobody knows, but hardly 50 ms."""
+    one = Iteration(compute_tokens=1, context_tokens=100, num_decodes=1, duration_s=0.007)
+    coefficients = fitted([one] * 20).fit()
+
+    assert coefficients is not None
+    assert predict_s(coefficients, compute_tokens=16, context_tokens=1600) == pytest.approx(
+        0.007, rel=0.3
+    )
 
 
 def test_iterations_without_work_or_time_teach_nothing():

@@ -11,6 +11,7 @@ from solver.prediction.service_time import (
     predicted_decode_s,
     predicted_output_tokens,
     predicted_prefill_s,
+    predicted_rest_s,
     tokens_s,
 )
 from tests.queued import a_request, sampling
@@ -57,6 +58,22 @@ def test_more_progress_than_expected_leaves_nothing():
 
 
 @pytest.mark.parametrize(
+    ("output_tokens", "left"), [(0, 50), (20, 30), (45, 5), (60, 5), (397, 3), (400, 0)]
+)
+def test_the_rest_is_that_of_the_expected_answer_and_never_nothing_before_the_limit(
+    output_tokens: int, left: int
+):
+    request = a_request(sampling=sampling(400, ignore_eos=False))
+    rest_s = predicted_rest_s(request, PROFILE, output_tokens=output_tokens)
+    assert rest_s == pytest.approx(left * 0.011)
+
+
+def test_progress_counts_as_answered_already():
+    request = a_request(sampling=sampling(40), progress=Progress(token_ids=(7,) * 10))
+    assert predicted_rest_s(request, PROFILE, output_tokens=15) == pytest.approx(25 * 0.011)
+
+
+@pytest.mark.parametrize(
     ("application", "max_tokens", "expected"),
     [("chat", 100, 20.0), ("other", 100, 50.0), ("other", 30, 30)],
 )
@@ -98,6 +115,7 @@ def test_what_was_never_measured_condemns_nobody(profile: Profile | None):
     request = a_request(prompt_tokens=600)
     assert predicted_prefill_s(request, profile) == 0.0
     assert predicted_decode_s(request, profile) == 0.0
+    assert predicted_rest_s(request, profile, output_tokens=5) == 0.0
 
 
 def test_backlog_in_seconds_has_a_prior():
