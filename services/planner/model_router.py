@@ -89,7 +89,7 @@ class ModelRouter:
         # Agents count anew when they begin anew; their clocks do not, but may be ahead of ours.
         at = min(status.at, now)
         load = InstanceLoad(
-            seq=round(at * 1000),
+            seq=_seq_at(at),
             at=at,
             running=status.running,
             prefill_backlog_tokens=status.prefill_backlog_tokens,
@@ -157,9 +157,9 @@ class ModelRouter:
             sender=self._sender, model=self.model, at=now, work=SoftState(work={self._sender: work})
         )
 
-    def forget(self, sender: str, now: UnixTime) -> None:
+    def forget(self, sender: str) -> None:
         """Another router has been silent for too long."""
-        self._backlog.forget(sender, now)
+        self._backlog.forget(sender)
 
     def tell(self, now: UnixTime, since: Mapping[str, int]) -> RouterState:
         """
@@ -198,7 +198,10 @@ class ModelRouter:
         work = state.work.work.get(state.sender, {})
         told = SoftState(
             work={state.sender: {each: work[each] for each in work.keys() & known}},
-            loads={each: state.work.loads[each] for each in state.work.loads.keys() & known},
+            loads={
+                each: _no_later(state.work.loads[each], now)
+                for each in state.work.loads.keys() & known
+            },
         )
         self._backlog.adopt(told, now)
         for snapshot in state.calibrations:
@@ -273,3 +276,14 @@ class ModelRouter:
 def _newer(snapshot: CalibrationSnapshot, number: int) -> CalibrationSnapshot:
     residuals = tuple(each for each in snapshot.residuals if each.number > number)
     return msgspec.structs.replace(snapshot, residuals=residuals)
+
+
+def _no_later(load: InstanceLoad, now: UnixTime) -> InstanceLoad:
+    """*load* of another's host, whose clock may be ahead."""
+    at = min(load.at, now)
+    return msgspec.structs.replace(load, at=at, seq=min(load.seq, _seq_at(now)))
+
+
+def _seq_at(at: UnixTime) -> int:
+    """Number of a report of that time."""
+    return round(at * 1000)

@@ -1,6 +1,7 @@
 """Routed mode: requests go to the inbox of an instance that a router chose (QUARTZ)."""
 
 import asyncio
+from zlib import crc32
 
 import msgspec
 import structlog
@@ -127,7 +128,7 @@ class Routing:
     def on_status(self, status: InstanceStatus) -> None:
         """An instance tells how it is."""
         now = self._clock.now()
-        served = None if status.draining else status.model
+        served = status.model if status.takes_in and not status.draining else None
         before, _ = self._seen.get(status.instance_id, (None, now))
         self._seen[status.instance_id] = (served, now)
         if before is not None and before != served:
@@ -172,8 +173,11 @@ class Routing:
         if model.router.prefills.version(key).startswith("prior") and (
             restored or profile.num_iterations >= LEAST_ITERATIONS
         ):
+            # By content: routers that began at other times have adopted other models, whose
+            # residuals are none of this one's.
+            content = crc32(encode(profile.latency))
             model.router.prefills.use(
-                key, LatencyPrefills(profile.latency, LEVELS), f"latency {key}"
+                key, LatencyPrefills(profile.latency, LEVELS), f"latency {content:08x} {key}"
             )
 
     def on_trees(self, message: PrefillTrees) -> None:
@@ -216,7 +220,7 @@ class Routing:
         for model in list(self._models.values()):
             for sender in [s for s, at in model.heard.items() if at < now - ROUTER_TIMEOUT_S]:
                 del model.heard[sender]
-                model.router.forget(sender, now)
+                model.router.forget(sender)
             if model.heard and (state := model.router.tell_work(now)) is not None:
                 await self._tell(topology.ROUTER_KEY, state)
 

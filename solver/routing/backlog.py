@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from shared.contracts.base import InstanceId, RequestId, Seconds, UnixTime
-from shared.contracts.routing import InstanceLoad, SoftState, WorkTotals
+from shared.contracts.routing import InstanceLoad, SoftState
 from solver.routing.service_pace import ServicePace
 from solver.routing.soft_state import merged
+from solver.routing.work import Work, served_between_s
 
 LOST_AFTER_S = 5.0
 """A first token whose engine has had nothing left to prefill for so long was lost on its way."""
@@ -32,42 +33,11 @@ class _Outstanding:
 
 
 @dataclass(slots=True)
-class _Work:
-    """Totals of one router on one instance, or of several routers added up."""
-
-    version: int = 0
-    assigned_s: Seconds = 0.0
-    dispatched_s: Seconds = 0.0
-    finished_s: Seconds = 0.0
-    num_assigned: int = 0
-    num_finished: int = 0
-
-    def add(self, totals: WorkTotals) -> None:
-        """Those of one more router."""
-        self.assigned_s += totals.assigned_s
-        self.dispatched_s += totals.dispatched_s
-        self.finished_s += totals.finished_s
-        self.num_assigned += totals.num_assigned
-        self.num_finished += totals.num_finished
-
-    def told(self) -> WorkTotals:
-        """For others."""
-        return WorkTotals(
-            version=self.version,
-            assigned_s=self.assigned_s,
-            dispatched_s=self.dispatched_s,
-            finished_s=self.finished_s,
-            num_assigned=self.num_assigned,
-            num_finished=self.num_finished,
-        )
-
-
-@dataclass(slots=True)
 class _Instance:
     """What is known of one instance."""
 
-    own: _Work = field(default_factory=_Work)
-    others: _Work = field(default_factory=_Work)
+    own: Work = field(default_factory=Work)
+    others: Work = field(default_factory=Work)
     pace: ServicePace = field(default_factory=ServicePace)
     load: InstanceLoad = field(default_factory=InstanceLoad)
 
@@ -91,7 +61,10 @@ class _Instance:
     def engine_wait_s(self, now: UnixTime) -> Seconds:
         """As of `Backlog`."""
         count = self.num_outstanding
-        return self.pace.wait_s(self.in_engine_s, count, now) if count > 0 else 0.0
+        if count <= 0:
+            return 0.0
+        typical_s = (self.in_engine_s + self.queued_s) / count
+        return self.pace.wait_s(self.in_engine_s, typical_s, now)
 
 
 class Backlog:
@@ -146,16 +119,20 @@ class Backlog:
         own.dispatched_s += request.mean_s
 
     def finish(self, request_id: RequestId, now: UnixTime) -> None:
-        """The request has its first token, or was given up; unknown ones are ignored."""
-        self.dispatch(request_id, now)
-        request = self._outstanding.pop(request_id, None)
-        if request is None:
-            return
-        instance = self._instance(request.instance_id)
-        instance.pace.serve(request.mean_s, now)
-        self._change(instance.own)
-        instance.own.finished_s += request.mean_s
-        instance.own.num_finished += 1
+        """The request has its first token; unknown ones are ignored."""
+        request = self._end(request_id, now)
+        if request is not None:
+            self._instance(request.instance_id).pace.serve(request.mean_s, now)
+
+    def give_up(self, request_id: RequestId, now: UnixTime) -> None:
+        """
+        The request gets no first token there, or none that is heard of; unknown ones are ignored.
+
+        It says nothing of how fast its instance is.
+        """
+        request = self._end(request_id, now)
+        if request is not None:
+            self._instance(request.instance_id).own.given_up_s += request.mean_s
 
     def observe(self, instance_id: InstanceId, load: InstanceLoad, now: UnixTime) -> None:
         """A report of the instance; older ones than the latest are ignored."""
@@ -170,9 +147,12 @@ class Backlog:
     def adopt(self, state: SoftState, now: UnixTime) -> None:
         """What another router knows; what it tells of this one changes nothing."""
         others = {router: work for router, work in state.work.items() if router != self._router}
-        self._others = merged(self._others, SoftState(work=others))
+        known = self._others
+        self._others = merged(known, SoftState(work=others))
         for instance_id in {each for work in others.values() for each in work}:
-            self._add_others(instance_id, now)
+            grown_s = served_between_s(instance_id, known, self._others)
+            self._learn_pace(instance_id, grown_s, now)
+            self._add_others(instance_id)
         for instance_id, load in state.loads.items():
             self.observe(instance_id, load, now)
 
@@ -214,13 +194,13 @@ class Backlog:
         instance = self._instance(instance_id)
         return instance.in_engine_s <= _ROUNDING_S
 
-    def forget(self, router: str, now: UnixTime) -> None:
+    def forget(self, router: str) -> None:
         """Another router is gone: what it had sent counts no longer."""
         work = {name: each for name, each in self._others.work.items() if name != router}
         left = self._others.work.get(router, {})
         self._others = replace(self._others, work=work)
         for instance_id in left:
-            self._add_others(instance_id, now)
+            self._add_others(instance_id)
 
     def expected_wait_s(self, instance_id: InstanceId, now: UnixTime) -> Seconds:
         """Mean time until the instance could begin one more request; at least 0."""
@@ -244,27 +224,44 @@ class Backlog:
         }
         self._others = replace(self._others, work=work)
 
-    def _change(self, own: _Work) -> None:
+    def _change(self, own: Work) -> None:
         """Versions of an instance that comes back go on where they were."""
         self.version += 1
         own.version = self.version
 
-    def _add_others(self, instance_id: InstanceId, now: UnixTime) -> None:
-        """Others' totals anew; what they finished since tells of the pace, too."""
-        instance, others = self._instance(instance_id), _Work()
+    def _learn_pace(self, instance_id: InstanceId, grown_s: Seconds, now: UnixTime) -> None:
+        """Others saw so much served since they were heard last."""
+        instance = self._instance(instance_id)
+        if instance.num_outstanding <= 0:
+            # It was idle as far as was known, and has begun since.
+            instance.pace.begin(now - grown_s)
+        if grown_s > _ROUNDING_S:
+            instance.pace.serve(grown_s, now)
+
+    def _add_others(self, instance_id: InstanceId) -> None:
+        """Others' totals anew."""
+        others = Work()
         for work in self._others.work.values():
             if instance_id in work:
                 others.add(work[instance_id])
-        grown_s = others.finished_s - instance.others.finished_s
-        if grown_s > 0:
-            instance.pace.serve(grown_s, now)
-        instance.others = others
+        self._instance(instance_id).others = others
 
     def _forget_lost(self, instance_id: InstanceId, *, before: UnixTime, now: UnixTime) -> None:
         for request_id, request in list(self._outstanding.items()):
             at = request.dispatched_at
             if request.instance_id == instance_id and at is not None and at < before:
-                self.finish(request_id, now)
+                self.give_up(request_id, now)
+
+    def _end(self, request_id: RequestId, now: UnixTime) -> _Outstanding | None:
+        """Expect the request no longer; what was expected, if anything was."""
+        self.dispatch(request_id, now)
+        request = self._outstanding.pop(request_id, None)
+        if request is not None:
+            own = self._instance(request.instance_id).own
+            self._change(own)
+            own.finished_s += request.mean_s
+            own.num_finished += 1
+        return request
 
     def _instance(self, instance_id: InstanceId) -> _Instance:
         instance = self._instances.get(instance_id)

@@ -139,7 +139,8 @@ class Router:
         assignment, _ = self._dispatched.get(request_id, (None, now))
         if assignment is None or request_id not in self._prefilling[assignment.instance_id]:
             return None
-        self._leave_prefill(assignment, now)
+        self.backlog.finish(request_id, now)
+        self._prefilling[assignment.instance_id].discard(request_id)
         return assignment
 
     def served(self, tenant: TenantId, prompt_tokens: int, now: UnixTime) -> None:
@@ -150,7 +151,8 @@ class Router:
         """The request's last token is there, or it failed; unknown ones are ignored."""
         assignment, _ = self._dispatched.pop(request_id, (None, now))
         if assignment is not None:
-            self._leave_prefill(assignment, now)
+            self.backlog.give_up(request_id, now)
+            self._prefilling[assignment.instance_id].discard(request_id)
             self._in_flight[assignment.instance_id] -= 1
 
     def forget(self, before: UnixTime, now: UnixTime) -> None:
@@ -165,7 +167,7 @@ class Router:
         """A request that waits is given up, or served elsewhere; unknown ones are ignored."""
         for instance_id, queue in self._queues.items():
             if queue.discard(request_id):
-                self.backlog.finish(request_id, now)
+                self.backlog.give_up(request_id, now)
                 self._in_flight[instance_id] -= 1
 
     def observe(self, instance_id: InstanceId, load: InstanceLoad, now: UnixTime) -> None:
@@ -184,15 +186,10 @@ class Router:
             self._active = self._options
             self._reorder()
 
-    def _leave_prefill(self, assignment: Assignment, now: UnixTime) -> None:
-        request_id = assignment.request.request_id
-        self.backlog.finish(request_id, now)
-        self._prefilling[assignment.instance_id].discard(request_id)
-
     def _leave_queue(self, instance_id: InstanceId, now: UnixTime) -> list[RoutedRequest]:
         left, queue = [], self._queues[instance_id]
         while (assignment := queue.pop()) is not None:
-            self.backlog.finish(assignment.request.request_id, now)
+            self.backlog.give_up(assignment.request.request_id, now)
             left.append(assignment.request)
         return left
 

@@ -13,6 +13,8 @@ _CORRECTION_SHARE = 0.5
 """Of the difference to a report that is believed: reports are late, totals miss others' work."""
 _CORRECTION_FADES_S = 1.0
 """Time constant: reports come each second."""
+_KEPT = 1 - 1 / 256
+"""Of what tokens cost before, with each request: engines change."""
 
 
 class ServicePace:
@@ -31,19 +33,19 @@ class ServicePace:
         self._correction_s = 0.0
         self._corrected_at: UnixTime = 0.0
         self._added_s = 0.0
-        self._added_tokens = 0
+        self._added_tokens = 0.0
         self.value = 1.0
         """Expected seconds of work per second; only this class writes it."""
 
     @property
     def token_s(self) -> Seconds:
-        """Expected work of a token, of all that was added; 0 before there is any."""
+        """Expected work of a token, of the last hundreds of requests; 0 before there is any."""
         return self._added_s / self._added_tokens if self._added_tokens else 0.0
 
     def add(self, mean_s: Seconds, tokens: int) -> None:
         """So much work is expected of so many tokens."""
-        self._added_s += mean_s
-        self._added_tokens += tokens
+        self._added_s = _KEPT * self._added_s + mean_s
+        self._added_tokens = _KEPT * self._added_tokens + tokens
 
     def begin(self, now: UnixTime) -> None:
         """The instance was idle until now."""
@@ -61,13 +63,23 @@ class ServicePace:
 
     def correct(self, in_engine_s: Seconds, reported_tokens: int, now: UnixTime) -> None:
         """The engine reports *reported_tokens* where *in_engine_s* of work was thought to be."""
-        self._correction_s = _CORRECTION_SHARE * (reported_tokens * self.token_s - in_engine_s)
+        reported_s = reported_tokens * self.token_s
+        # Before the first request from here it is not known what a token costs there.
+        knows = reported_s > 0 or not reported_tokens
+        self._correction_s = _CORRECTION_SHARE * (reported_s - in_engine_s) if knows else 0.0
         self._corrected_at = now
 
-    def wait_s(self, in_engine_s: Seconds, num_outstanding: int, now: UnixTime) -> Seconds:
-        """Time until the engine is through with *in_engine_s* of expected work; at least 0."""
+    def wait_s(self, in_engine_s: Seconds, typical_s: Seconds, now: UnixTime) -> Seconds:
+        """
+        Time until the engine is through with *in_engine_s* of expected work; at least 0.
+
+        Args:
+            in_engine_s: What it has been given, with what it has done of the first of it.
+            typical_s: Of one request.
+            now: Unix seconds.
+        """
         elapsed_s = now - self._since
-        progress_s = min(in_engine_s / num_outstanding, self.value * elapsed_s)
+        progress_s = min(in_engine_s, typical_s, self.value * elapsed_s)
         left_s = in_engine_s - progress_s if elapsed_s > 0 else in_engine_s
         if self._correction_s:
             age_s = max(0.0, now - self._corrected_at)

@@ -84,6 +84,10 @@ async def test_requests_go_where_their_prefix_is_and_routers_hear_of_each_other(
             await eventually(lambda: len({each.sender for each in of(RouterState)}) == 3)
 
         assert [type(each.final) for each in answers] == [RequestCompleted] * len(answers)
+        # Inboxes are there before anybody sends to them, or asks for what is in them.
+        logs = [path.read_text() for path in spec.log_dir.glob("*.log")]
+        assert len(logs) >= 6
+        assert not any("inbox.closed" in text or "broker.lost" in text for text in logs)
         # A family's later requests follow its first ones, whichever grouper they came to.
         instances: dict[int, list[str]] = {}
         cached = []
@@ -92,7 +96,8 @@ async def test_requests_go_where_their_prefix_is_and_routers_hear_of_each_other(
             instances.setdefault(number % FAMILIES, []).append(answer.final.instance_id)
             cached.append(answer.final.usage.cached_tokens)
         followed = sum(sum(each == where[4] for each in where[5:]) for where in instances.values())
-        assert followed >= 0.8 * (len(answers) - 5 * FAMILIES)
+        # By chance alone it would be half; where a machine is slow, load moves some.
+        assert followed >= 0.7 * (len(answers) - 5 * FAMILIES)
         assert sum(tokens > 100 for tokens in cached[30:]) >= 50
         told = {sender for each in of(RouterState) for sender in each.work.work}
         assert len(told) == 3

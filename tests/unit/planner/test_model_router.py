@@ -56,6 +56,21 @@ def test_a_prompt_goes_where_it_was_computed_before():
     assert other not in routed._cached_tokens(again)
 
 
+def test_what_a_host_tells_whose_clock_is_ahead_is_taken_for_told_now():
+    """Else all that was sent lately counts as lost, and the instance's own reports as older."""
+    routed = model_router()
+    where = sent_to(routed, long_request(1), NOW - 0.5)
+    ahead = NOW + 8.0
+    load = InstanceLoad(seq=round(ahead * 1000), at=ahead)
+    routed.adopt(
+        RouterState(sender="x", model=MODEL, at=ahead, work=SoftState(loads={where: load})), NOW
+    )
+    assert routed.router.backlog.num_outstanding(where) == 1
+
+    routed.on_status(replace(status(where), at=NOW + 1.0, running=7), NOW + 1.0)
+    assert routed.router.backlog.load(where).running == 7
+
+
 def test_what_others_routed_is_found_again_too():
     routed = model_router()
     routed.on_prefill(TWO, prefill_of(long_request(1, request_id="of another grouper")), NOW)
@@ -118,7 +133,7 @@ def test_another_router_hears_of_work_and_is_forgotten_with_it():
 
     assert teller.tell_work(NOW) is None
     assert not listener.router.backlog.is_idle(where)
-    listener.forget("grouper-1", NOW)
+    listener.forget("grouper-1")
     assert listener.router.backlog.is_idle(where)
 
 

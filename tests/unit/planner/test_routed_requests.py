@@ -102,7 +102,10 @@ async def test_it_waits_unacknowledged_for_its_turn_and_no_more_than_a_few_do(ro
     assert await routed.unsettled() == 0
 
 
-async def test_what_waits_goes_elsewhere_when_its_instance_is_gone(routed: GrouperRig):
+@pytest.mark.parametrize("gone", [{"draining": True}, {"takes_in": False}])
+async def test_what_waits_goes_elsewhere_when_its_instance_is_gone(
+    routed: GrouperRig, gone: dict[str, bool]
+):
     routing = routed.grouper.routing
     assert routing is not None
     routing.on_status(status(ONE))
@@ -110,7 +113,7 @@ async def test_what_waits_goes_elsewhere_when_its_instance_is_gone(routed: Group
     task = await take(routed, CHAT, "waits")
     await eventually(lambda: routing.num_waiting == 1)
     routing.on_status(status(TWO))
-    routing.on_status(status(ONE, draining=True, seq=2))
+    routing.on_status(status(ONE, **gone, seq=2))
     await task
 
     assert (await routed.queued(inbox_name(TWO))).request_id == "waits"
@@ -197,6 +200,22 @@ async def test_a_latency_model_stands_in_until_there_are_trees(routed: GrouperRi
         routing.on_profile(learnt(linear_s=1e-3, num_iterations=iterations))
         versions = [each.prefills.version(("e", "d")) for each in routing.routers]
         assert versions[0].startswith("prior" if iterations == 10 else "latency")
+
+
+async def test_routers_with_different_latency_models_do_not_share_residuals(
+    registry: ModelRegistry,
+):
+    """One began when the estimator had learnt little, and keeps what it took then."""
+    versions = []
+    for linear_s in (1e-3, 1e-3, 2e-3):
+        async with open_grouper(registry, ROUTED) as rig:
+            routing = rig.grouper.routing
+            assert routing is not None
+            routing.on_status(status(ONE))
+            routing.on_profile(learnt(linear_s=linear_s))
+            versions += [each.prefills.version(("e", "d")) for each in routing.routers]
+
+    assert versions[0] == versions[1] != versions[2]
 
 
 async def test_trees_of_another_schema_are_refused_and_nothing_changes(routed: GrouperRig):

@@ -72,6 +72,121 @@ def test_lost_first_tokens_do_not_count_for_ever():
     assert backlog.expected_wait_s(W, late) == 0
 
 
+def test_what_is_given_up_says_nothing_of_how_fast_its_instance_is():
+    """Sent elsewhere after a hundredth of what it would have taken, time and again."""
+    one, other = Backlog("one"), Backlog("other")
+    for number in range(50):
+        request_id = assigned(one, number, 1.0, at=number)
+        if number % 2:
+            one.dispatch(request_id, number)
+        one.give_up(request_id, number + 0.01)
+        one.give_up(request_id, number + 0.01)
+        other.adopt(one.snapshot(), number + 0.01)
+    for backlog in (one, other):
+        assert backlog.num_outstanding(W) == 0
+        assert backlog.expected_wait_s(W, 50.0) == 0
+        assigned(backlog, 99, 1.0, at=50.0)
+
+        assert backlog.expected_wait_s(W, 50.0) == pytest.approx(1.0)
+
+
+def test_what_another_router_sees_served_tells_how_fast_an_instance_is():
+    one, other = Backlog("one"), Backlog("other")
+    for number in range(20):
+        request_id = assigned(one, number, 1.0, at=2.0 * number)
+        other.adopt(one.snapshot(), 2.0 * number)
+        one.dispatch(request_id, 2.0 * number)
+        one.finish(request_id, 2.0 * number + 2.0)
+        other.adopt(one.snapshot(), 2.0 * number + 2.0)
+    assigned(other, 99, 1.0, at=40.0)
+
+    assert other.expected_wait_s(W, 40.0) == pytest.approx(2.0, rel=0.2)
+
+
+NOW = 1_750_000_000.0
+
+
+def served(backlog: Backlog, number: int, at: float) -> None:
+    """A request of a second's work that took a second."""
+    request_id = assigned(backlog, number, 1.0, at=at)
+    backlog.dispatch(request_id, at)
+    backlog.finish(request_id, at + 1.0)
+
+
+def paces(one: Backlog, other: Backlog, *, begin: float, count: int = 20) -> list[float]:
+    """Of the instance, as *other* sees it while *one* sends it work."""
+    found = []
+    for number in range(count):
+        served(one, number, begin + number)
+        other.adopt(one.snapshot(), begin + number + 1.0)
+        found.append(other._instance(W).pace.value)
+    return found
+
+
+def test_who_hears_of_a_router_for_the_first_time_has_not_seen_what_it_did_before():
+    one, other = Backlog("one"), Backlog("other")
+    for number in range(1000):
+        served(one, number, NOW + number)
+
+    assert all(0.7 < pace < 1.4 for pace in paces(one, other, begin=NOW + 1000.0))
+
+
+def test_a_router_that_comes_back_has_not_done_everything_just_now():
+    one, other = Backlog("one"), Backlog("other")
+    paces(one, other, begin=NOW)
+    other.forget("one")
+    for number in range(100):
+        served(one, number, NOW + 30.0 + number)
+
+    assert all(0.7 < pace < 1.4 for pace in paces(one, other, begin=NOW + 130.0))
+
+
+def test_while_others_send_nothing_an_instance_is_not_slow_but_idle():
+    one, other = Backlog("one"), Backlog("other")
+    for number in range(30):
+        request_id = assigned(one, number, 0.2, at=NOW + 10.0 * number)
+        one.dispatch(request_id, NOW + 10.0 * number)
+        other.adopt(one.snapshot(), NOW + 10.0 * number)
+        one.finish(request_id, NOW + 10.0 * number + 0.2)
+        other.adopt(one.snapshot(), NOW + 10.0 * number + 0.2)
+
+    assert 0.7 < other._instance(W).pace.value < 1.4
+
+
+@pytest.mark.parametrize("waiting", [0, 99])
+def test_what_only_waits_does_not_stop_the_engine(waiting: int):
+    backlog = Backlog("r")
+    backlog.dispatch(assigned(backlog, 0, 1.0), 0.0)
+    for number in range(1, waiting + 1):
+        assigned(backlog, number, 1.0)
+
+    assert backlog.engine_wait_s(W, 0.9) == pytest.approx(0.1)
+
+
+def test_what_tokens_cost_is_learnt_anew_when_an_engine_changes():
+    backlog = Backlog("r")
+    for number in range(20_000):
+        assigned(backlog, number, 1.0)
+        backlog.give_up(RequestId(str(number)), 0.0)
+    for number in range(2000):
+        backlog.assign(RequestId(str(number)), W, mean_s=3.0, tokens=1000, now=0.0)
+        backlog.give_up(RequestId(str(number)), 0.0)
+    for number in range(4):
+        backlog.assign(RequestId(str(number)), W, mean_s=3.0, tokens=1000, now=0.0)
+
+    assert backlog.outstanding_tokens(W) == pytest.approx(4000, rel=0.05)
+
+
+def test_tokens_of_unknown_cost_correct_nothing():
+    """Only another router has sent anything there."""
+    one, other = Backlog("one"), Backlog("other")
+    one.dispatch(assigned(one, 1, 1.2), 0.0)
+    other.adopt(one.snapshot(), 0.0)
+    other.observe(W, InstanceLoad(seq=1, at=0.0, prefill_backlog_tokens=40_000), 0.0)
+
+    assert other.engine_wait_s(W, 0.0) == pytest.approx(1.2)
+
+
 def test_routers_count_each_others_work():
     one, other = Backlog("one"), Backlog("other")
     assigned(one, 1, 0.5)
