@@ -1,17 +1,17 @@
 """Who is let in: limits of the planner, of tenants and of lanes."""
 
+import math
+
 from services.planner.settings import GrouperSettings
 from services.planner.state import GrouperState
 from shared.contracts.base import UnixTime
 from shared.contracts.errors import CapacityError
 from shared.contracts.requests import QueuedRequest
-from solver.planning.forecast import retry_after_s
+from solver.planning.forecast import late_with, retry_after_s
 from solver.scheduling.window import tokens_needed
 
 RETRY_AFTER_S = 5.0
 """Where nothing better is known."""
-FORECAST_MEMORY_S = 10.0
-"""Older forecasts say nothing about now."""
 
 
 def check_admission(
@@ -45,19 +45,22 @@ def check_admission(
 def _check_lane(
     request: QueuedRequest, state: GrouperState, settings: GrouperSettings, now: UnixTime
 ) -> None:
-    forecast = state.forecast(request.lane, now - FORECAST_MEMORY_S)
-    deadline_at = request.slo.planning_deadline_at(request.arrived_at)
-    if forecast is None or settings.refuse_late_from is None or deadline_at == float("inf"):
+    left_s = request.slo.planning_deadline_at(request.arrived_at) - now
+    if settings.refuse_late_from is None or left_s == math.inf:
         return
-    if forecast.late_probability >= settings.refuse_late_from:
+    forecast = state.forecast(request.lane, now)
+    if forecast is None or (forecast.wait_s is not None and forecast.wait_s <= forecast.request_s):
+        return  # Who is served next is not late because of the lane.
+    late = late_with(forecast, left_s)
+    if late >= settings.refuse_late_from:
         raise CapacityError(
             f"lane {request.lane} is full: a request that comes now is late with probability "
-            f"{forecast.late_probability:.2f}; {settings.refuse_late_from} is refused",
-            retry_after_s=retry_after_s(forecast, deadline_at - now),
+            f"{late:.2f}; {settings.refuse_late_from} is refused",
+            retry_after_s=retry_after_s(forecast, left_s),
         )
 
 
 def _wait_s(request: QueuedRequest, state: GrouperState, now: UnixTime) -> float:
     """Until the lane's present work is done, as far as known."""
-    forecast = state.forecast(request.lane, now - FORECAST_MEMORY_S)
+    forecast = state.forecast(request.lane, now)
     return RETRY_AFTER_S if forecast is None else max(1.0, retry_after_s(forecast, 0.0))

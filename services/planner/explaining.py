@@ -76,7 +76,9 @@ def corrected_forecasts(
     for index, wait_s, sd_s in zip(
         known, corrected.mean_s.tolist(), corrected.sd_s.tolist(), strict=True
     ):
-        made[index] = replace(made[index], wait_s=wait_s, wait_sd_s=sd_s)
+        raw = made[index]
+        ratio = wait_s / raw.wait_s if raw.wait_s else 1.0
+        made[index] = replace(raw, wait_s=wait_s, wait_sd_s=sd_s, request_s=ratio * raw.request_s)
     return made
 
 

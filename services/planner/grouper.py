@@ -4,10 +4,11 @@ import asyncio
 import secrets
 from dataclasses import replace
 
+import msgspec
 import structlog
 
 from services.planner.admission import check_admission
-from services.planner.intake import Intake
+from services.planner.intake import Intake, request_id_of
 from services.planner.queued import queued_message
 from services.planner.refusals import bury, error_info, send_failure
 from services.planner.routing import Routing
@@ -17,12 +18,12 @@ from shared.broker import topology
 from shared.broker.notices import tell_nonempty
 from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
 from shared.broker.retry import publish_until_confirmed
-from shared.contracts.base import Decoder, RequestId, encode
+from shared.contracts.base import encode
 from shared.contracts.errors import CapacityError, ContractError, MeshError, TransientError
 from shared.contracts.estimates import Profile
 from shared.contracts.lanes import LaneKey, LaneLayout, inbox_name, work_version_of
 from shared.contracts.plans import LanesForecast
-from shared.contracts.requests import ErrorInfo, QueuedRequest
+from shared.contracts.requests import QueuedRequest
 from shared.contracts.telemetry import LanesObserved, RequestObserved
 from shared.runtime.clock import Clock
 from solver.scheduling.window import tokens_needed
@@ -31,7 +32,6 @@ log = structlog.get_logger()
 NOTICE_SPACING_S = 0.01
 OUTSTANDING_MEMORY_S = 6 * 3600.0
 """After so long a request is no longer counted as its tenant's: its end may have gone unheard."""
-_decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 
 
 class Grouper:
@@ -91,8 +91,7 @@ class Grouper:
             await self._refuse(delivery, error)
 
     async def _take(self, delivery: Delivery) -> None:
-        now = self._clock.now()
-        request = self._intake.accept(delivery, now)
+        request = self._intake.accept(delivery, self._clock.now())
         # A copy may be acknowledged only once the other is safe in its lane.
         key = identity(request.tenant, request.request_id)
         while (other := self._under_way.get(key)) is not None:
@@ -103,7 +102,7 @@ class Grouper:
             return
         done = self._under_way[key] = asyncio.Event()
         try:
-            queue = await self._put(request, now)
+            queue = await self._put(request)
             self.state.recent.add(key)
         finally:
             del self._under_way[key]
@@ -111,19 +110,32 @@ class Grouper:
         await delivery.settle(Settlement.ACK)
         await self._notify(queue)
 
-    async def _put(self, request: QueuedRequest, now: float) -> str:
+    async def _put(self, request: QueuedRequest) -> str:
         """Publish an admitted request and count it; the queue that it is in now."""
+        now, tokens = self._clock.now(), tokens_needed(request)
         check_admission(request, self.state, self._settings, now)
         if self._routing is not None:
             request = self._routing.stamped(request)
-        queue = await self._routed(request) or await self._laned(request)
-        self.state.admit(request.request_id, request.tenant, tokens_needed(request), at=now)
-        self.state.count(request, work_tokens=self._intake.work.tokens(request), at=now)
+        # Decided once, as it comes: what its tenant sends later is no reason to put it back.
+        above_share = self.state.shares.above_share(request.tenant, tokens)
+        # Before anything is waited for: a burst must see itself, and an end must find its request.
+        is_new = self.state.admit(request.request_id, request.tenant, tokens, at=now)
+        try:
+            queue = await (self._overflowed(request) if above_share else self._placed(request))
+        except BaseException:  # cancelled, too: nobody else will take it back
+            if is_new:
+                self.state.finish(request.request_id, request.tenant)
+            raise
+        work = self._intake.work.tokens(request)
+        self.state.count(request, queue=queue, work_tokens=work, at=self._clock.now())
         return queue
+
+    async def _placed(self, request: QueuedRequest) -> str:
+        return await self._routed(request) or await self._laned(request)
 
     async def _routed(self, request: QueuedRequest) -> str | None:
         """Publish to the inbox of the instance that was chosen; None when there is none."""
-        if self._routing is None or self._is_above_share(request):
+        if self._routing is None:
             return None
         try:
             instance_id = await self._routing.place(request)
@@ -142,13 +154,17 @@ class Grouper:
         return inbox
 
     async def _laned(self, request: QueuedRequest) -> str:
-        key = LaneKey.parse(request.lane)
-        queue = key.overflow_name if self._is_above_share(request) else key.queue_name
-        await self._publish(queue, request)
+        queue = LaneKey.parse(request.lane).queue_name
+        foretold = self.state.wait_forecast(request, self._clock.now())
+        with self.state.entry(request.lane):
+            await self._publish(queue, msgspec.structs.replace(request, foretold=foretold))
         return queue
 
-    def _is_above_share(self, request: QueuedRequest) -> bool:
-        return self.state.shares.above_share(request.tenant, tokens_needed(request))
+    async def _overflowed(self, request: QueuedRequest) -> str:
+        """Publish beside its lane; what is above its tenant's share is not routed either."""
+        queue = LaneKey.parse(request.lane).overflow_name
+        await self._publish(queue, request)
+        return queue
 
     async def _publish(self, queue: str, request: QueuedRequest) -> None:
         if queue not in self.state.declared:
@@ -190,7 +206,7 @@ class Grouper:
 
     async def _refuse(self, delivery: Delivery, error: MeshError) -> None:
         info = error_info(error)
-        request_id = self._intake.request_id(delivery)
+        request_id = request_id_of(delivery)
         log.info("request.refused", request_id=request_id, code=info.code, param=info.param)
         self.state.refused += 1
         await send_failure(
@@ -202,37 +218,6 @@ class Grouper:
         )
         await bury(self._broker, delivery, reason=f"{info.code}: {info.message}")
         await delivery.settle(Settlement.ACK)
-
-    async def on_obituary(self, delivery: Delivery) -> None:
-        """Tell the producer of a message that the broker itself has buried."""
-        try:
-            if topology.REASON_HEADER not in delivery.headers and delivery.reply_to:
-                reason = delivery.headers.get("x-first-death-reason", "unknown")
-                await send_failure(
-                    self._broker,
-                    reply_to=delivery.reply_to,
-                    request_id=self._buried_id(delivery),
-                    error=ErrorInfo(
-                        message=f"the broker gave the request up: {reason}",
-                        type="server_error",
-                        code="dead_lettered",
-                        status=500,
-                    ),
-                    now=self._clock.now(),
-                )
-        except TransientError:
-            await delivery.settle(Settlement.REQUEUE)
-        except Exception:  # any bug loses one obituary only: people still have the dead letter
-            log.exception("obituary.broken")
-            await delivery.settle(Settlement.REJECT)
-        else:
-            await delivery.settle(Settlement.ACK)
-
-    def _buried_id(self, delivery: Delivery) -> RequestId:
-        try:
-            return _decode_queued(delivery.body).request_id
-        except ContractError:
-            return self._intake.request_id(delivery)
 
     def on_layout(self, layout: LaneLayout) -> None:
         """Classify by *layout* from now on, if it is a later version of our own."""

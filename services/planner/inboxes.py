@@ -9,10 +9,10 @@ import structlog
 from services.planner.queued import queued_message
 from shared.broker import topology
 from shared.broker.notices import tell_nonempty
-from shared.broker.protocol import Broker, Delivery, Settlement
+from shared.broker.protocol import Broker, Delivery, PublishOutcome, Settlement
 from shared.broker.retry import publish_until_confirmed
 from shared.contracts.base import Decoder, UnixTime
-from shared.contracts.errors import ContractError, QueueNotFoundError
+from shared.contracts.errors import ContractError, QueueNotFoundError, TransientError
 from shared.contracts.lanes import LaneKey, inbox_name
 from shared.contracts.requests import QueuedRequest
 
@@ -44,6 +44,15 @@ class InboxClaims:
         """*instance_id* speaks again; it declares its inbox itself."""
         self._lost.pop(instance_id, None)
 
+    def begin_anew(self, now: UnixTime) -> None:
+        """They may have come back, and gone again, while another led: their grace starts over."""
+        self._lost = dict.fromkeys(self._lost, now)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Instances whose inboxes may still be there."""
+        return tuple(self._lost)
+
     async def work(self, now: UnixTime) -> None:
         """One pass over the inboxes that are left."""
         for instance_id, lost_at in tuple(self._lost.items()):
@@ -73,11 +82,10 @@ class InboxClaims:
             return
         attempts = msgspec.structs.replace(request.attempts, hop=request.attempts.hop + 1)
         await topology.declare_work_queue(self.broker, resume)
-        await publish_until_confirmed(
-            self.broker,
-            topology.LANES,
-            resume,
-            queued_message(msgspec.structs.replace(request, attempts=attempts)),
-        )
+        message = queued_message(msgspec.structs.replace(request, attempts=attempts))
+        outcome = await publish_until_confirmed(self.broker, topology.LANES, resume, message)
+        if outcome is not PublishOutcome.CONFIRMED:
+            await delivery.settle(Settlement.REQUEUE)
+            raise TransientError(f"{resume} took nothing: {outcome.value}")
         await delivery.settle(Settlement.ACK)
         await tell_nonempty(self.broker, resume)

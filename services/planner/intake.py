@@ -57,19 +57,6 @@ class Intake:
     work: PredictedWork = field(default_factory=PredictedWork)
     """What requests are classed by."""
 
-    def request_id(self, delivery: Delivery) -> RequestId:
-        """The id that an answer to *delivery* must carry, even if its body is broken."""
-        try:
-            probe = _decode_probe(delivery.body)
-        except ContractError:
-            probe = _Probe()
-        body_id = probe.id if isinstance(probe.id, str) and probe.id else None
-        known = body_id or delivery.message_id or delivery.correlation_id
-        if not known:
-            return RequestId(f"req-{secrets.token_hex(12)}")
-        # In bytes: it becomes part of a message id, which AMQP bounds at 255.
-        return RequestId(known.encode()[:MAX_ID_BYTES].decode(errors="ignore"))
-
     def accept(self, delivery: Delivery, now: UnixTime) -> QueuedRequest:
         """
         The request in *delivery*, ready for its lane.
@@ -95,7 +82,7 @@ class Intake:
         importance = effective_importance(body)
         deadline_at = slo.planning_deadline_at(arrived_at)
         request = QueuedRequest(
-            request_id=self.request_id(delivery),
+            request_id=request_id_of(delivery),
             model=model,
             prompt=body.prompt,
             messages=body.messages,
@@ -140,13 +127,17 @@ class Intake:
         )
 
     def _prompt_tokens(self, body: InferenceRequest, entry: ModelEntry) -> int:
-        """As told by who may tell it, or counted, or predicted."""
+        """As told by who may tell it, or counted, or predicted so that it fits the model."""
         if body.prompt_tokens is not None:
             return body.prompt_tokens
         text = prompt_text(body)
         if text is None:
             return len(body.prompt or ())
-        return self.lengths.tokens(entry.name, text, bytes_per_token=entry.bytes_per_token)
+        predicted = self.lengths.tokens(entry.name, text, bytes_per_token=entry.bytes_per_token)
+        # Whoever serves it counts, and cuts the answer or refuses: a guess must do neither.
+        limits = self.settings.limits
+        answer = body.max_completion_tokens or body.max_tokens or limits.default_max_tokens
+        return min(predicted, max(1, entry.max_model_len - answer))
 
     def learn(self, observed: RequestObserved) -> None:
         """A prompt's length is known now; of models that are not served here it teaches nothing."""
@@ -169,3 +160,17 @@ class Intake:
 def _header(delivery: Delivery, name: str) -> str | None:
     value = delivery.headers.get(name)
     return value if isinstance(value, str) else None
+
+
+def request_id_of(delivery: Delivery) -> RequestId:
+    """The id that an answer to *delivery* must carry, even if its body is broken."""
+    try:
+        probe = _decode_probe(delivery.body)
+    except ContractError:
+        probe = _Probe()
+    body_id = probe.id if isinstance(probe.id, str) and probe.id else None
+    known = body_id or delivery.message_id or delivery.correlation_id
+    if not known:
+        return RequestId(f"req-{secrets.token_hex(12)}")
+    # In bytes: it becomes part of a message id, which AMQP bounds at 255.
+    return RequestId(known.encode()[:MAX_ID_BYTES].decode(errors="ignore"))

@@ -7,17 +7,11 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from services.planner.explaining import (
-    advice_of,
-    advised,
-    cause_of,
-    corrected_forecasts,
-    told,
-    waits_of,
-)
+from services.planner.explaining import advice_of, advised, cause_of, told, waits_of
+from services.planner.forecasting import GROUPER_SILENT_S, forecasts_of
 from services.planner.foreseeing import heads_of
 from services.planner.inboxes import InboxClaims
-from services.planner.policies import Planned, Planner
+from services.planner.policies import Planned, Planner, shape_of
 from services.planner.settings import LeaderSettings
 from services.planner.state import LeaderState
 from services.planner.view import cluster_snapshot, lane_counts, lane_of
@@ -27,16 +21,10 @@ from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_softly
 from shared.contracts.base import ModelName, Seconds, UnixTime, encode, tag_of
 from shared.contracts.lanes import LaneLayout, relegated_name, work_version_of
-from shared.contracts.plans import (
-    LaneForecast,
-    LanesForecast,
-    PlanAsked,
-    PlanExplained,
-    PlanPublished,
-    VirtualQueue,
-)
+from shared.contracts.plans import LanesForecast, PlanAsked, PlanExplained, PlanPublished
 from shared.runtime.clock import Clock
 from solver.planning.lanes import all_lanes
+from solver.planning.review import Review
 from solver.prediction.lane_waits import LaneWaits
 
 log = structlog.get_logger()
@@ -78,7 +66,11 @@ class Leader:
     def activated(self) -> None:
         """A delivery came: this process is the active consumer."""
         if self.state.active_since is None:
-            self.state.active_since = self.clock.now()
+            now = self.state.active_since = self.clock.now()
+            # Who does not lead hears and counts nothing: no instance was silent for longer.
+            self.state.seen_at = dict.fromkeys(self.state.seen_at, now)
+            self.claims.begin_anew(now)
+            self.waits.give_up()
             self._scanned_at = self._sent_at = -math.inf
             log.info("leader.elected", leader_id=self.leader_id)
 
@@ -91,28 +83,17 @@ class Leader:
             log.info("leader.deposed", leader_id=self.leader_id)
 
     async def plan(self) -> None:
-        """One round: count, plan, publish what changed."""
-        now = self.clock.now()
-        if self.state.active_since is None:
+        """One round: look around, count, plan, publish what changed."""
+        now, since = self.clock.now(), self.state.active_since
+        if since is None:
             return
-        self.state.forget_groupers(now - GROUPER_MEMORY_S)
-        for name in self.state.forget_silent(now - self.settings.instance_timeout_s):
-            log.warning("instance.lost", instance_id=name)
-            self.claims.add(name, now)
-        for name in self.state.instances:
-            self.claims.returned(name)
-        await self.claims.work(now)
-        known = self.classes.layout
-        await self.classes.work(self.state, now)
-        if self.classes.layout != known:
-            self._scanned_at = -math.inf
-        if now - self._scanned_at > self.settings.scan_period_s:
-            self.state.known_queues.update(self._possible_lanes())
-            self._scanned_at = now
+        await self._look(now, leads_s=now - since)
+        # What comes while lanes are counted, one after the other, may count twice, but is not lost.
+        counted_at = self.clock.now()
         await self._count()
         self.waits.counted(lane_counts(self.state), self.clock.now())
         await self.retirement.work(self.state, self.classes.layout.work_version, now)
-        if now - self.state.active_since < self.settings.settle_s or not self.state.instances:
+        if now - since < self.settings.settle_s:
             return
         # In a thread, and solving in a process: the event loop goes on.
         snapshot = await asyncio.to_thread(
@@ -122,12 +103,34 @@ class Leader:
             settings=self.settings,
             now=now,
         )
+        if not snapshot.instances:
+            return  # none, or all of them drain
         planned = await self.planner.plan(snapshot)
         if not self.state.leads:
             return  # deposed meanwhile
         solve_s = self.clock.now() - now
         self._take(planned, now=now, solve_s=solve_s)
         await self._publish(planned, now=now, solve_s=solve_s)
+        if planned.review is not None:
+            await self._forecast(planned, planned.review, counted_at)
+
+    async def _look(self, now: UnixTime, *, leads_s: Seconds) -> None:
+        """Who is there, what is to be done for who is not, and which lanes there may be."""
+        self.state.forget_groupers(now - GROUPER_MEMORY_S)
+        for name in self.state.forget_silent(now - self.settings.instance_timeout_s):
+            log.warning("instance.lost", instance_id=name)
+            self.claims.add(name, now)
+        for name in self.state.instances:
+            self.claims.returned(name)
+        if leads_s >= self.settings.instance_timeout_s:
+            await self.claims.work(now)
+        known = self.classes.layout
+        await self.classes.work(self.state, now)
+        if self.classes.layout != known:
+            self._scanned_at = -math.inf
+        if now - self._scanned_at > self.settings.scan_period_s:
+            self.state.known_queues.update(self._possible_lanes())
+            self._scanned_at = now
 
     def _take(self, planned: Planned, *, now: UnixTime, solve_s: Seconds) -> None:
         """Follow *planned* from now on."""
@@ -180,6 +183,7 @@ class Leader:
             groups=told(planned.snapshot, groups),
             heads=heads,
             work_version=self.classes.layout.work_version,
+            instances=tuple(sorted({*self.state.instances, *self.claims.lost})),
             advice=advice_of(self.state),
             waits=waits_of(self.waits),
         )
@@ -229,7 +233,7 @@ class Leader:
         queues, review = planned.queues, planned.review
         changed = any(
             (old := self.state.plans.get(queue.instance_id)) is None
-            or _shape(old.queue) != _shape(queue)
+            or shape_of(old.queue) != shape_of(queue)
             for queue in queues
         )
         if not changed and now - self._sent_at < self.settings.refresh_period_s:
@@ -253,8 +257,6 @@ class Leader:
             await self.broker.send(
                 topology.TELEMETRY, topology.plan_key(queue.instance_id), message
             )
-        if review is not None:
-            await self._forecast(review.forecasts, now)
         if changed:
             log.info(
                 "plan.applied",
@@ -265,16 +267,26 @@ class Leader:
                 late_share=review.cost.late_share if review else None,
             )
 
-    async def _forecast(self, lanes: tuple[LaneForecast, ...], now: UnixTime) -> None:
-        corrected = corrected_forecasts(self.waits, lanes, now)
-        forecast = LanesForecast(epoch=self.state.epoch, at=now, lanes=tuple(corrected))
+    async def _forecast(self, planned: Planned, review: Review, counted_at: UnixTime) -> None:
+        """Each round, whether the plan has changed or not: lanes have."""
+        lanes = await forecasts_of(
+            planned,
+            review,
+            self.state,
+            self.waits,
+            layout=self.classes.layout,
+            settings=self.settings,
+            counted_at=counted_at,
+        )
+        if not self.state.leads:
+            return
+        now = self.clock.now()
+        forecast = LanesForecast(
+            epoch=self.state.epoch,
+            at=now,
+            age_s=max(0.0, now - counted_at),
+            lanes=lanes,
+            groupers=self.state.count_groupers(counted_at - GROUPER_SILENT_S),
+        )
         message = OutMessage(body=encode(forecast), kind="lanes.forecast.v1", persistent=False)
         await self.broker.send(topology.TELEMETRY, topology.FORECAST_KEY, message)
-
-
-def _shape(queue: VirtualQueue) -> tuple[tuple[str, frozenset[str]], ...]:
-    """What makes a plan another plan: models in order and their lanes, not the quotas."""
-    return tuple(
-        (segment.model, frozenset(quota.lane for quota in segment.lanes))
-        for segment in queue.segments
-    )

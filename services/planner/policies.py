@@ -107,3 +107,11 @@ def _planned(
         policy=policy,
         review=reviewed,
     )
+
+
+def shape_of(queue: VirtualQueue) -> tuple[tuple[str, frozenset[str]], ...]:
+    """What makes a plan another plan: models in order and their lanes, not the quotas."""
+    return tuple(
+        (segment.model, frozenset(quota.lane for quota in segment.lanes))
+        for segment in queue.segments
+    )

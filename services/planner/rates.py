@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from services.planner.state import LeaderState
-from shared.contracts.base import ModelName, Seconds
-from shared.contracts.estimates import LatencyCoefficients, Profile
+from shared.contracts.base import ModelName
+from shared.contracts.estimates import Profile
 from shared.contracts.lanes import model_of
 from shared.contracts.telemetry import InstanceStatus
 from solver.planning.building import DEFAULT_RATE_ERROR, ServiceRates
 from solver.planning.grouping import Spread
-from solver.prediction.latency_model import predict_batch_s
+from solver.prediction.full_batch import batch_size, full_batch
 from solver.prediction.service_time import ALL_APPLICATIONS, capped
 
 Rates = Mapping[tuple[str, ModelName], ServiceRates]
@@ -18,7 +18,6 @@ PRIOR_PROMPT, PRIOR_OUTPUT = Spread(192.0, 192.0), Spread(64.0, 64.0)
 """Tokens of a request in a lane of which nothing is known."""
 PRIOR_RATE_PER_S = 500.0
 MIN_RATE_ERROR, MAX_RATE_ERROR = 0.02, 0.5
-LARGEST_ITERATION_TOKENS = 2048
 
 
 def device_of(status: InstanceStatus) -> str:
@@ -67,7 +66,11 @@ def _rates(
     prefill, error = profile.prefill_s, profile.latency_error
     rate_per_s, decode_s = profile.token_rate_per_s or PRIOR_RATE_PER_S, 0.0
     if profile.latency is not None:
-        rate_per_s, decode_s = _in_full_batches(profile.latency, status, mix)
+        prompt, output = mix
+        full = full_batch(
+            profile.latency, batch=batch_of(status, prompt + output), prompt=prompt, output=output
+        )
+        rate_per_s, decode_s = full.token_rate_per_s or PRIOR_RATE_PER_S, full.decode_s_per_token
     return ServiceRates(
         token_rate_per_s=rate_per_s,
         rate_error=DEFAULT_RATE_ERROR
@@ -78,43 +81,9 @@ def _rates(
     )
 
 
-def _in_full_batches(
-    latency: LatencyCoefficients, status: InstanceStatus, mix: tuple[float, float]
-) -> tuple[float, Seconds]:
-    """
-    Tokens per second, and seconds per decoded token, while as many run as fit.
-
-    Args:
-        latency: Of an iteration.
-        status: Of the instance, which says how many fit.
-        mix: Mean prompt and output tokens of a request.
-
-    Source: QLM §6: profiled with a full batch.
-    A prompt's token attends to half of its prompt, on average.
-
-    Differs: computed from the latency model. What an instance has served lately is less than
-        that when it had little to do, and a plan would take it for slow.
-    """
-    prompt, output = mix
-    batch = batch_of(status, prompt + output)
-    context_tokens = batch * (prompt + output / 2)
-    # Each decode gets its token, and prompts as many as keep the batch full.
-    tokens = min(batch * (prompt + output) / max(1.0, output), LARGEST_ITERATION_TOKENS)
-    duration_s, decode_s = (
-        predict_batch_s(
-            latency,
-            compute_tokens=batch + prefilled,
-            context_tokens=context_tokens,
-            prefill_pairs=prefilled * prompt / 2,
-        )
-        for prefilled in (max(0.0, tokens - batch), 0.0)
-    )
-    return (tokens / duration_s if duration_s > 0 else PRIOR_RATE_PER_S), decode_s
-
-
 def batch_of(status: InstanceStatus, tokens: float) -> float:
     """Requests of so many *tokens* that an instance computes at once while more wait."""
-    return min(float(status.max_running), max(1.0, status.kv_capacity_tokens / tokens))
+    return batch_size(status.max_running, status.kv_capacity_tokens, tokens)
 
 
 def output_tokens(state: LeaderState, model: ModelName, allowed: float) -> Spread:

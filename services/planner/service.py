@@ -18,6 +18,7 @@ from services.planner.handlers import (
 from services.planner.intake import Intake
 from services.planner.leader import Leader
 from services.planner.metrics import GrouperMetrics, LeaderMetrics
+from services.planner.obituaries import Obituaries
 from services.planner.plan_metrics import PlanMetrics
 from services.planner.plan_worker import PlanWorker
 from services.planner.policies import GENERATOR, PLAN_POLICIES, Planner
@@ -108,6 +109,7 @@ async def _start_grouper(  # noqa: PLR0917 - one composition step, in its own fu
         sender=name,
         routing=routing,
     )
+    obituaries = Obituaries(broker=broker, clock=ports.clock)
     GrouperMetrics(ports.health.metrics, grouper.state, lengths)
     observed = topology.private_queue(f"grouper.{name}")
     await broker.declare_queue(observed)
@@ -123,7 +125,7 @@ async def _start_grouper(  # noqa: PLR0917 - one composition step, in its own fu
     for queue, handler, prefetch in (
         (topology.GLOBAL_INTERACTIVE, grouper.on_request, settings.interactive_prefetch),
         (topology.GLOBAL_REST, grouper.on_request, settings.rest_prefetch),
-        (topology.OBITUARIES, grouper.on_obituary, 8),
+        (topology.OBITUARIES, obituaries.on_obituary, 8),
         (observed.name, Dispatcher(GROUPER_HANDLERS, grouper).handle, 256),
     ):
         subscription = await broker.consume(queue, handler, prefetch=prefetch)

@@ -2,68 +2,37 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from services.planner.lane_counter import LaneCounter
 from services.planner.record import PlanRecord
 from shared.contracts.base import (
     InstanceId,
     ModelName,
     RequestId,
-    Seconds,
     TenantId,
     UnixTime,
 )
 from shared.contracts.estimates import Profile
-from shared.contracts.lanes import work_version_of
+from shared.contracts.lanes import is_inbox, work_version_of
 from shared.contracts.plans import (
     AdvisedInstances,
     LaneForecast,
     LanesForecast,
     PlanPublished,
 )
-from shared.contracts.qos import QosClass
-from shared.contracts.requests import QueuedRequest
-from shared.contracts.telemetry import InstanceStatus, LanesObserved, LaneTotal, WorkTotal
-from solver.planning.arrival_curve import ArrivalCurve
+from shared.contracts.requests import QueuedRequest, WaitForecast
+from shared.contracts.telemetry import InstanceStatus, LanesObserved, WorkTotal
+from solver.planning.forecast import forecast_now
 from solver.planning.grouping import GroupId
 from solver.planning.lanes import is_bygone
 from solver.planning.work_classes import bin_of
 from solver.routing.shares import TenantShares
 
-
-@dataclass(slots=True)
-class LaneCounter:
-    """A grouper's own totals of one lane."""
-
-    prompt_tokens: int = 0
-    max_tokens: int = 0
-    squared_prompt_tokens: float = 0.0
-    interactive: int = 0
-    time_left_s: Seconds = 0.0
-    arrivals: ArrivalCurve = field(default_factory=ArrivalCurve)
-
-    def add(self, request: QueuedRequest, *, at: UnixTime) -> None:
-        """Count one request that goes into the lane now."""
-        self.prompt_tokens += request.prompt_tokens
-        self.max_tokens += request.sampling.max_tokens
-        self.squared_prompt_tokens += float(request.prompt_tokens) ** 2
-        self.interactive += request.slo.qos_class is QosClass.INTERACTIVE
-        deadline_at = request.slo.planning_deadline_at(request.arrived_at)
-        self.time_left_s += deadline_at - at if math.isfinite(deadline_at) else 0.0
-        self.arrivals.add(at)
-
-    def total(self, lane: str) -> LaneTotal:
-        return LaneTotal(
-            lane=lane,
-            requests=self.arrivals.total,
-            prompt_tokens=self.prompt_tokens,
-            max_tokens=self.max_tokens,
-            squared_prompt_tokens=self.squared_prompt_tokens,
-            interactive=self.interactive,
-            time_left_s=self.time_left_s,
-            arrivals=self.arrivals.points(),
-        )
+FORECAST_MEMORY_S = 10.0
+"""Older forecasts say nothing about now."""
 
 
 @dataclass(slots=True)
@@ -99,21 +68,60 @@ class GrouperState:
     refused: int = 0
     seq: int = 0
     forecasts: dict[str, LaneForecast] = field(default_factory=dict)
-    """Of the leader, by lane."""
-    forecasts_at: UnixTime = -math.inf
+    """Of the leader, by lane, of `counted_at`."""
+    entering: dict[str, int] = field(default_factory=dict)
+    """Requests that are on their way into each lane; see `entry`."""
+    num_groupers: int = 1
+    counted_at: UnixTime = -math.inf
+    heard_at: UnixTime = -math.inf
+    """When forecasts came last."""
 
     def on_forecast(self, forecast: LanesForecast, now: UnixTime) -> None:
         """Take in what the leader expects of lanes."""
         self.forecasts = {each.lane: each for each in forecast.lanes}
-        self.forecasts_at = now
+        self.num_groupers = forecast.groupers
+        self.counted_at, self.heard_at = now - forecast.age_s, now
 
-    def forecast(self, lane: str, since: UnixTime) -> LaneForecast | None:
-        """What is expected of *lane*, if that was heard after *since*."""
-        return self.forecasts.get(lane) if self.forecasts_at >= since else None
+    def forecast(self, lane: str, now: UnixTime) -> LaneForecast | None:
+        """What is expected of *lane* by now; None when that is not known, or long ago."""
+        told = self.forecasts.get(lane)
+        if told is None or now - self.heard_at > FORECAST_MEMORY_S:
+            return None
+        counter, entering = self.lanes.get(lane), self.entering.get(lane, 0)
+        arrivals = counter.recent.after(self.counted_at) if counter else []
+        came = [(now - at, float(self.num_groupers * (num + entering))) for at, num in arrivals]
+        if entering:
+            came.append((0.0, float(self.num_groupers * entering)))
+        return forecast_now(told, age_s=max(0.0, now - self.counted_at), came=came)
 
-    def count(self, request: QueuedRequest, *, work_tokens: int, at: UnixTime) -> None:
-        """*request*, of so much work, went into its lane."""
-        self.lanes.setdefault(request.lane, LaneCounter()).add(request, at=at)
+    def wait_forecast(self, request: QueuedRequest, now: UnixTime) -> WaitForecast | None:
+        """How long *request* waits from `grouped_at` on; None where `forecast` has no wait."""
+        told = self.forecast(request.lane, now)
+        if told is None or told.wait_s is None or told.wait_sd_s is None:
+            return None
+        waited_s = max(0.0, now - request.grouped_at)
+        return WaitForecast(mean_s=waited_s + told.wait_s, sd_s=told.wait_sd_s)
+
+    @contextmanager
+    def entry(self, lane: str) -> Iterator[None]:
+        """A request is being published to *lane*: it counts there until `count` is called."""
+        self.entering[lane] = self.entering.get(lane, 0) + 1
+        try:
+            yield
+        finally:
+            self.entering[lane] -= 1
+            if not self.entering[lane]:
+                del self.entering[lane]
+
+    def count(self, request: QueuedRequest, *, queue: str, work_tokens: int, at: UnixTime) -> None:
+        """*request*, of so much work, went into *queue*: its lane, or what stands for it."""
+        self.admitted += 1
+        counter = self.lanes.setdefault(request.lane, LaneCounter())
+        counter.add(request, at=at)
+        if queue == request.lane:
+            counter.recent.add(at)
+        elif is_inbox(queue):
+            counter.routed += 1
         bins = self.work.setdefault(request.model.base, {})
         number = bin_of(work_tokens)
         bins[number] = bins.get(number, 0) + 1
@@ -133,12 +141,14 @@ class GrouperState:
             for model, bins in sorted(self.work.items())
         )
 
-    def admit(self, request_id: RequestId, tenant: TenantId, tokens: int, *, at: UnixTime) -> None:
-        """A request went into a lane: its tenant holds more."""
+    def admit(self, request_id: RequestId, tenant: TenantId, tokens: int, *, at: UnixTime) -> bool:
+        """A request was let in: its tenant holds more. False for a copy of one that counts."""
         key = identity(tenant, request_id)
-        self.outstanding.setdefault(key, at)
+        if key in self.outstanding:
+            return False
+        self.outstanding[key] = at
         self.shares.admit(key, tenant, tokens)
-        self.admitted += 1
+        return True
 
     def finish(self, request_id: RequestId, tenant: TenantId) -> None:
         """A request ended somewhere; unknown ones are ignored."""
@@ -230,6 +240,10 @@ class LeaderState:
         known = self.profiles.get(key)
         if known is None or profile.version >= known.version:
             self.profiles[key] = profile
+
+    def count_groupers(self, since: UnixTime) -> int:
+        """Of which something was heard *since*; 1 if none."""
+        return max(1, sum(observed.at >= since for observed in self.lanes.values()))
 
     def forget_groupers(self, before: UnixTime) -> None:
         """Drop the totals of groupers that have been silent since *before*."""

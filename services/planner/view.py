@@ -2,7 +2,9 @@
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 
 from services.planner.arrivals import lane_arrivals
 from services.planner.rates import (
@@ -55,6 +57,7 @@ def cluster_snapshot(
         ),
         rates=rates,
         running=state.places,
+        overflow=_overflow(state),
         alarms_raised=state.alarms_heard - state.alarms_planned,
     )
     return with_express(snapshot, lane_arrivals(state, layout), settings.express)
@@ -78,13 +81,54 @@ def _lanes(state: LeaderState, layout: LaneLayout) -> list[LaneStatistics]:
 
 def lane_counts(state: LeaderState) -> dict[str, LaneCount]:
     """What has come to each lane that groupers tell of, and what waits in it and its overflow."""
-    found = {}
+    found, pulled = {}, _pulled_s(state)
     for name, totals in _totals(state).items():
         key = lane_of(name)
         if key is not None:
-            waiting = sum(state.waiting.get(q, 0) for q in (key.queue_name, key.overflow_name))
-            found[name] = LaneCount(sum(total.requests for total in totals), waiting)
+            overflow = state.waiting.get(key.overflow_name, 0)
+            waiting = state.waiting.get(key.queue_name, 0) + overflow
+            arrived = sum(total.requests - total.routed for total in totals)
+            found[name] = LaneCount(arrived, waiting, pulled.get(key.model, 0.0), overflow)
     return found
+
+
+def _overflow(state: LeaderState) -> dict[str, int]:
+    """By lane; none where there is none."""
+    keys = {queue: lane_of(queue) for queue, ready in state.waiting.items() if ready}
+    return {
+        key.queue_name: state.waiting[queue]
+        for queue, key in keys.items()
+        if key is not None and queue == key.overflow_name
+    }
+
+
+def _pulled_s(state: LeaderState) -> dict[ModelName, Seconds]:
+    """Work that instances have pulled and not begun, in the mean of those that serve a model."""
+    pulled: dict[ModelName, list[Seconds]] = {}
+    for status in state.instances.values():
+        if status.model is not None:
+            pulled.setdefault(status.model, []).append(_backlog_s(status))
+    return {model: fmean(each) for model, each in pulled.items()}
+
+
+def _backlog_s(status: InstanceStatus) -> Seconds:
+    """By the longest answers that may come, where the agent does not say more."""
+    pull = status.pull
+    if pull is None:
+        return status.backlog_s
+    return pull.backlog_s if pull.whole_backlog_s is None else pull.whole_backlog_s
+
+
+def empty_lanes(
+    state: LeaderState, layout: LaneLayout, now: UnixTime, *, but: Container[str]
+) -> list[RequestGroup]:
+    """One typical request, come just now, of each lane that something has come to, *but* these."""
+    typical = (
+        replace(_statistics(state, layout, key, 1, totals), arrivals=())
+        for name, totals in sorted(_totals(state).items())
+        if name not in but and (key := lane_of(name)) is not None
+    )
+    return [group for lane in typical for group in groups_of(lane, size=1, now=now)]
 
 
 def _totals(state: LeaderState) -> Mapping[str, list[LaneTotal]]:
@@ -194,7 +238,7 @@ def _instance(status: InstanceStatus, rates: Rates, *, lock_s: Seconds) -> Insta
             else entry.activate_s + lock_s
             for entry in status.models
         },
-        backlog_s=Spread(status.backlog_s),
+        backlog_s=Spread(_backlog_s(status)),
         drain_s=active.decode_s_per_token * PRIOR_OUTPUT.mean if status.running else 0.0,
     )
 

@@ -1,12 +1,16 @@
 """How many requests had come to a lane by when, in a bounded number of points."""
 
 import bisect
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shared.contracts.base import UnixTime
 
 MAX_POINTS = 32
+_MARK_S = 0.1
+_MARKS = 150
+"""Fifteen seconds and more."""
 
 
 @dataclass(slots=True)
@@ -39,6 +43,39 @@ class ArrivalCurve:
     def points(self) -> tuple[tuple[UnixTime, int], ...]:
         """(time, requests until then), both rising."""
         return tuple(self._points)
+
+
+@dataclass(slots=True)
+class RecentArrivals:
+    """
+    How many requests have come since times not long ago.
+
+    Marks are `_MARK_S` apart, so that a burst is counted whole however sudden it is, which a
+    thinned curve spreads over the pause before it.
+    """
+
+    total: int = 0
+    _marks: deque[tuple[UnixTime, int]] = field(default_factory=lambda: deque(maxlen=_MARKS))
+    """(time, requests before it), rising."""
+
+    def add(self, at: UnixTime) -> None:
+        """One more request, not before the last one."""
+        if not self._marks or at - self._marks[-1][0] >= _MARK_S:
+            self._marks.append((at, self.total))
+        self.total += 1
+
+    def after(self, at: UnixTime) -> list[tuple[UnixTime, int]]:
+        """
+        (time, requests since then) of each mark after *at*, the first having the most.
+
+        None is missing that came after *at*: the others of a mark whose first came just before it
+        count, too, as if they had come then. Of the time that marks are kept for, if that is less.
+        """
+        found = [(time, self.total - before) for time, before in self._marks if time > at]
+        most = found[0][1] if found else 0
+        around = (before for time, before in self._marks if time <= at < time + _MARK_S)
+        others = self.total - next(around, self.total) - 1
+        return [(at, others), *found] if others > most else found
 
 
 def merged(curves: Iterable[Sequence[tuple[UnixTime, int]]]) -> list[tuple[UnixTime, float]]:

@@ -70,6 +70,8 @@ class ClusterSnapshot:
     """By device and model; what is absent was never measured."""
     running: Mapping[GroupId, tuple[InstanceId, int]] = field(default_factory=dict)
     """Who has each group by the plan in force, and at which place in the queue."""
+    overflow: Mapping[str, int] = field(default_factory=dict)
+    """Of what waits in each lane, requests of tenants above their share: they go behind others."""
     alarms_raised: int = 0
     """Since the plan in force was last looked at, by whoever watches instances."""
 

@@ -10,6 +10,7 @@ import msgspec
 
 from services.planner.grouper import Grouper
 from services.planner.intake import Intake
+from services.planner.obituaries import Obituaries
 from services.planner.routing import PULL, Routing
 from services.planner.settings import GrouperSettings
 from services.planner.state import GrouperState, RecentIds
@@ -90,6 +91,11 @@ class GrouperRig:
         """Publish a request and let the grouper take it."""
         await self.publish(body, **fields)
         await self.grouper.on_request(await self.pull())
+
+    async def tell_obituary(self) -> None:
+        """Let the next dead letter's producer be told."""
+        obituaries = Obituaries(broker=self.broker, clock=self.clock)
+        await obituaries.on_obituary(await self.pull(topology.OBITUARIES))
 
     async def queued(self, lane: str = LANE) -> QueuedRequest:
         return decode_queued((await self.far.take(lane)).body)

@@ -2,13 +2,14 @@
 
 from services.planner import plan_views
 from services.planner.explaining import corrected_forecasts, waits_of
-from services.planner.view import lane_counts
+from services.planner.view import cluster_snapshot, lane_counts
+from shared.contracts.lanes import LaneKey, LaneLayout
 from shared.contracts.plans import ForetoldWaits, LaneForecast, PlanExplained
-from shared.contracts.telemetry import LanesObserved, LaneTotal
+from shared.contracts.telemetry import LanesObserved, LaneTotal, PullState
 from solver.prediction.completion_calibration import CompletionCalibration
 from solver.prediction.lane_waits import LaneCount, LaneWaits
-from tests.queued import a_request
-from tests.unit.planner.leader_rig import LeaderRig, settled
+from tests.queued import OTHER, a_request
+from tests.unit.planner.leader_rig import SETTINGS, LeaderRig, settled, status
 
 FORECAST = LaneForecast(lane="lane.a", wait_s=10.0, wait_sd_s=1.0, late_probability=0.25)
 
@@ -76,7 +77,11 @@ async def test_lanes_are_counted_by_what_groupers_tell_and_what_waits(cluster: L
                 seq=1,
                 at=cluster.clock.now(),
                 layout=1,
-                lanes=(LaneTotal(lane=request.lane, requests=5, prompt_tokens=50, max_tokens=50),),
+                lanes=(
+                    LaneTotal(
+                        lane=request.lane, requests=8, prompt_tokens=50, max_tokens=50, routed=3
+                    ),
+                ),
             ),
             "lanes.g",
         )
@@ -85,3 +90,18 @@ async def test_lanes_are_counted_by_what_groupers_tell_and_what_waits(cluster: L
     await leader.plan()
 
     assert lane_counts(leader.state) == {request.lane: LaneCount(arrived=10, waiting=2)}
+
+    overflow = LaneKey.parse(request.lane).overflow_name
+    await cluster.wait_in_lane(request, queue=overflow)
+    leader.noticed(overflow)
+    await leader.plan()
+    assert lane_counts(leader.state) == {request.lane: LaneCount(arrived=10, waiting=3, overflow=1)}
+    snapshot = cluster_snapshot(
+        leader.state, layout=LaneLayout(), settings=SETTINGS, now=cluster.clock.now()
+    )
+    assert snapshot.overflow == {request.lane: 1}
+
+    await cluster.hear(status("i1", pull=PullState(backlog_s=3.0)))
+    await cluster.hear(status("i2", pull=PullState(backlog_s=1.0)))
+    await cluster.hear(status("i3", active=OTHER, pull=PullState(backlog_s=9.0)))
+    assert lane_counts(leader.state)[request.lane].pulled_s == 2.0

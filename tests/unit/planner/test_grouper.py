@@ -12,6 +12,8 @@ from shared.broker.protocol import OutMessage, QueueSpec, QueueType, Settlement
 from shared.contracts.base import Decoder, RequestId, TenantId
 from shared.contracts.control import LaneNonempty
 from shared.contracts.lanes import LaneKey
+from shared.contracts.plans import LaneForecast, LanesForecast
+from shared.contracts.requests import WaitForecast
 from shared.contracts.telemetry import LanesObserved
 from shared.models.registry import ModelRegistry
 from tests.brokers import eventually
@@ -126,7 +128,7 @@ async def test_a_lane_that_cannot_be_declared_ends_the_request_and_not_the_group
 ):
     await rig.far.declare_queue(QueueSpec(name=LANE, type=QueueType.CLASSIC))
     await rig.submit(BODY, message_id="m1")
-    await rig.grouper.on_obituary(await rig.pull(topology.OBITUARIES))
+    await rig.tell_obituary()
     failure = await rig.failure()
     assert (failure.request_id, failure.error.code) == ("m1", "dead_lettered")
     assert await rig.unsettled() == 0
@@ -204,6 +206,57 @@ async def test_a_tenant_above_its_share_overflows(registry: ModelRegistry):
         assert await rig.far.ready(LANE) == 2
 
 
+async def test_a_request_is_foretold_its_wait_where_that_is_known(rig: GrouperRig):
+    """The second one waits for the first, too."""
+    now = rig.clock.now()
+    lane = LaneForecast(lane=LANE, wait_s=4.0, wait_sd_s=1.0, request_s=0.5)
+    await rig.submit(BODY)
+    rig.grouper.state.on_forecast(LanesForecast(epoch=1, at=now, lanes=(lane,)), now)
+    rig.clock.advance(1.0)
+    for _ in range(2):
+        await rig.submit(BODY)
+
+    told = [(await rig.queued()).foretold for _ in range(3)]
+
+    assert told[0] is None
+    assert told[1:] == [
+        WaitForecast(mean_s=3.0, sd_s=1.0),
+        WaitForecast(mean_s=3.5, sd_s=pytest.approx(1.05)),
+    ]
+
+
+async def test_a_burst_is_foretold_its_own_length_before_any_of_it_is_confirmed(rig: GrouperRig):
+    now = rig.clock.now()
+    lane = LaneForecast(lane=LANE, wait_s=4.0, wait_sd_s=1.0, request_s=0.5)
+    rig.grouper.state.on_forecast(LanesForecast(epoch=1, at=now, lanes=(lane,)), now)
+    rig.broker.down.add(topology.LANES)
+    for _ in range(3):
+        await rig.publish(BODY)
+    tasks = [asyncio.create_task(rig.grouper.on_request(await rig.pull())) for _ in range(3)]
+    await eventually(lambda: rig.broker.attempts.count(topology.LANES) >= 3)
+    rig.broker.down.clear()
+    await asyncio.gather(*tasks)
+
+    told = [(await rig.queued()).foretold for _ in range(3)]
+
+    assert sorted(each.mean_s for each in told if each) == pytest.approx([4.0, 4.5, 5.0])
+
+
+async def test_what_overflows_is_foretold_nothing(registry: ModelRegistry):
+    """It waits for its tenant's share, of which a plan says nothing."""
+    settings = GrouperSettings(free_outstanding_tokens=0, max_tenant_share=0.6)
+    async with open_grouper(registry, settings) as rig:
+        now = rig.clock.now()
+        lane = LaneForecast(lane=LANE, wait_s=4.0, wait_sd_s=1.0)
+        rig.grouper.state.on_forecast(LanesForecast(epoch=1, at=now, lanes=(lane,)), now)
+        rig.grouper.state.shares.admit("other's", "other", 11)  # type: ignore[arg-type]
+        for _ in range(2):
+            await rig.submit(BODY)
+
+        assert (await rig.queued()).foretold is not None
+        assert (await rig.queued(OVERFLOW)).foretold is None
+
+
 async def test_only_the_tenants_own_request_ends_its_share(rig: GrouperRig):
     await rig.submit(BODY | {"id": "same", "tenant": "a"}, user_id="guest")
     await rig.submit(BODY | {"id": "same", "tenant": "b"}, user_id="guest")
@@ -245,7 +298,7 @@ async def test_an_obituary_tells_the_producer_of_what_the_broker_buried(rig: Gro
     for _ in range(topology.DELIVERY_LIMIT + 1):
         delivery = await rig.pull(LANE)
         await delivery.settle(Settlement.REQUEUE)
-    await rig.grouper.on_obituary(await rig.pull(topology.OBITUARIES))
+    await rig.tell_obituary()
     failure = await rig.failure()
     assert (failure.request_id, failure.error.code) == (RequestId("r1"), "dead_lettered")
     assert "delivery_limit" in failure.error.message
@@ -255,7 +308,7 @@ async def test_an_obituary_tells_the_producer_of_what_the_broker_buried(rig: Gro
 async def test_an_obituary_of_what_a_service_buried_tells_nobody_again(rig: GrouperRig):
     await rig.submit(BODY | {"n": 3})
     await rig.failure()
-    await rig.grouper.on_obituary(await rig.pull(topology.OBITUARIES))
+    await rig.tell_obituary()
     assert await rig.far.ready(REPLIES_TO) == 0
     assert await rig.broker.get(topology.OBITUARIES) is None
 
@@ -263,7 +316,7 @@ async def test_an_obituary_of_what_a_service_buried_tells_nobody_again(rig: Grou
 async def test_an_obituary_of_nonsense_is_answered_under_the_messages_id(rig: GrouperRig):
     message = OutMessage(body=b"?", message_id="m1", reply_to=REPLIES_TO)
     await rig.far.publish(topology.DEAD, "", message)
-    await rig.grouper.on_obituary(await rig.pull(topology.OBITUARIES))
+    await rig.tell_obituary()
     assert (await rig.failure()).request_id == "m1"
 
 

@@ -1,15 +1,30 @@
 """The leader: whose turn it is, what it sees, what it publishes and when."""
 
+import pytest
+
+from services.planner.inboxes import GRACE_S
+from services.planner.lane_counter import LaneCounter
 from services.planner.leader import GROUPER_MEMORY_S
-from services.planner.state import LaneCounter
+from services.planner.policies import Planned
 from shared.broker import topology
+from shared.broker.protocol import OutMessage, PublishOutcome, QueueDepth
 from shared.contracts.base import encode
 from shared.contracts.estimates import Profile
+from shared.contracts.lanes import inbox_name
 from shared.contracts.telemetry import LanesObserved, LaneTotal, LeaderTick
+from solver.planning.building import ClusterSnapshot
 from tests.clocks import NOW
 from tests.deliveries import LooseDelivery
 from tests.queued import BATCH, BEST_EFFORT, CHAT, MODEL, OTHER, a_request
-from tests.unit.planner.leader_rig import LeaderRig, drop, lanes_of, notices_of, settled, status
+from tests.unit.planner.leader_rig import (
+    SETTINGS,
+    LeaderRig,
+    drop,
+    lanes_of,
+    notices_of,
+    settled,
+    status,
+)
 
 TICK = LeaderTick(sender="t", at=0.0)
 
@@ -89,6 +104,64 @@ async def test_the_first_epoch_is_the_highest_seen_and_one(cluster: LeaderRig):
     assert {plan.epoch for plan in await cluster.published()} == {42}
 
 
+async def test_a_leader_that_comes_back_does_not_take_what_it_did_not_hear_for_silence(
+    cluster: LeaderRig,
+):
+    leader = await settled(cluster)
+    await cluster.hear(status())
+    await topology.declare_work_queue(cluster.far, inbox_name("i1"))
+    leader.deposed()
+    cluster.clock.advance(60)
+    await cluster.hear(TICK, "tick.planner")
+    await leader.plan()
+    assert list(leader.state.instances) == ["i1"]
+    routed = OutMessage(body=b"routed")
+    inbox = inbox_name("i1")
+    assert await cluster.far.publish(topology.LANES, inbox, routed) is PublishOutcome.CONFIRMED
+
+    cluster.clock.advance(SETTINGS.instance_timeout_s + 0.1)
+    await leader.plan()
+    assert not leader.state.instances
+    assert await cluster.far.publish(topology.LANES, inbox, routed) is PublishOutcome.UNROUTABLE
+
+
+async def test_an_inbox_that_was_claimed_before_another_led_has_its_grace_again(
+    cluster: LeaderRig,
+):
+    leader = await settled(cluster)
+    inbox = inbox_name("i9")
+    await topology.declare_work_queue(cluster.far, inbox)
+    leader.claims.add("i9", cluster.clock.now())
+    leader.deposed()
+    cluster.clock.advance(2 * GRACE_S)
+    await cluster.hear(TICK, "tick.planner")
+    await leader.plan()
+    cluster.clock.advance(SETTINGS.instance_timeout_s)
+    await leader.plan()
+    assert await cluster.far.depth(inbox) is not None
+
+    cluster.clock.advance(GRACE_S)
+    await leader.plan()
+    assert await cluster.far.depth(inbox) is None
+
+
+async def test_a_leader_that_is_deposed_while_it_counts_plans_nothing(
+    cluster: LeaderRig, monkeypatch: pytest.MonkeyPatch
+):
+    leader = await settled(cluster)
+    await cluster.wait_in_lane(request := a_request())
+    leader.noticed(request.lane)
+    count = leader.broker.depth
+
+    async def meanwhile(queue: str) -> QueueDepth | None:
+        leader.deposed()
+        return await count(queue)
+
+    monkeypatch.setattr(leader.broker, "depth", meanwhile)
+    await leader.plan()
+    assert await cluster.published() == []
+
+
 async def test_one_leader_is_active_and_the_other_takes_over(cluster: LeaderRig):
     first, second = await cluster.leader(), await cluster.leader()
     await cluster.hear(status())
@@ -137,6 +210,29 @@ async def test_a_silent_instance_gets_no_work(cluster: LeaderRig):
     await cluster.hear(status("i2"))
     await leader.plan()
     assert {plan.queue.instance_id for plan in await cluster.published()} == {"i2"}
+
+
+async def test_while_all_instances_drain_nothing_is_planned(
+    cluster: LeaderRig, monkeypatch: pytest.MonkeyPatch
+):
+    """The generator needs at least one."""
+    leader = await settled(cluster)
+    plan, snapshots = leader.planner.plan, []
+
+    async def planned(snapshot: ClusterSnapshot) -> Planned:
+        snapshots.append(snapshot)
+        return await plan(snapshot)
+
+    monkeypatch.setattr(leader.planner, "plan", planned)
+    await cluster.wait_in_lane(request := a_request())
+    leader.noticed(request.lane)
+    await cluster.hear(status(draining=True))
+    await leader.plan()
+    assert snapshots == []
+
+    await cluster.hear(status())
+    await leader.plan()
+    assert len(snapshots) == 1
 
 
 async def test_a_draining_instance_gets_no_work(cluster: LeaderRig):

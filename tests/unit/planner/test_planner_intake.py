@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.planner.intake import Intake
+from services.planner.intake import Intake, request_id_of
 from services.planner.settings import GrouperSettings
 from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
 from shared.contracts.checks import IngressLimits
@@ -188,13 +188,13 @@ def test_a_broken_schema_names_the_field(intake: Intake, fields: dict[str, Any],
 def test_what_is_no_request_is_refused_and_still_has_an_id(intake: Intake, raw: bytes):
     with pytest.raises(ContractError):
         accepted(intake, raw)
-    assert intake.request_id(delivery(raw)) == "m1"
+    assert request_id_of(delivery(raw)) == "m1"
 
 
 def test_a_broken_request_is_answered_under_its_own_id(intake: Intake):
-    assert intake.request_id(delivery({"id": "mine", "max_tokens": 0})) == "mine"
-    assert intake.request_id(delivery({"id": 7})) == "m1"
-    assert intake.request_id(delivery(b"", message_id=None)).startswith("req-")
+    assert request_id_of(delivery({"id": "mine", "max_tokens": 0})) == "mine"
+    assert request_id_of(delivery({"id": 7})) == "m1"
+    assert request_id_of(delivery(b"", message_id=None)).startswith("req-")
 
 
 def test_a_queue_item_is_a_request_with_a_deadline(intake: Intake):

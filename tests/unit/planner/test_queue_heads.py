@@ -10,6 +10,7 @@ from services.planner.leader import Leader
 from shared.broker import topology
 from shared.contracts.base import Decoder, ModelName
 from shared.contracts.estimates import LatencyCoefficients, Profile
+from shared.contracts.lanes import inbox_name
 from shared.contracts.plans import PlanAsked, PlanExplained, QueueHead
 from shared.contracts.situations import LsoFacts, RunningFacts
 from shared.contracts.telemetry import ModelState, Residency
@@ -53,12 +54,30 @@ async def leading(cluster: LeaderRig, **fields: Any) -> Leader:
     return leader
 
 
-async def explained(cluster: LeaderRig) -> tuple[QueueHead, ...]:
+async def told(cluster: LeaderRig) -> PlanExplained:
     (leader,) = cluster.leaders
     await leader.plan()
     queue = await listen(cluster.far, topology.REPLIES, "answer")
     await leader.explain(PlanAsked(reply_to="answer"))
-    return Decoder(PlanExplained)((await cluster.far.take(queue)).body).heads
+    return Decoder(PlanExplained)((await cluster.far.take(queue)).body)
+
+
+async def explained(cluster: LeaderRig) -> tuple[QueueHead, ...]:
+    return (await told(cluster)).heads
+
+
+async def test_instances_with_an_inbox_are_told(cluster: LeaderRig):
+    """Draining ones too, which are not planned for, and lost ones until theirs is deleted."""
+    await settled(cluster)
+    await topology.declare_work_queue(cluster.far, inbox_name("i1"))
+    cluster.clock.advance(4.0)
+    await cluster.hear(status("i2"))
+    await cluster.hear(status("i3", draining=True))
+    cluster.clock.advance(1.0)
+    answer = await told(cluster)
+
+    assert [head.instance_id for head in answer.heads] == ["i2"]
+    assert answer.instances == ("i1", "i2", "i3")
 
 
 async def test_a_swap_is_foreseen_with_the_cheaper_of_draining_and_evicting(cluster: LeaderRig):

@@ -5,8 +5,9 @@ import math
 import pytest
 from msgspec.structs import replace
 
+from services.planner.lane_counter import LaneCounter
 from services.planner.settings import LeaderSettings
-from services.planner.state import LaneCounter, LeaderState
+from services.planner.state import LeaderState
 from services.planner.view import cluster_snapshot
 from shared.contracts.base import ModelName
 from shared.contracts.estimates import LatencyCoefficients, Moments, OutputTokens, Profile

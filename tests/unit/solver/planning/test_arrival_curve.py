@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solver.planning.arrival_curve import MAX_POINTS, ArrivalCurve, enqueued_at, merged
+from solver.planning.arrival_curve import (
+    MAX_POINTS,
+    ArrivalCurve,
+    RecentArrivals,
+    enqueued_at,
+    merged,
+)
 
 
 def curve_of(times: list[float]) -> ArrivalCurve:
@@ -57,3 +63,51 @@ def test_curves_of_several_groupers_add_up():
 
     assert merged([one, other, ()]) == [(0.0, 1.0), (5.0, 2.5), (10.0, 3.0)]
     assert merged([]) == []
+
+
+class TestRecentArrivals:
+    @staticmethod
+    def of(*times: float) -> RecentArrivals:
+        recent = RecentArrivals()
+        for at in times:
+            recent.add(at)
+        return recent
+
+    def test_a_burst_is_counted_whole_however_long_the_pause_before_it(self):
+        burst = self.of(0.0, *(50.0 + 0.001 * n for n in range(500)))
+
+        assert burst.after(49.0)[0] == (50.0, 500)
+        assert burst.after(51.0) == []
+        assert burst.total == 501
+
+    def test_each_mark_tells_what_came_since(self):
+        assert self.of(1.0, 2.0, 2.05, 3.0).after(1.5) == [(2.0, 3), (3.0, 1)]
+
+    def test_a_burst_that_began_before_is_counted_too(self):
+        """It is in none of the marks after that time."""
+        burst = self.of(0.0, *(0.006 + 0.0001 * n for n in range(500)))
+
+        assert burst.after(0.005) == [(0.005, 500)]
+        assert self.of(0.0).after(0.005) == []
+
+    def test_nothing_has_come_to_who_counts_nothing(self):
+        assert RecentArrivals().after(0.0) == []
+
+    def test_of_long_ago_only_what_is_still_marked_is_counted(self):
+        recent = self.of(*(float(second) for second in range(1000)))
+
+        assert 15 <= recent.after(-1.0)[0][1] <= 150
+        assert recent.after(989.0)[0] == (990.0, 10)
+
+    @given(
+        st.lists(st.floats(0, 14), max_size=300).map(sorted),
+        st.floats(0, 14),
+    )
+    def test_nothing_that_came_is_missing_and_little_counts_that_came_before(
+        self, times: list[float], at: float
+    ):
+        came = sum(time > at for time in times)
+        just_before = sum(at - 0.11 <= time <= at for time in times)
+
+        first = next((number for _, number in self.of(*times).after(at)), 0)
+        assert came <= first <= came + max(0, just_before - 1)
