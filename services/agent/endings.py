@@ -93,6 +93,7 @@ class Endings:
                 submitted_at=run.submitted_at,
                 first_token_at=run.first_token_at or now,
                 finished_at=now,
+                foretold=request.foretold,
             ),
             verdict=verdict,
             attempts=request.attempts,
@@ -284,5 +285,7 @@ class Endings:
                 finish_reason=run.finish_reason if run else None,
                 max_tokens=request.sampling.max_tokens,
                 ignore_eos=request.sampling.ignore_eos,
+                grouped_at=request.grouped_at,
+                foretold=request.foretold,
             )
         )

@@ -72,7 +72,9 @@ async def on_request_cancel(message: RequestCancel, ctx: Context, _delivery: Del
     known = ctx.state.find(message.request_id)
     if known is None or known.request.reply_to != message.reply_to:
         return
-    if (run := ctx.state.runs.get(message.request_id)) is not None:
+    run = ctx.state.runs.get(message.request_id)
+    # A run on its way out does not answer for the copy that waits here meanwhile.
+    if run is not None and run.pulled is known:
         end_run(ctx.state, ctx.engine, run, Ending.CANCELLED)
     elif (pulled := ctx.state.release(message.request_id)) is not None:
         await ctx.endings.fail(pulled, CANCELLED_ERROR, bury=False)
@@ -89,6 +91,8 @@ async def on_drain(message: DrainInstance, ctx: Context, _delivery: Delivery) ->
     if message.exit:
         ctx.stop.set()
     else:
+        # At once: routers go on sending until they know.
+        await ctx.reporter.report()
         await ctx.residency.hand_back_window()
 
 

@@ -2,14 +2,17 @@
 
 import math
 from dataclasses import replace
+from statistics import fmean
 
 from services.agent.backends.base import EngineSnapshot
 from services.agent.state import AgentState
 from shared.contracts.base import Seconds
+from shared.contracts.estimates import Profile
 from shared.contracts.requests import QueuedRequest
 from shared.contracts.telemetry import PullState
 from solver.prediction import backlog
-from solver.prediction.service_time import predicted_prefill_s, tokens_s
+from solver.prediction.full_batch import batch_size, full_batch
+from solver.prediction.service_time import predicted_output_tokens, predicted_prefill_s, tokens_s
 from solver.scheduling.keys import Tier, tier_of
 from solver.scheduling.pull_room import Held, PullBounds, counted_s, has_room, work_s
 from solver.scheduling.window import tokens_needed
@@ -21,13 +24,12 @@ def held_now(state: AgentState, engine: EngineSnapshot, bounds: PullBounds) -> H
     filler: list[QueuedRequest] = []
     for request in state.not_begun():
         (regular if tier_of(request) is Tier.REACHABLE else filler).append(request)
-    num_free_slots = engine.max_running - len(state.runs) - len(state.window) - state.pulling
     return Held(
         num_regular=len(regular),
         num_filler=len(filler),
         num_pulling=state.pulling,
-        regular_s=_work_s(state, regular, num_free_slots, bounds),
-        filler_s=_work_s(state, filler, num_free_slots, bounds),
+        regular_s=_work_s(state, regular, engine, bounds),
+        filler_s=_work_s(state, filler, engine, bounds),
         regular_tokens=sum(tokens_needed(request) for request in regular),
         filler_tokens=sum(tokens_needed(request) for request in filler),
     )
@@ -51,12 +53,14 @@ def bounds_now(engine: EngineSnapshot, bounds: PullBounds) -> PullBounds:
 def pull_state(state: AgentState, engine: EngineSnapshot, bounds: PullBounds) -> PullState:
     """What is held, the bounds on it, and whether one more may come."""
     held = held_now(state, engine, bounds)
+    whole = held_now(state, engine, replace(bounds, max_backlog_s=math.inf))
     return PullState(
         requests=held.num_requests,
         max_requests=bounds.window,
         filler=held.num_filler,
         max_filler=bounds.best_effort_window,
         backlog_s=held.regular_s,
+        whole_backlog_s=whole.regular_s,
         max_backlog_s=bounds.max_backlog_s,
         tokens=held.regular_tokens + held.filler_tokens,
         max_tokens=engine.kv_capacity_tokens,
@@ -65,13 +69,29 @@ def pull_state(state: AgentState, engine: EngineSnapshot, bounds: PullBounds) ->
 
 
 def _work_s(
-    state: AgentState, requests: list[QueuedRequest], num_free_slots: int, bounds: PullBounds
+    state: AgentState, requests: list[QueuedRequest], engine: EngineSnapshot, bounds: PullBounds
 ) -> Seconds:
     profile, level = state.profile, bounds.backlog_level
     waiting = [request for request in requests if request.request_id in state.window]
     counted = [counted_s(predicted_prefill_s(request, profile), bounds) for request in requests]
+    tokens = backlog.tokens(waiting, profile, level=level)
     return work_s(
         prefill_s=backlog.prefills_s(counted, profile, level=level),
-        whole_s=tokens_s(backlog.tokens(waiting, profile, level=level), profile),
-        num_free_slots=num_free_slots,
+        whole_s=tokens / _full_rate_per_s(waiting, profile, engine) if waiting else 0.0,
+        num_free_slots=engine.max_running - len(state.runs) - len(state.window) - state.pulling,
     )
+
+
+def _full_rate_per_s(
+    waiting: list[QueuedRequest], profile: Profile | None, engine: EngineSnapshot
+) -> float:
+    """Tokens per second once *waiting*, or the likes of them, fill the engine."""
+    if profile is not None and profile.latency is not None:
+        prompt = fmean(request.prompt_tokens for request in waiting)
+        output = fmean(predicted_output_tokens(request, profile) for request in waiting)
+        tokens = max(1.0, prompt + output)
+        batch = batch_size(engine.max_running, engine.kv_capacity_tokens or math.inf, tokens)
+        full = full_batch(profile.latency, batch=batch, prompt=prompt, output=output)
+        if full.token_rate_per_s:
+            return full.token_rate_per_s
+    return 1 / tokens_s(1.0, profile)

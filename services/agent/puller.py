@@ -12,9 +12,9 @@ from services.agent.holding import bounds_now, held_now, may_pull, pull_state
 from services.agent.outbox import Outbox
 from services.agent.settings import PullSettings
 from services.agent.state import AgentState, Pulled
-from shared.broker.protocol import Broker, Delivery
-from shared.contracts.base import Decoder, Seconds
-from shared.contracts.errors import ContractError, QueueNotFoundError, TransientError
+from shared.broker.protocol import Broker, Delivery, Settlement
+from shared.contracts.base import Decoder, Seconds, UnixTime
+from shared.contracts.errors import ContractError, MeshError, QueueNotFoundError, TransientError
 from shared.contracts.lanes import LaneKey
 from shared.contracts.requests import QueuedRequest
 from shared.contracts.telemetry import PullState
@@ -82,6 +82,9 @@ class Puller:
             except TransientError as error:
                 log.warning("pull.failed", queue=source.queue, error=str(error))
                 await asyncio.sleep(BROKER_RETRY_S)
+            except MeshError as error:  # of one queue: others are pulled from meanwhile
+                log.error("pull.failed", queue=source.queue, error=str(error))
+                self._state.order.absent(source.queue, self._clock.now())
 
     async def pull_now(self, count: int) -> int:
         """
@@ -111,10 +114,18 @@ class Puller:
         try:
             delivery = await self._head(source.queue)
             if delivery is not None:
-                await self._take(delivery, source)
+                await self._taken(delivery, source)
         finally:
             self._state.pulling -= 1
         return delivery is not None
+
+    async def _taken(self, delivery: Delivery, source: Source) -> None:
+        """Take *delivery*, or put it back if what has to become of it fails."""
+        try:
+            await self._take(delivery, source)
+        except MeshError:
+            await delivery.settle(Settlement.REQUEUE)
+            raise
 
     async def _head(self, queue: str) -> Delivery | None:
         try:
@@ -128,27 +139,34 @@ class Puller:
 
     async def _sleep(self) -> None:
         self._state.pull_wake.clear()
-        # Without room nothing is asked until something leaves, which sets the event.
-        room = has_room(self._held(), self._now_bounds())
-        asked_at = self._state.order.wake_at() if room else math.inf
-        timeout_s = min(MAX_SLEEP_S, max(MIN_SLEEP_S, asked_at - self._clock.now()))
+        timeout_s = min(MAX_SLEEP_S, max(MIN_SLEEP_S, self._asked_at() - self._clock.now()))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._state.pull_wake.wait(), timeout_s)
 
+    def _asked_at(self) -> UnixTime:
+        """When the next source is asked, if nothing leaves until then, which sets the event."""
+        if not may_pull(self._state):
+            return self._state.order.inbox_at()
+        held, bounds = self._room()
+        if not has_room(held, bounds):
+            return math.inf
+        filler_room = has_filler_room(held, bounds)
+        return self._state.order.wake_at(self._clock.now(), best_effort_room=filler_room)
+
     def _next_source(self) -> Source | None:
-        engine = self._engine.snapshot()
-        held = held_now(self._state, engine, self._bounds)
-        bounds = bounds_now(engine, self._bounds)
-        if not may_pull(self._state) or not has_room(held, bounds):
+        if not may_pull(self._state):
+            # What was routed here waits for nobody else: `_take` returns it to its lane.
+            return self._state.order.inbox(self._clock.now())
+        held, bounds = self._room()
+        if not has_room(held, bounds):
             return None
         filler_room = has_filler_room(held, bounds)
         return self._state.order.next(self._clock.now(), best_effort_room=filler_room)
 
-    def _now_bounds(self) -> PullBounds:
-        return bounds_now(self._engine.snapshot(), self._bounds)
-
-    def _held(self) -> Held:
-        return held_now(self._state, self._engine.snapshot(), self._bounds)
+    def _room(self) -> tuple[Held, PullBounds]:
+        """What is held, and the bounds on it, now."""
+        engine = self._engine.snapshot()
+        return held_now(self._state, engine, self._bounds), bounds_now(engine, self._bounds)
 
     async def _take(self, delivery: Delivery, source: Source) -> None:
         now = self._clock.now()
@@ -163,14 +181,7 @@ class Puller:
         state.order.pulled(source.queue, request.deadline_at, work_tokens)
         pulled = Pulled(request=request, deliveries=[delivery], pulled_at=now)
         if (known := state.find(request.request_id)) is not None:
-            if (known.request.tenant, known.request.reply_to) != (request.tenant, request.reply_to):
-                # Another producer's request under the same id: it has to wait its turn.
-                resume = LaneKey.parse(request.lane).resume_name
-                state.order.hold(resume, now + self._settings.evict_hold_s)
-                await self._endings.hand_back(pulled)
-                return
-            # Redelivered after a lost connection, or a second copy: what runs here serves both.
-            known.deliveries.append(delivery)
+            await self._join(known, pulled, now)
             return
         state.totals.pull(source.queue, request.grouped_at)
         if (request.request_id, request.reply_to) in state.cancelled:
@@ -182,10 +193,28 @@ class Puller:
         else:
             state.hold(pulled)
 
+    async def _join(self, known: Pulled, pulled: Pulled, now: UnixTime) -> None:
+        """Two messages of one id: what is known here serves both, unless the other is newer."""
+        old, new = known.request, pulled.request
+        same = (old.tenant, old.reply_to) == (new.tenant, new.reply_to)
+        if same and new.attempts.hop <= old.attempts.hop:
+            # Redelivered after a lost connection, or a second copy.
+            known.deliveries += pulled.deliveries
+        elif same and self._state.only_waits(known):
+            self._state.release(old.request_id)
+            known.request, known.deliveries = new, known.deliveries + pulled.deliveries
+            self._state.hold(known)
+        else:
+            # Another producer's request has to wait its turn. A newer copy is not to go along
+            # when the producer stops the older run, which it no longer wants.
+            resume = LaneKey.parse(new.lane).resume_name
+            self._state.order.hold(resume, now + self._settings.evict_hold_s)
+            await self._endings.hand_back(pulled)
+
     def _hopeless(self, request: QueuedRequest, now: float) -> bool:
         profile = self._state.profile
         decode_s = predicted_decode_s(request, profile)
-        if is_loaded(self._held(), self._bounds):
+        if is_loaded(self._room()[0], self._bounds):
             decode_s = max(decode_s, self._busy_decode_s(request))
         return is_hopeless(
             request,

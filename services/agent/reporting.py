@@ -1,7 +1,7 @@
 """Status and telemetry of the agent. Soft: nothing waits for it, losing some hurts nobody."""
 
 from services.agent.backends.base import Capability, EngineBackend
-from services.agent.holding import pull_state
+from services.agent.holding import may_pull, pull_state
 from services.agent.lso.situation import Observer
 from services.agent.state import AgentState
 from shared.broker import topology
@@ -81,6 +81,7 @@ class Reporter:
             kv_utilization=snapshot.kv_utilization,
             kv_capacity_tokens=snapshot.kv_capacity_tokens,
             draining=state.draining,
+            takes_in=may_pull(state) and self._engine.alive,
             totals=state.totals.frozen(),
             pulled_by_lane=dict(state.totals.by_lane),
             pulled_to=dict(state.totals.pulled_to),

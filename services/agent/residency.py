@@ -12,6 +12,7 @@ from services.agent.lso.executor import LsoExecutor
 from services.agent.lso.operations import Operations
 from services.agent.lso.results import LsoRefusedError, LsoResult, already
 from services.agent.lso.situation import Observer
+from services.agent.retries import ActivationRetries
 from services.agent.sources import sources_of
 from services.agent.state import AgentState
 from shared.contracts.base import ModelName, Seconds
@@ -73,6 +74,9 @@ class ModelResidency:
         self._changed = asyncio.Event()
         self._ordered: ModelName | None = None
         """What an operator wants active, until a later plan comes."""
+        self._lost: ModelName | None = None
+        """What an engine had that died, and could not have again."""
+        self._retries = ActivationRetries(first_pause_s=RESTART_PAUSE_S)
         self._followed: tuple[Segment, ...] = ()
         """The virtual queue that the instance was last made to follow."""
         operations.models.on_activated = self._set_sources
@@ -128,11 +132,11 @@ class ModelResidency:
             return self._ordered
         if state.plan is not None and now - state.plan_at < self._orphan_patience_s:
             segments = self._segments()
-            return segments[0].model if segments else state.model
+            return segments[0].model if segments else state.model or self._lost
         patience_s = 0.0 if state.model is None else self._orphan_patience_s
         if now - self._busy_at < patience_s:
             return state.model
-        return self._noticed_model() or state.model
+        return self._noticed_model() or state.model or self._lost
 
     def _segments(self) -> tuple[Segment, ...]:
         """The plan's, of models that this instance may serve."""
@@ -170,14 +174,27 @@ class ModelResidency:
         planned = self._segments()
         queue = planned if planned and planned[0].model == target else (Segment(model=target),)
         if target != state.model:
-            result = await self._swap(queue)
-            if not result.ok:
-                await asyncio.sleep(RESTART_PAUSE_S)
+            if not self._retries.rests(target, self._clock.now()):
+                await self._try(queue)
         elif _shape(queue) != _shape(self._followed):
             change = HeadChange(old_head=self._followed[0] if self._followed else None, queue=queue)
             self._followed = queue
             self._set_sources()
             await self._executor.follow(lso_actions(change, self._observer.situation()))
+
+    async def _try(self, queue: tuple[Segment, ...]) -> None:
+        """Swap; if that fails, another time: soon if nothing else is served here."""
+        head = queue[0].model
+        result = await self._swap(queue)
+        if result.ok:
+            self._retries.succeeded(head)
+        elif self._state.model is None:
+            await asyncio.sleep(RESTART_PAUSE_S)
+        else:
+            pause_s = self._retries.failed(head, self._clock.now())
+            log.warning(
+                "model.not_activated", model=head, serving=self._state.model, again_in_s=pause_s
+            )
 
     async def _swap(self, queue: tuple[Segment, ...], *, reason: Reason | None = None) -> LsoResult:
         """Empty the instance and activate the head's model; how the activation ended."""
@@ -219,19 +236,31 @@ class ModelResidency:
                 await self.hand_back_window()
                 while not stop.is_set() and not await self._restarted():
                     await pause(stop, RESTART_PAUSE_S)
+                if not stop.is_set():
+                    await self._reactivate()
 
     async def _restarted(self) -> bool:
-        """Start the engine with the model that it had; whether that worked."""
-        model = self._state.model
+        """Start the engine, without a model; whether that worked."""
         try:
             await self._engine.start()
-            if model is not None:
-                await self._engine.activate(model)
         except EngineError as error:
             log.error("engine.restart_failed", error=str(error))
             return False
-        log.info("engine.restarted", model=model)
         return True
+
+    async def _reactivate(self) -> None:
+        """Give the engine the model that it had; if it cannot have it, plans and orders decide."""
+        model = self._state.model
+        try:
+            if model is not None:
+                await self._engine.activate(model)
+        except EngineError as error:
+            log.error("engine.restart_failed", model=model, error=str(error))
+            self._lost = model
+            self._state.model = self._engine.snapshot().model
+            self._followed = ()
+        else:
+            log.info("engine.restarted", model=model)
 
     def _set_sources(self) -> None:
         state, now = self._state, self._clock.now()

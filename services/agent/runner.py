@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import structlog
 
+from services.agent.aborting import give_back
 from services.agent.answer import AnswerText
 from services.agent.backends.base import EngineBackend, EngineRequest
 from services.agent.endings import CANCELLED_ERROR, Endings
@@ -90,6 +91,9 @@ class Runner:
         """Execute a run that has begun, whatever happens to it."""
         try:
             await self._execute(run)
+        except Exception:  # nor may an ending that fails, as when the broker forbids its message
+            log.exception("run.ending_failed", request_id=run.request.request_id)
+            await give_back(self._state, run.pulled)
         finally:
             del self._state.runs[run.request.request_id]
             run.over.set()

@@ -203,6 +203,8 @@ class _Agent:
         """Serve until *stop*; drain; return when nothing is held any more."""
         settings, state = self._ports.settings, self._state
         await self._listen(stop, stack)
+        # Before it is pulled from: RabbitMQ closes a connection that asks a queue in the making.
+        await self._declare_inbox()
         if settings.initial_model is not None:
             initial = Activate(
                 model=ModelName(settings.initial_model),

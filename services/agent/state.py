@@ -190,7 +190,7 @@ class AgentState:
     plan: PlanPublished | None = None
     plan_at: UnixTime = 0.0
     model: ModelName | None = None
-    """The active model; written by operations on models only."""
+    """The active model; written by operations on models, and when the engine has died."""
     swaps: int = 0
     """Changes of the model under way, see `swap`."""
     draining: bool = False
@@ -235,6 +235,11 @@ class AgentState:
         self.pulled[pulled.request.request_id] = pulled
         self.window.add(pulled.request)
         self.admit_wake.set()
+
+    def only_waits(self, pulled: Pulled) -> bool:
+        """Whether it is in the window, and has not run here."""
+        request_id = pulled.request.request_id
+        return self.pulled.get(request_id) is pulled and request_id not in self.swapped_out
 
     def release(self, request_id: RequestId) -> Pulled | None:
         """Take a request that does not run out of here: from the window, or from its rest."""

@@ -130,6 +130,21 @@ class PullOrder:
         self._since_best_effort = 0 if best.source.best_effort else self._since_best_effort + 1
         return best.source
 
+    def inbox(self, now: UnixTime) -> Source | None:
+        """The instance's own inbox, unless it seems empty: nobody else asks it."""
+        return (
+            self._inbox.source if self._inbox and self._asleep_until(self._inbox) <= now else None
+        )
+
+    def inbox_at(self) -> UnixTime:
+        """When the inbox should be asked; infinite if there is none."""
+        return self._asleep_until(self._inbox) if self._inbox else math.inf
+
+    @property
+    def _inbox(self) -> _Head | None:
+        heads = self._heads.values()
+        return next((head for head in heads if head.source.kind is SourceKind.INBOX), None)
+
     def pulled(self, queue: str, deadline_at: UnixTime, work_tokens: float = 0.0) -> None:
         """A request with *deadline_at* and so much predicted work came from *queue*."""
         if (head := self._heads.get(queue)) is None:
@@ -174,9 +189,21 @@ class PullOrder:
         """
         self._held[queue] = until
 
-    def wake_at(self) -> UnixTime:
-        """When the first quiet source should be asked again; infinite without sources."""
-        return min((self._asleep_until(head) for head in self._heads.values()), default=math.inf)
+    def wake_at(self, now: UnixTime, *, best_effort_room: bool) -> UnixTime:
+        """
+        When the first source should be asked again; infinite if none may be.
+
+        Args:
+            now: Unix seconds.
+            best_effort_room: As `next` takes it.
+        """
+        asked = (
+            self._asleep_until(head)
+            for head in self._heads.values()
+            if best_effort_room or not head.source.best_effort
+            if not self._is_behind(head, now)
+        )
+        return min(asked, default=math.inf)
 
     def _key(self, head: _Head) -> tuple[float, SourceKind, str]:
         key = head.deadline_at + self._work_weight * head.work_tokens

@@ -24,7 +24,7 @@ class ModelOperations:
 
     Args:
         executor: Gets them registered.
-        state: The agent's; here alone `model` is written while the engine lives.
+        state: The agent's; `model` is written here, and where a dead engine is restarted.
         engine: Its backend.
         runs: Empties the instance.
         reporter: Told of swaps.

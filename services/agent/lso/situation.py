@@ -17,7 +17,7 @@ from shared.contracts.telemetry import Residency
 from shared.runtime.clock import Clock
 from solver.planning.evict_or_swap import KvCosts
 from solver.planning.lso_situation import Demand, RunningWork, Situation, SwappedWork, WarmSet
-from solver.prediction.service_time import predicted_decode_s, predicted_prefill_s
+from solver.prediction.service_time import predicted_prefill_s, predicted_rest_s
 from solver.scheduling.keys import Tier, tier_of
 from solver.scheduling.pull_room import PullBounds
 from solver.scheduling.window import tokens_needed
@@ -163,10 +163,7 @@ class Observer:
         profile = self._state.profile
         if profile is None or profile.latency is None:
             return None
-        done = len(run.token_ids) - len(run.request.progress.token_ids)
-        decode_s = predicted_decode_s(run.request, profile)
-        expected = run.request.sampling.max_tokens - len(run.request.progress.token_ids)
-        left_s = decode_s * max(0.0, 1 - done / max(1, expected))
+        left_s = predicted_rest_s(run.request, profile, output_tokens=len(run.token_ids))
         return left_s if run.begun else left_s + predicted_prefill_s(run.request, profile)
 
     def _window_demand(self) -> Demand:

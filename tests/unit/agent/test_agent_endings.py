@@ -13,7 +13,7 @@ from services.agent.verdicts import progress_of, verdict_of
 from shared.broker import topology
 from shared.contracts.lanes import relegated_name
 from shared.contracts.qos import Slo
-from shared.contracts.requests import FinishReason, PromptText, QueuedRequest
+from shared.contracts.requests import FinishReason, PromptText, QueuedRequest, WaitForecast
 from tests.brokers import eventually
 from tests.clocks import NOW
 from tests.queued import BATCH, MODEL, a_request, lane_of, sampling
@@ -240,6 +240,18 @@ async def test_an_observation_says_what_ended_the_answer(rig: AgentRig):
     seen = decode_observed((await rig.far.take(observed)).body)
     assert (seen.finish_reason, seen.max_tokens) == (FinishReason.LENGTH, 1)
     assert not seen.ignore_eos
+
+
+async def test_the_wait_that_was_foretold_is_told_with_the_end(rig: AgentRig):
+    """To the producer, and to the estimator with what it was foretold of."""
+    observed = await listen(rig, topology.TELEMETRY, topology.OBSERVED_REQUEST_KEY)
+    told = WaitForecast(mean_s=2.5, sd_s=0.5)
+    request = a_request(foretold=told, grouped_at=NOW - 1.0, reply_to=REPLY)
+    await complete(rig, await rig.pulled(request))
+
+    seen = decode_observed((await rig.far.take(observed)).body)
+    assert (seen.foretold, seen.grouped_at) == (told, NOW - 1.0)
+    assert (await rig.completed()).timings.foretold == told
 
 
 async def test_a_final_that_nobody_waits_for_is_unclaimed(rig: AgentRig):

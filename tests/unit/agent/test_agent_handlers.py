@@ -2,6 +2,8 @@
 
 import pytest
 
+from services.agent.aborting import end_run
+from services.agent.state import Ending
 from shared.broker import topology
 from shared.broker.protocol import Settlement
 from shared.contracts.base import Decoder, InstanceId, RequestId, RunId
@@ -16,6 +18,7 @@ from shared.contracts.control import (
 )
 from shared.contracts.estimates import Profile
 from shared.contracts.telemetry import InstanceStatus
+from tests.brokers import eventually
 from tests.deliveries import LooseDelivery
 from tests.queued import MODEL, OTHER, a_request, lane_of
 from tests.unit.agent.plans import a_plan
@@ -87,6 +90,24 @@ async def test_a_waiting_request_is_cancelled(rig: AgentRig):
     assert (await rig.failed()).error.code == "cancelled"
     assert len(rig.state.window) == 0
     assert await rig.back_in_lane(LANE) == 0
+
+
+async def test_the_copy_of_a_run_that_is_on_its_way_out_is_cancelled(rig: AgentRig):
+    """The broker has given the request here again before it told so to who put it back."""
+    request = a_request("r", reply_to=REPLY)
+    run, task = await rig.running(request)
+    rig.broker.down.add(topology.LANES)
+    end_run(rig.state, rig.engine, run, Ending.EVICTED)
+    await eventually(lambda: run.pulled.leaving)
+    await rig.hold(request)
+    await rig.tell(RequestCancel(request_id=R, reply_to=REPLY))
+    waiting = len(rig.state.window)
+    rig.broker.down.clear()
+    await task
+
+    assert (await rig.failed()).error.code == "cancelled"
+    assert waiting == 0
+    assert run.ending is Ending.EVICTED
 
 
 async def test_the_cancellation_of_a_request_that_is_elsewhere_is_remembered(rig: AgentRig):

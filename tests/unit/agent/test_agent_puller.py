@@ -8,13 +8,15 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from services.agent.holding import held_now
+from services.agent.holding import held_now, pull_state
 from services.agent.settings import PullSettings
 from shared.broker import topology
 from shared.broker.protocol import OutMessage
 from shared.contracts.base import ModelName
+from shared.contracts.errors import BrokerConflictError
 from shared.contracts.estimates import Calibration, LatencyCoefficients, OutputTokens, Profile
 from shared.contracts.lanes import relegated_name
+from shared.contracts.requests import QueuedRequest
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
 from solver.scheduling.pull_room import PullBounds
@@ -25,7 +27,7 @@ from tests.queued import BATCH, BEST_EFFORT, MODEL, OTHER, a_request, lane_of, s
 from tests.unit.agent.rig import REPLY, AgentRig, open_agent
 from tests.unit.agent.tasks import admitting, working
 
-LANE = lane_of().queue_name
+LANE, RESUME = lane_of().queue_name, lane_of().resume_name
 SLOW = Profile(
     model=MODEL,
     engine="scripted",
@@ -66,7 +68,8 @@ async def test_waiting_requests_come_into_the_window(rig: AgentRig):
 async def test_a_queue_that_is_not_there_is_asked_for_again_on_notice(rig: AgentRig):
     rig.sources(LANE)
     assert await rig.puller.pull_now(1) == 0
-    assert rig.state.order.wake_at() == rig.clock.now() + 10.0
+    now = rig.clock.now()
+    assert rig.state.order.wake_at(now, best_effort_room=True) == now + 10.0
     async with pulling(rig):
         await rig.put(a_request("a"))
         assert rig.state.order.nonempty(LANE, rig.clock.now())
@@ -276,6 +279,24 @@ async def test_a_worker_survives_the_brokers_absence(rig: AgentRig, monkeypatch)
         await eventually(lambda: len(rig.state.window) == 1)
 
 
+async def test_a_queue_that_is_refused_keeps_no_other_from_being_pulled(
+    rig: AgentRig, monkeypatch: pytest.MonkeyPatch
+):
+    """What cannot be handed back is put back where it was."""
+    mine, theirs = a_request("mine"), a_request("theirs", base=OTHER)
+    await rig.put(theirs, queue=RESUME)
+    await rig.put(mine)
+    rig.sources(RESUME, LANE)
+
+    async def refuse(_queue: str, _request: QueuedRequest) -> None:
+        raise BrokerConflictError("access refused")
+
+    monkeypatch.setattr(rig.endings._outbox, "queue", refuse)
+    async with working(rig.puller.work(rig.stop), rig):
+        await eventually(lambda: "mine" in rig.state.window)
+    assert await rig.far.ready(RESUME) == 1
+
+
 async def test_what_waits_inside_the_engine_is_held_too(
     registry: ModelRegistry, tokenizers: dict[ModelName, Tokenizer]
 ):
@@ -330,4 +351,17 @@ class TestBacklog:
         seen_s = await self.backlog_s(rig, max_running=max_running, level=level)
 
         assert seen_s == pytest.approx(expected_s, rel=1e-4)
+        await rig.residency.hand_back_window()
+
+    async def test_it_tells_long_prefills_in_part_where_it_pulls_and_whole_where_one_plans(
+        self, rig: AgentRig
+    ):
+        rig.state.profiles[MODEL] = self.PROFILE
+        for name in "abcd":
+            await rig.hold(a_request(name, prompt_tokens=4000, sampling=sampling(1)))
+        engine = replace(rig.engine.snapshot(), max_running=100)
+        told = pull_state(rig.state, engine, PullBounds(max_backlog_s=2.0))
+
+        assert told.backlog_s == pytest.approx(4 * 0.5)
+        assert told.whole_backlog_s == pytest.approx(4 * 4.0)
         await rig.residency.hand_back_window()

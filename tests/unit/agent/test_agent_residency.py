@@ -1,5 +1,8 @@
 """Which model is active, and what a swap does to the work of the one before."""
 
+import asyncio
+from itertools import pairwise
+
 import pytest
 
 from shared.broker import topology
@@ -156,6 +159,33 @@ async def test_a_model_that_cannot_be_activated_is_not_served_and_tried_again(ri
     assert rig.engine.activations == [OTHER]
 
 
+async def test_a_model_that_cannot_be_activated_lets_the_one_before_serve_longer_and_longer(
+    rig: AgentRig, monkeypatch: pytest.MonkeyPatch
+):
+    """For each try the instance is emptied."""
+    tried: list[float] = []
+
+    async def refuse(_model: ModelName) -> float:
+        tried.append(rig.clock.now())
+        raise EngineError("no memory")
+
+    monkeypatch.setattr(rig.engine, "activate", refuse)
+    begun = rig.clock.now()
+    async with following(rig):
+        rig.residency.plan_changed(a_plan(OTHER, epoch=1))
+        for second in range(200):
+            rig.clock.advance(1.0)
+            rig.residency.plan_changed(a_plan(OTHER, epoch=2 + second))
+            await asyncio.sleep(0.012)
+    pauses_s = [after - before for before, after in pairwise(tried)]
+
+    assert rig.state.model == MODEL
+    assert tried[0] <= begun + 3.0
+    assert len(tried) <= 20
+    assert 45.0 <= max(pauses_s) <= 75.0
+    assert not rig.state.swapping
+
+
 async def test_a_dead_engine_comes_back_with_its_model(rig: AgentRig):
     rig.engine.fail_start = [EngineError("not yet"), EngineError("not yet")]
     rig.engine.die()
@@ -163,6 +193,33 @@ async def test_a_dead_engine_comes_back_with_its_model(rig: AgentRig):
         await eventually(lambda: rig.engine.activations == [MODEL])
         await eventually(lambda: not rig.state.swapping)
     assert (rig.engine.starts, rig.state.totals.crashes, rig.state.model) == (3, 1, MODEL)
+
+
+async def test_a_model_that_does_not_come_back_leaves_the_engine_to_the_plans(
+    rig: AgentRig, monkeypatch: pytest.MonkeyPatch
+):
+    activate = rig.engine.activate
+
+    async def activate_other(model: ModelName) -> float:
+        if model == MODEL:
+            raise EngineError("no such weights")
+        return await activate(model)
+
+    monkeypatch.setattr(rig.engine, "activate", activate_other)
+    rig.engine.die()
+    async with following(rig):
+        await eventually(lambda: rig.engine.starts > 0)
+        rig.residency.plan_changed(a_plan(OTHER))
+        await eventually(lambda: rig.state.model == OTHER)
+    assert rig.state.totals.crashes == 1
+
+
+async def test_without_a_plan_it_is_tried_again(rig: AgentRig):
+    rig.engine.fail_activate = [EngineError("no memory"), EngineError("no memory")]
+    rig.engine.die()
+    async with following(rig):
+        await eventually(lambda: rig.engine.activations == [MODEL])
+        await eventually(lambda: rig.state.model == MODEL)
 
 
 async def test_what_waits_here_does_not_wait_for_a_dead_engine(rig: AgentRig):

@@ -8,7 +8,8 @@ from services.agent.aborting import end_run
 from services.agent.runner import MAX_CRASHES
 from services.agent.state import Ending
 from shared.broker import topology
-from shared.contracts.base import TenantId
+from shared.contracts.base import RequestId, TenantId
+from shared.contracts.errors import BrokerConflictError
 from shared.contracts.requests import (
     Attempts,
     FinishReason,
@@ -176,6 +177,49 @@ async def test_a_bug_ends_one_request_and_not_the_agent(rig: AgentRig):
     error = (await rig.failed()).error
     assert (error.code, error.status) == ("internal_error", 500)
     assert await rig.far.ready(topology.DEAD_LETTERS) == 1
+    assert await rig.back_in_lane(request.lane) == 0
+
+
+async def test_an_ending_that_fails_gives_the_request_back_and_harms_no_other(
+    rig: AgentRig, monkeypatch: pytest.MonkeyPatch
+):
+    """As when the broker forbids the message, or what it goes to exists with other properties."""
+    first, other = a_request("first", reply_to=REPLY), a_request("other", reply_to=REPLY)
+    run, task = await rig.running(first)
+    _, beside = await rig.running(other)
+
+    async def forbidden(*_: object) -> None:
+        raise BrokerConflictError("no exchange 'headway.replies'")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.outbox, "final", forbidden)
+        rig.engine.emit("first", 20, finish=LENGTH)
+        await task
+    rig.engine.emit("other", 20, finish=LENGTH)
+    await beside
+
+    assert run.over.is_set()
+    assert rig.state.runs == {}
+    assert (await rig.completed()).request_id == "other"
+    assert await rig.requeued(first.lane) == first
+    assert await rig.back_in_lane(first.lane) == 0
+
+
+async def test_an_ending_that_fails_after_its_acknowledgement_gives_nothing_back(
+    rig: AgentRig, monkeypatch: pytest.MonkeyPatch
+):
+    request = a_request("r", reply_to=REPLY)
+    _, task = await rig.running(request)
+
+    async def forbidden(*_: object, **__: object) -> None:
+        raise BrokerConflictError("no exchange 'headway.telemetry'")
+
+    monkeypatch.setattr(rig.endings, "_observed", forbidden)
+    rig.engine.emit("r", 20, finish=LENGTH)
+    await task
+
+    assert (await rig.completed()).request_id == "r"
+    assert rig.state.departed[RequestId("r")] == "completed"
     assert await rig.back_in_lane(request.lane) == 0
 
 

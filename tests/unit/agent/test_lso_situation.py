@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from services.agent.aborting import end_run
-from services.agent.backends.base import CheckpointTotals
+from services.agent.backends.totals import CheckpointTotals
 from services.agent.backends.weights import weight_bytes
 from services.agent.lso.sizes import kv_bytes_per_token
 from services.agent.state import Ending
-from shared.contracts.estimates import LatencyCoefficients, Profile
+from shared.contracts.estimates import LatencyCoefficients, OutputTokens, Profile
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Slo
 from shared.contracts.requests import FinishReason
@@ -116,6 +116,36 @@ async def test_a_run_may_stand_still_until_its_next_token_or_its_end_would_be_la
     assert work.remaining_s == pytest.approx(0.2)
     assert work.slack_s == pytest.approx(slack_s)
     rig.engine.emit("r", 6, finish=FinishReason.LENGTH)
+    await task
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "left"),
+    [(1, 99), (40, 60), (90, 10), (99, 10), (500, 10), (2040, 8)],
+    ids=["begun", "under way", "nearly done", "about to end", "longer than expected", "limit"],
+)
+async def test_what_is_left_of_a_run_is_left_of_its_expected_answer(
+    rig: AgentRig, num_tokens: int, left: int
+):
+    """Of 100 tokens, where 2048 are allowed; each takes 10 ms."""
+    rig.state.profiles[MODEL] = Profile(
+        model=MODEL,
+        engine="scripted",
+        device="paper",
+        version=1,
+        at=0.0,
+        latency=LatencyCoefficients(constant_s=0.01, linear_s=0.0),
+        output_tokens={"*": OutputTokens(mean=100.0, sd=10.0, count=9)},
+    )
+    request = a_request("r", sampling=sampling(2048, ignore_eos=False))
+    run, task = await rig.running(request)
+    rig.engine.emit("r", *[7] * num_tokens)
+    await eventually(lambda: len(run.token_ids) == num_tokens)
+
+    (work,) = rig.observer.situation().running
+
+    assert work.remaining_s == pytest.approx(0.01 * left)
+    rig.engine.emit("r", 6, finish=FinishReason.STOP)
     await task
 
 

@@ -26,13 +26,17 @@ def next_of(order: PullOrder, now: float = NOW, *, room: bool = True) -> str | N
     return None if chosen is None else chosen.queue
 
 
+def wake_of(order: PullOrder, now: float = NOW, *, room: bool = True) -> float:
+    return order.wake_at(now, best_effort_room=room)
+
+
 FILLER = source("filler", math.inf)
 
 
 def test_without_sources_there_is_nothing_to_pull():
     order = PullOrder(poll_s=POLL_S)
     assert next_of(order) is None
-    assert order.wake_at() == math.inf
+    assert wake_of(order) == math.inf
 
 
 def test_the_most_urgent_band_goes_first():
@@ -54,12 +58,23 @@ def test_overflow_waits_until_its_own_lane_is_empty():
     assert next_of(order) == "lane"
 
 
+def test_nothing_is_asked_soon_that_may_not_be_pulled():
+    """What may be pulled is pulled, so that whoever sleeps has a time until which it may."""
+    overflow = Source(queue="overflow", kind=SourceKind.OVERFLOW, time_left_s=1.0, behind="lane")
+    order = order_of(source("lane"), overflow, FILLER)
+    order.hold("lane", NOW + 2)
+
+    assert next_of(order, room=False) is None
+    assert wake_of(order, room=False) == NOW + 2
+    assert (next_of(order), wake_of(order)) == ("filler", 0.0)
+
+
 def test_who_has_work_before_it_leaves_what_has_just_come_to_others():
     order = order_of(source("lane"), source("inbox", 1.0, SourceKind.INBOX))
     for queue in ("lane", "inbox"):
         order.empty(queue, NOW)
     assert order.nonempty("lane", NOW, held_s=0.5)
-    assert (next_of(order), order.wake_at()) == (None, NOW + 0.05)
+    assert (next_of(order), wake_of(order)) == (None, NOW + 0.05)
     assert next_of(order, NOW + 0.05) == "lane"
 
     order.nonempty("inbox", NOW, held_s=0.5)
@@ -94,7 +109,7 @@ def test_an_empty_source_is_left_alone_for_the_poll_period():
     order = order_of(source("lane"))
     order.empty("lane", NOW)
     assert next_of(order, NOW + POLL_S - 0.01) is None
-    assert order.wake_at() == NOW + POLL_S
+    assert wake_of(order) == NOW + POLL_S
     assert next_of(order, NOW + POLL_S) == "lane"
 
 
@@ -109,7 +124,7 @@ def test_a_queue_that_is_not_there_is_asked_for_seldom_or_on_notice():
     order = order_of(source("resume"))
     order.absent("resume", NOW)
     assert next_of(order, NOW + 5 * POLL_S) is None
-    assert order.wake_at() == NOW + 10.0
+    assert wake_of(order) == NOW + 10.0
     assert next_of(order, NOW + 10.0) == "resume"
     order.absent("resume", NOW + 10.0)
     order.nonempty("resume", NOW + 10.1)
@@ -141,11 +156,23 @@ def test_without_filler_no_pull_is_kept_for_it():
     assert {next_of(order) for _ in range(10)} == {"lane"}
 
 
+def test_the_inbox_is_found_whatever_else_waits():
+    """Who may not pull has to return what is in it."""
+    order = order_of(source("lane", 0.0), source("inbox", 9.0, SourceKind.INBOX))
+    found = order.inbox(NOW)
+    assert found is not None
+    assert (found.queue, order.inbox_at()) == ("inbox", 0.0)
+
+    order.empty("inbox", NOW)
+    assert (order.inbox(NOW), order.inbox_at()) == (None, NOW + POLL_S)
+    assert (order_of(source("lane")).inbox(NOW), order_of().inbox_at()) == (None, math.inf)
+
+
 def test_a_held_queue_is_left_alone():
     order = order_of(source("resume", kind=SourceKind.RESUME))
     order.hold("resume", NOW + 2)
     assert next_of(order, NOW + 1.99) is None
-    assert order.wake_at() == NOW + 2
+    assert wake_of(order) == NOW + 2
     assert next_of(order, NOW + 2) == "resume"
 
 
