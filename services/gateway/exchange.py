@@ -81,6 +81,8 @@ class Exchange:
         tenant = gateway.tenants.effective(tenant, hints)
         with gateway.tenants.slot(tenant):
             raw = await self._body()
+            # Here, not in the thread: waiting for one is part of what the client waits.
+            arrived_at = gateway.clock.now()
             # A big prompt takes long to tokenize, and heartbeats must go on.
             accepted = await asyncio.to_thread(
                 gateway.intake.accept,
@@ -89,6 +91,7 @@ class Exchange:
                 hints=hints,
                 tenant=tenant,
                 request_id=self._id,
+                arrived_at=arrived_at,
             )
             return await self._answered(accepted, hints, tenant, channel)
 

@@ -16,7 +16,7 @@ from services.gateway.openai import (
 )
 from services.gateway.settings import Settings
 from services.gateway.slo import requested_slo
-from shared.contracts.base import ModelName, TenantId
+from shared.contracts.base import ModelName, TenantId, UnixTime
 from shared.contracts.checks import (
     check_supported,
     effective_importance,
@@ -27,14 +27,13 @@ from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
-from shared.runtime.clock import Clock
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     """A request that passed every check, ready to publish."""
 
     ingress: InferenceRequest
-    arrived_at: float
+    arrived_at: UnixTime
     stream: bool
     include_usage: bool
 
@@ -47,7 +46,6 @@ class Intake:
         settings: Limits and default SLOs.
         registry: The models that there are.
         tokenizers: One per base model.
-        clock: Wall time.
         new_seed: A fresh random seed, for requests that sample and bring none.
     """
 
@@ -57,13 +55,11 @@ class Intake:
         settings: Settings,
         registry: ModelRegistry,
         tokenizers: Mapping[ModelName, Tokenizer],
-        clock: Clock,
         new_seed: Callable[[], int],
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._tokenizers = tokenizers
-        self._clock = clock
         self._new_seed = new_seed
 
     def accept(
@@ -74,16 +70,17 @@ class Intake:
         hints: Hints,
         tenant: TenantId,
         request_id: str,
+        arrived_at: UnixTime,
     ) -> Accepted:
         """
         Check a request body and make it the mesh's.
 
-        Takes time in proportion to the body: call it in a thread.
+        Takes time in proportion to the body: call it in a thread, and tell it when the request
+        came, for threads may all be taken.
 
         Raises:
             ContractError: What is wrong, with the status to answer.
         """
-        arrived_at = self._clock.now()
         body = decode_body(raw, body_type)
         ref = self._registry.resolve(body.model)
         entry = self._registry.entry(ref.base)

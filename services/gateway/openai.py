@@ -20,6 +20,7 @@ SAME_IN_INGRESS = (
     *("response_format", "importance", "application", "slo", "deadline"),
 )
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
+_MISSING = re.compile(r"missing required field `(\w+)`")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,12 +123,15 @@ def decode_body(raw: bytes, body_type: type[B]) -> B:
         return msgspec.json.decode(raw, type=body_type)
     except msgspec.ValidationError as error:
         text = str(error)
-        path = _PATH.search(text)
-        raise ContractError(
-            _PATH.sub("", text), param=path.group(1) or None if path else None
-        ) from error
+        raise ContractError(_PATH.sub("", text), param=_field_at_fault(text)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ContractError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+
+
+def _field_at_fault(text: str) -> str | None:
+    """The path in msgspec's message; it leads to the object where a field is missing."""
+    found = (pattern.search(text) for pattern in (_PATH, _MISSING))
+    return ".".join(match[1] for match in found if match and match[1]) or None
 
 
 def to_ingress(body: ChatBody | CompletionBody) -> InferenceRequest:

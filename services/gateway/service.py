@@ -56,7 +56,6 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                     settings=settings,
                     registry=registry,
                     tokenizers=tokenizers,
-                    clock=ports.clock,
                     new_seed=lambda: secrets.randbits(31),
                 ),
                 tenants=Tenants(

@@ -11,6 +11,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from shared.contracts.errors import ContractError, SettingsError
 from shared.contracts.requests import ChatMessage
 
+_FAILURES = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
+"""What a template can raise that comes across messages it was not written for."""
+
 
 def _refuse(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
@@ -67,14 +78,15 @@ class ChatTemplate:
         The prompt that makes the model answer *messages*.
 
         Raises:
-            ContractError: A part is not text, or the template refuses the conversation.
+            ContractError: A part is not text, or the template refuses or cannot take the
+                conversation.
         """
         turns = [{"role": message.role, "content": _text_of(message)} for message in messages]
         try:
             return self._template.render(
                 messages=turns, add_generation_prompt=True, **self._special_tokens
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        except _FAILURES as error:
             raise ContractError(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error

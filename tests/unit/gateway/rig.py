@@ -36,7 +36,6 @@ class IntakeRig:
             settings=settings or Settings(),
             registry=self.registry,
             tokenizers=self.tokenizers,
-            clock=FixedClock(),
             new_seed=lambda: SEED,
         )
 
@@ -49,6 +48,7 @@ class IntakeRig:
             hints=parse_hints(headers or {}),
             tenant=TenantId("acme"),
             request_id="req-1",
+            arrived_at=NOW,
         )
 
     def completion(self, headers: Mapping[str, str] | None = None, **fields: object) -> Accepted:

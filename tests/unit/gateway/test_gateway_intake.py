@@ -162,6 +162,21 @@ def test_refusal_names_what_is_wrong(
     assert (error.status, error.code, error.param) == (status, code, param)
 
 
+@pytest.mark.parametrize(
+    ("raw", "param"),
+    [
+        (b'{"messages":[]}', "model"),
+        (b'{"model":"m"}', "messages"),
+        (b'{"model":"m","messages":[{"content":"x"}]}', "messages[0].role"),
+    ],
+)
+def test_a_field_that_is_missing_is_named(intake_rig: IntakeRig, raw: bytes, param: str):
+    with pytest.raises(ContractError) as caught:
+        intake_rig.raw(raw, chat=True)
+
+    assert caught.value.param == param
+
+
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"[]", b"nul", b'{"model":"\\ud800"}'])
 def test_what_is_no_request_at_all_is_a_bad_request(intake_rig: IntakeRig, raw: bytes):
     with pytest.raises(ContractError) as caught:

@@ -126,6 +126,27 @@ def test_a_template_that_refuses_says_why() -> None:
         template.render([ChatMessage(role="user", content="hi")])
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ content.index('x') }}",
+        "{{ 1 // (content | length - 2) }}",
+        "{{ 2.0 ** (content | length * 1000) }}",
+        "{{ '{1}'.format(content) }}",
+        "{{ content | dictsort }}",
+        "{{ content + 1 }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
+)
+def test_a_template_that_fails_on_these_messages_refuses_them(source: str) -> None:
+    template = ChatTemplate("{% set content = messages[0]['content'] %}" + source, {})
+
+    with pytest.raises(ContractError, match="chat template") as refused:
+        template.render([ChatMessage(role="user", content="hi")])
+
+    assert (refused.value.status, refused.value.param) == (400, "messages")
+
+
 def test_a_template_cannot_reach_out_of_its_sandbox() -> None:
     template = ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", {})
 

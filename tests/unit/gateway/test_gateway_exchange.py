@@ -1,0 +1,85 @@
+"""One HTTP request, with a mesh that takes nothing."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from services.gateway.exchange import Exchange
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai import CompletionBody
+from services.gateway.settings import Settings
+from services.gateway.shapes import CompletionShape
+from services.gateway.state import Endpoint, Gateway
+from services.gateway.tenants import Tenants
+from shared.contracts.errors import TransientError
+from shared.contracts.ingress import InferenceRequest
+from tests.clocks import NOW, FakeClock
+from tests.unit.gateway.rig import COMPLETION, IntakeRig
+
+
+class Producer:
+    """Notes what it is given and refuses it."""
+
+    def __init__(self) -> None:
+        self.given: list[InferenceRequest] = []
+
+    async def submit(self, body: InferenceRequest, **_: object) -> None:
+        self.given.append(body)
+        raise TransientError("not here")
+
+
+class Request:
+    """As much of a request as an exchange looks at; *read* is set once its body is."""
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+        self.read = asyncio.Event()
+
+    async def body(self) -> bytes:
+        self.read.set()
+        return msgspec.json.encode(COMPLETION | {"slo": {"ttlt_s": 30.0}})
+
+
+async def _send(_message: Any) -> None: ...
+
+
+def gateway_of(rig: IntakeRig, producer: Producer, clock: FakeClock) -> Gateway:
+    return Gateway(
+        settings=Settings(),
+        registry=rig.registry,
+        intake=rig.intake,
+        tenants=Tenants(
+            api_keys={}, default_tenant="acme", trust_fairness_header=False, max_outstanding=1
+        ),
+        producer=producer,  # type: ignore[arg-type]  # a fake
+        metrics=GatewayMetrics(CollectorRegistry()),
+        clock=clock,
+        stop=asyncio.Event(),
+    )
+
+
+async def test_a_request_that_waits_for_a_thread_has_arrived_before(intake_rig: IntakeRig) -> None:
+    clock, producer, request, free = FakeClock(), Producer(), Request(), Event()
+    endpoint = Endpoint(name="completions", body_type=CompletionBody, shape=CompletionShape())
+    exchange = Exchange(
+        gateway_of(intake_rig, producer, clock),
+        endpoint,
+        request,  # type: ignore[arg-type]  # a fake
+    )
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        asyncio.get_running_loop().set_default_executor(threads)
+        threads.submit(free.wait, 10)
+        try:
+            answering = asyncio.create_task(exchange.run(_send), name="exchange")
+            await request.read.wait()
+            clock.advance(7.0)
+        finally:
+            free.set()
+        await answering
+
+    (ingress,) = producer.given
+    assert ingress.arrived_at == NOW
