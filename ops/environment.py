@@ -54,13 +54,13 @@ def broker_for(requested: str | None) -> Iterator[tuple[str, str]]:
             finally:
                 node.close()
     elif requested == "private":
-        raise SettingsError("rabbitmq-server is not installed; `make broker` installs it")
+        raise SettingsError("rabbitmq-server is not installed; `sudo make broker` installs it")
     else:
         yield (
             EMBEDDED,
             (
                 "broker: embedded, since no RabbitMQ answers and none is installed "
-                "(`make broker` installs it)"
+                "(`sudo make broker` installs it)"
             ),
         )
 

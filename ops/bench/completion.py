@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ops.bench.completion_forecasts import PassedGroup, accuracy, figures_of
-from ops.bench.completion_mesh import MeshSize, serve
+from ops.bench.completion_load import MeshSize
+from ops.bench.completion_mesh import serve
 from ops.bench.completion_simulated import Load
 from ops.bench.progress import say
 from ops.bench.result import Line, Result
@@ -47,7 +48,7 @@ class _Size:
 
 
 QUICK = _Size(rounds=12, mesh_groups=60, mesh_s=14.0, mesh_lengths=(8, 16, 24, 32, 48))
-FULL = _Size(rounds=60, mesh_groups=168, mesh_s=900.0, mesh_lengths=(16, 32, 64, 96, 128, 192))
+FULL = _Size(rounds=60, mesh_groups=168, mesh_s=1500.0, mesh_lengths=(16, 32, 64, 128, 256))
 
 
 async def run(*, seed: int, quick: bool, broker: str | None, engine: str | None = None) -> Result:
@@ -85,10 +86,12 @@ async def _mesh(result: Result, size: _Size, *, seed: int, broker: str | None, e
         if groups:
             figures = figures_of(groups).items()
             result.figures |= {f"{name}, {part}{which}": of for part, of in figures}
-    if outcome.by_leader:
-        told = accuracy(outcome.by_leader)
+    if outcome.by_mesh:
+        told = accuracy(outcome.by_mesh)
         shown = ("R2", "in the 90 % interval", "foretold / actual")
-        result.figures[f"{name}, waiting by the leader"] = {key: told[key] for key in shown}
+        result.figures[f"{name}, waiting as its groupers foretold {len(outcome.by_mesh)}"] = {
+            key: told[key] for key in shown
+        }
     lines = _lines(name, judged)
     if size is QUICK:
         lines = [replace(line, value=None) for line in lines]

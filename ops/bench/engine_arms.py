@@ -15,7 +15,8 @@ from shared.contracts.base import ModelName, Seconds
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Slo
 from shared.models.registry import ModelRegistry
-from shared.models.tiny import make_tiny_models
+from shared.models.tiny import TINY_MODELS, make_tiny_models
+from shared.models.tiny_weights import TinyArchitecture
 
 BASE = ModelName("tiny-llama")
 MAX_RUNNING = 64
@@ -64,9 +65,12 @@ class Arm:
 
 
 @asynccontextmanager
-async def engines(directory: Path) -> AsyncIterator[VllmEngine]:
+async def engines(
+    directory: Path, architecture: TinyArchitecture = TINY_MODELS[BASE]
+) -> AsyncIterator[VllmEngine]:
     """All arms' engines in one backend, the idle ones parked; their output goes to a file."""
-    base = ModelRegistry.load(make_tiny_models(directory)).entry(BASE)
+    models = make_tiny_models(directory, models={BASE: architecture})
+    base = ModelRegistry.load(models).entry(BASE)
     settings = VllmSettings(
         policy="qoserve",
         max_running=MAX_RUNNING,

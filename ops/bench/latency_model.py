@@ -6,8 +6,9 @@ Both learn from the first 60 % of an engine's iterations, and are judged on the 
 - Simulated engines with the shipped profiles: judged against what the profile says; what they
   learn from has noise, a standard deviation of a tenth. The same once more after a fifth of the
   iterations were disturbed.
-- vLLM with a tiny model on this machine's CPU: judged against measured times, disturbed ones
-  included; not judged where its engine had to wait for a CPU.
+- vLLM with a small model on this machine's CPU: judged against measured times, disturbed ones
+  included; not judged where its engine had to wait for a CPU. Learnt and judged anew with each
+  of three loads, the median counts: neighbours on a shared processor come and go.
 
 Chunks are judged where an iteration has one prefill: how many tokens of it a model would allow
 in a given time, against how many there is time for. Simulated times are those of chunks that are
@@ -15,22 +16,21 @@ drawn evenly; on vLLM it is the time that the iteration took, so its noise is pa
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ops.bench.latency_steps import Measured, Step, disturbed, simulated_steps, vllm_steps
+from ops.bench.latency_fits import LARGEST_CHUNK, Fits, Floats
+from ops.bench.latency_steps import Step, disturbed, simulated_steps
+from ops.bench.latency_vllm import Measured, vllm_steps
 from ops.bench.progress import say
 from ops.bench.result import Line, Result
 from ops.sim.profiles import ALIASES, load
 from services.agent.backends.vllm.availability import vllm_unavailable_reason
 from shared.contracts.base import Seconds
-from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.telemetry import EngineIteration
-from solver.prediction.iteration_forest import Decodes, IterationForest, iteration_matrix
-from solver.prediction.iteration_forest_fit import LEAST_SAMPLES, fit_iteration_forest
-from solver.prediction.latency_model import OnlineLatencyFit, predict_each_batch_s, predict_s
+from solver.prediction.iteration_forest import Decodes
+from solver.prediction.iteration_forest_fit import LEAST_SAMPLES
+from solver.prediction.latency_model import predict_s
 from solver.scheduling.latency import LatencyTable
 
 SIMULATED_MOST = 0.04
@@ -41,56 +41,11 @@ KNOWN_SHARE = 0.6
 DISTURBED_SHARE = 0.2
 MOST_WAITING = 0.05
 """Of the engine's time on vLLM; with more, a step lasts as long as neighbours let it."""
-LEAST_CHUNK, LARGEST_CHUNK = 32, 2048
+LOADS, LOAD_S = 3, 40.0
+"""On vLLM."""
+LEAST_CHUNK = 32
 _CHUNKS = 200
 """Judged, of each engine."""
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class _Fits:
-    """Both models, of the same iterations."""
-
-    terms: LatencyCoefficients
-    forest: IterationForest
-
-    @classmethod
-    def of(cls, known: Sequence[EngineIteration], seed: int) -> "_Fits":
-        fit = OnlineLatencyFit()
-        for each in known:
-            fit.observe(each, each.prefill_pairs)
-        terms = fit.fit()
-        if terms is None:
-            raise RuntimeError(f"{len(known)} iterations are too few to learn from")
-        return cls(terms, fit_iteration_forest(known, seed=seed))
-
-    def predicted_s(self, iterations: list[EngineIteration]) -> dict[str, Floats]:
-        """By model: float64[n]."""
-        rows = iteration_matrix(iterations)
-        pairs = np.array([each.prefill_pairs for each in iterations])
-        return {
-            "terms": self._terms_s(rows[:, 0], rows[:, 1], pairs),
-            "forest": self.forest.predict_s(rows),
-        }
-
-    def chunks(self, budget_s: Seconds, beside: Decodes, before: float) -> dict[str, int]:
-        """By model: tokens behind *before* of their prompt, within *budget_s*."""
-        most_tokens = max(0, min(LARGEST_CHUNK, self.forest.most_tokens - beside.num_decodes))
-        chunks: Floats = np.arange(1, most_tokens + 1, dtype=np.float64)
-        context_tokens = np.full(most_tokens, float(beside.context_tokens))
-        times_s = self._terms_s(
-            chunks + beside.num_decodes, context_tokens, chunks * (before + chunks / 2)
-        )
-        return {
-            "terms": int(np.searchsorted(times_s, budget_s, side="right")),
-            "forest": self.forest.largest_chunk(budget_s, beside, most_tokens=LARGEST_CHUNK),
-        }
-
-    def _terms_s(self, tokens: Floats, context_tokens: Floats, pairs: Floats) -> Floats:
-        return predict_each_batch_s(
-            self.terms, compute_tokens=tokens, context_tokens=context_tokens, prefill_pairs=pairs
-        )
 
 
 async def run(
@@ -107,7 +62,10 @@ async def run(
     reason = vllm_unavailable_reason()
     if reason is not None:
         say(f"vLLM is not measured: {reason}")
-    measured = None if reason else await vllm_steps(seed=seed, duration_s=10.0 if quick else 60.0)
+    measured: Sequence[Measured] = ()
+    if reason is None:
+        loads, load_s = (1, 15.0) if quick else (LOADS, LOAD_S)
+        measured = await vllm_steps(seed=seed, loads=loads, duration_s=load_s)
     _on_vllm(result, measured, seed)
     return result
 
@@ -119,7 +77,7 @@ def _simulated(result: Result, alias: str, seed: int, *, duration_s: Seconds) ->
     steps = simulated_steps(profile, device, seed=seed, duration_s=duration_s)
     split = int(KNOWN_SHARE * len(steps))
     known, later = [each.iteration for each in steps[:split]], steps[split:]
-    fits = _Fits.of(known, seed)
+    fits = Fits.of(known, seed)
     asked = [each.iteration for each in later]
     exact_s = np.array([each.exact_s for each in later])
     measured_s = np.array([each.duration_s for each in asked])
@@ -133,7 +91,7 @@ def _simulated(result: Result, alias: str, seed: int, *, duration_s: Seconds) ->
             "median with a prefill": float(np.median(np.abs(errors[has_prefill]))),
             "median of noisy times": float(np.median(np.abs(times_s / measured_s - 1))),
         }
-    twice = _Fits.of(disturbed(known, share=DISTURBED_SHARE, seed=seed), seed)
+    twice = Fits.of(disturbed(known, share=DISTURBED_SHARE, seed=seed), seed)
     moved = np.abs(twice.predicted_s(asked)["terms"] / predicted_s["terms"] - 1)
     result.figures[f"{profile.name}: 2048 tokens, ms"] = _conserves_example(fits, profile.latency)
     wrong = _simulated_chunks(fits, later, profile.latency, np.random.default_rng(seed))
@@ -150,7 +108,7 @@ def _simulated(result: Result, alias: str, seed: int, *, duration_s: Seconds) ->
     return wrong["forest"]
 
 
-def _conserves_example(fits: _Fits, latency: LatencyTable) -> dict[str, float]:
+def _conserves_example(fits: Fits, latency: LatencyTable) -> dict[str, float]:
     """
     A chunk of a new request, and behind a context of 40,000 tokens (ConServe §4.2).
 
@@ -164,23 +122,27 @@ def _conserves_example(fits: _Fits, latency: LatencyTable) -> dict[str, float]:
     return told
 
 
-def _on_vllm(result: Result, measured: Measured | None, seed: int) -> None:
-    """Lines are told only if the engine had its CPU to itself and served enough to learn from."""
-    median = p95 = None
-    if measured is not None and _is_enough(measured):
-        _tell_measured(result, measured, seed)
-        quiet = measured.waiting_share <= MOST_WAITING
-        if quiet:
-            told = result.figures["vLLM: terms"]
-            median, p95 = told["median"], told["p95"]
+def _on_vllm(result: Result, measured: Sequence[Measured], seed: int) -> None:
+    """Lines are told only of loads whose engine had its CPU to itself and served enough."""
+    judged: list[dict[str, float]] = []
+    for number, each in enumerate(measured, 1):
+        if not _is_enough(each):
+            continue
+        terms = _tell_measured(result, f"vLLM, load {number}", each, seed)
+        if each.waiting_share <= MOST_WAITING:
+            judged.append(terms)
         else:
             say(
-                f"vLLM is not judged: its engine waited {measured.waiting_share:.0%} of the time "
+                f"vLLM is not judged: its engine waited {each.waiting_share:.0%} of the time "
                 f"for a CPU, {MOST_WAITING:.0%} at most make its steps its own"
             )
     result.lines += [
-        Line(name="vLLM: median error", value=median, bound=VLLM_MEDIAN_MOST),
-        Line(name="vLLM: p95 error", value=p95, bound=VLLM_P95_MOST),
+        Line(
+            name=f"vLLM: {share} error",
+            value=float(np.median([each[share] for each in judged])) if judged else None,
+            bound=bound,
+        )
+        for share, bound in (("median", VLLM_MEDIAN_MOST), ("p95", VLLM_P95_MOST))
     ]
 
 
@@ -192,26 +154,29 @@ def _is_enough(measured: Measured) -> bool:
     return True
 
 
-def _tell_measured(result: Result, measured: Measured, seed: int) -> None:
+def _tell_measured(result: Result, name: str, measured: Measured, seed: int) -> dict[str, float]:
+    """Figures of one load; the shares of what the sum of terms is wrong by."""
     steps = measured.iterations
     split = int(KNOWN_SHARE * len(steps))
-    fits, later = _Fits.of(steps[:split], seed), steps[split:]
+    fits, later = Fits.of(steps[:split], seed), steps[split:]
     measured_s = np.array([each.duration_s for each in later])
     has_prefill = np.array([each.compute_tokens > each.num_decodes for each in later])
-    result.figures["vLLM: iterations"] = {"known": split, "judged": len(later)}
-    result.figures["vLLM: engine waited for a CPU, share"] = measured.waiting_share
-    result.figures["vLLM: median ms"] = 1000 * float(np.median(measured_s))
-    for model, times_s in fits.predicted_s(later).items():
+    result.figures[f"{name}: iterations"] = {"known": split, "judged": len(later)}
+    result.figures[f"{name}: engine waited for a CPU, share"] = measured.waiting_share
+    result.figures[f"{name}: median ms"] = 1000 * float(np.median(measured_s))
+    predicted_s = fits.predicted_s(later)
+    for model, times_s in predicted_s.items():
         errors = times_s / measured_s - 1
-        result.figures[f"vLLM: {model}"] = {
+        result.figures[f"{name}: {model}"] = {
             **_shares(errors),
             "median with a prefill": _median_or_none(np.abs(errors[has_prefill])),
         }
-    _tell_chunks(result, "vLLM", _measured_chunks(fits, later))
+    _tell_chunks(result, name, _measured_chunks(fits, later))
+    return _shares(predicted_s["terms"] / measured_s - 1)
 
 
 def _simulated_chunks(
-    fits: _Fits, steps: Sequence[Step], latency: LatencyTable, random: np.random.Generator
+    fits: Fits, steps: Sequence[Step], latency: LatencyTable, random: np.random.Generator
 ) -> dict[str, Floats]:
     """Relative errors by model, against the largest chunk that the profile has time for."""
     wrong: dict[str, list[float]] = {"terms": [], "forest": []}
@@ -239,7 +204,7 @@ def _times_of_chunks(latency: LatencyTable, beside: Decodes, before: int) -> Flo
     )
 
 
-def _measured_chunks(fits: _Fits, steps: Sequence[EngineIteration]) -> dict[str, Floats]:
+def _measured_chunks(fits: Fits, steps: Sequence[EngineIteration]) -> dict[str, Floats]:
     """Relative errors by model, against the chunk that an iteration had, given its time."""
     wrong: dict[str, list[float]] = {"terms": [], "forest": []}
     for each in steps:

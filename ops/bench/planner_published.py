@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from services.planner.lane_counter import LaneCounter
 from services.planner.settings import LeaderSettings
-from services.planner.state import LaneCounter, LeaderState
+from services.planner.state import LeaderState
 from services.planner.view import cluster_snapshot
 from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
 from shared.contracts.estimates import LatencyCoefficients, Profile

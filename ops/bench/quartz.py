@@ -129,11 +129,16 @@ def _fairness(
 def _changes(
     result: Result, loads: plan.Loads, found: Found, seeds: Sequence[int], *, quick: bool
 ) -> None:
-    """Means over the seeds, against the better of both."""
+    """
+    Means over the seeds, against the better of both. The default is judged.
+
+    Faithful QUARTZ is told of beside it: whether quantiles beat means is the paper's claim, and
+    here the difference is within what one seed's noise is.
+    """
     for mix in plan.CHANGED:
-        for name in ("quartz", "default"):
-            value = None
-            if not quick:
+        over: dict[str, float] = {}
+        if not quick:
+            for name in ("quartz", "default"):
                 own, *others = (
                     plan.mean(
                         found,
@@ -142,9 +147,10 @@ def _changes(
                     )
                     for each in (name, "fifo-ll", "point")
                 )
-                value = own - min(others)
-            line = f"missed, {name} - better of FIFO-LL and point, {mix}"
-            result.lines.append(Line(name=line, value=value, bound=0.0))
+                over[name] = own - min(others)
+            result.figures[f"missed more than the better of FIFO-LL and point, {mix}"] = over
+        line = f"missed, default - better of FIFO-LL and point, {mix}"
+        result.lines.append(Line(name=line, value=over.get("default"), bound=0.0))
 
 
 def _coverage(

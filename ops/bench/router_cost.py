@@ -1,4 +1,4 @@
-"""What it costs to predict, score and enqueue one request, in units of a fixed CPU loop."""
+"""What it costs to predict, score and enqueue a request, in units of a fixed CPU loop."""
 
 import statistics
 import time
@@ -7,7 +7,10 @@ import numpy as np
 
 from ops.bench.result import Line, Result
 from ops.bench.scheduler_cost import LOOP_S, loop_s
+from services.planner.lane_counter import LaneCounter
+from services.planner.state import GrouperState, RecentIds
 from shared.contracts.base import InstanceId, RequestId, TenantId
+from shared.contracts.plans import LaneForecast, LanesForecast
 from shared.contracts.qos import Slo
 from shared.contracts.routing import InstanceLoad
 from solver.prediction.calibration import BucketedCalibration
@@ -20,6 +23,7 @@ from solver.routing.options import VARIANTS
 from solver.routing.prefills import CalibratedPrefills
 from solver.routing.request import RoutedRequest
 from solver.routing.router import Router
+from solver.routing.shares import TenantShares
 
 NUM_INSTANCES = 16
 MOST_MICROSECONDS = 150.0
@@ -27,6 +31,7 @@ MOST_MICROSECONDS = 150.0
 _WAITING = 1000
 _LEVELS = (0.9, 0.95)
 _SAMPLES = 3000
+_ARRIVALS, _LANE = 1000, "lane"
 _ROUND = 20
 """Submissions between two timings of the loop."""
 
@@ -43,11 +48,13 @@ async def run(
     costs: dict[str, list[float]] = {}
     loops = []
     arms = {name: _Arm(name, prefills) for name in ("default", "quartz", "fifo-ll")}
+    grouper = _busy_grouper()
     for _ in range(50 if quick else 250):
         loops.append(loop_s())
         for name, arm in arms.items():
             costs.setdefault(name, []).extend(arm.submit_s() for _ in range(_ROUND))
         costs.setdefault("dispatch and first token", []).append(arms["default"].serve_s())
+        costs.setdefault("what a request waits in its lane", []).append(_foretell_s(grouper))
     loop = statistics.median(loops)
     for name, values in costs.items():
         result.figures[f"{name}, microseconds"] = {
@@ -103,6 +110,25 @@ class _Arm:
         for assignment in sent:
             self._router.finish(assignment.request.request_id, now)
         return (time.perf_counter() - began) / max(1, len(sent))
+
+
+def _busy_grouper() -> GrouperState:
+    """One whose lane was counted a second ago, and that has taken a request each millisecond."""
+    shares = TenantShares(max_share=1.0, free_tokens=0)
+    state = GrouperState(shares=shares, recent=RecentIds(_ARRIVALS))
+    told = LaneForecast(lane=_LANE, wait_s=3.0, wait_sd_s=0.5, request_s=1e-3)
+    state.on_forecast(LanesForecast(epoch=1, at=0.0, lanes=(told,)), 0.0)
+    state.lanes[_LANE] = LaneCounter()
+    for number in range(_ARRIVALS):
+        state.lanes[_LANE].recent.add(1e-3 * number)
+    return state
+
+
+def _foretell_s(grouper: GrouperState) -> float:
+    """Time of one forecast."""
+    began = time.perf_counter()
+    grouper.forecast(_LANE, 1e-3 * _ARRIVALS)
+    return time.perf_counter() - began
 
 
 def _prefills(seed: int) -> CalibratedPrefills:

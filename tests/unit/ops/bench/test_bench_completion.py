@@ -8,8 +8,8 @@ import pytest
 
 from ops.bench.__main__ import main
 from ops.bench.completion_forecasts import covered, figures_of, r_squared
-from ops.bench.completion_leader import LeaderForecasts
-from ops.bench.completion_mesh import MODELS, ModelLoad, agents
+from ops.bench.completion_load import Answer, ModelLoad
+from ops.bench.completion_mesh import MODELS, agents
 from ops.bench.completion_simulated import GROUP, Load, first_batch
 from ops.sim.mesh.engine import BatchEngine
 from ops.sim.mesh.kinds import A10, A100, LLAMA_70B, MISTRAL_7B, served
@@ -25,6 +25,7 @@ from shared.contracts.requests import (
     RequestCompleted,
     Timings,
     Usage,
+    WaitForecast,
 )
 from solver.prediction.completion_calibration import Foretold
 from solver.prediction.time_distribution import TimeDistribution
@@ -118,12 +119,12 @@ def test_each_model_of_the_mesh_has_an_agent_that_serves_no_other(engine: str):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Of a producer that knows what comes."""
+class Foreseen:
+    """A producer that knows what comes."""
 
     timings: Timings
 
-    async def submit(self, body: InferenceRequest, *, reply: ReplyMode) -> "Answer":
+    async def submit(self, body: InferenceRequest, *, reply: ReplyMode) -> "Foreseen":
         assert reply is ReplyMode.FINAL
         assert body.model == MODELS[0]
         return self
@@ -157,13 +158,35 @@ async def test_a_turn_comes_when_the_engine_is_given_the_request(
         first_token_at=7.0,
         finished_at=9.0,
     )
-    producer: Any = Answer(timings)
-    load = ModelLoad(producer=producer, leader=LeaderForecasts(), model=MODELS[0], seed=0)
+    answer = await answer_of(timings)
 
-    served = await load.ask()
-
-    assert served is not None
+    served = answer.served
     assert (served.begun_at, served.first_token_at, served.finished_at) == (begun_at, 7.0, 9.0)
+    assert answer.wait_s == begun_at - 2.0
+    assert answer.foretold is None
+
+
+async def test_an_answer_has_what_its_grouper_foretold():
+    timings = Timings(
+        arrived_at=1.0,
+        grouped_at=2.0,
+        pulled_at=3.0,
+        submitted_at=4.0,
+        first_token_at=7.0,
+        finished_at=9.0,
+        foretold=WaitForecast(mean_s=2.5, sd_s=0.5),
+    )
+    answer = await answer_of(timings)
+
+    assert answer.foretold is not None
+    assert (answer.foretold.mean_s, answer.foretold.sd_s) == (2.5, 0.5)
+
+
+async def answer_of(timings: Timings) -> Answer:
+    producer: Any = Foreseen(timings)
+    answer = await ModelLoad(producer=producer, model=MODELS[0], seed=0).ask()
+    assert answer is not None
+    return answer
 
 
 def test_an_engine_is_refused_by_benches_that_choose_their_own(

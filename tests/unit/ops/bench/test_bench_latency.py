@@ -3,14 +3,15 @@
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from ops.bench import latency_model, latency_steps
+from ops.bench import latency_model, latency_vllm
 from ops.bench.engine_arms import OURS
-from ops.bench.latency_steps import Measured, disturbed, scheduled_s, simulated_steps
+from ops.bench.latency_steps import disturbed, simulated_steps
+from ops.bench.latency_vllm import Measured, scheduled_s
 from ops.bench.result import Result
 from ops.sim.profiles import load
 from services.agent.backends.settings import SimulatedSettings
@@ -69,7 +70,7 @@ def test_a_profile_is_judged_on_what_was_not_learnt_from():
 
 def test_without_vllm_its_lines_are_not_measured():
     result = Result(name="latency_model", seed=0, quick=True)
-    latency_model._on_vllm(result, None, 0)
+    latency_model._on_vllm(result, [], 0)
 
     assert [line.holds for line in result.lines] == [None, None]
     assert result.figures == {}
@@ -95,29 +96,44 @@ def measured_steps(count: int) -> list[EngineIteration]:
 
 def test_measured_steps_are_judged_by_their_own_times():
     result = Result(name="latency_model", seed=0, quick=True)
-    latency_model._on_vllm(result, Measured(measured_steps(1000), 0.01), 0)
+    latency_model._on_vllm(result, [Measured(measured_steps(1000), 0.01)], 0)
 
     assert [line.holds for line in result.lines] == [True, True]
-    assert 0.01 < result.figures["vLLM: terms"]["median"] < 0.03
-    assert result.figures["vLLM: chunks of terms"]["median"] < 0.05
-    assert result.figures["vLLM: chunks of forest"]["judged"] == 200
+    assert 0.01 < result.figures["vLLM, load 1: terms"]["median"] < 0.03
+    assert result.figures["vLLM, load 1: chunks of terms"]["median"] < 0.05
+    assert result.figures["vLLM, load 1: chunks of forest"]["judged"] == 200
+
+
+def test_the_median_load_counts():
+    other = measured_steps(1000)
+    # One whose engine grows three times as slow once all is learnt, beside two that do not.
+    slowed = [
+        msgspec.structs.replace(each, duration_s=each.duration_s * (3 if number > 600 else 1))
+        for number, each in enumerate(other)
+    ]
+    result = Result(name="latency_model", seed=0, quick=True)
+    loads = [Measured(steps, 0.01) for steps in (other, slowed, other)]
+    latency_model._on_vllm(result, loads, 0)
+
+    assert result.figures["vLLM, load 2: terms"]["median"] > 0.5
+    assert [line.holds for line in result.lines] == [True, True]
 
 
 def test_an_engine_that_waited_for_a_cpu_is_told_and_not_judged(
     capfd: pytest.CaptureFixture[str],
 ):
     result = Result(name="latency_model", seed=0, quick=True)
-    latency_model._on_vllm(result, Measured(measured_steps(1000), 0.4), 0)
+    latency_model._on_vllm(result, [Measured(measured_steps(1000), 0.4)], 0)
 
     assert [line.holds for line in result.lines] == [None, None]
-    assert result.figures["vLLM: engine waited for a CPU, share"] == 0.4
-    assert "vLLM: terms" in result.figures
+    assert result.figures["vLLM, load 1: engine waited for a CPU, share"] == 0.4
+    assert "vLLM, load 1: terms" in result.figures
     assert "waited 40% of the time for a CPU" in capfd.readouterr().err
 
 
 def test_too_few_measured_steps_are_not_judged(capfd: pytest.CaptureFixture[str]):
     result = Result(name="latency_model", seed=0, quick=True)
-    latency_model._on_vllm(result, Measured(measured_steps(120), 0.0), 0)
+    latency_model._on_vllm(result, [Measured(measured_steps(120), 0.0)], 0)
 
     assert [line.holds for line in result.lines] == [None, None]
     assert "120 iterations are too few" in capfd.readouterr().err
@@ -140,7 +156,7 @@ async def test_steps_of_an_engine_are_those_of_the_load(monkeypatch: pytest.Monk
         host_pid = -1
 
     @asynccontextmanager
-    async def engines(_directory: Path) -> AsyncIterator[Engine]:
+    async def engines(*_: object) -> AsyncIterator[Engine]:
         entry = ModelEntry(name=OURS, path="", architecture="none", max_model_len=4096)
         settings = SimulatedSettings(time_scale=0.01, token_budget=2048, cold_activation_s=0.0)
         engine = Engine([entry], settings, SystemClock())
@@ -148,9 +164,11 @@ async def test_steps_of_an_engine_are_those_of_the_load(monkeypatch: pytest.Monk
         yield engine
         await engine.close()
 
-    monkeypatch.setattr(latency_steps, "engines", engines)
-    measured = await latency_steps.vllm_steps(seed=0, duration_s=0.3)
+    monkeypatch.setattr(latency_vllm, "engines", engines)
+    loads = await latency_vllm.vllm_steps(seed=0, loads=2, duration_s=0.3)
 
-    assert len(measured.iterations) > 50
-    assert any(each.compute_tokens > each.num_decodes > 0 for each in measured.iterations)
-    assert measured.waiting_share == 0.0
+    assert len(loads) == 2
+    for measured in loads:
+        assert len(measured.iterations) > 50
+        assert any(each.compute_tokens > each.num_decodes > 0 for each in measured.iterations)
+        assert measured.waiting_share == 0.0

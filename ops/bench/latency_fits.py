@@ -1,0 +1,63 @@
+"""Both models of an iteration's time, fitted to the same iterations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.contracts.base import Seconds
+from shared.contracts.estimates import LatencyCoefficients
+from shared.contracts.telemetry import EngineIteration
+from solver.prediction.iteration_forest import Decodes, IterationForest, iteration_matrix
+from solver.prediction.iteration_forest_fit import fit_iteration_forest
+from solver.prediction.latency_model import OnlineLatencyFit, predict_each_batch_s
+
+LARGEST_CHUNK = 2048
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """Both models, of the same iterations."""
+
+    terms: LatencyCoefficients
+    forest: IterationForest
+
+    @classmethod
+    def of(cls, known: Sequence[EngineIteration], seed: int) -> "Fits":
+        fit = OnlineLatencyFit()
+        for each in known:
+            fit.observe(each, each.prefill_pairs)
+        terms = fit.fit()
+        if terms is None:
+            raise RuntimeError(f"{len(known)} iterations are too few to learn from")
+        return cls(terms, fit_iteration_forest(known, seed=seed))
+
+    def predicted_s(self, iterations: list[EngineIteration]) -> dict[str, Floats]:
+        """By model: float64[n]."""
+        rows = iteration_matrix(iterations)
+        pairs = np.array([each.prefill_pairs for each in iterations])
+        return {
+            "terms": self._terms_s(rows[:, 0], rows[:, 1], pairs),
+            "forest": self.forest.predict_s(rows),
+        }
+
+    def chunks(self, budget_s: Seconds, beside: Decodes, before: float) -> dict[str, int]:
+        """By model: tokens behind *before* of their prompt, within *budget_s*."""
+        most_tokens = max(0, min(LARGEST_CHUNK, self.forest.most_tokens - beside.num_decodes))
+        chunks: Floats = np.arange(1, most_tokens + 1, dtype=np.float64)
+        context_tokens = np.full(most_tokens, float(beside.context_tokens))
+        times_s = self._terms_s(
+            chunks + beside.num_decodes, context_tokens, chunks * (before + chunks / 2)
+        )
+        return {
+            "terms": int(np.searchsorted(times_s, budget_s, side="right")),
+            "forest": self.forest.largest_chunk(budget_s, beside, most_tokens=LARGEST_CHUNK),
+        }
+
+    def _terms_s(self, tokens: Floats, context_tokens: Floats, pairs: Floats) -> Floats:
+        return predict_each_batch_s(
+            self.terms, compute_tokens=tokens, context_tokens=context_tokens, prefill_pairs=pairs
+        )
