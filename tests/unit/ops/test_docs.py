@@ -1,14 +1,17 @@
 """What the documents say about the code can be found in it."""
 
-import importlib
 import inspect
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
 
 from services.mesh.arguments import parser
+from shared.contracts.base import ModelName
 from shared.contracts.errors import ContractError
+from shared.contracts.lanes import LaneLayout, relegated_name
+from solver.planning.lanes import ALIVE_WORK_VERSIONS, all_lanes
 from tests.unit.ops.deployment import CLIS, ROOT, SHARED_VERBS
 
 DOCS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "ops/docs").rglob("*.md")])
@@ -57,12 +60,10 @@ def test_symbols_of_the_changelog_exist():
     text = (ROOT / "CHANGELOG.md").read_text()
     missing = []
     for name in re.findall(r"`((?:services|shared|solver|ops)(?:\.\w+)+)`", text):
-        module, _, attribute = name.rpartition(".")
         try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            if not hasattr(importlib.import_module(module), attribute):
-                missing.append(name)
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            missing.append(name)
 
     assert missing == []
 
@@ -79,3 +80,25 @@ def test_every_error_code_is_documented_and_no_other():
     documented = {*amqp, *(code for cell in http for code in re.findall(r"`([a-z_]+)`", cell))}
 
     assert documented - LITESTARS == raised - NOT_FOR_PRODUCERS
+
+
+def queues_of_a_model(work_version: int) -> int:
+    """Lanes and companions, while no lane of an older version is gone."""
+    model = ModelName("m")
+    lanes = all_lanes((model,), LaneLayout(work_version=work_version))
+    names = {n for key in lanes for n in (key.queue_name, key.overflow_name, key.resume_name)}
+    return len({*names, relegated_name(model)})
+
+
+def test_as_many_queues_of_a_model_are_told_as_there_may_be():
+    operations = (ROOT / "ops/docs/operations.md").read_text()
+    figures = (
+        r"has up to (\d+):.*?(\d+) queues with one version, (\d+) with two, .*?(\d+), with four"
+    )
+    told = re.search(figures, operations)
+
+    assert told is not None
+    versions = (0, 1, 2, ALIVE_WORK_VERSIONS)
+    assert [int(number) for number in told.groups()] == [queues_of_a_model(v) for v in versions]
+    compose = (ROOT / "docker-compose.yml").read_text()
+    assert f"a model has up to {queues_of_a_model(ALIVE_WORK_VERSIONS)}." in compose

@@ -14,12 +14,13 @@ from ops.sim.arguments import parser
 from ops.sim.lengths import MIXES
 from ops.sim.policies import policy_names
 from ops.sim.profiles import ALIASES
-from services.agent.backends.base import SchedulingTotals
 from services.agent.backends.policies import PolicyName, SchedulingSettings
 from services.agent.backends.settings import VllmSettings
+from services.agent.backends.totals import SchedulingTotals
 from services.agent.settings import PullSettings
 from services.estimator.settings import AlarmSettings, TreesSettings
 from services.planner.policies import PLAN_POLICIES
+from services.planner.settings import RoutingSettings
 from solver.planning.review import Cause
 from solver.prediction.coverage import CoverageOptions
 from solver.prediction.prefill_features import FEATURES
@@ -116,6 +117,12 @@ def test_settings_of_trees_are_listed_with_their_defaults():
         f"trees.{field.name}": "none" if field.default is None else str(field.default)
         for field in fields(TreesSettings)
     }
+
+
+def test_settings_of_routing_are_listed_with_their_defaults():
+    documented = {row[0].strip("`"): row[1] for row in table(ROUTING, "routing setting")}
+
+    assert documented == {field.name: str(field.default) for field in fields(RoutingSettings)}
 
 
 def test_routing_policies_are_listed():

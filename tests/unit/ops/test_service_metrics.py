@@ -17,7 +17,7 @@ from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
 from shared.contracts.models import ModelEntry
 from shared.contracts.plans import PlanPublished, VirtualQueue
 from shared.contracts.qos import QosClass
-from shared.contracts.requests import PromptText, Sampling
+from shared.contracts.requests import PromptText, Sampling, WaitForecast
 from shared.contracts.telemetry import Iteration, IterationsObserved, RequestObserved
 from shared.runtime.clock import SystemClock
 from solver.prediction.prompt_lengths import PromptLengths
@@ -263,6 +263,23 @@ class TestEstimator:
 
         assert value(registry, residual, **labels) == -0.5
         assert value(registry, "headway_estimator_latency_residual_sd_ratio", **labels) == 0
+
+    def test_waits_are_shown_as_they_were_foretold_and_as_they_came(self, registry):
+        state = EstimatorState(iteration_memory=100, request_memory=100, max_applications=1)
+        EstimatorMetrics(registry, state)
+        learner = state.learner("m1", "simulated", "cpu")
+        labels = {"model": "m1", "engine": "simulated", "device": "cpu"}
+        residual = "headway_estimator_wait_residual_seconds"
+        assert value(registry, residual, **labels) is None
+
+        told = WaitForecast(mean_s=3.2, sd_s=1.0)
+        for _ in range(20):
+            learner.on_request(msgspec.structs.replace(OBSERVED, grouped_at=99.2, foretold=told))
+
+        assert value(registry, residual, **labels) == pytest.approx(2.2)
+        assert value(registry, "headway_estimator_wait_residual_sd_seconds", **labels) == 0
+        coverage = "headway_estimator_wait_coverage_ratio"
+        assert value(registry, coverage, **labels, level="0.9") == 1
 
     def test_lengths_of_all_applications_are_shown_by_model(self, registry):
         state = EstimatorState(iteration_memory=100, request_memory=100, max_applications=1)
