@@ -72,7 +72,7 @@ class EngineRig:
 
     async def settled(self) -> None:
         """Wait until the engine holds no request and no memory."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 state = self.engine.snapshot()
                 if (state.running, state.waiting, state.kv_utilization) == (0, 0, 0.0):

@@ -129,15 +129,23 @@ async def flood(rig: EngineRig, model: ModelName) -> None:
     await rig.ask(prompt_of(1000, first=201), greedy(2), model=model)
 
 
+ANSWER_TOKENS = 100
+"""Of what `begun` asks for."""
+
+
 async def begun(rig: EngineRig, prompt: Tokens, tokens: int, model: ModelName) -> Tokens:
     """The first tokens of an answer that is then aborted: *tokens* or a few more."""
     while True:
-        request = rig.request(prompt, greedy(100), model=model, checkpointed=True)
+        rig.engine.drain_iterations()
+        request = rig.request(prompt, greedy(ANSWER_TOKENS), model=model, checkpointed=True)
         progress: list[int] = []
         async for output in rig.engine.generate(request):
             progress += output.token_ids
             if len(progress) >= tokens:
                 break
-        # On a busy machine it may have come to its end meanwhile, which leaves no copies.
-        if len(progress) < 100:
+        await rig.settled()
+        # On a busy machine the answer may have come to its end before the abort came to the
+        # engine, whatever is known of it here. That leaves no copies.
+        decodes = sum(each.num_decodes for each in rig.engine.drain_iterations())
+        if decodes < ANSWER_TOKENS - 2:
             return tuple(progress)
