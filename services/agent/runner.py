@@ -227,7 +227,8 @@ class Runner:
                     text=new_text,
                 )
                 self._outbox.add_tokens(request.reply_to, chunk)
-                if offset == len(request.progress.token_ids):
+                # Last ones go with the final, which waits for them: this is another channel.
+                if offset == len(request.progress.token_ids) and run.finish_reason is None:
                     await self._outbox.flush(request.reply_to)
             if is_first:
                 await self._prefilled(prefill_of(run, len(prompt), output.prefill_s))

@@ -19,6 +19,7 @@ from shared.contracts.requests import (
     TokensEmitted,
 )
 from tests.brokers import eventually
+from tests.deliveries import UnreliableBroker
 from tests.queued import a_request, lane_of, sampling
 from tests.unit.agent.rig import REPLY, AgentRig
 from tests.unit.agent.streamed import streamed_text, streamed_tokens, tokens_of
@@ -43,6 +44,21 @@ async def test_a_stream_is_announced_then_streamed_then_final(rig: AgentRig):
     ]
     assert streamed_tokens(replies) == words
     assert streamed_text(replies) == "good morning everyone"
+
+
+async def test_the_last_tokens_are_confirmed_before_the_final_goes(rig: AgentRig):
+    """They go by another channel otherwise, and could come after it."""
+    assert isinstance(rig.broker, UnreliableBroker)
+    _, task = await rig.running(a_request("r", reply_to=REPLY))
+    rig.broker.attempts.clear()
+    rig.broker.sent.clear()
+    rig.engine.emit("r", *tokens_of(rig, "good morning"), finish=LENGTH)
+    await task
+    replies = await rig.replies()
+
+    assert [type(reply) for reply in replies] == [RunStarted, TokensEmitted, RequestCompleted]
+    assert rig.broker.attempts.count(topology.REPLIES) == 2
+    assert REPLY not in rig.broker.sent
 
 
 async def test_the_final_says_everything(rig: AgentRig):
