@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -10,14 +11,17 @@ import structlog
 from services.planner.settings import LeaderSettings
 from services.planner.state import LeaderState
 from shared.broker import topology
-from shared.broker.protocol import Broker, OutMessage
+from shared.broker.protocol import Broker, OutMessage, Settlement
 from shared.broker.retry import send_softly
 from shared.contracts.base import ModelName, UnixTime, encode, tag_of
+from shared.contracts.errors import QueueNotFoundError
 from shared.contracts.lanes import LaneLayout, work_version_of
 from solver.planning.lanes import ALIVE_WORK_VERSIONS, is_bygone
 from solver.planning.work_classes import RefitOptions, WorkHistogram, added, refitted
 
 log = structlog.get_logger()
+EMPTY_LOOKS = 3
+"""At a closed lane, a round of planning apart, before it is deleted."""
 _Sender = tuple[str, str, ModelName]
 """A grouper's name and incarnation, and what it counted."""
 
@@ -96,7 +100,9 @@ class LaneRetirement:
     Quorum queues know no conditional delete, and deleting drops what is inside. So a lane is
     unbound first, after every grouper has reported newer edges: no grouper binds a lane of edges
     that it does not classify by. Once unbound nothing comes, and what is neither ready nor held
-    by anyone is nothing. The operator's own lanes stay, and resume queues do: they have no class.
+    by anyone is nothing. A queue that does not answer its broker for a quarter of a second is
+    counted as if it had neither (RabbitMQ 3.10 and later): so it has to be found empty several
+    times, and to answer. The operator's own lanes stay, and resume queues do: they have no class.
     """
 
     broker: Broker
@@ -104,7 +110,8 @@ class LaneRetirement:
     deleted: set[str] = field(default_factory=set)
     """Not to be counted again, though groupers and agents still tell of them."""
     _idle_since: dict[str, UnixTime] = field(default_factory=dict)
-    _closed: set[str] = field(default_factory=set)
+    _empty: dict[str, int] = field(default_factory=dict)
+    """Of closed lanes, how many times in a row nothing was found in them."""
 
     async def work(self, state: LeaderState, work_version: int, now: UnixTime) -> None:
         """One step for each lane that is to go: wait, then close, then delete."""
@@ -116,24 +123,37 @@ class LaneRetirement:
                 continue
             if ready or version >= oldest_used:
                 self._idle_since.pop(queue, None)
+                self._empty.pop(queue, None)
             elif now - self._idle_since.setdefault(queue, now) >= self.retire_s:
                 await self._retire(state, queue)
 
     async def _retire(self, state: LeaderState, queue: str) -> None:
-        if queue not in self._closed:
+        if queue not in self._empty:
             await topology.close_work_queue(self.broker, queue)
-            self._closed.add(queue)
+            self._empty[queue] = 0
             return
-        depth = await self.broker.depth(queue)
-        if depth is not None and (depth.ready or depth.consumers):
+        self._empty[queue] = self._empty[queue] + 1 if await self._is_empty(queue) else 0
+        if self._empty[queue] < EMPTY_LOOKS:
             return
         await self.broker.delete_queue(queue)
         self.deleted.add(queue)
-        self._closed.discard(queue)
-        self._idle_since.pop(queue, None)
+        del self._empty[queue], self._idle_since[queue]
         state.waiting.pop(queue, None)
         state.known_queues.discard(queue)
         log.info("lane.deleted", queue=queue)
+
+    async def _is_empty(self, queue: str) -> bool:
+        """Whether nothing is there, ready or held by anyone; asked of the queue itself."""
+        depth = await self.broker.depth(queue)
+        if depth is None:
+            return True
+        if depth.ready or depth.consumers:
+            return False
+        with suppress(QueueNotFoundError):  # another leader has deleted it
+            if (delivery := await self.broker.get(queue)) is not None:
+                await delivery.settle(Settlement.REQUEUE)
+                return False
+        return True
 
 
 def _may_change(state: LeaderState, layout: LaneLayout) -> bool:

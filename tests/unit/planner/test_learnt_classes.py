@@ -2,11 +2,12 @@
 
 import asyncio
 
+import pytest
 from msgspec.structs import replace
 
 from services.planner.view import lane_of
 from shared.broker import topology
-from shared.broker.protocol import Settlement
+from shared.broker.protocol import OutMessage, PublishOutcome, QueueDepth, Settlement
 from shared.contracts.base import Decoder
 from shared.contracts.lanes import LaneKey, LaneLayout
 from shared.contracts.telemetry import LanesObserved, LaneTotal, WorkTotal
@@ -204,7 +205,7 @@ class TestRetirement:
         await cluster.wait_in_lane(a_request(lane=LONG))
         await leader.plan()
 
-    async def rounds(self, cluster: LeaderRig, num: int = 3) -> None:
+    async def rounds(self, cluster: LeaderRig, num: int = 6) -> None:
         for _ in range(num):
             cluster.clock.advance(5.0)
             await cluster.hear(status())
@@ -241,11 +242,47 @@ class TestRetirement:
         await self.leader(cluster)
         held = await cluster.far.get(LONG)
         assert held is not None
-        await self.rounds(cluster, 4)
+        await self.rounds(cluster)
         await held.settle(Settlement.REQUEUE)
         await cluster.leaders[0].plan()
 
         assert await cluster.far.ready(LONG) == 1
+
+    @pytest.mark.parametrize("wrong", [{3}, {3, 4}, {2, 3}, {4, 5}])
+    async def test_counts_of_a_broker_that_stalls_delete_nothing(
+        self, cluster: LeaderRig, monkeypatch: pytest.MonkeyPatch, wrong: set[int]
+    ):
+        """RabbitMQ counts a queue that does not answer it in time as without anything."""
+        await self.leader(cluster)
+        held = await cluster.far.get(LONG)
+        broker = cluster.leaders[0].broker
+        depth = broker.depth
+        for number in range(1, 8):
+
+            async def counted(queue: str, number: int = number) -> QueueDepth | None:
+                nothing = QueueDepth(ready=0, consumers=0)
+                return nothing if queue == LONG and number in wrong else await depth(queue)
+
+            monkeypatch.setattr(broker, "depth", counted)
+            await self.rounds(cluster, 1)
+
+        assert held is not None
+        await held.settle(Settlement.REQUEUE)
+        assert await cluster.far.ready(LONG) == 1
+
+    async def test_one_that_is_in_use_again_is_closed_again(self, cluster: LeaderRig):
+        """Whoever put into it has bound it."""
+        await self.leader(cluster)
+        await cluster.far.take(LONG)
+        await self.rounds(cluster, 3)
+        await cluster.wait_in_lane(a_request(lane=LONG))
+        await self.rounds(cluster, 1)
+        await cluster.far.take(LONG)
+        await self.rounds(cluster, 2)
+        outcome = await cluster.far.publish(topology.LANES, LONG, OutMessage(body=b"", kind="x"))
+
+        assert await self.exists(cluster)
+        assert outcome is PublishOutcome.UNROUTABLE
 
     async def test_one_that_a_grouper_may_still_put_into_stays(self, cluster: LeaderRig):
         await self.leader(cluster, grouper_at=1)
