@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from services.planner.attention import Attention
 from services.planner.explaining import advice_of, advised, cause_of, told, waits_of
 from services.planner.forecasting import GROUPER_SILENT_S, forecasts_of
 from services.planner.foreseeing import heads_of
@@ -50,6 +51,7 @@ class Leader:
     claims: InboxClaims = field(init=False)
     classes: WorkClasses = field(init=False)
     retirement: LaneRetirement = field(init=False)
+    attention: Attention = field(default_factory=Attention)
     waits: LaneWaits = field(default_factory=LaneWaits)
     _scanned_at: UnixTime = -math.inf
     _sent_at: UnixTime = -math.inf
@@ -116,6 +118,7 @@ class Leader:
 
     async def _look(self, now: UnixTime, *, leads_s: Seconds) -> None:
         """Who is there, what is to be done for who is not, and which lanes there may be."""
+        await self.attend()
         self.state.forget_groupers(now - GROUPER_MEMORY_S)
         for name in self.state.forget_silent(now - self.settings.instance_timeout_s):
             log.warning("instance.lost", instance_id=name)
@@ -131,6 +134,10 @@ class Leader:
         if now - self._scanned_at > self.settings.scan_period_s:
             self.state.known_queues.update(self._possible_lanes())
             self._scanned_at = now
+
+    async def attend(self) -> None:
+        """Excuse others' silence while this process stood still; to be called all the time."""
+        self.state.excuse(self.attention.missed_s())
 
     def _take(self, planned: Planned, *, now: UnixTime, solve_s: Seconds) -> None:
         """Follow *planned* from now on."""

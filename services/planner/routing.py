@@ -6,6 +6,7 @@ from zlib import crc32
 import msgspec
 import structlog
 
+from services.planner.attention import Attention
 from services.planner.model_router import ModelRouter
 from services.planner.routed_model import Held, RoutedModel
 from services.planner.settings import RoutingSettings
@@ -18,6 +19,7 @@ from shared.contracts.base import (
     Message,
     ModelName,
     RequestId,
+    Seconds,
     UnixTime,
     encode,
     tag_of,
@@ -75,6 +77,7 @@ class Routing:
         self._sender = sender
         self._models: dict[ModelName, RoutedModel] = {}
         self._seen: dict[InstanceId, tuple[ModelName | None, UnixTime]] = {}
+        self._attention = Attention()
         self._rounds = 0
         self._closed = False
         self.num_routed = 0
@@ -202,6 +205,8 @@ class Routing:
     async def dispatch(self) -> None:
         """Send what is due by time alone; give up silent instances, and waiting for too long."""
         now = self._clock.now()
+        if missed_s := self._attention.missed_s():
+            self._excuse(missed_s)
         silent_since = now - self._settings.instance_timeout_s
         for instance_id, (served, heard_at) in list(self._seen.items()):
             if heard_at < silent_since:
@@ -250,6 +255,14 @@ class Routing:
         self._closed = True
         for model in self._models.values():
             model.close()
+
+    def _excuse(self, missed_s: Seconds) -> None:
+        """Nobody was heard for so long, since nobody listened here."""
+        for instance_id, (served, heard_at) in self._seen.items():
+            self._seen[instance_id] = (served, heard_at + missed_s)
+        for model in self._models.values():
+            for sender in model.heard:
+                model.heard[sender] += missed_s
 
     def _takes(self, request: QueuedRequest) -> bool:
         in_scope = self._settings.scope == "all" or _is_interactive(request)

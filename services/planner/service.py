@@ -8,6 +8,7 @@ from pathlib import Path
 
 import structlog
 
+from services.planner.attention import PERIOD_S as ATTENTION_PERIOD_S
 from services.planner.grouper import Grouper
 from services.planner.handlers import (
     GROUPER_HANDLERS,
@@ -202,6 +203,7 @@ async def _start_leader(  # noqa: PLR0917 - one composition step, in its own fun
         subscription = await broker.consume(queue, handler, prefetch=64)
         stack.push_async_callback(subscription.cancel)
     tasks.create_task(every(settings.plan_period_s, plan, stop=stop), name="leader.plan")
+    tasks.create_task(every(ATTENTION_PERIOD_S, leader.attend, stop=stop), name="leader.attend")
     tasks.create_task(
         every(settings.advise_period_s, leader.advise, stop=stop), name="leader.advise"
     )

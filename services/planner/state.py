@@ -12,6 +12,7 @@ from shared.contracts.base import (
     InstanceId,
     ModelName,
     RequestId,
+    Seconds,
     TenantId,
     UnixTime,
 )
@@ -250,6 +251,11 @@ class LeaderState:
         self.lanes = {
             sender: observed for sender, observed in self.lanes.items() if observed.at >= before
         }
+
+    def excuse(self, missed_s: Seconds) -> None:
+        """Nobody was heard for so long, since nobody listened here."""
+        if missed_s:
+            self.seen_at = {name: at + missed_s for name, at in self.seen_at.items()}
 
     def forget_silent(self, before: UnixTime) -> list[str]:
         """Drop instances that have been silent since *before*; which."""

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from services.planner.attention import Attention
 from services.planner.settings import GrouperSettings, RoutingSettings
 from shared.broker import topology
 from shared.contracts.base import Decoder
@@ -131,6 +132,21 @@ async def test_a_silent_instance_gets_nothing_more(routed: GrouperRig):
     await task
 
     assert any(name.startswith("lane.") for name in await lanes_with_something(routed))
+
+
+async def test_nobody_was_silent_while_the_grouper_stood_still(
+    routed: GrouperRig, monkeypatch: pytest.MonkeyPatch
+):
+    """What instances said meanwhile has yet to be read."""
+    routing = routed.grouper.routing
+    assert routing is not None
+    routing.on_status(status(ONE))
+    monkeypatch.setattr(Attention, "missed_s", lambda _: 10.0)
+    routed.clock.advance(10.0)
+    await routing.dispatch()
+    await routed.submit(CHAT, message_id="m1")
+
+    assert (await routed.queued(inbox_name(ONE))).request_id == "m1"
 
 
 async def test_an_inbox_that_is_closed_sends_it_to_its_lane(routed: GrouperRig):
