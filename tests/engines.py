@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -133,7 +134,8 @@ def vllm_rig(directory: Path, **fields: Any) -> EngineRig:
         cores = [pid for pid in group_members(engine.host_pid or 0) if is_engine_core(pid)]
         assert cores
         for pid in cores:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended while we looked
+                os.kill(pid, signal.SIGKILL)
 
     return EngineRig(engine, kill)
 
@@ -164,5 +166,8 @@ def group_members(group: int) -> list[int]:
 
 
 def is_engine_core(pid: int) -> bool:
-    """Whether *pid* names itself a vLLM engine core."""
-    return b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    """Whether *pid* names itself a vLLM engine core; one that has ended does not."""
+    try:
+        return b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
