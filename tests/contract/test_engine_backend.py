@@ -235,7 +235,8 @@ async def test_activating_the_active_model_takes_no_time(rig: EngineRig) -> None
 
 async def test_no_other_model_is_activated_while_requests_run(rig: EngineRig) -> None:
     begun = asyncio.Event()
-    request = rig.request(prompt_of(40), greedy(1000))
+    # Long enough to run still when we come to it.
+    request = rig.request(prompt_of(40), greedy(3000))
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         group.create_task(rig.answer(request, begun))
         await begun.wait()
@@ -286,7 +287,7 @@ async def test_the_active_model_stays_in_memory(rig: EngineRig) -> None:
 
 async def test_the_snapshot_counts_requests_and_memory(rig: EngineRig) -> None:
     begun = asyncio.Event()
-    request = rig.request(prompt_of(2000), greedy(1000))
+    request = rig.request(prompt_of(2000), greedy(2000))
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         group.create_task(rig.answer(request, begun))
         await begun.wait()
