@@ -80,6 +80,21 @@ class EngineRig:
                     return
                 await asyncio.sleep(0.01)
 
+    async def over(self, model: ModelName = LLAMA) -> int:
+        """
+        Wait until every abort so far has come to the engine, and what it computed is counted.
+
+        An engine frees an aborted run's memory before it counts the iteration that was on its
+        way. It goes from one iteration to the next, so that what is asked here comes after.
+
+        Returns:
+            Tokens that this itself had it compute, none of them a decode.
+        """
+        question = prompt_of(2)
+        await self.ask(question, greedy(1), model=model)
+        await self.settled()
+        return len(question)
+
     def request(self, prompt: Tokens, sampling: Sampling, **fields: Any) -> EngineRequest:
         defaults = {"request_id": RequestId(f"request-{next(_ids)}"), "model": LLAMA}
         return EngineRequest(prompt=prompt, sampling=sampling, **(defaults | fields))
