@@ -233,7 +233,10 @@ class RabbitRig:
         url = URL(self.url)
         async with TcpProxy(url.host or "127.0.0.1", url.port or 5672) as proxy:
             through = str(url.with_host("127.0.0.1").with_port(proxy.port))
-            async with AmqpBroker(through, client_name=client_name, reconnect_s=0.02) as broker:
+            # A busy machine may stand still for longer than a client waits by default.
+            async with AmqpBroker(
+                through, client_name=client_name, timeout_s=30.0, reconnect_s=0.02
+            ) as broker:
                 self._proxies[broker] = proxy
                 yield broker
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -79,6 +80,21 @@ class EngineRig:
                     return
                 await asyncio.sleep(0.01)
 
+    async def over(self, model: ModelName = LLAMA) -> int:
+        """
+        Wait until every abort so far has come to the engine, and what it computed is counted.
+
+        An engine frees an aborted run's memory before it counts the iteration that was on its
+        way. It goes from one iteration to the next, so that what is asked here comes after.
+
+        Returns:
+            Tokens that this itself had it compute, none of them a decode.
+        """
+        question = prompt_of(2)
+        await self.ask(question, greedy(1), model=model)
+        await self.settled()
+        return len(question)
+
     def request(self, prompt: Tokens, sampling: Sampling, **fields: Any) -> EngineRequest:
         defaults = {"request_id": RequestId(f"request-{next(_ids)}"), "model": LLAMA}
         return EngineRequest(prompt=prompt, sampling=sampling, **(defaults | fields))
@@ -133,7 +149,8 @@ def vllm_rig(directory: Path, **fields: Any) -> EngineRig:
         cores = [pid for pid in group_members(engine.host_pid or 0) if is_engine_core(pid)]
         assert cores
         for pid in cores:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended while we looked
+                os.kill(pid, signal.SIGKILL)
 
     return EngineRig(engine, kill)
 
@@ -164,5 +181,8 @@ def group_members(group: int) -> list[int]:
 
 
 def is_engine_core(pid: int) -> bool:
-    """Whether *pid* names itself a vLLM engine core."""
-    return b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    """Whether *pid* names itself a vLLM engine core; one that has ended does not."""
+    try:
+        return b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -12,6 +12,7 @@ from shared.contracts.errors import EngineError
 from shared.contracts.qos import Slo
 from shared.contracts.requests import Tokens
 from tests.contract.checkpointed_engines import (
+    ANSWER_TOKENS,
     BLOCK_BYTES,
     BLOCK_TOKENS,
     CACHING,
@@ -34,6 +35,8 @@ from tests.engines import EngineRig, greedy, prompt_of
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
 PATIENT = Slo(ttft_s=20, tbt_s=1)
+ROUNDS = 5
+"""At most, until an abort came in time."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -70,23 +73,34 @@ async def test_an_abort_inside_a_prefill_keeps_what_was_computed(
     rig: EngineRig, model: ModelName
 ) -> None:
     await rig.engine.activate(model)
-    await rig.engine.clear_caches()
     prompt = prompt_of(900, first=2)
-    request = rig.request(prompt, greedy(100), model=model, checkpointed=True)
+    for _ in range(ROUNDS):
+        await rig.engine.clear_caches()
+        computed, host_kv_bytes = await aborted_early(rig, prompt, model)
+        # On a busy machine it may have come to its end before. That leaves no copies.
+        if computed < 900 + ANSWER_TOKENS - 1:
+            break
+    full = computed // BLOCK_TOKENS
+
+    assert computed < 900 + ANSWER_TOKENS - 1, "no abort came before the end of its answer"
+    assert 0 < host_kv_bytes == full * BLOCK_BYTES
+    await flood(rig, model)
+    again = await rig.ask(prompt, greedy(4), model=model)
+    # On a busy machine the abort may have come after the prefill.
+    assert again.cached_tokens == min(full, 899 // BLOCK_TOKENS) * BLOCK_TOKENS
+
+
+async def aborted_early(rig: EngineRig, prompt: Tokens, model: ModelName) -> tuple[int, int]:
+    """Tokens computed of a request that is aborted in its prefill, and bytes of the copies."""
+    request = rig.request(prompt, greedy(ANSWER_TOKENS), model=model, checkpointed=True)
     measured = Measured(rig)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         run = group.create_task(rig.answer(request))
         while measured.now.kv_utilization * MOST_TOKENS < 200 and not run.done():
             await asyncio.sleep(0.001)
         await rig.engine.abort(request.request_id)
-    await rig.settled()
-    full = measured.computed() // BLOCK_TOKENS
-
-    assert measured.now.host_kv_bytes == full * BLOCK_BYTES
-    await flood(rig, model)
-    again = await rig.ask(prompt, greedy(4), model=model)
-    # On a busy machine the abort may have come after the prefill.
-    assert again.cached_tokens == min(full, 899 // BLOCK_TOKENS) * BLOCK_TOKENS
+    others = await rig.over(model)
+    return measured.computed() - others, measured.now.host_kv_bytes
 
 
 @pytest.mark.parametrize("model", [CACHING, NOT_CACHING])
@@ -198,10 +212,12 @@ async def test_copies_that_cannot_be_loaded_are_computed(rig: EngineRig) -> None
     await rig.engine.clear_caches()
     progress = await begun(rig, prompt, 20, FAULTY)
     await flood(rig, FAULTY)
+    await rig.settled()
+    measured = Measured(rig)
     rest = await rig.ask(prompt, greedy(100), model=FAULTY, progress=progress)
 
     assert whole.token_ids == progress + rest.token_ids
-    assert rig.engine.snapshot().checkpoints.restored_blocks > 0
+    assert measured.copied.restored_blocks > 0
 
 
 async def test_no_layer_is_computed_before_its_copies_are_there(rig: EngineRig) -> None:

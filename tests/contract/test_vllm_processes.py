@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -50,7 +51,8 @@ def killed_group() -> Iterator[list[int]]:
     yield groups
     for group in groups:
         if group_members(group):
-            os.killpg(group, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the last of it ended while we looked
+                os.killpg(group, signal.SIGKILL)
 
 
 @pytest.mark.vllm

@@ -27,6 +27,8 @@ NUM_BLOCKS = 72
 NUM_OUTPUT = 90
 CACHING = ModelName("caching")
 NOT_CACHING = ModelName("not-caching")
+ROUNDS = 5
+"""At most, until all aborts came in time."""
 LEAST_SHARE = 0.95
 """Of full blocks that come back."""
 PATIENT = Slo(ttft_s=20, tbt_s=1)
@@ -86,24 +88,32 @@ async def flood(rig: EngineRig, model: ModelName) -> None:
         await rig.ask(prompt_of(1000, first=first), greedy(2), model=model)
 
 
-async def over(rig: EngineRig, model: ModelName) -> None:
-    """Wait until the engine has heard of every abort, which it does before it answers this."""
-    await rig.ask(prompt_of(2), greedy(1), model=model)
-    await rig.settled()
-
-
-async def aborted(rig: EngineRig, model: ModelName, asked: Asked) -> Tokens:
-    """Progress of *asked*, which is then aborted."""
-    while True:
-        request = rig.request(asked.prompt, greedy(NUM_OUTPUT), model=model, checkpointed=True)
-        progress: Tokens = ()
-        async for output in rig.engine.generate(request):
-            progress += output.token_ids
-            if len(progress) >= asked.cut:
-                break
-        # On a busy machine it may have come to its end meanwhile.
-        if len(progress) < NUM_OUTPUT:
+async def aborted(rig: EngineRig, model: ModelName, load: list[Asked]) -> list[Tokens]:
+    """Progress of each of *load*, all of which are then aborted."""
+    for _ in range(ROUNDS):
+        await rig.engine.clear_caches()
+        rig.engine.drain_iterations()
+        progress = await asyncio.gather(*(cut_short(rig, model, asked) for asked in load))
+        await rig.over(model)
+        decodes = sum(each.num_decodes for each in rig.engine.drain_iterations())
+        # On a busy machine one may have come to its end in the engine before its abort came there,
+        # and then leaves no copies. So much the engine is ahead of what was read, whoever it is:
+        ahead = decodes - sum(len(done) - 1 for done in progress)
+        if ahead < min(NUM_OUTPUT - len(done) for done in progress) - 1:
             return progress
+    pytest.fail(f"in {ROUNDS} rounds answers may have come to their end before they were aborted")
+
+
+async def cut_short(rig: EngineRig, model: ModelName, asked: Asked) -> Tokens:
+    """Progress of *asked*, which is then aborted."""
+    request = rig.request(asked.prompt, greedy(NUM_OUTPUT), model=model, checkpointed=True)
+    progress: Tokens = ()
+    async for output in rig.engine.generate(request):
+        progress += output.token_ids
+        if len(progress) >= asked.cut:
+            break
+    await rig.engine.abort(request.request_id)
+    return progress
 
 
 def full_blocks(sequences: list[Tokens]) -> int:
@@ -128,9 +138,13 @@ def loaded(before: CheckpointTotals, after: CheckpointTotals) -> int:
 async def test_what_was_aborted_comes_back(rig: EngineRig, model: ModelName, load: str) -> None:
     """On a busy machine a round may find blocks where they were; then another one is asked."""
     for _ in range(2):
-        with contextlib.suppress(AssertionError):
+        with contextlib.suppress(_TooFewError):
             return await comes_back(rig, model, load)
     return await comes_back(rig, model, load)
+
+
+class _TooFewError(Exception):
+    """Fewer blocks came back than there were; nothing else that is wrong is called so."""
 
 
 async def comes_back(rig: EngineRig, model: ModelName, load: str) -> None:
@@ -138,6 +152,9 @@ async def comes_back(rig: EngineRig, model: ModelName, load: str) -> None:
     Blocks loaded, against full blocks that there were: without a prefix cache for each request.
 
     With one, what two begin with is loaded once, and the other has it from the cache.
+
+    Raises:
+        _TooFewError: By these counts, or by what was computed again.
     """
     await rig.engine.activate(model)
     await rig.engine.clear_caches()
@@ -145,9 +162,7 @@ async def comes_back(rig: EngineRig, model: ModelName, load: str) -> None:
         (await rig.ask(asked.prompt, greedy(NUM_OUTPUT), model=model)).token_ids
         for asked in LOADS[load]
     ]
-    await rig.engine.clear_caches()
-    progress = await asyncio.gather(*(aborted(rig, model, asked) for asked in LOADS[load]))
-    await over(rig, model)
+    progress = await aborted(rig, model, LOADS[load])
     await flood(rig, model)
     await rig.settled()
     before = rig.engine.snapshot().checkpoints
@@ -171,10 +186,12 @@ async def comes_back(rig: EngineRig, model: ModelName, load: str) -> None:
     assert [
         done + answer.token_ids for done, answer in zip(progress, answers, strict=True)
     ] == whole
-    assert from_copies >= LEAST_SHARE * there_were
     assert from_copies <= each
+    if from_copies < LEAST_SHARE * there_were:
+        raise _TooFewError(f"{from_copies} of {there_were} blocks came from copies")
     # Not computed again either, but for the share that may be.
-    assert computed - needed <= (1 - LEAST_SHARE) * each * BLOCK_TOKENS
+    if computed - needed > (1 - LEAST_SHARE) * each * BLOCK_TOKENS:
+        raise _TooFewError(f"{computed} tokens were computed where {needed} had to be")
 
 
 @pytest.mark.parametrize("model", [CACHING, NOT_CACHING])

@@ -11,6 +11,7 @@ from ops.ports import free_port
 from services.mesh.processes import ProcessMesh
 from services.mesh.spec import AgentSpec, MeshSpec
 from shared.broker.protocol import Broker
+from shared.contracts.errors import BrokerUnavailableError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.qos import Slo
 from shared.contracts.requests import Final, ReplyMode, RequestCompleted
@@ -18,6 +19,7 @@ from shared.models.tiny import make_tiny_models
 from shared.producer.generation import Generation
 from shared.producer.producer import Producer
 from shared.runtime.clock import SystemClock
+from tests.brokers import eventually
 
 LLAMA = "tiny-llama"
 QWEN = "tiny-qwen"
@@ -122,13 +124,42 @@ async def ask_all(
         return list(await asyncio.gather(*(one(n, body) for n, body in enumerate(requests))))
 
 
+async def only_left(
+    broker: Broker, mesh: ProcessMesh, expected: dict[str, int], *, within_s: float = 60.0
+) -> None:
+    """
+    Wait until queues that hold work have what is *expected*, and nothing else.
+
+    What a request leaves behind, and what counts it, may come a little after its final.
+    """
+    left: dict[str, int] | BrokerUnavailableError = {}
+
+    async def is_left() -> bool:
+        nonlocal left
+        try:
+            left = await depths(broker, mesh)
+        except BrokerUnavailableError as error:  # a machine that stands still for seconds
+            left = error
+        return left == expected
+
+    try:
+        await eventually(is_left, within_s=within_s)
+    except AssertionError as never:
+        raise AssertionError(f"{left!r} is left after {within_s} s, not {expected}") from never
+
+
 async def depths(broker: Broker, mesh: ProcessMesh) -> dict[str, int]:
     """Ready messages of every queue that holds work."""
     from services.mesh.queues import count_queues  # noqa: PLC0415 - a slow import for few tests
-    from shared.contracts.lanes import LaneLayout  # noqa: PLC0415 - likewise
+    from shared.contracts.lanes import LaneLayout, inbox_name  # noqa: PLC0415 - likewise
     from shared.models.registry import ModelRegistry  # noqa: PLC0415 - likewise
 
     models = ModelRegistry.load(mesh.spec.registry).bases
     counts = await count_queues(broker, models, LaneLayout())
     soft = ("headway.leader", "headway.estimator")
-    return {c.queue: c.ready for c in counts if c.ready and c.queue not in soft}
+    ready = {c.queue: c.ready for c in counts if c.queue not in soft}
+    # No leader is asked who has an inbox: it may be one that was killed.
+    for inbox in (inbox_name(agent.instance_id) for agent in mesh.spec.agents):
+        depth = await broker.depth(inbox)
+        ready[inbox] = 0 if depth is None else depth.ready
+    return {queue: count for queue, count in ready.items() if count}

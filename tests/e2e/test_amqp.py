@@ -167,7 +167,13 @@ async def test_amqp_tools_publish_and_receive(mesh: ProcessMesh) -> None:
         stdout=subprocess.PIPE,
     )  # fmt: skip
     try:
-        await asyncio.sleep(1.0)
+        async with mesh.open_broker("headway-check") as broker:
+
+            async def is_consumed() -> bool:
+                depth = await broker.depth(queue)
+                return depth is not None and depth.consumers > 0
+
+            await eventually(is_consumed, within_s=60.0)
         publish = await asyncio.create_subprocess_exec(
             "amqp-publish", *url, "-e", "headway.requests", "-r", "rest", "-t", queue,
             "-b", body(reply="final", id="tools-1").decode(),
@@ -188,6 +194,7 @@ async def test_after_all_that_nothing_waits(mesh: ProcessMesh) -> None:
 
         async def empty() -> bool:
             left = await depths(broker, mesh)
-            return not {q for q in left if q.startswith(("lane", "resume", "headway.global"))}
+            work = ("lane", "resume", "inbox", "headway.global")
+            return not {queue for queue in left if queue.startswith(work)}
 
         await eventually(empty)

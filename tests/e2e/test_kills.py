@@ -14,8 +14,8 @@ from shared.broker.protocol import BindingSpec, Broker, Delivery, Settlement
 from shared.contracts.base import Decoder
 from shared.contracts.plans import PlanPublished
 from shared.contracts.requests import RequestCompleted
-from tests.brokers import absent, eventually
-from tests.e2e.meshes import Answer, ask_all, depths, mesh_spec, producer_of, request
+from tests.brokers import absent
+from tests.e2e.meshes import Answer, ask_all, mesh_spec, only_left, producer_of, request
 
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 
@@ -121,7 +121,7 @@ async def test_deaths_lose_nothing_double_nothing_and_change_no_answer(
             )
             await chaos
         async with mesh.open_broker("headway-check") as broker:
-            await eventually(lambda: _empty(broker, mesh), within_s=60.0)
+            await only_left(broker, mesh, {})
 
     assert [type(answer.final) for answer in storm] == [RequestCompleted] * NUM_REQUESTS
     assert [a.token_ids for a in calm] == [a.token_ids for a in storm]
@@ -134,10 +134,6 @@ def assert_consistent(answer: Answer) -> None:
     assert isinstance(answer.final, RequestCompleted)
     assert answer.final.token_ids == answer.streamed
     assert answer.final.text == answer.text
-
-
-async def _empty(broker: Broker, mesh: ProcessMesh) -> bool:
-    return await depths(broker, mesh) == {}
 
 
 async def test_a_poison_request_alone_is_buried(node: PrivateNode, tmp_path: Path) -> None:
@@ -153,8 +149,7 @@ async def test_a_poison_request_alone_is_buried(node: PrivateNode, tmp_path: Pat
     async with ProcessMesh(spec) as mesh, producer_of(mesh) as producer:
         answers = await ask_all(producer, [*bodies[:10], poison, *bodies[10:]])
         async with mesh.open_broker("headway-check") as broker:
-            left = await depths(broker, mesh)
+            await only_left(broker, mesh, {topology.DEAD_LETTERS: 1})
 
     failed = [answer.final for answer in answers if not isinstance(answer.final, RequestCompleted)]
     assert [final.error.code for final in failed] == ["poison_request"]
-    assert left == {topology.DEAD_LETTERS: 1}

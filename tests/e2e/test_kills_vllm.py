@@ -15,7 +15,7 @@ from shared.contracts.requests import RequestCompleted
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import make_tiny_models
 from tests.brokers import RabbitServer, absent, rabbit_targets
-from tests.e2e.meshes import LLAMA, ask_all, depths, mesh_spec, producer_of, request
+from tests.e2e.meshes import LLAMA, ask_all, mesh_spec, only_left, producer_of, request
 from tests.e2e.test_kills import assert_consistent, kill
 
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.vllm]
@@ -89,8 +89,7 @@ async def test_a_poison_request_alone_is_buried(broker_url: str, tmp_path: Path)
             producer, [*bodies[:10], poison, *bodies[10:]], timeout_s=PATIENCE_S
         )
         async with mesh.open_broker("headway-check") as broker:
-            left = await depths(broker, mesh)
+            await only_left(broker, mesh, {topology.DEAD_LETTERS: 1})
 
     failed = [answer.final for answer in answers if not isinstance(answer.final, RequestCompleted)]
     assert [final.error.code for final in failed] == ["poison_request"]
-    assert left == {topology.DEAD_LETTERS: 1}
