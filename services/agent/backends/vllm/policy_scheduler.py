@@ -145,7 +145,7 @@ class PolicyDriven(Timed):
         self._num_relegated += is_relegated(self._policy, request.request_id)
         self._policy.remove(request.request_id)
         self._preempted.pop(request.request_id, None)
-        return super()._free_request(request, *args, **kwargs)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]  # vLLM's
 
     def _batch(self) -> BatchState:
         pool = self.kv_cache_manager.block_pool
