@@ -48,7 +48,7 @@ def absent(what: str, requirement: str) -> None:
 
 
 async def eventually(
-    predicate: Callable[[], Awaitable[bool]] | Callable[[], bool], *, within_s: float = 20.0
+    predicate: Callable[[], Awaitable[bool]] | Callable[[], bool], *, within_s: float = 60.0
 ) -> None:
     """Wait until *predicate* holds; fail when it never does."""
     give_up_at = time.monotonic() + within_s
