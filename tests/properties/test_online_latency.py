@@ -143,6 +143,13 @@ def test_a_fifth_of_the_iterations_disturbed_moves_predictions_by_less_than_a_tw
 
 
 @given(truth=truths, seed=st.integers(0, 2**32 - 1), factor=st.sampled_from([0.5, 2.0]))
+@example(
+    # Nearly all of the time is tokens times context, and 2048 tokens are never without: what
+    # these would take is off by a fifth, half of what the least iteration takes.
+    truth=LatencyCoefficients(constant_s=0.001953125, linear_s=1e-6, cross_s=1.871576492845354e-9),
+    seed=317,
+    factor=0.5,
+)
 @settings(max_examples=20)
 def test_a_change_of_speed_is_followed_within_the_memory(
     truth: LatencyCoefficients, seed: int, factor: float
@@ -153,8 +160,10 @@ def test_a_change_of_speed_is_followed_within_the_memory(
 
     found = predictions(before + changed)
 
-    # Predictions of less work than any iteration had are off by a tenth now and then.
-    assert np.allclose(found, factor * predictions(after), rtol=0.15)
+    expected = factor * predictions(after)
+    # Predictions of work unlike any iteration's are off by a tenth now and then, and some by a
+    # share of what every iteration takes.
+    assert np.allclose(found, expected, rtol=0.15, atol=0.3 * expected.min())
 
 
 @given(truth=truths, seed=st.integers(0, 2**32 - 1))
