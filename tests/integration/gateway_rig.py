@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import msgspec
 
 from services.gateway.service import serve
@@ -181,6 +182,11 @@ class GatewayRig:
         return self.health.metrics.get_sample_value(name, labels)
 
 
+def http_client() -> httpx.AsyncClient:
+    """One that waits longer for an answer than a busy machine takes."""
+    return httpx.AsyncClient(timeout=60.0)
+
+
 def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -194,7 +200,7 @@ async def running_gateway(
 ) -> AsyncIterator[GatewayRig]:
     url = brokers.url if isinstance(brokers, RabbitRig) else "memory://"
     settings = msgspec.convert(
-        {"registry": str(registry), "port": free_port(), "amqp_url": url, "drain_timeout_s": 5.0}
+        {"registry": str(registry), "port": free_port(), "amqp_url": url, "drain_timeout_s": 60.0}
         | fields,
         Settings,
     )

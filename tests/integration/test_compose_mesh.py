@@ -4,12 +4,13 @@ health checks and least-privilege users against a broker with the generated defi
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -18,7 +19,6 @@ import openai
 import pytest
 
 from ops.broker import PrivateNode
-from ops.ports import free_port
 from shared.broker.definitions import definitions, render
 from tests.brokers import eventually
 from tests.unit.ops.deployment import ROOT, Container, compose, containers, seconds
@@ -26,17 +26,35 @@ from tests.unit.ops.deployment import ROOT, Container, compose, containers, seco
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 
 MESH = [container for container in containers() if "profiles" not in container.entry]
-READY_WITHIN_S = 60.0
+READY_WITHIN_S = 180.0
 STEP_S = 60.0
 
 
-class Running:
-    """A container's process, with addresses of its own in place of the container's."""
+def free_ports(count: int) -> list[int]:
+    """All are held until the last is known: one that is let go at once may be found again."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in probes:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in probes]
 
-    def __init__(self, container: Container, broker: str, directory: Path) -> None:
+
+class Running:
+    """
+    A container's process, with addresses of its own in place of the container's.
+
+    Args:
+        container: Of the compose file.
+        broker: Host, port and vhost.
+        directory: For its files.
+        ports: Of its health endpoint, and of what it serves.
+    """
+
+    def __init__(
+        self, container: Container, broker: str, directory: Path, ports: tuple[int, int]
+    ) -> None:
         self.container = container
-        self.health_port = free_port()
-        self.port = free_port()
+        self.health_port, self.port = ports
         prefix = f"HEADWAY_{container.service.upper()}_"
         here = {
             f"{prefix}HEALTH_HOST": "127.0.0.1",
@@ -88,9 +106,14 @@ class Running:
         return self.process.returncode or 0
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def running(broker: str, directory: Path) -> AsyncIterator[dict[str, Running]]:
-    mesh = {container.name: Running(container, broker, directory) for container in MESH}
+    ports = free_ports(2 * len(MESH))
+    pairs = zip(ports[::2], ports[1::2], strict=True)
+    mesh = {
+        container.name: Running(container, broker, directory, pair)
+        for container, pair in zip(MESH, pairs, strict=True)
+    }
     try:
         for each in mesh.values():
             each.process = await each.start(*each.container.entry["command"])

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 
@@ -11,7 +10,7 @@ from shared.contracts.qos import Slo
 from shared.contracts.requests import ReplyMode
 from shared.models.tiny import make_tiny_models
 from tests.brokers import BrokerRig
-from tests.integration.gateway_rig import GatewayRig, Request, running_gateway
+from tests.integration.gateway_rig import GatewayRig, Request, http_client, running_gateway
 
 MODEL = "tiny-llama"
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [
@@ -186,7 +185,7 @@ async def test_failure_after_the_first_token_is_an_event_and_nothing_follows(
         await request.tokens(0, "He")
         await request.fail(status=500, code="engine_lost", run="run1")
 
-    async with running_gateway(broker_rig, registry) as rig, httpx.AsyncClient() as http:
+    async with running_gateway(broker_rig, registry) as rig, http_client() as http:
         rig.mesh.script = break_off
         response = await http.post(
             f"{rig.url}/v1/completions", json={"model": MODEL, "prompt": "x", "stream": True}

@@ -3,13 +3,12 @@
 import asyncio
 from pathlib import Path
 
-import httpx
 import pytest
 
 from shared.contracts.control import RunStop, StopReason
 from shared.models.tiny import make_tiny_models
 from tests.brokers import BrokerRig, MemoryRig, eventually
-from tests.integration.gateway_rig import GatewayRig, Request, running_gateway
+from tests.integration.gateway_rig import GatewayRig, Request, http_client, running_gateway
 
 BODY = {"model": "tiny-llama", "prompt": "hello"}
 
@@ -35,7 +34,7 @@ async def test_client_that_leaves_a_stream_has_its_request_cancelled(
     async with running_gateway(broker_rig, registry) as rig:
         rig.mesh.script = hang
         async with (
-            httpx.AsyncClient() as http,
+            http_client() as http,
             http.stream("POST", completions(rig), json=BODY | {"stream": True}) as response,
         ):
             lines = response.aiter_lines()
@@ -65,7 +64,7 @@ async def test_client_that_leaves_before_the_first_token_has_its_request_cancell
 
     async with running_gateway(broker_rig, registry) as rig:
         rig.mesh.script = ignore
-        async with httpx.AsyncClient() as http:
+        async with http_client() as http:
             asking = asyncio.create_task(
                 http.post(completions(rig), json=BODY | {"stream": stream}), name="client"
             )
@@ -89,7 +88,7 @@ async def test_first_token_is_flushed_while_the_rest_is_on_its_way(
 
     async with (
         running_gateway(broker_rig, registry) as rig,
-        httpx.AsyncClient() as http,
+        http_client() as http,
     ):
         rig.mesh.script = two_parts
         async with http.stream("POST", completions(rig), json=BODY | {"stream": True}) as response:
@@ -113,7 +112,7 @@ async def test_replay_that_disagrees_ends_the_stream_with_a_typed_error(
         await request.start("run2")
         await request.tokens(0, "Good", "bye", run="run2", first=50)
 
-    async with running_gateway(broker_rig, registry) as rig, httpx.AsyncClient() as http:
+    async with running_gateway(broker_rig, registry) as rig, http_client() as http:
         rig.mesh.script = disagree
         response = await http.post(completions(rig), json=BODY | {"stream": True})
         await eventually(lambda: bool(rig.mesh.cancelled))
@@ -132,7 +131,7 @@ async def test_tenant_at_its_limit_is_told_when_to_come_back(broker_rig: BrokerR
 
     async with (
         running_gateway(broker_rig, registry, max_outstanding_per_tenant=1) as rig,
-        httpx.AsyncClient() as http,
+        http_client() as http,
     ):
         rig.mesh.script = ignore
         asking = asyncio.create_task(http.post(completions(rig), json=BODY), name="client")
@@ -147,7 +146,7 @@ async def test_tenant_at_its_limit_is_told_when_to_come_back(broker_rig: BrokerR
 
 
 async def test_patience_of_the_client_is_kept(broker_rig: BrokerRig, registry: Path):
-    async with running_gateway(broker_rig, registry) as rig, httpx.AsyncClient() as http:
+    async with running_gateway(broker_rig, registry) as rig, http_client() as http:
         rig.mesh.script = hang
         headers = {"X-Request-Timeout-Seconds": "0.05"}
         whole = await http.post(completions(rig), json=BODY, headers=headers)
@@ -177,7 +176,7 @@ async def test_every_error_has_openais_body(
 ):
     async with (
         running_gateway(broker_rig, registry, limits={"max_body_bytes": 1000}) as rig,
-        httpx.AsyncClient() as http,
+        http_client() as http,
     ):
         response = await http.request(
             method, rig.url + path, content=content, headers={"x-request-id": "mine"}
@@ -188,7 +187,7 @@ async def test_every_error_has_openais_body(
 
 
 async def test_client_request_id_is_echoed(broker_rig: BrokerRig, registry: Path):
-    async with running_gateway(broker_rig, registry) as rig, httpx.AsyncClient() as http:
+    async with running_gateway(broker_rig, registry) as rig, http_client() as http:
         response = await http.post(completions(rig), json=BODY, headers={"x-request-id": "mine"})
 
     assert response.headers["x-request-id"] == "mine"
@@ -198,7 +197,7 @@ async def test_without_a_broker_it_is_not_ready_and_answers_503(registry: Path):
     brokers = MemoryRig()
     async with (
         running_gateway(brokers, registry, publish_timeout_s=0.1) as rig,
-        httpx.AsyncClient() as http,
+        http_client() as http,
     ):
         brokers.hub.stop()
         response = await http.post(completions(rig), json=BODY)
@@ -221,7 +220,7 @@ async def test_stop_lets_open_requests_finish_and_refuses_new_ones(
 ):
     async def ignore(_request: Request) -> None: ...
 
-    async with running_gateway(broker_rig, registry) as rig, httpx.AsyncClient() as http:
+    async with running_gateway(broker_rig, registry) as rig, http_client() as http:
         rig.mesh.script = ignore
         asking = asyncio.create_task(http.post(completions(rig), json=BODY), name="client")
         await eventually(lambda: bool(rig.mesh.requests))
@@ -237,7 +236,7 @@ async def test_stop_lets_open_requests_finish_and_refuses_new_ones(
 
 
 async def test_metrics_and_health_are_on_the_same_port(broker_rig: BrokerRig, registry: Path):
-    async with running_gateway(broker_rig, registry) as rig, httpx.AsyncClient() as http:
+    async with running_gateway(broker_rig, registry) as rig, http_client() as http:
         metrics = await http.get(f"{rig.url}/metrics")
         health = await http.get(f"{rig.url}/health")
         ready = await http.get(f"{rig.url}/ready")

@@ -124,7 +124,7 @@ async def test_closing_ends_the_process(worker: PlanWorker) -> None:
     await asyncio.wait_for(worker.ready(), LOAD_S)
     pid = worker.pid
     assert pid is not None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await worker.__aexit__(None, None, None)
 
     with pytest.raises(ProcessLookupError):

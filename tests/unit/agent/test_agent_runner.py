@@ -264,7 +264,7 @@ async def test_a_request_under_which_the_engine_died_too_often_is_poison(rig: Ag
 async def test_a_run_that_is_ended_before_the_engine_knows_it_never_reaches_it(rig: AgentRig):
     run = rig.runner.begin(await rig.pulled(a_request("r", reply_to=REPLY)))
     end_run(rig.state, rig.engine, run, Ending.EVICTED)
-    await asyncio.wait_for(rig.runner.run(run), 5)
+    await asyncio.wait_for(rig.runner.run(run), 60)
     assert rig.engine.requests == {}
     assert (await rig.requeued(RESUME)).attempts == Attempts(
         hop=1, evictions=1, evicted_by=rig.state.instance_id, evicted_at=rig.clock.now()

@@ -50,7 +50,7 @@ async def listening(rig: AgentRig) -> AsyncIterator[AgentRig]:
 
 
 async def ordered(rig: AgentRig, command: LsoCommand) -> LsoAnswered:
-    answer = await order(rig.far, command, timeout_s=5.0)
+    answer = await order(rig.far, command, timeout_s=60.0)
     assert isinstance(answer, LsoAnswered)
     return answer
 
@@ -129,7 +129,7 @@ async def test_the_same_command_again_gets_the_same_answer(listening: AgentRig):
 async def test_nobody_there_is_said_at_once(rig: AgentRig):
     command = LsoClear(instance_id=InstanceId("nobody"))
 
-    assert await order(rig.far, command, timeout_s=5.0) is PublishOutcome.UNROUTABLE
+    assert await order(rig.far, command, timeout_s=60.0) is PublishOutcome.UNROUTABLE
 
 
 async def test_no_answer_in_time_is_none(listening: AgentRig):

@@ -126,17 +126,22 @@ def test_a_device_that_fails_ends_it_with_its_words(error: Exception, told: str)
 
 def test_a_cpu_gives_a_profile_that_the_simulated_engine_takes():
     """Real times; how long they are is the machine's."""
-    repeats = profiler(torch_device.find_device("cpu")).measure(GRID, print)
+    often = replace(GRID, grid=replace(GRID.grid, repeats=5))
+    repeats = profiler(torch_device.find_device("cpu")).measure(often, print)
     samples = [each for repeat in repeats for each in repeat]
     latency = fitted(samples)
     cells = cells_of(samples, latency)
-    by_kind = {(c.num_decodes, c.chunk_tokens, c.before_tokens): c.measured_s for c in cells}
+    # Whatever else runs only adds to a time, so the fastest says most of the device.
+    fastest_s: dict[tuple[int, int, int], float] = {}
+    for each in samples:
+        kind = (each.num_decodes, each.chunk_tokens, each.before)
+        fastest_s[kind] = min(fastest_s.get(kind, math.inf), each.duration_s)
 
     assert SimulatedSettings(latency=latency).latency == latency
     assert all(0 < each.duration_s < math.inf for each in samples)
     assert len(cells) == 9
     # 128 tokens behind 256 are over ten times the work of 16 alone.
-    assert by_kind[0, 128, 256] > by_kind[0, 16, 0]
+    assert fastest_s[0, 128, 256] > fastest_s[0, 16, 0]
     errors = errors_of(repeats)
     assert errors is not None
     assert errors.count == len(repeats[-1])

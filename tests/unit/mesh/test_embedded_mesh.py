@@ -122,13 +122,29 @@ async def test_settings_that_cannot_be_are_refused_at_once(tmp_path: Path):
         await EmbeddedMesh(spec(tmp_path, nonsense=1)).__aenter__()
 
 
+NEVER_READY = """
+import asyncio, sys
+from services.mesh import cli, embedded
+
+async def wait_ready(*_, **__):
+    await asyncio.Event().wait()
+
+embedded.wait_ready = wait_ready
+sys.exit(cli.main())
+"""
+
+
 def test_ctrl_c_ends_a_mesh_that_is_not_ready_yet(tmp_path: Path):
-    command = [sys.executable, "-m", "services.mesh", "up", "--broker", EMBEDDED]
+    """One that never is, so that it cannot be before the signal comes."""
+    command = [sys.executable, "-c", NEVER_READY, "up", "--broker", EMBEDDED]
     options = ["--port", str(free_port()), "--log-dir", str(tmp_path)]
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "starting\n"
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 0
     assert "ready" not in said

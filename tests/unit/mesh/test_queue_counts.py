@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from services.mesh import queues
 from services.mesh.queues import ask_leader, count_queues
 from shared.broker import topology
 from shared.broker.memory_hub import MemoryHub
@@ -15,6 +16,12 @@ from shared.contracts.plans import PlanAsked, PlanExplained
 from tests.deliveries import UnreliableBroker
 
 LANE = "lane.1.m.high.3.long-2"
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a leader answers, however busy the machine is."""
+    monkeypatch.setattr(queues, "LEADER_TIMEOUT_S", 60.0)
 
 
 @pytest.fixture
@@ -49,10 +56,10 @@ async def counted(broker: UnreliableBroker, layout: LaneLayout) -> dict[str, int
     return {each.queue: each.ready for each in counts if not each.queue.startswith("headway.")}
 
 
-async def waiting_in(broker: UnreliableBroker, *queues: str) -> None:
-    for queue in queues:
-        await topology.declare_work_queue(broker, queue)
-        await broker.publish(topology.LANES, queue, OutMessage(body=b"x"))
+async def waiting_in(broker: UnreliableBroker, *names: str) -> None:
+    for name in names:
+        await topology.declare_work_queue(broker, name)
+        await broker.publish(topology.LANES, name, OutMessage(body=b"x"))
 
 
 async def test_without_a_leader_the_layout_is_the_operators(broker: UnreliableBroker):
@@ -62,6 +69,7 @@ async def test_without_a_leader_the_layout_is_the_operators(broker: UnreliableBr
     assert await counted(broker, LaneLayout(version=4)) == {"lane.4.m.high.3.long": 1}
 
 
+@pytest.mark.usefixtures("patient")
 async def test_lanes_of_learnt_edges_are_counted(broker: UnreliableBroker):
     await waiting_in(broker, LANE)
     await answer(broker, work_version=3)
@@ -69,6 +77,7 @@ async def test_lanes_of_learnt_edges_are_counted(broker: UnreliableBroker):
     assert await counted(broker, LaneLayout()) == {LANE: 1}
 
 
+@pytest.mark.usefixtures("patient")
 async def test_inboxes_of_the_leaders_instances_are_counted(broker: UnreliableBroker):
     await waiting_in(broker, inbox_name("a1"), inbox_name("a1"), inbox_name("stranger"))
     await answer(broker, instances=("a1", "without-inbox"))

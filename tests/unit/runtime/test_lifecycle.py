@@ -64,7 +64,7 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
     yield running
     for process in running:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -73,7 +73,7 @@ def test_the_first_signal_drains(processes: list[subprocess.Popen[str]], number:
     processes.append(process)
     process.send_signal(number)
     assert [line_of(process), line_of(process)] == ["draining", "drained"]
-    assert process.wait(10) == EXIT_OK
+    assert process.wait(60) == EXIT_OK
 
 
 def test_the_second_signal_cancels(processes: list[subprocess.Popen[str]]):
@@ -83,7 +83,7 @@ def test_the_second_signal_cancels(processes: list[subprocess.Popen[str]]):
     assert line_of(process) == "draining"
     process.send_signal(signal.SIGTERM)
     assert line_of(process) == "cancelled"
-    assert process.wait(10) == EXIT_OK
+    assert process.wait(60) == EXIT_OK
 
 
 def test_a_drain_without_an_end_is_cancelled(processes: list[subprocess.Popen[str]]):
@@ -91,7 +91,7 @@ def test_a_drain_without_an_end_is_cancelled(processes: list[subprocess.Popen[st
     processes.append(process)
     process.send_signal(signal.SIGTERM)
     assert [line_of(process), line_of(process)] == ["draining", "cancelled"]
-    assert process.wait(10) == EXIT_OK
+    assert process.wait(60) == EXIT_OK
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ async def test_a_loop_survives_what_may_pass_and_ends_with_its_event(error: Mesh
             stop.set()
         raise error
 
-    await asyncio.wait_for(every(0.0, action, stop=stop), 5)
+    await asyncio.wait_for(every(0.0, action, stop=stop), 60)
     assert calls == [0, 1, 2]
 
 
@@ -157,7 +157,7 @@ async def test_a_pause_ends_with_its_event():
     stop = asyncio.Event()
     assert not await pause(stop, 0.0)
     stop.set()
-    assert await asyncio.wait_for(pause(stop, 1000.0), 5)
+    assert await asyncio.wait_for(pause(stop, 1000.0), 60)
 
 
 async def test_polling_gives_up_in_time():
@@ -168,7 +168,7 @@ async def test_polling_gives_up_in_time():
 async def fetched(port: int, path: str) -> tuple[int, bytes]:
     def get() -> tuple[int, bytes]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             with error:

@@ -1,8 +1,10 @@
 """The latency benchmark: what it learns from, and how it judges."""
 
-import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,10 +12,12 @@ import pytest
 
 from ops.bench import latency_model, latency_vllm
 from ops.bench.engine_arms import OURS
+from ops.bench.engine_load import Served, planned_load, serve
 from ops.bench.latency_steps import disturbed, simulated_steps
 from ops.bench.latency_vllm import Measured, scheduled_s
 from ops.bench.result import Result
 from ops.sim.profiles import load
+from services.agent.backends.base import EngineOutput, EngineRequest
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from shared.contracts.models import ModelEntry
@@ -140,9 +144,27 @@ def test_too_few_measured_steps_are_not_judged(capfd: pytest.CaptureFixture[str]
 
 
 def test_what_a_process_group_has_run_is_read():
-    before_s, _ = scheduled_s(os.getpgid(0))
-    sum(range(3_000_000))
-    ran_s, waited_s = scheduled_s(os.getpgid(0))
+    """One of its own: in the tests' group others end, and take what they ran out of the sum."""
+    code = (
+        "import sys; print(flush=True)\n"
+        "for _ in sys.stdin:\n"
+        "    sum(range(3_000_000)); print(flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdout.readline()
+        before_s, _ = scheduled_s(child.pid)
+        print(file=child.stdin, flush=True)
+        child.stdout.readline()
+        ran_s, waited_s = scheduled_s(child.pid)
+        child.stdin.close()
 
     assert ran_s > before_s > 0
     assert waited_s >= 0
@@ -150,10 +172,25 @@ def test_what_a_process_group_has_run_is_read():
 
 
 async def test_steps_of_an_engine_are_those_of_the_load(monkeypatch: pytest.MonkeyPatch):
-    """The simulated engine instead of vLLM, under the same load."""
+    """The simulated engine instead of vLLM, under the same load, all of which it may finish."""
+    cached: list[int] = []
+    served: list[list[Served]] = []
 
     class Engine(SimulatedEngine):
         host_pid = -1
+
+        async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+            async for output in super().generate(request):
+                cached[-1] += output.cached_tokens
+                yield output
+
+    async def patient(*args: Any) -> list[Served]:
+        cached.append(0)
+        served.append(await serve(*args, patience_s=60.0))
+        return served[-1]
+
+    async def alone_rps(*_: object) -> float:
+        return 100.0
 
     @asynccontextmanager
     async def engines(*_: object) -> AsyncIterator[Engine]:
@@ -165,10 +202,20 @@ async def test_steps_of_an_engine_are_those_of_the_load(monkeypatch: pytest.Monk
         await engine.close()
 
     monkeypatch.setattr(latency_vllm, "engines", engines)
+    monkeypatch.setattr(latency_vllm, "serve", patient)
+    monkeypatch.setattr(latency_vllm, "_alone_rps", alone_rps)
     loads = await latency_vllm.vllm_steps(seed=0, loads=2, duration_s=0.3)
 
     assert len(loads) == 2
-    for measured in loads:
-        assert len(measured.iterations) > 50
+    for number, measured in enumerate(loads):
+        rate_rps = latency_vllm.UTILIZATION * 100.0
+        planned = planned_load(seed=number, rate_rps=rate_rps, duration_s=0.3)
+        assert [each.planned for each in served[number]] == planned
+        assert all(each.finished for each in served[number])
+        # The last token of an answer is never computed with.
+        computed = sum(len(each.prompt) + each.output_tokens - 1 for each in planned)
+        assert sum(each.compute_tokens for each in measured.iterations) == (
+            computed - cached[number]
+        )
         assert any(each.compute_tokens > each.num_decodes > 0 for each in measured.iterations)
         assert measured.waiting_share == 0.0

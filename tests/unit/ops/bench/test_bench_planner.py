@@ -162,12 +162,12 @@ class TestCells:
 
     def test_a_search_is_better_than_a_rule_and_says_what_it_took(self) -> None:
         size = Size(30, 3, 3)
-        ours = measure(Cell(kind="search", size=size, seed=0, budget_s=0.1))
+        ours = measure(Cell(kind="search", size=size, seed=0, budget_s=1.0))
         rules = measure(Cell(kind="rules", size=size, seed=0))
 
         assert rules.keys() == RULES.keys()
         assert ours["cost"] < min(figures["cost"] for figures in rules.values())
-        assert ours["spent_s"] >= 0.1
+        assert ours["spent_s"] >= 1.0
         assert ours["moves"] > 0
 
     def test_a_replan_is_measured_against_keeping(self) -> None:
