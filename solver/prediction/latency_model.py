@@ -16,8 +16,10 @@ from solver.prediction.prediction_errors import ErrorWindow, PredictionErrors
 NUM_TERMS = 5
 _REACH = 2.0
 """Of the memory: what is older weighs an eighth, and is left out."""
-_SWEEPS = 6
-"""Fits, each of which leaves out what was disturbed by the one before; more change nothing."""
+_SWEEPS = 20
+"""Fits at most, each of which leaves out what was disturbed by the one before."""
+_SETTLED = 1e-3
+"""Of every time that the fit explains: when one sweep changes less, more change nothing."""
 _LEAST_SHARE = 0.02
 _LEAST_S = 1e-6
 """Shorter times are a clock's resolution."""
@@ -228,8 +230,11 @@ class OnlineLatencyFit:
             weighted = remembered * trusted / expected_s**2
             matrix = (terms.T * weighted) @ terms
             solution = _non_negative(matrix, terms.T @ (weighted * durations_s))
+            before_s = expected_s
             # A term that was never seen would leave iterations that take no time.
             expected_s = np.maximum(terms @ solution, _LEAST_SHARE * durations_s)
+            if np.allclose(expected_s, before_s, rtol=_SETTLED, atol=0.0):
+                break
         return solution
 
 
