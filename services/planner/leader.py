@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from services.planner.attention import Attention
 from services.planner.explaining import advice_of, advised, cause_of, told, waits_of
 from services.planner.forecasting import GROUPER_SILENT_S, forecasts_of
 from services.planner.foreseeing import heads_of
@@ -23,6 +22,7 @@ from shared.broker.retry import send_softly
 from shared.contracts.base import ModelName, Seconds, UnixTime, encode, tag_of
 from shared.contracts.lanes import LaneLayout, relegated_name, work_version_of
 from shared.contracts.plans import LanesForecast, PlanAsked, PlanExplained, PlanPublished
+from shared.runtime.attention import Attention
 from shared.runtime.clock import Clock
 from solver.planning.lanes import all_lanes
 from solver.planning.review import Review

@@ -6,7 +6,6 @@ from zlib import crc32
 import msgspec
 import structlog
 
-from services.planner.attention import Attention
 from services.planner.model_router import ModelRouter
 from services.planner.routed_model import Held, RoutedModel
 from services.planner.settings import RoutingSettings
@@ -30,6 +29,7 @@ from shared.contracts.qos import QosClass
 from shared.contracts.requests import QueuedRequest
 from shared.contracts.routing import PrefillsObserved, PrefillTrees, RouterState
 from shared.contracts.telemetry import InstanceStatus, RequestObserved
+from shared.runtime.attention import Attention
 from shared.runtime.clock import Clock
 from solver.prediction.latency_prefills import LatencyPrefills
 from solver.prediction.quantile_trees import decode

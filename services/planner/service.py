@@ -8,7 +8,6 @@ from pathlib import Path
 
 import structlog
 
-from services.planner.attention import PERIOD_S as ATTENTION_PERIOD_S
 from services.planner.grouper import Grouper
 from services.planner.handlers import (
     GROUPER_HANDLERS,
@@ -32,6 +31,7 @@ from shared.broker.consumer import Dispatcher
 from shared.broker.protocol import BindingSpec, Broker
 from shared.contracts.errors import SettingsError
 from shared.models.registry import ModelRegistry
+from shared.runtime.attention import PERIOD_S as ATTENTION_PERIOD_S
 from shared.runtime.cli import Ports
 from shared.runtime.tasks import every
 from solver.planning.review import ReviewOptions

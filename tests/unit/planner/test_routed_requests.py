@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.planner.attention import Attention
 from services.planner.settings import GrouperSettings, RoutingSettings
 from shared.broker import topology
 from shared.contracts.base import Decoder
@@ -13,6 +12,7 @@ from shared.contracts.estimates import LatencyCoefficients, Profile
 from shared.contracts.lanes import inbox_name
 from shared.contracts.routing import PrefillsSampled, PrefillTrees, RouterState
 from shared.models.registry import ModelRegistry
+from shared.runtime.attention import Attention
 from tests.brokers import eventually
 from tests.clocks import NOW
 from tests.queued import MODEL

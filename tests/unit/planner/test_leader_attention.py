@@ -1,6 +1,6 @@
-"""Who stood still has not heard others, which were not silent for that."""
+"""A leader that stood still has not heard others, which were not silent for that."""
 
-from services.planner.attention import STALL_S, Attention
+from shared.runtime.attention import Attention
 from tests.unit.planner.leader_rig import LeaderRig, settled, status
 
 
@@ -12,18 +12,6 @@ class Stalling:
 
     def __call__(self) -> float:
         return self.now
-
-
-def test_only_a_stall_is_missed_and_only_once():
-    clock = Stalling()
-    asked = Attention(clock)
-    clock.now += STALL_S
-    assert asked.missed_s() == 0.0
-    clock.now += 3.5
-    assert asked.missed_s() == 3.5
-    assert asked.missed_s() == 0.0
-    clock.now -= 60.0
-    assert asked.missed_s() == 0.0
 
 
 async def test_a_leader_that_stood_still_calls_nobody_lost(cluster: LeaderRig):
