@@ -13,6 +13,8 @@ _CORRECTION_SHARE = 0.5
 """Of the difference to a report that is believed: reports are late, totals miss others' work."""
 _CORRECTION_FADES_S = 1.0
 """Time constant: reports come each second."""
+_STALL_S, _STALL_FACTOR = 1.0, 10.0
+"""What takes longer than this, and that many times what is expected, has stood still."""
 _KEPT = 1 - 1 / 256
 """Of what tokens cost before, with each request: engines change."""
 
@@ -53,7 +55,9 @@ class ServicePace:
 
     def serve(self, mean_s: Seconds, now: UnixTime) -> None:
         """Work of *mean_s* has ended, the first sign of life since the one before."""
-        elapsed_s = max(0.0, now - self._since)
+        # A host that stood still for seconds says nothing of the pace that it goes on at.
+        longest_s = _STALL_S + _STALL_FACTOR * mean_s
+        elapsed_s = min(longest_s, max(0.0, now - self._since))
         kept = exp(-elapsed_s / _MEMORY_S)
         self._served_s = kept * self._served_s + mean_s
         self._busy_s = kept * self._busy_s + elapsed_s

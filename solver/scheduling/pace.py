@@ -9,6 +9,8 @@ from solver.scheduling.latency import LatencyTable
 _SMOOTHING = 0.05
 _LEARN_TOKENS = 64
 """Iterations with fewer prefill tokens say little about the time of one."""
+_STALL_FACTOR = 10.0
+"""What takes so many times what it should, or usually does, has stood still."""
 
 
 class EnginePace:
@@ -33,13 +35,24 @@ class EnginePace:
         """An iteration took place."""
         if iteration.duration_s <= 0:
             return
+        duration_s = self._without_stall_s(iteration)
         self._num_iterations += 1
-        self.iteration_s += _share(self._num_iterations) * (iteration.duration_s - self.iteration_s)
+        self.iteration_s += _share(self._num_iterations) * (duration_s - self.iteration_s)
         prefill_tokens = iteration.compute_tokens - iteration.num_decodes
         if prefill_tokens >= _LEARN_TOKENS:
             self._num_prefills += 1
-            token_s = iteration.duration_s / prefill_tokens
+            token_s = duration_s / prefill_tokens
             self.token_s += _share(self._num_prefills) * (token_s - self.token_s)
+
+    def _without_stall_s(self, iteration: Iteration) -> Seconds:
+        """Its duration; bounded, since a host that stood still is not slow when it goes on."""
+        usual_s = _STALL_FACTOR * self.iteration_s
+        if iteration.duration_s <= usual_s:
+            return iteration.duration_s
+        tokens, context = iteration.compute_tokens, iteration.context_tokens
+        # All its tokens attending to all its context is the most that it can be.
+        predicted_s = self.latency.predict_s(tokens, tokens * context, context)
+        return min(iteration.duration_s, max(usual_s, _STALL_FACTOR * predicted_s))
 
     def is_hopeless(self, entry: Entry, now: UnixTime) -> bool:
         """Whether *entry* would be late even if it were served from *now* on."""

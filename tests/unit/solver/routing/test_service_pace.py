@@ -1,0 +1,28 @@
+"""How fast one instance works, and what does not count as work."""
+
+import pytest
+
+from solver.routing.service_pace import ServicePace
+
+
+def after(*waits_s: float) -> ServicePace:
+    """Works of 0.1 s, each ended so long after the one before."""
+    pace, now = ServicePace(), 1000.0
+    pace.begin(now)
+    for wait_s in waits_s:
+        now += wait_s
+        pace.serve(0.1, now)
+    return pace
+
+
+def test_it_is_expected_work_per_second_of_service() -> None:
+    assert after(*[0.1] * 200).value == pytest.approx(1.0)
+    assert after(*[0.2] * 200).value == pytest.approx(0.5, rel=0.1)
+    assert after(*[0.05] * 200).value == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_host_that_stood_still_looks_a_little_slower_however_long_it_did() -> None:
+    steady = [0.1] * 100
+
+    assert after(*steady, 8.0).value == after(*steady, 40.0).value > 0.8
+    assert after(*steady, 40.0, *steady).value > 0.9
