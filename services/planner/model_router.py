@@ -98,16 +98,24 @@ class ModelRouter:
         self.router.observe(instance_id, load, now)
 
     def lose(self, instance_id: InstanceId, now: UnixTime) -> list[RequestId]:
-        """The instance is gone, or has another model; what waited for it has to go elsewhere."""
+        """
+        The instance is silent, or has another model; what waited for it has to go elsewhere.
+
+        What its cache holds stays known for a while, for the same incarnation to come back to.
+        """
         if instance_id not in self.router.instances:
             return []
         left = self.router.change_instances(
             [each for each in self.router.instances if each != instance_id], now
         )
         self._left_at[instance_id] = now
-        for table in (self._indices, self._incarnations, self.prefills.device_of):
-            table.pop(instance_id, None)
+        self.prefills.device_of.pop(instance_id, None)
         return [request.request_id for request in left]
+
+    def forget_cache(self, instance_id: InstanceId) -> None:
+        """What the instance's engine held is not there any more."""
+        self._indices.pop(instance_id, None)
+        self._incarnations.pop(instance_id, None)
 
     def begin_anew(self, now: UnixTime) -> None:
         """Nothing is expected any more of what was assigned or sent."""
@@ -174,6 +182,7 @@ class ModelRouter:
             if at < now - LEFT_MEMORY_S:
                 del self._left_at[instance_id]
                 self._backlog.leave(instance_id)
+                self.forget_cache(instance_id)
         known = self._backlog.snapshot()
         return RouterState(
             sender=self._sender,
@@ -263,8 +272,8 @@ class ModelRouter:
     def _cached_tokens(self, request: QueuedRequest) -> dict[InstanceId, int]:
         each_tokens = part_tokens(len(request.prefix), request.prompt_tokens)
         matches = {
-            instance_id: index.matched_parts(request.prefix)
-            for instance_id, index in self._indices.items()
+            instance_id: self._indices[instance_id].matched_parts(request.prefix)
+            for instance_id in self.router.instances
         }
         return {
             instance_id: min(request.prompt_tokens - 1, int(parts * each_tokens))

@@ -136,6 +136,7 @@ class Routing:
         self._seen[status.instance_id] = (served, now)
         if before is not None and before != served:
             self._models[before].lose(status.instance_id, now)
+            self._models[before].router.forget_cache(status.instance_id)
         if served is not None:
             if served not in self._models:
                 self._models[served] = RoutedModel(ModelRouter(served, self._options, self._sender))

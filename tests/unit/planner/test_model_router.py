@@ -86,6 +86,32 @@ def test_an_engine_that_begins_anew_has_nothing_cached():
     assert routed._cached_tokens(long_request(1)) == {}
 
 
+def test_one_that_was_silent_for_a_moment_still_has_what_it_had():
+    routed = model_router()
+    routed.on_prefill(TWO, prefill_of(long_request(1)), NOW)
+    routed.lose(TWO, NOW + 3)
+    assert routed._cached_tokens(long_request(1)) == {}
+    routed.on_status(status(TWO, at=NOW + 8), NOW + 8)
+    assert TWO in routed._cached_tokens(long_request(1))
+
+    routed.lose(TWO, NOW + 11)
+    routed.on_status(status(TWO, incarnation="second", at=NOW + 12), NOW + 12)
+    assert routed._cached_tokens(long_request(1)) == {}
+
+
+def test_the_cache_of_an_engine_that_ended_is_forgotten_and_so_is_that_of_one_long_gone():
+    routed = model_router()
+    for instance_id in (ONE, TWO):
+        routed.on_prefill(instance_id, prefill_of(long_request(1)), NOW)
+        routed.lose(instance_id, NOW)
+    routed.forget_cache(ONE)
+    routed.on_status(status(ONE, at=NOW + 1), NOW + 1)
+    routed.tell(NOW + LEFT_MEMORY_S + 1, {})
+    routed.on_status(status(TWO, at=NOW + 90), NOW + LEFT_MEMORY_S + 2)
+
+    assert routed._cached_tokens(long_request(1)) == {}
+
+
 def test_what_waits_for_an_instance_that_is_lost_has_to_go_elsewhere():
     routed = ModelRouter(MODEL, VARIANTS["default"], "grouper-1")
     routed.on_status(status(ONE), NOW)
