@@ -6,13 +6,20 @@ from typing import Self
 
 
 class TcpProxy:
-    """Forwards to one address; `drop` resets every connection, `refusing` refuses new ones."""
+    """
+    Forwards to one address.
+
+    `drop` resets every connection, `refusing` refuses new ones; answers wait while `answering` is
+    not set.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.refusing = False
+        self.answering = asyncio.Event()
+        self.answering.set()
 
     @property
     def port(self) -> int:
@@ -30,6 +37,7 @@ class TcpProxy:
     ) -> None:
         self._server.close()
         self.drop()
+        self.answering.set()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -53,7 +61,8 @@ class TcpProxy:
         self._writers |= {writer, upstream_writer}
         try:
             await asyncio.gather(
-                self._pump(reader, upstream_writer), self._pump(upstream_reader, writer)
+                self._pump(reader, upstream_writer),
+                self._pump(upstream_reader, writer, may=self.answering),
             )
         finally:
             for each in (writer, upstream_writer):
@@ -61,9 +70,16 @@ class TcpProxy:
                 each.transport.abort()
 
     @staticmethod
-    async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        may: asyncio.Event | None = None,
+    ) -> None:
         try:
             while data := await reader.read(65536):
+                if may is not None:
+                    await may.wait()
                 writer.write(data)
                 await writer.drain()
         except OSError:

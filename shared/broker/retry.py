@@ -1,15 +1,20 @@
 """Publishing through outages."""
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
 from uuid import uuid4
 
 import structlog
 
 from shared.broker.protocol import Broker, OutMessage, PublishOutcome
+from shared.contracts.base import Seconds
 from shared.contracts.errors import BrokerUnavailableError
+from shared.runtime.attention import PERIOD_S, STALL_S
 
 log = structlog.get_logger()
 
@@ -36,6 +41,52 @@ class Backoff:
 _BACKOFF = Backoff()
 
 
+class Patience:
+    """
+    Seconds to try for, while the context is open; those that this process stood still come on top.
+
+    After a stall all timeouts have run out at once, those of answers that wait in the socket, too.
+
+    Args:
+        seconds: None is for ever.
+    """
+
+    def __init__(self, seconds: Seconds | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._seen_at = self._loop.time()
+        self._ends_at = math.inf if seconds is None else self._seen_at + seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        if self._ends_at < math.inf:
+            self._watch()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def lasts(self, seconds: Seconds) -> bool:
+        """Whether it is not over in so many seconds from now."""
+        self._look()
+        return self._seen_at + seconds <= self._ends_at
+
+    def _watch(self) -> None:
+        self._look()
+        self._timer = self._loop.call_later(PERIOD_S, self._watch)
+
+    def _look(self) -> None:
+        before, self._seen_at = self._seen_at, self._loop.time()
+        # Only the loop itself can tell: each of its waits is over late by what it stood still.
+        if (gap_s := self._seen_at - before) > STALL_S:
+            self._ends_at += gap_s
+
+
 async def publish_until_confirmed(
     broker: Broker,
     exchange: str,
@@ -56,7 +107,8 @@ async def publish_until_confirmed(
         exchange: Where to.
         routing_key: What for.
         message: Gets a message id if it has none.
-        give_up_after_s: Seconds to try for; None is for ever. The last attempt may outlast it.
+        give_up_after_s: Seconds to try for; None is for ever. The last attempt may outlast it, and
+            what this process stood still for does not count.
         retry_refused: Also try again while a bounded queue is full.
         backoff: Waits between attempts.
 
@@ -69,27 +121,26 @@ async def publish_until_confirmed(
     """
     if message.message_id is None:
         message = replace(message, message_id=uuid4().hex)
-    loop = asyncio.get_running_loop()
-    give_up_at = None if give_up_after_s is None else loop.time() + give_up_after_s
     attempt = 0
-    while True:
-        unavailable: BrokerUnavailableError | None = None
-        try:
-            outcome = await broker.publish(exchange, routing_key, message)
-        except BrokerUnavailableError as error:
-            unavailable = error
-            if attempt == 0:
-                log.warning("publish.delayed", exchange=exchange, error=str(error))
-        else:
-            if outcome is not PublishOutcome.REFUSED or not retry_refused:
-                return outcome
-        delay_s = backoff.delay_s(attempt, random.random())  # noqa: S311  spreads, hides nothing
-        if give_up_at is not None and loop.time() + delay_s > give_up_at:
-            if unavailable is not None:
-                raise unavailable
-            return PublishOutcome.REFUSED
-        await asyncio.sleep(delay_s)
-        attempt += 1
+    with Patience(give_up_after_s) as patience:
+        while True:
+            unavailable: BrokerUnavailableError | None = None
+            try:
+                outcome = await broker.publish(exchange, routing_key, message)
+            except BrokerUnavailableError as error:
+                unavailable = error
+                if attempt == 0:
+                    log.warning("publish.delayed", exchange=exchange, error=str(error))
+            else:
+                if outcome is not PublishOutcome.REFUSED or not retry_refused:
+                    return outcome
+            delay_s = backoff.delay_s(attempt, random.random())  # noqa: S311  spreads only
+            if not patience.lasts(delay_s):
+                if unavailable is not None:
+                    raise unavailable
+                return PublishOutcome.REFUSED
+            await asyncio.sleep(delay_s)
+            attempt += 1
 
 
 async def until_available(

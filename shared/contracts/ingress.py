@@ -72,7 +72,7 @@ class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Higher first; negative may be shed."""
     reply: ReplyMode | None = None
     arrived_at: float | None = None
-    """When the request reached the mesh; stamped by trusted publishers only."""
+    """When the request reached the mesh; believed only from trusted publishers."""
     prompt_tokens: int | None = None
     """Exact prompt length; stamped by trusted publishers only."""
 

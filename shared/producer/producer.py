@@ -130,8 +130,11 @@ class Producer:
         """
         Publish a request, durably, and follow its replies.
 
+        Its targets count from now, whenever a grouper gets to see it: as long as groupers trust
+        the user that publishes.
+
         Args:
-            body: With an `id` of its own, or else given one.
+            body: With an `id` and an `arrived_at` of its own, or else given them.
             reply: Tokens as they come, or the final only.
             traceparent: W3C trace context to hand on.
 
@@ -181,8 +184,11 @@ class Producer:
         reply: ReplyMode,
         traceparent: str | None,
     ) -> OutMessage:
+        # What waits in the global queue has arrived: nobody downstream can tell since when.
+        arrived_at = self._clock.now() if body.arrived_at is None else body.arrived_at
+        stamped = msgspec.structs.replace(body, id=request_id, reply=reply, arrived_at=arrived_at)
         return OutMessage(
-            body=encode(msgspec.structs.replace(body, id=request_id, reply=reply)),
+            body=encode(stamped),
             kind=REQUEST_KIND,
             message_id=request_id,
             correlation_id=request_id,

@@ -14,6 +14,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from shared.contracts.errors import SettingsError
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+KEEP_ALIVE_S = 75
+"""
+How long a connection stays open between two requests.
+
+Longer than clients and load balancers keep theirs, which is 60 s at most as a rule: who closes
+first must be who sends the next request, or that may be on its way to a connection that is gone.
+After a pause of the whole process the timer also runs out before what has come is read.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +98,7 @@ async def serve_http(app: object, *, host: str, port: int) -> AsyncIterator[None
         log_level="error",
         lifespan="off",
         access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=3,
         loop="none",
     )

@@ -1,6 +1,7 @@
 """Publishing through outages, against an in-process broker that really goes away."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -9,6 +10,7 @@ from shared.broker.memory_hub import MemoryHub
 from shared.broker.protocol import OutMessage, PublishOutcome, QueueSpec, QueueType, Settlement
 from shared.broker.retry import Backoff, publish_until_confirmed
 from shared.contracts.errors import BrokerConflictError, BrokerUnavailableError
+from shared.runtime.attention import STALL_S
 
 QUICK = Backoff(first_s=0.001, max_s=0.002)
 
@@ -88,6 +90,51 @@ async def test_waiting_for_a_full_queue_ends_too(broker: MemoryBroker):
     )
 
     assert outcome is PublishOutcome.REFUSED
+
+
+class Unconfirmed(MemoryBroker):
+    """Its confirms get lost the first times, each after a wait, and after standing still."""
+
+    def __init__(self, hub: MemoryHub, *, times: int, wait_s: float, stall_s: float) -> None:
+        super().__init__(hub)
+        self._left, self._wait_s, self._stall_s = times, wait_s, stall_s
+        self.tried: list[str | None] = []
+
+    async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
+        outcome = await super().publish(exchange, routing_key, message)
+        self.tried.append(message.message_id)
+        self._left -= 1
+        if self._left < 0:
+            return outcome
+        await asyncio.sleep(self._wait_s)
+        time.sleep(self._stall_s)
+        raise BrokerUnavailableError("no confirm in time")
+
+
+async def test_time_that_the_process_stood_still_does_not_count(hub: MemoryHub):
+    async with Unconfirmed(hub, times=1, wait_s=0.0, stall_s=STALL_S + 0.1) as broker:
+        await broker.declare_queue(QueueSpec(name="twice", type=QueueType.CLASSIC))
+
+        outcome = await publish_until_confirmed(
+            broker, "", "twice", OutMessage(body=b"a"), give_up_after_s=0.5, backoff=QUICK
+        )
+
+        copies = [await broker.get("twice"), await broker.get("twice")]
+    assert outcome is PublishOutcome.CONFIRMED
+    assert [copy and copy.message_id for copy in copies] == broker.tried
+    assert len(set(broker.tried)) == 1
+
+
+async def test_time_that_the_broker_is_silent_for_counts(hub: MemoryHub):
+    async with Unconfirmed(hub, times=9, wait_s=STALL_S + 0.5, stall_s=0.0) as broker:
+        await broker.declare_queue(QueueSpec(name="once", type=QueueType.CLASSIC))
+
+        with pytest.raises(BrokerUnavailableError):
+            await publish_until_confirmed(
+                broker, "", "once", OutMessage(body=b"a"), give_up_after_s=0.5, backoff=QUICK
+            )
+
+    assert len(broker.tried) == 1
 
 
 def test_waits_double_up_to_the_ceiling_and_are_shortened_by_at_most_half():

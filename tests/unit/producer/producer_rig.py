@@ -14,7 +14,7 @@ from shared.contracts.base import encode
 from shared.contracts.control import Control
 from shared.contracts.ingress import InferenceRequest
 from shared.producer.producer import Producer
-from shared.runtime.clock import SystemClock
+from shared.runtime.clock import Clock, SystemClock
 from tests.brokers import eventually
 from tests.unit.producer.builders import REQUEST
 
@@ -55,7 +55,9 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(*, user_id: str | None = None, silence_s: float = 10.0) -> AsyncIterator[Rig]:
+async def rig(
+    *, user_id: str | None = None, silence_s: float = 10.0, clock: Clock | None = None
+) -> AsyncIterator[Rig]:
     hub = MemoryHub()
     async with MemoryBroker(hub) as far, MemoryBroker(hub) as near:
         await topology.declare(far)
@@ -65,7 +67,7 @@ async def rig(*, user_id: str | None = None, silence_s: float = 10.0) -> AsyncIt
         async with Producer(
             near,
             name="test",
-            clock=SystemClock(),
+            clock=clock or SystemClock(),
             user_id=user_id,
             give_up_after_s=0.1,
             silence_s=silence_s,

@@ -15,6 +15,7 @@ from shared.producer.generation import RunDivergedError
 from shared.producer.producer import Producer
 from shared.runtime.clock import SystemClock
 from tests.brokers import eventually
+from tests.clocks import NOW, FakeClock
 from tests.unit.producer.builders import (
     ANSWER,
     REQUEST,
@@ -29,17 +30,28 @@ from tests.unit.producer.producer_rig import BODY, rig
 
 
 async def test_request_carries_what_the_mesh_needs():
-    async with rig(user_id="guest") as it:
+    async with rig(user_id="guest", clock=FakeClock()) as it:
         await it.producer.submit(BODY, reply=ReplyMode.FINAL, traceparent="00-1-2-01")
 
         delivery = await it.requested()
 
     sent = msgspec.json.decode(delivery.body, type=InferenceRequest)
-    assert sent == msgspec.structs.replace(BODY, reply=ReplyMode.FINAL)
+    assert sent == msgspec.structs.replace(BODY, reply=ReplyMode.FINAL, arrived_at=NOW)
     assert (delivery.message_id, delivery.correlation_id) == (REQUEST, REQUEST)
     assert delivery.reply_to == it.producer.reply_queue
     assert delivery.user_id == "guest"
     assert delivery.headers["traceparent"] == "00-1-2-01"
+
+
+async def test_request_that_came_before_keeps_its_arrival():
+    async with rig(clock=FakeClock()) as it:
+        body = msgspec.structs.replace(BODY, arrived_at=NOW - 2.5)
+        await it.producer.submit(body, reply=ReplyMode.FINAL)
+
+        delivery = await it.requested()
+
+    sent = msgspec.json.decode(delivery.body, type=InferenceRequest)
+    assert sent.arrived_at == NOW - 2.5
 
 
 async def test_interactive_requests_take_the_fast_queue():
