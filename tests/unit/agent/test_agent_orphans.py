@@ -76,6 +76,14 @@ async def looks(rig: AgentRig, seconds: float) -> ModelName | None:
     return None
 
 
+async def test_an_agent_without_a_model_follows_the_notices_at_once(rig: AgentRig):
+    rig.state.model = None
+    async with following(rig):
+        rig.residency.noticed(lane_of(model=OTHER).queue_name)
+        await eventually(lambda: rig.state.model == OTHER)
+    assert rig.state.totals.swaps == 0
+
+
 async def test_work_of_another_model_is_served_after_patience(rig: AgentRig):
     await put_work(rig)
     async with following(rig):

@@ -82,14 +82,6 @@ async def test_an_empty_plan_changes_nothing(rig: AgentRig):
     assert rig.state.model == MODEL
 
 
-async def test_without_any_plan_an_idle_agent_follows_the_notices(rig: AgentRig):
-    rig.state.model = None
-    async with following(rig):
-        rig.residency.noticed(lane_of(model=OTHER).queue_name)
-        await eventually(lambda: rig.state.model == OTHER)
-    assert rig.state.totals.swaps == 0
-
-
 async def test_a_swap_hands_the_window_back_and_evicts_what_runs(rig: AgentRig):
     await rig.hold(a_request("waits"))
     run, task = await rig.running(a_request("runs"))
