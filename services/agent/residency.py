@@ -12,6 +12,7 @@ from services.agent.lso.executor import LsoExecutor
 from services.agent.lso.operations import Operations
 from services.agent.lso.results import LsoRefusedError, LsoResult, already
 from services.agent.lso.situation import Observer
+from services.agent.orphans import Orphanhood
 from services.agent.retries import ActivationRetries
 from services.agent.sources import sources_of
 from services.agent.state import AgentState
@@ -33,7 +34,7 @@ NOTICE_MEMORY_S = 300.0
 
 class ModelResidency:
     """
-    Follows the plan's first segment; without a plan, whatever work notices tell of.
+    Follows the plan's first segment; without a plan, work that waits for another model.
 
     Args:
         state: The agent's.
@@ -43,7 +44,7 @@ class ModelResidency:
         operations: Empty the instance and know its models.
         layout: For the deadlines of lanes.
         servable: Base models this instance may serve.
-        orphan_patience_s: Age from which a plan is no longer waited for.
+        orphanhood: Knows whether anybody plans for this instance, and what waits if not.
         clock: Wall time.
     """
 
@@ -57,7 +58,7 @@ class ModelResidency:
         operations: Operations,
         layout: LaneLayout,
         servable: tuple[ModelName, ...],
-        orphan_patience_s: Seconds,
+        orphanhood: Orphanhood,
         clock: Clock,
     ) -> None:
         self._state = state
@@ -68,9 +69,8 @@ class ModelResidency:
         self._models = operations.models
         self._layout = layout
         self._servable = servable
-        self._orphan_patience_s = orphan_patience_s
+        self._orphanhood = orphanhood
         self._clock = clock
-        self._busy_at = clock.now()
         self._changed = asyncio.Event()
         self._ordered: ModelName | None = None
         """What an operator wants active, until a later plan comes."""
@@ -79,7 +79,7 @@ class ModelResidency:
         self._retries = ActivationRetries(first_pause_s=RESTART_PAUSE_S)
         self._followed: tuple[Segment, ...] = ()
         """The virtual queue that the instance was last made to follow."""
-        operations.models.on_activated = self._set_sources
+        operations.models.on_activated = self._activated
 
     def plan_changed(self, plan: PlanPublished) -> None:
         """Take in a plan; lower epochs are ignored, so a thawed old leader changes nothing."""
@@ -119,38 +119,46 @@ class ModelResidency:
             target = self._target()
             if target is not None and not self._state.draining:
                 await self._follow(target)
+            if self._may_adopt():
+                await self._adopt()
             self._set_sources()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), CHECK_PERIOD_S)
 
     def _target(self) -> ModelName | None:
         """The model that should be active now."""
-        state, now = self._state, self._clock.now()
-        if state.runs or state.num_waiting:
-            self._busy_at = now
+        state = self._state
         if self._ordered is not None:
             return self._ordered
-        if state.plan is not None and now - state.plan_at < self._orphan_patience_s:
+        if self._orphanhood.has_plan():
             segments = self._segments()
             return segments[0].model if segments else state.model or self._lost
-        patience_s = 0.0 if state.model is None else self._orphan_patience_s
-        if now - self._busy_at < patience_s:
+        if state.model is not None:
             return state.model
-        return self._noticed_model() or state.model or self._lost
+        return self._orphanhood.noticed_model() or self._lost
+
+    def _may_adopt(self) -> bool:
+        """Whether it is up to this instance to look for work of other models."""
+        state = self._state
+        if state.draining or state.swapping or state.model is None or self._ordered is not None:
+            return False
+        return self._orphanhood.is_alone()
+
+    async def _adopt(self) -> None:
+        """Bring up a model whose work waits for nobody, unless another instance does."""
+        model = await self._orphanhood.look()
+        if model is None:
+            return
+        async with self._orphanhood.claim(model) as is_ours:
+            # A plan or work may have come while the broker was asked.
+            if is_ours and self._may_adopt():
+                log.info("model.adopted", model=model, instead_of=self._state.model)
+                await self._follow(model)
 
     def _segments(self) -> tuple[Segment, ...]:
         """The plan's, of models that this instance may serve."""
         segments = self._state.plan.queue.segments if self._state.plan is not None else ()
         return tuple(segment for segment in segments if segment.model in self._servable)
-
-    def _noticed_model(self) -> ModelName | None:
-        """The servable model that most recently got work, for want of a plan."""
-        recent = sorted(self._state.noticed.items(), key=lambda item: -item[1])
-        for queue, _ in recent:
-            model = model_of(queue)
-            if model in self._servable:
-                return model
-        return None
 
     async def activate(self, model: ModelName) -> LsoResult:
         """
@@ -261,6 +269,10 @@ class ModelResidency:
             self._followed = ()
         else:
             log.info("engine.restarted", model=model)
+
+    def _activated(self) -> None:
+        self._orphanhood.busy()
+        self._set_sources()
 
     def _set_sources(self) -> None:
         state, now = self._state, self._clock.now()

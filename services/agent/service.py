@@ -18,6 +18,7 @@ from services.agent.lso.metrics import LsoMetrics
 from services.agent.lso.operations import register_operations
 from services.agent.lso.situation import ModelSizes, Observer
 from services.agent.metrics import AgentMetrics
+from services.agent.orphans import Orphanhood
 from services.agent.outbox import Outbox
 from services.agent.puller import Puller
 from services.agent.reporting import Reporter
@@ -178,6 +179,13 @@ class _Agent:
             reporter=self._reporter,
             clock=clock,
         )
+        self._orphanhood = Orphanhood(
+            state=state,
+            broker=broker,
+            servable=tuple(entries),
+            patience_s=settings.orphan_patience_s,
+            clock=clock,
+        )
         self._residency = ModelResidency(
             state=state,
             engine=engine,
@@ -186,7 +194,7 @@ class _Agent:
             operations=operations,
             layout=settings.layout,
             servable=tuple(entries),
-            orphan_patience_s=settings.orphan_patience_s,
+            orphanhood=self._orphanhood,
             clock=clock,
         )
         self._leases = SwapLeases(
@@ -217,6 +225,7 @@ class _Agent:
         stopped = asyncio.Event()
         """Set after the drain; loops that the drain needs run until then."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._orphanhood.watch(stop), name="orphanhood")
             tasks.create_task(self._residency.work(stop), name="residency")
             tasks.create_task(self._admission.work(stop, tasks), name="admission")
             for number in range(settings.pull.workers):

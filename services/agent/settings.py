@@ -74,4 +74,6 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     predicted to be cheaper.
     """
     orphan_patience_s: Annotated[float, Meta(gt=0)] = 10.0
-    """Without a plan for so long, the agent looks for work of other models by itself."""
+    """
+    Without a plan and without work for so long, the agent looks for work of other models by itself.
+    """

@@ -179,6 +179,21 @@ def private_queue(name: str, *, max_length: int = 10_000) -> QueueSpec:
     )
 
 
+def claim_queue(model: str) -> QueueSpec:
+    """
+    Whoever has it may bring *model* up without a plan; nobody puts anything into it.
+
+    Exclusive, so that it goes with a connection that goes, and forgotten after two minutes.
+    """
+    return QueueSpec(
+        name=f"agent-claim.{model}",
+        type=QueueType.CLASSIC,
+        durable=False,
+        exclusive=True,
+        expires_s=120.0,
+    )
+
+
 def passing_queue(purpose: str) -> QueueSpec:
     """A private queue of one command, under a name that no other process has."""
     return private_queue(f"{purpose}.{secrets.token_hex(8)}")

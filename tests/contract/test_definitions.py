@@ -12,7 +12,7 @@ from shared.broker.amqp import AmqpBroker
 from shared.broker.arguments import queue_arguments
 from shared.broker.definitions import definitions, render
 from shared.broker.protocol import BindingSpec, OutMessage, PublishOutcome, QueueSpec, Settlement
-from shared.contracts.errors import BrokerAccessError
+from shared.contracts.errors import BrokerAccessError, BrokerConflictError
 from tests.brokers import eventually
 
 COMMITTED = Path(__file__).parents[2] / "ops" / "rabbitmq" / "definitions.json"
@@ -72,6 +72,16 @@ class TestEnforced:
             await topology.declare(agent)
 
             assert await agent.depth(topology.LEADER) is not None
+
+    async def test_one_agent_at_a_time_claims_a_model(self, login: Login):
+        claim = topology.claim_queue("some/model.1")
+        async with login("headway-agent") as one, login("headway-agent") as other:
+            await one.declare_queue(claim)
+            with pytest.raises(BrokerConflictError):
+                await other.declare_queue(claim)
+            await one.delete_queue(claim.name)
+            await other.declare_queue(claim)
+            await other.delete_queue(claim.name)
 
     async def test_a_producer_submits_cancels_and_reads_its_own_replies(self, login: Login):
         queue, binding = topology.reply_queue("reply.acme.1")

@@ -14,6 +14,7 @@ from services.agent.lso.leases import SwapLeases
 from services.agent.lso.metrics import LsoMetrics
 from services.agent.lso.operations import register_operations
 from services.agent.lso.situation import ModelSizes, Observer
+from services.agent.orphans import Orphanhood
 from services.agent.outbox import Outbox
 from services.agent.puller import Puller
 from services.agent.reporting import Reporter
@@ -54,6 +55,7 @@ class AgentParts:
         swap_drain_s: Longest drain before a swap.
         evict_hold_s: How long the resume queue of what was evicted is left alone.
         clock: Instead of one that stands still.
+        instance_id: Where there are several.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class AgentParts:
         swap_drain_s: float = 0.0,
         evict_hold_s: float = EVICT_HOLD_S,
         clock: Clock | None = None,
+        instance_id: str = "i1",
     ) -> None:
         entries = {name: registry.entry(name) for name in registry.bases}
         lso = lso or LsoSettings(swap_lease_s=LEASE_S)
@@ -80,7 +83,7 @@ class AgentParts:
         clock = clock or self.clock
         self.pull = pull or PullSettings()
         self.state = AgentState(
-            instance_id=InstanceId("i1"),
+            instance_id=InstanceId(instance_id),
             window=Window(aging_bound_s=self.pull.aging_bound_s),
             order=PullOrder(poll_s=self.pull.poll_s),
             model=MODEL,
@@ -154,6 +157,15 @@ class AgentParts:
             reporter=self.reporter,
             clock=clock,
         )
+        self.stall_clock = FakeClock()
+        self.orphanhood = Orphanhood(
+            state=self.state,
+            broker=broker,
+            servable=(MODEL, OTHER),
+            patience_s=PATIENCE_S,
+            clock=clock,
+            stall_clock=self.stall_clock.now,
+        )
         self.residency = ModelResidency(
             state=self.state,
             engine=backend,
@@ -162,7 +174,7 @@ class AgentParts:
             operations=operations,
             layout=LaneLayout(),
             servable=(MODEL, OTHER),
-            orphan_patience_s=PATIENCE_S,
+            orphanhood=self.orphanhood,
             clock=clock,
         )
         self.leases = SwapLeases(

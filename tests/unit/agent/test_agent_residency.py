@@ -82,41 +82,6 @@ async def test_an_empty_plan_changes_nothing(rig: AgentRig):
     assert rig.state.model == MODEL
 
 
-async def test_without_any_plan_an_idle_agent_follows_the_notices(rig: AgentRig):
-    rig.state.model = None
-    async with following(rig):
-        rig.residency.noticed(lane_of(model=OTHER).queue_name)
-        await eventually(lambda: rig.state.model == OTHER)
-    assert rig.state.totals.swaps == 0
-
-
-async def test_a_model_is_not_left_for_a_notice_before_patience_ends(rig: AgentRig):
-    rig.residency.noticed(lane_of(model=OTHER).queue_name)
-    rig.clock.advance(PATIENCE_S - 0.1)
-    async with following(rig):
-        await eventually(lambda: rig.state.order.queues != ())
-        assert rig.state.model == MODEL
-        rig.clock.advance(0.2)
-        await eventually(lambda: rig.state.model == OTHER)
-
-
-async def test_a_stale_plan_is_no_longer_waited_for(rig: AgentRig):
-    rig.residency.plan_changed(a_plan(MODEL))
-    rig.residency.noticed(lane_of(model=OTHER).queue_name)
-    rig.clock.advance(PATIENCE_S + 0.1)
-    async with following(rig):
-        await eventually(lambda: rig.state.model == OTHER)
-
-
-async def test_a_busy_agent_does_not_leave_its_work_for_a_notice(rig: AgentRig):
-    await rig.hold(a_request("r"))
-    rig.residency.noticed(lane_of(model=OTHER).queue_name)
-    rig.clock.advance(2 * PATIENCE_S)
-    async with following(rig):
-        await eventually(lambda: rig.state.order.queues != ())
-        assert rig.state.model == MODEL
-
-
 async def test_a_swap_hands_the_window_back_and_evicts_what_runs(rig: AgentRig):
     await rig.hold(a_request("waits"))
     run, task = await rig.running(a_request("runs"))

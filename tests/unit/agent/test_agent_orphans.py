@@ -1,0 +1,286 @@
+"""Instances for which nobody plans: what they bring up by themselves, and when they do not."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
+
+import pytest
+
+from services.agent.orphans import LEAST_WAIT_S, LOOK_PERIOD_S, WAIT_SPREAD_S
+from shared.broker import topology
+from shared.broker.protocol import QueueDepth
+from shared.contracts.base import ModelName
+from shared.contracts.errors import BrokerUnavailableError
+from shared.models.registry import ModelRegistry
+from shared.models.tokenizer import Tokenizer
+from tests.brokers import eventually
+from tests.clocks import FakeClock
+from tests.deliveries import UnreliableBroker
+from tests.queued import MODEL, OTHER, a_request, lane_of
+from tests.unit.agent.parts import PATIENCE_S, AgentParts
+from tests.unit.agent.plans import a_plan
+from tests.unit.agent.rig import AgentRig
+from tests.unit.agent.tasks import working
+
+MOST_WAIT_S = LEAST_WAIT_S + WAIT_SPREAD_S
+STEP_S = 0.25
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.agent.residency.CHECK_PERIOD_S", 0.005)
+    monkeypatch.setattr("services.agent.orphans.PERIOD_S", 0.005)
+
+
+@asynccontextmanager
+async def following(rig: AgentRig) -> AsyncIterator[None]:
+    """The loops that a service runs."""
+    async with (
+        working(rig.residency.work(rig.stop), rig),
+        working(rig.orphanhood.watch(rig.stop), rig),
+    ):
+        yield
+
+
+async def spend(
+    clock: FakeClock, seconds: float, until: Callable[[], bool] = lambda: False
+) -> None:
+    """Time passes, little by little."""
+    for _ in range(round(seconds / STEP_S)):
+        if until():
+            return
+        clock.advance(STEP_S)
+        await asyncio.sleep(0.02)
+
+
+def stand_still(rig: AgentRig, seconds: float) -> None:
+    rig.clock.advance(seconds)
+    rig.stall_clock.advance(seconds)
+
+
+async def put_work(rig: AgentRig, model: ModelName = OTHER) -> str:
+    """Work for *model* waits, and a notice tells so."""
+    lane = lane_of(model=model).queue_name
+    await rig.put(a_request(base=model, lane=lane))
+    rig.residency.noticed(lane)
+    return lane
+
+
+async def looks(rig: AgentRig, seconds: float) -> ModelName | None:
+    """What the looks of so many seconds find."""
+    for _ in range(round(seconds / LOOK_PERIOD_S)):
+        if (model := await rig.orphanhood.look()) is not None:
+            return model
+        rig.clock.advance(LOOK_PERIOD_S)
+    return None
+
+
+async def test_an_agent_without_a_model_follows_the_notices_at_once(rig: AgentRig):
+    rig.state.model = None
+    async with following(rig):
+        rig.residency.noticed(lane_of(model=OTHER).queue_name)
+        await eventually(lambda: rig.state.model == OTHER)
+    assert rig.state.totals.swaps == 0
+
+
+async def test_work_of_another_model_is_served_after_patience(rig: AgentRig):
+    await put_work(rig)
+    async with following(rig):
+        await spend(rig.clock, PATIENCE_S - 0.5)
+        assert rig.state.model == MODEL
+        await spend(rig.clock, MOST_WAIT_S + 5.0, until=lambda: rig.state.model == OTHER)
+        await eventually(lambda: rig.state.model == OTHER)
+        await eventually(lambda: not rig.state.swapping)
+    assert rig.engine.activations == [OTHER]
+
+
+async def test_a_stale_plan_is_no_longer_waited_for(rig: AgentRig):
+    rig.residency.plan_changed(a_plan(MODEL))
+    await put_work(rig)
+    async with following(rig):
+        await spend(rig.clock, PATIENCE_S + MOST_WAIT_S + 5.0, lambda: rig.state.model == OTHER)
+        await eventually(lambda: rig.state.model == OTHER)
+
+
+async def test_a_busy_agent_does_not_leave_its_work(rig: AgentRig):
+    await rig.hold(a_request("r"))
+    await put_work(rig)
+    async with following(rig):
+        await spend(rig.clock, 2 * PATIENCE_S)
+    assert rig.engine.activations == []
+
+
+async def test_work_that_came_and_went_between_two_looks_is_work(rig: AgentRig):
+    rig.clock.advance(PATIENCE_S)
+    assert rig.orphanhood.is_alone()
+    rig.state.totals.pull(lane_of().queue_name, rig.clock.now())
+    assert not rig.orphanhood.is_alone()
+
+
+async def test_a_notice_of_an_empty_queue_swaps_nothing(rig: AgentRig):
+    await topology.declare_work_queue(rig.far, lane_of(model=OTHER).queue_name)
+    async with following(rig):
+        rig.residency.noticed(lane_of(model=OTHER).queue_name)
+        rig.residency.noticed(lane_of(model=OTHER).resume_name)
+        await spend(rig.clock, PATIENCE_S + MOST_WAIT_S + 5.0)
+    assert rig.engine.activations == []
+
+
+async def test_a_plan_does_not_age_while_the_process_stands_still(rig: AgentRig):
+    rig.residency.plan_changed(a_plan(MODEL))
+    async with following(rig):
+        await spend(rig.clock, 1.0)
+        await put_work(rig)
+        stand_still(rig, 14.0)
+        await spend(rig.clock, PATIENCE_S - 2.0)
+        assert rig.orphanhood.has_plan()
+    assert rig.engine.activations == []
+
+
+async def test_what_comes_right_after_a_stall_is_not_of_the_future(rig: AgentRig):
+    rig.orphanhood.attend()
+    stand_still(rig, 14.0)
+    rig.residency.plan_changed(a_plan(MODEL))
+    assert rig.orphanhood.has_plan()
+    assert rig.state.plan_at == rig.clock.now()
+
+
+async def test_a_plan_does_not_age_without_a_connection(rig: AgentRig):
+    rig.residency.plan_changed(a_plan(MODEL))
+    await put_work(rig)
+    async with following(rig):
+        rig.broker.lose_connection()
+        await spend(rig.clock, PATIENCE_S + MOST_WAIT_S + 5.0)
+        rig.broker.reconnect()
+        await spend(rig.clock, PATIENCE_S - 1.0)
+    assert rig.engine.activations == []
+
+
+async def test_patience_begins_anew_after_a_connection_that_was_lost_unseen(rig: AgentRig):
+    rig.clock.advance(PATIENCE_S)
+    assert rig.orphanhood.is_alone()
+    rig.broker.drop_connection()
+    assert not rig.orphanhood.is_alone()
+    rig.clock.advance(PATIENCE_S)
+    assert rig.orphanhood.is_alone()
+
+
+async def test_a_swap_is_followed_by_a_rest(rig: AgentRig):
+    """Work of both models waits all the time, and nothing pulls here."""
+    swapped_at: list[float] = []
+    activate = rig.engine.activate
+
+    async def activated(model: ModelName) -> float:
+        swapped_at.append(rig.clock.now())
+        return await activate(model)
+
+    rig.engine.activate = activated  # type: ignore[method-assign]
+    for model in (MODEL, OTHER):
+        await put_work(rig, model)
+    async with following(rig):
+        for second in range(40):
+            rig.residency.noticed(lane_of(model=(MODEL, OTHER)[second % 2]).queue_name)
+            await spend(rig.clock, 1.0)
+    assert 2 <= len(swapped_at) <= 4
+    assert all(b - a >= PATIENCE_S for a, b in pairwise(swapped_at))
+
+
+async def test_one_look_is_not_enough(rig: AgentRig):
+    lane = await put_work(rig)
+    assert await rig.orphanhood.look() is None
+    rig.clock.advance(LEAST_WAIT_S - 0.1)
+    assert await rig.orphanhood.look() is None
+    await rig.far.take(lane)
+    assert await looks(rig, 5.0) is None
+
+
+async def test_a_false_count_only_delays(rig: AgentRig, monkeypatch: pytest.MonkeyPatch):
+    """RabbitMQ counts a queue that does not answer it in time as empty."""
+    await put_work(rig)
+    counts = iter([1, 1, 0])
+    depth = rig.broker.depth
+
+    async def counted(queue: str) -> QueueDepth | None:
+        ready = next(counts, None)
+        return await depth(queue) if ready is None else QueueDepth(ready=ready, consumers=0)
+
+    monkeypatch.setattr(rig.broker, "depth", counted)
+    assert await looks(rig, 1.5) is None
+    assert await looks(rig, MOST_WAIT_S + 1.0) == OTHER
+
+
+async def test_a_broker_that_does_not_count_is_asked_again(
+    rig: AgentRig, monkeypatch: pytest.MonkeyPatch
+):
+    await put_work(rig)
+
+    async def away(_queue: str) -> QueueDepth | None:
+        raise BrokerUnavailableError("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.broker, "depth", away)
+        assert await looks(rig, 5.0) is None
+    assert await looks(rig, MOST_WAIT_S + 1.0) == OTHER
+
+
+async def test_only_one_at_a_time_brings_a_model_up(rig: AgentRig):
+    claim = topology.claim_queue(OTHER)
+    await rig.far.declare_queue(claim)
+    async with rig.orphanhood.claim(OTHER) as is_ours:
+        assert not is_ours
+    async with rig.orphanhood.claim(MODEL) as is_ours:
+        assert is_ours
+    await rig.far.delete_queue(claim.name)
+    async with rig.orphanhood.claim(OTHER) as is_ours:
+        assert is_ours
+    assert await rig.far.depth(claim.name) is None
+
+
+async def test_of_three_idle_agents_one_serves_what_waits(
+    rig: AgentRig, registry: ModelRegistry, tokenizers: dict[ModelName, Tokenizer]
+):
+    """Activation takes longer than their waits differ."""
+    parts: list[AgentParts] = [rig]
+    async with AsyncExitStack() as stack:
+        for name in ("i2", "i3"):
+            broker = await stack.enter_async_context(UnreliableBroker(rig.hub))
+            parts.append(
+                AgentParts(
+                    broker=broker,
+                    registry=registry,
+                    tokenizers=tokenizers,
+                    clock=rig.clock,
+                    instance_id=name,
+                )
+            )
+        lane = await put_work(rig)
+        loaded = asyncio.Event()
+        for part in parts:
+            part.residency.noticed(lane)
+            slow(part, loaded)
+            stack.callback(part.stop.set)
+        async with asyncio.TaskGroup() as tasks:
+            for part in parts:
+                tasks.create_task(part.residency.work(part.stop))
+                tasks.create_task(part.puller.work(part.stop))
+            await spend(rig.clock, PATIENCE_S + 3 * MOST_WAIT_S)
+            assert sum(part.state.swapping for part in parts) == 1
+            loaded.set()
+            await eventually(lambda: sum(part.state.num_waiting for part in parts) == 1)
+            await spend(rig.clock, 3 * MOST_WAIT_S)
+            for part in parts:
+                part.stop.set()
+                part.state.wake()
+    assert sorted(part.engine.activations for part in parts) == [[], [], [OTHER]]
+
+
+def slow(part: AgentParts, loaded: asyncio.Event) -> None:
+    """Activation waits for *loaded*."""
+    activate = part.engine.activate
+
+    async def activated(model: ModelName) -> float:
+        await loaded.wait()
+        return await activate(model)
+
+    part.engine.activate = activated  # type: ignore[method-assign]
