@@ -61,7 +61,7 @@ class Intake:
         """
         The request in *delivery*, ready for its lane.
 
-        Decided: whoever is trusted says when its request arrived, so that waiting in a global
+        Whoever is trusted says when its request arrived, so that waiting in a global
         queue counts; a clock ahead is cut at now, and a time long past is believed, for durable
         requests may wait for days. Of others it counts from here: to have come long ago is to go
         first, even before those whose targets are shorter, and nothing shows when they published.
