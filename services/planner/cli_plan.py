@@ -17,6 +17,7 @@ from shared.runtime.arguments import (
     KeepingSettings,
     TextHelpFormatter,
     common_options,
+    seconds,
 )
 from shared.runtime.cli import Verb, broker_factory, print_data
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
@@ -46,7 +47,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     common = common_options(again=True)
     common.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=DEFAULT_TIMEOUT_S,
         metavar="SECONDS",
         help="how long to wait",

@@ -68,3 +68,19 @@ class KeepingSettings(argparse._SubParsersAction):  # type: ignore[type-arg]  # 
         namespace.set = []
         super().__call__(parser, namespace, values, option_string)
         namespace.set = before + list(namespace.set)
+
+
+def seconds(text: str) -> float:
+    """
+    A time to wait, for a parser's `type`: not negative and not for ever.
+
+    Raises:
+        argparse.ArgumentTypeError: It is not.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds") from None
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{value} is no time to wait")
+    return value

@@ -15,7 +15,7 @@ class _Sum:
         return type(self)(
             **{
                 each.name: getattr(self, each.name) + getattr(other, each.name)
-                for each in fields(self)  # type: ignore[arg-type]
+                for each in fields(self)  # type: ignore[arg-type]  # dataclasses all
             }
         )
 

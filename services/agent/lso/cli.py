@@ -30,6 +30,7 @@ from shared.runtime.arguments import (
     KeepingSettings,
     TextHelpFormatter,
     common_options,
+    seconds,
 )
 from shared.runtime.cli import Verb, broker_factory, print_data
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_USAGE
@@ -75,7 +76,7 @@ def _rest(parser: argparse.ArgumentParser) -> None:
     _request(parser)
     parser.add_argument(
         "--rest",
-        type=_seconds,
+        type=seconds,
         default=0.0,
         metavar="SECONDS",
         help="not resumed before, unless it is swapped in; 0: as soon as there is room",
@@ -106,16 +107,6 @@ def _positive(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is below 1")
-    return value
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds") from None
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{value} is no time to wait")
     return value
 
 
@@ -193,7 +184,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     common = common_options(again=True)
     common.add_argument(
         "--timeout",
-        type=_seconds,
+        type=seconds,
         default=DEFAULT_TIMEOUT_S,
         metavar="SECONDS",
         help="how long to wait for the answer; the operation goes on",

@@ -17,13 +17,15 @@ from services.planner.state import GrouperState, RecentIds
 from shared.broker import topology
 from shared.broker.memory_hub import MemoryHub
 from shared.broker.protocol import BindingSpec, Delivery, OutMessage, QueueSpec, QueueType
-from shared.contracts.base import Decoder, encode
+from shared.contracts.base import Decoder, InstanceId, ModelName, RequestId, TenantId, encode
 from shared.contracts.lanes import LaneLayout
+from shared.contracts.qos import QosClass
 from shared.contracts.requests import QueuedRequest, RequestFailed
+from shared.contracts.telemetry import RequestObserved
 from shared.models.registry import ModelRegistry
 from solver.prediction.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
-from tests.clocks import FakeClock
+from tests.clocks import NOW, FakeClock
 from tests.deliveries import UnreliableBroker
 from tests.queued import MODEL
 
@@ -31,6 +33,25 @@ LANE = "lane.1.tiny-llama.high.12.short"
 """Of `BODY`: best effort."""
 BODY: dict[str, Any] = {"model": MODEL, "prompt": [10, 11, 12], "max_tokens": 8}
 REPLIES_TO = "replies-of-the-test"
+OBSERVED = RequestObserved(
+    request_id=RequestId("r"),
+    instance_id=InstanceId("a1"),
+    model=ModelName(MODEL),
+    engine="simulated",
+    device="cpu",
+    application="default",
+    tenant=TenantId("t"),
+    qos_class=QosClass.INTERACTIVE,
+    prompt_tokens=3,
+    output_tokens=2,
+    arrived_at=NOW,
+    pulled_at=NOW,
+    submitted_at=NOW,
+    first_token_at=NOW,
+    finished_at=NOW,
+    attained=True,
+)
+"""What an agent tells of a request that ended well."""
 
 decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 decode_failed: Decoder[RequestFailed] = Decoder(RequestFailed)

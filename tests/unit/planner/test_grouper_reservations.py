@@ -4,19 +4,18 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from services.planner.settings import GrouperSettings, RoutingSettings
 from shared.broker import topology
 from shared.broker.protocol import QueueSpec, QueueType
-from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
+from shared.contracts.base import RequestId, TenantId
 from shared.contracts.lanes import LaneKey, inbox_name
-from shared.contracts.qos import QosClass
 from shared.contracts.telemetry import RequestObserved
 from shared.models.registry import ModelRegistry
 from tests.brokers import eventually
 from tests.clocks import NOW
-from tests.queued import MODEL
-from tests.unit.planner.rig import BODY, LANE, GrouperRig, open_grouper
+from tests.unit.planner.rig import BODY, LANE, OBSERVED, GrouperRig, open_grouper
 from tests.unit.planner.routed_rig import ONE, status
 
 EACH = 11
@@ -34,24 +33,7 @@ ROUTED = GrouperSettings(
 
 def end_of(request_id: str) -> RequestObserved:
     """Of a request of `acme`."""
-    return RequestObserved(
-        request_id=RequestId(request_id),
-        instance_id=InstanceId("a1"),
-        model=ModelName(MODEL),
-        engine="simulated",
-        device="cpu",
-        application="default",
-        tenant=ACME,
-        qos_class=QosClass.INTERACTIVE,
-        prompt_tokens=3,
-        output_tokens=2,
-        arrived_at=NOW,
-        pulled_at=NOW,
-        submitted_at=NOW,
-        first_token_at=NOW,
-        finished_at=NOW,
-        attained=True,
-    )
+    return replace(OBSERVED, request_id=RequestId(request_id), tenant=ACME)
 
 
 def other_holds(rig: GrouperRig, tokens: int) -> None:

@@ -8,42 +8,22 @@ import pytest
 
 from services.planner.intake import Intake, request_id_of
 from services.planner.settings import GrouperSettings
-from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
+from shared.contracts.base import ModelName
 from shared.contracts.checks import IngressLimits
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Importance, QosClass, Slo
 from shared.contracts.requests import PromptText, QueuedRequest, ReplyMode
-from shared.contracts.telemetry import RequestObserved
 from shared.models.registry import ModelRegistry
 from tests.clocks import NOW
 from tests.deliveries import LooseDelivery
 from tests.queued import MODEL
-from tests.unit.planner.rig import BODY, LANE, intake_of
+from tests.unit.planner.rig import BODY, LANE, OBSERVED, intake_of
 
 SETTINGS = GrouperSettings(
     trusted_users=("gateway",), limits=IngressLimits(max_body_bytes=4000, default_max_tokens=17)
 )
 TEXT_BODY = {"model": MODEL, "prompt": "a" * 800, "max_tokens": 8}
 CLAIMS = {"tenant": "claimed", "arrived_at": NOW - 3.0, "prompt_tokens": 2}
-
-OBSERVED = RequestObserved(
-    request_id=RequestId("r"),
-    instance_id=InstanceId("a1"),
-    model=ModelName(MODEL),
-    engine="simulated",
-    device="cpu",
-    application="default",
-    tenant=TenantId("t"),
-    qos_class=QosClass.INTERACTIVE,
-    prompt_tokens=3,
-    output_tokens=2,
-    arrived_at=NOW,
-    pulled_at=NOW,
-    submitted_at=NOW,
-    first_token_at=NOW,
-    finished_at=NOW,
-    attained=True,
-)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from ops.sim.arguments import parser as simulator
 from services.mesh import cli_profile, cli_profile_shape
 from services.mesh.arguments import parser as mesh
-from shared.runtime.arguments import HelpFormatter, TextHelpFormatter
+from shared.runtime.arguments import HelpFormatter, TextHelpFormatter, seconds
 from tests.unit.ops.deployment import CLIS
 
 PARSERS = {
@@ -85,3 +85,16 @@ def shown(text: str, default: object) -> str:
 )
 def test_defaults_are_told_once_and_only_where_there_are_any(text: str, default: object, told: str):
     assert shown(text, default) == told
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "soon"])
+def test_what_is_no_time_to_wait_is_refused_by_name(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--timeout", type=seconds)
+
+    assert parser.parse_args(["--timeout", "0"]).timeout == 0
+    with pytest.raises(SystemExit):
+        parser.parse_args([f"--timeout={text}"])
+    assert "argument --timeout" in capsys.readouterr().err
