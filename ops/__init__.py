@@ -1,1 +1,1 @@
-"""Outermost: demo, benches, simulation, deployment files. Not in the wheel."""
+"""Outermost layer: demo, benches, simulation, deployment files. Not in the wheel."""

@@ -1,4 +1,4 @@
-"""A private RabbitMQ node, for machines where rabbitmq-server is installed but none answers."""
+"""Private RabbitMQ node, for machines where rabbitmq-server is installed but not running."""
 
 import argparse
 import contextlib
@@ -18,13 +18,15 @@ from shared.contracts.errors import BrokerUnavailableError, SettingsError
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
 MAX_FILES = 65536
-"""As packages of RabbitMQ have it; Erlang sets memory aside for each."""
+"""Limit of RabbitMQ's packages; Erlang reserves memory for each file."""
 _DEBIAN_BIN = Path("/usr/lib/rabbitmq/bin")
-"""Debian's wrappers in /usr/sbin change user and drop the environment."""
+"""
+Programs used directly: Debian's wrappers in /usr/sbin change the user and drop the environment.
+"""
 
 
 def rabbitmq_binary(name: str) -> str | None:
-    """Path of a RabbitMQ program, None when it is not installed."""
+    """Return the path of a RabbitMQ program; None when it is not installed."""
     candidate = _DEBIAN_BIN / name
     return str(candidate) if candidate.exists() else shutil.which(name)
 
@@ -34,7 +36,7 @@ class PrivateNode:
     One RabbitMQ node with its own name, ports, cookie, port mapper and data.
 
     Args:
-        directory: Everything it writes goes here; a node started there before is found again.
+        directory: All files are written here; a node started there earlier is found again.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -59,16 +61,16 @@ class PrivateNode:
 
     @property
     def running(self) -> bool:
-        """Whether it answers as an AMQP server."""
+        """Return whether the node answers as an AMQP server."""
         return answers("127.0.0.1", self.port)
 
     def start(self) -> None:
         """
-        Start and wait until it answers; data of an earlier run is still there.
+        Start the node and wait until it answers; data of an earlier run is kept.
 
         Raises:
             SettingsError: rabbitmq-server is not installed.
-            BrokerUnavailableError: It does not come up; the message names the log.
+            BrokerUnavailableError: The node does not start; the message names the log.
         """
         if self.running:
             return
@@ -103,22 +105,24 @@ class PrivateNode:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """Shut down in order, as a restart of the broker; clients see their connections close."""
+        """
+        Shut the node down cleanly, as in a broker restart; clients see their connections close.
+        """
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Die as by kill -9."""
+        """Kill the node with SIGKILL."""
         self._end(signal.SIGKILL)
 
     def close(self) -> None:
-        """Stop for good: the port mapper too."""
+        """Stop for good, including the port mapper."""
         self.stop()
         self._end_process(self._state["pids"].get("epmd"), signal.SIGTERM)
         self._forget("epmd")
 
     def ctl(self, *arguments: str) -> str:
         """
-        Standard output of `rabbitmqctl` on this node.
+        Return the standard output of `rabbitmqctl` on this node.
 
         Raises:
             BrokerUnavailableError: It failed.
@@ -148,7 +152,7 @@ class PrivateNode:
         }
 
     def _start_port_mapper(self) -> None:
-        # Ours, as a child: Erlang would otherwise leave one running as a daemon.
+        # Our own child process: Erlang would otherwise leave one running as a daemon.
         pid = self._state["pids"].get("epmd")
         epmd = shutil.which("epmd")
         if epmd is not None and not self._is_running(pid):
@@ -162,7 +166,7 @@ class PrivateNode:
             self._remember("epmd", process)
 
     def _end(self, how: signal.Signals) -> None:
-        # The virtual machine first: its launcher is a shell that only waits for it.
+        # Kill the virtual machine first: its launcher is a shell that only waits for it.
         pid_file = self._directory / "rabbitmq.pid"
         beam = int(pid_file.read_text()) if pid_file.exists() else None
         launcher = self._state["pids"].get("server")
@@ -207,14 +211,14 @@ class PrivateNode:
 
 
 def _file_limit() -> int:
-    """Files that the node may open: RabbitMQ 3 sets three aside for each quorum queue."""
+    """Number of files that the node may open: RabbitMQ 3 reserves three for each quorum queue."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
 
 
 def run_ctl(command: list[str], *, env: dict[str, str] | None = None) -> str:
     """
-    Standard output of a rabbitmqctl command.
+    Return the standard output of a rabbitmqctl command.
 
     Raises:
         BrokerUnavailableError: It failed or took over a minute.
@@ -231,7 +235,7 @@ def run_ctl(command: list[str], *, env: dict[str, str] | None = None) -> str:
 
 
 def answers(host: str, port: int, *, timeout_s: float = 2.0) -> bool:
-    """Whether an AMQP 0-9-1 server listens there."""
+    """Return whether an AMQP 0-9-1 server listens at *host* and *port*."""
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as connection:
             connection.sendall(b"AMQP\x00\x00\x09\x01")
@@ -249,10 +253,12 @@ def _free_ports(count: int) -> list[int]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`python -m ops.broker start|stop|status --dir DIR`; prints the URL while it runs."""
+    """
+    Run `python -m ops.broker start|stop|status --dir DIR`; prints the URL while the node runs.
+    """
     parser = argparse.ArgumentParser(prog="python -m ops.broker", description=__doc__)
     parser.add_argument("verb", choices=("start", "stop", "status"))
-    parser.add_argument("--dir", type=Path, required=True, help="where the node lives")
+    parser.add_argument("--dir", type=Path, required=True, help="directory of the node")
     arguments = parser.parse_args(argv)
     node = PrivateNode(arguments.dir)
     try:

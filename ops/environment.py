@@ -1,4 +1,4 @@
-"""What this machine offers: which broker, which engine, said in one line each."""
+"""Choice of broker and engine on this machine, each explained in one line."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from ops.broker import PrivateNode, answers, rabbitmq_binary, run_ctl
 from ops.setup import VLLM_REASON
-from services.agent.backends.vllm.availability import vllm_unavailable_reason
+from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from services.mesh.spec import EMBEDDED
 from shared.contracts.errors import BrokerUnavailableError, SettingsError
 from shared.runtime.settings import DEFAULT_AMQP_URL
@@ -22,24 +22,24 @@ AMQP_PORT = 5672
 @contextlib.contextmanager
 def broker_for(requested: str | None) -> Iterator[tuple[str, str]]:
     """
-    A broker for the length of the block, and a line that says which.
+    Yield a broker for the duration of the block, and a line that describes it.
 
     Args:
-        requested: AMQP URL, `embedded`, `private`, or None for the best there is: the one at
+        requested: AMQP URL, `embedded`, `private`, or None for the best available one: that at
             HEADWAY_AMQP_URL or on localhost if it answers, else a private node of an
             installed rabbitmq-server, else the embedded broker.
 
     Raises:
-        SettingsError: What was asked for is not there.
+        SettingsError: The requested broker is not available.
     """
     if requested == EMBEDDED:
-        yield EMBEDDED, "broker: embedded (asked for)"
+        yield EMBEDDED, "broker: embedded (requested)"
         return
     if requested not in (None, "private"):
         assert requested is not None
         if not _answers(requested):
             raise SettingsError(f"no broker answers at {_shown(requested)}")
-        yield requested, f"broker: {_shown(requested)} (asked for)"
+        yield requested, f"broker: {_shown(requested)} (requested)"
         return
     url = os.environ.get("HEADWAY_AMQP_URL") or DEFAULT_AMQP_URL
     if requested is None and _answers(url):
@@ -67,15 +67,15 @@ def broker_for(requested: str | None) -> Iterator[tuple[str, str]]:
 
 def engine_for(requested: str | None) -> tuple[str, str]:
     """
-    An engine backend and a line that says why that one.
+    Return an engine backend and a line that explains the choice.
 
     Raises:
-        SettingsError: vLLM was asked for and cannot run; says why.
+        SettingsError: vLLM was requested and cannot run; the message says why.
     """
     if requested == "simulated":
-        return "simulated", "engine: simulated (asked for)"
+        return "simulated", "engine: simulated (requested)"
     if requested not in (None, "vllm"):
-        raise SettingsError(f"engine {requested!r} is neither vllm nor simulated")
+        raise SettingsError(f"unknown engine {requested!r}: must be vllm or simulated")
     reason = vllm_unavailable_reason()
     if reason is None:
         return "vllm", "engine: vLLM"
@@ -88,7 +88,9 @@ def engine_for(requested: str | None) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _scratch_vhost(url: str) -> Iterator[str]:
-    """A virtual host of our own on a local broker, so that nothing is left behind in another's."""
+    """
+    Yield a new virtual host on a local broker, so that nothing is left behind in the existing ones.
+    """
     parts = urlsplit(url)
     ctl = shutil.which("rabbitmqctl")
     if ctl is None or parts.hostname not in ("127.0.0.1", "localhost"):
@@ -100,7 +102,7 @@ def _scratch_vhost(url: str) -> Iterator[str]:
         run_ctl([ctl, "-q", "add_vhost", name])
         run_ctl([ctl, "-q", "set_permissions", "-p", name, user, ".*", ".*", ".*"])
     except BrokerUnavailableError:
-        yield url  # not ours to administer
+        yield url  # no permission to administer the broker
         return
     try:
         yield parts._replace(path=f"/{name}").geturl()

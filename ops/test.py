@@ -1,9 +1,13 @@
 """
-`make test`: every test that this machine can run; says first what it found.
+`make test` and `make test-slow`: the two tiers of tests, each with what it found to test with.
 
-Test files run side by side, one process a core; `TEST_ARGS=-n0` runs them one after the other.
+The first tier has everything that matters, in at most eight minutes on two cores. The second has
+tests marked `slow` and properties with more examples, in at most twenty-five. Test files run side
+by side, one process per core; `TEST_ARGS=-n0` runs them in turn. Tests that lack a service or
+program are skipped; HEADWAY_REQUIRE lists those whose absence is a failure.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -11,19 +15,32 @@ import sys
 from ops.environment import broker_for, engine_for
 
 MAX_WORKERS = 4
-"""Each may hold an engine with its host, some 2 GiB."""
-SIDE_BY_SIDE = (f"--numprocesses={min(os.cpu_count() or 1, MAX_WORKERS)}", "--dist=loadfile")
-"""By file, since the tests of one file share engines and meshes."""
+"""Most worker processes: each may hold an engine with its host, about 2 GiB."""
+TIERS = {"main": "not slow", "slow": "slow or hypothesis", "all": "slow or not slow"}
 
 
 def main() -> int:
-    """Run pytest; its exit code."""
+    """Run one tier; returns pytest's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m ops.test", description=__doc__)
+    parser.add_argument("--tier", choices=TIERS, default="main", help="default: main")
+    options, pytest_arguments = parser.parse_known_args()
     with broker_for(None) as (_, broker_line):
         print(f"test: {broker_line}", flush=True)
     print(f"test: {engine_for(None)[1]}", flush=True)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "--durations=15", *SIDE_BY_SIDE]
-    command += sys.argv[1:]
+    workers = min(os.cpu_count() or 1, MAX_WORKERS)
+    command = [
+        *(sys.executable, "-m", "pytest", "-q", "--durations=10"),
+        # By file, since the tests of one file share engines and meshes.
+        *(f"--numprocesses={workers}", "--dist=loadfile"),
+        *("-m", TIERS[options.tier], *pytest_arguments),
+    ]
+    environment = os.environ | {
+        # More threads would only wait for each other.
+        "OMP_NUM_THREADS": "1",
+        "HEADWAY_HYPOTHESIS": "quick" if options.tier == "main" else "thorough",
+    }
+    # Compiling the modules and tests takes seconds in each of many processes.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return subprocess.run(command, check=False, env=environment).returncode
 
 

@@ -1,4 +1,4 @@
-"""How kernels are compiled, and when a compiled one may be used again."""
+"""Compilation of kernels, and the check if a cached one may be used again."""
 
 import hashlib
 from collections.abc import Callable
@@ -14,12 +14,12 @@ R = TypeVar("R")
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """
-    Compiled at the first call with its types, or loaded from the cache; without the GIL.
+    Compile at the first call with its types, or load from the cache; runs without the GIL.
 
     Compiled again when any file of its directory has changed.
     """
     compiled = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    # Numba looks at a kernel's own file only; what it calls, and constants, are in others, too.
+    # Numba only checks a kernel's own file; functions that it calls, and constants, are in others.
     entry = compiled._cache._cache_file  # noqa: SLF001 - there is no public way to say so
     text = _text(Path(function.__code__.co_filename).parent)
     entry._source_stamp = (*entry._source_stamp, text)  # noqa: SLF001 - as above
@@ -27,11 +27,11 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
 
 inlined = kernel
-"""Of a part of other kernels; whether it is inlined is the compiler's choice."""
+"""A part of other kernels; the compiler decides if it is inlined."""
 
 
 @cache
 def _text(directory: Path) -> str:
-    """Digest of the sources in *directory*, and of how they are compiled."""
+    """Digest of the sources in *directory*, and of the compiler options."""
     sources = [Path(__file__), *sorted(directory.glob("*.py"))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()

@@ -1,11 +1,10 @@
-"""Brokers to test against, each test in a namespace of its own."""
+"""Brokers to test against, each test in its own namespace."""
 
 import asyncio
 import json
 import os
 import re
 import shutil
-import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -19,11 +18,12 @@ import pytest
 from yarl import URL
 
 from ops.broker import PrivateNode, answers, rabbitmq_binary, run_ctl
-from shared.broker.amqp import AmqpBroker
-from shared.broker.memory import MemoryBroker
-from shared.broker.memory_hub import MemoryHub
+from shared.broker.amqp.broker import AmqpBroker
+from shared.broker.memory.broker import MemoryBroker
+from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import Broker
 from shared.contracts.errors import BrokerUnavailableError
+from tests.requirements import absent
 from tests.tcp_proxy import TcpProxy
 
 DEFAULT_URL = "amqp://guest:guest@127.0.0.1:5672/"
@@ -34,41 +34,35 @@ MADE_BY = re.compile(r"headway-test-(?P<pid>\d+)-[0-9a-f]{8}-\d+$")
 
 
 def rabbit_targets() -> list[str]:
-    """URLs to test against; a private node steps in for the default when nothing answers."""
+    """URLs to test against; a private node replaces the default when that does not answer."""
     several = os.environ.get("HEADWAY_TEST_AMQP_URLS", "")
     urls = [url.strip() for url in several.split(",") if url.strip()]
     return urls or [os.environ.get("HEADWAY_AMQP_URL") or DEFAULT_URL]
 
 
-def absent(what: str, requirement: str) -> None:
-    """Skip, or fail where HEADWAY_REQUIRE says that *requirement* must be there."""
-    if requirement in os.environ.get("HEADWAY_REQUIRE", "").split(","):
-        pytest.fail(f"{what}, and HEADWAY_REQUIRE lists {requirement}")
-    pytest.skip(what)
-
-
 async def eventually(
     predicate: Callable[[], Awaitable[bool]] | Callable[[], bool], *, within_s: float = 60.0
 ) -> None:
-    """Wait until *predicate* holds; fail when it never does."""
-    give_up_at = time.monotonic() + within_s
+    """Wait until *predicate* holds, in the loop's time; fail when it never does."""
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + within_s
     while True:
         holds = predicate()
         if not isinstance(holds, bool):
             holds = await holds
         if holds:
             return
-        if time.monotonic() > give_up_at:
+        if loop.time() > give_up_at:
             raise AssertionError(f"did not become true within {within_s} s")
         await asyncio.sleep(0.01)
 
 
 class RabbitServer:
     """
-    A RabbitMQ server and a supply of fresh virtual hosts on it.
+    A RabbitMQ server and a supply of new virtual hosts on it.
 
     Each is deleted a little after its test: a broker has about 900 file handles, its queues'
-    files hold some, and when they run out it stands still without a word.
+    files use some, and when they run out it stalls silently.
     """
 
     def __init__(self, url: str, node: PrivateNode | None = None) -> None:
@@ -81,7 +75,7 @@ class RabbitServer:
 
     @contextmanager
     def fresh_url(self) -> Iterator[str]:
-        """URL of a virtual host that nobody has used."""
+        """URL of an unused virtual host."""
         if not self._free:
             self._delete(self._used)
             self._used = []
@@ -93,7 +87,7 @@ class RabbitServer:
         self._used.append(name)
 
     def delete_abandoned(self) -> None:
-        """Delete what test runs on this machine left that were killed."""
+        """Delete virtual hosts left by killed test runs on this machine."""
         listed = self._ctl("list_vhosts", "name", "--no-table-headers") or ""
         made = [(name, MADE_BY.match(name)) for name in listed.split()]
         self._delete([name for name, by in made if by and not psutil.pid_exists(int(by["pid"]))])
@@ -112,7 +106,7 @@ class RabbitServer:
         )
 
     def _delete(self, names: list[str]) -> None:
-        # Another run may have deleted what was abandoned.
+        # Another run may have deleted the abandoned ones.
         self._each(names, 'catch rabbit_vhost:delete(V, <<"test">>)', "DELETE")
 
     def _each(self, names: list[str], erlang: str, method: str) -> None:
@@ -127,7 +121,7 @@ class RabbitServer:
         """Standard output of `rabbitmqctl` on this server, None where it cannot be used."""
         if self.node is not None:
             return self.node.ctl(*arguments)
-        # The wrapper on the path runs as the system node's user, whose cookie it needs.
+        # The wrapper on the path runs as the system node's user, whose cookie is needed.
         ctl = shutil.which("rabbitmqctl")
         local = self.base.host in ("127.0.0.1", "localhost") and self.base.port in (None, 5672)
         if ctl is None or not local:
@@ -180,7 +174,7 @@ def open_server(target: str, directory: Path) -> RabbitServer:
 
 
 class BrokerRig(Protocol):
-    """Fresh clients in one namespace."""
+    """New clients in one namespace."""
 
     async def connect(self, client_name: str = "test") -> Broker:
         """A connected client, closed with the rig."""
@@ -219,7 +213,7 @@ class MemoryRig:
 
 
 class RabbitRig:
-    """RabbitMQ, each client behind a proxy of its own."""
+    """RabbitMQ, each client behind its own proxy."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -234,7 +228,7 @@ class RabbitRig:
         url = URL(self.url)
         async with TcpProxy(url.host or "127.0.0.1", url.port or 5672) as proxy:
             through = str(url.with_host("127.0.0.1").with_port(proxy.port))
-            # A busy machine may stand still for longer than a client waits by default.
+            # A busy machine may stall for longer than a client's default timeout.
             async with AmqpBroker(
                 through, client_name=client_name, timeout_s=30.0, reconnect_s=0.02
             ) as broker:
@@ -246,7 +240,7 @@ class RabbitRig:
 
     async def drop(self, broker: Broker) -> None:
         assert isinstance(broker, AmqpBroker)
-        # White box: the time without connection is too short to be seen from outside.
+        # White box: the time without a connection is too short to be observed from outside.
         connections = (broker._publishing, broker._consuming)
         before = [connection._live() for connection in connections]
         self._proxies[broker].drop()
@@ -265,7 +259,7 @@ class RabbitRig:
 
 
 class AsyncContextManagerOfBroker(Protocol):
-    """What a rig's `open` gives."""
+    """Result of a rig's `open`."""
 
     async def __aenter__(self) -> Broker: ...
     async def __aexit__(self, *exc: object) -> bool | None: ...

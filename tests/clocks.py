@@ -1,11 +1,11 @@
-"""Time that only tests move."""
+"""Time that only tests advance."""
 
 NOW = 1_700_000_000.0
 
 
 class FakeClock:
     """
-    A clock that stands still until it is told.
+    A clock that is stopped until a test advances it.
 
     Args:
         now: Unix seconds.

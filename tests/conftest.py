@@ -1,9 +1,13 @@
 """Fixtures shared by all tests."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import asyncio
+import gc
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from ops.broker import PrivateNode, rabbitmq_binary
@@ -13,19 +17,48 @@ from tests.brokers import (
     MemoryRig,
     RabbitRig,
     RabbitServer,
-    absent,
     open_server,
     rabbit_targets,
 )
+from tests.requirements import absent
+from tests.virtual_time import VirtualTimeLoop
 
-# How long examples take to draw says how busy the machine is, and nothing of the code.
-settings.register_profile("headway", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("headway")
+# The time to draw examples depends on the machine's load, not on the code.
+for profile, max_examples in (("quick", 25), ("thorough", 100)):
+    settings.register_profile(
+        profile,
+        deadline=None,
+        max_examples=max_examples,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile(os.environ.get("HEADWAY_HYPOTHESIS", "quick"))
 
 RABBIT_PARAMS = [
     pytest.param(target, marks=pytest.mark.rabbitmq, id=f"rabbitmq{n}" if n else "rabbitmq")
     for n, target in enumerate(rabbit_targets())
 ]
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Virtual time for tests with its mark."""
+    if item.get_closest_marker("virtual_time"):
+        return {"virtual": VirtualTimeLoop}
+    return {"real": asyncio.new_event_loop}
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now lives to the end: do not look for garbage in it again."""
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def default_logging() -> Iterator[None]:
+    """Programs that a test runs in this process configure logs for a captured stream."""
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +81,7 @@ def rabbit_servers(
 
 @pytest.fixture(params=[MEMORY, *RABBIT_PARAMS])
 async def broker_rig(request: Any) -> AsyncIterator[BrokerRig]:
-    """Every broker implementation, in a namespace of its own."""
+    """Every broker implementation, in its own namespace."""
     if request.param == MEMORY:
         memory = MemoryRig()
         yield memory
@@ -70,7 +103,7 @@ def rabbit_url(request: Any, rabbit_servers: Callable[[str], RabbitServer]) -> I
 
 @pytest.fixture
 async def rabbit_rig(rabbit_url: str) -> AsyncIterator[RabbitRig]:
-    """RabbitMQ only, in a virtual host of its own."""
+    """RabbitMQ only, in its own virtual host."""
     rig = RabbitRig(rabbit_url)
     yield rig
     await rig.close()
@@ -84,7 +117,7 @@ def broker_factory(broker_rig: BrokerRig) -> Any:
 
 @pytest.fixture(scope="session")
 def private_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateNode]:
-    """A running node that tests may stop, kill and fill with users; they leave it running."""
+    """A running node that tests may stop, kill and fill with users; they must leave it running."""
     if rabbitmq_binary("rabbitmq-server") is None:
         absent("rabbitmq-server is not installed", "rabbitmq-server")
     node = PrivateNode(tmp_path_factory.mktemp("private-node"))

@@ -1,29 +1,21 @@
-"""Deliveries without a broker, and a broker whose publishes fail when told to."""
+"""Deliveries without a broker, and a broker whose publishes fail on demand."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from shared.broker.memory import MemoryBroker
-from shared.broker.memory_hub import MemoryHub
+from shared.broker.memory.broker import MemoryBroker
+from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import Delivery, OutMessage, PublishOutcome, QueueDepth, Settlement
 from shared.contracts.errors import BrokerUnavailableError
 
 
-@dataclass(kw_only=True)
-class LooseDelivery:
-    """A delivery that remembers how it was settled."""
+@dataclass(kw_only=True, eq=False)
+class LooseDelivery(Delivery):
+    """A delivery that records its settlement."""
 
-    body: bytes
-    kind: str = ""
     queue: str = "a-queue"
     routing_key: str = "a-queue"
-    message_id: str | None = None
-    correlation_id: str | None = None
-    reply_to: str | None = None
-    user_id: str | None = None
-    headers: Mapping[str, object] = field(default_factory=dict)
-    redelivered: bool = False
-    delivery_count: int = 0
+    settler: Callable[[Settlement], Awaitable[bool]] = field(init=False)
     settlements: list[Settlement] = field(default_factory=list)
 
     async def settle(self, how: Settlement) -> bool:
@@ -32,25 +24,25 @@ class LooseDelivery:
 
 
 class UnreliableBroker(MemoryBroker):
-    """An in-process broker that can be told to refuse confirmed publishes to some exchanges."""
+    """An in-process broker that refuses confirmed publishes to selected exchanges."""
 
     def __init__(self, hub: MemoryHub) -> None:
         super().__init__(hub, client_name="unreliable")
         self.down: set[str] = set()
-        """Exchanges that answer nothing."""
+        """Exchanges that do not answer."""
         self.attempts: list[str] = []
-        """Exchanges of all confirmed publishes, tried or done."""
+        """Exchanges of all confirmed publishes, attempted or completed."""
         self.sent: list[str] = []
-        """Routing keys of all unconfirmed ones."""
+        """Routing keys of all unconfirmed publishes."""
         self.counted: list[str] = []
-        """Queues whose depth was asked for."""
+        """Queues whose depth was requested."""
         self.while_sending: Callable[[], None] = lambda: None
-        """What happens meanwhile, at each unconfirmed publish."""
+        """Called during each unconfirmed publish."""
 
     async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
         self.attempts.append(exchange)
         if exchange in self.down:
-            raise BrokerUnavailableError("the test has taken the broker away")
+            raise BrokerUnavailableError("the test has stopped the broker")
         return await super().publish(exchange, routing_key, message)
 
     async def send(self, exchange: str, routing_key: str, message: OutMessage) -> None:
@@ -63,13 +55,13 @@ class UnreliableBroker(MemoryBroker):
         return await super().depth(queue)
 
     async def take(self, queue: str) -> Delivery:
-        """The first ready message of *queue*, which must have one; acknowledged."""
+        """Take and acknowledge the first ready message of *queue*, which must have one."""
         delivery = await self.get(queue)
         assert delivery is not None, f"{queue} is empty"
         await delivery.settle(Settlement.ACK)
         return delivery
 
     async def ready(self, queue: str) -> int:
-        """How many messages of *queue* nobody holds; 0 when there is no such queue."""
+        """Number of ready messages in *queue*; 0 when it does not exist."""
         depth = await self.depth(queue)
         return 0 if depth is None else depth.ready

@@ -1,11 +1,11 @@
-"""Planning problems for tests: spelt out, and drawn at random."""
+"""Planning problems for tests: explicit, and randomly drawn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from solver.planning.problem import (
+from solver.planning.problem.problem import (
     NONE,
     GroupArrays,
     InstanceArrays,
@@ -54,7 +54,7 @@ def a_problem(
     running: Sequence[tuple[int, int]] | None = None,
     objective: Objective = USUAL,
 ) -> PlanningProblem:
-    """One kind of device; *running* holds each group's instance and position."""
+    """One type of device; *running* holds each group's instance and position."""
     num_models = len(instances[0].activate_s)
     places = np.array(running or [(NONE, NONE)] * len(groups), dtype=np.int32).reshape(-1, 2)
 
@@ -108,8 +108,8 @@ def a_random_problem(
     seed: int, *, num_groups: int, num_instances: int, num_models: int
 ) -> PlanningProblem:
     """
-    With every feature: two kinds of devices, models that some or all instances lack, best effort,
-    deadlines that have passed, certain times, a running plan with new groups and lost instances.
+    With every feature: two types of devices, models missing on some or all instances, best effort,
+    deadlines in the past, certain times, a running plan with new groups and lost instances.
     """
     random = np.random.default_rng(seed)
     shape = (2, num_groups)
@@ -157,7 +157,7 @@ def a_random_problem(
 
 
 def a_random_order(problem: PlanningProblem, seed: int) -> QueueOrder:
-    """Any plan that gives every group to an instance that may serve it, if there is one."""
+    """A random plan that assigns every group to an instance that may serve it, if there is one."""
     random = np.random.default_rng(seed)
     queues: list[list[int]] = [[] for _ in range(problem.num_instances)]
     for group in random.permutation(problem.num_groups):
@@ -172,7 +172,7 @@ def queues_of(order: QueueOrder) -> list[list[int]]:
 
 
 def running_as(order: QueueOrder, num_groups: int) -> RunningPlan:
-    """The plan that *order* is once it runs."""
+    """The plan *order* in the form of a running plan."""
     instance: Ints = np.full(num_groups, NONE, dtype=np.int32)
     position: Ints = np.full(num_groups, NONE, dtype=np.int32)
     for g, queue in enumerate(queues_of(order)):

@@ -1,11 +1,11 @@
-"""Prefill times of a made-up engine, for tests of what predicts them."""
+"""Synthetic prefill times, for tests of their predictors."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.prediction.prefill_features import InstanceFeatures, RequestFeatures, feature_matrix
+from solver.prediction.prefill.features import InstanceFeatures, RequestFeatures, feature_matrix
 
 _CHUNK_TOKENS = 512
 _ITERATION_S = 0.008
@@ -16,11 +16,11 @@ _DECODE_S = 2e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Who comes; shares are 0..1."""
+    """Mix of requests; shares are 0..1."""
 
     long_share: float = 0.25
     reuse_share: float = 0.6
-    """Of requests, how many have a cached prefix."""
+    """Share of requests with a cached prefix."""
     budget_tokens: int = 512
     """Typical generation budget; a longer one keeps more sequences running."""
 
@@ -33,7 +33,7 @@ LARGE_BUDGET = Workload(budget_tokens=2048)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request at the instance that served it, and the time that its prefill took there."""
+    """A request on the instance that served it, and its prefill time there."""
 
     request: RequestFeatures
     instance: InstanceFeatures
@@ -45,7 +45,7 @@ class Request:
 
 
 def requests_of(workload: Workload, count: int, *, seed: int) -> list[Request]:
-    """The same ones for the same seed."""
+    """Requests of a workload; deterministic by seed."""
     random = np.random.default_rng(seed)
     return [_request(workload, random) for _ in range(count)]
 
@@ -84,7 +84,9 @@ def _request(workload: Workload, random: np.random.Generator) -> Request:
 def _prefill_s(
     request: RequestFeatures, instance: InstanceFeatures, random: np.random.Generator
 ) -> float:
-    """Chunks beside decodes and others' prefills; stale caches, noise, and a stall now and then."""
+    """
+    Chunks beside decodes and others' prefills, with stale caches, noise, and occasional stalls.
+    """
     kept = instance.cached_tokens * (random.random() > 0.05)
     tokens = max(1.0, request.prompt_tokens - kept)
     others = random.uniform(0.0, 0.5) * min(float(instance.prefill_backlog_tokens), tokens)

@@ -1,4 +1,4 @@
-"""Requests as they wait in lanes, with what does not matter filled in."""
+"""Requests as they wait in lanes, with irrelevant fields filled in."""
 
 import math
 from itertools import count
@@ -22,12 +22,12 @@ _numbers = count()
 
 
 def sampling(max_tokens: int = 24, **fields: Any) -> Sampling:
-    """Greedy, and exactly *max_tokens* unless *fields* say otherwise."""
+    """Greedy sampling of exactly *max_tokens*, unless *fields* override it."""
     return Sampling(max_tokens=max_tokens, **({"temperature": 0.0, "ignore_eos": True} | fields))
 
 
 def lane_of(slo: Slo = CHAT, *, model: ModelName = MODEL, arrived_at: float = NOW) -> LaneKey:
-    """Where a short, important request with *slo* waits."""
+    """Lane of a short, important request with *slo*."""
     deadline_at = slo.planning_deadline_at(arrived_at)
     return lane_for(
         model=model,
@@ -39,7 +39,7 @@ def lane_of(slo: Slo = CHAT, *, model: ModelName = MODEL, arrived_at: float = NO
 
 
 def a_request(request_id: str | None = None, **fields: Any) -> QueuedRequest:
-    """A chat turn that arrived at `NOW`; *fields* change it."""
+    """A chat turn that arrived at `NOW`; *fields* override defaults."""
     model = ModelName(fields.pop("base", MODEL))
     attempts = Attempts(
         **{name: fields.pop(name) for name in ("hop", "crashes", "relegated") if name in fields}

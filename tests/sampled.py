@@ -1,8 +1,8 @@
-"""Samples of prefill times as routers tell of them."""
+"""Samples of prefill times as routers publish them."""
 
 from shared.contracts.base import ModelName
 from shared.contracts.routing import PrefillSample, PrefillsSampled
-from solver.prediction.prefill_features import FEATURES, SCHEMA_VERSION
+from solver.prediction.prefill.features import FEATURES, SCHEMA_VERSION
 from tests.clocks import NOW
 from tests.prefill_times import Request
 
@@ -12,13 +12,13 @@ BATCH = 50
 
 
 def sample_of(request: Request, *, times: float = 1.0) -> PrefillSample:
-    """What a router tells of *request*, on an engine that is so many times as slow."""
+    """A router's sample of *request*, on an engine that is *times* times as slow."""
     features = tuple(float(each) for each in request.features[0])
     return PrefillSample(features=features, prefill_s=times * request.prefill_s)
 
 
 def plain(prefill_s: float = 0.1, **features: float) -> PrefillSample:
-    """A sample with *features*, the rest 0."""
+    """A sample with *features*, the others 0."""
     return PrefillSample(
         features=tuple(features.get(name, 0.0) for name in FEATURES), prefill_s=prefill_s
     )
@@ -46,7 +46,7 @@ def sampled(
 def messages_of(
     requests: list[Request], *, times: float = 1.0, model: str = MODEL
 ) -> list[PrefillsSampled]:
-    """Of all *requests*, a few at a time, a second apart."""
+    """Messages for all *requests*, a few at a time, a second apart."""
     samples = [sample_of(each, times=times) for each in requests]
     return [
         sampled(*samples[start : start + BATCH], model=model, at=NOW + start / BATCH)

@@ -1,5 +1,5 @@
 """
 Benchmarks: `python -m ops.bench NAME [--quick] [--seed N] [--json]`.
 
-Each compares with a baseline of the same run and says which acceptance lines hold.
+Each benchmark compares with a baseline of the same run and reports which acceptance lines hold.
 """

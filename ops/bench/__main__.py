@@ -4,8 +4,10 @@ import argparse
 import asyncio
 import signal
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,53 +16,80 @@ from shared.contracts.errors import MeshError
 from shared.runtime.logging import configure_logging
 
 BENCHES = (
-    "overhead", "backlog", "pulling", "qoserve", "conserve", "qlm", "fleet", "engine", "lso",
-    "planner", "quartz", "routed", "completion", "router_cost", "scheduler_cost", "latency_model",
+    "overhead", "backlog", "pulling", "lanes", "qoserve", "conserve", "qlm", "fleet", "engine",
+    "lso", "planner", "quartz", "routed", "completion", "router_cost", "scheduler_cost",
+    "latency_model",
 )  # fmt: skip
 """Modules of this package, each with a `run`; imported when they are run."""
+BY_NAME = ("engine_margins",)
+"""Benches that decide a default and take a quarter of an hour: left out when all are run."""
 
 WITH_ENGINES = ("completion",)
 """Benches that run with either engine."""
 
 
-def main() -> int:
-    """Run one benchmark, or all; 0 when no measured line is broken."""
-    parser = argparse.ArgumentParser(
-        prog="python -m ops.bench",
-        description="Measure, against a baseline in the same run; README.md says what each does.",
-    )
-    parser.add_argument("name", nargs="?", choices=sorted(BENCHES), help="default: all of them")
-    parser.add_argument("--quick", action="store_true", help="under 50 s: smaller, but honest")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="last line: all figures as JSON")
-    parser.add_argument("--broker", help="AMQP URL or private; default: the best there is")
-    parser.add_argument("--engine", help=f"vllm or simulated, of {', '.join(WITH_ENGINES)}")
-    parser.add_argument("--out", type=Path, default=Path("results"), help="history is kept here")
-    options = parser.parse_args()
+def main(argv: Sequence[str] | None = None) -> int:
+    """
+    Run one benchmark, or all; return 0 when each measured at least one line and all of these hold.
+
+    Args:
+        argv: Without the program's name; by default those of this process.
+    """
+    options = parser().parse_args(argv)
     if options.engine and options.name not in WITH_ENGINES:
-        parser.error(f"--engine is for {', '.join(WITH_ENGINES)} only")
-    # Whoever ends a benchmark ends its processes, too.
+        parser().error(f"--engine is only valid for {', '.join(WITH_ENGINES)}")
+    # Terminating a benchmark also ends its processes.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    further = {"engine": options.engine} if options.engine else {}
     configure_logging(level="error", service="bench")
     names = [options.name] if options.name else BENCHES
-    code = 0
-    for name in names:
-        try:
-            run = import_module(f"ops.bench.{name}").run
-            result: Result = asyncio.run(
-                run(seed=options.seed, quick=options.quick, broker=options.broker, **further)
-            )
-        except MeshError as error:
-            print(f"{name}: {error}", file=sys.stderr)
-            code = 1
-            continue
-        result.show()
-        result.save(options.out)
-        code = code or (0 if result.holds else 1)
-        if options.json:
-            print(msgspec.json.encode(result.data()).decode(), flush=True)
-    return code
+    made = [_data(name, options) for name in names]
+    holds = all(each["holds"] for each in made)
+    if options.json:
+        data = made[0] if options.name else {"benches": made, "holds": holds}
+        print(msgspec.json.encode(data).decode(), flush=True)
+    return 0 if holds else 1
+
+
+def _data(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run a benchmark, show and save its result; return it as JSON-able data."""
+    run = import_module(f"ops.bench.{name}").run
+    further = {"engine": options.engine} if options.engine else {}
+    try:
+        result: Result = asyncio.run(
+            run(seed=options.seed, quick=options.quick, broker=options.broker, **further)
+        )
+    except MeshError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return {"bench": name, "error": str(error), "holds": False}
+    result.show()
+    result.save(options.out)
+    return result.data()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m ops.bench",
+        description=(
+            "Measure against a baseline in the same run. "
+            "ops/docs/benches.md describes each benchmark."
+        ),
+    )
+    made.add_argument(
+        "name",
+        nargs="?",
+        choices=sorted(BENCHES + BY_NAME),
+        help=f"default: all but {', '.join(BY_NAME)}",
+    )
+    made.add_argument("--quick", action="store_true", help="smaller run in under 50 s")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument(
+        "--json", action="store_true", help="print all figures as JSON in the last line"
+    )
+    made.add_argument("--broker", help="AMQP URL or private; default: the best available")
+    made.add_argument("--engine", help=f"vllm or simulated, for {', '.join(WITH_ENGINES)}")
+    made.add_argument("--out", type=Path, default=Path("results"), help="directory of the history")
+    return made
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """
-A dump of best-effort work must not stand before interactive requests.
+Effect of a queue of best-effort work on interactive requests.
 
-Time from publish to pull of interactive requests, with empty queues and with the dump queued.
+Time from publish to pull of interactive requests, with empty queues and with the best-effort
+requests queued.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ RATIO_P99 = 3.0
 
 
 async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
-    """Measure. Quick: a dump of 5,000."""
+    """Run the benchmark. Quick: 5,000 best-effort requests."""
     dump, probes = (QUICK_DUMP, 80) if quick else (DUMP, 300)
     result = Result(name="backlog", seed=seed, quick=quick)
     async with (
@@ -72,7 +73,9 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
 
 
 async def _probe(producer: Producer, count: int, chance: random.Random) -> list[float]:
-    """Interactive requests at Poisson times; seconds from publish to pull of each."""
+    """
+    Publish interactive requests at Poisson times; return seconds from publish to pull of each.
+    """
     waits_s: list[float] = []
 
     async def one() -> None:
@@ -102,7 +105,7 @@ async def _probe(producer: Producer, count: int, chance: random.Random) -> list[
 
 
 async def _dump(broker: Broker, count: int) -> None:
-    """Publish *count* best-effort requests with nobody waiting for their answers."""
+    """Publish *count* best-effort requests without waiting for their answers."""
     body = encode(
         InferenceRequest(
             model=MODEL,

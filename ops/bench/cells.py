@@ -1,4 +1,4 @@
-"""What `ops.bench qoserve` simulates: one simulation or search is a cell."""
+"""Cells of `ops.bench qoserve`: each is one simulation or search."""
 
 import time
 from collections.abc import Callable
@@ -18,17 +18,6 @@ from ops.sim.summary import rolling_p99, summarize
 from ops.sim.workload import CLASSES, TrafficClass
 from shared.contracts.qos import Importance, Slo
 
-SOURCES = (
-    "ops/sim", "ops/bench/cells.py", "ops/bench/qoserve_probe.py", "solver/scheduling",
-    "solver/prediction/moments.py",
-)  # fmt: skip
-PULLED = {"lanes.py", "pull_room.py", "pulling.py", "relegation.py"}
-"""What only replicas that pull depend on."""
-NOT_SIMULATED = {
-    "__main__.py", "arguments.py", "checkpoints.py", "derive_profiles.py", "keys.py", "offline.py",
-    "picture.py", "report.py", "safepoints.py", "window.py",
-}  # fmt: skip
-
 CLASS_SETS: dict[str, tuple[TrafficClass, ...]] = {
     "table3": CLASSES,
     "tight": (
@@ -43,11 +32,11 @@ CLASS_SETS: dict[str, tuple[TrafficClass, ...]] = {
 }
 """QoServe's table 3, §4.4.2 and §4.5.2."""
 WINDOW_S = 60.0
-"""Of the rolling p99 of figure 13."""
+"""Window of the rolling p99 of figure 13."""
 
 
 _REACH = 4.0
-"""How far above its beginning a search for the goodput goes."""
+"""Upper limit of a search for the goodput, as a multiple of its start."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -55,7 +44,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: str = "simulate"
     """
-    What is measured.
+    Kind of measurement.
 
     `simulate`, `goodput` (highest rate with `allowed` violations), `replicas` (fewest) or
     `iterations` (tokens and time of each).
@@ -63,16 +52,16 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     profile: str = "28"
     policy: str = "qoserve+curve"
     rate_rps: float = 6.0
-    """Of a search for the goodput, where it begins."""
+    """Start rate of a search for the goodput."""
     tolerance: float = 0.01
-    """Of a search for the goodput, as a share of `rate_rps`."""
+    """Tolerance of a search for the goodput, as a share of `rate_rps`."""
     hours: float = 4.0
     seed: int = 0
     replicas: int = 1
     classes: str = "table3"
     """One of `CLASS_SETS`."""
     shares: tuple[float, ...] | None = None
-    """Of the classes; equal if there are none."""
+    """Shares of the classes; equal if none are given."""
     only_class: str | None = None
     """All traffic is of this class."""
     wave: tuple[float, float] | None = None
@@ -82,12 +71,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     allowed: float = 0.01
     silo: tuple[tuple[str, str, int], ...] = ()
     dispatch: str = "round-robin"
-    """Or `pull`."""
+    """`round-robin` or `pull`."""
     window: int | None = None
-    """Of replicas that pull; none is the agents' default."""
+    """Window of replicas that pull; none is the agents' default."""
 
     def scenario(self) -> Scenario:
-        """What it simulates."""
+        """The simulated scenario."""
         return Scenario(
             profile=load(self.profile),
             policy=self.policy,
@@ -122,16 +111,13 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def code_of() -> Callable[[Cell], bytes]:
-    """The digest of what a cell depends on; that of replicas that pull is more."""
-    code, pulling = (
-        code_digest(SOURCES, excluded=NOT_SIMULATED | PULLED),
-        code_digest(SOURCES, excluded=NOT_SIMULATED),
-    )
-    return lambda cell: pulling if cell.dispatch == "pull" else code
+    """The digest of the code that every cell depends on."""
+    code = code_digest([__name__], data=["ops/sim/profiles"])
+    return lambda _: code
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Simulate or search; JSON-able, with `cell_cpu_s`: what it took in all."""
+    """Simulate or search; JSON-able, with the total CPU time `cell_cpu_s`."""
     began = time.process_time()
     figures = _KINDS[cell.kind](cell)
     return figures | {"cell_cpu_s": time.process_time() - began}

@@ -1,9 +1,9 @@
 """
-Waiting and completion times that are foretold for groups before they are served (QLM §6).
+Waiting and completion times predicted for groups before they are served (QLM §6).
 
-Simulated engines in virtual time, and a mesh of real processes over RabbitMQ. Each knows lengths
-of earlier requests and one batch at first, and learns from telemetry and from what came of its
-forecasts.
+Simulated engines in virtual time, and a mesh of real processes over RabbitMQ. Predictions use
+lengths of earlier requests and one batch at first, and learn from telemetry and from the outcomes
+of forecasts.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from ops.sim.mesh.kinds import A10, A100, MISTRAL_7B, VICUNA_13B, DeviceKind, Mo
 from shared.contracts.base import Seconds
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
-"""Of the queue, in requests."""
+"""Queue lengths, in requests."""
 SERVED: tuple[tuple[ModelKind, DeviceKind], ...] = (
     (MISTRAL_7B, A100), (VICUNA_13B, A100), (MISTRAL_7B, A10),
 )  # fmt: skip
@@ -33,18 +33,18 @@ LEAST_GROUPS, LEAST_LENGTHS = 300, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Size:
-    """How much is simulated."""
+    """Amount of simulated work."""
 
     mesh_groups: int
-    """Of each of its models."""
+    """Groups of each model."""
     mesh_s: Seconds
-    """After which no more of them come."""
+    """Time after which no more groups come."""
     mesh_lengths: Sequence[int]
-    """Of the queues there: what waits at the end has to be served, too."""
+    """Queue lengths in the mesh: requests that wait at the end also have to be served."""
     rounds: int
-    """In each, the queue has every length once, in any order."""
+    """In each round, the queue has every length once, in any order."""
     groups: int = 4
-    """That come at one length before the next: those of one block err alike."""
+    """Groups at one queue length before the next length: groups of one such block err alike."""
 
 
 QUICK = _Size(rounds=12, mesh_groups=60, mesh_s=14.0, mesh_lengths=(8, 16, 24, 32, 48))
@@ -53,13 +53,13 @@ FULL = _Size(rounds=60, mesh_groups=168, mesh_s=1500.0, mesh_lengths=(16, 32, 64
 
 async def run(*, seed: int, quick: bool, broker: str | None, engine: str | None = None) -> Result:
     """
-    Foretell, serve, compare.
+    Predict, serve, compare.
 
     Args:
-        seed: Of the traffic.
-        quick: Smaller, and the mesh has simulated engines unless *engine* says otherwise.
-        broker: As `ops.environment.broker_for` takes it.
-        engine: Of the mesh, `vllm` or `simulated`; none is what this machine can run.
+        seed: Seed of the traffic.
+        quick: Smaller; the mesh then has simulated engines unless *engine* is given.
+        broker: As for `ops.environment.broker_for`.
+        engine: Engine of the mesh, `vllm` or `simulated`; none is what this machine can run.
     """
     result = Result(name="completion", seed=seed, quick=quick)
     size = QUICK if quick else FULL
@@ -80,22 +80,24 @@ async def _mesh(result: Result, size: _Size, *, seed: int, broker: str | None, e
     learnt = [each for each in outcome.passed if each.forecast.learnt]
     judged = [each for each in outcome.quiet if each.forecast.learnt]
     name = f"mesh, {engine}"
-    say(f"{name}: {len(learnt)} groups, {len(judged)} of them while others computed little")
+    say(
+        f"{name}: {len(learnt)} groups, {len(judged)} of them while other processes computed little"
+    )
     result.figures[f"{name}, CPU that others took"] = outcome.others_share
     for groups, which in ((judged, ""), (learnt, ", whatever others computed")):
         if groups:
             figures = figures_of(groups).items()
             result.figures |= {f"{name}, {part}{which}": of for part, of in figures}
     if outcome.by_mesh:
-        told = accuracy(outcome.by_mesh)
-        shown = ("R2", "in the 90 % interval", "foretold / actual")
-        result.figures[f"{name}, waiting as its groupers foretold {len(outcome.by_mesh)}"] = {
-            key: told[key] for key in shown
+        predicted = accuracy(outcome.by_mesh)
+        shown = ("R2", "in the 90 % interval", "predicted / actual")
+        result.figures[f"{name}, waiting as its groupers predicted {len(outcome.by_mesh)}"] = {
+            key: predicted[key] for key in shown
         }
     lines = _lines(name, judged)
     if size is QUICK:
         lines = [replace(line, value=None) for line in lines]
-    # Intervals are figures here: whatever else the machine does is in the times.
+    # Intervals are figures without a bound here, because times include other load of the machine.
     result.lines += [*lines, Line(name=f"lost requests, {name}", value=outcome.lost, bound=0)]
 
 
@@ -128,12 +130,12 @@ def _simulated(result: Result, size: _Size, seed: int) -> None:
 
 
 def _calibrated(passed: Sequence[PassedGroup]) -> list[PassedGroup]:
-    """Groups that were foretold when enough others had passed to be learnt from."""
+    """Groups that were predicted after enough other groups had passed for a calibration."""
     return [each for each in passed if each.forecast.corrected]
 
 
 def _by_length(passed: Sequence[PassedGroup]) -> dict[str, float]:
-    """Share of waits in the 90 % interval."""
+    """Share of waits within their 90 % interval, by queue length."""
     found = {}
     for length in sorted({each.forecast.queue_length for each in passed}):
         of = [each for each in passed if each.forecast.queue_length == length]

@@ -1,4 +1,4 @@
-"""What a benchmark foretells of groups before they are served, and how well that was."""
+"""A benchmark's predictions for groups before they are served, and their accuracy."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shared.contracts.base import Seconds, UnixTime
+from solver.prediction.calibration.completion_calibration import (
+    LEVEL,
+    CompletionCalibration,
+    PredictedTime,
+)
+from solver.prediction.calibration.moments import RunningMoments
 from solver.prediction.completion import (
     Ahead,
     GroupWork,
@@ -14,8 +20,6 @@ from solver.prediction.completion import (
     group_completion_time,
     waiting_time,
 )
-from solver.prediction.completion_calibration import LEVEL, CompletionCalibration, Foretold
-from solver.prediction.moments import RunningMoments
 from solver.prediction.service_parameters import (
     ServedRequest,
     ServiceParameters,
@@ -24,13 +28,13 @@ from solver.prediction.service_parameters import (
 )
 
 _HISTORY = 5000.0
-"""Requests, of lengths, after which an old one weighs 1/e."""
+"""Memory of lengths: requests after which an old one weighs 1/e."""
 _REPORTS = 8
-"""Of telemetry, before forecasts are corrected by what came of them."""
+"""Number of telemetry reports before forecasts are corrected by their outcomes."""
 
 
 class Lengths:
-    """Of prompts and answers, as earlier traffic had them (QLM §6, workload profiling)."""
+    """Lengths of prompts and answers of earlier traffic (QLM §6, workload profiling)."""
 
     def __init__(self, prompts: Sequence[int], outputs: Sequence[int]) -> None:
         self._prompts, self._outputs = (RunningMoments(memory=_HISTORY) for _ in range(2))
@@ -39,7 +43,7 @@ class Lengths:
             self.observe(prompt, output)
 
     def observe(self, prompt: int, output: int) -> None:
-        """Learn from a request that is done."""
+        """Learn from a completed request."""
         self._prompts.observe(prompt)
         self._outputs.observe(output)
         self._tokens.observe(prompt + output)
@@ -68,30 +72,30 @@ def _moments(running: RunningMoments) -> TokenMoments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupForecast:
-    """Of one group, logged before any of it is served."""
+    """Forecast of one group, logged before any of it is served."""
 
     queue_length: int
-    """Block of the load in which it came."""
+    """Queue length of the load's block in which the group came."""
     ahead: int
     num_requests: int
-    wait: Foretold
-    """Until the turn of its first request."""
-    completion: Foretold
-    """Until the last token of its last one."""
+    wait: PredictedTime
+    """Time until the turn of its first request."""
+    completion: PredictedTime
+    """Time until the last token of its last request."""
     learnt: bool
-    """By telemetry, and not by the first batch alone."""
+    """True if based on telemetry, not on the first batch alone."""
     by_first_batch_s: Seconds
-    """Mean wait, had nothing been learnt since the first batch."""
+    """Mean wait predicted by the first batch alone."""
 
     @property
     def corrected(self) -> bool:
-        """Whether it rests on telemetry and on what came of earlier forecasts."""
+        """True if based on telemetry and on the outcomes of earlier forecasts."""
         return self.learnt and self.wait.corrected is not self.wait.raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedGroup:
-    """What was foretold, and what came."""
+    """A forecast and its outcome."""
 
     forecast: GroupForecast
     came_at: UnixTime
@@ -101,11 +105,11 @@ class PassedGroup:
 
 class Forecaster:
     """
-    Foretells groups of one model on one device.
+    Predicts groups of one model on one device.
 
     Args:
-        first_batch: What is known of the device at first.
-        lengths: Of the traffic; goes on to learn.
+        first_batch: Initial observations of the device.
+        lengths: Lengths of the traffic; updated with each request.
         most_output: Tokens that no answer exceeds.
     """
 
@@ -119,18 +123,18 @@ class Forecaster:
         self.telemetry = ServiceTelemetry(self._first)
         self.passed: list[PassedGroup] = []
 
-    def foretell(
+    def predict(
         self, *, queue_length: int, ahead: int, num_requests: int, running: float
     ) -> GroupForecast:
-        """A group that comes behind *ahead* waiting requests, while *running* run."""
+        """Forecast of a group behind *ahead* waiting requests, while *running* requests run."""
         known, output = self._known(), self._lengths.output
         tokens = self._lengths.prompt.plus(output)
 
-        def wait(count: int, service: ServiceParameters) -> Foretold:
+        def wait(count: int, service: ServiceParameters) -> PredictedTime:
             found = waiting_time(
                 Ahead.of(float(count), tokens), service, output=output, running=running
             )
-            return self._waits.foretell(found)
+            return self._waits.predict(found)
 
         work = GroupWork(
             num_requests=np.array(float(num_requests)),
@@ -145,23 +149,27 @@ class Forecaster:
             ahead=ahead,
             num_requests=num_requests,
             wait=wait(ahead, known),
-            completion=self._completions.foretell(done),
+            completion=self._completions.predict(done),
             learnt=self.telemetry.num_reports >= _REPORTS,
             by_first_batch_s=float(wait(ahead, self._first).raw.mean_s),
         )
 
     def served(self, request: ServedRequest) -> None:
-        """Learn from a request that is done."""
+        """Learn from a completed request."""
         self.telemetry.observe_request(request)
         self._lengths.observe(request.prompt_tokens, request.output_tokens)
 
     def _known(self) -> ServiceParameters:
-        """What a request's mean tokens may be off by is common to all that wait, too."""
+        """
+        Parameters whose error includes that of a request's mean tokens, common to all that wait.
+        """
         known = self.telemetry.parameters
         return replace(known, rate_error=math.hypot(known.rate_error, self._lengths.error))
 
     def observe(self, passed: PassedGroup) -> None:
-        """Learn what came of a group; what one batch did not know, telemetry has told already."""
+        """
+        Learn from a group's outcome; the telemetry has already corrected the first batch's errors.
+        """
         self.passed.append(passed)
         if not passed.forecast.learnt:
             return
@@ -169,22 +177,22 @@ class Forecaster:
         self._completions.observe(passed.forecast.completion, passed.completion_s)
 
 
-def r_squared(foretold: Sequence[float], actual: Sequence[float]) -> float:
+def r_squared(predicted_wait: Sequence[float], actual: Sequence[float]) -> float:
     """Coefficient of determination of the forecasts themselves, not of a line through them."""
     actuals = np.asarray(actual)
-    missed = float(((actuals - np.asarray(foretold)) ** 2).sum())
+    missed = float(((actuals - np.asarray(predicted_wait)) ** 2).sum())
     return 1 - missed / max(1e-12, float(((actuals - actuals.mean()) ** 2).sum()))
 
 
-def covered(told: Sequence[tuple[Foretold, Seconds]]) -> tuple[float, float]:
-    """Shares of times within their 90 % interval, as corrected and before corrections."""
+def covered(predicted: Sequence[tuple[PredictedTime, Seconds]]) -> tuple[float, float]:
+    """Shares of times within their 90 % interval, with and without corrections."""
     raw, corrected = 0, 0
-    for each, actual_s in told:
+    for each, actual_s in predicted:
         for number, time in enumerate(each):
             low_s, high_s = time.interval(LEVEL)
             held = bool(low_s <= actual_s <= high_s)
             raw, corrected = (raw + held, corrected) if number == 0 else (raw, corrected + held)
-    count = max(1, len(told))
+    count = max(1, len(predicted))
     return corrected / count, raw / count
 
 
@@ -199,16 +207,16 @@ def figures_of(groups: Sequence[PassedGroup]) -> dict[str, dict[str, float]]:
     return found
 
 
-def accuracy(told: Sequence[tuple[Foretold, Seconds]]) -> dict[str, float]:
+def accuracy(predicted: Sequence[tuple[PredictedTime, Seconds]]) -> dict[str, float]:
     """R2 of the means, coverage of the 90 % intervals, and bias."""
-    actual = [actual_s for _, actual_s in told]
-    raw = [float(each.raw.mean_s) for each, _ in told]
-    corrected = [float(each.corrected.mean_s) for each, _ in told]
-    share, raw_share = covered(told)
+    actual = [actual_s for _, actual_s in predicted]
+    raw = [float(each.raw.mean_s) for each, _ in predicted]
+    corrected = [float(each.corrected.mean_s) for each, _ in predicted]
+    share, raw_share = covered(predicted)
     return {
         "R2": r_squared(corrected, actual),
         "R2, not corrected": r_squared(raw, actual),
         "in the 90 % interval": share,
         "not corrected": raw_share,
-        "foretold / actual": sum(corrected) / max(1e-12, sum(actual)),
+        "predicted / actual": sum(corrected) / max(1e-12, sum(actual)),
     }

@@ -1,4 +1,4 @@
-"""One model's load: groups behind queues of several lengths, foretold before service."""
+"""One model's load: groups behind queues of several lengths, predicted before service."""
 
 import asyncio
 import time
@@ -15,44 +15,44 @@ from shared.contracts.ingress import InferenceRequest
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import ReplyMode, RequestCompleted
 from shared.producer.producer import Producer
-from solver.prediction.completion_calibration import Foretold
+from solver.prediction.calibration.completion_calibration import PredictedTime
 from solver.prediction.service_parameters import ServedRequest
 from solver.prediction.time_distribution import TimeDistribution
 
 BATCH = 16
 """Requests that an engine runs together."""
 GROUP, GROUPS = 8, 4
-"""Requests that come together, and how many times at one length of the queue."""
+"""Requests that come together, and number of groups per queue length."""
 HISTORY = 500
 PROMPTS, OUTPUTS = (20, 220), (25, 375)
-"""Tokens, evenly."""
+"""Tokens, uniformly distributed."""
 REPORT_S = 1.0
 ANSWER_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSize:
-    """How much comes to each model."""
+    """Amount of work for each model."""
 
     lengths: Sequence[int]
-    """Of its queue, in any order, again and again."""
+    """Queue lengths, repeated in random order."""
     groups: int
     most_s: Seconds
-    """After which no more come."""
+    """Time after which no more groups come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A request that was served."""
+    """A served request."""
 
     served: ServedRequest
     grouped_at: UnixTime
-    foretold: TimeDistribution | None
-    """Its wait, by the grouper that took it; none when that knew nothing."""
+    predicted_wait: TimeDistribution | None
+    """Wait predicted by its grouper; none when the grouper had no forecast."""
 
     @property
     def wait_s(self) -> Seconds:
-        """As it was foretold: since it was grouped."""
+        """Actual wait on the scale of the forecast: since it was grouped."""
         return max(0.0, self.served.begun_at - self.grouped_at)
 
 
@@ -62,16 +62,16 @@ class _Group:
     came_at: UnixTime
     left: int = GROUP
     first: Answer | None = None
-    """The one whose turn came first."""
+    """The request whose turn came first."""
     done_at: UnixTime = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class ModelLoad:
     """
-    One model's queue, kept at one length after the other by what a producer sees.
+    One model's queue, kept at one length after another by the producer's count.
 
-    A request's turn comes when its agent gives it to the engine, which it does once the engine
+    A request's turn comes when its agent gives it to the engine, which happens once the engine
     has room for one more.
     """
 
@@ -79,10 +79,11 @@ class ModelLoad:
     model: ModelName
     seed: int
     forecaster: Forecaster = field(init=False)
-    by_mesh: list[tuple[Foretold, Seconds]] = field(default_factory=list)
+    by_mesh: list[tuple[PredictedTime, Seconds]] = field(default_factory=list)
     """
-    What groupers foretold the first ones of the same groups, and what came; as above, from when
-    there has been telemetry.
+    Groupers' forecasts for the first requests of the same groups, and the outcomes; only since
+    there
+    is telemetry.
     """
     lost: int = 0
     _random: np.random.Generator = field(init=False)
@@ -96,8 +97,8 @@ class ModelLoad:
         self._random = np.random.default_rng(self.seed)
 
     async def serve(self, size: MeshSize) -> Sequence[PassedGroup]:
-        """First one batch, then groups; all that have passed."""
-        await self.ask()  # A new engine's first request takes longer than any other.
+        """Serve one batch, then groups; return all that have passed."""
+        await self.ask()  # A new engine's first request takes longer.
         batch = await asyncio.gather(*(self.ask() for _ in range(BATCH)))
         prompts, outputs = self._drawn(HISTORY)
         self.forecaster = Forecaster(
@@ -119,7 +120,7 @@ class ModelLoad:
     async def _keep(
         self, tasks: asyncio.TaskGroup, queue_length: int, *, groups: int, until: UnixTime
     ) -> None:
-        """*until* is by the monotonic clock."""
+        """*until* is monotonic time."""
         while groups and self._waiting < queue_length - GROUP and time.monotonic() < until:
             self._send(tasks, None)
         while groups and time.monotonic() < until:
@@ -127,7 +128,7 @@ class ModelLoad:
                 self._left.clear()
                 await self._left.wait()
                 continue
-            forecast = self.forecaster.foretell(
+            forecast = self.forecaster.predict(
                 queue_length=queue_length,
                 ahead=self._waiting,
                 num_requests=GROUP,
@@ -171,18 +172,18 @@ class ModelLoad:
                 came_at=group.came_at,
             )
             self.forecaster.observe(passed)
-            told = group.first.foretold
-            if told is not None and group.forecast.learnt:
-                self.by_mesh.append((Foretold(told, told), group.first.wait_s))
+            predicted = group.first.predicted_wait
+            if predicted is not None and group.forecast.learnt:
+                self.by_mesh.append((PredictedTime(predicted, predicted), group.first.wait_s))
 
     async def ask(self) -> Answer | None:
-        """One request; None when it is lost."""
+        """Serve one request; None when it is lost."""
         (prompt,), (output,) = self._drawn(1)
         self._numbered += 1
         number = self._numbered
         body = InferenceRequest(
             model=self.model,
-            # No two begin alike, or one would find the KV of the other.
+            # No two prompts begin alike; otherwise one would reuse the KV of the other.
             prompt=(10 + number % 490, 10 + number // 490, *(20,) * (prompt - 2)),
             max_tokens=output,
             temperature=0.0,
@@ -207,15 +208,17 @@ class ModelLoad:
             first_token_at=timings.first_token_at,
             finished_at=timings.finished_at,
         )
-        told = timings.foretold
+        predicted = timings.predicted_wait
         return Answer(
             served=served,
             grouped_at=timings.grouped_at,
-            foretold=None if told is None else TimeDistribution.of(told.mean_s, told.sd_s**2),
+            predicted_wait=None
+            if predicted is None
+            else TimeDistribution.of(predicted.mean_s, predicted.sd_s**2),
         )
 
     def _report(self, tokens: int, *, full: bool) -> None:
-        """Telemetry of a full engine, by what it has finished."""
+        """Report telemetry of a full engine, by its finished requests."""
         now = time.monotonic()
         if not full or self._reported_at is None:
             self._reported_at, self._tokens = now, 0

@@ -15,15 +15,18 @@ from services.agent.backends.settings import SimulatedSettings
 from services.mesh.spec import AgentSpec
 from shared.contracts.base import ModelName, Seconds
 from shared.contracts.estimates import LatencyCoefficients
-from solver.prediction.completion_calibration import Foretold
+from solver.prediction.calibration.completion_calibration import PredictedTime
 
 MODELS = tuple(ModelName(name) for name in ("tiny-llama", "tiny-qwen"))
 LEARNT_S = 10.0
-"""Before a forecast, that its throughput is mostly of."""
+"""Time before a forecast whose telemetry mostly determines the forecast's throughput."""
 MOST_OTHERS = 0.12
-"""Share of the CPU: RabbitMQ, the kernel and this bench's looking take about half of that."""
+"""
+Largest CPU share of other processes: RabbitMQ, the kernel and this benchmark's monitoring take
+about half of that.
+"""
 SETTLE_S = 2.0
-"""For a leader's first plan."""
+"""Time for a leader's first plan."""
 _SIMULATED = SimulatedSettings(
     latency=LatencyCoefficients(constant_s=0.0025, linear_s=2e-5, context_s=2e-7),
     policy="fcfs",
@@ -33,7 +36,7 @@ _VLLM: dict[str, Any] = {"policy": "fcfs", "max_running": BATCH, "prefix_caching
 
 
 def agents(engine: str) -> tuple[AgentSpec, ...]:
-    """One for each model, which it alone serves: first come, first served."""
+    """One agent for each model, the only agent that serves this model: first come, first served."""
     settings = msgspec.to_builtins(_SIMULATED) if engine == "simulated" else _VLLM
     return tuple(
         AgentSpec(
@@ -47,19 +50,19 @@ def agents(engine: str) -> tuple[AgentSpec, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshOutcome:
-    """What came of both models' groups."""
+    """Results of both models' groups."""
 
     passed: list[PassedGroup]
-    by_mesh: list[tuple[Foretold, Seconds]]
+    by_mesh: list[tuple[PredictedTime, Seconds]]
     lost: int
     quiet: list[PassedGroup]
-    """Of these, the ones beside which others computed little."""
+    """The groups during which other processes computed little."""
     others_share: float
-    """Of this machine's CPU time, that went to others; RabbitMQ is one of them."""
+    """Share of this machine's CPU time used by other processes, including RabbitMQ."""
 
 
 async def serve(broker: str | None, *, engine: str, load: MeshSize, seed: int) -> MeshOutcome:
-    """Groups of both models, served in a mesh of its own."""
+    """Serve groups of both models in a separate mesh."""
     async with (
         bench_mesh(broker, agents(engine)) as mesh,
         bench_producer(mesh) as producer,
@@ -88,6 +91,6 @@ async def serve(broker: str | None, *, engine: str, load: MeshSize, seed: int) -
 
 
 def _beside(passed: PassedGroup, others: OtherLoad) -> float:
-    """Share of the CPU that others took while its wait was learnt of and while it lasted."""
+    """Share of the CPU used by other processes while its wait was learned and while it lasted."""
     since = passed.came_at - LEARNT_S
     return others.share(since, passed.came_at + passed.wait_s)

@@ -1,4 +1,4 @@
-"""Groups behind queues of several lengths on simulated engines, foretold before they are served."""
+"""Groups behind queues of several lengths on simulated engines, predicted before service."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from shared.contracts.qos import Importance, Slo
 from solver.prediction.service_parameters import ServedRequest
 
 HISTORY = 1000
-"""Requests whose lengths are known before."""
+"""Requests whose lengths are known in advance."""
 GROUP = 32
-"""Requests."""
+"""Requests of a group."""
 MOST_OUTPUT = 2048
 """Tokens, the longest of ShareGPT's answers."""
 REPORT_S = 5.0
-"""Of telemetry."""
+"""Interval of telemetry."""
 _MODEL = ModelName("only")
 
 
@@ -36,7 +36,7 @@ class _Group:
 
 
 class _Traffic:
-    """Requests of ShareGPT's lengths, one after the other."""
+    """A sequence of requests with ShareGPT's lengths."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -66,7 +66,7 @@ class _Traffic:
 
 
 def first_batch(engine: BatchEngine, requests: Sequence[MeshRequest]) -> list[ServedRequest]:
-    """Serve *requests* on the idle *engine*; those that began before a quarter was done."""
+    """Serve *requests* on the idle *engine*; return those that began before a quarter was done."""
     for request in requests:
         engine.add(request, engine.now)
     begun: dict[RequestId, UnixTime] = {}
@@ -85,7 +85,7 @@ def first_batch(engine: BatchEngine, requests: Sequence[MeshRequest]) -> list[Se
 
 
 def served_request(request: MeshRequest, begun_at: UnixTime) -> ServedRequest:
-    """*request*, which is done."""
+    """*request* as a served one, after its end."""
     return ServedRequest(
         prompt_tokens=request.arrival.prompt_tokens,
         output_tokens=request.output_tokens,
@@ -97,12 +97,10 @@ def served_request(request: MeshRequest, begun_at: UnixTime) -> ServedRequest:
 
 class Load:
     """
-    A queue that is kept at one length after the other: whenever it is shorter, a group comes.
+    A queue that is kept at one length after another: a group comes when the queue is shorter.
 
     Args:
-        model: Which.
-        device: On what.
-        seed: Of the traffic.
+        seed: Seed of the traffic.
     """
 
     def __init__(self, model: ModelKind, device: DeviceKind, *, seed: int) -> None:
@@ -123,13 +121,16 @@ class Load:
         self._reported = (0.0, 0)
 
     def keep(self, queue_length: int, *, groups: int) -> None:
-        """Until so many groups have come at this length; what fills the queue up is not judged."""
+        """
+        Run until *groups* groups have come at this length; requests that fill the queue do not
+        count.
+        """
         engine = self._engine
         while engine.num_waiting < queue_length - GROUP:
             self._come()
         while groups:
             if engine.num_waiting < queue_length:
-                forecast = self.forecaster.foretell(
+                forecast = self.forecaster.predict(
                     queue_length=queue_length,
                     ahead=engine.num_waiting,
                     num_requests=GROUP,
@@ -141,7 +142,7 @@ class Load:
                 self._step()
 
     def drain(self) -> None:
-        """Serve what is there."""
+        """Serve all requests that are left."""
         while self._engine.num_unfinished:
             self._step()
 
@@ -167,7 +168,7 @@ class Load:
         self._report()
 
     def _close(self) -> None:
-        """Groups that are done."""
+        """Close groups that are done."""
         for group in [g for g in self._groups if all(r.finished_at for r in g.requests)]:
             self._groups.remove(group)
             done_at = max(request.finished_at or 0.0 for request in group.requests)
@@ -180,7 +181,7 @@ class Load:
             self.forecaster.observe(passed)
 
     def _report(self) -> None:
-        """Telemetry of a full engine."""
+        """Report telemetry of a full engine."""
         engine, totals = self._engine, self._engine.totals
         at, tokens = self._reported
         useful = totals.tokens - totals.wasted_tokens

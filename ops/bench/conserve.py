@@ -1,9 +1,9 @@
 """
-ConServe's claims in simulation: ours, the baselines, the paper's values (Llama-3.1 8B, H100).
+ConServe's claims in simulation: Headway, the baselines, the paper's values (Llama-3.1 8B, H100).
 
-Throughput is offline prompt and answer tokens a second, each token counted once; TBT are the
-literal gaps between online tokens. `lost` is what preemption makes to compute again. A full run
-takes about three minutes on two cores.
+Throughput is offline prompt and answer tokens per second, each token counted once; TBT are the
+literal gaps between online tokens. `lost` is the work that preemption causes to be recomputed. A
+full run takes about three minutes on two cores.
 """
 
 import os
@@ -19,7 +19,7 @@ Figures = Mapping[Cell, dict[str, dict[str, Any]]]
 
 TTFT_MOST, TBT_MOST, OFFLINE_LEAST = 0.85, 0.65, 0.80
 WHOLE_TTFT_MOST = 0.70
-"""With preemption between layers and checkpoints."""
+"""Upper bound of the TTFT ratio, with preemption between layers and checkpoints."""
 
 _PAPER = {
     "3, 2/s": "sarathi-p over online-only: TTFT 3.59x, TBT 3.01x; offline 4.27x below "
@@ -46,7 +46,7 @@ async def run(
     broker: str | None,  # noqa: ARG001 - nothing here needs one
     workers: int | None = None,
 ) -> Result:
-    """Simulate, compare, judge."""
+    """Simulate and compare."""
     result = Result(name="conserve", seed=seed, quick=quick)
     cells = judged(seed) + ([] if quick else printed(seed))
     with ProcessPoolExecutor(max_workers=workers or os.cpu_count()) as pool:
@@ -59,7 +59,7 @@ async def run(
 
 
 def _judge(result: Result, found: Figures) -> None:
-    """Worst of the seeds."""
+    """Add acceptance lines with the worst of the seeds."""
     rows = [figures for cell, figures in found.items() if cell.figure == "judged"]
     for name, figure, system, most in (
         ("P99 TTFT", "ttft_p99_ms", "ours", TTFT_MOST),
@@ -80,7 +80,7 @@ def _judge(result: Result, found: Figures) -> None:
 
 
 def _tables(found: Figures) -> dict[str, dict[str, Any]]:
-    """One row a system, by the paper's figure and the traffic."""
+    """One row per system, by the paper's figure and the traffic."""
     made: dict[str, dict[str, Any]] = {}
     for cell, by_system in found.items():
         for system, figures in by_system.items():
@@ -107,7 +107,7 @@ def _joined(names: Iterable[str]) -> str:
 
 
 def _row(cell: Cell, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Median and 99th percentile of TTFT and the latter of TBT, in ms; tokens a second."""
+    """Median and 99th percentile of TTFT, 99th percentile of TBT, in ms; tokens per second."""
     row = {
         "median": round(figures["ttft_p50_ms"]),
         "TTFT": round(figures["ttft_p99_ms"]),

@@ -1,4 +1,4 @@
-"""Which co-serving simulations the ConServe benchmark makes, and with which targets."""
+"""Simulations of the ConServe benchmark and their targets."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,18 +16,18 @@ from ops.sim.profiles import NamedProfile, load
 from ops.sim.safepoints import LayerwiseReplica
 from shared.contracts.base import Seconds
 from shared.contracts.qos import Slo
-from solver.scheduling.decision import SchedulingPolicy
+from solver.scheduling.engine.decision import SchedulingPolicy
 
 TTFT_SCALE, TBT_SCALE = 1.25, 1.19
 """
-Targets over online-only P99: how far ConServe stays within it at all rates (§6.2).
+Ratio of the targets to online-only P99: ConServe stays within them at all rates (§6.2).
 
 The paper derives the targets from online-only P99 and does not state the factor of Fig. 6a.
 """
 REFERENCE_RPS = 2.0
-"""Rate of Figs 3 and 8; its online-only P99 is the least from which a target is derived."""
+"""Rate of Figs 3 and 8; targets are derived from its online-only P99 at least."""
 CHUNK_TOKENS = 2048
-"""Of the baselines (§4.4 speaks of full 2048-token chunks)."""
+"""Chunk of the baselines (§4.4 mentions full 2048-token chunks)."""
 
 Builder = Callable[[NamedProfile], SimulatedReplica]
 
@@ -42,15 +42,15 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 4096
     output_tokens: int = 256
     burst_gpt: bool = False
-    """Lengths of BurstGPT instead."""
+    """True: lengths of BurstGPT."""
     datasets: tuple[str, ...] = tuple(DATASETS)
     scale: float | None = None
-    """Of both targets, instead of `TTFT_SCALE` and `TBT_SCALE`."""
+    """Scale of both targets, instead of `TTFT_SCALE` and `TBT_SCALE`."""
     seed: int = 0
     duration_s: Seconds = 300.0
 
     def traffic(self, slo: Slo) -> CoServing:
-        """With targets for the online requests."""
+        """The traffic, with targets for the online requests."""
         prompt, output = BURST_GPT if self.burst_gpt else (self.prompt_tokens, self.output_tokens)
         return CoServing(
             rate_rps=self.rate_rps,
@@ -103,8 +103,8 @@ SYSTEMS: dict[str, Builder] = {
 }
 """
 By name. `alg. 1` is the paper's scheduler, `ours` also limits how much offline work begins.
-`layers` cuts an iteration when algorithm 2 foresees a late first token, `eager` at every online
-arrival; `checkpoints` come on top.
+`layers` preempts at a safepoint when algorithm 2 predicts a late first token, `eager` at every
+online arrival; `checkpoints` are added to both.
 """
 ALL = tuple(SYSTEMS)
 JUDGED = ("non-preemptive", "sarathi-p", "ours")
@@ -141,12 +141,12 @@ def _online_only(cell: Cell) -> dict[str, Any]:
 
 
 def judged(seed: int) -> list[Cell]:
-    """What the bars are about: three seeds at 2 requests a second."""
+    """Cells with an acceptance line: three seeds at 2 requests per second."""
     return [Cell(figure="judged", systems=(*JUDGED, WHOLE), seed=seed + k) for k in range(3)]
 
 
 def printed(seed: int) -> list[Cell]:
-    """What has no bar."""
+    """Cells without an acceptance line."""
     cells = [
         Cell(figure="6a", systems=ALL, rate_rps=rate, seed=seed)
         for rate in (0.5, 1.0, 2.0, 3.0, 4.0)

@@ -1,4 +1,6 @@
-"""Cores of this machine: which a mesh under measurement computes on, and what others take."""
+"""
+Cores of this machine: those used by a mesh under measurement, and the load of other processes.
+"""
 
 import asyncio
 import contextlib
@@ -13,24 +15,24 @@ from services.mesh.processes import ProcessMesh
 from shared.contracts.base import Seconds, UnixTime
 
 SAMPLE_S = 2.0
-"""Between two looks at what others compute."""
+"""Interval between samples of the other load."""
 
 
 def agent_pids(mesh: ProcessMesh) -> tuple[int, ...]:
-    """Of the mesh's agents; engines are their children."""
+    """Process ids of the mesh's agents; engines are their children."""
     return tuple(each.pid for name, each in mesh.processes.items() if name.startswith("agent-"))
 
 
 def give_cores(pids: Sequence[int]) -> int:
     """
-    Each of these processes, with all that it has started, gets a core of its own.
+    Pin each of these processes, with all its descendants, to a separate core.
 
-    Instances have a device each. Engines that share this machine's cores instead serve as fast
-    as the system lets them, and of two on two cores one is often twice as fast as the other for
-    some seconds, and then the other. Processes that are not given any go wherever there is time.
+    In production, instances have a device each. Engines that share this machine's cores are as fast
+    as the scheduler allows: of two on two cores one is often twice as fast as the other for some
+    seconds, and then the reverse. Other processes are not pinned.
 
     Returns:
-        Processes that got one: none where there are fewer cores than processes.
+        Pinned processes: none where there are fewer cores than processes.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < len(pids):
@@ -43,11 +45,20 @@ def give_cores(pids: Sequence[int]) -> int:
     return len(pids)
 
 
+def computed_s(pid: int) -> Seconds:
+    """User and system time of a process and of all its descendants so far, ended ones included."""
+    used_s = 0.0
+    for process in _with_children((pid,)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            used_s += sum(process.cpu_times()[:4])  # user, system, and both of ended children
+    return used_s
+
+
 class OtherLoad:
     """
-    CPU time that went neither to this process nor to its children, over time.
+    CPU time of all processes except this one and its children, over time.
 
-    A broker that ran before is among the others, and what the kernel does for everybody.
+    Includes a broker that ran before, and the kernel's work for all processes.
     """
 
     def __init__(self) -> None:
@@ -57,18 +68,18 @@ class OtherLoad:
         self.sample()
 
     def sample(self) -> None:
-        """Look at what has been computed so far."""
+        """Take a sample of the CPU time used so far."""
         self._at.append(time.time())
         self._others_s.append(_busy_s() - _computed_s(self._ours))
 
     async def follow(self) -> None:
-        """Look again and again, until cancelled."""
+        """Take samples until cancelled."""
         while True:
             await asyncio.sleep(SAMPLE_S)
             self.sample()
 
     def share(self, since: UnixTime, until: UnixTime) -> float:
-        """Of all cores' time between two times, 0..1; as little as a second says nothing."""
+        """Share of all cores' time between two times, 0..1; not meaningful below a second."""
         if until - since < SAMPLE_S:
             since, until = (since + until - SAMPLE_S) / 2, (since + until + SAMPLE_S) / 2
         first_s, last_s = np.interp((since, until), self._at, self._others_s)
@@ -76,7 +87,9 @@ class OtherLoad:
 
 
 def _busy_s() -> Seconds:
-    """CPU seconds of everybody since the machine was started; a guest's are its host's, too."""
+    """
+    CPU seconds of all processes since boot; a virtual guest's seconds also count for its host.
+    """
     spent = psutil.cpu_times()
     return float(sum(spent) - spent.idle - spent.iowait - spent.guest - spent.guest_nice)
 

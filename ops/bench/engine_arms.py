@@ -1,4 +1,4 @@
-"""The engines that the engine benchmark compares: one model under stock vLLM and under ours."""
+"""The arms of the engine benchmark: one model under stock vLLM and under Headway's policy."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -10,7 +10,7 @@ import msgspec
 from ops.bench.engine_load import Planned, Served, serve
 from services.agent.backends.base import EngineBackend, SchedulingParameters
 from services.agent.backends.settings import VllmSettings
-from services.agent.backends.vllm.backend import VllmEngine
+from services.agent.backends.vllm.front.backend import VllmEngine
 from shared.contracts.base import ModelName, Seconds
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Slo
@@ -21,8 +21,8 @@ from shared.models.tiny_weights import TinyArchitecture
 BASE = ModelName("tiny-llama")
 MAX_RUNNING = 64
 LARGEST_BUDGET = 2048
-_STOCK = "services.agent.backends.vllm.scheduler.TimedScheduler"
-"""vLLM's own scheduler; ours only reads the clock."""
+_STOCK = "services.agent.backends.vllm.core.scheduler.TimedScheduler"
+"""vLLM's own scheduler; Headway's subclass only records times."""
 
 FCFS, PRIORITY, OURS = ModelName("stock-fcfs"), ModelName("stock-priority"), ModelName("ours")
 ENGINES: dict[ModelName, dict[str, str]] = {
@@ -38,9 +38,9 @@ class Arm:
 
     model: ModelName
     token_budget: int
-    """Stock's chunk; ours finds its own below."""
+    """Stock's chunk; Headway's policy chooses its own up to it."""
     priorities: Mapping[str, int] = field(default_factory=dict)
-    """Of the classes, for stock's `priority` policy; smaller goes first."""
+    """Priorities of the classes, for stock's `priority` policy; smaller goes first."""
 
     async def serve(
         self,
@@ -66,21 +66,30 @@ class Arm:
 
 @asynccontextmanager
 async def engines(
-    directory: Path, architecture: TinyArchitecture = TINY_MODELS[BASE]
+    directory: Path,
+    architecture: TinyArchitecture = TINY_MODELS[BASE],
+    arms: Mapping[ModelName, Mapping[str, str]] = ENGINES,
 ) -> AsyncIterator[VllmEngine]:
-    """All arms' engines in one backend, the idle ones parked; their output goes to a file."""
+    """
+    All arms' engines in one backend, the idle ones parked; their output goes to a file.
+
+    Args:
+        directory: For models and output.
+        architecture: The model of all arms.
+        arms: Engine arguments by the name of the model in this arm.
+    """
     models = make_tiny_models(directory, models={BASE: architecture})
     base = ModelRegistry.load(models).entry(BASE)
     settings = VllmSettings(
         policy="qoserve",
         max_running=MAX_RUNNING,
         token_budget=LARGEST_BUDGET,
-        warm_bytes=len(ENGINES) << 30,
-        # Arms get the same prompts; none may profit from what another run left.
+        warm_bytes=len(arms) << 30,
+        # Arms get the same prompts and must not profit from an earlier run.
         prefix_caching=False,
         log_path=str(directory / "vllm.log"),
     )
-    engine = VllmEngine(tuple(_variant(base, name) for name in ENGINES), settings)
+    engine = VllmEngine(tuple(_variant(base, *each) for each in arms.items()), settings)
     await engine.start()
     try:
         yield engine
@@ -88,5 +97,5 @@ async def engines(
         await engine.close()
 
 
-def _variant(base: ModelEntry, name: ModelName) -> ModelEntry:
-    return msgspec.structs.replace(base, name=name, engine_args=base.engine_args | ENGINES[name])
+def _variant(base: ModelEntry, name: ModelName, arguments: Mapping[str, str]) -> ModelEntry:
+    return msgspec.structs.replace(base, name=name, engine_args=base.engine_args | dict(arguments))

@@ -1,4 +1,4 @@
-"""Open-loop load on one engine: mixed targets, fixed by a seed, and who missed."""
+"""Open-loop load on one engine: mixed targets, fixed by a seed, and its misses."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ops.sim.lengths import MIXES
+from ops.sim.lengths import CODE
 from services.agent.backends.base import EngineBackend, EngineRequest
 from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.qos import QosClass, Slo
@@ -16,7 +16,7 @@ from shared.contracts.requests import Sampling, Tokens
 CLASSES = ("Q1", "Q2", "Q3")
 """Interactive, soon, later: a third of the requests each."""
 _PROMPT_SCALE = 0.3
-"""Of the code mix's prompts, so that they fit a small model on a CPU."""
+"""Scale of the code mix's prompts, so that they fit a small model on a CPU."""
 _MAX_OUTPUT = 64
 _FIRST_TOKEN, _VOCABULARY = 10, 500
 
@@ -26,7 +26,7 @@ class Planned:
     """One request of a load."""
 
     at_s: Seconds
-    """After the begin."""
+    """Seconds after the begin."""
     class_name: str
     prompt: Tokens
     output_tokens: int
@@ -34,7 +34,7 @@ class Planned:
 
 @dataclass(slots=True)
 class Served:
-    """What became of a request."""
+    """Outcome of a request."""
 
     planned: Planned
     slo: Slo
@@ -46,7 +46,7 @@ class Served:
 
     @property
     def missed(self) -> bool:
-        """First or last token after its deadline (QoServe eqs 1-3)."""
+        """True if the first or last token was after its deadline (QoServe eqs 1-3)."""
         if not self.finished or self.first_token_at is None or self.last_token_at is None:
             return True
         count = len(self.token_ids)
@@ -58,14 +58,13 @@ class Served:
 
 def planned_load(*, seed: int, rate_rps: float, duration_s: Seconds) -> list[Planned]:
     """Poisson arrivals with the lengths of the code mix, scaled down."""
-    # Streams of their own, so that another rate changes the times and how many, but no request.
+    # Separate random streams, so that another rate changes times and number, but no request.
     gaps, prompts_of, outputs_of, classes, random = np.random.default_rng(seed).spawn(5)
     size = int(3 * rate_rps * duration_s) + 16
     times = np.cumsum(gaps.exponential(size=size)) / rate_rps
     times = times[times < duration_s]
-    mix = MIXES["code"]
-    prompts = mix.prompt.draw(prompts_of, len(times))
-    outputs = mix.output.draw(outputs_of, len(times))
+    prompts = CODE.prompt.draw(prompts_of, len(times))
+    outputs = CODE.output.draw(outputs_of, len(times))
     chosen = classes.integers(0, len(CLASSES), len(times))
     return [
         Planned(
@@ -92,15 +91,14 @@ async def serve(
     patience_s: Seconds = 0.0,
 ) -> list[Served]:
     """
-    Send *load* as planned; what is unfinished *patience_s* after its end is aborted.
+    Send *load* as planned; abort what is unfinished *patience_s* after its end.
 
     Args:
-        engine: With *model* active.
-        model: Which.
+        engine: Engine on which *model* is active.
         load: In order of time.
-        slos: By class; missing is best effort.
-        priorities: By class, for an engine with priorities of its own.
-        patience_s: How long after the last arrival to wait.
+        slos: SLO of each class; a missing class is best effort.
+        priorities: Priority of each class, for an engine with its own priorities.
+        patience_s: Waiting time after the last arrival.
     """
     begun, begun_at = time.perf_counter(), time.time()
     served = [
@@ -127,7 +125,7 @@ async def serve(
 async def serve_alone(
     engine: EngineBackend, model: ModelName, load: Sequence[Planned]
 ) -> list[Served]:
-    """One request after the other."""
+    """Serve one request after another."""
     served = []
     for index, planned in enumerate(load):
         each = Served(planned, Slo(), time.time())
@@ -137,7 +135,7 @@ async def serve_alone(
 
 
 def missed_share(served: Sequence[Served]) -> float:
-    """Of all that arrived."""
+    """Share of missed requests among all that arrived."""
     return sum(each.missed for each in served) / max(1, len(served))
 
 

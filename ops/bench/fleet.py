@@ -2,7 +2,7 @@
 Eight instances with three models over the real broker, one of which is killed, against simulation.
 
 The same requests at the same times go through processes, queues and a real `kill -9`, and through
-`ops.sim.mesh`. Nothing may be lost, and as much must be in time as the simulation says.
+`ops.sim.mesh`. No request may be lost, and as many must be in time as in the simulation.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ from shared.contracts.ingress import InferenceRequest
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import ReplyMode, RequestCompleted
 from shared.producer.producer import Producer
-from solver.planning.grouping import GROUP_BATCH_MULTIPLE
-from solver.scheduling.latency import LatencyTable
+from solver.planning.problem.grouping import GROUP_BATCH_MULTIPLE
+from solver.scheduling.engine.latency import LatencyTable
 
 MODELS = tuple(ModelName(name) for name in ("tiny-llama", "tiny-llama-b", "tiny-qwen"))
 MODEL_SHARES = (0.6, 0.3, 0.1)
@@ -61,11 +61,11 @@ PACE = EngineServes(
     kv_capacity_tokens=ENGINE.kv_capacity_tokens,
 )
 WINDOW = 4
-"""Of simulated instances, whose engines begin what was pulled first; agents have it in order."""
+"""Window of simulated instances, whose engines begin requests as pulled; agents reorder them."""
 RATE_RPS = 26.0
 DURATION_S, QUICK_S = 90.0, 12.0
 SETTLE_S = 3.0
-"""For a leader's first plan."""
+"""Time for a leader's first plan."""
 ANSWER_TIMEOUT_S = 120.0
 MOST_POINTS = 3.0
 
@@ -86,7 +86,7 @@ CLASSES = (
 
 
 def workload(seed: int, *, rate_rps: float, duration_s: Seconds) -> list[ModelArrival]:
-    """Poisson; prompts around 200 and answers around 60 tokens."""
+    """Poisson arrivals; prompts around 200 and answers around 60 tokens."""
     random = np.random.default_rng(seed)
     found = []
     for at in poisson(random, rate_rps=rate_rps, duration_s=duration_s):
@@ -109,7 +109,7 @@ def workload(seed: int, *, rate_rps: float, duration_s: Seconds) -> list[ModelAr
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How one request went."""
+    """Outcome of one request."""
 
     class_name: str
     attained: bool
@@ -119,7 +119,7 @@ class Served:
 async def serve(
     mesh: ProcessMesh, producer: Producer, work: Sequence[ModelArrival], *, kill_at_s: Seconds
 ) -> list[Served]:
-    """Send *work* on time, kill an agent on the way, and wait for all answers."""
+    """Send *work* on time, kill an agent meanwhile, and wait for all answers."""
     began = time.monotonic()
 
     async def one(number: int, each: ModelArrival) -> Served:
@@ -146,7 +146,7 @@ async def serve(
 
 def body_of(number: int, each: ModelArrival) -> InferenceRequest:
     arrival = each.arrival
-    # No two begin alike, or one would find the KV of the other.
+    # No two prompts begin alike; otherwise one would reuse the KV of the other.
     prompt = (10 + number % 490, 10 + number // 490, *(20,) * (arrival.prompt_tokens - 2))
     return InferenceRequest(
         model=each.model,
@@ -160,7 +160,7 @@ def body_of(number: int, each: ModelArrival) -> InferenceRequest:
 
 
 def predicted(work: Sequence[ModelArrival], *, seed: int, kill_at_s: Seconds) -> Sequence[Served]:
-    """The same work in the simulated mesh, with an instance that dies at the same time."""
+    """Serve the same work in the simulated mesh, with an instance that dies at the same time."""
     options = MeshOptions(
         fleet=TinyFleet(
             devices=(DEVICE,) * INSTANCES,
@@ -217,7 +217,7 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
 
 
 def _attained(found: Sequence[Served]) -> dict[str, float]:
-    """Percent in time, by class and of all."""
+    """Percent in time, by class and in total."""
     total = Counter(each.class_name for each in found)
     good = Counter(each.class_name for each in found if each.attained)
     shares = {name: 100 * good[name] / total[name] for name in sorted(total)}

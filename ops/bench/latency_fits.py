@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ops.baselines.prediction.iteration_forest import Decodes, IterationForest, iteration_matrix
+from ops.baselines.prediction.iteration_forest_fit import fit_iteration_forest
 from shared.contracts.base import Seconds
 from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.telemetry import EngineIteration
-from solver.prediction.iteration_forest import Decodes, IterationForest, iteration_matrix
-from solver.prediction.iteration_forest_fit import fit_iteration_forest
-from solver.prediction.latency_model import OnlineLatencyFit, predict_each_batch_s
+from solver.prediction.latency.latency_model import OnlineLatencyFit, sum_of_terms
 
 LARGEST_CHUNK = 2048
 
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """Both models, of the same iterations."""
+    """Both models, fitted to the same iterations."""
 
     terms: LatencyCoefficients
     forest: IterationForest
@@ -36,7 +36,7 @@ class Fits:
         return cls(terms, fit_iteration_forest(known, seed=seed))
 
     def predicted_s(self, iterations: list[EngineIteration]) -> dict[str, Floats]:
-        """By model: float64[n]."""
+        """Predictions by model: float64[n]."""
         rows = iteration_matrix(iterations)
         pairs = np.array([each.prefill_pairs for each in iterations])
         return {
@@ -45,7 +45,7 @@ class Fits:
         }
 
     def chunks(self, budget_s: Seconds, beside: Decodes, before: float) -> dict[str, int]:
-        """By model: tokens behind *before* of their prompt, within *budget_s*."""
+        """Chunks by model: tokens after *before* tokens of their prompt, within *budget_s*."""
         most_tokens = max(0, min(LARGEST_CHUNK, self.forest.most_tokens - beside.num_decodes))
         chunks: Floats = np.arange(1, most_tokens + 1, dtype=np.float64)
         context_tokens = np.full(most_tokens, float(beside.context_tokens))
@@ -58,6 +58,5 @@ class Fits:
         }
 
     def _terms_s(self, tokens: Floats, context_tokens: Floats, pairs: Floats) -> Floats:
-        return predict_each_batch_s(
-            self.terms, compute_tokens=tokens, context_tokens=context_tokens, prefill_pairs=pairs
-        )
+        total_s = sum_of_terms(self.terms, tokens, context_tokens, pairs)
+        return np.maximum(self.terms.constant_s, total_s)

@@ -1,37 +1,37 @@
 """
-The latency model on iterations it has not seen, and QoServe's random forest beside it.
+The latency model on iterations it has not seen, compared with QoServe's random forest.
 
 Both learn from the first 60 % of an engine's iterations, and are judged on the others.
 
-- Simulated engines with the shipped profiles: judged against what the profile says; what they
-  learn from has noise, a standard deviation of a tenth. The same once more after a fifth of the
-  iterations were disturbed.
+- Simulated engines with the shipped profiles: judged against the profile's times; the training
+  times have noise with a standard deviation of a tenth. Repeated after a fifth of the iterations
+  were disturbed.
 - vLLM with a small model on this machine's CPU: judged against measured times, disturbed ones
-  included; not judged where its engine had to wait for a CPU. Learnt and judged anew with each
-  of three loads, the median counts: neighbours on a shared processor come and go.
+  included; not judged where its engine had to wait for a CPU. Fitted and judged separately for
+  each of three loads, and the median counts, because other load on a shared processor varies.
 
-Chunks are judged where an iteration has one prefill: how many tokens of it a model would allow
-in a given time, against how many there is time for. Simulated times are those of chunks that are
-drawn evenly; on vLLM it is the time that the iteration took, so its noise is part of the error.
+Chunks are judged where an iteration has one prefill: the tokens of it that a model would allow
+in a given time, against those that fit. Simulated times are those of uniformly drawn chunks; on
+vLLM it is the time of the iteration, so its noise is part of the error.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from ops.baselines.prediction.iteration_forest import Decodes
+from ops.baselines.prediction.iteration_forest_fit import LEAST_SAMPLES
 from ops.bench.latency_fits import LARGEST_CHUNK, Fits, Floats
 from ops.bench.latency_steps import Step, disturbed, simulated_steps
 from ops.bench.latency_vllm import Measured, vllm_steps
 from ops.bench.progress import say
 from ops.bench.result import Line, Result
 from ops.sim.profiles import ALIASES, load
-from services.agent.backends.vllm.availability import vllm_unavailable_reason
+from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from shared.contracts.base import Seconds
 from shared.contracts.telemetry import EngineIteration
-from solver.prediction.iteration_forest import Decodes
-from solver.prediction.iteration_forest_fit import LEAST_SAMPLES
-from solver.prediction.latency_model import predict_s
-from solver.scheduling.latency import LatencyTable
+from solver.prediction.latency.latency_model import predict_s
+from solver.scheduling.engine.latency import LatencyTable
 
 SIMULATED_MOST = 0.04
 VLLM_MEDIAN_MOST, VLLM_P95_MOST = 0.10, 0.30
@@ -40,12 +40,12 @@ CHUNK_MOST = 0.10
 KNOWN_SHARE = 0.6
 DISTURBED_SHARE = 0.2
 MOST_WAITING = 0.05
-"""Of the engine's time on vLLM; with more, a step lasts as long as neighbours let it."""
+"""Share of time that vLLM waits for a CPU; above it, other load determines a step's duration."""
 LOADS, LOAD_S = 3, 40.0
-"""On vLLM."""
+"""Loads on vLLM."""
 LEAST_CHUNK = 32
 _CHUNKS = 200
-"""Judged, of each engine."""
+"""Judged chunks of each engine."""
 
 
 async def run(
@@ -71,7 +71,7 @@ async def run(
 
 
 def _simulated(result: Result, alias: str, seed: int, *, duration_s: Seconds) -> Floats:
-    """Figures and lines of one profile; relative errors of the forest's chunks."""
+    """Figures and lines of one profile; returns relative errors of the forest's chunks."""
     profile = load(alias)
     device = "H100-80GB" if alias == "h100" else "A100-80GB"
     steps = simulated_steps(profile, device, seed=seed, duration_s=duration_s)
@@ -95,7 +95,7 @@ def _simulated(result: Result, alias: str, seed: int, *, duration_s: Seconds) ->
     moved = np.abs(twice.predicted_s(asked)["terms"] / predicted_s["terms"] - 1)
     result.figures[f"{profile.name}: 2048 tokens, ms"] = _conserves_example(fits, profile.latency)
     wrong = _simulated_chunks(fits, later, profile.latency, np.random.default_rng(seed))
-    _tell_chunks(result, profile.name, wrong)
+    _report_chunks(result, profile.name, wrong)
     terms_error = float(np.median(np.abs(predicted_s["terms"] / exact_s - 1)))
     result.lines += [
         Line(name=f"{profile.name}: median error", value=terms_error, bound=SIMULATED_MOST),
@@ -110,31 +110,31 @@ def _simulated(result: Result, alias: str, seed: int, *, duration_s: Seconds) ->
 
 def _conserves_example(fits: Fits, latency: LatencyTable) -> dict[str, float]:
     """
-    A chunk of a new request, and behind a context of 40,000 tokens (ConServe §4.2).
+    Times of a new request's chunk, and of one after 40,000 tokens of context (ConServe §4.2).
 
-    Far beyond what was learnt from.
+    Both are far outside the training data.
     """
-    told: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for name, before in (("new", 0), ("behind 40000", 40_000)):
         exact_s = latency.predict_s(2048, 2048 * (before + 1024), before)
         found_s = predict_s(fits.terms, compute_tokens=2048, context_tokens=before)
-        told |= {f"{name}, exact": 1000 * exact_s, f"{name}, terms": 1000 * found_s}
-    return told
+        figures |= {f"{name}, exact": 1000 * exact_s, f"{name}, terms": 1000 * found_s}
+    return figures
 
 
 def _on_vllm(result: Result, measured: Sequence[Measured], seed: int) -> None:
-    """Lines are told only of loads whose engine had its CPU to itself and served enough."""
+    """Add lines only of loads whose engine had its CPU to itself and served enough."""
     judged: list[dict[str, float]] = []
     for number, each in enumerate(measured, 1):
         if not _is_enough(each):
             continue
-        terms = _tell_measured(result, f"vLLM, load {number}", each, seed)
+        terms = _report_measured(result, f"vLLM, load {number}", each, seed)
         if each.waiting_share <= MOST_WAITING:
             judged.append(terms)
         else:
             say(
                 f"vLLM is not judged: its engine waited {each.waiting_share:.0%} of the time "
-                f"for a CPU, {MOST_WAITING:.0%} at most make its steps its own"
+                f"for a CPU; the limit is {MOST_WAITING:.0%}"
             )
     result.lines += [
         Line(
@@ -154,8 +154,8 @@ def _is_enough(measured: Measured) -> bool:
     return True
 
 
-def _tell_measured(result: Result, name: str, measured: Measured, seed: int) -> dict[str, float]:
-    """Figures of one load; the shares of what the sum of terms is wrong by."""
+def _report_measured(result: Result, name: str, measured: Measured, seed: int) -> dict[str, float]:
+    """Figures of one load, with the relative error of the terms' sum."""
     steps = measured.iterations
     split = int(KNOWN_SHARE * len(steps))
     fits, later = Fits.of(steps[:split], seed), steps[split:]
@@ -171,14 +171,14 @@ def _tell_measured(result: Result, name: str, measured: Measured, seed: int) -> 
             **_shares(errors),
             "median with a prefill": _median_or_none(np.abs(errors[has_prefill])),
         }
-    _tell_chunks(result, name, _measured_chunks(fits, later))
+    _report_chunks(result, name, _measured_chunks(fits, later))
     return _shares(predicted_s["terms"] / measured_s - 1)
 
 
 def _simulated_chunks(
     fits: Fits, steps: Sequence[Step], latency: LatencyTable, random: np.random.Generator
 ) -> dict[str, Floats]:
-    """Relative errors by model, against the largest chunk that the profile has time for."""
+    """Relative errors by model, against the largest chunk that fits by the profile."""
     wrong: dict[str, list[float]] = {"terms": [], "forest": []}
     with_one = [(each.iteration, each.chunk) for each in steps if each.chunk is not None]
     for iteration, (_, before) in with_one[:: max(1, len(with_one) // _CHUNKS)]:
@@ -211,14 +211,14 @@ def _measured_chunks(fits: Fits, steps: Sequence[EngineIteration]) -> dict[str, 
         chunk = each.compute_tokens - each.num_decodes
         if LEAST_CHUNK <= chunk <= LARGEST_CHUNK:
             beside = Decodes(each.num_decodes, each.context_tokens)
-            # Of its one prefill; of several, so long that they would have as many pairs.
+            # Context of the step's one prefill; for several, the context that gives as many pairs.
             before = max(0.0, each.prefill_pairs / chunk - chunk / 2)
             for model, allowed in fits.chunks(each.duration_s, beside, before).items():
                 wrong[model].append(allowed / chunk - 1)
     return {model: np.array(errors) for model, errors in wrong.items()}
 
 
-def _tell_chunks(result: Result, name: str, wrong: dict[str, Floats]) -> None:
+def _report_chunks(result: Result, name: str, wrong: dict[str, Floats]) -> None:
     for model, errors in wrong.items():
         if len(errors):
             result.figures[f"{name}: chunks of {model}"] = {
@@ -229,7 +229,7 @@ def _tell_chunks(result: Result, name: str, wrong: dict[str, Floats]) -> None:
 
 
 def _chunk_lines(wrong: Floats) -> list[Line]:
-    """Of the forest, all profiles together: how wrong, and that it errs low."""
+    """Acceptance lines of the forest, all profiles together: its error, and that it errs low."""
     return [
         Line(
             name="forest, median chunk error, all profiles",

@@ -18,7 +18,7 @@ from shared.contracts.base import RequestId, Seconds, UnixTime
 from shared.contracts.telemetry import EngineIteration
 
 RATES_RPS = {"A100-80GB": 3.0, "H100-80GB": 6.0}
-"""About what one replica of the device serves of the conversation mix."""
+"""Approximate capacity of one replica of the device for the conversation mix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,17 @@ class Step:
     """One simulated iteration."""
 
     iteration: EngineIteration
-    """As telemetry reports it, with noise."""
+    """As reported by telemetry, with noise."""
     exact_s: Seconds
-    """What the profile says that it takes."""
+    """Time by the profile."""
     chunk: tuple[int, int] | None
-    """Tokens of its one prefill, and those computed of it before; none if it has not just one."""
+    """
+    Tokens of the step's prefill, and its tokens computed before; none unless it has exactly one.
+    """
 
 
 class NoisyReplica(SimulatedReplica):
-    """The simulated engine with the noise of `ops.sim.routing`; keeps what it computed."""
+    """The simulated engine with the noise of `ops.sim.routing`; records its iterations."""
 
     def __init__(self, profile: NamedProfile, policy: str, random: np.random.Generator) -> None:
         super().__init__(
@@ -64,7 +66,7 @@ class NoisyReplica(SimulatedReplica):
 def simulated_steps(
     profile: NamedProfile, device: str, *, seed: int, duration_s: Seconds
 ) -> list[Step]:
-    """Of one replica under the default policy and a mix of chats, QoServe's classes."""
+    """Iterations of one replica under the default policy and a mix of chats, QoServe's classes."""
     scenario = Scenario(
         profile=profile,
         policy="qoserve",
@@ -85,7 +87,7 @@ def simulated_steps(
 def disturbed(
     iterations: Sequence[EngineIteration], *, share: float, seed: int
 ) -> list[EngineIteration]:
-    """A *share* of them takes 2 to 20 times as long."""
+    """The iterations, of which a *share* takes 2 to 20 times as long."""
     random = np.random.default_rng(seed)
     factors = np.where(
         random.random(len(iterations)) < share, random.uniform(2, 20, len(iterations)), 1.0

@@ -1,4 +1,4 @@
-"""Iterations of vLLM on this machine's CPU, that the latency benchmark learns from."""
+"""Iterations of vLLM on this machine's CPU, as input of the latency benchmark."""
 
 import asyncio
 import contextlib
@@ -11,16 +11,16 @@ from ops.bench.engine_arms import LARGEST_BUDGET, OURS, Arm, engines
 from ops.bench.engine_load import Planned, planned_load, serve, serve_alone
 from ops.bench.progress import say
 from services.agent.backends.base import EngineBackend
-from services.agent.backends.vllm.backend import VllmEngine
+from services.agent.backends.vllm.front.backend import VllmEngine
 from shared.contracts.base import Seconds
 from shared.contracts.qos import Slo
 from shared.contracts.telemetry import EngineIteration
 from shared.models.tiny_weights import TinyArchitecture
 
 UTILIZATION = 1.2
-"""Of the load on vLLM, as a share of what one request at a time gives."""
+"""Load on vLLM, as a share of the throughput of one request at a time."""
 SLOS = {"Q1": Slo(ttft_s=2.0, tbt_s=0.1), "Q2": Slo(ttlt_s=20.0), "Q3": Slo(ttlt_s=60.0)}
-"""On vLLM; between them chunks are of many sizes."""
+"""SLOs on vLLM; they lead to chunks of many sizes."""
 SMALL = TinyArchitecture(
     architecture="LlamaForCausalLM",
     model_type="llama",
@@ -32,9 +32,9 @@ SMALL = TinyArchitecture(
     num_kv_heads=2,
 )
 """
-For vLLM, random weights. A decode takes it 6 ms, which are its layers'. One of the tiny models
-takes 2 ms, which are Python's: up to half as much again for ten iterations after each prefill,
-and a quarter more or less with what else the caches of a shared processor hold.
+Random weights, for vLLM. A decode takes 6 ms, spent in its layers. One of the tiny models takes
+2 ms, spent in Python: up to half as much again for ten iterations after each prefill, and a
+quarter more or less depending on the caches of a shared processor.
 """
 _ALONE = 6
 _DRAIN_PERIOD_S = 0.5
@@ -46,17 +46,17 @@ class Measured:
 
     iterations: list[EngineIteration]
     waiting_share: float
-    """Of the time that the engine's main threads could have run: they waited for a CPU."""
+    """Share of the time that the engine's runnable main threads waited for a CPU."""
 
 
 async def vllm_steps(*, seed: int, loads: int, duration_s: Seconds) -> list[Measured]:
     """
-    Of vLLM on this machine's CPU with a small model, decodes and prefills mixed.
+    Iterations of vLLM on this machine's CPU with a small model, decodes and prefills mixed.
 
     Args:
-        seed: Of the first load; each has the next.
-        loads: One after the other.
-        duration_s: Of each.
+        seed: Seed of the first load; each further one adds 1.
+        loads: Number of consecutive loads.
+        duration_s: Duration of each.
     """
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as directory:
         async with engines(Path(directory), SMALL) as engine:
@@ -64,7 +64,7 @@ async def vllm_steps(*, seed: int, loads: int, duration_s: Seconds) -> list[Meas
             rate_rps = UTILIZATION * await _alone_rps(engine, seed)
             measured: list[Measured] = []
             for number in range(loads):
-                say(f"vLLM, load {number + 1} of {loads}: {rate_rps:.1f} requests a second")
+                say(f"vLLM, load {number + 1} of {loads}: {rate_rps:.1f} requests per second")
                 load = planned_load(seed=seed + number, rate_rps=rate_rps, duration_s=duration_s)
                 measured.append(await _measure(engine, load))
             return measured
@@ -87,7 +87,7 @@ async def _measure(engine: VllmEngine, load: list[Planned]) -> Measured:
 
 
 def scheduled_s(group: int) -> tuple[Seconds, Seconds]:
-    """What the main threads of a process group have run, and waited for a CPU, so far."""
+    """Total time that the main threads of a process group have run, and waited for a CPU."""
     ran_ns = waited_ns = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -98,7 +98,7 @@ def scheduled_s(group: int) -> tuple[Seconds, Seconds]:
 
 
 async def _alone_rps(engine: EngineBackend, seed: int) -> float:
-    """Requests a second, one after the other; the first ones warm the engine up."""
+    """Requests per second, one after another; the first ones warm the engine up."""
     load = planned_load(seed=seed + 2000, rate_rps=1.0, duration_s=6.0 * _ALONE)[: 2 * _ALONE]
     await serve_alone(engine, OURS, load[:_ALONE])
     begun = time.perf_counter()
@@ -107,7 +107,7 @@ async def _alone_rps(engine: EngineBackend, seed: int) -> float:
 
 
 async def _collect(engine: EngineBackend, seen: list[EngineIteration]) -> None:
-    """Before the engine writes over them."""
+    """Collect iterations before the engine overwrites them."""
     while True:
         seen += engine.drain_iterations()
         await asyncio.sleep(_DRAIN_PERIOD_S)

@@ -1,9 +1,9 @@
 """
-LLM serving operations on real vLLM: what each costs, and what it gains.
+LLM serving operations on real vLLM: cost and gain of each.
 
-Arms take turns; where the wall clock says more of the machine than of us, CPU time of the
-engine's thread is compared, over several engines of each arm. A quick run leaves that and the
-stock cold start out.
+Arms alternate; where wall-clock time depends more on the machine than on the code, CPU time of the
+engine's thread is compared, over several engines of each arm. A quick run omits the CPU times and
+the stock cold start.
 """
 
 import tempfile
@@ -13,7 +13,7 @@ from ops.bench import lso_activation, lso_checkpoints, lso_safepoints
 from ops.bench.lso_engines import engines
 from ops.bench.progress import say
 from ops.bench.result import Result
-from services.agent.backends.vllm.availability import vllm_unavailable_reason
+from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from shared.contracts.errors import SettingsError
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import make_tiny_models
@@ -34,13 +34,13 @@ async def run(
         registry = ModelRegistry.load(make_tiny_models(Path(directory, "tiny")))
         tiny = [registry.entry(name) for name in registry.bases]
         async with engines(Path(directory, "deep"), tiny) as engine:
-            say("restoring against computing again")
+            say("restoring against recomputing")
             await lso_checkpoints.restoring(engine, result, quick=quick)
-            say("what copying KV costs")
+            say("cost of copying KV")
             await lso_checkpoints.COPYING.measure(engine, result, quick=quick)
             say("first tokens beside a large prefill")
             await lso_safepoints.first_tokens(engine, result, seed=seed, quick=quick)
-            say("what safepoints cost")
+            say("cost of safepoints")
             await lso_safepoints.OVERHEAD.measure(engine, result, quick=quick)
             say("activation paths")
             stock = registry.entry(lso_activation.LLAMA)

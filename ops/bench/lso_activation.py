@@ -1,4 +1,4 @@
-"""What making a model active costs, by path, beside a stock cold start."""
+"""Time to make a model active, by path, compared with a stock cold start."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from ops.bench.lso_engines import ARMS
 from ops.bench.progress import say
 from ops.bench.result import Line, Result, interval
 from services.agent.backends.base import EngineRequest
-from services.agent.backends.vllm.backend import VllmEngine
+from services.agent.backends.vllm.front.backend import VllmEngine
 from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError
 from shared.contracts.models import ModelEntry
@@ -30,10 +30,10 @@ async def measure(engine: VllmEngine, result: Result, stock: ModelEntry, *, quic
     Seconds from the decision to the first token of an answer, all paths in turn.
 
     Args:
-        engine: Knows the tiny models.
-        result: Gets figures and lines.
-        stock: What a stock engine is started with.
-        quick: Once, and without the stock cold start, which takes most of a minute.
+        engine: An engine that knows the tiny models.
+        result: The result, to which figures and lines are added.
+        stock: Arguments of the stock engine.
+        quick: Measure once, and without the stock cold start, which takes most of a minute.
     """
     rounds = 1 if quick else 5
     taken: dict[str, list[Seconds]] = {}
@@ -49,7 +49,7 @@ async def measure(engine: VllmEngine, result: Result, stock: ModelEntry, *, quic
 
 
 def _steps(engine: VllmEngine, entry: ModelEntry) -> dict[str, Callable[[], Awaitable[Seconds]]]:
-    """Each begins with LLAMA active alone and ends so, which is not timed."""
+    """Steps that begin and end with only LLAMA active; these phases are not timed."""
 
     async def to(model: ModelName) -> Seconds:
         taken_s = await _activated(engine, model)
@@ -89,7 +89,7 @@ async def _activated(engine: VllmEngine, model: ModelName) -> Seconds:
 
 
 async def _stock(entry: ModelEntry) -> Seconds:
-    """A process of its own with vLLM as it comes, but for the same model, dtype and KV."""
+    """Start a separate process with unmodified vLLM, but for the same model, dtype and KV."""
     engine_args = {
         "model": entry.path,
         "max_model_len": entry.max_model_len,

@@ -1,8 +1,8 @@
 """
-KV checkpoints on real vLLM: restoring against computing again, and what copying costs.
+KV checkpoints on real vLLM: restoring against recomputing, and the cost of copying.
 
-A request is aborted and goes on in the same engine, with its KV in host memory in one arm and
-nowhere in the other; prefix caching is off. What copying costs is CPU time of the engine's main
+A request is aborted and resumed in the same engine, with its KV in host memory in one arm and
+nowhere in the other; prefix caching is off. The cost of copying is CPU time of the engine's main
 thread for equal work.
 """
 
@@ -22,7 +22,7 @@ from ops.bench.lso_engines import (
     request,
 )
 from ops.bench.result import Result, interval
-from services.agent.backends.vllm.backend import VllmEngine
+from services.agent.backends.vllm.front.backend import VllmEngine
 from shared.contracts.base import ModelName, Seconds
 
 ARMS = (WHOLE, NO_COPIES)
@@ -32,7 +32,7 @@ _TAIL = 64
 
 
 async def restoring(engine: VllmEngine, result: Result, *, quick: bool) -> None:
-    """Time from resuming to the next token, over the context that has to be there for it."""
+    """Time from resuming to the next token, by the context that must be restored or recomputed."""
     contexts = CONTEXTS[3:6:2] if quick else CONTEXTS
     rounds = 1 if quick else 7
     taken_s: dict[tuple[ModelName, int], list[Seconds]] = {}
@@ -55,11 +55,11 @@ async def restoring(engine: VllmEngine, result: Result, *, quick: bool) -> None:
             "computed, ms": 1000 * medians[NO_COPIES, context],
             "ratio": interval(ratios),
         }
-    result.figures["restoring is quicker from so many tokens on"] = _crossover(contexts, medians)
+    result.figures["context tokens from which restoring is faster"] = _crossover(contexts, medians)
 
 
 async def _resumed_s(engine: VllmEngine, model: ModelName, context: int, *, first: int) -> Seconds:
-    """Abort a request that has *context* tokens, and let it go on."""
+    """Abort a request that has *context* tokens, and resume it."""
     asked = request(
         model, prompt_of(max(1, context - _TAIL), first), output=2 * _TAIL, checkpointed=True
     )
@@ -98,13 +98,13 @@ COPYING = Overhead(
     bound=1.05,
     pairs=6,
 )
-"""With as much new KV as there can be."""
+"""Load with as much new KV as possible."""
 
 
 def _crossover(
     contexts: Sequence[int], medians: Mapping[tuple[ModelName, int], Seconds]
 ) -> int | None:
-    """The least measured context from which on restoring is always quicker."""
+    """The least measured context from which restoring is always faster."""
     slower = [c for c in contexts if medians[WHOLE, c] >= medians[NO_COPIES, c]]
     after = [c for c in contexts if not slower or c > max(slower)]
     return min(after, default=None)

@@ -1,4 +1,4 @@
-"""The engines that the LSO benchmark compares: one model, with and without each mechanism."""
+"""The arms of the LSO benchmark: one model, with and without each mechanism."""
 
 import contextlib
 import statistics
@@ -15,7 +15,7 @@ import msgspec
 from ops.bench.result import Line, Result, interval
 from services.agent.backends.base import EngineRequest, SchedulingParameters
 from services.agent.backends.settings import VllmSettings
-from services.agent.backends.vllm.backend import VllmEngine
+from services.agent.backends.vllm.front.backend import VllmEngine
 from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import Sampling, Tokens
@@ -32,8 +32,8 @@ NO_COPIES = ModelName("no-copies")
 ARMS: dict[ModelName, dict[str, Any]] = {
     WHOLE: {},
     ITERATIONS: {
-        "scheduler_cls": "services.agent.backends.vllm.policy_scheduler.PolicyScheduler",
-        "worker_cls": "services.agent.backends.vllm.cpu_workers.CpuWorker",
+        "scheduler_cls": "services.agent.backends.vllm.core.policy_scheduler.PolicyScheduler",
+        "worker_cls": "services.agent.backends.vllm.worker.cpu.CpuWorker",
     },
     NO_COPIES: {"kv_transfer_config": None},
 }
@@ -47,20 +47,20 @@ DEEP = TinyArchitecture(
     num_layers=16,
     head_size=32,
 )
-"""As many layers as small models in use have: safepoints are so many layers apart."""
+"""As many layers as small models in use have, because the distance of safepoints is in layers."""
 LARGEST_BUDGET, MAX_RUNNING, MAX_MODEL_LEN = 2048, 64, 8192
 _ids = count()
 
 
 @asynccontextmanager
 async def engines(directory: Path, others: Sequence[ModelEntry]) -> AsyncIterator[VllmEngine]:
-    """All arms' engines in one backend, which knows the *others*, too; output goes to a file."""
+    """All arms' engines in one backend, which also knows the *others*; output goes to a file."""
     base = ModelRegistry.load(make_tiny_models(directory, models={BASE: DEEP})).entry(BASE)
     settings = VllmSettings(
         token_budget=LARGEST_BUDGET,
         max_running=MAX_RUNNING,
         warm_bytes=len(ARMS) << 30,
-        # Every prompt is to be computed.
+        # Every prompt must be computed.
         prefix_caching=False,
         log_path=str(directory / "vllm.log"),
     )
@@ -94,7 +94,7 @@ def request(model: ModelName, prompt: Tokens, **fields: Any) -> EngineRequest:
 
 
 async def answer(engine: VllmEngine, asked: EngineRequest) -> Seconds:
-    """Serve one request; its TTFT."""
+    """Serve one request; return its TTFT."""
     begun = time.perf_counter()
     first_s: Seconds | None = None
     async for _ in engine.generate(asked):
@@ -103,12 +103,12 @@ async def answer(engine: VllmEngine, asked: EngineRequest) -> Seconds:
 
 
 def prompt_of(length: int, first: int = 0) -> Tokens:
-    """Token ids; another *first* gives another prompt from the first token on."""
+    """Token ids; another *first* gives prompts that differ from the first token on."""
     return tuple(10 + (first + 7 * index) % 490 for index in range(length))
 
 
 def in_turn(names: Sequence[ModelName], number: int) -> Sequence[ModelName]:
-    """Who is first alternates from round to round."""
+    """Names in an order that alternates from round to round."""
     return names if number % 2 == 0 else names[::-1]
 
 
@@ -116,7 +116,7 @@ async def renew(engine: VllmEngine, names: Sequence[ModelName]) -> None:
     """
     Give two arms new engines.
 
-    Where a process lies in memory can count for as much as what is measured, all its life long.
+    The memory layout of a process can matter as much as the measured effect, for its whole life.
     """
     for name in names:
         await engine.activate(name)
@@ -128,7 +128,7 @@ async def renew(engine: VllmEngine, names: Sequence[ModelName]) -> None:
 
 
 async def thread_of(engine: VllmEngine, model: ModelName) -> Path:
-    """The engine core's main thread: busiest twice running while only *model* computes."""
+    """The engine core's main thread: busiest in two tests while only *model* computes."""
     await engine.activate(model)
     found: Path | None = None
     while (busiest := await _busiest(engine, model)) != found:
@@ -138,22 +138,26 @@ async def thread_of(engine: VllmEngine, model: ModelName) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """What a mechanism costs: CPU time of the engine's main thread for equal work, over none."""
+    """
+    Overhead of a mechanism: CPU time of the engine's main thread for equal work, with/without.
+    """
 
     arms: tuple[ModelName, ModelName]
-    """With and without it."""
+    """With and without the mechanism."""
     work: Callable[[VllmEngine, ModelName], Awaitable[None]]
     mix: str
-    """What the work is."""
+    """Description of the work."""
     name: str
     bound: float
     engines: int = 4
-    """Of each arm, one after the other."""
+    """Engines of each arm, one after another."""
     pairs: int
-    """With each of them."""
+    """Pairs with each engine."""
 
     async def measure(self, engine: VllmEngine, result: Result, *, quick: bool) -> None:
-        """A quick run does not: single pairs differ by more than the bound."""
+        """
+        Measure the overhead; not in a quick run, where single pairs differ by more than the bound.
+        """
         by_engines = [] if quick else [await self._ratios(engine, n) for n in range(self.engines)]
         if by_engines:
             result.figures[f"CPU time, {self.mix}, {self.name}, 95 %"] = [
@@ -173,7 +177,7 @@ class Overhead:
             await renew(engine, self.arms)
         threads = {arm: await thread_of(engine, arm) for arm in self.arms}
         for arm in self.arms:
-            await self.work(engine, arm)  # warms up
+            await self.work(engine, arm)  # warm-up
         ratios = []
         for turn in range(self.pairs):
             used_s = {}
@@ -186,7 +190,7 @@ class Overhead:
 
 
 async def _busiest(engine: VllmEngine, model: ModelName) -> Path:
-    """The main thread that uses most CPU during a long prefill; one may just be ending."""
+    """The main thread that uses most CPU during a long prefill; another one may just be ending."""
     threads = [path for pid in _group_members(engine.host_pid or 0) for path in _main_thread(pid)]
     before = {path: on_cpu_s(path) for path in threads}
     await answer(engine, request(model, prompt_of(LARGEST_BUDGET), output=64))
@@ -194,7 +198,7 @@ async def _busiest(engine: VllmEngine, model: ModelName) -> Path:
 
 
 def on_cpu_s(thread: Path) -> Seconds:
-    """CPU time that *thread* has had."""
+    """CPU time used by *thread*."""
     return 1e-9 * int(thread.read_text().split()[0])
 
 

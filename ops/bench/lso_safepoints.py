@@ -1,9 +1,9 @@
 """
-Preemption between layers on real vLLM: what an online arrival gains by it, and what it costs.
+Preemption between layers on real vLLM: gain for an online arrival, and cost.
 
 Two engines with one policy, one with safepoints and one that only decides between iterations,
-take turns under equal loads. First tokens are timed by the wall; the cost of safepoints is CPU
-time of the engine's main thread, since a busy machine says little else.
+alternate under equal loads. First tokens are measured in wall-clock time; the cost of safepoints
+is CPU time of the engine's main thread, because wall-clock time is too noisy on a busy machine.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from ops.bench.lso_engines import (
     request,
 )
 from ops.bench.result import Line, Result, interval, quantiles_ms
-from services.agent.backends.vllm.backend import VllmEngine
+from services.agent.backends.vllm.front.backend import VllmEngine
 from shared.contracts.base import ModelName, Seconds
 from shared.contracts.qos import Slo
 
@@ -33,13 +33,13 @@ OFFLINE_TOKENS, ONLINE_TOKENS = 8000, 32
 MAX_TTFT_RATIO = 0.6
 TARGET_OVER_ALONE, TARGET_OVER_ITERATION = 3.0, 0.25
 """
-TTFT target of arrivals: a multiple of what an idle engine takes, and a share of an offline
-iteration at least, so that it can be met, but not by who waits for the iteration's end.
+TTFT target of arrivals: a multiple of an idle engine's time, and at least a share of an offline
+iteration, so that it can be met, but not by waiting for the iteration's end.
 """
 GAP_S = (0.2, 0.6)
-"""From one online answer to the next arrival: long enough for offline iterations in between."""
+"""Time from an online answer to the next arrival: long enough for offline iterations in between."""
 SMALL_BUDGET = 128
-"""Where overhead is measured: short iterations, all alike, show it best."""
+"""Token budget for measuring the overhead, which is most visible with short, equal iterations."""
 
 
 async def first_tokens(engine: VllmEngine, result: Result, *, seed: int, quick: bool) -> None:
@@ -52,14 +52,16 @@ async def first_tokens(engine: VllmEngine, result: Result, *, seed: int, quick: 
     )
     await engine.activate(WHOLE)
     before = engine.snapshot().scheduling
+    yields_s: list[Seconds] = []
     ttfts_s: dict[ModelName, list[list[Seconds]]] = {name: [] for name in ARMS}
     for number in range(rounds):
         for name in in_turn(ARMS, number):
             chance = random.Random(seed + number)
-            ttfts_s[name].append(await _arrivals_s(engine, name, arrivals, ttft_s, chance))
+            found_s, yielded_s = await _arrivals_s(engine, name, arrivals, ttft_s, chance)
+            ttfts_s[name].append(found_s)
+            yields_s += yielded_s
     await engine.activate(WHOLE)
     scheduling = engine.snapshot().scheduling
-    yields_s = engine.yields_s(since=before.layer_preemptions)
     all_s = {name: [value for each in rows for value in each] for name, rows in ttfts_s.items()}
     result.figures["TTFT target, ms"] = 1000 * ttft_s
     for name, values in all_s.items():
@@ -77,7 +79,8 @@ async def first_tokens(engine: VllmEngine, result: Result, *, seed: int, quick: 
     result.lines.append(
         Line(
             name="P99 TTFT in a large offline prefill, between layers / between iterations",
-            value=p99_s[WHOLE] / p99_s[ITERATIONS],
+            # Ten arrivals of a quick run have no 99th percentile.
+            value=None if quick else p99_s[WHOLE] / p99_s[ITERATIONS],
             bound=MAX_TTFT_RATIO,
         )
     )
@@ -89,7 +92,7 @@ async def _alone_s(
     """
     Median TTFT on an idle engine of an online prompt, and of a largest iteration.
 
-    The engine's latency model learns meanwhile.
+    The engine's latency model is trained meanwhile.
     """
     await activate(engine, model, LARGEST_BUDGET)
     for length in (256, 1024, 2048, OFFLINE_TOKENS) * repeats:
@@ -103,20 +106,31 @@ async def _alone_s(
 
 async def _arrivals_s(
     engine: VllmEngine, model: ModelName, num: int, ttft_s: Seconds, chance: random.Random
-) -> list[Seconds]:
-    """TTFT of *num* requests, one after the other, beside two offline prompts at a time."""
+) -> tuple[list[Seconds], list[Seconds]]:
+    """
+    TTFT of *num* consecutive requests, beside two offline prompts at a time.
+
+    Returns:
+        Also the time from demand to safepoint of each preemption; a mean, where one request caused
+        several.
+    """
     await activate(engine, model, LARGEST_BUDGET)
     offline = [asyncio.create_task(_offline_forever(engine, model)) for _ in range(2)]
-    found = []
+    found, yields_s = [], []
+    before = engine.snapshot().scheduling
     for _ in range(num):
         await asyncio.sleep(chance.uniform(*GAP_S))
         slo = Slo(ttft_s=ttft_s, tbt_s=10.0)
         found.append(await answer(engine, request(model, prompt_of(ONLINE_TOKENS), slo=slo)))
+        after = engine.snapshot().scheduling
+        if cuts := after.layer_preemptions - before.layer_preemptions:
+            yields_s += [(after.yield_s - before.yield_s) / cuts] * cuts
+        before = after
     for task in offline:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    return found
+    return found, yields_s
 
 
 async def _offline_forever(engine: VllmEngine, model: ModelName) -> None:
@@ -134,7 +148,7 @@ async def _short_iterations(engine: VllmEngine, model: ModelName) -> None:
 OVERHEAD = Overhead(
     arms=ARMS,
     work=_short_iterations,
-    mix="8 at once of 256 prompt and 64 answer tokens, which nothing cuts",
+    mix="8 at once of 256 prompt and 64 answer tokens, never cut",
     name="safepoints / none",
     bound=1.02,
     pairs=12,

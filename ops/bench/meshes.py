@@ -1,4 +1,4 @@
-"""The mesh under measurement, and what its processes cost."""
+"""The mesh under measurement."""
 
 import contextlib
 import tempfile
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from ops.environment import broker_for
 from ops.ports import free_port
@@ -23,7 +22,7 @@ MODEL = "tiny-llama"
 
 
 def simulated_agent(name: str, engine: SimulatedSettings, model: str = MODEL) -> AgentSpec:
-    """An agent with a simulated engine, *model* active at first."""
+    """An agent with a simulated engine and *model* initially active."""
     settings: dict[str, Any] = {
         "initial_model": model,
         "engine": {"simulated": msgspec.to_builtins(engine)},
@@ -40,16 +39,16 @@ async def bench_mesh(
     groupers: int = 1,
 ) -> AsyncIterator[ProcessMesh]:
     """
-    The agents and one of each other service as processes of their own, over RabbitMQ.
+    The agents and one of each other service as separate processes, over RabbitMQ.
 
     Args:
-        broker: As `ops.environment.broker_for` takes it.
-        agents: Models have weights if one of them has a real engine.
-        planner: Its settings, but for those that every service has.
-        groupers: So many of them.
+        broker: As for `ops.environment.broker_for`.
+        agents: Agents of the mesh; the models have weights if one of the agents has a real engine.
+        planner: Settings of the planner, except those that every service has.
+        groupers: Number of groupers.
 
     Raises:
-        SettingsError: No RabbitMQ to be had.
+        SettingsError: RabbitMQ is not available.
     """
     with broker_for(broker) as (url, line), tempfile.TemporaryDirectory() as directory:
         if url == EMBEDDED:
@@ -75,18 +74,9 @@ def _real(agents: tuple[AgentSpec, ...]) -> bool:
 
 @contextlib.asynccontextmanager
 async def bench_producer(mesh: ProcessMesh) -> AsyncIterator[Producer]:
-    """A trusted producer on a connection of its own."""
+    """A trusted producer with a separate connection."""
     async with (
         mesh.open_broker("headway-bench") as broker,
         Producer(broker, name="bench", clock=SystemClock(), user_id="guest") as producer,
     ):
         yield producer
-
-
-def cpu_s(mesh: ProcessMesh) -> dict[str, float]:
-    """User plus system seconds of each process so far."""
-    times = {}
-    for name, process in mesh.processes.items():
-        used = psutil.Process(process.pid).cpu_times()
-        times[name] = used.user + used.system
-    return times

@@ -1,224 +1,265 @@
 """
-What the mesh adds to a first token: the same simulated engine, through the mesh and directly.
+What the mesh adds to one process with an HTTP server and the same simulated engine.
 
-Arms alternate in rounds under the same Poisson arrivals; each round gives the difference of its
-medians, and the best round counts, since neighbours on the machine only ever add.
+Clients send text prompts as streamed chat completions, at the same Poisson times and with the same
+prompts, to the gateway of a mesh and to `ops.bench.one_process`. Rounds alternate between the two
+arms; of each figure the median of the rounds is given, with the lowest and the highest. The last
+part sends all streams concurrently.
+
+CPU time is that of every process of the mesh and of RabbitMQ with their children from the begin to
+the end of a round, waiting included: nothing is subtracted. While the other arm is measured, the
+mesh stays up and idle; the CPU time that it uses then is given too. Other processes of the machine
+slow both arms, and the mesh with its many processes more; their share of the CPU is given by round.
 """
 
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ops.bench.meshes import MODEL, bench_mesh, bench_producer, cpu_s, simulated_agent
-from ops.bench.result import Line, Result, quantiles_ms
-from services.agent.backends.base import EngineRequest
+from ops.bench.chat import Chat
+from ops.bench.cores import OtherLoad
+from ops.bench.meshes import MODEL, bench_mesh, simulated_agent
+from ops.bench.overhead_arms import BASELINE, MESH, Arm, arms_of, observed_requests
+from ops.bench.progress import say
+from ops.bench.result import Line, Result, quantiles_ms, spread
+from ops.bench.scheduler_cost import LOOP_S, loop_s
+from ops.broker import rabbitmq_binary
 from services.agent.backends.settings import SimulatedSettings
-from services.agent.backends.simulated.backend import SimulatedEngine
-from services.mesh.processes import ProcessMesh
-from shared.contracts.base import ModelName, RequestId
-from shared.contracts.ingress import InferenceRequest
-from shared.contracts.qos import Slo
-from shared.contracts.requests import ReplyMode, RequestCompleted, Sampling, Timings
-from shared.models.registry import ModelRegistry
-from shared.producer.producer import Producer
-from shared.runtime.clock import SystemClock
+from shared.contracts.base import Seconds
+from shared.contracts.telemetry import RequestObserved
+from solver.prediction.latency.latency_model import predict_s
 
 RATE_RPS = 20.0
 MAX_TOKENS = 16
-PROMPT = tuple(range(20, 84))
-ADDED_P50_MS = 25.0
+TTFT_S = 5.0
 STREAMS = 256
-HOPS = ("arrived_at", "grouped_at", "pulled_at", "submitted_at", "first_token_at")
+STREAM_TTFT_S = 30.0
+WARM_UP = 20
+"""Requests to each arm before the first round; reported, not counted."""
+ADDED_P50_MS = 25.0
+ENGINE = SimulatedSettings(max_running=STREAMS, kv_capacity_tokens=1 << 20)
+WORDS = ("queue", "request", "engine", "tenant", "token", "planner", "waits", "returns", "measures")
+NUM_WORDS = 28
+"""Words of a prompt: about 64 tokens with the model's template."""
+STAGES = ("arrived_at", "grouped_at", "pulled_at", "submitted_at", "first_token_at")
+STAGE_NAMES = ("gateway and global queue", "lane", "window", "engine")
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One request through the mesh."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One load on one arm."""
 
-    ttft_s: float
-    sent_at: float
-    seen_at: float
-    timings: Timings
+    answers: Sequence[Chat]
+    cpu_s: Mapping[str, Seconds]
+    """CPU time of each process, by its name."""
+    took_s: Seconds
+    others: float = 0.0
+    """Share of this machine's CPU time that other processes used."""
+
+    @property
+    def ttfts_s(self) -> list[Seconds]:
+        return [each.ttft_s for each in self.answers]
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens of all requests."""
+        return sum(each.output_tokens for each in self.answers)
+
+
+Rounds = Mapping[str, list[Round]]
+"""Name of the arm -> its rounds."""
 
 
 async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
-    """Measure. Quick: fewer and shorter rounds."""
-    rounds, requests = (3, 60) if quick else (5, 200)
+    """Run the benchmark. Quick: two short rounds instead of five."""
+    rounds, requests, tokens = (2, 60, 32) if quick else (5, 200, 128)
     result = Result(name="overhead", seed=seed, quick=quick)
-    settings = SimulatedSettings(max_running=STREAMS, kv_capacity_tokens=1 << 20)
-    async with bench_mesh(broker, (simulated_agent("bench", settings),)) as mesh:
-        entries = [ModelRegistry.load(mesh.spec.registry).entry(ModelName(MODEL))]
-        engine = SimulatedEngine(entries, settings, SystemClock())
-        await engine.start()
-        await engine.activate(ModelName(MODEL))
-        async with bench_producer(mesh) as producer:
-            await _through_mesh(producer, 20, random.Random(seed))  # warms every path
-            added_ms: list[float] = []
-            samples: list[Sample] = []
-            direct_s: list[float] = []
-            for number in range(rounds):
-                chance_seed = seed + number
-                direct = await _directly(engine, requests, random.Random(chance_seed))
-                before = cpu_s(mesh)
-                began = time.monotonic()
-                through = await _through_mesh(producer, requests, random.Random(chance_seed))
-                took_s = time.monotonic() - began
-                used = _difference(cpu_s(mesh), before)
-                added_ms.append(
-                    1000 * float(np.median([s.ttft_s for s in through]) - np.median(direct))
-                )
-                samples += through
-                direct_s += direct
-            idle = await _idle_cpu(mesh, took_s)
-            result.figures |= {
-                "direct_ttft_ms": quantiles_ms(direct_s),
-                "mesh_ttft_ms": quantiles_ms([s.ttft_s for s in samples]),
-                "ratio_p50": round(
-                    float(np.median([s.ttft_s for s in samples]) / np.median(direct_s)), 2
-                ),
-                "added_p50_ms_by_round": [round(value, 2) for value in added_ms],
-                "cpu_ms_per_request": {
-                    name: round(1000 * max(0.0, used[name] - idle[name]) / requests, 2)
-                    for name in used
-                },
-            } | _hops(samples)
-            result.figures["cpu_us_per_streamed_token"] = await _stream_cost(
-                mesh, producer, tokens=64 if quick else 256
-            )
-        await engine.close()
-    result.lines.append(
-        Line(
-            name="added first-token p50 of the best round, ms",
-            value=round(min(added_ms), 2),
-            bound=ADDED_P50_MS,
-        )
+    if broker is None and rabbitmq_binary("rabbitmq-server") is not None:
+        broker = "private"  # no other client uses this broker, so that all of its time counts
+    agents = (simulated_agent("bench", ENGINE),)
+    async with bench_mesh(broker, agents) as mesh, arms_of(mesh, MODEL, ENGINE) as arms:
+        others = OtherLoad()
+        first = {name: await _paced(arm, WARM_UP, seed - 1, others) for name, arm in arms.items()}
+        idle = await _idle(arms[MESH])
+        loads: Rounds = {name: [] for name in arms}
+        streams: Rounds = {name: [] for name in arms}
+        loops: list[Seconds] = []
+        for number in range(rounds):
+            loops.append(float(np.median([loop_s() for _ in range(50)])))
+            for name, arm in arms.items():
+                loads[name].append(await _paced(arm, requests, seed + number, others))
+            say(f"round {number + 1} of {rounds}: {RATE_RPS:g} requests/s")
+        for number in range(rounds):
+            for name, arm in arms.items():
+                streams[name].append(await _at_once(arm, tokens, seed + number, others))
+            say(f"round {number + 1} of {rounds}: {STREAMS} streams at once")
+        async with observed_requests(mesh) as seen:
+            last = await _paced(arms[MESH], requests, seed + rounds, others)
+            await asyncio.sleep(1.0)
+    tokens_mean = float(np.mean([each.prompt_tokens for each in loads[MESH][0].answers]))
+    result.figures["prompt tokens, mean"] = tokens_mean
+    result.figures["first token of an idle engine by its profile, ms"] = 1e3 * predict_s(
+        ENGINE.latency, compute_tokens=round(tokens_mean), context_tokens=0
     )
+    result.figures |= {
+        f"first {WARM_UP} requests, TTFT, {name}, ms": quantiles_ms(each.ttfts_s)
+        for name, each in first.items()
+    }
+    report(result, loads, streams, loops)
+    result.figures["CPU of the idle mesh, % of a core"] = idle
+    result.figures |= stages(last.answers, seen)
     return result
 
 
-async def _open_loop(
-    count: int, chance: random.Random, one: Callable[[int], Awaitable[None]]
-) -> None:
-    """Start *count* calls at Poisson times, whatever became of the earlier ones."""
-    started, at_s = time.monotonic(), 0.0
-    async with asyncio.TaskGroup() as tasks:
-        for number in range(count):
-            at_s += chance.expovariate(RATE_RPS)
-            await asyncio.sleep(max(0.0, started + at_s - time.monotonic()))
-            tasks.create_task(_awaited(one(number)))
-
-
-async def _awaited(awaitable: Awaitable[None]) -> None:
-    await awaitable
-
-
-async def _directly(engine: SimulatedEngine, count: int, chance: random.Random) -> list[float]:
-    times: list[float] = []
-
-    async def one(number: int) -> None:
-        sent_at = time.monotonic()
-        request = EngineRequest(
-            request_id=RequestId(f"direct-{sent_at}-{number}"),
-            model=ModelName(MODEL),
-            prompt=_prompt(chance),
-            sampling=Sampling(max_tokens=MAX_TOKENS, temperature=0, ignore_eos=True),
-        )
-        first = True
-        async for _ in engine.generate(request):
-            if first:
-                times.append(time.monotonic() - sent_at)
-                first = False
-
-    await _open_loop(count, chance, one)
-    return times
-
-
-async def _through_mesh(producer: Producer, count: int, chance: random.Random) -> list[Sample]:
-    samples: list[Sample] = []
-
-    async def one(_number: int) -> None:
-        sent_at = time.time()
-        generation = await producer.submit(
-            InferenceRequest(
-                model=MODEL,
-                prompt=_prompt(chance),
-                prompt_tokens=len(PROMPT),
-                max_tokens=MAX_TOKENS,
-                temperature=0,
-                ignore_eos=True,
-                arrived_at=sent_at,
-                slo=Slo(ttft_s=5.0),
-            ),
-            reply=ReplyMode.STREAM,
-        )
-        seen_at = 0.0
-        async for _ in generation:
-            seen_at = seen_at or time.time()
-        final = await generation.final()
-        assert isinstance(final, RequestCompleted), final
-        samples.append(Sample(seen_at - sent_at, sent_at, seen_at, final.timings))
-
-    await _open_loop(count, chance, one)
-    return samples
-
-
-def _prompt(chance: random.Random) -> tuple[int, ...]:
-    """Another prompt each time, so that no prefix cache helps either arm."""
-    return (*(chance.randrange(20, 500) for _ in range(16)), *PROMPT[16:])
-
-
-def _hops(samples: list[Sample]) -> dict[str, object]:
-    """Median and tail of each hop: global queue, lane, window, engine, reply."""
-    names = ("global queue", "lane", "window", "engine")
-    hops: dict[str, object] = {}
-    for name, begin, end in zip(names, HOPS[:-1], HOPS[1:], strict=True):
-        hops[f"hop {name}, ms"] = quantiles_ms(
-            [getattr(s.timings, end) - getattr(s.timings, begin) for s in samples]
-        )
-    hops["hop reply, ms"] = quantiles_ms([s.seen_at - s.timings.first_token_at for s in samples])
-    return hops
-
-
-async def _idle_cpu(mesh: ProcessMesh, duration_s: float) -> dict[str, float]:
-    """What the processes use for *duration_s* without work."""
-    before = cpu_s(mesh)
-    wait_s = min(5.0, duration_s)
-    await asyncio.sleep(wait_s)
-    return {
-        name: used * duration_s / wait_s for name, used in _difference(cpu_s(mesh), before).items()
+def report(result: Result, loads: Rounds, streams: Rounds, loops: Sequence[Seconds]) -> None:
+    """Add figures and lines of all rounds."""
+    for name, rounds in loads.items():
+        for share in (0.5, 0.99):
+            values = [_ttft_ms(each, share) for each in rounds]
+            result.figures[f"TTFT p{100 * share:g}, {name}, ms"] = spread(values)
+    added = {share: _added_ms(loads, share) for share in (0.5, 0.99)}
+    for share, values in added.items():
+        result.figures[f"added to TTFT p{100 * share:g}, ms"] = spread(values)
+    result.figures["added to TTFT p50 by round, ms"] = [round(each, 2) for each in added[0.5]]
+    result.figures |= {
+        f"CPU that others took by round, {name}, %": [round(100 * each.others) for each in rounds]
+        for name, rounds in loads.items()
     }
-
-
-def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
-    return {name: after[name] - before[name] for name in after}
-
-
-async def _stream_cost(mesh: ProcessMesh, producer: Producer, *, tokens: int) -> dict[str, float]:
-    """CPU of each process per token, with 256 streams of *tokens* at once."""
-    before = cpu_s(mesh)
-    own_before = time.process_time()
-
-    async def one() -> int:
-        generation = await producer.submit(
-            InferenceRequest(
-                model=MODEL,
-                prompt=PROMPT,
-                max_tokens=tokens,
-                temperature=0,
-                ignore_eos=True,
-                slo=Slo(ttft_s=30.0),
-            ),
-            reply=ReplyMode.STREAM,
+    for name, rounds in loads.items():
+        result.figures |= _cpu(name, rounds, "ms per request", 1e3, lambda each: len(each.answers))
+    total = [1e3 * _total_s(each) / len(each.answers) for each in loads[MESH]]
+    result.figures["CPU ms per request, mesh, normalised"] = spread(
+        [each / loop * LOOP_S for each, loop in zip(total, loops, strict=True)]
+    )
+    for name, rounds in streams.items():
+        result.figures |= _cpu(name, rounds, "us per token", 1e6, lambda each: each.num_tokens)
+        result.figures[f"tokens/s, {STREAMS} streams at once, {name}"] = spread(
+            [each.num_tokens / each.took_s for each in rounds]
         )
-        seen = 0
-        async for part in generation:
-            seen += len(part.token_ids)
-        return seen
+    different = sum(
+        one.text != other.text
+        for of in (loads, streams)
+        for ours, theirs in zip(of[MESH], of[BASELINE], strict=True)
+        for one, other in zip(ours.answers, theirs.answers, strict=True)
+    )
+    result.lines += [
+        Line(
+            name="added to TTFT p50, ms, median of rounds",
+            value=spread(added[0.5])["median"],
+            bound=ADDED_P50_MS,
+        ),
+        Line(name="answers that differ from one process's", value=different, bound=0),
+    ]
 
-    total = sum(await asyncio.gather(*(one() for _ in range(STREAMS))))
-    used = _difference(cpu_s(mesh), before) | {"producer": time.process_time() - own_before}
-    return {name: round(1e6 * value / total, 2) for name, value in used.items()}
+
+def _cpu(
+    name: str, rounds: Sequence[Round], unit: str, scale: float, count: Callable[[Round], int]
+) -> dict[str, dict[str, float]]:
+    """CPU time of each process of an arm, and of all."""
+    found = {
+        f"CPU {unit}, {name}, {process}": spread(
+            [scale * each.cpu_s[process] / count(each) for each in rounds]
+        )
+        for process in rounds[0].cpu_s
+    }
+    total = spread([scale * _total_s(each) / count(each) for each in rounds])
+    return {f"CPU {unit}, {name}": total} | found
+
+
+def _total_s(made: Round) -> Seconds:
+    return sum(made.cpu_s.values())
+
+
+def _ttft_ms(made: Round, share: float) -> float:
+    return 1e3 * float(np.quantile(made.ttfts_s, share))
+
+
+def _added_ms(loads: Rounds, share: float) -> list[float]:
+    """Added time in each round, in ms; the rounds of the two arms alternate."""
+    return [
+        _ttft_ms(ours, share) - _ttft_ms(theirs, share)
+        for ours, theirs in zip(loads[MESH], loads[BASELINE], strict=True)
+    ]
+
+
+def stages(answers: Sequence[Chat], seen: Mapping[str, RequestObserved]) -> dict[str, object]:
+    """Time in each stage of the mesh until a first token, of one more round."""
+    both = [(each, seen[each.request_id]) for each in answers if each.request_id in seen]
+    found: dict[str, object] = {"stages: requests observed": len(both)}
+    if not both:
+        return found
+    found["stage HTTP to gateway, ms"] = quantiles_ms(
+        [observed.arrived_at - each.sent_at for each, observed in both]
+    )
+    for name, begin, end in zip(STAGE_NAMES, STAGES[:-1], STAGES[1:], strict=True):
+        found[f"stage {name}, ms"] = quantiles_ms(
+            [getattr(observed, end) - getattr(observed, begin) for _, observed in both]
+        )
+    found["stage reply to the client, ms"] = quantiles_ms(
+        [each.sent_at + each.ttft_s - observed.first_token_at for each, observed in both]
+    )
+    return found
+
+
+async def _paced(arm: Arm, count: int, seed: int, others: OtherLoad) -> Round:
+    """*count* requests at Poisson times, regardless of earlier answers."""
+    chance = random.Random(seed)
+    gaps_s = [chance.expovariate(RATE_RPS) for _ in range(count)]
+    prompts = [prompt_of(chance) for _ in range(count)]
+
+    async def load() -> list[Chat]:
+        began, at_s = time.monotonic(), 0.0
+        tasks: list[asyncio.Task[Chat]] = []
+        async with asyncio.TaskGroup() as group:
+            for gap_s, prompt in zip(gaps_s, prompts, strict=True):
+                at_s += gap_s
+                await asyncio.sleep(max(0.0, began + at_s - time.monotonic()))
+                answer = arm.chat(prompt, max_tokens=MAX_TOKENS, ttft_s=TTFT_S)
+                tasks.append(group.create_task(answer))
+        return [task.result() for task in tasks]
+
+    return await _measured(arm, load(), others)
+
+
+async def _at_once(arm: Arm, tokens: int, seed: int, others: OtherLoad) -> Round:
+    """All streams at the same time, *tokens* each."""
+    chance = random.Random(seed)
+    prompts = [prompt_of(chance) for _ in range(STREAMS)]
+
+    async def load() -> list[Chat]:
+        return await asyncio.gather(
+            *(arm.chat(each, max_tokens=tokens, ttft_s=STREAM_TTFT_S) for each in prompts)
+        )
+
+    return await _measured(arm, load(), others)
+
+
+async def _measured(arm: Arm, load: Awaitable[list[Chat]], others: OtherLoad) -> Round:
+    others.sample()
+    before, began, began_at = arm.cpu_s(), time.monotonic(), time.time()
+    answers = await load
+    took_s, after, ended_at = time.monotonic() - began, arm.cpu_s(), time.time()
+    others.sample()
+    return Round(
+        answers=answers,
+        cpu_s={name: after[name] - before[name] for name in after},
+        took_s=took_s,
+        others=others.share(began_at, ended_at),
+    )
+
+
+async def _idle(arm: Arm, duration_s: Seconds = 3.0) -> dict[str, float]:
+    """Percent of a core that each process uses without requests."""
+    before = arm.cpu_s()
+    await asyncio.sleep(duration_s)
+    after = arm.cpu_s()
+    return {name: round(100 * (after[name] - before[name]) / duration_s, 1) for name in after}
+
+
+def prompt_of(chance: random.Random) -> str:
+    """A new prompt each time, so that no prefix cache helps either arm."""
+    return " ".join(f"{chance.choice(WORDS)}{chance.randrange(10)}" for _ in range(NUM_WORDS))

@@ -1,12 +1,12 @@
 """
-The plan generator against a long search, the rules, every plan there is, and OR-Tools.
+The plan generator against a long search, the rules, exhaustive search, and OR-Tools.
 
 Plans are judged by sampling (`ops/sim/plans.py`), all plans for one problem in the same
-scenarios; points are hundredths of attainment. `expected` is what the generator's own objective
-says. Times are CPU time of one thread with compiled kernels. Lines are of the worst seed; only
-points below the reference, which is a single search itself, are of the mean. What was measured is
-kept under `results/planner/` by the code, so that a full run, some quarter of an hour on two quiet
-cores, goes on where it was stopped.
+scenarios; points are percentage points of attainment. `expected` is the value of the generator's
+own objective. Times are CPU time of one thread with compiled kernels. Acceptance lines use the
+worst seed; only the points below the reference, which is a single search itself, use the mean.
+Measurements are kept under `results/planner/` by code digest, so that an interrupted full run
+(about a quarter of an hour on two idle cores) resumes.
 """
 
 import statistics
@@ -20,7 +20,6 @@ from ops.bench.planner_cells import (
     MIDDLE,
     RULES,
     SMALL,
-    SOURCES,
     TINY_BUDGET_S,
     Cell,
     Size,
@@ -36,22 +35,22 @@ Figures = Mapping[Cell, dict[str, Any]]
 NUM_SEEDS, NUM_TINY, NUM_TINY_QUICK = 5, 100, 12
 REFERENCE_S = 60.0
 BUDGETS_S = (0.0, 0.15, 0.5, 1.0, 5.0)
-"""Of searches; 0 gives the first plan."""
+"""Budgets of searches; 0 gives the first plan."""
 SIZES = (SMALL, MIDDLE, LARGE)
 ROUTED = (Size(10, 2, 3), Size(20, 2, 3), Size(50, 4, 4))
 FIRST_S = {MIDDLE: 0.15, LARGE: 0.10}
-"""What the first plan may take."""
+"""Time limit of the first plan."""
 POINTS = {
     SMALL: {1.0: 0.7},
     MIDDLE: {0.5: 2.0, 1.0: 1.5, 5.0: 0.5},
     LARGE: {1.0: 1.5, 5.0: 0.5},
 }
-"""How far below the reference a search may stay, by its budget."""
+"""Percentage points that a search may stay below the reference, by its budget in seconds."""
 BEATEN = {"edf-batching": 4.0, "edf": 40.0, "fcfs": 40.0}
-"""Points by which one second beats a rule, at least."""
+"""Minimum advantage of a search of one second over each rule, in percentage points."""
 MOST_HELD_MS = 10.0
 _BASE_S = 5.0
-"""Of the plan in force before a replan."""
+"""Budget of the plan in force before a replan."""
 
 
 async def run(
@@ -61,9 +60,9 @@ async def run(
     broker: str | None,  # noqa: ARG001 - nothing here needs one
     workers: int | None = None,
 ) -> Result:
-    """Measure, compare, judge."""
+    """Measure and compare."""
     result = Result(name="planner", seed=seed, quick=quick)
-    code = code_digest(SOURCES)
+    code = code_digest(f"ops.bench.planner_{name}" for name in ("cells", "published", "loop"))
     store: Store[Cell] = Store(Path("results") / "planner", lambda _: code)
     wanted = quick_cells(seed) if quick else full_cells(seed)
     begun_s = time.monotonic()
@@ -80,7 +79,7 @@ async def run(
 
 
 def full_cells(seed: int) -> list[Cell]:
-    """Long ones first, so that both processes end together."""
+    """All cells, long ones first, so that both processes end together."""
     seeds = range(seed, seed + NUM_SEEDS)
     cells = [
         Cell(kind="search", size=size, seed=s, budget_s=REFERENCE_S)
@@ -103,7 +102,7 @@ def full_cells(seed: int) -> list[Cell]:
 
 
 def quick_cells(seed: int) -> list[Cell]:
-    """One seed, and no reference."""
+    """Cells of one seed, without the long reference search."""
     cells = [Cell(kind="replan", size=MIDDLE, seed=seed, budget_s=1.0)]
     cells += [Cell(kind="rules", size=size, seed=seed) for size in SIZES]
     cells += [
@@ -117,7 +116,7 @@ def quick_cells(seed: int) -> list[Cell]:
 
 
 def report(result: Result, found: Figures) -> None:
-    """What was *found* as figures and lines."""
+    """Add figures and lines for *found*."""
     for size in SIZES:
         _searches(result, found, size)
         _rules(result, found, size)
@@ -268,13 +267,13 @@ def _loop(result: Result, found: Figures) -> None:
 
 
 def _of(found: Figures, kind: str, size: Size, budget_s: float) -> list[dict[str, Any]]:
-    """By rising seed."""
+    """Figures by rising seed."""
     cells = [c for c in found if (c.kind, c.size, c.budget_s) == (kind, size, budget_s)]
     return [found[cell] for cell in sorted(cells, key=lambda cell: cell.seed)]
 
 
 def _points(better: Sequence[dict[str, Any]], made: Sequence[dict[str, Any]]) -> list[float]:
-    """What each seed of *made* attains less than its counterpart; none without one."""
+    """Difference in attainment of each seed of *made* from its counterpart; none without one."""
     if len(better) != len(made):
         return []
     pairs = zip(better, made, strict=True)

@@ -1,4 +1,4 @@
-"""What the planner's bench measures, one process for each; times are CPU time of its thread."""
+"""Measurements of the planner benchmark, one process each; times are CPU time of its thread."""
 
 import subprocess
 import sys
@@ -9,34 +9,33 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from ops.baselines.planning.atcs import atcs, best_atcs
+from ops.baselines.planning.exact import exact
+from ops.baselines.planning.shepherd import shepherd
+from ops.baselines.planning.spreading import by_chance, round_robin
+from ops.baselines.planning.vehicle_routing import routed
 from ops.bench.planner_exhaustive import optimum
 from ops.bench.planner_instances import instance, is_interactive, urgent_arrivals
 from ops.bench.planner_keeping import kept, num_moved, total_cost
 from ops.sim.plans import judge
 from solver.planning.generator import generate, kept_order
-from solver.planning.objective import plan_cost
-from solver.planning.order_baselines.atcs import atcs, best_atcs
-from solver.planning.order_baselines.edf import edf, edf_batching
-from solver.planning.order_baselines.fcfs import fcfs
-from solver.planning.order_baselines.queues import OrderPolicy
-from solver.planning.order_baselines.shepherd import shepherd
-from solver.planning.order_baselines.spreading import by_chance, round_robin
-from solver.planning.problem import PlanningProblem, QueueOrder
-from solver.planning.programs.exact import exact
-from solver.planning.programs.routing import routed
+from solver.planning.orders.queues import OrderPolicy
+from solver.planning.orders.rules import edf, edf_batching, fcfs
+from solver.planning.problem.objective import plan_cost
+from solver.planning.problem.problem import PlanningProblem, QueueOrder
 
 NUM_SCENARIOS = 64
 NUM_URGENT = 16
-"""Groups that come at once before a replan."""
+"""Groups that come at the same time before a replan."""
 TINY_BUDGET_S = 0.1
 PROOF_WORK, PROOF_TIME_S = 200.0, 300.0
-"""Of CP-SAT; most proofs take a second, few a minute."""
+"""Limits of CP-SAT; most proofs take a second, some take a minute."""
 _SAME = 1e-9
-"""Costs that differ by less are one."""
+"""Costs that differ by less count as equal."""
 
 
 class Size(NamedTuple):
-    """Of a problem."""
+    """Size of a problem."""
 
     groups: int
     instances: int
@@ -58,17 +57,7 @@ RULES: dict[str, OrderPolicy] = {
     "round robin": round_robin,
     "random": lambda problem: by_chance(problem, np.random.default_rng(0)),
 }
-"""The plan generator is measured against these."""
-
-
-SOURCES = (
-    "solver/planning", "ops/sim/plans.py", "services/planner/view.py", "services/planner/state.py",
-    "ops/bench/planner_cells.py", "ops/bench/planner_exhaustive.py",
-    "ops/bench/planner_instances.py", "ops/bench/planner_keeping.py",
-    "ops/bench/planner_loop.py", "ops/bench/planner_published.py",
-    "services/planner/plan_worker.py",
-)  # fmt: skip
-"""What figures depend on."""
+"""Baselines of the plan generator."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,25 +65,27 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     """
-    What is measured.
+    Kind of measurement.
 
     `search` (one plan), `rules` (each of `RULES`), `replan` (after urgent arrivals), `tiny`
-    (against all plans), `routing` (OR-Tools in as much time), `published` (from counters) or
-    `loop` (how long the event loop is held).
+    (against all plans), `routing` (OR-Tools in equal time), `published` (from counters) or
+    `loop` (stall of the event loop).
     """
     size: Size
     seed: int
-    """Of the problem, and of the search in it."""
+    """Seed of the problem, and of the search in it."""
     budget_s: float = 0.0
-    """Of the search; of the plan in force before a replan, and of OR-Tools' search by the clock."""
+    """
+    Budget of the search; of the plan in force before a replan; of OR-Tools' search, in wall time.
+    """
 
     def problem(self) -> PlanningProblem:
-        """What is planned for."""
+        """The problem to plan for."""
         return instance(self.seed, *self.size)
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """What *cell* gives; JSON-able."""
+    """Run the measurement; JSON-able."""
     return _KINDS[cell.kind](cell)
 
 
@@ -118,7 +109,7 @@ def _rules(cell: Cell) -> dict[str, Any]:
 
 
 def _replan(cell: Cell) -> dict[str, Any]:
-    """The plan in force is what a search found in `budget_s`; keeping it has its arrivals, too."""
+    """The plan in force comes from a search of `budget_s`; the kept plan also has the arrivals."""
     before = cell.problem()
     clock = time.thread_time
     running = generate(before, budget_s=cell.budget_s, clock=clock, seed=cell.seed).order
@@ -153,7 +144,7 @@ def _tiny(cell: Cell) -> dict[str, Any]:
 
 
 def _routing(cell: Cell) -> dict[str, Any]:
-    """The annealer gets the CPU time that OR-Tools took, its start and model included."""
+    """The annealer gets the CPU time that OR-Tools used, including its start and model."""
     problem = cell.problem()
     begun_s = time.thread_time()
     order = routed(problem, time_limit_s=cell.budget_s)
@@ -167,12 +158,12 @@ def _routing(cell: Cell) -> dict[str, Any]:
 
 
 def _published(cell: Cell) -> dict[str, Any]:
-    """In a process of its own: its memory is what counts."""
+    """Runs in a separate process, because its memory is measured."""
     return _apart("planner_published", cell)
 
 
 def _loop(cell: Cell) -> dict[str, Any]:
-    """In a process of its own: with an event loop, and a worker."""
+    """Runs in a separate process with an event loop and a worker."""
     return _apart("planner_loop", cell)
 
 
@@ -184,8 +175,8 @@ def _apart(module: str, cell: Cell) -> dict[str, Any]:
 
 
 def _judged(problem: PlanningProblem, order: QueueOrder) -> dict[str, Any]:
-    """Of every plan for one problem in the same scenarios."""
-    cost = plan_cost(problem, order)  # refuses what is no plan
+    """Judge every plan for one problem in the same scenarios."""
+    cost = plan_cost(problem, order)  # rejects an invalid plan
     verdict = judge(problem, order, num_scenarios=NUM_SCENARIOS)
     return {
         "attainment": float(verdict.attainment().mean()),

@@ -1,4 +1,4 @@
-"""The cheapest plan of all for a handful of groups, by trying every one."""
+"""The cheapest of all plans for a handful of groups, by exhaustive search."""
 
 from collections.abc import Sequence
 from itertools import combinations, permutations
@@ -6,8 +6,8 @@ from itertools import combinations, permutations
 import numpy as np
 
 from ops.bench.planner_keeping import total_cost
-from solver.planning.order_baselines.queues import order_of
-from solver.planning.problem import PlanningProblem
+from solver.planning.orders.queues import order_of
+from solver.planning.problem.problem import PlanningProblem
 
 MOST_GROUPS = 8
 
@@ -16,19 +16,21 @@ def optimum(problem: PlanningProblem) -> float:
     """
     Least total cost of any plan for two instances.
 
-    A plan's cost is a sum over its queues. So for each way to share out the groups, the best
-    order of either queue is the best one whatever the order of the other is.
+    A plan's cost is a sum over its queues. So for each partition of the groups, the best order of
+    either queue is independent of the order of the other.
 
     Raises:
         ValueError: There are not two instances, more than `MOST_GROUPS` groups, or some that
-            nobody may serve.
+            no instance may serve.
     """
     if problem.num_instances != 2 or problem.num_groups > MOST_GROUPS:
-        raise ValueError(f"only two instances and up to {MOST_GROUPS} groups can be tried")
+        raise ValueError(
+            f"an exhaustive search needs two instances and at most {MOST_GROUPS} groups"
+        )
     able = [_able(problem, index) for index in (0, 1)]
     everything = frozenset(range(problem.num_groups))
     if able[0] | able[1] != everything:
-        raise ValueError("nobody may serve some of the groups")
+        raise ValueError("no instance may serve some of the groups")
     return min(
         _cheapest(problem, sorted(first), sorted(everything - first))
         for size in range(problem.num_groups + 1)

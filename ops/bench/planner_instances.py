@@ -1,11 +1,13 @@
-"""Harsh planning problems: slow devices, models that fit few of them, dear swaps, scarce time."""
+"""
+Hard planning problems: slow devices, models that fit few of them, expensive swaps, scarce time.
+"""
 
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.planning.problem import (
+from solver.planning.problem.problem import (
     NONE,
     Floats,
     GroupArrays,
@@ -16,38 +18,38 @@ from solver.planning.problem import (
     RunningPlan,
 )
 
-INTERACTIVE_TIER = 4.0
-"""What a request with a first-token SLO counts; a batch request counts 1."""
+INTERACTIVE_WEIGHT = 4.0
+"""Weight of a request with a first-token SLO; a batch request has weight 1."""
 A100, A10 = 0, 1
 """Kinds of devices."""
 SLOWER = np.array([1.0, 3.0])
-"""How much longer work takes on each (QLM §8.3: an A10 has about a third of the throughput)."""
+"""Factor of work time on each device (QLM §8.3: an A10 has about a third of the throughput)."""
 _URGENT_GROUP_S = 3.2
-"""What an interactive group takes on an A100 on average; with `_URGENT_LEFT_S`, caps them."""
+"""Mean time of an interactive group on an A100; with `_URGENT_LEFT_S`, limits their number."""
 _URGENT_LEFT_S = 15.0
-"""What an interactive group still has on average."""
+"""Mean time that an interactive group has left."""
 _REESTIMATE = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelKind:
-    """What decides how long a model takes."""
+    """Properties that determine a model's times."""
 
     weights_gb: float
     tokens_per_s: float
     """On an A100, continuous batching."""
     batch_size: int
     fits_small: bool
-    """Whether an A10 with 24 GB can have it."""
+    """True if it fits an A10 with 24 GB."""
 
     @property
     def warm_s(self) -> float:
-        """Activation from host memory."""
+        """Time of activation from host memory."""
         return 1.0 + self.weights_gb / 16
 
     @property
     def cold_s(self) -> float:
-        """Activation from storage."""
+        """Time of activation from storage."""
         return 3.0 + self.weights_gb / 1.4
 
 
@@ -60,18 +62,18 @@ _KINDS = (_SEVEN_B, _THIRTEEN_B, _SEVEN_B, _THIRTY_FOUR_B)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harshness:
-    """How hard a problem is; by default even the best plan is late with some in a hundred."""
+    """Difficulty of a problem; by default even the best plan has some percent of late requests."""
 
     load: float = 0.95
-    """All work over what the instances can do until the last deadline; swaps come on top."""
+    """All work over the capacity of the instances until the last deadline, without swaps."""
     urgent_load: float = 1.0
-    """Interactive work over what the instances can do until its deadlines, at most."""
+    """Interactive work over the capacity of the instances until its deadlines, at most."""
     urgent_share: float = 0.5
-    """Of the groups that are interactive, where `urgent_load` allows so many."""
+    """Share of interactive groups, as far as `urgent_load` allows."""
     small_share: float = 0.3
-    """Of the instances that are A10."""
+    """Share of A10 among the instances."""
     warm_share: float = 0.4
-    """Of the models in each instance's host memory; the active one always is."""
+    """Share of models in each instance's host memory; the active one is always included."""
     length_cv: float = 1.0
     """Standard deviation of a request's output tokens over their mean."""
     rate_error: float = 0.05
@@ -91,14 +93,14 @@ def instance(
     """
     A problem without a running plan; equal arguments give equal problems.
 
-    A batch group is two to four batches, some 50 s on an A100; an interactive one takes it at
-    most SLO/4. More than half of the models are rarely asked for (QLM §8, workload W_A).
+    A batch group is two to four batches, some 50 s on an A100; an interactive group takes at most
+    SLO/4 there. More than half of the models are rarely requested (QLM §8, workload W_A).
 
     Raises:
         ValueError: There are no groups, instances or models.
     """
     if min(num_groups, num_instances, num_models) < 1:
-        raise ValueError("a problem needs groups, instances and models")
+        raise ValueError("a problem needs at least one group, instance and model")
     random = np.random.default_rng((seed, num_groups, num_instances, num_models))
     demand = 1 / np.arange(1, num_models + 1) ** 1.2
     demand /= demand.sum()
@@ -128,9 +130,9 @@ def urgent_arrivals(
     problem: PlanningProblem, order: QueueOrder, num_urgent: int, seed: int
 ) -> PlanningProblem:
     """
-    *problem* while *order* runs, once *num_urgent* interactive groups have come.
+    *problem* while *order* runs, after *num_urgent* interactive groups have come.
 
-    What was known is estimated anew, up to 3 % off; the arrivals are last and in no queue.
+    Known quantities are estimated again, up to 3 % off; the new groups are last and in no queue.
     """
     random = np.random.default_rng((seed, num_urgent))
     known = problem.groups
@@ -153,12 +155,12 @@ def urgent_arrivals(
 
 
 def is_interactive(problem: PlanningProblem) -> NDArray[np.bool_]:
-    """[I], which groups count by their first token."""
+    """[I], True for groups whose first token counts."""
     return problem.groups.weight > problem.groups.num_requests
 
 
 def _interactive(random: np.random.Generator, model: Ints, harshness: Harshness) -> GroupArrays:
-    """Groups of requests that wait for their first token, for 10 to 30 s in all."""
+    """Groups of requests with 10 to 30 s in total until their first token."""
     count = len(model)
     slo_s = random.choice([10.0, 20.0, 30.0], count)
     tokens = random.uniform(80, 250, count)
@@ -170,7 +172,7 @@ def _interactive(random: np.random.Generator, model: Ints, harshness: Harshness)
     return GroupArrays(
         model=model,
         num_requests=num_requests,
-        weight=INTERACTIVE_TIER * num_requests,
+        weight=INTERACTIVE_WEIGHT * num_requests,
         deadline_s=slo_s * random.uniform(0.5, 1.0, count),
         spread_s=slo_s * random.uniform(0.0, 0.3, count),
         slo_s=slo_s,
@@ -210,7 +212,9 @@ def _batch(
 
 
 def _drain_s(model: Ints, tokens: Floats) -> Floats:
-    """The last of a batch decode on after the others, on an A10 in smaller batches."""
+    """
+    Drain time: the last requests of a batch decode longer than the others; A10 batches are smaller.
+    """
     decode_s = tokens * _of_kind(model, "batch_size") / _of_kind(model, "tokens_per_s")
     return np.outer(np.array([0.8, 1.2]), decode_s)
 
@@ -244,7 +248,7 @@ def _instances(
 
 
 def _in_proportion(random: np.random.Generator, likely: Floats, count: int) -> Ints:
-    """*count* models, each as often as it is likely, up to rounding."""
+    """*count* models, each in proportion to its probability, up to rounding."""
     at = (np.arange(count) + random.random()) / count
     models = np.searchsorted(np.cumsum(likely) / likely.sum(), at, side="right")
     return np.minimum(models, len(likely) - 1).astype(np.int32)
@@ -258,7 +262,7 @@ def _of_kind(model: NDArray[np.integer], name: str) -> Floats:
 
 
 def _merged(chosen: GroupArrays, other: GroupArrays, is_chosen: NDArray[np.bool_]) -> GroupArrays:
-    """Both, *chosen* in the places of *is_chosen*."""
+    """Groups of both arguments, with those of *chosen* at the positions of *is_chosen*."""
     merged = {}
     for field in fields(GroupArrays):
         first, second = getattr(chosen, field.name), getattr(other, field.name)

@@ -1,12 +1,12 @@
-"""What it costs not to replan, and how much a new plan changes."""
+"""Cost of not replanning, and the number of changes by a new plan."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from solver.planning.objective import homes, instance_of, plan_cost
-from solver.planning.order_baselines.queues import Queues, order_of
-from solver.planning.problem import NONE, PlanningProblem, QueueOrder
+from solver.planning.orders.queues import Queues, order_of
+from solver.planning.problem.objective import homes, instance_of, plan_cost
+from solver.planning.problem.problem import NONE, PlanningProblem, QueueOrder
 
 
 def total_cost(problem: PlanningProblem, order: QueueOrder) -> float:
@@ -21,10 +21,10 @@ def total_cost(problem: PlanningProblem, order: QueueOrder) -> float:
 
 def kept(problem: PlanningProblem) -> QueueOrder:
     """
-    The running plan as it is, arrivals added in the cheaper of two ways.
+    The running plan unchanged, with arrivals added in the cheaper of two ways.
 
-    Each goes to the end of the queue that is done first, or to the head of one whose model it
-    needs, by turns and the earliest deadline first.
+    Each arrival is put at the end of the queue that is done first, or at the head of a queue with
+    its model, in turn and the earliest deadline first.
     """
     running = _running(problem)
     arrivals = np.flatnonzero(homes(problem) == NONE)

@@ -1,8 +1,8 @@
 """
-How long planning for 400,000 requests holds the leader's event loop.
+Time that planning for 400,000 requests blocks the leader's event loop.
 
-`python -m ops.bench.planner_loop SEED` prints its figures as JSON. A task that wants to run each
-millisecond is the measure, beside what it sees while nothing is planned.
+`python -m ops.bench.planner_loop SEED` prints its figures as JSON. It measures the delays of a
+task that wants to run each millisecond, compared with those while nothing is planned.
 """
 
 import asyncio
@@ -15,25 +15,30 @@ from typing import Any
 import msgspec
 
 from ops.bench.planner_published import LAYOUT, NOW, NUM_REQUESTS, counted
-from services.planner.explaining import corrected_forecasts
-from services.planner.plan_worker import PlanWorker
-from services.planner.policies import GENERATOR, Planner
+from services.planner.leader.plan_report import corrected_forecasts
+from services.planner.leader.plan_worker import PlanWorker
+from services.planner.leader.policies import GENERATOR, Planner
+from services.planner.leader.snapshot_builder import cluster_snapshot, lane_counts
 from services.planner.settings import LeaderSettings
 from services.planner.state import LeaderState
-from services.planner.view import cluster_snapshot, lane_counts
 from shared.contracts.base import Seconds
 from solver.planning.review import ReviewOptions
-from solver.prediction.lane_waits import LaneWaits
+from solver.prediction.calibration.lane_waits import LaneWaits
 
 ROUNDS = 9
 _BEAT_S = 1e-3
 
 
 async def measured(seed: int) -> dict[str, Any]:
-    """Longest holds of the loop, in each round: while a plan is made, and as long idle."""
+    """
+    Longest time for which the event loop did not run, in each round: while a plan is made, and in
+    an idle period of equal length.
+    """
     state = counted(seed, NUM_REQUESTS)
     settings = LeaderSettings()
-    options = ReviewOptions(tier_weight=settings.tier_weight, budget_s=settings.solve_budget_s)
+    options = ReviewOptions(
+        importance_weight=settings.importance_weight, budget_s=settings.solve_budget_s
+    )
     planning_ms, idle_ms, taken_s = [], [], []
     async with PlanWorker(options) as worker:
         await worker.ready()
@@ -51,7 +56,7 @@ async def measured(seed: int) -> dict[str, Any]:
 
 
 async def longest_hold_s(work: Awaitable[object]) -> Seconds:
-    """The longest that the loop was held while *work* was done."""
+    """The longest time that the loop was blocked during *work*."""
     task = asyncio.ensure_future(work)
     longest_s = 0.0
     while not task.done():
@@ -63,16 +68,16 @@ async def longest_hold_s(work: Awaitable[object]) -> Seconds:
 
 
 async def _plan(state: LeaderState, worker: PlanWorker) -> None:
-    """A first plan, as the leader makes it, and what it foretells of lanes."""
+    """Make a first plan like the leader, including the forecasts of lanes."""
     settings = LeaderSettings()
     waits = LaneWaits()
     waits.counted(lane_counts(state), NOW)
     snapshot = await asyncio.to_thread(
         cluster_snapshot, state.copied(), layout=LAYOUT, settings=settings, now=NOW
     )
-    planned = await Planner(GENERATOR, settings.tier_weight, worker).plan(snapshot)
+    planned = await Planner(GENERATOR, settings.importance_weight, worker).plan(snapshot)
     if planned.policy != GENERATOR or planned.review is None:
-        raise RuntimeError("the worker gave no plan")
+        raise RuntimeError("the worker returned no plan")
     corrected_forecasts(waits, planned.review.forecasts, NOW)
 
 

@@ -1,8 +1,8 @@
 """
-Individual requests counted into lanes, cut into groups, and planned for, in one fresh process.
+Individual requests counted into lanes, cut into groups, and planned for, in a new process.
 
-`python -m ops.bench.planner_published SEED` prints its figures as JSON. It imports what the
-leader and its plan worker do, and nothing else that is large, so that its memory is theirs.
+`python -m ops.bench.planner_published SEED` prints its figures as JSON. It only imports what the
+leader and its plan worker import, so that its memory equals theirs.
 """
 
 import resource
@@ -13,34 +13,34 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from services.planner.lane_counter import LaneCounter
+from services.planner.lane_totals import LaneCounter
+from services.planner.leader.snapshot_builder import cluster_snapshot
 from services.planner.settings import LeaderSettings
 from services.planner.state import LeaderState
-from services.planner.view import cluster_snapshot
 from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
 from shared.contracts.estimates import LatencyCoefficients, Profile
 from shared.contracts.lanes import LaneLayout
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import ModelRef, QueuedRequest, Sampling
 from shared.contracts.telemetry import InstanceStatus, LanesObserved, ModelState, Residency
-from solver.planning.building import ClusterSnapshot
 from solver.planning.lanes import lane_for
+from solver.planning.problem.snapshot import ClusterSnapshot
 from solver.planning.review import ReviewOptions, review
 from solver.planning.search.loading import compile_kernels
 
 NUM_REQUESTS, NUM_INSTANCES, NUM_MODELS = 400_000, 50, 8
 NOW = 1_000_000.0
 _OVER_S = 600.0
-"""In which the requests have come."""
+"""Time span of the requests' arrivals."""
 LAYOUT = LaneLayout()
 _ENGINE, _DEVICE = "vllm", "A100"
 _CHAT, _SOON, _LATE = Slo(ttft_s=30.0), Slo(ttlt_s=900.0), Slo(ttlt_s=3600.0)
 _SLOS = ((_CHAT, 0.01), (_SOON, 0.29), (_LATE, 0.7))
-"""Chat is what has come just now; each with its share of the requests."""
+"""SLOs with their share of the requests; chat requests have just arrived."""
 
 
 def counted(seed: int, num_requests: int) -> LeaderState:
-    """What a leader knows once a grouper has put *num_requests* into lanes, one by one."""
+    """The leader's state after a grouper has put *num_requests* into lanes, one by one."""
     random = np.random.default_rng(seed)
     share = 1 / np.arange(1, NUM_MODELS + 1) ** 1.2
     models = random.choice(NUM_MODELS, num_requests, p=share / share.sum()).tolist()
@@ -75,12 +75,12 @@ def counted(seed: int, num_requests: int) -> LeaderState:
 
 
 def snapshot_of(state: LeaderState) -> ClusterSnapshot:
-    """What the leader makes of *state*."""
+    """The leader's snapshot of *state*."""
     return cluster_snapshot(state, layout=LAYOUT, settings=LeaderSettings(), now=NOW)
 
 
 def measured(seed: int, num_requests: int) -> dict[str, Any]:
-    """CPU time of grouping and of planning, in this process, and its memory at most until then."""
+    """CPU time of grouping and of planning, in this process, and its peak memory until then."""
     compile_kernels()
     begun_s = time.process_time()
     state = counted(seed, num_requests)
@@ -88,7 +88,9 @@ def measured(seed: int, num_requests: int) -> dict[str, Any]:
     snapshot = snapshot_of(state)
     grouped_s = time.process_time()
     settings = LeaderSettings()
-    options = ReviewOptions(tier_weight=settings.tier_weight, budget_s=settings.solve_budget_s)
+    options = ReviewOptions(
+        importance_weight=settings.importance_weight, budget_s=settings.solve_budget_s
+    )
     found = review(snapshot, None, options=options, clock=time.thread_time, seed=seed)
     planned_s = time.process_time()
     return {
@@ -131,7 +133,7 @@ def _request(
 
 
 def _status(index: int) -> InstanceStatus:
-    """Of an instance that has room for 128 requests and can have every model."""
+    """Status of an instance that has room for 128 requests and can have every model."""
     active = ModelName(f"model-{index % NUM_MODELS}")
     return InstanceStatus(
         instance_id=InstanceId(f"i{index:02}"),

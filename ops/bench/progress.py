@@ -1,4 +1,4 @@
-"""Progress of long measurements: on standard error, so that the data stays clean."""
+"""Progress of long measurements, on standard error to keep the data clean."""
 
 import sys
 import time
@@ -11,16 +11,16 @@ _PERIOD_S = 30.0
 
 
 def say(text: str) -> None:
-    """One line."""
+    """Print one line."""
     print(text, file=sys.stderr, flush=True)
 
 
 def counted(parts: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """*parts* as they come, *total* in all; says now and then how many there are."""
-    began = told = time.monotonic()
+    """Yield *parts*, *total* in number, and print the count from time to time."""
+    began = reported_at = time.monotonic()
     for number, part in enumerate(parts, start=1):
         yield part
         now = time.monotonic()
-        if now - told >= _PERIOD_S:
-            told = now
+        if now - reported_at >= _PERIOD_S:
+            reported_at = now
             say(f"{what}: {number} of {total} after {(now - began) / 60:.1f} min")

@@ -1,9 +1,9 @@
 """
-What late binding costs: goodput with bounded windows against an engine that sees everything.
+Cost of late binding: goodput with bounded windows against an engine that sees everything.
 
-Lanes, windows and pulls are simulated with the agents' own code; the bar is the least share of
-full visibility's attainment and goodput that the default window must keep. At a load that is just
-the capacity of nine replicas it is printed what pulls miss, and a round robin.
+Lanes, windows and pulls are simulated with the agents' own code; the acceptance line is the least
+share of full visibility's attainment and goodput that the default window must keep. For the
+capacity load of nine replicas the misses of pulling and of a round robin are printed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,12 +21,12 @@ from ops.sim.summary import summarize
 
 WINDOWS = (4, 8, 16, 32, 64, 128)
 RATES_RPS = (4.0, 6.0)
-"""Of a replica: near what it bears, and half more."""
+"""Rates of a replica: near its capacity, and half as much again."""
 LEAST_SHARE = 0.9
 OTHER_SEEDS = (1, 2)
 _GPUS = 9
 _DURATION_S = 3600.0
-"""Twice the longest target: in less, overload is only put off."""
+"""Twice the longest target; in less time, overload only delays requests."""
 
 _Case = tuple[str, Scenario]
 
@@ -90,7 +90,7 @@ def _figures(scenario: Scenario) -> dict[str, Any]:
 
 
 def _compare(result: Result, found: dict[str, dict[str, Any]], where: str) -> None:
-    """The curve over windows, and the default's bar."""
+    """Figures over windows, and the acceptance line of the default window."""
     full = found.get(f"{where}, full")
     default = PullOptions().bounds.window
     names = {"violations": "attainment", "goodput_rps": "goodput"}

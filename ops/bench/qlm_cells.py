@@ -24,42 +24,34 @@ _SAMPLE_S = 60.0
 _SAMPLE_RPS = 20.0
 
 
-SOURCES = (
-    "ops/bench/qlm_cells.py", "ops/sim/mesh", "ops/sim/arrivals.py", "ops/sim/lengths.py",
-    "ops/sim/profiles", "ops/sim/profiles.py", "ops/sim/request.py", "solver/planning",
-    "solver/scheduling/latency.py",
-)  # fmt: skip
-"""What figures depend on."""
-
-
 class MeshCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One simulation; equal cells of equal code give equal figures."""
 
     workload: str = "A"
-    """`A`: twelve models of three sizes; `7B`: of one size; `B`: one model."""
+    """`A`: twelve models of three sizes; `7B`: twelve models of one size; `B`: one model."""
     arm: str = "qlm"
     load: float = 0.3
     """
-    Offered work, as a share of what the instances could do without any swap.
+    Offered work, as a share of the instances' capacity without any swap.
 
-    By the profile, so that it is known before any system runs.
+    Computed from the profile, so that it is known before any system runs.
     """
     instances: int = 6
     a10: int = 0
-    """So many of the instances are A10s."""
+    """Number of A10s among the instances."""
     interactive: float = 0.25
     mega: float = 0.0
     tail: float = 0.3
     """Arrivals of all tail models over those of all frequent ones."""
     queue: int = 0
-    """Batch requests that wait when it begins."""
+    """Batch requests that wait at the begin."""
     slo_scale: float = 1.0
     swap_scale: float = 1.0
-    """Of 1, 1.8 and 6 s for warm models: a fifth of 5, 9 and 30 s."""
+    """Scale of the swap times: warm models take 1, 1.8 and 6 s, a fifth of 5, 9 and 30 s."""
     delta: float = 4.0
     duration_s: Seconds = 150.0
     stops: bool = False
-    """When the last request has come; else when all are served."""
+    """True: the simulation ends with the last arrival; else when all requests are served."""
     seed: int = 0
 
     def models(self) -> tuple[dict[ModelName, ModelKind], dict[ModelName, float]]:
@@ -71,12 +63,12 @@ class MeshCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {ModelName("only"): MISTRAL_7B}, {ModelName("only"): 1.0}
 
     def fleet(self) -> Fleet:
-        """A100s first."""
+        """The fleet, A100s first."""
         devices = (A100,) * (self.instances - self.a10) + (A10,) * self.a10
         return Fleet(devices=devices, models=self.models()[0], swap_scale=self.swap_scale)
 
     def traffic(self) -> MeshTraffic:
-        """With the rate that gives the load."""
+        """The traffic, with the rate that gives the load."""
         return MeshTraffic(
             models=self.models()[1],
             rate_rps=self.load * _capacity_rps(self._size()),
@@ -89,7 +81,7 @@ class MeshCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def _size(self) -> "MeshCell":
-        """The part that the capacity depends on."""
+        """The fields that the capacity depends on."""
         return MeshCell(
             workload=self.workload, instances=self.instances, a10=self.a10, mega=self.mega,
             tail=self.tail,
@@ -120,7 +112,7 @@ def _loaded() -> None:
 
 @cache
 def _capacity_rps(cell: MeshCell) -> float:
-    """Requests a second that the instances could serve if no swap took any time."""
+    """Requests per second that the instances could serve if swaps took no time."""
     kinds, shares = cell.models()
     fleet = cell.fleet()
     sample = MeshTraffic(

@@ -1,4 +1,4 @@
-"""QLM's motivation: how long requests wait, and what evicting and swapping out cost (Figs 3, 4)."""
+"""QLM's motivation: waiting times of requests, and costs of eviction and swap-out (Figs 3, 4)."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from ops.sim.mesh.request import MeshRequest
 from ops.sim.mesh.sight import coefficients_of
 from ops.sim.mesh.workload import MeshTraffic
 from shared.contracts.base import ModelName
-from solver.planning.evict_or_swap import KvCosts, evict_or_swap
+from solver.planning.lso.evict_or_swap import KvCosts, evict_or_swap
 
 KINDS: tuple[ModelKind, ...] = (MISTRAL_7B, VICUNA_13B, LLAMA_70B)
 _QUEUE = 2000
@@ -21,7 +21,7 @@ _HOST_BYTES = 1 << 40
 
 def waiting_is_linear(seed: int) -> dict[str, float]:
     """
-    How well a line explains the wait of each request in a queue by its place (R2), by model.
+    R2 of a linear fit of each request's wait by its place in the queue, by model.
 
     Source: QLM Fig. 3. All requests are there at once; one A100, first come, first served.
     """
@@ -44,7 +44,7 @@ def waiting_is_linear(seed: int) -> dict[str, float]:
 
 
 def eviction_and_swap() -> dict[str, dict[str, Any]]:
-    """What a run of a thousand tokens costs to compute again, and to bring back, by model."""
+    """Time to recompute and to restore a run of a thousand tokens, by model."""
     made: dict[str, dict[str, Any]] = {}
     for kind in KINDS:
         how = served(kind, A100)

@@ -18,7 +18,7 @@ _COLUMNS = 3
 def draw_figures(
     found: MeshFigures, figures: Mapping[str, Sequence[MeshCell]], directory: Path
 ) -> Path:
-    """One file with a panel for each of *figures*; where it is."""
+    """Draw a panel for each of *figures* into one file; return its path."""
     drawn = [figure for figure in figures if figure in LABELS]
     rows = -(-len(drawn) // _COLUMNS)
     picture, panels = plt.subplots(

@@ -1,4 +1,4 @@
-"""Which simulations make which figure of QLM."""
+"""Simulations for each figure of QLM."""
 
 from collections.abc import Sequence
 
@@ -19,9 +19,9 @@ W_C = replace(W_B, mega=0.1)
 SATURATED = replace(W_A, load=0.8, duration_s=240.0, stops=True)
 JUDGED = {"W_A": W_A, "W_B": W_B, "W_C": W_C}
 """
-Loads by rule: what is due within a minute, three of four requests of W_B and W_C, is half again
-as much as the instances can do. In W_A swaps take so much that three tenths of what they could do
-without are more than most systems serve.
+Loads by rule: work due within a minute, three of four requests of W_B and W_C, is 1.5 times the
+capacity of the instances. In W_A swaps take so much that three tenths of the capacity without
+swaps are more than most systems serve.
 """
 DRAINED = MeshCell(workload="A", load=0.0, queue=600, duration_s=1.0)
 
@@ -42,7 +42,7 @@ def with_arms(cell: MeshCell, arms: Sequence[str]) -> list[MeshCell]:
 
 
 def judged(seeds: Sequence[int]) -> list[MeshCell]:
-    """What the bars are about."""
+    """Cells with an acceptance line."""
     cells: list[MeshCell] = []
     for seed in seeds:
         for cell in JUDGED.values():
@@ -52,7 +52,7 @@ def judged(seeds: Sequence[int]) -> list[MeshCell]:
 
 
 def swept(seed: int) -> dict[str, list[MeshCell]]:
-    """What has no bar, by figure."""
+    """Cells without an acceptance line, by figure."""
     a, b, c = (replace(cell, seed=seed) for cell in (W_A, W_B, W_C))
     full = replace(SATURATED, seed=seed)
     mixed = replace(full, workload="7B", load=1.2)
@@ -78,7 +78,7 @@ def swept(seed: int) -> dict[str, list[MeshCell]]:
 
 
 def quick(seed: int) -> list[MeshCell]:
-    """Each workload, the first for a minute, against the published systems of one look."""
+    """Each workload, the first for a minute, under QLM, EDF and FCFS."""
     short = replace(W_A, duration_s=60.0)
     cells = [replace(cell, seed=seed) for cell in (short, W_B, W_C)]
     cells = [x for cell in cells for x in with_arms(cell, ("qlm", "edf", "fcfs"))]

@@ -1,4 +1,4 @@
-"""Tables of QLM's figures: ours and the baselines, and what the paper says."""
+"""Tables of QLM's figures: Headway and the baselines, and the paper's values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ PAPER = {
     "20": "EDF meets all SLOs from 3x, SHEPHERD from 5x, vLLM from 11x",
     "21": "W_A: ours much higher; W_B: like EDF and vLLM, SHEPHERD lower",
 }  # fmt: skip
-"""Where the paper gives numbers they are its own; its figures' axes are not in our copy."""
+"""The paper's numbers, where it gives any; the axes of its figures are missing in our copy."""
 
 Label = Callable[[MeshCell], float]
 LABELS: dict[str, tuple[str, Label]] = {
@@ -43,7 +43,7 @@ LABELS: dict[str, tuple[str, Label]] = {
     "18": ("delta", lambda cell: cell.delta),
     "20": ("SLO scale", lambda cell: cell.slo_scale),
 }
-"""What each figure's axis is."""
+"""Axis of each figure."""
 VALUES: dict[str, tuple[str, str]] = {
     "5": ("time to drain the queue, s", "drained_s"),
     "8": ("throughput, 1/s", "throughput_rps"),
@@ -52,11 +52,11 @@ VALUES: dict[str, tuple[str, str]] = {
     "11": ("throughput, 1/s", "throughput_rps"),
     "14": ("throughput, 1/s", "throughput_rps"),
 }
-"""And its value; else it is attainment."""
+"""Value shown in each figure; attainment for figures that are missing here."""
 
 
 def value_of(figure: str) -> tuple[str, str]:
-    """Name and key of what *figure* shows."""
+    """Name and key of the value in *figure*."""
     return VALUES.get(figure, ("attainment", "attainment"))
 
 

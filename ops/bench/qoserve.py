@@ -1,8 +1,8 @@
 """
-QoServe's and Niyama's claims in simulation: ours, the baselines, the papers' values.
+QoServe's and Niyama's claims in simulation: Headway, the baselines, the papers' values.
 
-Simulations are kept under `results/qoserve/` by scenario and code, so that a full run, under an
-hour on two cores, goes on where it was stopped.
+Simulations are kept under `results/qoserve/` by scenario and code, so that an interrupted full run
+(under an hour on two cores) resumes.
 """
 
 import statistics
@@ -22,7 +22,7 @@ from ops.bench.store import Store, kept
 Figures = dict[Cell, dict[str, Any]]
 
 _NOISE = 0.02
-"""Of a ratio of two searches with 1-2 % tolerance, or of two policies' median over seeds."""
+"""Noise of a ratio of two searches with 1-2 % tolerance, or of two policies' medians over seeds."""
 
 
 async def run(
@@ -32,7 +32,7 @@ async def run(
     broker: str | None,  # noqa: ARG001 - nothing here needs one
     workers: int | None = None,
 ) -> Result:
-    """Simulate, compare, judge."""
+    """Simulate and compare."""
     result = Result(name="qoserve", seed=seed, quick=quick)
     store = Store(Path("results") / "qoserve", code_of())
     wanted = cells.quick(seed) if quick else cells.full(seed)
@@ -59,12 +59,12 @@ async def run(
 
 
 def _worst(found: Figures, made: Sequence[Cell], name: str = "violations") -> float | None:
-    """The largest of *made*; None when this run measured none."""
+    """The largest figure of the cells *made*; None when this run measured none of them."""
     return max((float(found[cell][name]) for cell in made), default=None)
 
 
 def _order(result: Result, found: Figures, seeds: Sequence[int], *, hours: float) -> None:
-    """Each part of the policy must help at 6/s."""
+    """Add lines: each part of the policy must help at 6/s."""
     for profile in cells.PROFILES:
         shown: dict[str, float] = {}
         for policy in cells.ABLATION:
@@ -83,7 +83,7 @@ def _order(result: Result, found: Figures, seeds: Sequence[int], *, hours: float
             ("dc+er", "qoserve", 0.999),
             ("qoserve", "qoserve+curve", 0.92),
         ):
-            # The curve's gain over an hour is within the noise of a seed.
+            # The gain by the measured curve over an hour is within the noise of a seed.
             known = after in shown and (hours >= 4 or bound > 0.95)
             result.lines.append(
                 Line(
@@ -162,7 +162,7 @@ def _wave(result: Result, found: Figures, seeds: Sequence[int]) -> None:
 
 
 def _default(result: Result, found: Figures, seeds: Sequence[int]) -> None:
-    """The default policy must lose to no other ordering, within the noise."""
+    """Add lines: the default policy must not be worse than any other ordering, within the noise."""
 
     def missed(policy: str) -> float:
         made = [cells.default(policy, seed=s) for s in seeds]
@@ -188,7 +188,7 @@ def _default(result: Result, found: Figures, seeds: Sequence[int]) -> None:
 
 
 def _pace(result: Result, found: Figures) -> None:
-    """Token pace over all runs of ours; simulation speed over all."""
+    """Add lines: token pace over all runs of Headway's policies, simulation speed over all runs."""
     ours = [f for c, f in found.items() if c.kind == "simulate" and c.policy in cells.ABLATION[1:]]
     for name in ("late", "late_all", "gaps"):
         result.figures[f"worst share of tokens: {name}"] = max(f["pace"][name] for f in ours)

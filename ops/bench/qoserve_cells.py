@@ -1,4 +1,4 @@
-"""Which simulations the QoServe benchmark makes."""
+"""Simulations of the QoServe benchmark."""
 
 from ops.bench.cells import Cell
 
@@ -9,7 +9,7 @@ GPUS = {
     ("28", "qoserve"): 10, ("28", "qoserve+curve"): 9,
     ("2x", "qoserve"): 9, ("2x", "qoserve+curve"): 8,
 }  # fmt: skip
-"""Replicas that must be enough for 35 requests a second."""
+"""Replicas that must suffice for 35 requests per second."""
 GPU_RATE_RPS = 35.0
 GPU_HOURS = 360_000 / GPU_RATE_RPS / 3600
 SILO_CHUNKS = {"Q1": "sarathi-fcfs:256", "Q2": "sarathi-fcfs:2048", "Q3": "sarathi-fcfs:2048"}
@@ -17,11 +17,11 @@ SHARES = {"70-15-15": (0.7, 0.15, 0.15), "15-15-70": (0.15, 0.15, 0.7)}
 WAVE_POLICIES = ("sarathi-fcfs", "sarathi-edf", "qoserve+curve", "adaptive")
 LOADS_RPS = (2.0, 3.0, 4.0, 5.0, 6.0)
 ALPHAS = {1: "qoserve-1ms", 4: "qoserve-4ms", 8: "qoserve"}
-"""Work weight in ms per token, with its policy."""
+"""Work weight in ms per token -> name of the policy that uses it."""
 ALPHA_LOADS_RPS = (4.0, 5.0, 6.0)
 DEFAULT = "adaptive"
 CHALLENGERS = ("quartz", "combined")
-"""The default must lose to neither."""
+"""Policies that the default policy must not be worse than."""
 MIXES = ("code", "conversation", "sharegpt")
 SHARED = (*BASELINES, "qoserve+curve")
 PREFILL_POLICIES = ("sarathi-fcfs:8192", "sarathi-edf:8192", "prefill")
@@ -36,16 +36,16 @@ _STARTS_RPS: dict[tuple[str, str, float], tuple[float, float, float]] = {
     ("code", "28", 2): (2.6, 3.3, 4.1), ("code", "2x", 2): (2.4, 3.1, 4.6),
     ("conversation", "28", 2): (3.0, 4.2, 4.7), ("sharegpt", "28", 2): (1.45, 2.1, 2.25),
 }  # fmt: skip
-"""Of FCFS, EDF and the others, by lengths, profile and hours."""
+"""Start rates of FCFS, EDF and all other policies, by lengths, profile and hours."""
 _SILO_STARTS_RPS = {
     "code": (2.2, 4.3, 4.7), "conversation": (3.7, 6.0, 6.5), "sharegpt": (1.5, 2.4, 2.5)
 }  # fmt: skip
-"""Of Q1, Q2 and Q3."""
+"""Start rates of the silos of Q1, Q2 and Q3."""
 LOAD_POLICIES = ("sarathi-fcfs", "sarathi-edf", "sarathi-srpf", "qoserve", "adaptive")
 
 
 def overload(profile: str, policy: str, *, hours: float, seed: int) -> Cell:
-    """Table 5: 6 requests a second on one replica."""
+    """Table 5: 6 requests per second on one replica."""
     return Cell(profile=profile, policy=policy, rate_rps=6.0, hours=hours, seed=seed)
 
 
@@ -55,8 +55,8 @@ def goodput(
     """
     Figure 7.
 
-    Over four hours where there is a bar: batch work may wait until after the end, which flatters
-    all policies, and the more the shorter the run.
+    Four hours where there is an acceptance line: batch work may wait until after the end, which
+    favours all policies, and the more so the shorter the run.
     """
     return Cell(kind="goodput", profile=profile, policy=policy, hours=hours, seed=seed,
                 rate_rps=_start_rps(policy, (lengths, profile, hours)), lengths=lengths,
@@ -64,7 +64,7 @@ def goodput(
 
 
 def _start_rps(policy: str, traffic: tuple[str, str, float]) -> float:
-    """Where a search begins; a bad guess costs time, not truth."""
+    """Start rate of a search; a bad guess costs time but does not change the result."""
     fcfs, edf, ours = _STARTS_RPS[traffic]
     return {"sarathi-fcfs": fcfs, "sarathi-edf": edf}.get(policy, ours)
 
@@ -82,7 +82,7 @@ def long_goodput(policy: str, *, seed: int) -> Cell:
 
 
 def long_iterations(policy: str, *, seed: int) -> Cell:
-    """Figure 15a: chunks of such traffic."""
+    """Figure 15a: chunks of the traffic of `long_goodput`."""
     return Cell(kind="iterations", policy=policy, rate_rps=0.25, hours=1, seed=seed,
                 lengths="long", only_class="Q1")  # fmt: skip
 
@@ -102,7 +102,7 @@ def polyserve(class_name: str, *, seed: int) -> Cell:
 
 
 def two_tbt(share: float, *, seed: int) -> Cell:
-    """The same by ours: *share* of the traffic has the faster pace."""
+    """Section 4.5.2 with Headway's policy: *share* of the traffic has the faster pace."""
     return Cell(kind="goodput", rate_rps=5.0, hours=1, seed=seed, lengths="conversation",
                 classes="two-tbt", shares=(share, 1 - share), tolerance=0.02)  # fmt: skip
 
@@ -128,7 +128,7 @@ def gpus(profile: str, policy: str, *, seed: int) -> Cell:
 
 
 def silo_part(profile: str, class_name: str, *, seed: int) -> Cell:
-    """Fewest replicas for one class on its own; the best silo is their sum."""
+    """Fewest replicas for one class alone; the best silo is their sum."""
     return Cell(kind="replicas", profile=profile, policy=SILO_CHUNKS[class_name],
                 only_class=class_name, rate_rps=GPU_RATE_RPS / 3, hours=2, seed=seed)  # fmt: skip
 
@@ -149,12 +149,12 @@ def load(policy: str, rate_rps: float, *, seed: int) -> Cell:
 
 
 def quick(seed: int) -> list[Cell]:
-    """What shows the order of the parts in under a minute."""
+    """Cells that show the order of the parts in under a minute."""
     return [overload("28", policy, hours=1, seed=seed) for policy in ABLATION]
 
 
 def full(seed: int) -> list[Cell]:
-    """Everything; acceptance on three seeds."""
+    """All cells; acceptance on three seeds."""
     seeds = (seed, seed + 1, seed + 2)
     cells = [
         overload(profile, policy, hours=4, seed=s)
@@ -178,17 +178,17 @@ def full(seed: int) -> list[Cell]:
 
 
 def default(policy: str, *, seed: int) -> Cell:
-    """6/s over two hours, for what the default is compared with."""
+    """6/s over two hours, for comparison with the default."""
     return load(policy, 6.0, seed=seed)
 
 
 def niyama_goodput(lengths: str, policy: str, *, seed: int) -> Cell:
-    """One shared replica: over two hours, as its silos."""
+    """Niyama, figure 7a: one shared replica, over two hours like the silos."""
     return goodput("28", policy, seed=seed, hours=2, lengths=lengths)
 
 
 def printed(seed: int) -> list[Cell]:
-    """What has no bar."""
+    """Cells without an acceptance line."""
     cells = [
         goodput(profile, policy, seed=seed, hours=2)
         for profile in PROFILES

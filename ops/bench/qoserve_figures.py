@@ -1,4 +1,6 @@
-"""The QoServe benchmark's figures by their number in the paper, of one seed, without a bar."""
+"""
+The QoServe benchmark's figures by their number in the paper, of one seed, without acceptance lines.
+"""
 
 from collections.abc import Mapping
 from math import ceil, inf
@@ -14,7 +16,7 @@ _POLYSERVE_RPS = 50.0
 
 
 def numbered(found: Found, seed: int) -> Rows:
-    """Every figure of which *found* has something, with what the paper gives of it."""
+    """Every figure with data in *found*, with the paper's values."""
     rows: Rows = {}
     for figure in (
         _figure_7, _figure_8, _figure_9, _figures_10_and_11, _figure_13, _figure_14, _figure_15a,
@@ -205,7 +207,7 @@ def _niyama_7a(found: Found, seed: int) -> Rows:
 
 
 def num_gpus(rate_rps: float, per_replica_rps: float) -> float:
-    """Replicas for a load; endless if one bears nothing."""
+    """Replicas for a load; infinite if one has no capacity."""
     return ceil(rate_rps / per_replica_rps) if per_replica_rps > 0 else inf
 
 
@@ -214,5 +216,5 @@ def _pair(quantiles: Mapping[str, float | None]) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    """Three digits; a latency without end is that of requests that were not served."""
+    """Text with three digits; an infinite latency means requests that were not served."""
     return "endless" if value is None else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Simulations that end once their verdict is known, and such that keep every iteration."""
+"""Simulations that stop once their result is certain, and ones that record every iteration."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from ops.sim.request import SimRequest
 from ops.sim.scenario import Scenario
 from ops.sim.summary import violation_share
 from shared.contracts.base import RequestId, Seconds, UnixTime
-from solver.scheduling.decision import SchedulingPolicy
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.decision import SchedulingPolicy
+from solver.scheduling.engine.latency import LatencyTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Step:
 
     prefill_tokens: int
     tokens: int
-    """Decodes included."""
+    """Computed tokens, decodes included."""
     duration_s: Seconds
 
 
@@ -28,11 +28,11 @@ def probed_share(scenario: Scenario, *, allowed: float) -> float:
     """
     Share of violations; exact up to *allowed*.
 
-    Above it, a simulation ends as soon as the violations that are certain exceed that share of
-    all requests, and the answer is their share among those whose deadline has passed.
+    Above it, a simulation ends as soon as the certain violations exceed that share of all requests,
+    and returns their share among those whose deadline has passed.
 
     Args:
-        scenario: Round robin; others are simulated to their end.
+        scenario: Scenario with round robin; scenarios with pulls are simulated to their end.
         allowed: Share of violations.
     """
     if scenario.pull is not None or scenario.silo or scenario.drain:
@@ -42,7 +42,7 @@ def probed_share(scenario: Scenario, *, allowed: float) -> float:
     try:
         for index in range(scenario.replicas):
             shard = requests[index :: scenario.replicas]
-            # A replica ends when the last deadline has passed, as `ops.sim.cluster` has it.
+            # A replica ends when the last deadline has passed, as in `ops.sim.cluster`.
             _Probed(scenario, shard, tally).run(shard, until=_last_deadline_at(shard))
     except _DecidedError:
         return tally.missed / tally.judged
@@ -50,7 +50,7 @@ def probed_share(scenario: Scenario, *, allowed: float) -> float:
 
 
 def recorded(scenario: Scenario) -> list[Step]:
-    """Every iteration that one replica computed while requests arrived."""
+    """Record every iteration that one replica computed while requests arrived."""
     requests = _requests(scenario)
     replica = _Recording(scenario)
     replica.run(requests, until=scenario.duration_s)
@@ -69,7 +69,7 @@ class _Tally:
         self.missed = self.judged = 0
 
     def count(self, run: SimRequest) -> None:
-        """The deadline of *run* has passed."""
+        """Count *run*, whose deadline has passed."""
         self.judged += 1
         self.missed += run.violated
         if self.missed > self._most:
@@ -77,7 +77,7 @@ class _Tally:
 
 
 class _Probed(SimulatedReplica):
-    """A replica that tells a tally of every deadline that has passed."""
+    """A replica that reports every passed deadline to a tally."""
 
     def __init__(self, scenario: Scenario, shard: Sequence[SimRequest], tally: _Tally) -> None:
         super().__init__(*_parts(scenario))
@@ -92,7 +92,7 @@ class _Probed(SimulatedReplica):
 
 
 class _Recording(SimulatedReplica):
-    """A replica that keeps its iterations."""
+    """A replica that records its iterations."""
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(*_parts(scenario))

@@ -18,7 +18,7 @@ _PAPER: dict[str, dict[str, Any]] = {
 
 
 def tables(found: Found, seed: int) -> Rows:
-    """What *found* has of each, with the paper's values."""
+    """Rows of each table with data in *found*, with the paper's values."""
     rows: Rows = {}
     for table in (_table_4, _table_5_goodput, _table_5_missed, _figure_12):
         rows |= {name: row for name, row in table(found, seed).items() if row}

@@ -1,4 +1,4 @@
-"""One simulation of QUARTZ's benchmark, and the load at which it is made."""
+"""One simulation of QUARTZ's benchmark, and its load."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,24 +29,16 @@ from shared.contracts.base import Seconds
 from solver.routing.dispatch_key import Admission
 from solver.routing.options import VARIANTS, Placement, Prediction, RoutingOptions
 
-SOURCES = (
-    "ops/bench/quartz_cells.py", "ops/sim/routing", "ops/sim/engine.py", "ops/sim/arrivals.py",
-    "ops/sim/lengths.py", "ops/sim/profiles", "ops/sim/profiles.py", "ops/sim/request.py",
-    "ops/sim/work.py", "solver/routing", "solver/prediction", "solver/scheduling/baselines.py",
-    "solver/scheduling/latency.py",
-)  # fmt: skip
-"""What figures depend on."""
-
 PULL = "pull"
 """The variant without a router: instances pull from one queue, as agents do from lanes."""
 
 LOWEST, HIGHEST = 0.06, 0.09
 """Violations of FIFO-LL at which the search for its load ends; within 5 to 10 %."""
 _LOW_RPS, _FIRST_RPS, _HIGH_RPS = 3.0, 11.0, 16.0
-"""Of a model of scale 1: hardly any violations in any mix, a guess, and overload."""
+"""Rates for a model of scale 1: hardly any violations in any mix, a guess, and overload."""
 _MOST_TRIALS = 10
 _LATEST = 1000
-"""Requests over which coverage is told."""
+"""Requests over which coverage is reported."""
 
 
 class LoadCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -54,7 +46,7 @@ class LoadCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     mix: str = "mixed"
     scale: float = 2.0
-    """Of the latency profile of an 8B model: 2 stands for 14B."""
+    """Scale of the latency profile of an 8B model: 2 stands for 14B."""
     num_requests: int = 3000
     seed: int = 0
 
@@ -73,7 +65,7 @@ class RoutingCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     slowdown: float = 1.0
     """Factor of all times in the middle third of the arrivals."""
     routers: int = 1
-    """Requests come to them in turn; several tell each other their work and what they learn."""
+    """Number of routers, which get requests in turn; several share their work and observations."""
 
     def arrivals(self) -> list[RoutedArrival]:
         """The trace; the same for every variant."""
@@ -83,7 +75,7 @@ class RoutingCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def find_load(cell: LoadCell) -> dict[str, Any]:
-    """Bisect the rate; `violations` tells what the last trial gave, be it within bounds or not."""
+    """Bisect the rate; `violations` is the result of the last trial, within bounds or not."""
     low, rate, high = (rps / cell.scale for rps in (_LOW_RPS, _FIRST_RPS, _HIGH_RPS))
     violations = 0.0
     for _ in range(_MOST_TRIALS):
@@ -139,7 +131,7 @@ def _traffic(
 
 
 def _needs_no_prediction(options: RoutingOptions) -> bool:
-    """Nothing that it decides depends on a size, or the sizes are the oracle's."""
+    """True if no decision depends on a size, or the sizes are the oracle's."""
     if options.prediction is Prediction.ORACLE:
         return True
     unsized = options.admission in {Admission.FIFO, Admission.TOKEN_FAIR}
@@ -147,7 +139,9 @@ def _needs_no_prediction(options: RoutingOptions) -> bool:
 
 
 def _coverage(prefills: Sequence[SimulatedPrefills]) -> dict[str, dict[str, float]]:
-    """By level, of each router's share of the latest requests: of the trees, and as corrected."""
+    """
+    Coverage by level, of each router's share of the latest requests: uncorrected and corrected.
+    """
     latest = _LATEST // len(prefills)
     actual = np.concatenate([each.actual_s[-latest:] for each in prefills])
     raw = np.concatenate([each.raw_s[-latest:] for each in prefills])
@@ -164,7 +158,9 @@ def _coverage(prefills: Sequence[SimulatedPrefills]) -> dict[str, dict[str, floa
 
 
 def _fallback(outcome: RoutingOutcome, begins_at: Seconds, ends_at: Seconds) -> dict[str, Any]:
-    """First tokens from the begin of the middle third to a fallback, and from its end to none."""
+    """
+    First tokens from the begin of the middle third to a fallback, and from its end to recovery.
+    """
     middle = [fallen for at, fallen in outcome.fallen_back if begins_at <= at < ends_at]
     after = [fallen for at, fallen in outcome.fallen_back if at >= ends_at]
     return {

@@ -1,4 +1,4 @@
-"""Which simulations QUARTZ's benchmark needs, given the loads."""
+"""Simulations of QUARTZ's benchmark, given the loads."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,35 +11,35 @@ from solver.routing.options import VARIANTS
 
 SHIFTS = ("more-rag", "low-reuse", "large-budget")
 CHANGED = ("bursty", *SHIFTS)
-"""Mixes at which ours has to be better than FIFO-LL and a point prediction."""
+"""Mixes at which Headway must be better than FIFO-LL and a point prediction."""
 FAIR = ("fifo-ll", "token-fair", "no-fairness", "quartz", "default")
 JUDGED = ("fifo-ll", "point", "quartz", "default")
-"""Simulated with every seed; others with the first one."""
+"""Policies that are simulated with every seed; other policies with the first seed only."""
 MODES = (PULL, "locality-aware", "default")
-"""Who decides where a request goes: whoever has room, its prefix alone, or our router."""
+"""Decision by the instance with room, by the prefix alone, or by Headway's router."""
 SHARED = ("quartz", "default")
 """Policies that are also simulated with several routers."""
 ROUTERS = 3
 HEAVIEST = 0.6
 OVERLOAD = 1.25
 """
-Times the load that is judged, where one tenant sends most of it.
+Load where one tenant sends most requests, as a multiple of the judged load.
 
-Chosen after it was seen that at the load itself Jain's index is above 0.99 under every policy:
-who is served first matters to tenants only while something is scarce.
+Chosen because at the load itself Jain's index is above 0.99 under every policy: the order of
+service matters to tenants only while capacity is scarce.
 """
 SCALES = {"7B": 1.0, "14B": 2.0, "32B": 4.0}
-"""Sizes of the paper's models, as multiples of the times of an 8B model; targets stay."""
+"""Sizes of the paper's models, as multiples of the times of an 8B model; targets do not change."""
 SWEEP = (0.6, 0.8, 1.0, 1.2)
-"""Parts of the load that is judged."""
+"""Shares of the judged load."""
 LIGHT_LOAD = 0.4
-"""Of the load that is judged: with times doubled the instances still keep up."""
+"""Share of the judged load: with times doubled the instances still keep up."""
 
 Loads = Mapping[LoadCell, Figures]
 
 
 def searches(seeds: Sequence[int], *, quick: bool) -> list[LoadCell]:
-    """The loads that are needed."""
+    """Searches for the required loads."""
     mixes = ("mixed",) if quick else ("mixed", *CHANGED)
     made = [LoadCell(mix=mix, seed=seed) for mix in mixes for seed in seeds]
     if not quick:
@@ -48,7 +48,7 @@ def searches(seeds: Sequence[int], *, quick: bool) -> list[LoadCell]:
 
 
 def main(loads: Loads, seed: int, variant: str) -> RoutingCell:
-    """The mixed workload at its load."""
+    """The mixed workload at its judged load."""
     return changed(loads, "mixed", seed, variant)
 
 
@@ -58,19 +58,19 @@ def shared(loads: Loads, seed: int, variant: str) -> RoutingCell:
 
 
 def changed(loads: Loads, mix: str, seed: int, variant: str) -> RoutingCell:
-    """Another mix at the load of its own."""
+    """Another mix at its own load."""
     rate_rps = loads[LoadCell(mix=mix, seed=seed)]["rate_rps"]
     return RoutingCell(variant=variant, rate_rps=rate_rps, mix=mix, seed=seed)
 
 
 def sized(loads: Loads, seed: int, variant: str, scale: float) -> RoutingCell:
-    """The mixed workload on models of another size, at a load of their own."""
+    """The mixed workload on models of another size, at its own load."""
     rate_rps = loads[LoadCell(scale=scale, seed=seed)]["rate_rps"]
     return RoutingCell(variant=variant, rate_rps=rate_rps, scale=scale, seed=seed)
 
 
 def swept(loads: Loads, seed: int, variant: str, part: float) -> RoutingCell:
-    """The mixed workload at *part* of its load."""
+    """The mixed workload at *part* of its judged load."""
     cell = main(loads, seed, variant)
     return replace(cell, rate_rps=part * cell.rate_rps)
 
@@ -82,12 +82,12 @@ def heavy(loads: Loads, seed: int, variant: str) -> RoutingCell:
 
 
 def heavy_only(loads: Loads, seed: int, variant: str) -> RoutingCell:
-    """One tenant sends most, at the load itself."""
+    """One tenant sends most requests of the mixed workload, at its judged load."""
     return replace(main(loads, seed, variant), heaviest=HEAVIEST)
 
 
 def slowed(loads: Loads, seed: int) -> RoutingCell:
-    """Times double for a while, at a light load."""
+    """Times double temporarily, at a light load."""
     cell = main(loads, seed, "quartz")
     return replace(cell, rate_rps=LIGHT_LOAD * cell.rate_rps, slowdown=2.0)
 
@@ -116,7 +116,7 @@ def cells(loads: Loads, seeds: Sequence[int], *, quick: bool) -> list[RoutingCel
 
 
 def mean(found: Mapping[RoutingCell, Figures], cells: Sequence[RoutingCell], *keys: str) -> float:
-    """Of a figure over *cells*; its name may have several parts."""
+    """Mean of a figure over *cells*; the figure's name may have several parts."""
     values = [_inner(found[cell], keys) for cell in cells]
     return float(sum(values) / len(values))
 

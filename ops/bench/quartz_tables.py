@@ -1,4 +1,4 @@
-"""Tables 4 to 8 of QUARTZ: ours and the baselines, and what the paper says."""
+"""Tables 4 to 8 of QUARTZ: Headway and the baselines, and the paper's values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +24,9 @@ PAPER = {
     "1.66, QUARTZ 0.952 7.43 1.49. Bursty: FIFO-LL 0.907 11.24 2.43, no fairness 0.842 13.61 3.07, "
     "QUARTZ 0.946 8.73 1.58. The index is not defined there",
 }  # fmt: skip
-"""At loads of 40, 28 and 18 closed-loop clients, which are not comparable to ours."""
+"""
+The paper's values, at loads of 40, 28 and 18 closed-loop clients, not comparable to those here.
+"""
 
 Found = Mapping[RoutingCell, Figures]
 
@@ -32,7 +34,7 @@ Found = Mapping[RoutingCell, Figures]
 def tables(
     loads: plan.Loads, found: Found, seeds: Sequence[int], *, quick: bool
 ) -> dict[str, dict[str, Any]]:
-    """A row for each table, workload and policy; means over the seeds, waits are the longest."""
+    """A row for each table, workload and policy: means over the seeds, but the longest of waits."""
     names = ("fifo-ll", "quartz", "default") if quick else plan.JUDGED
     made = {
         f"5, mixed: {name}": _row(found, [plan.main(loads, seed, name) for seed in seeds])
@@ -89,7 +91,7 @@ def _modes_and_routers(
     for mix in ("mixed", *plan.CHANGED):
         for name in plan.MODES:
             cells = [plan.changed(loads, mix, seed, name) for seed in seeds]
-            made[f"who decides, {mix}: {name}"] = _latencies(found, cells)
+            made[f"policy, {mix}: {name}"] = _latencies(found, cells)
     for name in plan.SHARED:
         for number, place in ((1, plan.main), (plan.ROUTERS, plan.shared)):
             cells = [place(loads, seed, name) for seed in seeds]

@@ -1,4 +1,4 @@
-"""What a benchmark gives: figures, and which lines hold."""
+"""Result of a benchmark: figures, and acceptance lines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ class Line:
 
     @property
     def holds(self) -> bool | None:
-        """Value at most bound; None when not measured."""
-        return None if self.value is None else self.value <= self.bound
+        """True if the value is at most the bound; None when not measured."""
+        return None if self.value is None else bool(self.value <= self.bound)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,12 +37,18 @@ class Result:
     lines: list[Line] = field(default_factory=list)
 
     @property
+    def num_not_measured(self) -> int:
+        """Lines without a value."""
+        return sum(line.holds is None for line in self.lines)
+
+    @property
     def holds(self) -> bool:
-        """No measured line is broken."""
-        return all(line.holds is not False for line in self.lines)
+        """True if at least one line was measured, and every measured line holds."""
+        measured = [line.holds for line in self.lines if line.holds is not None]
+        return bool(measured) and all(measured)
 
     def data(self) -> dict[str, Any]:
-        """For machines."""
+        """The result as JSON-able data."""
         return {
             "bench": self.name,
             "seed": self.seed,
@@ -52,11 +58,12 @@ class Result:
                 {"line": line.name, "value": line.value, "bound": line.bound, "holds": line.holds}
                 for line in self.lines
             ],
+            "not_measured": self.num_not_measured,
             "holds": self.holds,
         }
 
     def show(self) -> None:
-        """For people."""
+        """The result as text."""
         console = Console(width=100)
         table = Table(title=f"{self.name}{' (quick)' if self.quick else ''}, seed {self.seed}")
         table.add_column("figure")
@@ -67,6 +74,10 @@ class Result:
         for line in self.lines:
             verdict = {True: "holds", False: "BROKEN", None: "not measured"}[line.holds]
             console.print(f"{line.name}: {_shown(line.value)} (at most {line.bound:g}): {verdict}")
+        console.print(
+            f"{self.num_not_measured} of {len(self.lines)} lines not measured; "
+            f"{self.name} {'holds' if self.holds else 'does NOT hold'}"
+        )
 
     def save(self, directory: Path) -> None:
         """Append to the benchmark's history."""
@@ -80,6 +91,15 @@ def quantiles_ms(values_s: Sequence[float]) -> dict[str, float]:
     return {
         "p50": round(1000 * float(np.quantile(values_s, 0.5)), 3),
         "p99": round(1000 * float(np.quantile(values_s, 0.99)), 3),
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median of the rounds, with the lowest and the highest round."""
+    return {
+        "median": round(float(np.median(values)), 3),
+        "min": round(min(values), 3),
+        "max": round(max(values), 3),
     }
 
 

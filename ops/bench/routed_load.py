@@ -1,4 +1,4 @@
-"""Requests for a routed mesh, as real prompts: what the trace repeats, repeats in tokens."""
+"""Requests for a routed mesh, as real prompts: repetitions in the trace repeat tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,22 +10,22 @@ from shared.contracts.ingress import InferenceRequest
 from shared.contracts.requests import Tokens
 
 _FIRST, _NUM_IDS = 10, 480
-"""Ids that are no special tokens, and that every tiny model has."""
+"""Ids that are not special tokens, and that every tiny model has."""
 
 
 @dataclass(slots=True)
 class Prompts:
     """
-    Token ids for arrivals of `RoutedTraffic`: equal keys begin alike, as far as both are known.
+    Token ids for arrivals of `RoutedTraffic`: equal keys give equal prefixes, if known.
 
-    A conversation goes on with its answers; when one is not there yet, other tokens stand in.
+    A conversation continues with its answers; other tokens replace a missing answer.
     """
 
     model: ModelName
     _contexts: dict[str, Tokens] = field(default_factory=dict)
 
     def request(self, number: int, asked: RoutedArrival) -> InferenceRequest:
-        """The request as a producer publishes it; greedy, and as long as the trace says."""
+        """The request as published by a producer; greedy, with the answer length of the trace."""
         tokens = asked.arrival.prompt_tokens
         prompt = self._prefix(asked)[: tokens - 1]
         own = _stream(f"request {number}", tokens - len(prompt))
@@ -41,12 +41,12 @@ class Prompts:
         )
 
     def answered(self, asked: RoutedArrival, prompt: Tokens, answer: Sequence[int]) -> None:
-        """The answer is part of the context from now on, unless that has gone on without it."""
+        """Add the answer to the context, unless the conversation has continued without it."""
         if self._contexts.get(asked.stores) == prompt:
             self._contexts[asked.stores] = prompt + tuple(answer)
 
     def _prefix(self, asked: RoutedArrival) -> Tokens:
-        """Of the longest shared prefix, which begins with the shorter ones, as long as it was."""
+        """Tokens of the longest shared prefix, which begins with all shorter shared prefixes."""
         prefix: Tokens = ()
         for key, tokens in reversed(asked.prefixes):
             known = self._contexts.get(key, prefix)

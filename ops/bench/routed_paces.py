@@ -1,4 +1,4 @@
-"""How fast instances of a mesh were, by their own telemetry."""
+"""Speed of a mesh's instances, by their own telemetry."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -6,17 +6,18 @@ from dataclasses import dataclass, field
 
 from services.mesh.processes import ProcessMesh
 from shared.broker import topology
-from shared.broker.consumer import Dispatcher, Handler
-from shared.broker.protocol import BindingSpec, Delivery
-from shared.contracts.base import Message, Seconds
+from shared.broker.listening import listening
+from shared.contracts.base import Decoder, Seconds
 from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.telemetry import IterationsObserved
-from solver.prediction.latency_model import predict_s
+from solver.prediction.latency.latency_model import predict_s
+
+_decode: Decoder[IterationsObserved] = Decoder(IterationsObserved)
 
 
 @dataclass(slots=True)
 class Paces:
-    """Times of iterations as multiples of what a latency model says, for each instance."""
+    """Iteration times as multiples of a latency model's prediction, for each instance."""
 
     latency: LatencyCoefficients
     num_instances: int
@@ -24,7 +25,7 @@ class Paces:
     _expected_s: dict[str, Seconds] = field(default_factory=dict)
 
     def observe(self, observed: IterationsObserved) -> None:
-        """Some iterations of an instance."""
+        """Add iterations of an instance."""
         name = observed.instance_id
         for each in observed.iterations:
             expected_s = predict_s(
@@ -37,16 +38,14 @@ class Paces:
 
     @property
     def by_instance(self) -> tuple[float, ...]:
-        """In order of their numbers; 1 of an instance that served nothing."""
+        """
+        Pace of each instance, in order of instance numbers; 1 for an instance that served nothing.
+        """
         names = [f"i{number}" for number in range(self.num_instances)]
         return tuple(
             self._took_s[name] / self._expected_s[name] if name in self._took_s else 1.0
             for name in names
         )
-
-
-async def _on_iterations(message: IterationsObserved, paces: Paces, _delivery: Delivery) -> None:
-    paces.observe(message)
 
 
 @contextlib.asynccontextmanager
@@ -56,14 +55,7 @@ async def measured_paces(
     """Listen to the telemetry of instances `i0`, `i1`, ... while the context is open."""
     paces = Paces(latency, num_instances)
     async with mesh.open_broker("headway-bench-paces") as broker:
-        queue = topology.passing_queue("paces")
-        await broker.declare_queue(queue)
-        key = topology.OBSERVED_ENGINE_KEY
-        await broker.bind(
-            BindingSpec(exchange=topology.TELEMETRY, queue=queue.name, routing_key=key)
-        )
-        handlers: dict[type[Message], Handler[Paces]] = {IterationsObserved: _on_iterations}
-        handle = Dispatcher(handlers, paces).handle
-        subscription = await broker.consume(queue.name, handle, prefetch=64)
-        yield paces
-        await subscription.cancel()
+        queue = topology.temporary_queue("paces")
+        bindings = [(topology.TELEMETRY, topology.OBSERVED_ENGINE_KEY)]
+        async with listening(broker, queue, _decode, bindings, paces.observe):
+            yield paces

@@ -9,12 +9,12 @@ from ops.sim.routing.fronts import Front, PulledQueue, Routers, RouterSeat
 from ops.sim.routing.summary import ttft_s
 from ops.sim.routing.workload import RoutedArrival
 from shared.contracts.estimates import LatencyCoefficients
-from solver.prediction.latency_model import predict_s
-from solver.prediction.latency_prefills import LatencyPrefills
+from solver.prediction.latency.latency_model import predict_s
+from solver.prediction.prefill.latency_prefills import LatencyPrefills
 from solver.routing.device_prefills import LEVELS, DevicePrefills
 from solver.routing.options import VARIANTS
 from solver.routing.request import RoutedRequest
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.latency import LatencyTable
 
 _DEVICE = ("simulated", "simulated")
 
@@ -28,7 +28,7 @@ def simulated(
     *,
     seed: int,
 ) -> list[ServedRequest]:
-    """What becomes of *work*; routers know what they know in a mesh without trees."""
+    """Outcomes of *work*; routers have the same information as in a mesh without trees."""
     cluster = RoutingCluster(
         latency=LatencyTable.from_coefficients(latency, max_tokens=limits.max_budget_tokens),
         num_instances=len(paces),

@@ -1,4 +1,4 @@
-"""How long requests waited for their first tokens, and which were in time."""
+"""Waiting times of requests for their first tokens, and the share in time."""
 
 import math
 from collections.abc import Sequence
@@ -12,34 +12,34 @@ from shared.contracts.base import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRequest:
-    """What became of one request."""
+    """Outcome of one request."""
 
     attained: bool
-    """By its first token."""
+    """True if its first token was in time."""
     ttft_s: Seconds
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompt, found in the engine's prefix cache."""
+    """Tokens of the prompt found in the engine's prefix cache."""
 
 
 LOST = ServedRequest(attained=False, ttft_s=math.inf)
-"""Never answered."""
+"""Outcome of a request that was never answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Of many requests."""
+    """Waiting times of many requests."""
 
     in_time: float
-    """Percent."""
+    """Share of requests in time, in percent."""
     p50_s: Seconds
     p99_s: Seconds
     cached: float
-    """Percent of all prompt tokens."""
+    """Prompt tokens found in a prefix cache, in percent of all prompt tokens."""
 
     @classmethod
     def of(cls, served: Sequence[ServedRequest]) -> Self:
-        """At least one."""
+        """Waits of at least one request."""
         ttfts_s = [each.ttft_s for each in served]
         return cls(
             in_time=100 * sum(each.attained for each in served) / len(served),
@@ -51,7 +51,7 @@ class Waits:
         )
 
     def rounded(self) -> dict[str, float]:
-        """For a result."""
+        """Rounded values for a result."""
         return {
             "in time, %": round(self.in_time, 2),
             "P50, s": round(self.p50_s, 3),

@@ -1,23 +1,24 @@
-"""What it costs to predict, score and enqueue a request, in units of a fixed CPU loop."""
+"""Cost of predicting, scoring and enqueueing a request, in units of a fixed CPU loop."""
 
 import statistics
 import time
 
 import numpy as np
+from cachetools import FIFOCache
 
 from ops.bench.result import Line, Result
 from ops.bench.scheduler_cost import LOOP_S, loop_s
-from services.planner.lane_counter import LaneCounter
-from services.planner.state import GrouperState, RecentIds
+from services.planner.lane_totals import LaneCounter
+from services.planner.state import GrouperState
 from shared.contracts.base import InstanceId, RequestId, TenantId
 from shared.contracts.plans import LaneForecast, LanesForecast
 from shared.contracts.qos import Slo
 from shared.contracts.routing import InstanceLoad
-from solver.prediction.calibration import BucketedCalibration
-from solver.prediction.coverage import CoverageMonitor
-from solver.prediction.prefill_features import FEATURES
-from solver.prediction.quantile_fit import fit_quantile_trees
-from solver.prediction.quantile_trees import QuantileTrees
+from solver.prediction.calibration.coverage import CoverageMonitor
+from solver.prediction.calibration.prefill_calibration import BucketedCalibration
+from solver.prediction.prefill.features import FEATURES
+from solver.prediction.prefill.quantile_fit import fit_quantile_trees
+from solver.prediction.prefill.quantile_trees import QuantileTrees
 from solver.routing.backlog import Backlog
 from solver.routing.options import VARIANTS
 from solver.routing.prefills import CalibratedPrefills
@@ -27,7 +28,7 @@ from solver.routing.shares import TenantShares
 
 NUM_INSTANCES = 16
 MOST_MICROSECONDS = 150.0
-"""Normalised, of a submission that scores all of them."""
+"""Limit of the normalised time of a submission that scores all instances."""
 _WAITING = 1000
 _LEVELS = (0.9, 0.95)
 _SAMPLES = 3000
@@ -54,12 +55,13 @@ async def run(
         for name, arm in arms.items():
             costs.setdefault(name, []).extend(arm.submit_s() for _ in range(_ROUND))
         costs.setdefault("dispatch and first token", []).append(arms["default"].serve_s())
-        costs.setdefault("what a request waits in its lane", []).append(_foretell_s(grouper))
+        costs.setdefault("forecast of a lane's wait", []).append(_predict_s(grouper))
     loop = statistics.median(loops)
     for name, values in costs.items():
         result.figures[f"{name}, microseconds"] = {
             "median": 1e6 * statistics.median(values),
             "normalised": 1e6 * statistics.median(values) / loop * LOOP_S,
+            "p99": 1e6 * float(np.quantile(values, 0.99)),
         }
     value = 1e6 * statistics.median(costs["default"]) / loop * LOOP_S
     name = f"predict, score and enqueue, {NUM_INSTANCES} instances, normalised microseconds"
@@ -68,7 +70,7 @@ async def run(
 
 
 class _Arm:
-    """A router before so many instances, with requests waiting."""
+    """A router for a number of instances, with requests waiting."""
 
     def __init__(self, variant: str, prefills: CalibratedPrefills) -> None:
         self._instances = [InstanceId(f"instance {n}") for n in range(NUM_INSTANCES)]
@@ -113,18 +115,20 @@ class _Arm:
 
 
 def _busy_grouper() -> GrouperState:
-    """One whose lane was counted a second ago, and that has taken a request each millisecond."""
+    """
+    A grouper whose lane was counted a second ago, and that has taken a request each millisecond.
+    """
     shares = TenantShares(max_share=1.0, free_tokens=0)
-    state = GrouperState(shares=shares, recent=RecentIds(_ARRIVALS))
-    told = LaneForecast(lane=_LANE, wait_s=3.0, wait_sd_s=0.5, request_s=1e-3)
-    state.on_forecast(LanesForecast(epoch=1, at=0.0, lanes=(told,)), 0.0)
+    state = GrouperState(shares=shares, recent=FIFOCache(_ARRIVALS))
+    forecast = LaneForecast(lane=_LANE, wait_s=3.0, wait_sd_s=0.5, request_s=1e-3)
+    state.on_forecast(LanesForecast(epoch=1, at=0.0, lanes=(forecast,)), 0.0)
     state.lanes[_LANE] = LaneCounter()
     for number in range(_ARRIVALS):
         state.lanes[_LANE].recent.add(1e-3 * number)
     return state
 
 
-def _foretell_s(grouper: GrouperState) -> float:
+def _predict_s(grouper: GrouperState) -> float:
     """Time of one forecast."""
     began = time.perf_counter()
     grouper.forecast(_LANE, 1e-3 * _ARRIVALS)
@@ -139,7 +143,7 @@ def _prefills(seed: int) -> CalibratedPrefills:
 
 
 def _trees(seed: int) -> QuantileTrees:
-    """Of made-up samples: what a prediction costs depends on the size of the trees alone."""
+    """Trees of made-up samples: the cost of a prediction depends only on the size of the trees."""
     random = np.random.default_rng(seed)
     features = random.random((_SAMPLES, len(FEATURES)))
     features[:, FEATURES.index("prompt_tokens")] *= 8000

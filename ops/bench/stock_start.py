@@ -1,4 +1,4 @@
-"""What a user without Headway does to serve another model: start stock vLLM and ask it."""
+"""Serving another model without Headway: start stock vLLM and send a request."""
 
 import argparse
 import asyncio
@@ -24,7 +24,7 @@ async def first_answer(engine_args: dict[str, object], prompt_tokens: int) -> fl
 
 
 def main() -> None:
-    """Print when the first token was there."""
+    """Print the time of the first token."""
     parser = argparse.ArgumentParser(prog="python -m ops.bench.stock_start", description=__doc__)
     parser.add_argument("engine_args", type=json.loads, help="JSON")
     parser.add_argument("--prompt-tokens", type=int, default=64)

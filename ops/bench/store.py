@@ -1,8 +1,9 @@
-"""Figures that are kept once they were made, so that a long benchmark can be resumed."""
+"""Storage of figures, so that a long benchmark can be resumed."""
 
+import ast
 import hashlib
 import os
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -13,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 Figures = dict[str, Any]
 Cell = TypeVar("Cell", bound=msgspec.Struct)
-"""What one measurement is of; equal cells of equal code give equal figures."""
+"""Identifies one measurement; equal cells of equal code give equal figures."""
 
 
 class Store(Generic[Cell]):
@@ -21,8 +22,8 @@ class Store(Generic[Cell]):
     Figures on disk, by the cell and the digest of the code that made them.
 
     Args:
-        directory: Holds a file a cell.
-        digest: Of the code that a cell depends on.
+        directory: Holds one file per cell.
+        digest: Returns the digest of the code that a cell depends on.
     """
 
     def __init__(self, directory: Path, digest: Callable[[Cell], bytes]) -> None:
@@ -30,16 +31,16 @@ class Store(Generic[Cell]):
         self._digest = digest
 
     def get(self, cell: Cell) -> Figures | None:
-        """The figures, if they were made."""
+        """The figures, if they exist."""
         file = self._file(cell)
         return msgspec.json.decode(file.read_bytes()) if file.exists() else None
 
     def num_held(self, cells: Iterable[Cell]) -> int:
-        """How many of *cells* were made already."""
+        """Number of *cells* with stored figures."""
         return sum(self._file(cell).exists() for cell in set(cells))
 
     def put(self, cell: Cell, figures: Figures) -> None:
-        """Keep them."""
+        """Store the figures."""
         self._directory.mkdir(parents=True, exist_ok=True)
         partial = self._file(cell).with_suffix(".partial")
         partial.write_bytes(msgspec.json.encode(figures))
@@ -59,14 +60,14 @@ def kept(
     prepare: Callable[[], object] | None = None,
 ) -> Iterator[tuple[Cell, Figures]]:
     """
-    Figures of each cell, as they come.
+    Yield figures of each cell as they are available.
 
     Args:
-        cells: Made in this order, except those that are in the store.
-        store: Gets what is made.
-        make: Measures one, in a process of its own.
+        cells: Cells to measure, in this order, except those that are in the store.
+        store: Store to which the new figures are added.
+        make: Measures one cell, in a separate process.
         workers: Processes; none is one per core.
-        prepare: Called in each of them before, and here before there is any.
+        prepare: Called first in each worker process, and in this process before any worker exists.
     """
     missing = []
     for cell in dict.fromkeys(cells):
@@ -86,13 +87,51 @@ def kept(
             yield made[future], future.result()
 
 
-def code_digest(sources: Iterable[str], *, excluded: Container[str] = ()) -> bytes:
-    """Of the Python and JSON files of *sources*, relative to the repository, but for *excluded*."""
+def code_digest(modules: Iterable[str], *, data: Iterable[str] = ()) -> bytes:
+    """
+    Digest of *modules*, and of all modules of this repository that they import, at any distance.
+
+    Args:
+        modules: Dotted names; a module that is only started as a process has to be named
+            explicitly.
+        data: Folders relative to the repository, whose JSON files count too.
+    """
     digest = hashlib.blake2b(digest_size=16)
-    for source in sources:
-        path = ROOT / source
-        for file in [path] if path.is_file() else sorted(path.rglob("*.*"), key=str):
-            if file.suffix in {".py", ".json"} and file.name not in excluded:
-                digest.update(str(file.relative_to(ROOT)).encode())
-                digest.update(file.read_bytes())
+    files = imported_files(modules)
+    files |= {file for folder in data for file in (ROOT / folder).rglob("*.json")}
+    for file in sorted(files):
+        digest.update(str(file.relative_to(ROOT)).encode())
+        digest.update(file.read_bytes())
     return digest.digest()
+
+
+def imported_files(modules: Iterable[str]) -> set[Path]:
+    """Files of *modules* and of their imports within this repository, also those in functions."""
+    found: dict[str, Path | None] = {}
+    left = list(modules)
+    while left:
+        module = left.pop()
+        if module not in found:
+            found[module] = file = _file_of(module)
+            left += [] if file is None else _imports(file)
+    return {file for file in found.values() if file is not None}
+
+
+def _file_of(module: str) -> Path | None:
+    """
+    Source of a module of this repository; None for other names.
+    """
+    path = ROOT.joinpath(*module.split("."))
+    files = (path.with_suffix(".py"), path / "__init__.py")
+    return next((file for file in files if file.exists()), None)
+
+
+def _imports(file: Path) -> list[str]:
+    """Modules that *file* imports, and names that may be modules."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found

@@ -1,1 +1,1 @@
-"""The main job in one command: a mesh, a mixed workload, a report."""
+"""Demo in one command: a mesh, a mixed workload, a report."""

@@ -1,120 +1,177 @@
-"""`make demo`."""
+"""Serve the same seeded load twice, by plain FCFS and by Headway, and compare."""
 
 import argparse
 import asyncio
+import contextlib
+import os
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from ops.demo.drive import Record, drive
-from ops.demo.report import figures, plot, print_table
-from ops.demo.workload import CLASSES, plan_workload
+from ops.demo.arms import ARMS, MODELS, Arm
+from ops.demo.drive import Record, drive, measure_capacity, send_malformed
+from ops.demo.report import arm_figures, is_success, plot, print_table, sentence
+from ops.demo.totals import agent_totals
+from ops.demo.workload import Planned, plan_workload
 from ops.environment import broker_for, engine_for
-from ops.ports import free_port
 from services.mesh.launch import mesh_of
-from services.mesh.spec import AgentSpec, MeshSpec
+from services.mesh.mesh import Mesh
+from services.mesh.spec import EMBEDDED
+from shared.contracts.base import Seconds
 from shared.contracts.errors import MeshError
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import make_tiny_models
+from shared.producer.producer import Producer
+from shared.runtime.clock import SystemClock
 from shared.runtime.logging import configure_logging
 
 STATE = Path(".headway")
-MODELS = ("tiny-llama", "tiny-qwen")
+LOAD_S: dict[str, Seconds] = {"simulated": 15.0, "vllm": 40.0}
+"""Default length of each arm's load, by engine; with simulated engines, what fits into 75 s."""
+LOOP_S: dict[str, Seconds] = {"simulated": 3.0, "vllm": 8.0}
+"""Measured part of the closed loop, by engine."""
+KILLED = {
+    False: "the process of one of two agents, by SIGKILL, restarted after 2 s",
+    True: (
+        "one of two agents with its simulated or real engine, by cancelling its task without a "
+        "drain, since all agents share one process; restarted after 2 s"
+    ),
+}
+"""Embedded broker or not -> description of the kill."""
+QUIET_ENGINES = {"VLLM_LOGGING_LEVEL": "ERROR", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
+"""Environment of engines that log to this terminal, as they do with the embedded broker."""
+_STARTED = time.monotonic()
 
 
 def main() -> int:
-    """Run the demo; 0 when no request was lost and every malformed one was refused rightly."""
+    """Run both arms; 0 if nothing was lost and Headway met more targets."""
     parser = argparse.ArgumentParser(prog="python -m ops.demo", description=__doc__)
     parser.add_argument("--engine", help="vllm (fails if it cannot run) or simulated")
     parser.add_argument("--broker", help="AMQP URL, private, or embedded")
-    parser.add_argument("--seconds", type=float, default=None, help="length of the workload")
-    parser.add_argument("--rate", type=float, default=None, help="requests per second")
+    parser.add_argument("--seconds", type=float, default=None, help="length of each arm's load")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="the figures as JSON, last line")
-    parser.add_argument("--out", type=Path, default=Path("results"), help="for plot and figures")
+    parser.add_argument(
+        "--json", action="store_true", help="print the figures as JSON on the last line"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("results"), help="directory of the plot and the figures"
+    )
     options = parser.parse_args()
-    configure_logging(level="warning", service="demo")
+    configure_logging(level="critical", service="demo")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads than cores slow engines down
     try:
         engine, engine_line = engine_for(options.engine)
-        with broker_for(options.broker) as (broker, broker_line):
-            say(broker_line)
-            say(engine_line)
-            return asyncio.run(run(options, engine, broker))
+        say(engine_line)
+        return asyncio.run(run(options, engine))
     except MeshError as error:
         say(f"failed: {error}")
         return 1
 
 
-async def run(options: argparse.Namespace, engine: str, broker: str) -> int:
-    """Start the mesh, drive it, report."""
-    started = time.monotonic()
+async def run(options: argparse.Namespace, engine: str) -> int:
+    """Serve the load in both arms and report."""
     models = make_tiny_models(STATE / "models", weights=engine == "vllm")
-    served = _only(models, STATE / "demo" / "models.json")
-    seconds = options.seconds or (30.0 if engine == "vllm" else 15.0)
-    rate = options.rate or (6.0 if engine == "vllm" else 20.0)
-    spec = MeshSpec(
-        broker=broker,
-        registry=served,
-        log_dir=STATE / "demo",
-        gateway_port=free_port(),
-        agents=tuple(
-            AgentSpec(
-                instance_id=f"demo-{number}",
-                engine=engine,
-                settings={
-                    "initial_model": model,
-                    "engine": {"vllm": {"max_running": 32}},
-                },
-            )
-            for number, model in enumerate(MODELS)
-        ),
-    )
-    workload = plan_workload(MODELS, duration_s=seconds, rate_rps=rate, seed=options.seed)
-    say(f"starting the mesh (logs: {spec.log_dir})")
-    async with mesh_of(spec) as mesh:
-        say(f"ready after {time.monotonic() - started:.0f} s; {len(workload)} requests follow")
-        record = await drive(mesh, workload, progress=lambda r: show_progress(r, len(workload)))
-        print(file=sys.stderr)
-    data = figures(record, engine=engine, broker=broker.partition("://")[0])
+    registry = _only(models, STATE / "demo" / "models.json")
+    duration_s = options.seconds or LOAD_S[engine]
+    workload: list[Planned] = []
+    records: dict[str, Record] = {}
+    scheme = ""
+    for arm in ARMS:
+        with broker_for(options.broker) as (broker, broker_line):
+            say(f"{arm.title}: {broker_line}")
+            async with _ready(arm, engine, broker, registry) as (mesh, producer):
+                say(f"{arm.title}: ready, closed loop at full load")
+                capacity_rps = await measure_capacity(
+                    arm, producer, window_s=LOOP_S[engine], seed=options.seed
+                )
+                say(f"{arm.title}: capacity {capacity_rps:.1f} requests/s")
+                workload = workload or plan_workload(
+                    MODELS, duration_s=duration_s, capacity_rps=capacity_rps, seed=options.seed
+                )
+                record = await _serve(arm, mesh, producer, workload, duration_s)
+        record.capacity_rps = capacity_rps
+        records[arm.name] = record
+        scheme = broker.partition("://")[0]
+    data = {
+        "engine": engine,
+        "broker": scheme,
+        "seed": options.seed,
+        "load_s": duration_s,
+        "killed": KILLED[scheme == EMBEDDED],
+        "arms": {name: arm_figures(record) for name, record in records.items()},
+        "elapsed_s": round(time.monotonic() - _STARTED, 1),
+    }
     print_table(data)
-    plot(record, options.out / "demo.png")
+    plot(records, ARMS, duration_s=duration_s, file=options.out / "demo.png")
     encoded = msgspec.json.encode(data)
     (options.out / "demo.json").write_bytes(msgspec.json.format(encoded, indent=2))
     say(f"plot and figures: {options.out / 'demo.png'}, {options.out / 'demo.json'}")
+    print(sentence(data["arms"]))
     if options.json:
         print(encoded.decode())
-    return 0 if record.lost == 0 and all(record.refusals.values()) else 1
+    return 0 if is_success(data["arms"]) else 1
+
+
+async def _serve(
+    arm: Arm, mesh: Mesh, producer: Producer, workload: list[Planned], duration_s: Seconds
+) -> Record:
+    """Send the load and the malformed requests to a mesh that is warm."""
+    async with (
+        mesh.open_broker("headway-watch") as watching,
+        agent_totals(watching) as totals,
+    ):
+        refusals = await send_malformed(watching)
+        record = await drive(
+            arm,
+            mesh,
+            producer,
+            workload,
+            duration_s=duration_s,
+            totals=totals,
+            progress=lambda record: say(
+                f"{arm.title}: sent {record.sent} of {len(workload)}, "
+                f"answered {len(record.outcomes)}, running {totals.running()}"
+            ),
+        )
+    record.refusals = refusals
+    return record
+
+
+@contextlib.asynccontextmanager
+async def _ready(
+    arm: Arm, engine: str, broker: str, registry: Path
+) -> AsyncIterator[tuple[Mesh, Producer]]:
+    """Start a fresh mesh of *arm*; yield it with a trusted producer on its own connection."""
+    spec = arm.spec(engine=engine, broker=broker, registry=registry, log_dir=STATE / "demo")
+    user_id = "guest"
+    if broker == EMBEDDED:
+        for name, value in QUIET_ENGINES.items():
+            os.environ.setdefault(name, value)
+    else:
+        user_id = unquote(urlsplit(broker).username or "guest")
+    async with (
+        mesh_of(spec) as mesh,
+        mesh.open_broker("headway-demo") as connection,
+        Producer(connection, name="demo", clock=SystemClock(), user_id=user_id) as producer,
+    ):
+        yield mesh, producer
 
 
 def _only(registry: Path, file: Path) -> Path:
-    """A registry of the demo's models alone."""
+    """Return a registry of the demo's models alone."""
     known = ModelRegistry.load(registry)
     write_registry(file, [known.entry(name) for name in known.bases if name in MODELS])
     return file
 
 
-def show_progress(record: Record, total: int) -> None:
-    """One line that is overwritten on a terminal, and one every few seconds elsewhere."""
-    done = len(record.outcomes)
-    counts = "  ".join(
-        f"{c.name} {sum(o.class_name == c.name for o in record.outcomes)}" for c in CLASSES
-    )
-    running = sum(status.running for status in record.instances.values())
-    line = (
-        f"demo: {record.duration_s:5.1f} s  sent {record.sent}/{total}  done {done}  "
-        f"running {running}  [{counts}]"
-    )
-    if sys.stderr.isatty():
-        print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
-    elif int(record.duration_s * 2) % 10 == 0:
-        print(line, file=sys.stderr, flush=True)
-
-
 def say(text: str) -> None:
-    """One line of progress."""
-    print(f"demo: {text}", file=sys.stderr, flush=True)
+    """Print one line of progress with the elapsed time."""
+    elapsed_s = time.monotonic() - _STARTED
+    print(f"demo {elapsed_s:5.1f} s: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,205 +1,194 @@
-"""Sends the demo's workload and collects what came back."""
+"""Measures a mesh's capacity, sends it the load, kills an agent, and collects the outcomes."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
 
-import openai
-
-from ops.demo.workload import MALFORMED, Planned, Via
-from services.mesh.launch import Mesh
-from services.mesh.spec import EMBEDDED
+from ops.demo.arms import MAX_RUNNING, MODELS, Arm
+from ops.demo.judging import Outcome, Timeline, judge
+from ops.demo.totals import AgentTotals
+from ops.demo.workload import (
+    KILL_AT,
+    MALFORMED,
+    Planned,
+    endless_requests,
+    mean_output_tokens,
+)
+from services.mesh.mesh import Mesh
 from shared.broker import topology
-from shared.broker.protocol import BindingSpec, Broker, Delivery, OutMessage, Settlement
-from shared.contracts.base import Decoder
+from shared.broker.protocol import Broker, Delivery, OutMessage, Settlement
+from shared.contracts.base import Decoder, Seconds
 from shared.contracts.errors import ContractError, MeshError
+from shared.contracts.qos import QosClass
 from shared.contracts.requests import ReplyMode, RequestCompleted, RequestFailed
-from shared.contracts.telemetry import InstanceStatus, RequestObserved
+from shared.producer.generation import RunDivergedError
 from shared.producer.producer import Producer
-from shared.runtime.clock import SystemClock
 
-_decode: Decoder[InstanceStatus | RequestObserved] = Decoder(InstanceStatus | RequestObserved)
-ANSWER_TIMEOUT_S = 150.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How one request went, seen from where it was sent."""
-
-    class_name: str
-    sent_at_s: float
-    answered: bool
-    attained: bool = False
-    ttft_s: float | None = None
-    ttlt_s: float | None = None
-    max_tbt_s: float | None = None
-    output_tokens: int = 0
-    error: str | None = None
+ANSWER_TIMEOUT_S: Seconds = 90.0
+"""Time from sending after which a request counts as lost, even if the mesh still holds it."""
+RAMP_S: Seconds = 2.0
+"""Unmeasured start of a closed loop: at first, all requests are in their prefill."""
+LOOP_CONCURRENCY = MAX_RUNNING * 3 // 2
+"""Requests per agent in a closed loop: all running slots are taken and some requests wait."""
+RESTART_AFTER_S: Seconds = 2.0
+"""Time from the kill to the restart, as by a supervisor."""
+STATUS_WAIT_S: Seconds = 1.3
+"""Time in which every agent publishes a status."""
 
 
 @dataclass(slots=True)
 class Record:
-    """Everything that the report is made from."""
+    """All data of one arm."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     refusals: dict[str, bool] = field(default_factory=dict)
-    """Malformed request -> whether it got the error that it should."""
-    instances: dict[str, InstanceStatus] = field(default_factory=dict)
+    """Malformed request -> true if it got the expected error."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Counters of the agents during the load, by name."""
+    capacity_rps: float = 0.0
     sent: int = 0
-    duration_s: float = 0.0
+    wall_s: Seconds = 0.0
+    """Time from the first sending to the last answer."""
+    kill_s: Seconds | None = None
+    """Time of the kill, from the start of the load."""
+    most_send_lag_s: Seconds = 0.0
+    """Largest delay of a sending behind its planned time."""
 
-    @property
-    def lost(self) -> int:
-        """Requests that were sent and never answered."""
-        return self.sent - sum(outcome.answered for outcome in self.outcomes)
+
+async def measure_capacity(arm: Arm, producer: Producer, *, window_s: Seconds, seed: int) -> float:
+    """
+    Requests of the mix per second that the mesh serves, all of its slots taken.
+
+    A closed loop of streamed requests for the models that are active at the start. Tokens are
+    counted, since requests are too few for a stable rate. The loop also warms the engines and the
+    estimator up.
+    """
+    stop = asyncio.Event()
+    sources = [
+        endless_requests(model, seed=f"{seed}-{number}")
+        for number, model in enumerate(arm.initial_models)
+    ]
+    tokens = [0]
+    tasks = [
+        asyncio.create_task(_loop(arm, producer, source, tokens, stop))
+        for source in sources
+        for _ in range(LOOP_CONCURRENCY)
+    ]
+    await asyncio.sleep(RAMP_S)
+    before, began = tokens[0], time.monotonic()
+    await asyncio.sleep(window_s)
+    rate = (tokens[0] - before) / (time.monotonic() - began)
+    stop.set()
+    for task in tasks:
+        task.cancel()
+    for ended in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(ended, Exception):
+            raise ended
+    return rate / mean_output_tokens()
+
+
+async def _loop(
+    arm: Arm,
+    producer: Producer,
+    source: Iterator[Planned],
+    tokens: list[int],
+    stop: asyncio.Event,
+) -> None:
+    while not stop.is_set():
+        body = arm.published(next(source).body)
+        generation = await producer.submit(body, reply=ReplyMode.STREAM)
+        try:
+            async for part in generation:
+                tokens[0] += len(part.token_ids)
+        finally:
+            await generation.cancel()
 
 
 async def drive(
-    mesh: Mesh, workload: list[Planned], *, progress: Callable[[Record], None]
+    arm: Arm,
+    mesh: Mesh,
+    producer: Producer,
+    workload: list[Planned],
+    *,
+    duration_s: Seconds,
+    totals: AgentTotals,
+    progress: Callable[[Record], None],
 ) -> Record:
-    """Send *workload* on time over its channels and wait for every answer."""
+    """Send *workload* on time, kill an agent at `KILL_AT`, and wait for every answer."""
     record = Record()
-    user_id = "guest"
-    if mesh.spec.broker != EMBEDDED:
-        user_id = unquote(urlsplit(mesh.spec.broker).username or "guest")
-    async with mesh.open_broker("headway-demo") as broker, contextlib.AsyncExitStack() as stack:
-        await _observe(broker, record, stack)
-        producer = await stack.enter_async_context(
-            Producer(broker, name="demo", clock=SystemClock(), user_id=user_id)
-        )
-        client = await stack.enter_async_context(
-            openai.AsyncOpenAI(
-                base_url=f"{mesh.spec.gateway_url}/v1", api_key="demo", max_retries=0
-            )
-        )
-        started = time.monotonic()
+    await asyncio.sleep(STATUS_WAIT_S)
+    before = totals.counts()
+    started = time.monotonic()
 
-        async def one(planned: Planned) -> None:
-            await asyncio.sleep(max(0.0, started + planned.at_s - time.monotonic()))
-            record.sent += 1
-            try:
-                async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    if planned.request_class.via is Via.HTTP_STREAM:
-                        outcome = await _over_http(client, planned)
-                    else:
-                        outcome = await _over_amqp(producer, planned)
-            except TimeoutError:
-                outcome = _unanswered(planned, "no answer")
-            except MeshError as error:
-                outcome = _unanswered(planned, str(error))
-            record.outcomes.append(outcome)
+    async def one(planned: Planned) -> None:
+        await asyncio.sleep(max(0.0, started + planned.at_s - time.monotonic()))
+        sent_at_s = time.monotonic() - started
+        record.most_send_lag_s = max(record.most_send_lag_s, sent_at_s - planned.at_s)
+        record.sent += 1
+        timeline = await _ask(arm, producer, planned)
+        record.outcomes.append(judge(planned.request_class, timeline, sent_at_s=planned.at_s))
+        record.wall_s = max(record.wall_s, time.monotonic() - started)
 
-        async with asyncio.TaskGroup() as tasks:
-            reporter = tasks.create_task(_report(record, started, progress))
-            tasks.create_task(_send_malformed(broker, record, workload[0].body.model))
-            await asyncio.gather(*(one(planned) for planned in workload))
-            record.duration_s = time.monotonic() - started
-            reporter.cancel()
-        await asyncio.sleep(1.5)  # one more status of each instance
+    async def kill() -> None:
+        await asyncio.sleep(max(0.0, started + KILL_AT * duration_s - time.monotonic()))
+        record.kill_s = time.monotonic() - started
+        await mesh.kill(arm.killed_agent)
+        await asyncio.sleep(RESTART_AFTER_S)
+        await mesh.restart(arm.killed_agent)
+
+    async def report() -> None:
+        while True:
+            await asyncio.sleep(2.0)
+            progress(record)
+
+    async with asyncio.TaskGroup() as tasks:
+        killing = tasks.create_task(kill())
+        reporter = tasks.create_task(report())
+        await asyncio.gather(*(one(planned) for planned in workload), killing)
+        reporter.cancel()
+    await asyncio.sleep(STATUS_WAIT_S)
+    after = totals.counts()
+    record.counts = {name: after[name] - before[name] for name in after}
     return record
 
 
-async def _report(record: Record, started: float, progress: Callable[[Record], None]) -> None:
-    with contextlib.suppress(asyncio.CancelledError):
-        while True:
-            record.duration_s = time.monotonic() - started
-            progress(record)
-            await asyncio.sleep(0.5)
-
-
-async def _over_amqp(producer: Producer, planned: Planned) -> Outcome:
-    reply = ReplyMode.STREAM if planned.request_class.via is Via.AMQP_STREAM else ReplyMode.FINAL
-    generation = await producer.submit(planned.body, reply=reply)
-    final = await generation.final()
-    if isinstance(final, RequestFailed):
-        return Outcome(
-            class_name=planned.request_class.name,
-            sent_at_s=planned.at_s,
-            answered=True,
-            error=final.error.code,
-        )
-    return _completed(planned, final)
-
-
-def _completed(planned: Planned, final: RequestCompleted) -> Outcome:
-    verdict = final.verdict
-    return Outcome(
-        class_name=planned.request_class.name,
-        sent_at_s=planned.at_s,
-        answered=True,
-        attained=verdict.attained,
-        ttft_s=verdict.ttft_s,
-        ttlt_s=verdict.ttlt_s,
-        max_tbt_s=verdict.max_tbt_s,
-        output_tokens=final.usage.completion_tokens,
-    )
-
-
-async def _over_http(client: openai.AsyncOpenAI, planned: Planned) -> Outcome:
-    """Times are the client's own: what a person in front of a screen sees."""
-    body, slo = planned.body, planned.body.slo
-    assert slo is not None
-    started = last = time.monotonic()
-    ttft_s: float | None = None
-    max_tbt_s, tokens = 0.0, 0
+async def _ask(arm: Arm, producer: Producer, planned: Planned) -> Timeline:
+    """Send one request and record the times of its answer on this process's clock."""
+    timeline = Timeline()
+    streamed = planned.request_class.qos_class is QosClass.INTERACTIVE
+    sent = time.monotonic()
     try:
-        stream = await client.chat.completions.create(
-            model=body.model,
-            messages=[{"role": "user", "content": str(body.prompt)}],
-            max_tokens=body.max_tokens,
-            temperature=0.0,
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body={"ignore_eos": True, "application": body.application},
-            extra_headers={
-                "x-llm-d-slo-ttft-ms": str(int(1000 * (slo.ttft_s or 0))),
-                "x-llm-d-slo-tpot-ms": str(int(1000 * (slo.tbt_s or 0))),
-            },
-        )
-        async for chunk in stream:
-            now = time.monotonic()
-            if chunk.usage is not None:
-                tokens = chunk.usage.completion_tokens
-            if chunk.choices and chunk.choices[0].finish_reason is None:
-                if ttft_s is None:
-                    ttft_s = now - started
-                else:
-                    max_tbt_s = max(max_tbt_s, now - last)
-                last = now
-    except openai.APIError as error:
-        return Outcome(
-            class_name=planned.request_class.name,
-            sent_at_s=planned.at_s,
-            answered=not isinstance(error, openai.APIConnectionError),
-            error=str(error.code or type(error).__name__),
-        )
-    attained = ttft_s is not None and ttft_s <= (slo.ttft_s or 0)
-    return Outcome(
-        class_name=planned.request_class.name,
-        sent_at_s=planned.at_s,
-        answered=True,
-        attained=attained and max_tbt_s <= (slo.tbt_s or 0),
-        ttft_s=ttft_s,
-        ttlt_s=time.monotonic() - started,
-        max_tbt_s=max_tbt_s,
-        output_tokens=tokens,
-    )
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            generation = await producer.submit(
+                arm.published(planned.body), reply=ReplyMode.STREAM if streamed else ReplyMode.FINAL
+            )
+            try:
+                async for part in generation:
+                    timeline.tokens.append((time.monotonic() - sent, len(part.token_ids)))
+            except RunDivergedError:
+                timeline.diverged = True
+            final = await generation.final()
+    except TimeoutError:
+        timeline.error = "no answer"
+    except MeshError as error:
+        timeline.error = str(error)
+    else:
+        if isinstance(final, RequestCompleted):
+            timeline.finished_s = time.monotonic() - sent
+        else:
+            timeline.error = final.error.code
+    return timeline
 
 
-def _unanswered(planned: Planned, error: str) -> Outcome:
-    return Outcome(
-        class_name=planned.request_class.name,
-        sent_at_s=planned.at_s,
-        answered=False,
-        error=error,
-    )
+async def send_malformed(broker: Broker) -> dict[str, bool]:
+    """
+    Publish malformed requests like a plain AMQP client.
 
-
-async def _send_malformed(broker: Broker, record: Record, model: str) -> None:
-    """As a plain AMQP client would: nothing of ours but the topology's names."""
+    Returns:
+        Name -> true if the answer was the expected error.
+    """
     answers: dict[str, str] = {}
     arrived = asyncio.Event()
     decode = Decoder[RequestFailed](RequestFailed)
@@ -215,35 +204,15 @@ async def _send_malformed(broker: Broker, record: Record, model: str) -> None:
     await broker.bind(binding)
     subscription = await broker.consume(queue.name, on_reply, prefetch=8)
     for name, body, _ in MALFORMED:
-        await broker.publish(
-            topology.REQUESTS,
-            topology.REST_KEY,
-            OutMessage(
-                body=body.replace(b"%m", model.encode()), message_id=name, reply_to=queue.name
-            ),
+        message = OutMessage(
+            body=body.replace(b"%m", MODELS[0].encode()), message_id=name, reply_to=queue.name
         )
+        await broker.publish(topology.REQUESTS, topology.REST_KEY, message)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(10.0):
             while len(answers) < len(MALFORMED):
                 arrived.clear()
                 await arrived.wait()
-    record.refusals = {name: answers.get(name) == code for name, _, code in MALFORMED}
     await subscription.cancel()
     await broker.delete_queue(queue.name)
-
-
-async def _observe(broker: Broker, record: Record, stack: contextlib.AsyncExitStack) -> None:
-    async def on_message(delivery: Delivery) -> None:
-        with contextlib.suppress(ContractError):  # kinds that the report does not use
-            message = _decode(delivery.body)
-            if isinstance(message, InstanceStatus):
-                record.instances[message.instance_id] = message
-        await delivery.settle(Settlement.ACK)
-
-    queue = topology.passing_queue("demo")
-    await broker.declare_queue(queue)
-    await broker.bind(
-        BindingSpec(exchange=topology.TELEMETRY, queue=queue.name, routing_key="status.#")
-    )
-    subscription = await broker.consume(queue.name, on_message, prefetch=64)
-    stack.push_async_callback(subscription.cancel)
+    return {name: answers.get(name) == code for name, _, code in MALFORMED}

@@ -1,5 +1,6 @@
-"""The demo's table, plot and figures."""
+"""Figures, table, plot and closing sentence, all computed from the two records."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,114 +9,244 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ops.demo.drive import Outcome, Record
-from ops.demo.workload import CLASSES
+from ops.demo.arms import FCFS, HEADWAY, Arm
+from ops.demo.drive import ANSWER_TIMEOUT_S, Record
+from ops.demo.judging import Outcome, has_target
+from ops.demo.workload import BURST, BURST_FACTOR, CLASSES
+from shared.contracts.base import Seconds
+from shared.contracts.qos import QosClass
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
+COLOURS = {FCFS.name: "C1", HEADWAY.name: "C0"}
+NUM_BINS = 12
+"""Bins of sending time in the plot."""
 
-def figures(record: Record, *, engine: str, broker: str) -> dict[str, Any]:
-    """All that the table shows, for machines."""
+
+def arm_figures(record: Record) -> dict[str, Any]:
+    """Figures of one arm. Times in seconds, rates per second of `wall_s`."""
+    judged = [o for o in record.outcomes if has_target(o)]
+    attained = sum(o.attained for o in judged)
     return {
-        "engine": engine,
-        "broker": broker,
         "sent": record.sent,
-        "lost": record.lost,
-        "duration_s": round(record.duration_s, 2),
+        "lost": record.sent - sum(o.completed for o in record.outcomes),
+        "diverged": sum(o.diverged for o in record.outcomes),
+        "errors": sorted({o.error for o in record.outcomes if o.error is not None}),
         "refusals": record.refusals,
-        "classes": [_class_figures(record, c.name) for c in CLASSES],
-        "swaps": sum(status.totals.swaps for status in record.instances.values()),
-        "evictions": sum(status.totals.evicted for status in record.instances.values()),
-        "relegated": sum(status.totals.relegated for status in record.instances.values()),
+        "capacity_rps": round(record.capacity_rps, 2),
+        "wall_s": round(record.wall_s, 2),
+        "kill_s": record.kill_s and round(record.kill_s, 2),
+        "most_send_lag_s": round(record.most_send_lag_s, 3),
+        "with_target": len(judged),
+        "attained": attained,
+        "attainment": attained / len(judged) if judged else None,
+        "goodput_rps": attained / record.wall_s if record.wall_s else None,
+        "late_tokens": sum(o.late_tokens for o in judged),
+        "interactive_tokens": sum(o.output_tokens for o in judged if o.ttft_s is not None),
+        "classes": {
+            c.name: _class_figures(
+                [o for o in record.outcomes if o.class_name == c.name], c.qos_class
+            )
+            for c in CLASSES
+        },
+        "counts": record.counts,
     }
 
 
-def _class_figures(record: Record, name: str) -> dict[str, Any]:
-    members = [o for o in record.outcomes if o.class_name == name]
-    done = [o for o in members if o.answered and o.error is None]
+def _class_figures(outcomes: list[Outcome], qos_class: QosClass) -> dict[str, Any]:
+    done = [o for o in outcomes if o.completed]
+    attained = sum(o.attained for o in outcomes)
     return {
-        "class": name,
-        "requests": len(members),
+        "qos_class": qos_class.value,
+        "requests": len(outcomes),
         "completed": len(done),
-        "attained": sum(o.attained for o in done) / len(members) if members else None,
+        "attained": attained,
+        "attainment": attained / len(outcomes) if outcomes else None,
         "ttft_s": _quantiles([o.ttft_s for o in done]),
-        "max_tbt_s": _quantiles([o.max_tbt_s for o in done]),
         "ttlt_s": _quantiles([o.ttlt_s for o in done]),
-        "tokens_per_s": sum(o.output_tokens for o in done) / record.duration_s
-        if record.duration_s
-        else None,
     }
 
 
-def _quantiles(values: list[float | None]) -> dict[str, float] | None:
+def _quantiles(values: list[Seconds | None]) -> dict[str, float] | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
     return {"p50": float(np.quantile(known, 0.5)), "p99": float(np.quantile(known, 0.99))}
 
 
-def print_table(data: dict[str, Any]) -> None:
-    """One table, and one line about the rest."""
-    table = Table(title=f"Headway demo: engine {data['engine']}, broker {data['broker']}")
-    for name in ("class", "requests", "attained", "TTFT p50/p99 s", "worst TBT p50/p99 s",
-                 "TTLT p50/p99 s", "tokens/s"):  # fmt: skip
-        table.add_column(name, justify="left" if name == "class" else "right")
-    for row in data["classes"]:
-        table.add_row(
-            row["class"],
-            str(row["requests"]),
-            "-" if row["attained"] is None else f"{row['attained']:.1%}",
-            _pair(row["ttft_s"]),
-            _pair(row["max_tbt_s"]),
-            _pair(row["ttlt_s"]),
-            "-" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:.1f}",
-        )
-    console = Console(width=110)
-    console.print(table)
-    refused = sum(data["refusals"].values())
-    console.print(
-        f"sent {data['sent']}, lost {data['lost']}; malformed refused with the right error "
-        f"{refused} of {len(data['refusals'])}; model swaps {data['swaps']}, evictions "
-        f"{data['evictions']}, relegated {data['relegated']}; {data['duration_s']:.0f} s"
+def is_ahead(arms: Mapping[str, Any]) -> bool:
+    """True if Headway met a larger share of the targets than FCFS."""
+    ours, theirs = arms[HEADWAY.name]["attainment"], arms[FCFS.name]["attainment"]
+    return ours is not None and theirs is not None and ours > theirs
+
+
+def is_success(arms: Mapping[str, Any]) -> bool:
+    """True if nothing was lost, every malformed request was refused, and Headway is ahead."""
+    whole = all(arm["lost"] == 0 and all(arm["refusals"].values()) for arm in arms.values())
+    return whole and is_ahead(arms)
+
+
+def sentence(arms: Mapping[str, Any]) -> str:
+    """One sentence about this run, with its figures only."""
+    ours, theirs = arms[HEADWAY.name], arms[FCFS.name]
+    if ours["attainment"] is None or theirs["attainment"] is None:
+        return "This run shows nothing: no request with a target was sent."
+    gap = 100 * (ours["attainment"] - theirs["attainment"])
+    verdict = (
+        f"ahead by {gap:.1f} points"
+        if gap > 0
+        else f"not ahead ({gap:+.1f} points): this run does not show an advantage"
     )
+    lost = ours["lost"] + theirs["lost"]
+    text = (
+        f"In this run, with the same {ours['sent']} requests, a burst of {BURST_FACTOR} times the "
+        f"measured capacity and one agent killed, Headway met {ours['attainment']:.1%} of the "
+        f"targets and FCFS {theirs['attainment']:.1%}, so Headway is {verdict}; "
+        f"{_lost(lost)}"
+    )
+    if diverged := ours["diverged"] + theirs["diverged"]:
+        text += (
+            f"; {diverged} of the streams ended early, since a replay after the kill gave other "
+            "tokens (finals have the whole answers)"
+        )
+    behind = [
+        f"{name} ({ours['classes'][name]['attainment']:.1%} against {row['attainment']:.1%})"
+        for name, row in theirs["classes"].items()
+        if row["attainment"] is not None
+        and ours["classes"][name]["attainment"] is not None
+        and row["attainment"] > ours["classes"][name]["attainment"]
+    ]
+    if gap > 0 and behind:
+        text += f"; Headway was behind for {', '.join(behind)}"
+    return text + "."
 
 
-def _pair(quantiles: dict[str, float] | None) -> str:
-    return "-" if quantiles is None else f"{quantiles['p50']:.3f} / {quantiles['p99']:.3f}"
+def _lost(number: int) -> str:
+    if number == 0:
+        return "no request was lost"
+    were = "1 request was" if number == 1 else f"{number} requests were"
+    return f"{were} lost (failed, or not answered within {ANSWER_TIMEOUT_S:g} s)"
 
 
-def plot(record: Record, file: Path) -> None:
-    """Time to first token over the run, one colour a class, with each class's target."""
+def print_table(data: Mapping[str, Any]) -> None:
+    """Print both arms side by side."""
+    arms = data["arms"]
+    table = Table(title=f"Same load, two arms: engine {data['engine']}, broker {data['broker']}")
+    table.add_column("")
+    for arm in (FCFS, HEADWAY):
+        table.add_column(arm.title, justify="right")
+    for label, cells in _rows([arms[FCFS.name], arms[HEADWAY.name]]):
+        table.add_row(label, *cells)
+    console = Console(width=100)
+    console.print(table)
+    console.print(f"Killed in each arm: {data['killed']}.")
+
+
+def _rows(arms: list[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    rows = []
+    for c in CLASSES:
+        members = [arm["classes"][c.name] for arm in arms]
+        verb = "answered" if c.qos_class is QosClass.BEST_EFFORT else "in time"
+        target = _target(c.slo.ttft_s, c.slo.tbt_s, c.slo.ttlt_s)
+        rows.append((f"{c.name} {verb}{target}", [_share(m) for m in members]))
+    rows.append(("all with a target in time", [_percent(arm["attainment"]) for arm in arms]))
+    rows.append(("goodput, requests in time/s", [_number(arm["goodput_rps"], 2) for arm in arms]))
+    for c in CLASSES:
+        key = "ttft_s" if c.qos_class is QosClass.INTERACTIVE else "ttlt_s"
+        pairs = [_pair(arm["classes"][c.name][key]) for arm in arms]
+        rows.append((f"{c.name} {key[:4].upper()} p50/p99, s", pairs))
+    late = [f"{arm['late_tokens']} of {arm['interactive_tokens']}" for arm in arms]
+    rows.append(("late tokens", late))
+    for label, name in (
+        ("evictions", "evicted"),
+        ("swap-outs of requests", "swapped_out"),
+        ("model swaps", "swaps"),
+        ("relegations", "relegated"),
+    ):
+        rows.append((label, [str(arm["counts"].get(name, 0)) for arm in arms]))
+    rows.append(
+        (
+            f"lost, not answered within {ANSWER_TIMEOUT_S:g} s",
+            [f"{arm['lost']} of {arm['sent']}" for arm in arms],
+        )
+    )
+    rows.append(("streams that a replay ended early", [str(arm["diverged"]) for arm in arms]))
+    refused = [f"{sum(a['refusals'].values())} of {len(a['refusals'])}" for a in arms]
+    rows.append(("malformed, refused with the right error", refused))
+    rows.append(("measured capacity, requests/s", [_number(a["capacity_rps"], 1) for a in arms]))
+    rows.append(("first sending to last answer, s", [_number(a["wall_s"], 1) for a in arms]))
+    return rows
+
+
+def _target(ttft_s: Seconds | None, tbt_s: Seconds | None, ttlt_s: Seconds | None) -> str:
+    parts = (("TTFT", ttft_s), ("TBT", tbt_s), ("TTLT", ttlt_s))
+    text = ", ".join(f"{name} {value:g} s" for name, value in parts if value is not None)
+    return f" ({text})" if text else ""
+
+
+def _share(row: Mapping[str, Any]) -> str:
+    return f"{_percent(row['attainment'])} of {row['requests']}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _pair(quantiles: Mapping[str, float] | None) -> str:
+    return "-" if quantiles is None else f"{quantiles['p50']:.2f} / {quantiles['p99']:.2f}"
+
+
+def plot(
+    records: Mapping[str, Record], arms: tuple[Arm, ...], *, duration_s: Seconds, file: Path
+) -> None:
+    """Plot attainment and first tokens of both arms over sending time, burst and kill marked."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
-    for number, request_class in enumerate(CLASSES):
-        members = _done(record, request_class.name)
-        left.scatter(
-            [o.sent_at_s for o in members],
-            [o.ttft_s for o in members],
-            s=12,
-            color=f"C{number}",
-            label=request_class.name,
+    for arm in arms:
+        record = records[arm.name]
+        at_s, shares = attainment_over_time(record.outcomes, duration_s=duration_s)
+        left.plot(at_s, shares, color=COLOURS[arm.name], marker="o", label=arm.title)
+        streamed = [o for o in record.outcomes if o.ttft_s is not None]
+        right.scatter(
+            [o.sent_at_s for o in streamed],
+            [o.ttft_s for o in streamed],
+            s=10,
+            color=COLOURS[arm.name],
+            label=arm.title,
         )
-        if request_class.slo.ttft_s is not None:
-            left.axhline(request_class.slo.ttft_s, color=f"C{number}", linestyle=":", linewidth=1)
-        ttlt_s = np.sort([o.ttlt_s for o in members if o.ttlt_s is not None])
-        right.plot(
-            ttlt_s,
-            np.arange(1, len(ttlt_s) + 1) / max(1, len(ttlt_s)),
-            color=f"C{number}",
-            label=request_class.name,
-        )
-    left.set(xlabel="sent at, s", ylabel="time to first token, s", yscale="log",
-             title="First tokens; dotted: targets")  # fmt: skip
-    right.set(xlabel="time to last token, s", ylabel="share of requests", xscale="log",
-              title="Whole answers")  # fmt: skip
-    left.legend()
-    right.grid(alpha=0.3)
+        for axes in (left, right):
+            if record.kill_s is not None:
+                axes.axvline(record.kill_s, color=COLOURS[arm.name], linestyle="--", linewidth=1)
+    for c in CLASSES:
+        if c.slo.ttft_s is not None:
+            right.axhline(c.slo.ttft_s, color="grey", linestyle=":", linewidth=1)
+    for axes in (left, right):
+        axes.axvspan(BURST[0] * duration_s, BURST[1] * duration_s, color="grey", alpha=0.15)
+        axes.set_xlabel("sent at, s")
+        axes.legend()
+    left.set(ylabel="share of requests in time", ylim=(-0.03, 1.03),
+             title="Targets met; grey: burst, dashed: agent killed")  # fmt: skip
+    right.set(ylabel="time to first token, s", yscale="log",
+              title="Interactive requests; dotted: targets")  # fmt: skip
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=120)
     plt.close(figure)
 
 
-def _done(record: Record, name: str) -> list[Outcome]:
-    return [o for o in record.outcomes if o.class_name == name and o.error is None and o.ttft_s]
+def attainment_over_time(
+    outcomes: list[Outcome], *, duration_s: Seconds
+) -> tuple[list[Seconds], list[float]]:
+    """Centres of bins of sending time, and the share of targets met in each that has requests."""
+    at_s, shares = [], []
+    width_s = duration_s / NUM_BINS
+    judged = [o for o in outcomes if has_target(o)]
+    for number in range(NUM_BINS):
+        members = [o for o in judged if int(o.sent_at_s / width_s) == number]
+        if members:
+            at_s.append((number + 0.5) * width_s)
+            shares.append(sum(o.attained for o in members) / len(members))
+    return at_s, shares

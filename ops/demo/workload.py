@@ -1,63 +1,59 @@
-"""The demo's requests: who asks for what, when, and how soon."""
+"""The demo's requests: model, class, arrival time and target, by seed and measured capacity."""
 
+import itertools
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 
+from shared.contracts.base import Seconds
 from shared.contracts.ingress import InferenceRequest
-from shared.contracts.qos import Importance, Slo
+from shared.contracts.qos import Importance, QosClass, Slo
 
-DUMP_S = 15.0
-"""Seconds of ordinary arrivals that the dump is worth."""
+BURST = (0.3, 0.7)
+"""Start and end of the burst, as shares of the load's length."""
+BURST_FACTOR = 1.6
+"""Arrival rate during the burst, in multiples of the measured capacity of the fleet."""
+CALM_FACTOR = 0.5
+"""Arrival rate before and after the burst, in multiples of the measured capacity."""
+KILL_AT = 0.5
+"""Time at which one agent is killed, as a share of the load's length."""
+SECOND_MODEL_SHARES = ((0.0, 0.0), (0.25, 0.5), (0.75, 0.9))
+"""Share of requests for the second model, from each share of the load's length on."""
+MAX_REQUESTS = 3000
+"""Upper bound of the requests of one load; a faster machine gets a lower rate."""
 WORDS = tuple(
     "queue deadline token batch prefill decode engine model swap plan lane window agent "  # noqa: SIM905 - a list would take a page
     "broker latency slack budget tenant stream evict resume profile estimate group order".split()
 )
 
 
-class Via(Enum):
-    """How a request enters the mesh."""
-
-    HTTP_STREAM = "HTTP, streamed"
-    AMQP_STREAM = "AMQP, streamed"
-    AMQP_FINAL = "AMQP, final only"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestClass:
-    """One kind of traffic."""
+    """One kind of traffic and its target."""
 
     name: str
-    via: Via
     slo: Slo
     share: float
-    """Of all requests."""
+    """Share of all requests."""
     prompt_words: tuple[int, int]
     max_tokens: tuple[int, int]
     importance: Importance = Importance.HIGH
 
+    @property
+    def qos_class(self) -> QosClass:
+        return self.slo.qos_class
 
-BEST_EFFORT = RequestClass(
-    name="best effort",
-    via=Via.AMQP_FINAL,
-    slo=Slo(),
-    share=0.2,
-    prompt_words=(50, 300),
-    max_tokens=(64, 192),
-    importance=Importance.LOW,
-)
+
 CLASSES = (
     RequestClass(
         name="chat",
-        via=Via.HTTP_STREAM,
-        slo=Slo(ttft_s=2.0, tbt_s=0.5),
-        share=0.3,
+        slo=Slo(ttft_s=1.5, tbt_s=0.3),
+        share=0.35,
         prompt_words=(8, 40),
         max_tokens=(16, 48),
     ),
     RequestClass(
         name="interactive",
-        via=Via.AMQP_STREAM,
         slo=Slo(ttft_s=3.0, tbt_s=0.5),
         share=0.25,
         prompt_words=(20, 120),
@@ -65,62 +61,85 @@ CLASSES = (
     ),
     RequestClass(
         name="relaxed",
-        via=Via.AMQP_FINAL,
         slo=Slo(ttlt_s=30.0),
-        share=0.25,
+        share=0.2,
         prompt_words=(50, 300),
         max_tokens=(16, 64),
     ),
-    BEST_EFFORT,
+    RequestClass(
+        name="best effort",
+        slo=Slo(),
+        share=0.2,
+        prompt_words=(50, 300),
+        max_tokens=(96, 224),
+        importance=Importance.LOW,
+    ),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One request and when it is to be sent, seconds from the start."""
+    """One request, its sending time in seconds from the start, and its target in `body.slo`."""
 
-    at_s: float
+    at_s: Seconds
     request_class: RequestClass
     body: InferenceRequest
 
 
+def mean_output_tokens() -> float:
+    """Mean answer length of the mix."""
+    return sum(c.share * sum(c.max_tokens) / 2 for c in CLASSES)
+
+
+def load_factor(position: float) -> float:
+    """Arrival rate in multiples of the capacity, at a share of the load's length."""
+    return BURST_FACTOR if BURST[0] <= position < BURST[1] else CALM_FACTOR
+
+
+def second_model_share(position: float) -> float:
+    """Share of requests for the second model, at a share of the load's length."""
+    return [share for start, share in SECOND_MODEL_SHARES if start <= position][-1]
+
+
 def plan_workload(
-    models: tuple[str, ...], *, duration_s: float, rate_rps: float, seed: int
+    models: tuple[str, str], *, duration_s: Seconds, capacity_rps: float, seed: int
 ) -> list[Planned]:
     """
-    Poisson arrivals of all classes, and a dump of best-effort work after a third of the time.
+    Poisson arrivals of all classes: below the capacity, above it during the burst, below it again.
 
     Args:
-        models: Wire names; the favourite of three quarters of the requests changes half-way,
-            the dump is all for the first.
-        duration_s: Length.
-        rate_rps: Mean arrivals per second, without the dump.
-        seed: The same seed gives the same workload.
+        models: Wire names of two models; the load moves from the first to the second.
+        duration_s: Length of the load.
+        capacity_rps: Requests of this mix per second that the fleet can serve.
+        seed: Equal arguments give an equal workload.
     """
     chance = random.Random(seed)
-    arrivals: list[tuple[float, RequestClass, str]] = []
-    at_s = chance.expovariate(rate_rps)
-    while at_s < duration_s:
-        request_class = chance.choices(CLASSES, [c.share for c in CLASSES])[0]
-        favourite = models[int(2 * at_s / duration_s) % len(models)]
-        model = favourite if chance.random() < 0.75 else chance.choice(models)
-        arrivals.append((at_s, request_class, model))
-        at_s += chance.expovariate(rate_rps)
-    dump = int(DUMP_S * rate_rps)
-    arrivals += [(duration_s / 3, BEST_EFFORT, models[0])] * dump
-    arrivals.sort(key=lambda arrival: arrival[0])
-    return [
-        Planned(at_s=at_s, request_class=c, body=_body(f"demo-{seed}-{number}", model, c, chance))
-        for number, (at_s, c, model) in enumerate(arrivals)
-    ]
+    mean_factor = CALM_FACTOR + (BURST_FACTOR - CALM_FACTOR) * (BURST[1] - BURST[0])
+    capacity_rps = min(capacity_rps, MAX_REQUESTS / (mean_factor * duration_s))
+    peak_rps = BURST_FACTOR * capacity_rps
+    planned: list[Planned] = []
+    at_s = chance.expovariate(peak_rps)
+    while at_s < duration_s and len(planned) < MAX_REQUESTS:
+        position = at_s / duration_s
+        if chance.random() < load_factor(position) / BURST_FACTOR:
+            model = models[chance.random() < second_model_share(position)]
+            planned.append(_request(chance, model, at_s, name=f"{seed}-{len(planned)}"))
+        at_s += chance.expovariate(peak_rps)
+    return planned
 
 
-def _body(
-    request_id: str, model: str, request_class: RequestClass, chance: random.Random
-) -> InferenceRequest:
+def endless_requests(model: str, *, seed: str) -> Iterator[Planned]:
+    """Requests of the same mix for one model, without arrival times: for a closed loop."""
+    chance = random.Random(f"closed loop {seed}")
+    for number in itertools.count():
+        yield _request(chance, model, 0.0, name=f"loop-{seed}-{number}")
+
+
+def _request(chance: random.Random, model: str, at_s: Seconds, *, name: str) -> Planned:
+    request_class = chance.choices(CLASSES, [c.share for c in CLASSES])[0]
     words = chance.randint(*request_class.prompt_words)
-    return InferenceRequest(
-        id=request_id,
+    body = InferenceRequest(
+        id=name,
         model=model,
         prompt=" ".join(chance.choices(WORDS, k=words)),
         max_tokens=chance.randint(*request_class.max_tokens),
@@ -131,6 +150,7 @@ def _body(
         importance=request_class.importance,
         tenant="demo",
     )
+    return Planned(at_s=at_s, request_class=request_class, body=body)
 
 
 MALFORMED: tuple[tuple[str, bytes, str], ...] = (
@@ -146,4 +166,4 @@ MALFORMED: tuple[tuple[str, bytes, str], ...] = (
     ("expired deadline", b'{"model": "%m", "prompt": "x", "deadline": 1000000000}',
      "deadline_expired"),
 )  # fmt: skip
-"""What a few careless producers send: name, body, and the error code they must get."""
+"""Malformed requests: name, body, and the expected error code."""

@@ -1,4 +1,4 @@
-"""`headway simulate`, also `python -m ops.sim`: how many GPUs are needed, and who misses."""
+"""`headway simulate`, also `python -m ops.sim`: required number of GPUs, and SLO misses."""
 
 import argparse
 import sys
@@ -20,19 +20,21 @@ from ops.sim.summary import summarize
 _Number = TypeVar("_Number", int, float)
 USAGE_ERROR = 2
 _TOLERANCE = 0.02
-"""Of a found goodput, as a share of `--qps`."""
+"""Tolerance of a found goodput, as a share of `--qps`."""
 _LONG_ENOUGH = 4
-"""Targets that a run should last, so that work put off is not work saved."""
+"""
+Multiple of the longest target that a run should last, so that delayed work is not counted as saved.
+"""
 
 
 class _SearchError(Exception):
-    """Nothing that was tried is good enough."""
+    """No value that a search tried meets the allowed share of misses."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Simulate; 0 ok, 1 a search found nothing, 2 wrong usage."""
+    """Run the simulator; returns 0: ok, 1: a search found nothing, 2: wrong usage."""
     options = parser().parse_args(arguments)
-    # Shown on a terminal only.
+    # Progress is shown on a terminal only.
     with Console(stderr=True).status("reading") as status:
         try:
             asked = scenario(options)
@@ -66,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _simulated(
     asked: Scenario, options: argparse.Namespace, status: Status
 ) -> tuple[str, dict[str, Any], Outcome, Scenario]:
-    """Title, figures and all else of one scenario, after the search that was asked for."""
+    """Title, figures and outcome of one scenario, after the requested search."""
     found, asked = _searched(asked, options, status)
     status.update(f"simulating {_title(asked)}")
     outcome = asked.run()
@@ -94,11 +96,11 @@ def _compared(
 
 
 def _drawn(asked: Scenario, outcome: Outcome, options: argparse.Namespace, title: str) -> int:
-    """Exit code: 1 if the picture could not be written."""
+    """Draw the picture; returns exit code 1 if it could not be written."""
     from ops.sim.picture import capacity_tokens_per_s, draw  # noqa: PLC0415 - slow to import
 
     if not outcome.requests:
-        print("note: no request, no picture", file=sys.stderr)
+        print("note: there is no request to draw a picture of", file=sys.stderr)
         return 0
     capacity = capacity_tokens_per_s(asked.profile.latency, _num_replicas(asked))
     try:
@@ -131,7 +133,7 @@ def _warn_of_short(asked: Scenario, outcome: Outcome) -> None:
 
 
 def _targets_s(outcome: Outcome) -> set[float]:
-    """Times that requests may take, without best effort."""
+    """Target times of requests, without best effort."""
     return {
         allowed_s
         for request in outcome.requests
@@ -142,11 +144,11 @@ def _targets_s(outcome: Outcome) -> set[float]:
 def _searched(
     asked: Scenario, options: argparse.Namespace, status: Status
 ) -> tuple[dict[str, Any], Scenario]:
-    """What a search found, and the scenario with it."""
+    """Figures of the search's result, and the scenario with that result."""
     if options.find_replicas:
         if options.find_goodput or asked.silo:
             raise ValueError("--find-replicas excludes --find-goodput and --silo")
-        violations = _told(asked.violations_with(), status, "replicas")
+        violations = _with_progress(asked.violations_with(), status, "replicas")
         least = least_replicas(violations, allowed=options.allowed, most=options.most)
         if least is None:
             raise _SearchError(f"{options.most} replicas are not enough")
@@ -155,31 +157,31 @@ def _searched(
         if asked.wave or asked.trace_times:
             raise ValueError("--find-goodput needs a steady load")
         rate_rps = highest_rate(
-            _told(asked.violations_at(), status, "requests/s"),
+            _with_progress(asked.violations_at(), status, "requests/s"),
             allowed=options.allowed,
             low_rps=0.0,
             high_rps=4 * asked.rate_rps,
             tolerance_rps=_TOLERANCE * asked.rate_rps,
         )
         if rate_rps <= 0:
-            raise _SearchError("no rate is low enough")
+            raise _SearchError("even the lowest rate has too many misses")
         return {"goodput_rps_at_allowed": rate_rps}, replace(asked, rate_rps=rate_rps)
     return {}, asked
 
 
-def _told(
+def _with_progress(
     violations: Callable[[_Number], float], status: Status, unit: str
 ) -> Callable[[_Number], float]:
-    """*violations*, with a word on each step of a search."""
+    """*violations*, with progress output for each step of a search."""
 
-    def told(value: _Number) -> float:
+    def reporting(value: _Number) -> float:
         status.update(f"trying {value:.4g} {unit}")
         missed = violations(value)
         if status.console.is_terminal:
             status.console.print(f"{value:.4g} {unit}: {missed:.2%} missed", style="dim")
         return missed
 
-    return told
+    return reporting
 
 
 if __name__ == "__main__":

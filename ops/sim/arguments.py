@@ -16,14 +16,14 @@ from shared.runtime.arguments import TextHelpFormatter
 from solver.scheduling.pull_room import DEFAULT_BOUNDS, PullBounds
 
 _MAX_REQUESTS = 10**7
-"""Arrivals of one simulation that memory should hold."""
+"""Limit of one simulation's arrivals, for memory."""
 
 _EXAMPLES = """
 examples:
   How many GPUs keep 99 % of 20 requests a second?
     headway simulate --qps 20 --hours 2 --find-replicas
 
-  Who misses on four of them, and when?
+  Which targets are missed on four of them, and when?
     headway simulate --qps 20 --hours 2 --replicas 4 --plot misses.png
 
   My traffic as it came, on an engine that the estimator has measured:
@@ -34,7 +34,7 @@ examples:
     headway simulate --qps 6 --compare sarathi-fcfs,sarathi-edf,qoserve,adaptive
 
   Replicas that pull late from shared lanes, as agents do, with a smaller window:
-    headway simulate --qps 20 --replicas 5 --dispatch pull --window 16
+    headway simulate --qps 20 --replicas 5 --window 16
 
   How much load do three GPUs bear if 1 in 1000 may be late?
     headway simulate --replicas 3 --find-goodput --allowed 0.001 --qps 10
@@ -44,33 +44,35 @@ exit codes: 0 done, 1 a search found nothing, 2 wrong usage or an unreadable fil
 
 
 def parser() -> argparse.ArgumentParser:
-    """All options; times in hours where they say so, else seconds."""
+    """All options; times are in hours where stated, else in seconds."""
     p = argparse.ArgumentParser(
         prog="headway simulate",
         usage="%(prog)s [options]",
-        description="How many GPUs do I need, and who misses? Simulates replicas under a workload, "
-        "with the policies that agents and engines run.",
+        description="Estimates the GPUs that a workload needs and its SLO misses, by "
+        "simulating replicas with the policies that agents and engines run.",
         epilog=_EXAMPLES,
         formatter_class=TextHelpFormatter,
     )
     load_group = p.add_argument_group("workload")
     load_group.add_argument(
-        "--trace", type=Path, metavar="CSV", help="Azure's format; lengths are its own"
+        "--trace", type=Path, metavar="CSV", help="trace in Azure's format, with its lengths"
     )
     load_group.add_argument(
-        "--match", choices=sorted(TARGETS), help="map the trace's lengths to these percentiles"
+        "--match",
+        choices=sorted(TARGETS),
+        help=("map the trace's lengths to the percentiles of this mix"),
     )
     load_group.add_argument(
-        "--trace-times", action="store_true", help="arrive as in the trace instead of at --qps"
+        "--trace-times", action="store_true", help=("arrivals as in the trace instead of at --qps")
     )
     load_group.add_argument(
-        "--workload", choices=sorted(MIXES), default="code", help="whose lengths, without --trace"
+        "--workload", choices=sorted(MIXES), default="code", help="mix of lengths without --trace"
     )
     load_group.add_argument(
-        "--qps", type=values.positive, default=3.0, metavar="N", help="requests per second, in all"
+        "--qps", type=values.positive, default=3.0, metavar="N", help="total requests per second"
     )
     load_group.add_argument(
-        "--hours", type=values.positive, default=1.0, metavar="N", help="in which requests come"
+        "--hours", type=values.positive, default=1.0, metavar="N", help="duration of the arrivals"
     )
     load_group.add_argument(
         "--variation", type=values.from_to(0.01, 100), default=1.0, metavar="CV",
@@ -89,12 +91,13 @@ def parser() -> argparse.ArgumentParser:
         type=values.from_to(0, 1),
         default=0.0,
         metavar="SHARE",
-        help="of requests that are of low importance, 0..1",
+        help="share of requests of low importance, 0..1",
     )
     engine = p.add_argument_group("engine")
     engine.add_argument(
         "--profile", type=values.profile, default="28",
-        metavar="NAME|FILE", help=f"latencies: {', '.join([*ALIASES, *names()])}, or a file",
+        metavar="NAME|FILE", help=(f"latency profile: {', '.join([*ALIASES, *names()])}, or a "
+                                  "file"),
     )  # fmt: skip
     engine.add_argument(
         "--policy", type=values.policy, default="adaptive", metavar="NAME",
@@ -105,50 +108,69 @@ def parser() -> argparse.ArgumentParser:
         type=values.whole_from(1),
         default=1,
         metavar="N",
-        help="engines, each on a GPU",
+        help="number of engines, one GPU each",
     )
     engine.add_argument(
-        "--dispatch", choices=("round-robin", "pull"), default="round-robin",
-        help="to each replica in turn, or pulled late from shared lanes as by agents",
+        "--dispatch", choices=("pull", "round-robin"),
+        help="late pulls from shared lanes, as agents do (default), or round robin to engines that "
+        "see all of their requests at once (default with --silo), which no agent offers",
     )  # fmt: skip
     engine.add_argument(
         "--window", type=values.whole_from(1), metavar="N",
-        help=f"requests pulled and not begun, at most (default {DEFAULT_BOUNDS.window})",
+        help=f"maximum requests pulled and not begun (default {DEFAULT_BOUNDS.window})",
     )  # fmt: skip
     engine.add_argument(
-        "--work-edge", type=values.whole_from(1), metavar="TOKENS",
-        help="lanes divide short from long requests here (default: the mesh's)",
+        "--work-classes", type=values.whole_from(1, 32), metavar="N",
+        help=f"classes of predicted work that have their own lanes (default "
+        f"{LaneLayout().num_work_classes})",
     )  # fmt: skip
     engine.add_argument(
         "--silo", type=values.silo, default=(), metavar="Q1:Q2:Q3",
-        help="replicas of each class on its own, instead of shared",
+        help="separate replicas for each class, instead of shared ones",
     )  # fmt: skip
     engine.add_argument(
         "--kv-tokens", type=values.whole_from(1), metavar="N",
         help="tokens of KV memory, instead of the profile's",
     )  # fmt: skip
-    engine.add_argument("--prefill-only", action="store_true", help="decodes run elsewhere")
+    engine.add_argument(
+        "--prefill-only", action="store_true", help="prefill only; decodes run elsewhere"
+    )
     engine.add_argument(
         "--compare", type=values.policies, metavar="POLICY,POLICY",
-        help="a row each instead of --policy's table",
+        help="policies to compare, one row each, instead of --policy's table",
     )  # fmt: skip
     search = p.add_argument_group("search")
-    search.add_argument("--find-replicas", action="store_true", help="fewest that are enough")
-    search.add_argument("--find-goodput", action="store_true", help="highest rate that is kept")
+    search.add_argument(
+        "--find-replicas", action="store_true", help="search the fewest sufficient replicas"
+    )
+    search.add_argument(
+        "--find-goodput", action="store_true", help="search the highest rate within --allowed"
+    )
     search.add_argument(
         "--allowed", type=values.from_to(0, 1), default=0.01, metavar="SHARE",
-        help="of requests that may miss, 0..1",
+        help="allowed share of missed requests, 0..1",
     )  # fmt: skip
     search.add_argument(
-        "--most", type=values.whole_from(1), default=64, metavar="N", help="replicas to try at most"
+        "--most",
+        type=values.whole_from(1),
+        default=64,
+        metavar="N",
+        help="maximum number of replicas to try",
     )
     p.add_argument(
-        "--seed", type=values.whole_from(0), default=0, metavar="N", help="of what is drawn"
+        "--seed",
+        type=values.whole_from(0),
+        default=0,
+        metavar="N",
+        help="seed of all random numbers",
     )
-    p.add_argument("--drain", action="store_true", help="serve everything to its end")
-    p.add_argument("--json", action="store_true", help="all figures as one line of JSON")
+    p.add_argument("--drain", action="store_true", help="serve all requests to their end")
+    p.add_argument("--json", action="store_true", help="print all figures as one line of JSON")
     p.add_argument(
-        "--plot", type=values.picture, metavar="FILE", help="misses, latencies, load: a picture"
+        "--plot",
+        type=values.picture,
+        metavar="FILE",
+        help=("draw misses, latencies and load to this file"),
     )
     return p
 
@@ -158,7 +180,7 @@ def scenario(options: argparse.Namespace) -> Scenario:
     The scenario that *options* describe.
 
     Raises:
-        ValueError: One of them makes no sense.
+        ValueError: An option is invalid.
         OSError: A file cannot be read.
     """
     trace = checked_trace(options.trace, match=options.match) if options.trace else None
@@ -167,7 +189,7 @@ def scenario(options: argparse.Namespace) -> Scenario:
     classes = with_shares(options.mix)
     for traffic, (name, _, count) in zip(classes, options.silo, strict=False):
         if traffic.share > 0 and count == 0:
-            raise ValueError(f"--silo has no replica for {name}, of which --mix has a share")
+            raise ValueError(f"--silo has no replica for {name}, but --mix has a share of it")
     _check_size(options)
     return Scenario(
         profile=options.profile,
@@ -192,20 +214,20 @@ def scenario(options: argparse.Namespace) -> Scenario:
 
 
 def _pull(options: argparse.Namespace) -> PullOptions | None:
-    if options.dispatch != "pull":
-        if options.window is not None or options.work_edge is not None:
-            raise ValueError("--window and --work-edge need --dispatch pull")
-        return None
-    if options.silo:
+    if options.silo and options.dispatch == "pull":
         raise ValueError("--dispatch pull excludes --silo")
+    if options.silo or options.dispatch == "round-robin":
+        if options.window is not None or options.work_classes is not None:
+            raise ValueError("--window and --work-classes need --dispatch pull")
+        return None
     return PullOptions(
         bounds=PullBounds(window=options.window or DEFAULT_BOUNDS.window),
-        layout=LaneLayout(work_edge_tokens=options.work_edge or LaneLayout().work_edge_tokens),
+        layout=LaneLayout(num_work_classes=options.work_classes or LaneLayout().num_work_classes),
     )
 
 
 def _check_size(options: argparse.Namespace) -> None:
-    """Refuse more arrivals than fit into memory; a trace's own are there already."""
+    """Reject more arrivals than fit into memory; a trace's own are loaded already."""
     rate_rps = options.wave.high_rps if options.wave else options.qps
     num_requests = rate_rps * 3600 * options.hours
     if not options.trace_times and num_requests > _MAX_REQUESTS:

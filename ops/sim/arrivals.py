@@ -8,7 +8,7 @@ from shared.contracts.base import Seconds
 
 
 def poisson(random: np.random.Generator, *, rate_rps: float, duration_s: Seconds) -> list[float]:
-    """Independent arrivals."""
+    """Independent arrivals at a constant rate."""
     return gamma(random, rate_rps=rate_rps, duration_s=duration_s, variation=1.0)
 
 
@@ -29,7 +29,7 @@ def varying(
     peak_rps: float,
     duration_s: Seconds,
 ) -> list[float]:
-    """Poisson with a rate that changes, by thinning; *peak_rps* is its upper bound."""
+    """Poisson arrivals with a rate that changes, by thinning; *peak_rps* bounds the rate."""
     candidates = poisson(random, rate_rps=peak_rps, duration_s=duration_s)
     keep = random.random(len(candidates)) * peak_rps
     return [at for at, level in zip(candidates, keep, strict=True) if level < rate_at(at)]
@@ -43,7 +43,7 @@ def square_wave(
     half_period_s: Seconds,
     duration_s: Seconds,
 ) -> list[float]:
-    """Poisson that changes between two rates, the low one first (QoServe §4.3)."""
+    """Poisson arrivals that change between two rates, the low one first (QoServe §4.3)."""
 
     def rate_at(at: float) -> float:
         return high_rps if int(at // half_period_s) % 2 else low_rps

@@ -5,8 +5,8 @@ from ops.sim.request import SimRequest
 from ops.sim.safepoints import LayerwiseReplica, is_offline
 from ops.sim.work import Work
 from shared.contracts.base import RequestId, Seconds, UnixTime
-from solver.scheduling.decision import SchedulingPolicy
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.decision import SchedulingPolicy
+from solver.scheduling.engine.latency import LatencyTable
 
 LINK_TOKENS_PER_S = 37e9 / (128 * 1024)
 """§6.5: 37 GB/s each way; 128 KiB of KV a token (32 layers, 8 heads of 128, 16 bit)."""
@@ -14,16 +14,16 @@ LINK_TOKENS_PER_S = 37e9 / (128 * 1024)
 
 class CheckpointingReplica(LayerwiseReplica):
     """
-    A preempted offline request goes on from its host copy instead of computing it again.
+    A preempted offline request resumes from its host copy instead of recomputing it.
 
     Source: ConServe §4.4, Fig. 5d: copies to the host overlap with the iterations that follow,
     those to the device with the iterations of others, and both directions are independent.
-    Decided: what an iteration computed is copied during later ones, as far as the link gets; a
-    preemption loses the rest. A request computes again once all of its copy is back; copies go
-    back one after the other.
+    Decided: results of an iteration are copied during later ones, as far as the link's bandwidth
+    allows; a preemption loses the rest. A request resumes computing once all of its copy is back;
+    copies are restored one after another.
 
     Args:
-        link_tokens_per_s: KV tokens that are copied in a second, each way.
+        link_tokens_per_s: KV tokens copied per second, each way.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class CheckpointingReplica(LayerwiseReplica):
         self._saved: dict[RequestId, int] = {}
         """Tokens on the host, of offline requests that run or wait."""
         self._loaded_at: dict[RequestId, UnixTime] = {}
-        """Of those that run and were or are being copied back."""
+        """Times at which running requests have their copies back."""
         self._link_free_at: UnixTime = 0.0
         self._now: UnixTime = 0.0
         self.restored_tokens = 0

@@ -1,4 +1,4 @@
-"""Several replicas behind a round robin or shared lanes, and what came of every request."""
+"""Several replicas behind a round robin or shared lanes, and the outcome of every request."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,26 +11,26 @@ from ops.sim.policies import PolicyFactory
 from ops.sim.pulling import LateBoundReplica, PullingCluster, PullOptions
 from ops.sim.request import Arrival, SimRequest
 from shared.contracts.base import RequestId, Seconds, UnixTime
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.latency import LatencyTable
 
 StopAt = Callable[[Sequence[SimRequest]], UnixTime | None]
-"""When a simulation of some requests may end; none is when all are served."""
+"""When a simulation of some requests may end; none: when all are served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One simulation."""
+    """Result of one simulation."""
 
     requests: list[SimRequest]
     """In order of arrival."""
     totals: list[EngineTotals]
-    """Of each replica."""
+    """Totals of each replica."""
     end_s: Seconds
-    """Simulated, until the last replica was done."""
+    """Simulated time until the last replica was done."""
     simulated_s: Seconds
-    """Sum over replicas."""
+    """Simulated time, summed over the replicas."""
     cpu_s: Seconds
-    """Of this process, to compute it."""
+    """CPU time of this process for the simulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,11 @@ class Pool:
     num_replicas: int
     factory: PolicyFactory
     classes: frozenset[str] | None = None
-    """The traffic that they serve; none is all. Several such pools are a silo deployment."""
+    """
+    Classes that the replicas serve; none is all. Several pools with classes are a silo deployment.
+    """
     pull: PullOptions | None = None
-    """From shared lanes; none is round robin, where each engine sees all that it will serve."""
+    """Pulls from shared lanes; none is round robin, where each engine sees all its requests."""
 
 
 def simulate(
@@ -59,10 +61,10 @@ def simulate(
     Args:
         arrivals: In order of time.
         pools: Replicas of different pools do not influence each other.
-        latency: Of every replica.
-        limits: Of every replica.
+        latency: The same for every replica.
+        limits: The same for every replica.
         drain: Serve everything to its end. Otherwise a replica stops once the deadlines of all
-            its requests have passed, since nothing after that changes who missed one.
+            its requests have passed, because nothing later changes which requests missed one.
 
     Raises:
         ValueError: No pool takes a class, or a request does not fit into an engine.
@@ -101,7 +103,7 @@ def _round_robin(
     limits: EngineLimits,
     stop_at: StopAt,
 ) -> tuple[list[EngineTotals], list[Seconds]]:
-    """Each replica alone, since none influences another."""
+    """Simulate each replica alone, because none influences another."""
     totals, ends = [], []
     for index in range(pool.num_replicas):
         shard = requests[index :: pool.num_replicas]
@@ -118,7 +120,7 @@ def _pulling(
     limits: EngineLimits,
     stop_at: StopAt,
 ) -> tuple[list[EngineTotals], list[Seconds]]:
-    """All replicas jointly."""
+    """Simulate all replicas jointly."""
     assert pool.pull is not None
     replicas = [
         LateBoundReplica(pool.factory(latency), latency, limits) for _ in range(pool.num_replicas)
@@ -131,12 +133,12 @@ def _pulling(
 
 
 def _never(_requests: Sequence[SimRequest]) -> UnixTime | None:
-    """Everything is served to its end."""
+    """Serve everything to its end."""
     return None
 
 
 def _last_deadline_at(requests: Sequence[SimRequest]) -> UnixTime | None:
-    """Nothing after it changes who missed one; none without deadlines."""
+    """Time after which no deadline can be missed any more; none without deadlines."""
     return max((r.deadline_at for r in requests if r.deadline_at != float("inf")), default=None)
 
 

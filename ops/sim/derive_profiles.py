@@ -6,10 +6,10 @@ Input is the MLP profile that the Vidur simulator publishes per device and model
 count. An iteration is those times the number of layers, an LM head that reads its weights, an
 engine overhead, and attention from arithmetic. Two published figures fix the calibrations:
 
-- QoServe §1 has small chunks cost 28 % of throughput, §4.1.4 a factor of 2. Both cannot hold on
-  one engine; the first is calibration `28`, the second `2x`, and `raw` is the profile with the
+- QoServe §1 says that small chunks cost 28 % of throughput, §4.1.4 a factor of 2. Both cannot hold
+  on one engine; the first is calibration `28`, the second `2x`, and `raw` is the profile with the
   overhead of an asynchronous engine.
-- ConServe's 2048 tokens fresh (51 ms) and behind 40,000 (124 ms) fix the H100 profile.
+- ConServe's 2048 tokens without context (51 ms) and after 40,000 (124 ms) fix the H100 profile.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from ops.sim.profiles import DIRECTORY, ProfileData
 _LAYERS = 32
 _HIDDEN = 4096
 _KV_BYTES = 32 * 2 * 8 * 128 * 2
-"""Of one token of Llama-3-8B: layers, keys and values, KV heads, head size, bytes."""
+"""Bytes of one token of Llama-3-8B: layers, keys and values, KV heads, head size, bytes."""
 _HEAD_BYTES = 128256 * _HIDDEN * 2
 _PAIR_FLOP = 4 * _HIDDEN * _LAYERS
 _OPERATORS = ("input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj",
@@ -35,7 +35,7 @@ _LARGEST_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What the operator profile does not say."""
+    """Parameters that the operator profile does not contain."""
 
     name: str
     device: str
@@ -55,7 +55,7 @@ CALIBRATIONS = {
         Calibration(name="a100-llama3-8b-raw", device="A100-80GB", scale=1.0, overhead_s=0.002,
                     attention_flops=150e12, kv_bytes_per_s=1.5e12, kv_capacity_tokens=400_000),
     ),
-    # Llama-2-7B's profile times the ratio of the weights that an iteration reads.
+    # Times of Llama-2-7B's profile, scaled by the ratio of the weights that an iteration reads.
     "h100": (
         Calibration(name="h100-llama3-8b", device="H100-80GB", scale=6.98 / 6.48,
                     overhead_s=0.004, attention_flops=590e12, kv_bytes_per_s=2.7e12,
@@ -78,7 +78,7 @@ def layer_s(file: Path) -> dict[int, float]:
 
 
 def profile(layer: dict[int, float], calibration: Calibration) -> ProfileData:
-    """*layer* times made into whole iterations."""
+    """Times of whole iterations from *layer* times."""
     tokens = sorted(n for n in layer if n <= _LARGEST_TOKENS)
     return ProfileData(
         name=calibration.name,

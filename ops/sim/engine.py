@@ -1,8 +1,8 @@
 """
 One replica: the simulated engine's scheduling and memory, by counts instead of tokens.
 
-Gives the same iterations as `services.agent.backends.simulated.core` without prefix hits, which
-a test holds it to; counting blocks instead of hashing tokens makes it fast enough for hours of
+A test checks that it produces the same iterations as `services.agent.backends.simulated.core`
+without prefix hits; counting blocks instead of hashing tokens makes it fast enough for hours of
 traffic.
 """
 
@@ -14,13 +14,13 @@ from ops.sim.request import SimRequest
 from ops.sim.work import Work, view_of
 from shared.contracts.base import RequestId, Seconds, UnixTime
 from shared.contracts.telemetry import Iteration
-from solver.scheduling.decision import (
+from solver.scheduling.engine.decision import (
     BatchState,
     IterationDecision,
     IterationOutcome,
     SchedulingPolicy,
 )
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.latency import LatencyTable
 
 
 class SimulatedReplica:
@@ -29,7 +29,7 @@ class SimulatedReplica:
 
     Args:
         policy: Decides each iteration.
-        latency: Time of an iteration; the policy may use another.
+        latency: Time of an iteration; the policy may use another table.
         limits: Memory and batch.
         record: Keep each iteration's token counts.
     """
@@ -51,7 +51,7 @@ class SimulatedReplica:
         self._prefills: list[SimRequest] = []
         self._waiting: dict[RequestId, SimRequest] = {}
         self._arrivals: deque[SimRequest] = deque()
-        """Still to come in this `run`."""
+        """Requests of this `run` that have not arrived yet."""
         self.totals = EngineTotals()
 
     @property
@@ -72,7 +72,7 @@ class SimulatedReplica:
 
         Args:
             requests: Each is served once.
-            until: Stop then at the latest.
+            until: Latest time of the end.
 
         Returns:
             When the last of them finished, or the time of the stop.
@@ -95,7 +95,7 @@ class SimulatedReplica:
         return now
 
     def add(self, request: SimRequest) -> None:
-        """*request* waits from now on."""
+        """Add *request* to the waiting ones."""
         self._waiting[request.request_id] = request
         self._policy.add(view_of(request))
 
@@ -142,11 +142,13 @@ class SimulatedReplica:
         return duration_s
 
     def _compute(self, now: UnixTime, work: Work) -> tuple[Seconds, Work]:  # noqa: ARG002 - seam
-        """How long the iteration takes that begins *now*, and what of *work* it gets done."""
+        """
+        Return the duration of the iteration that begins *now*, and the part of *work* it completes.
+        """
         return work.duration_s(self._latency), work
 
     def _is_loading(self, run: SimRequest) -> bool:  # noqa: ARG002 - seam
-        """Whether KV that *run* had before is on its way back; it rests until then."""
+        """True while KV that *run* had before is being restored; it pauses until then."""
         return False
 
     def _preempt_decided(self, decision: IterationDecision) -> list[SimRequest]:
@@ -160,7 +162,9 @@ class SimulatedReplica:
         return victims
 
     def _schedule_decodes(self, budget: int) -> tuple[int, int, list[SimRequest]]:
-        """Budget left, decodes computed, and whoever lost its KV for them."""
+        """
+        Return the budget left, computed decodes, and runs that lost their KV for these decodes.
+        """
         starved: list[SimRequest] = []
         block_tokens = self._limits.block_tokens
         index = 0
@@ -188,7 +192,7 @@ class SimulatedReplica:
         parts: list[tuple[SimRequest, int]],
         starved: list[SimRequest],
     ) -> int:
-        """Budget left; *parts* and *starved* grow."""
+        """Return the budget left; *parts* and *starved* grow."""
         cap = decision.per_request_cap
         index = 0
         while index < len(self._prefills) and budget > 0:
@@ -276,7 +280,7 @@ class SimulatedReplica:
             self._prefills = [run for run in self._prefills if run.is_prefill]
 
     def _generate(self, run: SimRequest, now: UnixTime) -> bool:
-        """The next token exists *now*; whether it is the last."""
+        """Generate a token; return whether it is the last."""
         run.generate(now)
         if run.num_output_tokens < run.output_tokens and not self._limits.prefill_only:
             return False
@@ -287,5 +291,5 @@ class SimulatedReplica:
         return True
 
     def kept_tokens(self, run: SimRequest) -> int:
-        """Tokens of *run* that need not be computed again."""
+        """Tokens of *run* that need not be recomputed."""
         return run.num_computed_tokens

@@ -1,4 +1,4 @@
-"""Lanes of a simulated mesh, and what its grouper and agents predict of a request."""
+"""Lanes of a simulated mesh, and predictions of a request by its grouper and agents."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from ops.sim.request import SimRequest
 from shared.contracts.base import ModelName, RequestId, Seconds, UnixTime
 from shared.contracts.lanes import LaneLayout, relegated_name
 from solver.planning.lanes import band_lower_edge_s, lane_for
-from solver.prediction.service_time import CHUNK_TOKENS
-from solver.scheduling.latency import LatencyTable
+from solver.prediction.latency.service_time import CHUNK_TOKENS
+from solver.scheduling.engine.latency import LatencyTable
 from solver.scheduling.pulling import Source, SourceKind
 from solver.scheduling.relegation import busy_token_s, finishing_s
 
@@ -18,13 +18,12 @@ _MODEL = ModelName("simulated")
 
 class Forecast:
     """
-    Work of requests as a mesh that has seen such traffic before predicts it.
+    Work of requests as predicted by a mesh that has seen such traffic before.
 
-    Prompts are known; of answers, the mean of their class.
+    Prompt lengths are known; of answer lengths, only the mean of the class.
 
     Args:
-        requests: All of the traffic.
-        latency: Of the engines.
+        requests: The whole traffic.
     """
 
     def __init__(self, requests: Sequence[SimRequest], latency: LatencyTable) -> None:
@@ -40,17 +39,19 @@ class Forecast:
         return request.arrival.prompt_tokens + self._output_tokens[request.arrival.class_name]
 
     def prefill_s(self, request: SimRequest) -> Seconds:
-        """Time to its first token alone, in chunks, as agents predict it."""
+        """Time to the first token of a request that runs alone, in chunks, as agents predict it."""
         prompt_tokens = request.arrival.prompt_tokens
         known = self._prefills.get(prompt_tokens)
         if known is None:
             known = self._prefills[prompt_tokens] = self._chunked_s(prompt_tokens)
         return known
 
-    def is_hopeless(
+    def is_infeasible(
         self, request: SimRequest, now: UnixTime, iteration_tokens: int, pace_s: Seconds
     ) -> bool:
-        """Whether it would be late if it began now; each token takes such an iteration or less."""
+        """
+        True if the request would be late if it began now; a token takes an iteration at most.
+        """
         outputs = self._output_tokens[request.arrival.class_name]
         context = request.arrival.prompt_tokens + outputs / 2
         pairs = (iteration_tokens - 1) ** 2 / 2
@@ -76,11 +77,11 @@ class Forecast:
 
 class LaneQueues:
     """
-    Lanes by request, FIFO each, and the companion of what was relegated.
+    One FIFO lane per kind of request, and the companion queue of relegated ones.
 
     Args:
-        layout: How requests are divided.
-        forecast: Their work.
+        layout: Divides requests into lanes.
+        forecast: Work of requests.
     """
 
     def __init__(self, layout: LaneLayout, forecast: Forecast) -> None:
@@ -90,10 +91,10 @@ class LaneQueues:
         self._queues: dict[str, deque[SimRequest]] = {self._relegated: deque()}
         self._relegated_ids: set[RequestId] = set()
         self.sources = [Source(queue=self._relegated, kind=SourceKind.RELEGATED, time_left_s=0.0)]
-        """For every agent's `PullOrder`; grows with the first request of a lane."""
+        """Sources for every agent's `PullOrder`; a lane is added with its first request."""
 
     def put(self, request: SimRequest, now: UnixTime) -> str:
-        """*request* waits in its lane, whose queue is returned."""
+        """Put *request* into its lane; return its queue."""
         key = lane_for(
             model=_MODEL,
             importance=request.arrival.importance,
@@ -110,7 +111,7 @@ class LaneQueues:
         return queue
 
     def relegate(self, request: SimRequest) -> str:
-        """*request* waits in the companion, which is returned, and has lost its claim."""
+        """Put *request* into the companion queue as relegated; return that queue."""
         self._relegated_ids.add(request.request_id)
         self._queues[self._relegated].append(request)
         return self._relegated

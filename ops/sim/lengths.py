@@ -29,13 +29,13 @@ _CODE_OUTPUTS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthModel:
     """
-    Draws lengths in tokens through given quantiles.
+    Draws lengths in tokens by given quantiles.
 
     Args:
         shares: Rising from 0 to 1.
-        tokens: At those shares.
-        mean: Of all lengths; between two quantiles they lie so much nearer to the lower one.
-            Without it they are spread evenly there.
+        tokens: Length at each of *shares*.
+        mean: Mean of all lengths; determines the shift towards the lower of two neighbouring
+            quantiles. Without a mean, lengths are uniform between two quantiles.
     """
 
     shares: tuple[float, ...]
@@ -76,6 +76,26 @@ class LengthMix:
     prompt: LengthModel
     output: LengthModel
 
+    def draw(self, random: np.random.Generator, count: int) -> tuple[list[int], list[int]]:
+        """Prompts and answers of *count* requests."""
+        return self.prompt.draw(random, count), self.output.draw(random, count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedTraffic:
+    """Several mixes at once, each for an equal share of requests."""
+
+    name: str
+    parts: tuple[LengthMix, ...]
+
+    def draw(self, random: np.random.Generator, count: int) -> tuple[list[int], list[int]]:
+        """Prompts and answers of *count* requests."""
+        drawn = [part.draw(random, count) for part in self.parts]
+        chosen = random.integers(len(self.parts), size=count)
+        prompts = [drawn[part][0][number] for number, part in enumerate(chosen)]
+        outputs = [drawn[part][1][number] for number, part in enumerate(chosen)]
+        return prompts, outputs
+
 
 def lognormal(p50: float, p90: float, *, largest: float) -> LengthModel:
     """A lognormal distribution with these percentiles, cut at *largest* tokens."""
@@ -87,7 +107,7 @@ def lognormal(p50: float, p90: float, *, largest: float) -> LengthModel:
 
 
 def power_mapped(values: list[int], p50: float, p90: float) -> list[int]:
-    """*values* through `a·x^b`, so that they get these percentiles."""
+    """*values* mapped by `a·x^b` to these percentiles."""
     median, high = np.quantile(values, [_MEDIAN_SHARE, _HIGH_SHARE])
     if median <= 0 or high <= median:
         raise ValueError("the 90th percentile of the lengths must be above their median")
@@ -103,12 +123,13 @@ def _table2(name: str, prompt: tuple[float, float], output: tuple[float, float])
     )
 
 
-MIXES: dict[str, LengthMix] = {
-    "code": LengthMix(
-        name="code",
-        prompt=LengthModel(shares=_CODE_SHARES, tokens=_CODE_PROMPTS, mean=2550),
-        output=LengthModel(shares=_CODE_SHARES, tokens=_CODE_OUTPUTS, mean=22),
-    ),
+CODE = LengthMix(
+    name="code",
+    prompt=LengthModel(shares=_CODE_SHARES, tokens=_CODE_PROMPTS, mean=2550),
+    output=LengthModel(shares=_CODE_SHARES, tokens=_CODE_OUTPUTS, mean=22),
+)
+_PAPERS: dict[str, LengthMix] = {
+    "code": CODE,
     "conversation": _table2("conversation", (928, 3830), (41, 342)),
     "sharegpt": _table2("sharegpt", (1730, 5696), (415, 834)),
     "long": LengthMix(
@@ -124,10 +145,15 @@ QoServe's table 2 by p50 and p90.
 power law to the table's percentiles; the next two are lognormal. `long` is the synthetic trace of
 §4.5.1.
 """
+MIXES: dict[str, LengthMix | MixedTraffic] = {
+    **_PAPERS,
+    "mixture": MixedTraffic(name="mixture", parts=tuple(_PAPERS.values())),
+}
+"""QoServe's mixes, and all four together."""
 
 TARGETS: dict[str, tuple[float, float, float, float]] = {
     "code": (1930, 6251, 8, 43),
     "conversation": (928, 3830, 41, 342),
     "sharegpt": (1730, 5696, 415, 834),
 }
-"""p50 and p90 of prompts, then of answers."""
+"""Name -> p50 and p90 of prompts, then of answers."""

@@ -1,4 +1,4 @@
-"""What a simulated engine can hold, and what it counts."""
+"""Capacity of a simulated engine, and its counters."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from shared.contracts.base import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """What the engine can hold."""
+    """Capacity of the engine."""
 
     max_running: int = 256
     max_budget_tokens: int = 8192
@@ -29,15 +29,15 @@ class EngineTotals:
     tokens: int = 0
     prefill_tokens: int = 0
     wasted_tokens: int = 0
-    """Computed and then lost by preemption."""
+    """Tokens computed and then lost by preemption."""
     num_preempted: int = 0
     pace_s: Seconds = 0.0
     """Mean time of the latest iterations."""
     steps: list[tuple[int, int]] = field(default_factory=list)
-    """Tokens and decodes of each iteration, if they are recorded."""
+    """Tokens and decodes of each iteration, if recorded."""
 
     def count(self, duration_s: Seconds, tokens: int, num_decodes: int) -> None:
-        """An iteration took place."""
+        """Count one iteration."""
         self.busy_s += duration_s
         self.num_iterations += 1
         self.pace_s += (duration_s - self.pace_s) / min(self.num_iterations, PACE_ITERATIONS)

@@ -1,4 +1,4 @@
-"""Online traffic beside an offline backlog (ConServe §6), and what became of both."""
+"""Online traffic beside an offline backlog (ConServe §6), and the outcomes of both."""
 
 import math
 from collections.abc import Sequence
@@ -38,13 +38,13 @@ Prompts and answers of ConServe's table 1: lognormal with its means and 99th per
 The data sets themselves are not used.
 """
 BURST_GPT = (by_mean(2747, 3446), by_mean(267, 481))
-"""Its online traffic, likewise."""
+"""ConServe's online traffic: prompts and answers, by mean and 99th percentile."""
 _BACKLOG = 64
-"""Requests that always wait; more than an engine starts in an iteration."""
+"""Number of requests that always wait; more than an engine starts in an iteration."""
 
 
 class TimedRequest(SimRequest):
-    """A request that remembers the gaps between its tokens."""
+    """A request that records the gaps between its tokens."""
 
     __slots__ = ("gaps_s",)
 
@@ -61,9 +61,9 @@ class TimedRequest(SimRequest):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoServing:
     """
-    Open-loop online traffic, and offline requests that never run dry.
+    Open-loop online traffic, and a backlog of offline requests that never runs dry.
 
-    Offline requests are drawn from *datasets* with equal chance; none is online only.
+    Offline requests are drawn from *datasets* with equal probability; none is online only.
     """
 
     rate_rps: float = 2.0
@@ -89,7 +89,9 @@ class CoServing:
         ]
 
     def offline(self) -> list[SimRequest]:
-        """All there from the start; more than an engine can serve in the time."""
+        """
+        Offline requests, all waiting from the start; more than an engine can serve in the time.
+        """
         random = np.random.default_rng((self.seed, 2))
         if not self.datasets:
             return []
@@ -109,7 +111,7 @@ class CoServing:
 
     def run(self, replica: SimulatedReplica) -> "Harvest":
         """
-        Serve it on *replica*, which is new, for `duration_s`.
+        Serve the traffic on a new *replica* for `duration_s`.
 
         Raises:
             RuntimeError: The backlog ran dry.
@@ -122,12 +124,12 @@ class CoServing:
 
 
 _MOST_OFFLINE_RPS = 4.0
-"""Offline requests a second that no engine here reaches."""
+"""Offline requests per second, above the capacity of any engine here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harvest:
-    """What became of online and offline work."""
+    """Outcomes of online and offline work."""
 
     online: Sequence[TimedRequest]
     offline: Sequence[SimRequest]
@@ -135,7 +137,7 @@ class Harvest:
     end_s: Seconds
 
     def ttft_s(self) -> list[Seconds]:
-        """Of each online request; so far, of those that still wait for their first token."""
+        """TTFT of each online request; waiting time so far if it has no first token."""
         return [
             (self.end_s if r.first_token_at is None else r.first_token_at) - r.arrival.arrived_at
             for r in self.online
@@ -148,10 +150,11 @@ class Harvest:
 
     def figures(self) -> dict[str, Any]:
         """
-        Latencies, and offline throughput in tokens a second.
+        Latencies, and offline throughput in tokens per second.
 
-        `offline_tps` counts each prompt or answer token once, as of the end: what was computed
-        and lost by preemption is in `wasted_tps` instead.
+        `offline_tps` counts each prompt or answer token once, at the end: tokens computed and lost
+        by
+        preemption are in `wasted_tps` instead.
         """
         ttft_s, tbt_s = np.array(self.ttft_s()), np.array(self.tbt_s())
         ttft_target_s = self.online[0].arrival.slo.ttft_s or math.inf

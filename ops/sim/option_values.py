@@ -1,4 +1,4 @@
-"""What options of the simulator take; what makes no sense is refused with its limit."""
+"""Types of the simulator's options; invalid values are rejected with their limit."""
 
 import argparse
 import math
@@ -14,7 +14,7 @@ from ops.sim.scenario import Wave
 from ops.sim.workload import CLASSES
 
 _SILO_CHUNKS = (256, 2048, 2048)
-"""QoServe's, by class: small where there is a TBT."""
+"""QoServe's chunks of the silos, by class: small where there is a TBT target."""
 _PICTURES = (".jpg", ".pdf", ".png", ".svg")
 
 
@@ -51,7 +51,7 @@ def wave(text: str) -> Wave:
 
 
 def policy(text: str) -> str:
-    """The name of a policy, maybe with a number."""
+    """The name of a policy, optionally with a number."""
     try:
         policy_factory(text)
     except (ValueError, OverflowError) as error:
@@ -63,12 +63,12 @@ def policy(text: str) -> str:
 
 
 def policies(text: str) -> str:
-    """Names of policies, with commas between them."""
+    """Names of policies, separated by commas."""
     return ",".join(policy(name.strip()) for name in text.split(","))
 
 
 def profile(text: str) -> NamedProfile:
-    """One of those that there are, or a file."""
+    """A known profile, or a file."""
     try:
         return load(text)
     except (ValueError, OSError, msgspec.MsgspecError) as error:
@@ -76,7 +76,7 @@ def profile(text: str) -> NamedProfile:
 
 
 def picture(text: str) -> Path:
-    """A file that can be written, as far as that shows before it is."""
+    """A file that can be written, as far as can be checked in advance."""
     file = Path(text)
     if file.suffix.lower() not in _PICTURES:
         raise _refused(text, f"a file that ends in {', '.join(_PICTURES)}")
@@ -95,7 +95,7 @@ def positive(text: str) -> float:
 
 
 def from_to(low: float, high: float) -> Callable[[str], float]:
-    """Takes numbers within limits, both included."""
+    """Type of numbers within limits, both included."""
 
     def number(text: str) -> float:
         if not low <= (value := _number(text)) <= high:
@@ -105,23 +105,24 @@ def from_to(low: float, high: float) -> Callable[[str], float]:
     return number
 
 
-def whole_from(low: int) -> Callable[[str], int]:
-    """Takes whole numbers from *low* on."""
+def whole_from(low: int, high: int | None = None) -> Callable[[str], int]:
+    """Type of whole numbers from *low* on, up to *high* if there is one."""
+    allowed = f"a whole number from {low} {'on' if high is None else f'to {high}'}"
 
     def whole(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = low - 1
-        if value < low:
-            raise _refused(text, f"a whole number from {low} on")
+        if value < low or (high is not None and value > high):
+            raise _refused(text, allowed)
         return value
 
     return whole
 
 
 def _number(text: str) -> float:
-    """NaN, which is within no limits, if it is none."""
+    """The number in *text*; NaN, which is out of all limits, if *text* has none."""
     try:
         return float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The simulator's picture: who missed when, latencies against targets, load against capacity."""
+"""The simulator's picture: misses over time, latencies against targets, load against capacity."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 from ops.sim.cluster import Outcome
 from ops.sim.request import SimRequest
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.latency import LatencyTable
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -19,7 +19,7 @@ _LARGEST_CHUNK_TOKENS = 4096
 
 
 def capacity_tokens_per_s(latency: LatencyTable, num_replicas: int) -> float:
-    """Prefill tokens a second at the best chunk, without attention and decodes."""
+    """Prefill tokens per second at the best chunk, without attention and decodes."""
     largest = min(_LARGEST_CHUNK_TOKENS, latency.max_tokens)
     best = max(n / latency.predict_s(n, 0, 0) for n in range(64, largest + 1, 64))
     return num_replicas * best
@@ -30,10 +30,10 @@ def draw(outcome: Outcome, file: Path, *, title: str, capacity: float) -> None:
     Write the picture of *outcome* to *file*, in the format of its suffix.
 
     Args:
-        outcome: With at least one request.
-        file: In a directory that exists.
-        title: Over all of it.
-        capacity: Tokens a second that all replicas can prefill.
+        outcome: Has at least one request.
+        file: In an existing directory.
+        title: Title of the whole picture.
+        capacity: Tokens per second that all replicas can prefill.
     """
     figure, axes = plt.subplots(2, 2, figsize=(13, 8), layout="constrained")
     figure.suptitle(title)
@@ -105,6 +105,6 @@ def _latencies(
 
 
 def _latency_s(request: SimRequest) -> float | None:
-    """Arrival to what the target is about; None when that never came."""
+    """Time from arrival to the first or last token, whichever has the target; None without it."""
     done_at = request.first_token_at if request.interactive else request.finished_at
     return None if done_at is None else max(1e-3, done_at - request.arrival.arrived_at)

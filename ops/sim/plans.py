@@ -1,11 +1,11 @@
-"""What becomes of a plan when chance is sampled: an independent judge of plan generators."""
+"""Outcomes of a plan in random scenarios: an independent judge of plan generators."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.planning.problem import (
+from solver.planning.problem.problem import (
     NONE,
     Floats,
     GroupArrays,
@@ -17,24 +17,26 @@ from solver.planning.problem import (
 Bools = NDArray[np.bool_]
 
 SLICES = 16
-"""A group is followed request by request up to so many, else in so many parts."""
+"""A group of up to this many requests is followed request by request, else in this many parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How a plan did in each of S scenarios."""
+    """Results of a plan in each of S scenarios."""
 
     late: Floats
     """[S, I], share of the group's requests that were late, 0..1."""
     weight: Floats
-    """[I], of the groups."""
+    """[I], weights of the groups."""
     setup_s: Floats
     """[S], instance seconds spent on draining and activating, all instances together."""
     swaps: int
     """Activations, the first ones included."""
 
     def attainment(self, part: Bools | None = None) -> Floats:
-        """Weighted share of requests in time, [S]; of the groups in *part*, 1 without weight."""
+        """
+        [S], weighted share of requests in time, among the groups in *part*; 1 if their weight is 0.
+        """
         weight = self.weight if part is None else np.where(part, self.weight, 0.0)
         total = float(weight.sum())
         if total == 0:
@@ -46,7 +48,7 @@ class Verdict:
         return np.asarray(self.late.mean(axis=0), dtype=np.float64)
 
     def late_probability(self) -> Floats:
-        """[I], in which share of the scenarios some request of the group was late (eq. 12)."""
+        """[I], share of the scenarios in which some request of the group was late (eq. 12)."""
         return np.asarray((self.late > 0).mean(axis=0), dtype=np.float64)
 
 
@@ -56,16 +58,17 @@ def judge(
     """
     Follow every virtual queue through sampled scenarios.
 
-    Each request takes an instance a gamma-distributed share of its group's time; an instance
-    serves a model faster or slower than thought by one lognormal factor a scenario, tails and
-    drains included. Before another model starts, the last requests drain and it is activated.
-    Equal seeds give two plans the same luck, where groups are on like devices.
+    Each request takes an instance a gamma-distributed share of its group's time; an instance serves
+    a
+    model faster or slower than assumed by one lognormal factor per scenario, tails and drains
+    included. Before another model starts, the last requests drain and it is activated. Equal seeds
+    give two plans the same random numbers, where groups are on equal devices.
 
     Raises:
-        ValueError: A group is in two places or where its model may not be.
+        ValueError: A group is in two places, or on an instance that may not have the group's model.
 
-    Source: QLM §6, completion times as distributions; equations 6-10 for what adds up.
-    Differs: sampled instead of normal; it shares no formula with `solver.planning.objective`.
+    Source: QLM §6, completion times as distributions; equations 6-10 for the sums.
+    Differs: sampled instead of normal; shares no formula with `solver.planning.problem.objective`.
     """
     _check(problem, order)
     scenarios = _Scenarios(problem, num_scenarios, seed)
@@ -84,7 +87,7 @@ def judge(
 
 
 class _Scenarios:
-    """What chance decides, S times; the same whatever the plan is."""
+    """Random factors of S scenarios, independent of the plan."""
 
     def __init__(self, problem: PlanningProblem, count: int, seed: int) -> None:
         self.count = count
@@ -102,14 +105,14 @@ class _Scenarios:
         """[S, G, M], time over mean time; 1 on average."""
 
     def work_s(self, group: int, device: int, sizes: Floats) -> Floats:
-        """[S, K], what *sizes* requests of the group take, before the instance's factor."""
+        """[S, K], time of *sizes* requests of the group, before the instance's factor."""
         random = np.random.default_rng((self._seed, 1, group))
         share = sizes / sizes.sum()
         mean, var = self._groups.work_s[device, group], self._groups.work_var[device, group]
         return _gamma(random, mean * share, var * share, (self.count, len(sizes)))
 
     def tail_s(self, group: int, device: int, num_slices: int) -> Floats:
-        """[S, K], from a request's turn to what ends its wait, before the factor."""
+        """[S, K], time from a request's turn to the end of its wait, before the factor."""
         random = np.random.default_rng((self._seed, 2, group))
         mean = np.full(num_slices, self._groups.tail_s[device, group])
         var = np.full(num_slices, self._groups.tail_var[device, group])
@@ -117,7 +120,7 @@ class _Scenarios:
 
 
 class _Server:
-    """One instance as it works through its queue, in all scenarios at once."""
+    """One instance as it works through its queue, in all scenarios in parallel."""
 
     def __init__(self, problem: PlanningProblem, index: int, scenarios: _Scenarios) -> None:
         self._groups = problem.groups
@@ -134,7 +137,7 @@ class _Server:
         self.swaps = 0
 
     def serve(self, group: int) -> Floats:
-        """Serve all of *group* next; [S], the share of it that is late."""
+        """Serve all of *group* next; returns [S], its late share."""
         groups, device = self._groups, self._device
         model = int(groups.model[group])
         self._make_resident(model)
@@ -143,7 +146,8 @@ class _Server:
         work_s = slower * self._scenarios.work_s(group, device, sizes)
         tail_s = slower * self._scenarios.tail_s(group, device, len(sizes))
         begun_s = self._now_s[:, np.newaxis] + np.cumsum(work_s, axis=1) - work_s
-        # The middle request of a slice stands for it: half of the others had their turn before.
+        # The middle request of a slice represents the slice: half of the others had their turn
+        # before.
         done_s = begun_s + work_s * (sizes - 1) / (2 * sizes) + tail_s
         rank = np.cumsum(sizes) - sizes + (sizes - 1) / 2
         progress = rank / max(1.0, sizes.sum() - 1)
@@ -163,7 +167,7 @@ class _Server:
 
 
 def _slices(num_requests: float) -> Floats:
-    """[K], requests in each part of a group, as equal as they can be."""
+    """[K], requests in each part of a group, as equal as possible."""
     count = max(1, round(num_requests))
     return np.diff(np.linspace(0, count, min(count, SLICES) + 1).round())
 
@@ -171,7 +175,7 @@ def _slices(num_requests: float) -> Floats:
 def _gamma(
     random: np.random.Generator, mean: Floats, var: Floats, shape: tuple[int, ...]
 ) -> Floats:
-    """Of these moments, 0 or more; the mean itself where there is no variance."""
+    """Samples with these moments, 0 or more; the mean itself where there is no variance."""
     certain = (mean <= 0) | (var <= 0)
     form = np.where(certain, 1.0, mean) ** 2 / np.where(certain, 1.0, var)
     drawn = random.gamma(form, np.where(certain, 1.0, mean) / form, shape)

@@ -1,15 +1,15 @@
-"""Scheduling policies by name: ours, its parts, and the baselines of the papers."""
+"""Scheduling policies by name: Headway's, its ablations, and the baselines of the papers."""
 
 from collections.abc import Callable
 
+from ops.baselines.scheduling.co_serving import NonPreemptive, SarathiPreemptive
+from ops.baselines.scheduling.polyserve import PolyServe
+from ops.baselines.scheduling.shrinking_chunk import ShrinkingChunk
 from solver.scheduling.baselines import FixedChunkEdf, FixedChunkFcfs, FixedChunkSjf, FixedChunkSrpf
-from solver.scheduling.co_serving_baselines import NonPreemptive, SarathiPreemptive
-from solver.scheduling.decision import SchedulingPolicy
-from solver.scheduling.latency import LatencyTable
-from solver.scheduling.options import VARIANTS
-from solver.scheduling.polyserve import PolyServe
-from solver.scheduling.qoserve import QoServePolicy
-from solver.scheduling.shrinking_chunk import ShrinkingChunk
+from solver.scheduling.engine.decision import SchedulingPolicy
+from solver.scheduling.engine.latency import LatencyTable
+from solver.scheduling.engine.options import VARIANTS
+from solver.scheduling.engine.qoserve import QoServePolicy
 
 PolicyFactory = Callable[[LatencyTable], SchedulingPolicy]
 
@@ -22,19 +22,19 @@ _FIXED: dict[str, Callable[[int], SchedulingPolicy]] = {
     "non-preemptive": NonPreemptive,
 }
 _CHUNK_TOKENS = 256
-"""Largest that keeps a TBT of 50 ms (QoServe §4)."""
+"""Largest chunk that keeps a TBT of 50 ms (QoServe §4)."""
 _BIN_S = 0.05
 
 
 def policy_factory(name: str) -> PolicyFactory:
     """
-    What makes the policy called *name*.
+    Factory of the policy called *name*.
 
     `sarathi-*` and `non-preemptive` take a chunk size after a colon: `sarathi-fcfs:2048`,
     `polyserve` the TBT of its bin in milliseconds: `polyserve:100`.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no policy of that name.
     """
     if name in VARIANTS:
         return lambda latency: QoServePolicy(latency, VARIANTS[name])
@@ -51,5 +51,5 @@ def policy_factory(name: str) -> PolicyFactory:
 
 
 def policy_names() -> list[str]:
-    """All of them, without chunk sizes."""
+    """All names, without chunk sizes."""
     return sorted([*VARIANTS, *_FIXED, "polyserve", "shrinking"])

@@ -1,4 +1,4 @@
-"""Latency profiles as data: those that come with the project, and any that was fitted."""
+"""Latency profiles as data: those shipped with the project, and fitted ones."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import msgspec
 
 from shared.contracts.base import Seconds
 from shared.contracts.estimates import Profile
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.latency import LatencyTable
 
 DIRECTORY = Path(__file__).parent / "profiles"
 MAX_TOKENS = 8192
@@ -19,14 +19,14 @@ ALIASES = {
 
 
 class ProfileData(msgspec.Struct, frozen=True, kw_only=True):
-    """One device and model."""
+    """Profile of one device and model."""
 
     name: str
     model: str
     device: str
     tokens: tuple[int, ...]
     microseconds: tuple[int, ...]
-    """Of everything but attention and overhead, by number of tokens."""
+    """Time of everything except attention and overhead, by number of tokens."""
     overhead_s: Seconds
     pair_s: Seconds
     context_s: Seconds
@@ -43,12 +43,12 @@ class NamedProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 def load(name: str, *, kv_capacity_tokens: int = 400_000) -> NamedProfile:
     """
-    A profile by name, alias or file.
+    Load a profile by name, alias or file.
 
     Args:
-        name: One of `names()`, a file like those, or a file with a published
-            `shared.contracts.estimates.Profile`.
-        kv_capacity_tokens: Of an engine whose profile does not say.
+        name: One of `names()`, a file in the format of the shipped profiles, or a file with a
+            published `shared.contracts.estimates.Profile`.
+        kv_capacity_tokens: Capacity of an engine if the profile has none.
 
     Raises:
         ValueError: There is no such profile, or it has no latency model.
@@ -75,7 +75,7 @@ def load(name: str, *, kv_capacity_tokens: int = 400_000) -> NamedProfile:
 
 
 def names() -> list[str]:
-    """Profiles that come with the project."""
+    """Profiles shipped with the project."""
     return sorted(file.stem for file in DIRECTORY.glob("*.json"))
 
 

@@ -19,7 +19,7 @@ from solver.scheduling.pull_room import (
     Held,
     PullBounds,
     counted_s,
-    has_filler_room,
+    has_best_effort_room,
     has_room,
     is_loaded,
     work_s,
@@ -31,7 +31,7 @@ _PULL, _ITERATE = 0, 1
 _LAYOUT = LaneLayout()
 _POLL_S = 1.0
 _RETRY_S = 1e-3
-"""After an iteration in which the policy computed nothing."""
+"""Retry interval after an iteration in which the policy computed nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,22 +40,22 @@ class PullOptions:
 
     bounds: PullBounds = DEFAULT_BOUNDS
     round_trip_s: Seconds = 0.002
-    """Of one pull; 2 ms on a RabbitMQ of three nodes."""
+    """Duration of one pull; 2 ms on a RabbitMQ of three nodes."""
     workers: int = 3
-    """Pulls of one replica under way at once."""
+    """Concurrent pulls of one replica."""
     work_weight_s_per_token: Seconds = WORK_WEIGHT_S_PER_TOKEN
     layout: LaneLayout = _LAYOUT
 
     def with_window(self, window: int) -> "PullOptions":
-        """Likewise with another window."""
+        """The same options with another window."""
         return replace(self, bounds=replace(self.bounds, window=window))
 
 
 class LateBoundReplica(SimulatedReplica):
-    """A replica that gives back what it has not begun."""
+    """A replica that can return requests that have not begun."""
 
     def add_relegated(self, request: SimRequest) -> None:
-        """*request* waits from now on, without a claim to its SLO."""
+        """Add *request* to the waiting ones as relegated."""
         self._waiting[request.request_id] = request
         self._policy.add(replace(view_of(request), slo=Slo()))
 
@@ -63,13 +63,13 @@ class LateBoundReplica(SimulatedReplica):
         return request_id in self._waiting
 
     def withdraw(self, request: SimRequest) -> None:
-        """*request*, which waits, leaves."""
+        """Remove the waiting *request*."""
         del self._waiting[request.request_id]
         self._policy.remove(request.request_id)
 
 
 class _Puller:
-    """One replica, its agent's view of the lanes, and what it holds that has not begun."""
+    """One replica, its agent's view of the lanes, and its requests that have not begun."""
 
     def __init__(
         self,
@@ -90,28 +90,34 @@ class _Puller:
         self._max_running = max_running
         self._regular: dict[RequestId, SimRequest] = {}
         self._regular_s = 0.0
-        self._filler: dict[RequestId, SimRequest] = {}
+        self._best_effort: dict[RequestId, SimRequest] = {}
 
     def hold(self, request: SimRequest) -> None:
-        """A pulled *request* is the engine's from now on, and its policy sees it."""
+        """Hand a pulled *request* to the engine, where its policy sees it."""
         self._regular[request.request_id] = request
         self._regular_s += self._counted_s(request)
         self.replica.add(request)
 
-    def hold_filler(self, request: SimRequest) -> None:
-        """Likewise one that was relegated or never had a target."""
-        self._filler[request.request_id] = request
+    def hold_best_effort(self, request: SimRequest) -> None:
+        """Like `hold`, for a request that was relegated or never had a target."""
+        self._best_effort[request.request_id] = request
         self.replica.add_relegated(request)
 
     def settle(self) -> None:
-        """Let go of what has begun. Only between iterations: the engine's state is ahead."""
+        """
+        Release requests that have begun.
+
+        Called only between iterations: during one, the engine's state is ahead.
+        """
         for request in [r for r in self._regular.values() if r.first_token_at is not None]:
             self._drop(request)
-        for key in [k for k, r in self._filler.items() if r.first_token_at is not None]:
-            del self._filler[key]
+        for key in [k for k, r in self._best_effort.items() if r.first_token_at is not None]:
+            del self._best_effort[key]
 
     def withdraw_late(self, now: UnixTime) -> list[SimRequest]:
-        """What waits in the engine past its deadline leaves again: it would fill the window."""
+        """
+        Remove requests that wait in the engine past their deadline: they would fill the window.
+        """
         late = [
             r
             for key, r in self._regular.items()
@@ -123,31 +129,31 @@ class _Puller:
         return late
 
     def held(self) -> Held:
-        """What it holds, as the agent counts it."""
-        filler_s = sum(map(self._counted_s, self._filler.values()))
+        """Held requests, as the agent counts them."""
+        best_effort_s = sum(map(self._counted_s, self._best_effort.values()))
         regular_s = self._regular_s
         free = self._max_running - self.replica.num_unfinished - self.num_pulling
         return Held(
             num_regular=len(self._regular),
-            num_filler=len(self._filler),
+            num_best_effort=len(self._best_effort),
             num_pulling=self.num_pulling,
             regular_s=work_s(prefill_s=regular_s, whole_s=regular_s, num_free_slots=free),
-            filler_s=filler_s,
+            best_effort_s=best_effort_s,
         )
 
-    def is_hopeless(self, request: SimRequest, now: UnixTime) -> bool:
-        """Whether a request with a claim to its SLO would be late here."""
+    def is_infeasible(self, request: SimRequest, now: UnixTime) -> bool:
+        """True if a request that is not relegated would be late here."""
         loaded = is_loaded(self.held(), self._bounds)
-        return self._forecast.is_hopeless(
+        return self._forecast.is_infeasible(
             request, now, BUSY_TOKENS if loaded else 1, self.replica.totals.pace_s
         )
 
     def next_queue(self, now: UnixTime) -> str | None:
-        """The queue that it pulls from next, if it has room."""
+        """The queue that the replica pulls from next, if it has room."""
         held = self.held()
         if not has_room(held, self._bounds):
             return None
-        source = self.order.next(now, best_effort_room=has_filler_room(held, self._bounds))
+        source = self.order.next(now, best_effort_room=has_best_effort_room(held, self._bounds))
         return None if source is None else source.queue
 
     def _drop(self, request: SimRequest) -> None:
@@ -164,13 +170,12 @@ class PullingCluster:
     """
     Replicas in virtual time that share lanes.
 
-    What the policy inside an engine sees is what its agent has pulled, running or waiting.
+    The policy inside an engine sees the requests that its agent has pulled, running or waiting.
 
     Args:
-        replicas: Without work.
-        options: How they pull.
+        replicas: Idle replicas.
         forecast: Predicted work of requests.
-        max_running: Of each replica.
+        max_running: The same for each replica.
     """
 
     def __init__(
@@ -222,7 +227,9 @@ class PullingCluster:
         self._notify(self._lanes.put(request, now), now)
 
     def _notify(self, queue: str, now: UnixTime) -> None:
-        """Something is in *queue*: whoever has room asks for it, each in turn first."""
+        """
+        Notify replicas of a request in *queue*: those with room pull, in rotating order.
+        """
         self._turn += 1
         for number in range(len(self._pullers)):
             index = (self._turn + number) % len(self._pullers)
@@ -259,8 +266,8 @@ class PullingCluster:
         puller = self._pullers[index]
         puller.order.pulled(queue, request.deadline_at, self._forecast.work_tokens(request))
         if self._lanes.is_relegated(request) or request.deadline_at == inf:
-            puller.hold_filler(request)
-        elif puller.is_hopeless(request, now):
+            puller.hold_best_effort(request)
+        elif puller.is_infeasible(request, now):
             self._notify(self._lanes.relegate(request), now)
             return
         else:

@@ -7,7 +7,7 @@ from rich.table import Table
 
 
 def print_table(figures: dict[str, Any], title: str) -> None:
-    """Who misses, class by class, and what the replicas did."""
+    """Print misses by class, and the work of the replicas."""
     table = Table(title=title)
     for name in ("class", "requests", "missed", "TTFT p50/p99 s", "TBT p50/p99 ms",
                  "TTLT p50/p99 s"):  # fmt: skip
@@ -44,7 +44,7 @@ def _pair(quantiles: dict[str, float] | None, scale: float = 1.0) -> str:
 
 
 def print_comparison(rows: list[dict[str, Any]], title: str) -> None:
-    """One row a policy."""
+    """Print one row per policy."""
     table = Table(title=title)
     classes = sorted(rows[0]["classes"])
     found = [name for name in ("least_replicas", "goodput_rps_at_allowed") if name in rows[0]]

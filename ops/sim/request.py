@@ -1,4 +1,4 @@
-"""One simulated request: sizes instead of tokens, and what became of it."""
+"""One simulated request: sizes instead of tokens, and its outcome."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Arrival:
 
 class SimRequest:
     """
-    A request in the engine; also a `solver.scheduling.decision.RunningView`.
+    A request in the engine; also a `solver.scheduling.engine.decision.RunningView`.
 
     Only the engine writes it.
     """
@@ -64,13 +64,15 @@ class SimRequest:
         self.last_token_at: UnixTime = 0.0
         self.finished_at: UnixTime | None = None
         self.late_tokens = 0
-        """Of an interactive request, after their deadline of eq. 2; the first included."""
+        """
+        Tokens of an interactive request after their deadline of eq. 2; the first token included.
+        """
         self.num_gaps_over = 0
-        """Gaps between tokens above the TBT target, whatever was saved before."""
+        """Gaps between tokens above the TBT target, regardless of earlier savings."""
         self.max_gap_s: Seconds = 0.0
 
     def generate(self, now: UnixTime) -> None:
-        """The next token exists *now*."""
+        """Count the next token at *now*."""
         if self.first_token_at is None:
             self.first_token_at = now
         elif self.interactive:
@@ -85,7 +87,9 @@ class SimRequest:
 
     @property
     def violated(self) -> bool:
-        """First token late if interactive, else last token late; best effort never is."""
+        """
+        True if the first token (interactive) or the last (else) is late; never for best effort.
+        """
         done_at = self.first_token_at if self.interactive else self.finished_at
         if self.arrival.slo.qos_class is QosClass.BEST_EFFORT:
             return False

@@ -1,4 +1,4 @@
-"""A replica whose iterations an arriving online request can cut short (ConServe §4.3)."""
+"""A replica whose iterations an online request can preempt at a safepoint (ConServe §4.3)."""
 
 import math
 
@@ -8,18 +8,18 @@ from ops.sim.request import SimRequest
 from ops.sim.work import Work
 from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.qos import QosClass
-from solver.scheduling.decision import SchedulingPolicy
-from solver.scheduling.latency import LatencyTable
-from solver.scheduling.layer_preemption import RunningIteration, preempts
+from solver.scheduling.engine.decision import SchedulingPolicy
+from solver.scheduling.engine.latency import LatencyTable
+from solver.scheduling.engine.layer_preemption import RunningIteration, preempts
 
 SAFEPOINTS = 8
-"""Every 4 of 32 layers (§6.5)."""
+"""Safepoints of an iteration: one for every 4 of 32 layers (§6.5)."""
 SAFEPOINT_S = 10e-6
-"""Of one check on one GPU (§6.5: below 10 µs)."""
+"""Duration of one check on one GPU (§6.5: below 10 µs)."""
 
 
 def is_offline(run: SimRequest) -> bool:
-    """Whether it has no target."""
+    """True if the request has no target."""
     return run.arrival.slo.qos_class is QosClass.BEST_EFFORT
 
 
@@ -30,8 +30,8 @@ class LayerwiseReplica(SimulatedReplica):
     The remaining layers compute online work only. Nothing of the offline part counts: no token,
     no computed prompt; its KV blocks stay.
 
-    Source: ConServe §4.3; `solver.scheduling.layer_preemption` decides when.
-    Decided: each request's own TTFT target is the objective, counted from its arrival.
+    Source: ConServe §4.3; `solver.scheduling.engine.layer_preemption` decides when.
+    Decided: the objective is each request's own TTFT target, counted from its arrival.
     `patience` scales it; 0 drops at every online arrival.
     """
 
@@ -47,7 +47,7 @@ class LayerwiseReplica(SimulatedReplica):
         super().__init__(policy, latency, limits, record=record)
         self._patience = patience
         self.dropped_tokens = 0
-        """Offline tokens that were in iterations cut short."""
+        """Offline tokens of iterations that were preempted at a safepoint."""
         self.num_cuts = 0
 
     def _compute(self, now: UnixTime, work: Work) -> tuple[Seconds, Work]:
@@ -66,7 +66,9 @@ class LayerwiseReplica(SimulatedReplica):
         return whole_s * (1 - left) + left * (online.duration_s(self._latency) + checks_s), online
 
     def _cut(self, now: UnixTime, whole_s: Seconds, work: Work) -> int:
-        """The safepoint, 1 to `SAFEPOINTS`, at which offline work ends; the last is no cut."""
+        """
+        The safepoint, 1 to `SAFEPOINTS`, that preempts offline work; the last means no preemption.
+        """
         if not self._arrivals or self._arrivals[0].arrival.arrived_at >= now + whole_s:
             return SAFEPOINTS
         online_s = 0.0
@@ -95,7 +97,7 @@ class LayerwiseReplica(SimulatedReplica):
         )
 
     def _waiting_s(self) -> Seconds:
-        """Prefills of the online requests that wait already."""
+        """Prefill time of the waiting online requests."""
         return sum(self._prefill_s(run) for run in self._waiting.values() if not is_offline(run))
 
     def _prefill_s(self, run: SimRequest) -> Seconds:

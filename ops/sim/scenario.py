@@ -1,4 +1,4 @@
-"""One question to the simulator: traffic, engine, replicas."""
+"""Input of one simulation: traffic, engine, replicas."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -44,9 +44,9 @@ class Scenario:
     """One of `ops.sim.lengths.MIXES`, unless there is a trace."""
     trace: Trace | None = None
     trace_times: bool = False
-    """Arrive as in the trace, instead of at `rate_rps`."""
+    """Arrivals as in the trace, instead of at `rate_rps`."""
     variation: float = 1.0
-    """Of the gaps between arrivals; 1 is Poisson."""
+    """Coefficient of variation of the gaps between arrivals; 1 is Poisson."""
     wave: Wave | None = None
     classes: tuple[TrafficClass, ...] = CLASSES
     low_share: float = 0.0
@@ -57,7 +57,7 @@ class Scenario:
 
     @property
     def limits(self) -> EngineLimits:
-        """Of every replica."""
+        """Limits of every replica."""
         return EngineLimits(
             kv_capacity_tokens=self.kv_capacity_tokens or self.profile.kv_capacity_tokens,
             prefill_only=self.prefill_only,
@@ -93,7 +93,7 @@ class Scenario:
         )
 
     def run(self) -> Outcome:
-        """Simulate it."""
+        """Run the simulation."""
         return simulate(
             self.workload(),
             self._pools(),

@@ -1,15 +1,15 @@
-"""How many replicas, and how much load: searches over simulations."""
+"""Searches over simulations: number of replicas, and highest load."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 _FLOOR = 100.0
-"""Shares further from the allowed one than this factor are as good as none or all."""
+"""Shares further from the allowed one than this factor count as none or all."""
 _STEP = 0.04
-"""First step from a rate that is expected to be near, as a share of it; later ones double."""
+"""First step from the expected rate, as a share of it; later ones double."""
 _AIM = 0.45
-"""Of the tolerance: how far beside the expected answer to probe, so that two probes end it."""
+"""Distance of a probe from the expected result, as a share of the tolerance: two probes suffice."""
 
 
 def least_replicas(violations: Callable[[int], float], *, allowed: float, most: int) -> int | None:
@@ -17,7 +17,7 @@ def least_replicas(violations: Callable[[int], float], *, allowed: float, most: 
     Fewest replicas whose share of violations is allowed; None if *most* are not enough.
 
     Args:
-        violations: Of a number of replicas; assumed not to rise with it.
+        violations: Share by number of replicas; assumed not to rise with it.
         allowed: Largest share of violations.
         most: Upper end of the search.
     """
@@ -48,13 +48,13 @@ def highest_rate(
     Goodput: the highest rate whose share of violations is allowed.
 
     Args:
-        violations: At a rate; assumed not to fall with it. Only on which side of *allowed* a
-            share lies decides; how far it is from it only says where to look next.
+        violations: Share by rate; assumed not to fall with it. The result depends only on the
+            side of *allowed* of each share; its distance only guides the search.
         allowed: Largest share of violations.
-        low_rps: A rate that is known, or taken, to be good.
-        high_rps: The highest of interest.
-        tolerance_rps: How near the answer lies.
-        start_rps: Where it is expected.
+        low_rps: A rate that is known, or assumed, to be good.
+        high_rps: Upper end of the search.
+        tolerance_rps: Tolerance of the result.
+        start_rps: Expected result.
 
     Returns:
         A rate that was tried and is good, such that one at most *tolerance_rps* above it was
@@ -75,7 +75,7 @@ def highest_rate(
         _surround(tried, start_rps, low_rps, high_rps)
     while (width := bracket.width_rps) > tolerance_rps:
         tried(bracket.next_rps(tolerance_rps))
-        # Interpolation that leaves most of the bracket is worse than halving it.
+        # Interpolation that leaves most of the bracket is worse than halving the bracket.
         if bracket.width_rps > max(tolerance_rps, width / 2):
             tried((bracket.good.rate_rps + bracket.bad.rate_rps) / 2)
     if bracket.bad.rate_rps == high_rps and not is_high_tried:
@@ -104,14 +104,16 @@ class _Bracket:
         return self.bad.rate_rps - self.good.rate_rps
 
     def narrow(self, probe: _Probe) -> None:
-        """Take *probe* for an end."""
+        """Use *probe* as an end of the bracket."""
         if probe.excess > 0:
             self.bad = probe
         else:
             self.good = probe
 
     def next_rps(self, tolerance_rps: float) -> float:
-        """Just beside where the share is expected to be the allowed one, on the longer side."""
+        """
+        A rate next to the expected crossing of the allowed share, in the longer part of the range.
+        """
         good, bad = self.good, self.bad
         if self.width_rps <= 2 * tolerance_rps:
             return (good.rate_rps + bad.rate_rps) / 2

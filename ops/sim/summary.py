@@ -1,4 +1,4 @@
-"""Who missed, by how much, and what it cost."""
+"""SLO misses, latencies and costs of a simulation."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,12 +13,12 @@ from shared.contracts.qos import Importance
 
 
 def violation_share(requests: Sequence[SimRequest]) -> float:
-    """Share of requests that missed their SLO; 0 of none."""
+    """Share of requests that missed their SLO; 0 if there are no requests."""
     return sum(r.violated for r in requests) / len(requests) if requests else 0.0
 
 
 def summarize(outcome: Outcome) -> dict[str, Any]:
-    """All figures, for machines."""
+    """All figures, JSON-able."""
     requests = outcome.requests
     by_class: dict[str, list[SimRequest]] = {}
     for request in requests:
@@ -71,17 +71,17 @@ def pace(requests: Iterable[SimRequest]) -> dict[str, float]:
 
 
 def latency_s(request: SimRequest) -> Seconds:
-    """Time to the first token if interactive, else to the last; endless while there is none."""
+    """Time to the first token if interactive, else to the last; infinite while there is none."""
     done_at = request.first_token_at if request.interactive else request.finished_at
     return math.inf if done_at is None else done_at - request.arrival.arrived_at
 
 
 def latency_quantiles(requests: Sequence[SimRequest]) -> dict[str, float | None] | None:
-    """p50, p95 and p99 of `latency_s`, those not served included; None is endless."""
+    """p50, p95 and p99 of `latency_s`, unserved requests included; None is infinite."""
     if not requests:
         return None
     latencies = [latency_s(r) for r in requests]
-    # An actual request's, since between a finite and an endless one there is nothing.
+    # Values of actual requests, because a finite and an infinite one cannot be interpolated.
     values = np.quantile(latencies, [0.5, 0.95, 0.99], method="higher")
     return {
         name: float(value) if math.isfinite(value) else None
@@ -93,10 +93,10 @@ def rolling_p99(
     requests: Iterable[SimRequest], *, window_s: Seconds
 ) -> dict[str, dict[str, float | None]]:
     """
-    Median and maximum over windows of each class's p99 `latency_s`; None is endless.
+    Median and maximum over windows of each class's p99 `latency_s`; None is infinite.
 
-    Decided: windows follow one another, and a request belongs to that in which it arrived
-    (QoServe Fig. 13 says neither).
+    Decided: windows are consecutive, and a request belongs to the window of its arrival
+    (QoServe Fig. 13 specifies neither).
     """
     windows: dict[str, dict[int, list[Seconds]]] = {}
     for request in requests:
@@ -117,7 +117,9 @@ def rolling_p99(
 def _by_length(
     requests: Sequence[SimRequest],
 ) -> tuple[list[SimRequest], list[SimRequest]]:
-    """Those with prompts from the 90th percentile on, and the others (QoServe Fig. 11)."""
+    """
+    Requests with prompts from the 90th percentile on, and all other requests (QoServe Fig. 11).
+    """
     if not requests:
         return [], []
     edge = float(np.quantile([r.arrival.prompt_tokens for r in requests], 0.9))

@@ -1,4 +1,4 @@
-"""Traces from files, with the place of what is wrong in them."""
+"""Traces from files, with the location of errors in them."""
 
 import csv
 from datetime import datetime
@@ -18,10 +18,10 @@ def checked_trace(file: Path, *, match: str | None = None) -> Trace:
 
     Args:
         file: CSV with the columns `TIMESTAMP,ContextTokens,GeneratedTokens`.
-        match: As of `read_trace`.
+        match: As for `read_trace`.
 
     Raises:
-        ValueError: Names file, line and field.
+        ValueError: The trace is invalid; the message names file, line and field.
         OSError: It cannot be read.
     """
     with file.open(newline="") as lines:
@@ -36,14 +36,14 @@ def checked_trace(file: Path, *, match: str | None = None) -> Trace:
 
 
 def _fault(row: dict[str, str | None]) -> str | None:
-    """Which field is wrong, and how; None when none is."""
+    """The wrong field and its fault; None for a valid row."""
     at = (row[_TIMESTAMP] or "").strip()
     try:
         datetime.fromisoformat(at[:_WHOLE_SECONDS])
     except ValueError:
-        return f"{_TIMESTAMP}: {at!r} is no date and time such as 2023-11-16 18:15:46.68"
+        return f"{_TIMESTAMP}: {at!r} is not a date and time such as 2023-11-16 18:15:46.68"
     for name in _COUNTS:
         text = (row[name] or "").strip()
         if not text.isdecimal():
-            return f"{name}: {text!r} is no number of tokens"
+            return f"{name}: {text!r} is not a number of tokens"
     return None

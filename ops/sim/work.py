@@ -1,23 +1,23 @@
-"""What one simulated iteration computes."""
+"""Content of one simulated iteration."""
 
 from collections.abc import Callable
 
 from ops.sim.request import SimRequest
 from shared.contracts.base import Seconds
-from solver.scheduling.decision import RequestView
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.decision import RequestView
+from solver.scheduling.engine.latency import LatencyTable
 
 _HIDDEN_MAX_TOKENS = 4096
-"""Policies know a limit of the answer, never its length."""
+"""Limit of an answer that policies know; they never know the answer's length."""
 
 
 class Work:
     """
-    Decodes, a token each, and parts of prefills; its sizes are those before it is computed.
+    Decodes, a token each, and parts of prefills; sizes are those before the iteration.
 
     Args:
-        decodes: In the order of the engine.
-        prefills: With their tokens of this iteration.
+        decodes: Requests that decode, in the order of the engine.
+        prefills: Requests that prefill, with their tokens in this iteration.
     """
 
     __slots__ = ("context_tokens", "decodes", "pairs", "prefills", "tokens")
@@ -35,13 +35,13 @@ class Work:
             self.pairs += count * (before + count / 2)
 
     def duration_s(self, latency: LatencyTable) -> Seconds:
-        """Undisturbed; 0 when there is nothing to compute."""
+        """Undisturbed duration; 0 when there is nothing to compute."""
         if not self.tokens:
             return 0.0
         return latency.predict_s(self.tokens, self.pairs, self.context_tokens)
 
     def only(self, keeps: Callable[[SimRequest], bool]) -> "Work":
-        """The part of the requests that *keeps* holds for."""
+        """The work of the requests for which *keeps* returns true."""
         return Work(
             [run for run in self.decodes if keeps(run)],
             [part for part in self.prefills if keeps(part[0])],
@@ -49,7 +49,7 @@ class Work:
 
 
 def view_of(request: SimRequest) -> RequestView:
-    """What a policy is told of it."""
+    """The request as seen by a policy."""
     arrival = request.arrival
     return RequestView(
         request_id=request.request_id,

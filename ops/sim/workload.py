@@ -1,4 +1,4 @@
-"""Workloads: who arrives when, with what lengths and which targets."""
+"""Workloads: arrival times, lengths and targets of requests."""
 
 import csv
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ops.sim.lengths import TARGETS, LengthMix, power_mapped
+from ops.sim.lengths import TARGETS, LengthMix, MixedTraffic, power_mapped
 from ops.sim.request import Arrival
 from shared.contracts.base import Seconds
 from shared.contracts.qos import Importance, Slo
@@ -49,7 +49,7 @@ def build(
     low_share: float = 0.0,
 ) -> list[Arrival]:
     """
-    Give each arrival a class by chance, and importance: *low_share* of each class is low.
+    Give each arrival a random class, and importance: *low_share* of each class is low.
 
     Returns:
         In order of arrival.
@@ -75,16 +75,17 @@ def synthetic(
     random: np.random.Generator,
     *,
     arrived_at: Sequence[float],
-    lengths: LengthMix,
+    lengths: LengthMix | MixedTraffic,
     classes: Sequence[TrafficClass] = CLASSES,
     low_share: float = 0.0,
 ) -> list[Arrival]:
     """A workload with lengths drawn from *lengths*."""
+    prompts, outputs = lengths.draw(random, len(arrived_at))
     return build(
         random,
         arrived_at=arrived_at,
-        prompts=lengths.prompt.draw(random, len(arrived_at)),
-        outputs=lengths.output.draw(random, len(arrived_at)),
+        prompts=prompts,
+        outputs=outputs,
         classes=classes,
         low_share=low_share,
     )
@@ -95,7 +96,7 @@ class Trace:
     """Rows of an Azure-format trace."""
 
     arrived_at: tuple[Seconds, ...]
-    """From the first row on."""
+    """Seconds since the first row."""
     prompts: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -109,7 +110,7 @@ def read_trace(file: Path, *, match: str | None = None) -> Trace:
         match: Map the lengths to these percentiles, a key of `lengths.TARGETS`.
 
     Raises:
-        ValueError: A column is missing, a row is unreadable, or there is none.
+        ValueError: A column is missing, a row is unreadable, or there are no rows.
     """
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
@@ -137,7 +138,9 @@ def read_trace(file: Path, *, match: str | None = None) -> Trace:
 
 
 def _seconds(text: str) -> float:
-    """Fractions of any length, which `fromisoformat` of 3.11 does not take."""
+    """
+    Seconds of a timestamp, with a fraction of any length, which `fromisoformat` of 3.11 rejects.
+    """
     whole, _, fraction = text.strip().partition(".")
     digits = "".join(c for c in fraction if c.isdigit())
     return datetime.fromisoformat(whole).timestamp() + (float(f"0.{digits}") if digits else 0.0)

@@ -1,4 +1,4 @@
-"""How a run is ended from outside, and what is left when its own ending failed."""
+"""Ends runs on behalf of other components, and returns requests whose normal ending failed."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from shared.broker.protocol import Settlement
 
 
 def end_run(state: AgentState, engine: EngineBackend, run: Run, ending: Ending) -> None:
-    """Ask a run to end; its own task sees to what becomes of it."""
+    """Request the end of a run; the task of the run then handles the outcome of its request."""
     if run.ending is None:
         run.ending = ending
         task = asyncio.ensure_future(engine.abort(run.engine_id))
@@ -17,7 +17,7 @@ def end_run(state: AgentState, engine: EngineBackend, run: Run, ending: Ending) 
 
 
 async def give_back(state: AgentState, pulled: Pulled) -> None:
-    """What is not settled goes back to its queue as it came; the delivery limit bounds it."""
+    """Return an unsettled request unchanged to its queue; the delivery limit bounds repetitions."""
     pulled.leaving = True
     if pulled.deliveries:
         state.depart(pulled.request.request_id, "returned when its ending failed")

@@ -1,4 +1,4 @@
-"""From the window to the engine: who runs next, and who makes room."""
+"""Admission of requests from the window to the engine, and the evictions that this needs."""
 
 import asyncio
 import contextlib
@@ -14,15 +14,16 @@ from shared.contracts.base import RequestId
 from shared.contracts.plans import Segment
 from shared.contracts.requests import QueuedRequest
 from shared.runtime.clock import Clock
-from solver.planning.lso_actions import lso_actions, make_room
-from solver.planning.lso_situation import Demand, HeadChange
-from solver.planning.lsos import Evict, Rule, SwapIn, because
-from solver.scheduling.keys import Tier, tier_of
-from solver.scheduling.relegation import is_hopeless
+from solver.planning.lso.actions import lso_actions, make_room
+from solver.planning.lso.operations import Evict, Rule, SwapIn, because
+from solver.planning.lso.situation import Demand, HeadChange
+from solver.scheduling.engine.entry import Rank
+from solver.scheduling.keys import rank_of
+from solver.scheduling.relegation import is_infeasible
 from solver.scheduling.window import tokens_needed
 
 SUSPECT_CRASHES = 2
-"""Engine crashes after which a request runs alone, so that only it is blamed for the next."""
+"""Engine crashes after which a request runs alone, so that the next crash is blamed on it only."""
 CHECK_PERIOD_S = 0.1
 Started = asyncio.Task[tuple[LsoResult, ...]] | None
 _LEAVES_ROOM = (Ending.EVICTED, Ending.SWAPPED_OUT)
@@ -33,13 +34,9 @@ class Admission:
     Starts runs while the engine has room.
 
     Args:
-        state: The agent's.
-        engine: Whose room decides.
-        runner: Executes what is admitted.
-        executor: Evicts and swaps out what has to go.
-        observer: Sees what would be displaced.
-        settings: Shares.
-        clock: Wall time.
+        runner: Executes admitted requests.
+        executor: Evicts and swaps out displaced runs.
+        observer: Reports the runs that could be displaced.
     """
 
     def __init__(
@@ -66,7 +63,7 @@ class Admission:
         self._handing_back: Started = None
 
     async def work(self, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
-        """Admit until *stop*; runs are tasks of *tasks*."""
+        """Admit requests until *stop*; runs are tasks of *tasks*."""
         self._tasks = tasks
         while not stop.is_set():
             self._state.admit_wake.clear()
@@ -80,22 +77,22 @@ class Admission:
 
     def resume(self, swapped: SwappedOut) -> None:
         """
-        Run a swapped-out request now, whoever else waits.
+        Run a swapped-out request now, ahead of all waiting ones.
 
         Raises:
-            LsoRefusedError: The engine has no room, or the instance takes nothing.
+            LsoRefusedError: The engine has no room, or the instance starts nothing now.
         """
         state, request = self._state, swapped.pulled.request
         if state.swapping or state.draining or not self._engine.alive or self._tasks is None:
             raise LsoRefusedError("the instance starts nothing now: it drains, swaps or is down")
         if self._must_wait(request) or self._isolated():
-            raise LsoRefusedError("a request that engines died under runs alone")
+            raise LsoRefusedError("a request that ran during engine crashes must run alone")
         if not self._fits(request):
             snapshot = self._engine.snapshot()
             raise LsoRefusedError(
-                f"no room: {len(state.runs)} of {snapshot.max_running} run, with up to "
-                f"{state.running_tokens} of {snapshot.kv_capacity_tokens} KV tokens; it needs "
-                f"{tokens_needed(request)}"
+                f"no room: {len(state.runs)} of {snapshot.max_running} requests run, with up "
+                f"to {state.running_tokens} of {snapshot.kv_capacity_tokens} KV tokens; the "
+                f"request needs {tokens_needed(request)}"
             )
         self._begin(request.request_id)
 
@@ -108,71 +105,80 @@ class Admission:
                 request_id=request.request_id,
                 reason=because(Rule.ROOM_AGAIN, tokens=tokens_needed(request)),
             )
-            self._executor.record(lso, LsoResult(message="resumed in its turn"))
+            self._executor.record(lso, LsoResult(message="resumed in the order of the window"))
 
     def _begin(self, request_id: RequestId) -> None:
         pulled = self._state.release(request_id)
         assert pulled is not None  # noqa: S101 - the window and `pulled` agree
         assert self._tasks is not None  # noqa: S101 - only `work` and what it allows come here
-        # Begun here and now, so that no swap finds the instance empty in between.
+        # Begin the run synchronously, so that no model swap finds the instance empty in between.
         run = self._runner.begin(pulled)
         run.on_begin = self._state.pull_wake.set
         self._tasks.create_task(self._runner.run(run), name=f"run:{request_id}")
 
     def _hand_back_late(self) -> None:
         """
-        What waits in the engine past its deadline goes back, to be relegated when it is pulled.
+        Hand back requests that wait in the engine past their deadline; the next pull relegates
+        them.
 
-        An engine that serves it last would leave it in the window's place for good. Which runs
-        wait is not known, only how many: the newest without a token are taken for them.
+        An engine that serves late requests last would let them occupy the window forever. Only the
+        number of waiting runs is known: the newest runs without a token are assumed to be the
+        waiting ones.
         """
         num_waiting = self._engine.snapshot().waiting
         loop_s = asyncio.get_running_loop().time()
         if not num_waiting or loop_s < self._count_again_at or _under_way(self._handing_back):
             return
-        # The engine's count takes a moment to show that somebody left.
+        # The engine's count of waiting requests includes departed ones for a moment.
         self._count_again_at = loop_s + CHECK_PERIOD_S
         now = self._clock.now()
         waiting = [run for run in self._state.runs.values() if not run.begun]
         late = tuple(
             run.request.request_id
             for run in waiting[-num_waiting:]
-            if run.ending is None and is_hopeless(run.request, now=now, prefill_s=0.0, decode_s=0.0)
+            if run.ending is None
+            and is_infeasible(run.request, now=now, prefill_s=0.0, decode_s=0.0)
         )
         if late:
             lso = Evict(request_ids=late, reason=because(Rule.LATE))
             self._handing_back = self._executor.start(lso)
 
     def _admissible(self) -> QueuedRequest | None:
-        """The window's head if it may start now."""
+        """The request at the head of the window, if it may start now."""
         state = self._state
         if state.swapping or state.draining or not self._engine.alive or self._isolated():
             return None
         head = state.window.peek(self._clock.now())
         if head is None or self._must_wait(head):
             return None
-        if tier_of(head) is not Tier.REACHABLE and not self._has_filler_room():
-            return self._beside_filler()
+        if rank_of(head) is not Rank.REGULAR and not self._has_best_effort_room():
+            return self._beside_best_effort()
         if self._fits(head):
             return head
-        if tier_of(head) is Tier.REACHABLE:
+        if rank_of(head) is Rank.REGULAR:
             self._make_room(head)
         return None
 
-    def _beside_filler(self) -> QueuedRequest | None:
-        """Aged filler goes before the rest, but not into the slots that are kept from filler."""
-        head = self._state.window.peek_tier(Tier.REACHABLE)
+    def _beside_best_effort(self) -> QueuedRequest | None:
+        """
+        The first regular request, if it fits: aged best-effort work that precedes it must not block
+        the slots reserved for regular work.
+        """
+        head = self._state.window.peek_rank(Rank.REGULAR)
         if head is None or self._must_wait(head) or not self._fits(head):
             return None
         return head
 
     def _must_wait(self, head: QueuedRequest) -> bool:
-        """Suspects wait to be alone; what came back, until its last run here is over."""
+        """
+        True if a request suspected of crashing engines must wait to run alone, or if the request's
+        last run here is not over.
+        """
         runs = self._state.runs
         return head.request_id in runs or (head.attempts.crashes >= SUSPECT_CRASHES and bool(runs))
 
     def _isolated(self) -> bool:
-        """Whether a suspect is running: nobody joins it."""
+        """True while a request suspected of crashing engines runs: no other request may join it."""
         return any(
             run.request.attempts.crashes >= SUSPECT_CRASHES for run in self._state.runs.values()
         )
@@ -185,15 +191,15 @@ class Admission:
             return False
         return self._state.running_tokens + tokens_needed(request) <= snapshot.kv_capacity_tokens
 
-    def _has_filler_room(self) -> bool:
-        """Slots beyond the filler's share stay free for urgent arrivals."""
-        filler = self._state.running_count(Tier.BEST_EFFORT)
-        filler += self._state.running_count(Tier.RELEGATED)
+    def _has_best_effort_room(self) -> bool:
+        """True if best-effort work may take a slot; some slots are reserved for urgent arrivals."""
+        best_effort = self._state.running_count(Rank.BEST_EFFORT)
+        best_effort += self._state.running_count(Rank.RELEGATED)
         limit = self._settings.best_effort_running_share * self._engine.snapshot().max_running
-        return filler < max(1, int(limit))
+        return best_effort < max(1, int(limit))
 
     def _make_room(self, head: QueuedRequest) -> None:
-        """What the head displaces goes, by QLM §5's rule; not before the last to go has gone."""
+        """Displace runs for the head by the rule of QLM §5, one displacement at a time."""
         if _under_way(self._making_room):
             return
         if any(run.ending in _LEAVES_ROOM for run in self._state.runs.values()):
@@ -203,7 +209,7 @@ class Admission:
         plan = self._state.plan
         queue = plan.queue.segments if plan is not None else ()
         if not queue or queue[0].model != head.model.base:
-            queue = (Segment(model=head.model.base),)  # then nobody stands behind it but filler
+            queue = (Segment(model=head.model.base),)  # only best-effort work waits behind it then
         change = HeadChange(old_head=None, queue=queue)
         lsos = lso_actions(change, situation, rules=(make_room,))
         self._making_room = self._executor.start(*lsos)

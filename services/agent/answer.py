@@ -1,22 +1,22 @@
-"""The text of an answer as its tokens come."""
+"""Text of an answer, built incrementally from its tokens."""
 
 from collections.abc import Iterable
 
 from shared.contracts.requests import Tokens
-from shared.models.detokenizer import TextDecoder
 from shared.models.stop import StopMatcher
+from shared.models.tokenizer import TextDecoder
 
 
 class AnswerText:
     """
-    Text, and where a stop string ends it.
+    Text of an answer, cut at the first stop string.
 
-    A function of all tokens, however they come in pieces: given those of earlier runs it goes on
-    where these were left. So is the number of tokens until a stop string is complete.
+    The result depends only on the sequence of tokens, not on how it is split: given the tokens of
+    earlier runs it continues where these ended. The same holds for the number of tokens until a
+    stop string is complete.
 
     Args:
-        decoder: Fresh.
-        stops: Stop strings.
+        decoder: A decoder in its initial state.
     """
 
     def __init__(self, decoder: TextDecoder, stops: tuple[str, ...]) -> None:
@@ -24,15 +24,15 @@ class AnswerText:
         self._matcher = StopMatcher(stops)
         self._can_stop = any(stops)
         self.whole = ""
-        """All that may be shown so far."""
+        """Text that may be shown so far."""
 
     def push(self, token_ids: Iterable[int]) -> tuple[Tokens, str, bool]:
         """
-        More tokens.
+        Append tokens.
 
         Returns:
-            Those that belong to the answer, the text that they complete, and whether a stop
-            string has ended it: nothing follows.
+            Tokens that belong to the answer, the text that they complete, and whether a stop
+            string has ended the answer.
         """
         token_ids = tuple(token_ids)
         if not self._can_stop:
@@ -46,7 +46,7 @@ class AnswerText:
         return token_ids, shown, False
 
     def end(self) -> str:
-        """What was held back, when the tokens have ended; once."""
+        """Return the text that was held back until the tokens ended; call once."""
         tail, _ = self._shown(self._decoder.flush())
         held = self._matcher.flush()
         self.whole += held

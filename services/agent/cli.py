@@ -5,23 +5,15 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 from services.agent.lso.cli import VERB as LSO_VERB
 from services.agent.service import check, serve
 from services.agent.settings import Settings
 from shared.broker import topology
-from shared.broker.protocol import (
-    BindingSpec,
-    Broker,
-    Delivery,
-    OutMessage,
-    PublishOutcome,
-    Settlement,
-)
+from shared.broker.listening import listening
+from shared.broker.protocol import Broker, OutMessage, PublishOutcome
 from shared.contracts.base import Decoder, InstanceId, Seconds, encode
 from shared.contracts.control import DrainInstance
-from shared.contracts.errors import ContractError
 from shared.contracts.telemetry import InstanceStatus
 from shared.runtime.cli import ServiceCli, Verb, broker_factory, print_data
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
@@ -33,32 +25,20 @@ ANSWER_TIMEOUT_S = 5.0
 async def next_status(
     broker: Broker, instance_id: str, *, timeout_s: float = ANSWER_TIMEOUT_S
 ) -> InstanceStatus | None:
-    """The next status of an instance, or None when it stays silent."""
+    """The next status of an instance, or None if it publishes none in time."""
     found: asyncio.Future[InstanceStatus] = asyncio.get_running_loop().create_future()
 
-    async def on_status(delivery: Delivery) -> None:
-        with suppress(ContractError):  # a newer kind than this command knows
-            status = _decode_status(delivery.body)
-            if not found.done():
-                found.set_result(status)
-        await delivery.settle(Settlement.ACK)
+    def on_status(status: InstanceStatus) -> None:
+        if not found.done():
+            found.set_result(status)
 
-    queue = topology.passing_queue(f"snapshot.{instance_id}")
-    await broker.declare_queue(queue)
-    await broker.bind(
-        BindingSpec(
-            exchange=topology.TELEMETRY,
-            queue=queue.name,
-            routing_key=topology.status_key(instance_id),
-        )
-    )
-    subscription = await broker.consume(queue.name, on_status, prefetch=1)
-    try:
-        return await asyncio.wait_for(found, timeout_s)
-    except TimeoutError:
-        return None
-    finally:
-        await subscription.cancel()
+    queue = topology.temporary_queue(f"snapshot.{instance_id}")
+    bindings = [(topology.TELEMETRY, topology.status_key(instance_id))]
+    async with listening(broker, queue, _decode_status, bindings, on_status):
+        try:
+            return await asyncio.wait_for(found, timeout_s)
+        except TimeoutError:
+            return None
 
 
 async def snapshot(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -66,14 +46,17 @@ async def snapshot(settings: Settings, arguments: argparse.Namespace) -> int:
     async with broker_factory(settings.amqp_url)("headway-snapshot") as broker:
         status = await next_status(broker, settings.instance_id)
     if status is None:
-        print(f"instance {settings.instance_id!r} is silent: does its agent run?", file=sys.stderr)
+        print(
+            f"no status from instance {settings.instance_id!r}: is its agent running?",
+            file=sys.stderr,
+        )
         return EXIT_FAILED
     print_data(status, as_json=arguments.json)
     return EXIT_OK
 
 
 async def drain(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Tell an instance to stop pulling, and wait until it is empty."""
+    """Request an instance to stop pulling, and wait until it is empty."""
     instance_id = InstanceId(settings.instance_id)
     command = DrainInstance(instance_id=instance_id, exit=arguments.exit)
     async with broker_factory(settings.amqp_url)("headway-drain") as broker:
@@ -83,7 +66,7 @@ async def drain(settings: Settings, arguments: argparse.Namespace) -> int:
             OutMessage(body=encode(command), kind="instance.drain.v1", persistent=False),
         )
         if outcome is not PublishOutcome.CONFIRMED:
-            print(f"no agent listens as instance {instance_id!r}", file=sys.stderr)
+            print(f"no agent with the instance id {instance_id!r} is connected", file=sys.stderr)
             return EXIT_FAILED
         drained = await _emptied(
             broker, instance_id, exits=arguments.exit, timeout_s=arguments.timeout
@@ -95,29 +78,34 @@ async def drain(settings: Settings, arguments: argparse.Namespace) -> int:
 async def _emptied(
     broker: Broker, instance_id: InstanceId, *, exits: bool, timeout_s: Seconds
 ) -> bool:
-    """Wait until an instance says that it is empty; one that *exits* may also fall silent."""
+    """
+    Wait until an instance reports that it is empty; an instance that *exits* may also stop
+    reporting.
+    """
     deadline_at = time.monotonic() + timeout_s
     while time.monotonic() < deadline_at:
         status = await next_status(broker, instance_id)
         if status is None:
             if not exits:
-                print(f"instance {instance_id!r} fell silent: has it died?", file=sys.stderr)
+                print(f"instance {instance_id!r} stopped reporting: has it died?", file=sys.stderr)
             return exits
         if status.draining and status.running + status.waiting == 0:
             return True
         print(f"{status.running} running, {status.waiting} waiting", file=sys.stderr)
-    print(f"not empty after {timeout_s:g} s; it goes on draining", file=sys.stderr)
+    print(f"not empty after {timeout_s:g} s; the instance continues to drain", file=sys.stderr)
     return False
 
 
 def _drain_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--exit", action="store_true", help="end the agent's process then")
+    parser.add_argument(
+        "--exit", action="store_true", help="end the agent's process once it is empty"
+    )
     parser.add_argument(
         "--timeout",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="how long to wait; it goes on draining",
+        help="time to wait; the instance continues to drain after it",
     )
 
 
@@ -132,12 +120,12 @@ CLI = ServiceCli(
     verbs=(
         Verb(
             name="snapshot",
-            help="print what the instance is doing: model, window, runs, totals",
+            help="print the state of the instance: model, window, runs, totals",
             run=snapshot,
         ),
         Verb(
             name="drain",
-            help="make the instance stop pulling and wait until it is empty",
+            help="stop pulling on the instance and wait until it is empty",
             run=drain,
             arguments=_drain_arguments,
         ),
@@ -147,5 +135,5 @@ CLI = ServiceCli(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; gives the exit code."""
+    """Entry point; returns the exit code."""
     return CLI.main(argv)

@@ -1,4 +1,4 @@
-"""What becomes of a request when it leaves the agent; each ends with an acknowledgement."""
+"""Outcomes of requests that leave the agent; each outcome ends with an acknowledgement."""
 
 from collections.abc import Awaitable, Callable
 
@@ -37,14 +37,13 @@ class Endings:
     Completes, fails, relegates and hands back requests.
 
     Args:
-        state: The agent's.
-        outbox: Its way out.
-        clock: Wall time.
-        engine: Backend name, written into finals and observations.
-        device: Likewise.
+        outbox: Publishes messages.
+        engine: Backend name, written into final replies and observations.
+        device: Device name, written into final replies and observations.
         observe: Receives one observation per finished request.
-        evict_hold_s: How long the resume queue of an evicted request is left alone here.
-        swap_lease_s: How long a swapped-out request stays ours without running.
+        evict_hold_s: Time for which this instance does not pull from the resume queue of a request
+            that it evicted.
+        swap_lease_s: Time that a swapped-out request is kept without running.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Endings:
         self.swap_lease_s = swap_lease_s
 
     async def complete(self, run: Run, *, text: str, prompt_tokens: int) -> None:
-        """Deliver the self-contained final."""
+        """Deliver the final reply, which contains the whole answer."""
         request, now = run.request, self._clock.now()
         verdict = verdict_of(run, finished_at=now)
         final = RequestCompleted(
@@ -93,7 +92,7 @@ class Endings:
                 submitted_at=run.submitted_at,
                 first_token_at=run.first_token_at or now,
                 finished_at=now,
-                foretold=request.foretold,
+                predicted_wait=request.predicted_wait,
             ),
             verdict=verdict,
             attempts=request.attempts,
@@ -125,9 +124,12 @@ class Endings:
         )
 
     async def fail(
-        self, pulled: Pulled, error: ErrorInfo, *, run: Run | None = None, bury: bool = True
+        self, pulled: Pulled, error: ErrorInfo, *, run: Run | None = None, dead_letter: bool = True
     ) -> None:
-        """Deliver an error final; with *bury*, keep a copy for people."""
+        """
+        Deliver a final reply with an error; with *dead_letter*, also copy the request to the dead
+        letters.
+        """
         request = pulled.request
         final = RequestFailed(
             request_id=request.request_id,
@@ -136,20 +138,20 @@ class Endings:
             at=self._clock.now(),
         )
         await self._outbox.final(request.reply_to, final)
-        if bury:
-            await self._outbox.bury(request, error)
+        if dead_letter:
+            await self._outbox.dead_letter(request, error)
         await self._settle(pulled, f"failed: {error.code}")
         self._state.totals.failed += 1
         await self._observed(pulled, run, outcome=error.code, attained=False)
         log.info("request.failed", request_id=request.request_id, code=error.code)
 
     async def stop(self, pulled: Pulled) -> None:
-        """The producer has what it wants from elsewhere: nothing is owed."""
+        """End a request that its producer no longer needs, without a final reply."""
         await self._settle(pulled, "stopped by its producer")
         log.info("run.stopped", request_id=pulled.request.request_id)
 
     async def relegate(self, pulled: Pulled) -> None:
-        """Give up the SLO, not the request: it is served when there is room."""
+        """Relegate a request: its SLO is given up, and it is served when there is room."""
         attempts = msgspec.structs.replace(
             pulled.request.attempts, relegated=True, hop=pulled.request.attempts.hop + 1
         )
@@ -160,7 +162,7 @@ class Endings:
         log.info("request.relegated", request_id=request.request_id)
 
     async def hand_back(self, pulled: Pulled) -> None:
-        """Return a request that never ran here, ahead of its lane."""
+        """Return a request that has not run on this instance to the front of its lane."""
         attempts = msgspec.structs.replace(
             pulled.request.attempts, hop=pulled.request.attempts.hop + 1
         )
@@ -169,12 +171,12 @@ class Endings:
         )
 
     async def evict(self, run: Run) -> None:
-        """Return a request with its progress; this instance leaves it alone for a while."""
+        """Return a request with its progress; this instance does not pull it for a while."""
         run.pulled.request = with_progress(run)
         await self.evict_waiting(run.pulled)
 
     async def evict_waiting(self, pulled: Pulled) -> None:
-        """The same for one that was swapped out: its progress is in its request."""
+        """Evict a swapped-out request, which already contains its progress."""
         request, now = pulled.request, self._clock.now()
         attempts = msgspec.structs.replace(
             request.attempts,
@@ -196,14 +198,14 @@ class Endings:
         """
         Keep a request whose run has left the engine: unacknowledged, with its progress.
 
-        Its hop stays, as for a message that is delivered again: nobody else may run it. It is
-        evicted instead where it could not be resumed.
+        Its hop stays the same, as for a redelivery: no other instance may run it. A request that
+        could not be resumed here is evicted instead.
         """
         state, now = self._state, self._clock.now()
         if run.request.reply_to is not None:
             await self._outbox.flush(run.request.reply_to)
         if (run.request.request_id, run.request.reply_to) in state.cancelled:
-            await self.fail(run.pulled, CANCELLED_ERROR, run=run, bury=False)
+            await self.fail(run.pulled, CANCELLED_ERROR, run=run, dead_letter=False)
             return
         if state.draining or state.swapping or run.request.model.base != state.model:
             await self.evict(run)
@@ -224,7 +226,7 @@ class Endings:
         log.info("request.swapped_out", request_id=request.request_id, tokens=len(run.token_ids))
 
     async def crashed(self, run: Run) -> None:
-        """The engine died under it: return it, one crash the wiser."""
+        """Requeue after an engine crash and increment its crash count."""
         attempts = msgspec.structs.replace(
             run.request.attempts,
             hop=run.request.attempts.hop + 1,
@@ -234,7 +236,8 @@ class Endings:
         await self._requeue(run.pulled, request, "returned when the engine died")
 
     async def _requeue(self, pulled: Pulled, request: QueuedRequest, how: str) -> None:
-        # Whoever pulls it next, perhaps this agent, must not take its new message for an old one.
+        # The instance that pulls the requeued message next may be this one: it must not merge that
+        # message into the old copy, which is leaving.
         pulled.leaving = True
         if request.reply_to is not None:
             await self._outbox.flush(request.reply_to)
@@ -286,6 +289,6 @@ class Endings:
                 max_tokens=request.sampling.max_tokens,
                 ignore_eos=request.sampling.ignore_eos,
                 grouped_at=request.grouped_at,
-                foretold=request.foretold,
+                predicted_wait=request.predicted_wait,
             )
         )

@@ -1,4 +1,4 @@
-"""What the agent does with plans, profiles, commands and notices. Unknown kinds are ignored."""
+"""Handlers of plans, profiles, commands and notices. Unknown kinds are ignored."""
 
 import asyncio
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What handlers act on."""
+    """Components that handlers use."""
 
     state: AgentState
     engine: EngineBackend
@@ -67,21 +67,21 @@ async def on_run_stop(message: RunStop, ctx: Context, _delivery: Delivery) -> No
 
 
 async def on_request_cancel(message: RequestCancel, ctx: Context, _delivery: Delivery) -> None:
-    """End the request wherever it is here; remember it for when it is pulled."""
+    """End the request if it is here, and remember the cancellation for a later pull."""
     ctx.state.cancel(message.request_id, message.reply_to)
     known = ctx.state.find(message.request_id)
     if known is None or known.request.reply_to != message.reply_to:
         return
     run = ctx.state.runs.get(message.request_id)
-    # A run on its way out does not answer for the copy that waits here meanwhile.
+    # While a run is ending, `known` may be another copy, which waits in the window.
     if run is not None and run.pulled is known:
         end_run(ctx.state, ctx.engine, run, Ending.CANCELLED)
     elif (pulled := ctx.state.release(message.request_id)) is not None:
-        await ctx.endings.fail(pulled, CANCELLED_ERROR, bury=False)
+        await ctx.endings.fail(pulled, CANCELLED_ERROR, dead_letter=False)
 
 
 async def on_lso(message: LsoCommand, ctx: Context, _delivery: Delivery) -> None:
-    """Begin the operation and return: what comes after it need not wait."""
+    """Start the operation and return, so that later messages need not wait."""
     ctx.commands.take(message)
 
 
@@ -91,7 +91,7 @@ async def on_drain(message: DrainInstance, ctx: Context, _delivery: Delivery) ->
     if message.exit:
         ctx.stop.set()
     else:
-        # At once: routers go on sending until they know.
+        # Report immediately: routers send requests here until they know that the instance drains.
         await ctx.reporter.report()
         await ctx.residency.hand_back_window()
 

@@ -1,4 +1,4 @@
-"""What an instance has pulled and not begun, in seconds and tokens, and what bounds it."""
+"""Work that an instance has pulled and not begun, in seconds and tokens, and its bounds."""
 
 import math
 from dataclasses import replace
@@ -11,58 +11,63 @@ from shared.contracts.estimates import Profile
 from shared.contracts.requests import QueuedRequest
 from shared.contracts.telemetry import PullState
 from solver.prediction import backlog
-from solver.prediction.full_batch import batch_size, full_batch
-from solver.prediction.service_time import predicted_output_tokens, predicted_prefill_s, tokens_s
-from solver.scheduling.keys import Tier, tier_of
+from solver.prediction.latency.full_batch import batch_size, full_batch
+from solver.prediction.latency.service_time import (
+    predicted_output_tokens,
+    predicted_prefill_s,
+    tokens_s,
+)
+from solver.scheduling.engine.entry import Rank
+from solver.scheduling.keys import rank_of
 from solver.scheduling.pull_room import Held, PullBounds, counted_s, has_room, work_s
 from solver.scheduling.window import tokens_needed
 
 
 def held_now(state: AgentState, engine: EngineSnapshot, bounds: PullBounds) -> Held:
-    """What was pulled and has not begun, and how long it keeps one more from beginning."""
+    """Pulled work that has not begun, and the time by which it delays one more request."""
     regular: list[QueuedRequest] = []
-    filler: list[QueuedRequest] = []
+    best_effort: list[QueuedRequest] = []
     for request in state.not_begun():
-        (regular if tier_of(request) is Tier.REACHABLE else filler).append(request)
+        (regular if rank_of(request) is Rank.REGULAR else best_effort).append(request)
     return Held(
         num_regular=len(regular),
-        num_filler=len(filler),
+        num_best_effort=len(best_effort),
         num_pulling=state.pulling,
         regular_s=_work_s(state, regular, engine, bounds),
-        filler_s=_work_s(state, filler, engine, bounds),
+        best_effort_s=_work_s(state, best_effort, engine, bounds),
         regular_tokens=sum(tokens_needed(request) for request in regular),
-        filler_tokens=sum(tokens_needed(request) for request in filler),
+        best_effort_tokens=sum(tokens_needed(request) for request in best_effort),
     )
 
 
 def held_prefill_s(state: AgentState) -> Seconds:
-    """Predicted time until all that was pulled has its first token."""
+    """Predicted time until all pulled requests have their first token."""
     return sum(predicted_prefill_s(request, state.profile) for request in state.not_begun())
 
 
 def may_pull(state: AgentState) -> bool:
-    """Whether anything may be pulled at all."""
+    """Return whether pulling is allowed at all."""
     return not (state.draining or state.swapping or state.model is None)
 
 
 def bounds_now(engine: EngineSnapshot, bounds: PullBounds) -> PullBounds:
-    """*bounds* with the engine's token capacity, if it has said how large that is."""
+    """*bounds* with the engine's token capacity, if the engine has reported it."""
     return replace(bounds, max_tokens=engine.kv_capacity_tokens or math.inf)
 
 
 def pull_state(state: AgentState, engine: EngineSnapshot, bounds: PullBounds) -> PullState:
-    """What is held, the bounds on it, and whether one more may come."""
+    """Pulled work, its bounds, and whether one more request may be pulled."""
     held = held_now(state, engine, bounds)
     whole = held_now(state, engine, replace(bounds, max_backlog_s=math.inf))
     return PullState(
         requests=held.num_requests,
         max_requests=bounds.window,
-        filler=held.num_filler,
-        max_filler=bounds.best_effort_window,
+        best_effort=held.num_best_effort,
+        max_best_effort=bounds.best_effort_window,
         backlog_s=held.regular_s,
         whole_backlog_s=whole.regular_s,
         max_backlog_s=bounds.max_backlog_s,
-        tokens=held.regular_tokens + held.filler_tokens,
+        tokens=held.regular_tokens + held.best_effort_tokens,
         max_tokens=engine.kv_capacity_tokens,
         room=may_pull(state) and has_room(held, bounds_now(engine, bounds)),
     )
@@ -85,7 +90,7 @@ def _work_s(
 def _full_rate_per_s(
     waiting: list[QueuedRequest], profile: Profile | None, engine: EngineSnapshot
 ) -> float:
-    """Tokens per second once *waiting*, or the likes of them, fill the engine."""
+    """Tokens per second once the engine is full of *waiting* or similar requests."""
     if profile is not None and profile.latency is not None:
         prompt = fmean(request.prompt_tokens for request in waiting)
         output = fmean(predicted_output_tokens(request, profile) for request in waiting)

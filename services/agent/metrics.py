@@ -1,4 +1,4 @@
-"""What an agent counts."""
+"""Metrics of an agent."""
 
 from collections.abc import Iterator
 
@@ -24,14 +24,9 @@ CANCELLED = "cancelled"
 
 class AgentMetrics(Collector):
     """
-    Prometheus series of one agent, read from its state when they are asked for.
+    Prometheus series of one agent, read from its state at collection.
 
-    Only requests that end are counted as they do; tokens cost nothing.
-
-    Args:
-        registry: Where they are registered.
-        state: The agent's.
-        engine: Its backend.
+    Only finished requests are counted when they occur; counting tokens therefore costs nothing.
     """
 
     def __init__(
@@ -41,27 +36,27 @@ class AgentMetrics(Collector):
         self._engine = engine
         self.ttft_s = Histogram(
             "headway_agent_request_ttft_seconds",
-            "Arrival at the mesh to the first token, of completed requests",
+            "Time from arrival at the mesh to the first token, of completed requests",
             ("qos_class",),
             buckets=SECONDS,
             registry=registry,
         )
         self.e2e_s = Histogram(
             "headway_agent_request_e2e_seconds",
-            "Arrival at the mesh to the last token, of completed requests",
+            "Time from arrival at the mesh to the last token, of completed requests",
             ("qos_class",),
             buckets=SECONDS,
             registry=registry,
         )
         self.attained = Counter(
             "headway_agent_request_slo_attained_total",
-            "Completed requests that met every target they had",
+            "Completed requests that met all of their targets",
             ("qos_class",),
             registry=registry,
         )
         self.violated = Counter(
             "headway_agent_request_slo_violated_total",
-            "Requests that missed a target or failed; cancelled ones count nowhere",
+            "Requests that missed a target or failed; cancelled ones are not counted",
             ("qos_class",),
             registry=registry,
         )
@@ -71,7 +66,7 @@ class AgentMetrics(Collector):
         registry.register(self)
 
     def counting(self, observe: Observe) -> Observe:
-        """*observe*, with every observation counted on its way."""
+        """Wrap *observe* so that every observation is counted."""
 
         async def counted(observed: RequestObserved) -> None:
             self._count(observed)
@@ -89,7 +84,7 @@ class AgentMetrics(Collector):
             verdict.labels(qos_class).inc()
 
     def collect(self) -> Iterator[Metric]:
-        """The state now."""
+        """Series of the current state."""
         state, snapshot, identity = self._state, self._engine.snapshot(), self._engine.identity
         yield InfoMetricFamily(
             "headway_agent",
@@ -103,22 +98,34 @@ class AgentMetrics(Collector):
         yield from self._totals()
         for name, text, value in (
             ("requests_running", "Requests on the engine", len(state.runs)),
-            ("requests_running_limit", "Most that the engine runs at once", snapshot.max_running),
+            (
+                "requests_running_limit",
+                ("Maximum number of requests that the engine runs at once"),
+                snapshot.max_running,
+            ),
             ("requests_waiting", "Requests pulled and not running", state.num_waiting),
-            ("requests_resting", "Of these, swapped out", len(state.swapped_out)),
-            ("window_tokens", "Tokens that the waiting requests may need", state.window.tokens),
-            ("kv_utilization_ratio", "Used part of the KV cache", snapshot.kv_utilization),
-            ("kv_capacity_tokens", "Size of the KV cache", snapshot.kv_capacity_tokens),
-            ("host_kv_bytes", "Host memory that KV checkpoints take", snapshot.host_kv_bytes),
+            ("requests_resting", "Waiting requests that are swapped out", len(state.swapped_out)),
+            (
+                "window_tokens",
+                "Maximum number of tokens that the waiting requests may need",
+                state.window.tokens,
+            ),
+            ("kv_utilization_ratio", "Used share of the KV cache", snapshot.kv_utilization),
+            ("kv_capacity_tokens", "Size of the KV cache in tokens", snapshot.kv_capacity_tokens),
+            ("host_kv_bytes", "Host memory used by KV checkpoints", snapshot.host_kv_bytes),
             (
                 "host_kv_capacity_bytes",
-                "Host memory that KV checkpoints may take",
+                "Host memory available for KV checkpoints",
                 snapshot.host_kv_capacity_bytes,
             ),
-            ("iteration_token_budget", "Of the engine's last iteration", snapshot.token_budget),
-            ("plan_epoch", "Epoch of the plan followed", state.plan.epoch if state.plan else 0),
-            ("draining", "1 while no new work is taken", int(state.draining)),
-            ("engine_up", "1 while the engine lives", int(self._engine.alive)),
+            (
+                "iteration_token_budget",
+                "Token budget of the engine's last iteration",
+                snapshot.token_budget,
+            ),
+            ("plan_epoch", "Epoch of the current plan", state.plan.epoch if state.plan else 0),
+            ("draining", "1 while the instance drains and pulls nothing", int(state.draining)),
+            ("engine_up", "1 while the engine is alive", int(self._engine.alive)),
         ):
             yield GaugeMetricFamily(f"headway_agent_{name}", text, value)
         active = GaugeMetricFamily(
@@ -132,22 +139,34 @@ class AgentMetrics(Collector):
         snapshot = self._engine.snapshot()
         totals, scheduling, copied = self._state.totals, snapshot.scheduling, snapshot.checkpoints
         for name, text, value in (
-            ("requests_pulled", "Requests taken from queues", totals.pulled),
+            ("requests_pulled", "Requests pulled from queues", totals.pulled),
             ("requests_completed", "Requests answered", totals.completed),
-            ("requests_failed", "Requests ended with an error", totals.failed),
-            ("requests_evicted", "Runs sent back with their progress", totals.evicted),
-            ("requests_swapped_out", "Runs taken off the engine and kept", totals.swapped_out),
+            ("requests_failed", "Requests that ended with an error", totals.failed),
+            (
+                "requests_evicted",
+                "Runs evicted: requests requeued with their progress",
+                totals.evicted,
+            ),
+            (
+                "requests_swapped_out",
+                ("Runs swapped out: removed from the engine and kept by the agent"),
+                totals.swapped_out,
+            ),
             ("requests_relegated", "Requests whose SLO was given up", totals.relegated),
             ("swaps", "Changes of the active model", totals.swaps),
-            ("crashes", "Deaths of the engine", totals.crashes),
+            ("crashes", "Crashes of the engine", totals.crashes),
             ("prompt_tokens", "Prompt tokens of completed requests", totals.prompt_tokens),
             ("output_tokens", "Output tokens of completed requests", totals.output_tokens),
-            ("scheduler_holds", "Iterations that a prefill rested in", scheduling.held),
+            ("scheduler_holds", "Iterations in which a prefill was held", scheduling.held),
             ("scheduler_preemptions", "Requests that lost their KV", scheduling.preempted),
-            ("scheduler_relegations", "Requests that ended as late", scheduling.relegated),
+            (
+                "scheduler_relegations",
+                "Requests that were relegated as late when they ended",
+                scheduling.relegated,
+            ),
             (
                 "scheduler_layer_preemptions",
-                "Iterations that lost their best-effort part between two layers",
+                "Iterations whose best-effort part was dropped between two layers",
                 scheduling.layer_preemptions,
             ),
             (
@@ -157,14 +176,26 @@ class AgentMetrics(Collector):
             ),
             (
                 "scheduler_yield_seconds",
-                "From demands for layer preemption to their safepoints",
+                "Time from demands for layer preemption to their safepoints",
                 scheduling.yield_s,
             ),
             ("kv_saved_blocks", "KV blocks copied to host memory", copied.saved_blocks),
-            ("kv_saved_bytes", "KV copied to host memory", copied.saved_bytes),
-            ("kv_save_seconds", "Engine time for copying KV to host memory", copied.save_s),
-            ("kv_restored_blocks", "KV blocks copied back", copied.restored_blocks),
-            ("kv_restored_bytes", "KV copied back", copied.restored_bytes),
-            ("kv_restore_seconds", "Time for copying KV back", copied.restore_s),
+            ("kv_saved_bytes", "Bytes of KV copied to host memory", copied.saved_bytes),
+            ("kv_save_seconds", "Engine time spent on copying KV to host memory", copied.save_s),
+            (
+                "kv_restored_blocks",
+                "KV blocks copied back from host memory",
+                copied.restored_blocks,
+            ),
+            (
+                "kv_restored_bytes",
+                "Bytes of KV copied back from host memory",
+                copied.restored_bytes,
+            ),
+            (
+                "kv_restore_seconds",
+                "Time spent on copying KV back from host memory",
+                copied.restore_s,
+            ),
         ):
             yield CounterMetricFamily(f"headway_agent_{name}", text, value)

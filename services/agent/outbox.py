@@ -1,13 +1,18 @@
-"""What leaves the agent for producers and queues."""
+"""Messages of the agent to producers and queues."""
 
 import contextlib
 
 import structlog
 
 from shared.broker import topology
-from shared.broker.notices import tell_nonempty
+from shared.broker.lane_notify import notify_nonempty
 from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
-from shared.broker.retry import publish_until_confirmed, send_softly, until_available
+from shared.broker.retry import (
+    publish_until_confirmed,
+    publish_until_routed,
+    send_best_effort,
+    until_available,
+)
 from shared.contracts.base import InstanceId, RequestId, UnixTime, encode
 from shared.contracts.errors import BrokerUnavailableError
 from shared.contracts.requests import (
@@ -25,11 +30,10 @@ log = structlog.get_logger()
 
 class Outbox:
     """
-    Publishes for one agent. Tokens are gathered per reply destination and sent unconfirmed.
+    Publishes for one agent. Tokens are batched per reply destination and sent unconfirmed.
 
     Args:
-        broker: Its connection.
-        instance_id: Named in every message.
+        instance_id: Written into every message.
     """
 
     def __init__(self, broker: Broker, instance_id: InstanceId) -> None:
@@ -39,8 +43,8 @@ class Outbox:
         self._declared: set[str] = set()
 
     async def run_started(self, reply_to: str, message: RunStarted) -> None:
-        """Announce a run, ahead of its tokens."""
-        await send_softly(
+        """Announce a run, before its tokens."""
+        await send_best_effort(
             self._broker,
             topology.REPLIES,
             reply_to,
@@ -53,7 +57,9 @@ class Outbox:
         )
 
     def add_tokens(self, reply_to: str, chunk: TokenChunk) -> None:
-        """Put tokens into the destination's next flush; joins what is there of the same run."""
+        """
+        Add tokens to the next flush of their destination, joined with earlier ones of the run.
+        """
         pending = self._pending.setdefault(reply_to, {})
         known = pending.get(chunk.run_id)
         pending[chunk.run_id] = (
@@ -69,18 +75,19 @@ class Outbox:
         )
 
     async def flush(self, reply_to: str) -> None:
-        """Send what is gathered for one destination."""
+        """Send the batched tokens of one destination."""
         if (message := self._gathered(reply_to)) is not None:
-            await send_softly(self._broker, topology.REPLIES, reply_to, message)
+            await send_best_effort(self._broker, topology.REPLIES, reply_to, message)
 
     async def _flush_confirmed(self, reply_to: str) -> None:
-        """Send what is gathered for one destination and wait until the broker has it."""
+        """Send the batched tokens of one destination and wait for the broker's confirmation."""
         if (message := self._gathered(reply_to)) is not None:
-            with contextlib.suppress(BrokerUnavailableError):  # finals are complete without
+            # Final replies are complete without these tokens.
+            with contextlib.suppress(BrokerUnavailableError):
                 await self._broker.publish(topology.REPLIES, reply_to, message)
 
     def _gathered(self, reply_to: str) -> OutMessage | None:
-        """Take what is gathered for one destination, as one message."""
+        """Take the batched tokens of one destination, as one message."""
         chunks = self._pending.pop(reply_to, None)
         if not chunks:
             return None
@@ -88,19 +95,21 @@ class Outbox:
         return OutMessage(body=encode(batch), kind="tokens.emitted.v1", persistent=False)
 
     async def flush_all(self) -> None:
-        """Send what is gathered for everybody."""
+        """Send the batched tokens of all destinations."""
         for reply_to in tuple(self._pending):
             await self.flush(reply_to)
 
     async def final(self, reply_to: str | None, final: Final) -> None:
         """
-        Deliver a final, confirmed; to `headway.unclaimed` when nobody is bound.
+        Deliver a final reply, confirmed by the broker; to `headway.unclaimed` if no reply queue is
+        bound.
 
-        Retries until the broker has it.
+        Retries until the broker confirms it.
         """
         if reply_to is None:
             return
-        # Confirmed, since tokens go by another channel than finals and could come after them.
+        # Wait for confirmation of the tokens, which use another channel than final replies and
+        # could arrive after them.
         await self._flush_confirmed(reply_to)
         kind = "request.failed.v1" if isinstance(final, RequestFailed) else "request.completed.v1"
         message = OutMessage(
@@ -112,10 +121,10 @@ class Outbox:
         outcome = await publish_until_confirmed(self._broker, topology.REPLIES, reply_to, message)
         if outcome is not PublishOutcome.CONFIRMED:
             log.info("final.unclaimed", request_id=final.request_id, outcome=outcome.value)
-            await publish_until_confirmed(self._broker, topology.UNCLAIMED, reply_to, message)
+            await publish_until_routed(self._broker, topology.UNCLAIMED, reply_to, message)
 
     async def queue(self, queue: str, request: QueuedRequest) -> None:
-        """Put a request into a work queue, confirmed, and tell agents of it."""
+        """Publish a request to a work queue, confirmed, and notify agents."""
         message = OutMessage(
             body=encode(request),
             kind="request.queued.v1",
@@ -131,9 +140,9 @@ class Outbox:
             if outcome is PublishOutcome.CONFIRMED:
                 break
             self._declared.discard(queue)
-        await tell_nonempty(self._broker, queue)
+        await notify_nonempty(self._broker, queue)
 
-    async def bury(self, request: QueuedRequest, error: ErrorInfo) -> None:
+    async def dead_letter(self, request: QueuedRequest, error: ErrorInfo) -> None:
         """Copy a request that cannot be served to the dead letters, with the reason."""
         message = OutMessage(
             body=encode(request),
@@ -146,10 +155,12 @@ class Outbox:
                 "headway-queue": request.lane,
             },
         )
-        await publish_until_confirmed(self._broker, topology.DEAD, request.lane, message)
+        await publish_until_routed(self._broker, topology.DEAD, request.lane, message)
 
-    async def bury_undecodable(self, delivery: Delivery, reason: str, *, now: UnixTime) -> None:
-        """Tell the producer of a message that is no request, keep a copy and acknowledge it."""
+    async def dead_letter_undecodable(
+        self, delivery: Delivery, reason: str, *, now: UnixTime
+    ) -> None:
+        """Report an undecodable message to its producer, keep a copy and acknowledge it."""
         if delivery.message_id is not None:
             error = ErrorInfo(message=reason, type="server_error", code="dead_lettered", status=500)
             request_id = RequestId(delivery.message_id)
@@ -163,5 +174,5 @@ class Outbox:
             reply_to=delivery.reply_to,
             headers={topology.REASON_HEADER: reason[:500], "headway-queue": delivery.queue},
         )
-        await publish_until_confirmed(self._broker, topology.DEAD, delivery.queue, message)
+        await publish_until_routed(self._broker, topology.DEAD, delivery.queue, message)
         await delivery.settle(Settlement.ACK)

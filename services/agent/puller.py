@@ -1,4 +1,4 @@
-"""Late pulls: from the current segment's queues into the window, no more than soon can start."""
+"""Late pulls from the current segment's queues into the window, limited to what can start soon."""
 
 import asyncio
 import contextlib
@@ -19,15 +19,15 @@ from shared.contracts.lanes import LaneKey
 from shared.contracts.requests import QueuedRequest
 from shared.contracts.telemetry import PullState
 from shared.runtime.clock import Clock
-from solver.prediction.latency_model import predict_s
-from solver.prediction.service_time import (
+from solver.prediction.latency.latency_model import predict_s
+from solver.prediction.latency.service_time import (
     predicted_decode_s,
     predicted_output_tokens,
     predicted_prefill_s,
 )
-from solver.scheduling.pull_room import Held, PullBounds, has_filler_room, has_room, is_loaded
+from solver.scheduling.pull_room import Held, PullBounds, has_best_effort_room, has_room, is_loaded
 from solver.scheduling.pulling import Source
-from solver.scheduling.relegation import BUSY_TOKENS, busy_token_s, is_hopeless
+from solver.scheduling.relegation import BUSY_TOKENS, busy_token_s, is_infeasible
 
 log = structlog.get_logger()
 _decode: Decoder[QueuedRequest] = Decoder(QueuedRequest)
@@ -41,13 +41,9 @@ class Puller:
     Keeps the window filled.
 
     Args:
-        state: The agent's.
-        broker: Where lanes are.
-        engine: Whose room decides.
-        endings: For what is not to run.
-        outbox: For what is no request.
-        settings: Bounds.
-        clock: Wall time.
+        endings: Handles requests that must not run.
+        outbox: Handles messages that are not requests.
+        settings: Bounds of the window.
     """
 
     def __init__(
@@ -69,9 +65,10 @@ class Puller:
         self._settings = settings
         self._bounds = settings.bounds
         self._clock = clock
+        broker.on_connection_lost(lambda: state.order.look_again(clock.now()))
 
     async def work(self, stop: asyncio.Event) -> None:
-        """Pull while there is room and something to pull, until *stop*."""
+        """Pull while there are requests and room, until *stop*."""
         while not stop.is_set():
             source = self._next_source()
             if source is None:
@@ -82,19 +79,20 @@ class Puller:
             except TransientError as error:
                 log.warning("pull.failed", queue=source.queue, error=str(error))
                 await asyncio.sleep(BROKER_RETRY_S)
-            except MeshError as error:  # of one queue: others are pulled from meanwhile
+            except MeshError as error:  # affects one queue: pulling from others continues
                 log.error("pull.failed", queue=source.queue, error=str(error))
-                self._state.order.absent(source.queue, self._clock.now())
+                now = self._clock.now()
+                self._state.order.absent(source.queue, now, asked_at=now)
 
     async def pull_now(self, count: int) -> int:
         """
-        Pull up to *count* requests within the bounds, from queues that seemed empty, too.
+        Pull up to *count* requests within the bounds, also from queues that seemed empty.
 
         Returns:
-            How many were pulled.
+            Number of requests pulled.
 
         Raises:
-            TransientError: The broker is away.
+            TransientError: The broker is unavailable.
         """
         now = self._clock.now()
         for queue in self._state.order.queues:
@@ -105,11 +103,11 @@ class Puller:
         return pulled
 
     def room(self) -> PullState:
-        """What is held, the bounds on it, and whether one more may come."""
+        """Pulled work, its bounds, and whether one more request may be pulled."""
         return pull_state(self._state, self._engine.snapshot(), self._bounds)
 
     async def _pull(self, source: Source) -> bool:
-        """Take the head of *source*; whether it had one."""
+        """Pull the head of *source*; return whether the queue had a request."""
         self._state.pulling += 1
         try:
             delivery = await self._head(source.queue)
@@ -120,7 +118,7 @@ class Puller:
         return delivery is not None
 
     async def _taken(self, delivery: Delivery, source: Source) -> None:
-        """Take *delivery*, or put it back if what has to become of it fails."""
+        """Process *delivery*, or return it to its queue if that fails."""
         try:
             await self._take(delivery, source)
         except MeshError:
@@ -128,10 +126,11 @@ class Puller:
             raise
 
     async def _head(self, queue: str) -> Delivery | None:
+        asked_at = self._clock.now()
         try:
             delivery = await self._broker.get(queue)
         except QueueNotFoundError:
-            self._state.order.absent(queue, self._clock.now())
+            self._state.order.absent(queue, self._clock.now(), asked_at=asked_at)
             return None
         if delivery is None:
             self._state.order.empty(queue, self._clock.now())
@@ -144,27 +143,27 @@ class Puller:
             await asyncio.wait_for(self._state.pull_wake.wait(), timeout_s)
 
     def _asked_at(self) -> UnixTime:
-        """When the next source is asked, if nothing leaves until then, which sets the event."""
+        """Time of the next pull; `pull_wake` is set earlier if a request leaves."""
         if not may_pull(self._state):
             return self._state.order.inbox_at()
         held, bounds = self._room()
         if not has_room(held, bounds):
             return math.inf
-        filler_room = has_filler_room(held, bounds)
-        return self._state.order.wake_at(self._clock.now(), best_effort_room=filler_room)
+        best_effort_room = has_best_effort_room(held, bounds)
+        return self._state.order.wake_at(self._clock.now(), best_effort_room=best_effort_room)
 
     def _next_source(self) -> Source | None:
         if not may_pull(self._state):
-            # What was routed here waits for nobody else: `_take` returns it to its lane.
+            # Requests in the inbox wait for this instance only: `_take` returns them to their lane.
             return self._state.order.inbox(self._clock.now())
         held, bounds = self._room()
         if not has_room(held, bounds):
             return None
-        filler_room = has_filler_room(held, bounds)
-        return self._state.order.next(self._clock.now(), best_effort_room=filler_room)
+        best_effort_room = has_best_effort_room(held, bounds)
+        return self._state.order.next(self._clock.now(), best_effort_room=best_effort_room)
 
     def _room(self) -> tuple[Held, PullBounds]:
-        """What is held, and the bounds on it, now."""
+        """Pulled work that has not begun, and the current bounds of pulled work."""
         engine = self._engine.snapshot()
         return held_now(self._state, engine, self._bounds), bounds_now(engine, self._bounds)
 
@@ -172,9 +171,9 @@ class Puller:
         now = self._clock.now()
         try:
             request = _decode(delivery.body)
-            LaneKey.parse(request.lane)  # it may have to go back there
+            LaneKey.parse(request.lane)  # it may have to return there
         except ContractError as error:
-            await self._outbox.bury_undecodable(delivery, f"undecodable: {error}", now=now)
+            await self._outbox.dead_letter_undecodable(delivery, f"undecodable: {error}", now=now)
             return
         state = self._state
         work_tokens = request.prompt_tokens + predicted_output_tokens(request, state.profile)
@@ -185,38 +184,43 @@ class Puller:
             return
         state.totals.pull(source.queue, request.grouped_at)
         if (request.request_id, request.reply_to) in state.cancelled:
-            await self._endings.fail(pulled, CANCELLED_ERROR, bury=False)
+            await self._endings.fail(pulled, CANCELLED_ERROR, dead_letter=False)
         elif request.model.base != state.model or state.swapping or state.draining:
             await self._endings.hand_back(pulled)
-        elif self._hopeless(request, now):
+        elif self._is_infeasible(request, now):
             await self._endings.relegate(pulled)
         else:
             state.hold(pulled)
 
     async def _join(self, known: Pulled, pulled: Pulled, now: UnixTime) -> None:
-        """Two messages of one id: what is known here serves both, unless the other is newer."""
+        """
+        Merge a pulled message into the held request with the same id.
+
+        A newer copy replaces a held request that only waits. It is handed back if that request has
+        run here, as is a message of another producer.
+        """
         old, new = known.request, pulled.request
         same = (old.tenant, old.reply_to) == (new.tenant, new.reply_to)
         if same and new.attempts.hop <= old.attempts.hop:
-            # Redelivered after a lost connection, or a second copy.
+            # The message was redelivered after a lost connection, or is a second copy.
             known.deliveries += pulled.deliveries
         elif same and self._state.only_waits(known):
             self._state.release(old.request_id)
             known.request, known.deliveries = new, known.deliveries + pulled.deliveries
             self._state.hold(known)
         else:
-            # Another producer's request has to wait its turn. A newer copy is not to go along
-            # when the producer stops the older run, which it no longer wants.
+            # A request of another producer waits in its queue. A newer copy must not be dropped
+            # when the producer stops the older run, which it no longer needs.
             resume = LaneKey.parse(new.lane).resume_name
             self._state.order.hold(resume, now + self._settings.evict_hold_s)
             await self._endings.hand_back(pulled)
 
-    def _hopeless(self, request: QueuedRequest, now: float) -> bool:
+    def _is_infeasible(self, request: QueuedRequest, now: float) -> bool:
         profile = self._state.profile
         decode_s = predicted_decode_s(request, profile)
         if is_loaded(self._room()[0], self._bounds):
             decode_s = max(decode_s, self._busy_decode_s(request))
-        return is_hopeless(
+        return is_infeasible(
             request,
             now=now,
             prefill_s=predicted_prefill_s(request, profile),
@@ -224,7 +228,7 @@ class Puller:
         )
 
     def _busy_decode_s(self, request: QueuedRequest) -> Seconds:
-        """Time from first token to last on an instance that is loaded."""
+        """Time from first to last token on a loaded instance."""
         profile = self._state.profile
         if profile is None or profile.latency is None:
             return 0.0

@@ -1,4 +1,6 @@
-"""Status and telemetry of the agent. Soft: nothing waits for it, losing some hurts nobody."""
+"""
+Status and telemetry of the agent. Best effort: no component waits for it, and losses are harmless.
+"""
 
 from services.agent.backends.base import Capability, EngineBackend
 from services.agent.holding import may_pull, pull_state
@@ -6,7 +8,7 @@ from services.agent.lso.situation import Observer
 from services.agent.state import AgentState
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
-from shared.broker.retry import send_softly
+from shared.broker.retry import send_best_effort
 from shared.contracts.base import Message, encode, tag_of
 from shared.contracts.routing import Prefill, PrefillsObserved
 from shared.contracts.telemetry import (
@@ -16,8 +18,8 @@ from shared.contracts.telemetry import (
     RequestObserved,
 )
 from shared.runtime.clock import Clock
-from solver.planning.lso_facts import facts_of
-from solver.prediction.service_time import tokens_s
+from solver.planning.lso.facts import facts_of
+from solver.prediction.latency.service_time import tokens_s
 from solver.scheduling.pull_room import PullBounds
 
 MAX_ITERATIONS = 200
@@ -25,15 +27,11 @@ MAX_ITERATIONS = 200
 
 class Reporter:
     """
-    Publishes what the agent is doing.
+    Publishes the agent's status and events.
 
     Args:
-        state: The agent's.
-        engine: Its backend.
-        broker: Its connection.
-        bounds: On what it pulls, as far as they are settings.
-        observer: Sees what operations are chosen by.
-        clock: Wall time.
+        bounds: Bounds of pulling that are settings.
+        observer: Provides the inputs for the choice of operations.
     """
 
     def __init__(
@@ -55,7 +53,7 @@ class Reporter:
         self._seq = 0
 
     def status(self) -> InstanceStatus:
-        """The agent now."""
+        """Current status of the agent."""
         self._seq += 1
         state, snapshot = self._state, self._engine.snapshot()
         identity = self._engine.identity
@@ -121,7 +119,7 @@ class Reporter:
             )
 
     async def prefilled(self, prefill: Prefill) -> None:
-        """Publish a first token, for routers."""
+        """Publish to routers that a request has its first token."""
         state = self._state
         if state.model is not None:
             await self._send(
@@ -136,16 +134,16 @@ class Reporter:
             )
 
     async def observed(self, observation: RequestObserved) -> None:
-        """Publish what a finished request teaches."""
+        """Publish the observation of a finished request."""
         await self._send(topology.OBSERVED_REQUEST_KEY, observation)
 
     async def activated(self, event: ModelActivated) -> None:
-        """Publish a swap, and the status that it changed."""
+        """Publish a model swap and the new status."""
         await self._send(topology.OBSERVED_ENGINE_KEY, event)
         await self._send(topology.status_key(self._state.instance_id), self.status())
 
     async def _send(self, key: str, message: Message) -> None:
-        await send_softly(
+        await send_best_effort(
             self._broker,
             topology.TELEMETRY,
             key,

@@ -1,4 +1,4 @@
-"""Which model is active: following the plan, swapping, and bringing a dead engine back."""
+"""Controls the active model: follows the plan, swaps, and restarts a dead engine."""
 
 import asyncio
 import contextlib
@@ -22,9 +22,9 @@ from shared.contracts.lanes import LaneKey, LaneLayout, model_of
 from shared.contracts.plans import PlanPublished, Segment
 from shared.runtime.clock import Clock
 from shared.runtime.tasks import pause, poll_until
-from solver.planning.lso_actions import lso_actions
-from solver.planning.lso_situation import HeadChange
-from solver.planning.lsos import ORDERED, Activate, Evict, Reason, Rule, because
+from solver.planning.lso.actions import lso_actions
+from solver.planning.lso.operations import ORDERED, Activate, Evict, Reason, Rule, because
+from solver.planning.lso.situation import HeadChange
 
 log = structlog.get_logger()
 CHECK_PERIOD_S = 0.2
@@ -34,18 +34,15 @@ NOTICE_MEMORY_S = 300.0
 
 class ModelResidency:
     """
-    Follows the plan's first segment; without a plan, work that waits for another model.
+    Activates the model of the plan's first segment; without a plan, a model whose work waits.
 
     Args:
-        state: The agent's.
-        engine: The backend.
-        executor: Carries out what a plan asks for.
-        observer: Sees the instance that the plan meets.
-        operations: Empty the instance and know its models.
-        layout: For the deadlines of lanes.
+        executor: Carries out what a plan requires.
+        observer: Provides the instance's situation when a plan arrives.
+        operations: Empty the instance and report its models.
+        layout: Queue layout, for the deadlines of lanes.
         servable: Base models this instance may serve.
-        orphanhood: Knows whether anybody plans for this instance, and what waits if not.
-        clock: Wall time.
+        orphanhood: Detects a missing plan, and finds waiting work.
     """
 
     def __init__(
@@ -73,16 +70,16 @@ class ModelResidency:
         self._clock = clock
         self._changed = asyncio.Event()
         self._ordered: ModelName | None = None
-        """What an operator wants active, until a later plan comes."""
+        """Model ordered by an operator, active until a later plan."""
         self._lost: ModelName | None = None
-        """What an engine had that died, and could not have again."""
+        """Model of a dead engine that could not be activated again."""
         self._retries = ActivationRetries(first_pause_s=RESTART_PAUSE_S)
         self._followed: tuple[Segment, ...] = ()
-        """The virtual queue that the instance was last made to follow."""
+        """Virtual queue that was last applied to the instance."""
         operations.models.on_activated = self._activated
 
     def plan_changed(self, plan: PlanPublished) -> None:
-        """Take in a plan; lower epochs are ignored, so a thawed old leader changes nothing."""
+        """Store a plan; lower epochs are ignored, so a stalled former leader has no effect."""
         if self._state.plan is not None and plan.epoch < self._state.plan.epoch:
             return
         if self._state.plan is None or plan.epoch > self._state.plan.epoch:
@@ -93,10 +90,10 @@ class ModelResidency:
 
     def noticed(self, queue: str) -> None:
         """
-        Somebody put work into *queue*.
+        Record that *queue* got work.
 
         Raises:
-            ContractError: No work queue is called so.
+            ContractError: *queue* is not the name of a work queue.
         """
         if queue.startswith(("lane.", "overflow.")):
             LaneKey.parse(queue)
@@ -111,7 +108,7 @@ class ModelResidency:
             self._changed.set()
 
     async def work(self, stop: asyncio.Event) -> None:
-        """Follow plans and keep the engine up until *stop*."""
+        """Follow plans and keep the engine running until *stop*."""
         while not stop.is_set():
             self._changed.clear()
             if not self._engine.alive:
@@ -138,38 +135,38 @@ class ModelResidency:
         return self._orphanhood.noticed_model() or self._lost
 
     def _may_adopt(self) -> bool:
-        """Whether it is up to this instance to look for work of other models."""
+        """Return whether this instance may look for work of other models."""
         state = self._state
         if state.draining or state.swapping or state.model is None or self._ordered is not None:
             return False
         return self._orphanhood.is_alone()
 
     async def _adopt(self) -> None:
-        """Bring up a model whose work waits for nobody, unless another instance does."""
+        """Activate a model whose work no instance serves, unless another instance claims it."""
         model = await self._orphanhood.look()
         if model is None:
             return
         async with self._orphanhood.claim(model) as is_ours:
-            # A plan or work may have come while the broker was asked.
+            # A plan or work may have arrived during the request to the broker.
             if is_ours and self._may_adopt():
                 log.info("model.adopted", model=model, instead_of=self._state.model)
                 await self._follow(model)
 
     def _segments(self) -> tuple[Segment, ...]:
-        """The plan's, of models that this instance may serve."""
+        """Segments of the plan whose models this instance may serve."""
         segments = self._state.plan.queue.segments if self._state.plan is not None else ()
         return tuple(segment for segment in segments if segment.model in self._servable)
 
     async def activate(self, model: ModelName) -> LsoResult:
         """
-        An operator's order: swap to *model*, and keep it until a later plan comes.
+        Swap to *model* by an operator's order, and keep it until a later plan.
 
         Raises:
-            LsoRefusedError: This instance serves no such model, or drains.
+            LsoRefusedError: This instance does not serve the model, or drains.
         """
         self._models.check(model)
         if self._state.draining:
-            raise LsoRefusedError("the instance drains")
+            raise LsoRefusedError("the instance is draining")
         self._ordered = model
         result = await self._swap((Segment(model=model),), reason=ORDERED)
         if not result.ok:
@@ -177,7 +174,7 @@ class ModelResidency:
         return result
 
     async def _follow(self, target: ModelName) -> None:
-        """Make the instance what the plan, or the order, says: QLM §5's table."""
+        """Apply the plan, or the operator's order, to the instance by the table of QLM §5."""
         state = self._state
         planned = self._segments()
         queue = planned if planned and planned[0].model == target else (Segment(model=target),)
@@ -191,7 +188,7 @@ class ModelResidency:
             await self._executor.follow(lso_actions(change, self._observer.situation()))
 
     async def _try(self, queue: tuple[Segment, ...]) -> None:
-        """Swap; if that fails, another time: soon if nothing else is served here."""
+        """Swap to the first model of *queue*; retry after a failure, soon if no model is active."""
         head = queue[0].model
         result = await self._swap(queue)
         if result.ok:
@@ -205,13 +202,13 @@ class ModelResidency:
             )
 
     async def _swap(self, queue: tuple[Segment, ...], *, reason: Reason | None = None) -> LsoResult:
-        """Empty the instance and activate the head's model; how the activation ended."""
+        """Empty the instance and activate the first model of *queue*; return the result of that."""
         state = self._state
         change = HeadChange(old_head=self._followed[0] if self._followed else None, queue=queue)
         lsos = lso_actions(change, self._observer.situation())
         if reason is not None:
             lsos = tuple(replace(lso, reason=reason) for lso in lsos)
-        with state.swap():  # from here on, so that nothing is admitted in between
+        with state.swap():  # so that nothing is admitted from here on
             results = await self._executor.follow(lsos)
         for lso, result in results:
             if isinstance(lso, Activate):
@@ -222,7 +219,7 @@ class ModelResidency:
         return failed[-1] if failed else already(f"{queue[0].model} is active")
 
     async def empty(self, *, drain_s: Seconds) -> None:
-        """Hand back the window, let runs finish for *drain_s*, evict the rest."""
+        """Hand back the window, let runs finish for *drain_s*, and evict the rest."""
         left = await self._runs.finish_runs(drain_s)
         if left:
             reason = because(Rule.DRAIN_OVER, drain_s=drain_s)
@@ -230,17 +227,18 @@ class ModelResidency:
         await poll_until(lambda: not self._state.runs)
 
     async def hand_back_window(self) -> None:
-        """Return what was pulled and does not run. Pulling must have been stopped."""
+        """Return pulled requests that do not run. Pulling must be stopped."""
         await self._runs.hand_back_window()
 
     async def _revive(self, stop: asyncio.Event) -> None:
-        """Bring a dead engine up again with the model that it had."""
+        """Restart a dead engine with its former model."""
         state = self._state
         state.totals.crashes += 1
         log.error("engine.died", instance_id=state.instance_id, runs=len(state.runs))
         async with self._executor.exclusive():
             with state.swap():
-                # Another instance may serve them meanwhile, and this one may never come back.
+                # Another instance may serve the waiting requests meanwhile; this engine may never
+                # return.
                 await self.hand_back_window()
                 while not stop.is_set() and not await self._restarted():
                     await pause(stop, RESTART_PAUSE_S)
@@ -248,7 +246,7 @@ class ModelResidency:
                     await self._reactivate()
 
     async def _restarted(self) -> bool:
-        """Start the engine, without a model; whether that worked."""
+        """Start the engine without a model; return whether that worked."""
         try:
             await self._engine.start()
         except EngineError as error:
@@ -257,7 +255,7 @@ class ModelResidency:
         return True
 
     async def _reactivate(self) -> None:
-        """Give the engine the model that it had; if it cannot have it, plans and orders decide."""
+        """Activate the engine's former model; if that fails, later plans and orders decide."""
         model = self._state.model
         try:
             if model is not None:
@@ -294,7 +292,7 @@ class ModelResidency:
 
 
 def _shape(queue: tuple[Segment, ...]) -> tuple[tuple[ModelName, frozenset[str]], ...]:
-    """What makes a virtual queue another: models in order and their lanes, not the quotas."""
+    """Identity of a virtual queue: its models in order and their lanes, without quotas."""
     return tuple(
         (segment.model, frozenset(quota.lane for quota in segment.lanes)) for segment in queue
     )

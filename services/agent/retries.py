@@ -1,4 +1,4 @@
-"""When to try again what has failed, while something else goes on."""
+"""Retry times of failed activations, while the instance continues to serve."""
 
 import math
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ MOST_PAUSE_S = 60.0
 @dataclass(slots=True, kw_only=True)
 class ActivationRetries:
     """
-    Of the model that could not be activated last: each failure doubles the pause after it.
+    Backoff of the model whose activation failed last: each failure doubles the pause.
 
-    Whoever is active has to be emptied for each try, and serves nothing meanwhile.
+    Each attempt empties the active model's runs, and nothing is served meanwhile.
     """
 
     first_pause_s: Seconds
@@ -22,17 +22,17 @@ class ActivationRetries:
     _next_at: UnixTime = -math.inf
 
     def failed(self, model: ModelName, now: UnixTime) -> Seconds:
-        """*model* could not be activated; the pause before it is tried again."""
+        """Record a failed activation of *model*; return the pause before the next attempt."""
         again = model == self._model
         self._pause_s = min(MOST_PAUSE_S, 2 * self._pause_s) if again else self.first_pause_s
         self._model, self._next_at = model, now + self._pause_s
         return self._pause_s
 
     def succeeded(self, model: ModelName) -> None:
-        """*model* is active: its failures are forgotten."""
+        """Record that *model* is active: its failures are forgotten."""
         if model == self._model:
             self._model = None
 
     def rests(self, model: ModelName, now: UnixTime) -> bool:
-        """Whether it is too early for *model*."""
+        """Return whether *model* is still in its pause after a failed activation."""
         return model == self._model and now < self._next_at

@@ -1,4 +1,4 @@
-"""One request on the engine, from its first token to what becomes of it."""
+"""Execution of one request on the engine, from start to outcome."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -33,24 +33,23 @@ from shared.runtime.clock import Clock
 log = structlog.get_logger()
 
 MAX_CRASHES = 3
-"""Engine crashes after which a request that ran alone is taken for the cause."""
+"""Engine crashes after which a request that ran alone is considered the cause."""
 INLINE_PROMPT_LENGTH = 4096
-"""Characters, or token ids, beyond which a prompt is seen to in a thread: heartbeats go on."""
+"""
+Characters or token ids beyond which a prompt is processed in a thread, so that heartbeats continue.
+"""
 
 
 class Runner:
     """
-    Executes requests on the engine and streams what they give.
+    Executes requests on the engine and streams their tokens.
 
     Args:
-        state: The agent's.
-        engine: The backend.
-        outbox: Where tokens go.
-        endings: What becomes of each run.
-        tokenizers: By base model.
+        outbox: Publishes tokens.
+        endings: Handles the outcome of each run.
+        tokenizers: Tokenizers by base model.
         entries: Registry entries by base model.
-        prefilled: Told of each first token.
-        clock: Wall time.
+        prefilled: Called at each first token.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Runner:
         self._clock = clock
 
     def begin(self, pulled: Pulled) -> Run:
-        """Count a request that was just taken out of the window as running."""
+        """Count a request that was just taken from the window as running."""
         progress = pulled.request.progress
         run = self._state.runs[pulled.request.request_id] = Run(
             pulled=pulled,
@@ -88,10 +87,12 @@ class Runner:
         return run
 
     async def run(self, run: Run) -> None:
-        """Execute a run that has begun, whatever happens to it."""
+        """Execute a run that has begun; never raises."""
         try:
             await self._execute(run)
-        except Exception:  # nor may an ending that fails, as when the broker forbids its message
+        except (
+            Exception
+        ):  # an ending that fails must not either, e.g. when the broker rejects its message
             log.exception("run.ending_failed", request_id=run.request.request_id)
             await give_back(self._state, run.pulled)
         finally:
@@ -111,7 +112,7 @@ class Runner:
             await self._endings.fail(run.pulled, info, run=run)
         except EngineError as error:
             await self._on_engine_error(run, error)
-        except Exception as error:  # it must not end the agent and every other run with it
+        except Exception as error:  # one run's error must not end the agent and all other runs
             log.exception("run.broken", request_id=run.request.request_id)
             await self._engine.abort(run.engine_id)
             info = ErrorInfo(
@@ -134,11 +135,11 @@ class Runner:
         elif run.ending is Ending.STOPPED:
             await self._endings.stop(run.pulled)
         else:
-            await self._endings.fail(run.pulled, CANCELLED_ERROR, run=run, bury=False)
+            await self._endings.fail(run.pulled, CANCELLED_ERROR, run=run, dead_letter=False)
 
     async def _on_engine_error(self, run: Run, error: EngineError) -> None:
         if isinstance(error, NotActiveError):
-            # The request is sound; it came between two models.
+            # The request is valid; it arrived while the active model was being changed.
             run.ending = run.ending or Ending.EVICTED
             await self._on_end(run, "", 0)
             return
@@ -150,8 +151,8 @@ class Runner:
             await self._on_end(run, "", 0)
         elif run.request.attempts.crashes + 1 >= MAX_CRASHES:
             info = ErrorInfo(
-                message=f"the engine died {MAX_CRASHES} times under this request, "
-                "the last time while it ran alone",
+                message=f"the engine crashed {MAX_CRASHES} times while this request ran, the "
+                "last time while it ran alone",
                 type="server_error",
                 code="poison_request",
                 status=500,
@@ -172,7 +173,7 @@ class Runner:
         return await asyncio.to_thread(tokenizer.encode, prompt)
 
     def _sampling(self, run: Run, prompt: Tokens) -> Sampling:
-        """The request's sampling, cut to the room that the real prompt leaves."""
+        """The request's sampling, limited to the room that the actual prompt leaves."""
         entry = self._entries[run.request.model.base]
         room = entry.max_model_len - len(prompt)
         if room < 1:
@@ -186,7 +187,7 @@ class Runner:
         return msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
 
     async def _generate(self, run: Run, prompt: Tokens, sampling: Sampling) -> str:
-        """Stream tokens until the end; the answer's whole text."""
+        """Stream tokens until the end; return the answer's whole text."""
         request = run.request
         streaming = request.reply_mode is ReplyMode.STREAM and request.reply_to is not None
         if streaming and request.reply_to is not None:
@@ -208,7 +209,7 @@ class Runner:
             answer.end()
             return answer.whole
         if run.ending is not None:
-            return answer.whole  # ended before the engine knew of it: there was nothing to abort
+            return answer.whole  # the run ended before it reached the engine: nothing to abort
         async for output in self._engine.generate(self._engine_request(run, prompt, sampling)):
             offset = len(run.token_ids)
             token_ids, new_text, stopped = answer.push(output.token_ids)
@@ -227,7 +228,8 @@ class Runner:
                     text=new_text,
                 )
                 self._outbox.add_tokens(request.reply_to, chunk)
-                # Last ones go with the final, which waits for them: this is another channel.
+                # The last tokens are sent with the final reply, which uses another channel and
+                # waits for them.
                 if offset == len(request.progress.token_ids) and run.finish_reason is None:
                     await self._outbox.flush(request.reply_to)
             if is_first:
@@ -255,13 +257,14 @@ class Runner:
             tenant=request.tenant,
             application=request.application,
             adapter=request.model.adapter,
-            # What may lose its memory to interactive work, ConServe's harvested requests.
+            # Runs that may lose their KV to interactive work are checkpointed: ConServe's harvested
+            # requests.
             checkpointed=run.pulled.checkpointed or slo.qos_class is not QosClass.INTERACTIVE,
         )
 
 
 def prefill_of(run: Run, prompt_tokens: int, prefill_s: Seconds) -> Prefill:
-    """What routers are told of a request that has its first token now."""
+    """Message to routers about a request that has its first token now."""
     request = run.request
     return Prefill(
         request_id=request.request_id,
@@ -276,12 +279,12 @@ def prefill_of(run: Run, prompt_tokens: int, prefill_s: Seconds) -> Prefill:
 
 def engine_slo(request: QueuedRequest, now: UnixTime) -> Slo:
     """
-    The targets of one run, whose first token is the next that the request needs.
+    Targets of one run; the first token of the run is the next token that the request needs.
 
-    A relegated request has none: it goes before nothing that can be in time. One that goes on
-    after a loss of its engine has the deadline of its next token (QoServe eq. 2), or as long as
-    a new request if that has passed: its first token was in time, and giving it up would turn
-    a pause into a failure.
+    A relegated request has no targets: it never precedes a request that can be in time. A request
+    that continues after the loss of its engine has the deadline of its next token (QoServe eq. 2);
+    if that deadline has passed, the request gets the TTFT target of a new request: its first token
+    was in time, and relegating it would turn a pause into a failure.
     """
     slo = request.slo
     if request.attempts.relegated:

@@ -37,27 +37,30 @@ from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
 from shared.runtime.cli import Ports
 from shared.runtime.tasks import every
-from solver.planning.lsos import Activate, Rule, because
+from solver.planning.lso.operations import Activate, Rule, because
 from solver.scheduling.pulling import PullOrder
 from solver.scheduling.window import Window
 
 log = structlog.get_logger()
 INBOX_PERIOD_S = 1.0
-"""As often as statuses, which bring routers back: those of instances taken for dead are closed."""
+"""
+Period of declaring the inbox again; equal to the status period: a status makes routers use this
+instance again, and a leader that considered the instance dead has deleted its inbox.
+"""
 LEASE_CHECK_S = 0.1
 
 
 def check(settings: Settings) -> None:
     """
-    Refuse settings that cannot work.
+    Reject settings that cannot work.
 
     Raises:
-        SettingsError: Names the engines there are.
+        SettingsError: Lists the engines that exist.
     """
     if settings.engine.backend not in BACKENDS:
         known = ", ".join(sorted(BACKENDS))
         raise SettingsError(
-            f"engine.backend {settings.engine.backend!r} does not exist; there are: {known}"
+            f"engine.backend {settings.engine.backend!r} does not exist; must be one of: {known}"
         )
 
 
@@ -68,15 +71,15 @@ def _servable(settings: Settings, registry: ModelRegistry) -> dict[ModelName, Mo
     ]
     if unknown:
         known = ", ".join(registry.bases)
-        raise SettingsError(f"models {unknown} are not in the registry; there are: {known}")
+        raise SettingsError(f"models {unknown} are not in the registry; must be among: {known}")
     return {ModelName(name): registry.entry(ModelName(name)) for name in names}
 
 
 async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     """
-    Serve until *stop*, then drain: hand back the window, finish or evict what runs.
+    Serve until *stop*, then drain: hand back the window, finish or evict runs.
 
-    The engine comes up before the broker is connected, so that its start blocks no heartbeat.
+    The engine starts before the broker is connected, so that its start blocks no heartbeat.
     """
     settings = ports.settings
     check(settings)
@@ -94,7 +97,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
 
 
 class _Agent:
-    """The agent's parts, wired."""
+    """The agent's connected components."""
 
     def __init__(
         self,
@@ -209,10 +212,11 @@ class _Agent:
         )
 
     async def run(self, stop: asyncio.Event, stack: AsyncExitStack) -> None:
-        """Serve until *stop*; drain; return when nothing is held any more."""
+        """Serve until *stop*; drain; return when no request is held."""
         settings, state = self._ports.settings, self._state
         await self._listen(stop, stack)
-        # Before it is pulled from: RabbitMQ closes a connection that asks a queue in the making.
+        # Before the first pull: RabbitMQ closes a connection that queries a queue while it is
+        # created.
         await self._declare_inbox()
         if settings.initial_model is not None:
             initial = Activate(
@@ -258,11 +262,13 @@ class _Agent:
             stopped.set()
 
     async def _declare_inbox(self) -> None:
-        """Again and again: a leader that took this instance for dead has deleted it."""
+        """
+        Declare the inbox periodically: a leader that considered this instance dead has deleted it.
+        """
         await topology.declare_work_queue(self._broker, inbox_name(self._state.instance_id))
 
     async def _listen(self, stop: asyncio.Event, stack: AsyncExitStack) -> None:
-        """Plans, control and profiles, each on a queue of this process."""
+        """Consume plans, control messages and profiles, each kind on its own queue."""
         state = self._state
         context = Context(
             state=state,

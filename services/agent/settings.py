@@ -11,30 +11,32 @@ from solver.scheduling.pull_room import DEFAULT_BOUNDS, PullBounds
 
 
 class PullSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much is taken, and when."""
+    """Limits and timing of pulls."""
 
     window: Annotated[int, Meta(ge=1)] = DEFAULT_BOUNDS.window
-    """Requests pulled and without a first token, at most."""
+    """Maximum number of pulled requests that have no first token yet."""
     best_effort_window: Annotated[int, Meta(ge=0)] = DEFAULT_BOUNDS.best_effort_window
-    """Of these, best-effort and relegated ones."""
+    """Maximum number of best-effort and relegated requests among those that `window` limits."""
     max_backlog_s: Annotated[float, Meta(gt=0)] = DEFAULT_BOUNDS.max_backlog_s
-    """Predicted work of these, at most; one request is always allowed."""
+    """Maximum predicted work, in seconds, of the pulled requests; one request is always allowed."""
     backlog_level: Annotated[float, Meta(gt=0, lt=1)] = DEFAULT_BOUNDS.backlog_level
-    """Of the quantile of that work which is bounded; 0.5 is its mean."""
+    """Level of the quantile of the predicted work that `max_backlog_s` bounds; 0.5 is its mean."""
     best_effort_running_share: Annotated[float, Meta(gt=0, le=1)] = 0.75
-    """Running slots that best-effort work may fill; the rest is kept for urgent arrivals."""
+    """
+    Share of running slots that best-effort work may fill; the rest is reserved for urgent arrivals.
+    """
     poll_s: Annotated[float, Meta(gt=0)] = 1.0
-    """An empty queue is asked again so often without being told to."""
+    """Period of polling an empty queue that no notice names."""
     workers: Annotated[int, Meta(ge=1, le=16)] = 3
-    """Pulls under way at once."""
+    """Number of concurrent pulls."""
     evict_hold_s: Annotated[float, Meta(ge=0)] = 2.0
-    """What was evicted here is not taken back here for so long."""
+    """Time for which an evicted request is not pulled again by this instance."""
     aging_bound_s: Annotated[float, Meta(gt=0)] = 600.0
-    """Age at which relegated and best-effort work competes with the rest."""
+    """Age at which relegated and best-effort work competes with other work."""
 
     @property
     def bounds(self) -> PullBounds:
-        """What `solver.scheduling.pull_room` decides by."""
+        """Bounds in the form that `solver.scheduling.pull_room` uses."""
         return PullBounds(
             window=self.window,
             best_effort_window=self.best_effort_window,
@@ -44,36 +46,36 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class LsoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What LLM serving operations may take and cost."""
+    """Limits and cost priors of LLM serving operations."""
 
     swap_lease_s: Annotated[float, Meta(gt=0)] = 30.0
-    """A swapped-out request that has not run again for so long is evicted."""
+    """Time after which a swapped-out request that has not run again is evicted."""
     transfer_bytes_per_s: Annotated[float, Meta(gt=0)] = float(4 << 30)
-    """Of KV from host memory to the engine, until it was measured."""
+    """Prior of the KV transfer rate from host memory to the engine, until it is measured."""
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything the agent can be told."""
+    """Settings of the agent."""
 
     instance_id: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
     """Name of this serving instance, unique in the mesh."""
     engine: EngineSettings = EngineSettings()
-    """`engine.backend` names the backend; unknown names fail start-up."""
+    """`engine.backend` selects the backend; an unknown name fails at start-up."""
     models: tuple[str, ...] = ()
-    """Base models it may serve; empty: all of the registry."""
+    """Base models that this instance may serve; empty: all models of the registry."""
     initial_model: str | None = None
-    """Activated at start, before any plan."""
+    """Model activated at start, before any plan."""
     pull: PullSettings = PullSettings()
     lso: LsoSettings = LsoSettings()
     flush_period_s: Annotated[float, Meta(gt=0, le=1)] = 0.04
-    """Tokens are gathered for so long per reply destination; first tokens go at once."""
+    """
+    Time for which tokens are batched per reply destination; first tokens are sent immediately.
+    """
     status_period_s: Annotated[float, Meta(gt=0)] = 1.0
     swap_drain_s: Annotated[float, Meta(ge=0)] = 10.0
     """
-    Before a model swap, running requests may finish for so long; less where evicting them is
+    Maximum time for running requests to finish before a model swap; less if evicting them is
     predicted to be cheaper.
     """
     orphan_patience_s: Annotated[float, Meta(gt=0)] = 10.0
-    """
-    Without a plan and without work for so long, the agent looks for work of other models by itself.
-    """
+    """Time without a plan and without work after which the agent looks for work of other models."""

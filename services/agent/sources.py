@@ -10,13 +10,13 @@ def sources_of(
     instance_id: InstanceId, model: ModelName, lanes: set[str], layout: LaneLayout
 ) -> list[Source]:
     """
-    Lanes with all their companions, the inbox and the relegated; every queue once.
+    Lanes with all their companions, the inbox and the relegated queue; every queue once.
 
     Args:
-        instance_id: Whose inbox.
-        model: Whose relegated requests.
+        instance_id: Owner of the inbox.
+        model: Model of the relegated queue.
         lanes: Lanes, overflows and resume queues of that model.
-        layout: For the deadlines of lanes.
+        layout: Queue layout, for the deadlines of lanes.
     """
     keys = {LaneKey.parse(lane) for lane in lanes if lane.startswith(("lane.", "overflow."))}
     inbox = inbox_name(instance_id)

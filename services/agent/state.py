@@ -1,4 +1,4 @@
-"""The agent's state in memory. Sync methods, no IO."""
+"""The agent's state in memory. Synchronous methods, no IO."""
 
 import asyncio
 import math
@@ -12,12 +12,11 @@ from enum import Enum
 from shared.broker.protocol import Delivery
 from shared.contracts.base import InstanceId, ModelName, RequestId, RunId, Seconds, UnixTime
 from shared.contracts.estimates import Profile
-from shared.contracts.lanes import work_version_of
 from shared.contracts.plans import PlanPublished
 from shared.contracts.requests import FinishReason, QueuedRequest
 from shared.contracts.telemetry import InstanceTotals
-from solver.planning.lanes import is_bygone
-from solver.scheduling.keys import Tier, tier_of
+from solver.scheduling.engine.entry import Rank
+from solver.scheduling.keys import rank_of
 from solver.scheduling.pulling import PullOrder
 from solver.scheduling.window import Window, tokens_needed
 
@@ -26,43 +25,47 @@ DEPARTED_MEMORY = 2_000
 
 
 class Ending(Enum):
-    """Why a run is being ended from outside."""
+    """Reason for ending a run from outside."""
 
     EVICTED = "evicted"
-    """Back to its resume queue, with progress."""
+    """The request returns to its resume queue with its progress."""
     STOPPED = "stopped"
-    """The producer does not want this run; nothing is owed."""
+    """The producer no longer needs this run; no final reply is sent."""
     CANCELLED = "cancelled"
-    """The producer gave the request up; an error final is owed."""
+    """The producer cancelled the request; the final reply is an error."""
     SWAPPED_OUT = "swapped_out"
-    """Off the engine, still in our hands, to be resumed here."""
+    """The run is removed from the engine; the agent keeps the request, to resume it here."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Pulled:
-    """A request in our hands, with every unacknowledged delivery of it."""
+    """A request held by the agent, with all of its unacknowledged deliveries."""
 
     request: QueuedRequest
     deliveries: list[Delivery]
     pulled_at: UnixTime
     leaving: bool = False
-    """Its deliveries are being settled: a further copy is none of its own."""
+    """
+    True while the deliveries are being settled: a further copy is not merged into this request.
+    """
     checkpointed: bool = False
-    """An operator wants its KV kept in host memory, too."""
+    """True if an operator requested that the KV of this request be kept in host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwappedOut:
-    """A request off the engine and still ours: its deliveries stay unacknowledged."""
+    """
+    A request removed from the engine and kept by the agent: its deliveries stay unacknowledged.
+    """
 
     pulled: Pulled
-    """With the progress that its run made here."""
+    """The request, including the progress of its run on this instance."""
     context_tokens: int
-    """Whose KV it had."""
+    """Tokens whose KV the request had when it was swapped out."""
     lease_until: UnixTime
-    """Then it becomes an eviction, unless it runs again."""
+    """Time at which the request is evicted unless it runs again."""
     resume_at: UnixTime
-    """From then on it is in the window."""
+    """Time from which the request waits in the window."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +76,7 @@ class Run:
     run_id: RunId = field(default_factory=lambda: RunId(secrets.token_hex(8)))
     submitted_at: UnixTime = 0.0
     token_ids: list[int] = field(default_factory=list)
-    """Including those of earlier runs."""
+    """All tokens of the answer, including those of earlier runs."""
     text: str = ""
     first_token_at: UnixTime | None = None
     last_token_at: UnixTime | None = None
@@ -85,11 +88,11 @@ class Run:
     on_begin: Callable[[], None] | None = None
     """Called at this run's first tokens."""
     rest_s: Seconds = 0.0
-    """If it is swapped out: how long it then rests at least."""
+    """Minimum time outside the window after a swap-out."""
     kept: bool = False
-    """It was swapped out: its request stays ours."""
+    """True if the run was swapped out: the agent keeps the request."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when nothing of this run is left here."""
+    """Set when nothing of this run is left on this instance."""
 
     @property
     def request(self) -> QueuedRequest:
@@ -98,15 +101,15 @@ class Run:
     @property
     def engine_id(self) -> RequestId:
         """
-        Its name on the engine: another one for each run.
+        Id of this run on the engine, unique per run.
 
-        What the engine still has under way of an aborted run must not reach the next one.
+        Outputs of an aborted run that the engine still holds must not reach the request's next run.
         """
         return RequestId(f"{self.request.request_id}/{self.run_id}")
 
     @property
     def begun(self) -> bool:
-        """Whether this run has given a token: it waits for the engine no longer."""
+        """True once this run has generated a token, i.e. no longer waits in the engine."""
         return len(self.token_ids) > len(self.request.progress.token_ids)
 
     def on_tokens(self, token_ids: tuple[int, ...], now: UnixTime) -> None:
@@ -141,19 +144,16 @@ class Totals:
     output_tokens: int = 0
     by_lane: dict[str, int] = field(default_factory=dict)
     pulled_to: dict[str, UnixTime] = field(default_factory=dict)
-    """Enqueue time of the last request pulled from each lane."""
+    """Lane -> enqueue time of the last request pulled from it."""
 
     def pull(self, queue: str, grouped_at: UnixTime) -> None:
-        """One more request came from *queue*; lanes that are gone by now are forgotten."""
+        """Count a request pulled from *queue*."""
         self.pulled += 1
-        version = work_version_of(queue)
-        for lane in [lane for lane in self.by_lane if is_bygone(lane, version)]:
-            del self.by_lane[lane], self.pulled_to[lane]
         self.by_lane[queue] = self.by_lane.get(queue, 0) + 1
         self.pulled_to[queue] = grouped_at
 
     def frozen(self) -> InstanceTotals:
-        """As a message part."""
+        """The counters as a message part."""
         return InstanceTotals(
             pulled=self.pulled,
             completed=self.completed,
@@ -170,54 +170,56 @@ class Totals:
 
 @dataclass(slots=True, kw_only=True)
 class AgentState:
-    """Everything one agent knows."""
+    """State of one agent."""
 
     instance_id: InstanceId
     window: Window
     order: PullOrder
     incarnation: str = field(default_factory=lambda: secrets.token_hex(6))
     pulled: dict[RequestId, Pulled] = field(default_factory=dict)
-    """What the window holds."""
+    """Requests in the window, by id."""
     runs: dict[RequestId, Run] = field(default_factory=dict)
     swapped_out: dict[RequestId, SwappedOut] = field(default_factory=dict)
-    """What rests outside the window, or waits in it to be resumed."""
+    """
+    Swapped-out requests by id: those that rest, and those that wait in the window to be resumed.
+    """
     departed: OrderedDict[RequestId, str] = field(default_factory=OrderedDict)
-    """What became of those that left lately."""
+    """Request that left recently -> its outcome."""
     pulling: int = 0
-    """Pulls under way."""
+    """Number of pulls in progress."""
     cancelled: OrderedDict[tuple[RequestId, str | None], None] = field(default_factory=OrderedDict)
-    """Given up, by id and reply queue."""
+    """Cancelled requests, by id and reply queue."""
     plan: PlanPublished | None = None
     plan_at: UnixTime = 0.0
     model: ModelName | None = None
-    """The active model; written by operations on models, and when the engine has died."""
+    """The active model; written by operations on models, and after a crash of the engine."""
     swaps: int = 0
-    """Changes of the model under way, see `swap`."""
+    """Number of model changes in progress, see `swap`."""
     draining: bool = False
     noticed: dict[str, UnixTime] = field(default_factory=dict)
-    """Queues that notices told of, and when."""
+    """Queue that notices named -> time of the last of these notices."""
     profiles: dict[ModelName, Profile] = field(default_factory=dict)
     pace_s: Seconds = math.inf
-    """Mean time of the iterations that the engine last told of."""
+    """Mean time of the iterations last reported by the engine."""
     totals: Totals = field(default_factory=Totals)
     aborts: set[asyncio.Future[None]] = field(default_factory=set)
-    """Aborts under way, held so that they are not collected."""
+    """Aborts in progress, referenced so that they are not garbage-collected."""
     pull_wake: asyncio.Event = field(default_factory=asyncio.Event)
     admit_wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def profile(self) -> Profile | None:
-        """Of the active model on this engine."""
+        """Profile of the active model on this engine."""
         return None if self.model is None else self.profiles.get(self.model)
 
     @property
     def swapping(self) -> bool:
-        """The model is about to change, and nothing is admitted."""
+        """True while the model is about to change; nothing is admitted then."""
         return self.swaps > 0
 
     @contextmanager
     def swap(self) -> Iterator[None]:
-        """The model is about to change while the context is open; several may be."""
+        """Context in which the model is about to change; may be nested."""
         self.swaps += 1
         try:
             yield
@@ -226,39 +228,39 @@ class AgentState:
             self.wake()
 
     def wake(self) -> None:
-        """Something changed that pulling or admission may depend on."""
+        """Signal a change that pulling or admission may depend on."""
         self.pull_wake.set()
         self.admit_wake.set()
 
     def hold(self, pulled: Pulled) -> None:
-        """Put a request into the window."""
+        """Add a request to the window."""
         self.pulled[pulled.request.request_id] = pulled
         self.window.add(pulled.request)
         self.admit_wake.set()
 
     def only_waits(self, pulled: Pulled) -> bool:
-        """Whether it is in the window, and has not run here."""
+        """Return whether *pulled* is in the window and has not run on this instance."""
         request_id = pulled.request.request_id
         return self.pulled.get(request_id) is pulled and request_id not in self.swapped_out
 
     def release(self, request_id: RequestId) -> Pulled | None:
-        """Take a request that does not run out of here: from the window, or from its rest."""
+        """Remove a request that does not run, from the window or from the swapped-out requests."""
         self.window.remove(request_id)
         swapped = self.swapped_out.pop(request_id, None)
         pulled = self.pulled.pop(request_id, None)
         return swapped.pulled if pulled is None and swapped is not None else pulled
 
     def swap_out(self, swapped: SwappedOut) -> None:
-        """A run has left the engine, and its request stays."""
+        """Record that a run has left the engine and the agent keeps its request."""
         self.swapped_out[swapped.pulled.request.request_id] = swapped
 
     def unrest(self, request_id: RequestId) -> None:
-        """A swapped-out request has rested: back into the window."""
+        """Return a swapped-out request to the window after its rest."""
         if request_id not in self.pulled:
             self.hold(self.swapped_out[request_id].pulled)
 
     def find(self, request_id: RequestId) -> Pulled | None:
-        """The request wherever it is here, unless it is on its way out."""
+        """The request if this instance holds it, unless its deliveries are being settled."""
         run = self.runs.get(request_id)
         if run is not None and not run.pulled.leaving:
             return run.pulled
@@ -266,33 +268,33 @@ class AgentState:
         return swapped.pulled if swapped is not None else self.pulled.get(request_id)
 
     def depart(self, request_id: RequestId, how: str) -> None:
-        """Remember what became of a request, for operators who ask about it later."""
+        """Store the outcome of a request, for later queries of operators."""
         self.departed.pop(request_id, None)
         self.departed[request_id] = how
         while len(self.departed) > DEPARTED_MEMORY:
             self.departed.popitem(last=False)
 
     def cancel(self, request_id: RequestId, reply_to: str | None) -> None:
-        """Remember that a request was given up, for when it is pulled."""
+        """Store that a request was cancelled, so that it is ended if it is pulled later."""
         self.cancelled[request_id, reply_to] = None
         while len(self.cancelled) > CANCELLED_MEMORY:
             self.cancelled.popitem(last=False)
 
     @property
     def num_waiting(self) -> int:
-        """Requests in our hands that do not run."""
+        """Number of requests held by the agent that do not run."""
         return len(self.pulled.keys() | self.swapped_out.keys())
 
-    def running_count(self, tier: Tier) -> int:
-        """Runs of one tier."""
-        return sum(tier_of(run.request) is tier for run in self.runs.values())
+    def running_count(self, rank: Rank) -> int:
+        """Number of runs of one rank."""
+        return sum(rank_of(run.request) is rank for run in self.runs.values())
 
     def not_begun(self) -> list[QueuedRequest]:
-        """Requests that were pulled and wait, in the window or in the engine."""
+        """Pulled requests that wait, in the window or in the engine."""
         submitted = [run.request for run in self.runs.values() if not run.begun]
         return [*self.window, *submitted]
 
     @property
     def running_tokens(self) -> int:
-        """KV tokens that the runs may need at their end."""
+        """KV tokens that all current runs together may need when they end."""
         return sum(tokens_needed(run.request) for run in self.runs.values())

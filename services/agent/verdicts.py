@@ -1,4 +1,4 @@
-"""What a run has to show when it ends: its progress, its verdict, and where it goes from here."""
+"""Result of a run at its end: its progress, its verdict, and its next queue."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from shared.contracts.requests import Progress, QueuedRequest
 
 
 def progress_of(run: Run) -> Progress:
-    """What a run has to show, to travel with its request."""
+    """Progress of a run, to be stored in its request."""
     return Progress(
         token_ids=tuple(run.token_ids),
         first_token_at=run.first_token_at,
@@ -19,12 +19,12 @@ def progress_of(run: Run) -> Progress:
 
 
 def with_progress(run: Run) -> QueuedRequest:
-    """The request as it goes on elsewhere, or later."""
+    """The request with its progress, in the form in which it is resumed elsewhere or later."""
     return msgspec.structs.replace(run.request, progress=progress_of(run))
 
 
 def verdict_of(run: Run, *, finished_at: float) -> SloVerdict:
-    """Whether every target that was set was met, where the tokens were made."""
+    """Verdict on every target that was set, by the times at which tokens were generated."""
     request = run.request
     slo, arrived_at = request.slo, request.arrived_at
     attained = finished_at <= slo.completion_deadline_at(arrived_at)
@@ -42,7 +42,9 @@ def verdict_of(run: Run, *, finished_at: float) -> SloVerdict:
 
 
 def return_queue(request: QueuedRequest) -> str:
-    """Where it waits, ahead of its lane, to be run again."""
+    """
+    Queue in which an interrupted request waits to run again, ahead of the requests of its lane.
+    """
     if request.attempts.relegated:
         return relegated_name(request.model.base)
     return LaneKey.parse(request.lane).resume_name

@@ -1,7 +1,7 @@
 """
-Estimator: learns from telemetry what things cost, and publishes it as versioned profiles.
+Estimator: learns costs from telemetry, and publishes them as versioned profiles.
 
 Consumes: iterations, request observations, activations, statuses, routers' samples of prefills.
-Publishes: profiles, alarms, and trees that its command `fit` has made of those samples.
-Invariant: nobody waits for it; hot paths evaluate the last profile they have.
+Publishes: profiles, alarms, and trees that its command `fit` has learnt from those samples.
+Invariant: no component waits for it; hot paths use the last profile that they have.
 """

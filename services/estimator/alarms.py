@@ -1,28 +1,28 @@
-"""What the estimator warns of: instances that are slower than their peers."""
+"""Alarms of the estimator: instances that are slower than their peers."""
 
 from collections.abc import Iterator, Sequence
 
 import structlog
 
-from services.estimator.observations import ProfileKey
+from services.estimator.telemetry_adapters import ProfileKey
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
-from shared.broker.retry import send_softly
+from shared.broker.retry import send_best_effort
 from shared.contracts.base import InstanceId, UnixTime, encode, tag_of
 from shared.contracts.estimates import AlarmKind, AlarmRaised
 from shared.contracts.telemetry import IterationsObserved
-from solver.prediction.alarms import AlarmChange, AlarmOptions
-from solver.prediction.slow_instances import Judged, SlowInstances
+from solver.prediction.alarms.alarm import AlarmChange, AlarmOptions
+from solver.prediction.alarms.slow_instances import Judged, SlowInstances
 
 log = structlog.get_logger()
 
 
 class InstanceWatch:
     """
-    The instances of each (model, engine, device).
+    Compares the pace of instances with the same (model, engine, device) and judges alarms.
 
     Args:
-        options: Thresholds of how many times as slow as its peers an instance is.
+        options: Thresholds, as multiples of the peers' times.
     """
 
     def __init__(self, options: AlarmOptions) -> None:
@@ -31,14 +31,14 @@ class InstanceWatch:
         self.num_raised = 0
 
     def observe(self, observed: IterationsObserved, multiples: Sequence[float]) -> None:
-        """An instance computed, in so many times what had been predicted of each iteration."""
+        """Record an instance's iteration times, as multiples of the predicted ones."""
         key = (observed.model, observed.engine, observed.device)
         if key not in self._by_profile:
             self._by_profile[key] = SlowInstances(self._options)
         self._by_profile[key].observe(observed.instance_id, multiples)
 
     def judge(self, now: UnixTime) -> Sequence[tuple[ProfileKey, Judged]]:
-        """Alarms that changed since the last time."""
+        """Alarms that changed since the last call."""
         changes = [
             (key, judged)
             for key, instances in self._by_profile.items()
@@ -49,18 +49,18 @@ class InstanceWatch:
 
     @property
     def num_slow(self) -> int:
-        """Alarms in force."""
+        """Number of alarms in force."""
         return sum(len(instances.slow) for instances in self._by_profile.values())
 
     def levels(self) -> Iterator[tuple[ProfileKey, InstanceId, float]]:
-        """How many times as slow as its peers each instance is that has some."""
+        """Pace of each instance that has peers, as a multiple of the peers' times."""
         for key, instances in self._by_profile.items():
             for name, level in instances.levels.items():
                 yield key, name, level
 
 
 async def raise_alarms(broker: Broker, watch: InstanceWatch, now: UnixTime) -> None:
-    """One round: publish alarms that are raised, log those and the ones that are cleared."""
+    """One round: publish raised alarms; log raised and cleared ones."""
     for (model, engine, device), judged in watch.judge(now):
         times = round(judged.level, 2)
         if judged.change is AlarmChange.CLEARED:
@@ -86,4 +86,4 @@ async def raise_alarms(broker: Broker, watch: InstanceWatch, now: UnixTime) -> N
             detail=f"{times} times as slow as its peers on {model} ({engine}, {device})",
         )
         message = OutMessage(body=encode(alarm), kind=tag_of(AlarmRaised), persistent=False)
-        await send_softly(broker, topology.TELEMETRY, topology.ALARM_KEY, message)
+        await send_best_effort(broker, topology.TELEMETRY, topology.ALARM_KEY, message)

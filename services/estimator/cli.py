@@ -11,27 +11,27 @@ from shared.runtime.cli import ServiceCli, Verb
 
 CLI = ServiceCli(
     service="estimator",
-    description="Learns from telemetry what iterations, requests and swaps cost.",
+    description="Learns the costs of iterations, requests and swaps from telemetry.",
     settings_type=Settings,
     serve=serve,
     verbs=(
         Verb(
             name="show",
-            help="print the profiles: latency model, rates, lengths, swaps, trees; "
-            "and residuals, those of routers, too",
+            help="print the profiles: latency model, rates, lengths, swaps, trees; and "
+            "residuals, also those of routers",
             run=show,
         ),
         Verb(
             name="fit",
-            help="learn quantile trees of prefill times from the samples in profile_dir; running "
-            "estimators publish what is written",
+            help="fit quantile trees of prefill times to the samples in profile_dir; running "
+            "estimators publish the written trees",
             run=fit,
             arguments=fit_arguments,
         ),
         Verb(name="trees", help="list the trees in profile_dir", run=trees),
         Verb(
             name="use",
-            help="write an earlier version of a model's trees as its next one: the way back",
+            help="write an earlier version of a model's trees as the next one, to roll back",
             run=use,
             arguments=use_arguments,
         ),
@@ -40,5 +40,5 @@ CLI = ServiceCli(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; gives the exit code."""
+    """Entry point; returns the exit code."""
     return CLI.main(argv)

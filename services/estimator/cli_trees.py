@@ -1,113 +1,91 @@
-"""`headway-estimator trees` and `use`: what was fitted, and the way back."""
+"""`headway-estimator trees` and `use`: list fitted trees, and roll back."""
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
-from services.estimator import artefacts
-from services.estimator.artefacts import Artefact
-from services.estimator.keys import directory_name, told
 from services.estimator.settings import Settings
-from services.estimator.tables import age, shares
+from services.estimator.text_table import age, shares
+from services.estimator.trees import artefacts
+from services.estimator.trees.artefact_names import directory_name, display_name
+from services.estimator.trees.artefacts import Artefact
 from shared.contracts.base import UnixTime
-from shared.contracts.errors import ContractError, SchemaMismatchError, SettingsError
+from shared.contracts.errors import MeshError, SettingsError
 from shared.runtime.cli import print_data
 from shared.runtime.clock import SystemClock
-from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
+from shared.runtime.lifecycle import EXIT_OK
 
-
-class _Listed(msgspec.Struct, frozen=True):
-    """One line of `--json`: an artefact without its trees."""
-
-    model: str
-    engine: str
-    device: str
-    version: int
-    created_at: UnixTime
-    samples: int
-    held_out: artefacts.HeldOut
-    versions: Sequence[int]
-    """That there are."""
+_LISTED = ("model", "engine", "device", "version", "created_at", "samples", "held_out")
+"""Fields of an artefact in a line of `--json`: all but its trees and their origin."""
 
 
 async def trees(settings: Settings, arguments: argparse.Namespace) -> int:
     """List each key's trees in force."""
-    found = list(_listed(_directory(settings)))
-    if not found:
-        return _failed(f"no trees in {_directory(settings)}: `headway-estimator fit` makes some")
+    directory = trees_directory(settings)
+    listed = [artefact for each in artefacts.folders(directory) if (artefact := in_force(each))]
+    if not listed:
+        raise MeshError(f"no trees in {directory}: create some with `headway-estimator fit`")
     now = SystemClock().now()
-    for each in found:
+    for artefact in listed:
         if arguments.json:
-            print_data(each, as_json=True)
+            _print_json(artefact, directory)
         else:
-            print(_line(each, now))
+            print(_line(artefact, now))
     return EXIT_OK
 
 
 def use_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of `use`."""
+    """Add the arguments of `use`."""
     for name in ("model", "engine", "device"):
         parser.add_argument(f"--{name}", metavar="NAME", required=True, help=f"{name} of the trees")
-    parser.add_argument("--version", type=int, metavar="N", required=True, help="to go back to")
-
-
-async def use(settings: Settings, arguments: argparse.Namespace) -> int:
-    """The highest version is in force: what is to be gone back to becomes that."""
-    directory = _directory(settings)
-    key = (arguments.model, arguments.engine, arguments.device)
-    try:
-        existing = dict(artefacts.versions(directory / directory_name(key)))
-        if arguments.version not in existing:
-            known = ", ".join(f"v{version}" for version in existing) or "none"
-            return _failed(f"no v{arguments.version} of {told(key)}; there are: {known}")
-        written, file = artefacts.write(directory, artefacts.read(existing[arguments.version]))
-    except (OSError, ContractError, SchemaMismatchError) as error:
-        return _failed(str(error))
-    if arguments.json:
-        print_data(_of(written, [*existing, written.version]), as_json=True)
-    else:
-        print(f"v{written.version} is v{arguments.version} again: {file}")
-    return EXIT_OK
-
-
-def _directory(settings: Settings) -> Path:
-    if settings.trees_directory is None:
-        raise SettingsError("profile_dir is not set: trees are in there")
-    return settings.trees_directory
-
-
-def _listed(directory: Path) -> Iterator[_Listed]:
-    problems: list[str] = []
-    for folder in artefacts.folders(directory):
-        if (artefact := artefacts.latest(folder, problems)) is not None:
-            yield _of(artefact, [version for version, _ in artefacts.versions(folder)])
-    for problem in problems:
-        print(problem, file=sys.stderr)
-
-
-def _of(artefact: Artefact, versions: Sequence[int]) -> _Listed:
-    return _Listed(
-        model=artefact.model,
-        engine=artefact.engine,
-        device=artefact.device,
-        version=artefact.version,
-        created_at=artefact.created_at,
-        samples=artefact.samples,
-        held_out=artefact.held_out,
-        versions=versions,
+    parser.add_argument(
+        "--version", type=int, metavar="N", required=True, help="version to go back to"
     )
 
 
-def _line(each: _Listed, now: UnixTime) -> str:
-    coverage = [(level.level, level.coverage) for level in each.held_out.levels]
-    key = told((each.model, each.engine, each.device))
-    made = f"v{each.version}, {age(each.created_at, now)}, of {each.samples} samples"
-    return f"{key}: {made}; {shares(coverage)} when fitted"
+async def use(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Write an earlier version of the trees again as the next version: the highest is in force."""
+    directory = trees_directory(settings)
+    key = (arguments.model, arguments.engine, arguments.device)
+    try:
+        existing = artefacts.versions(directory / directory_name(key))
+        if arguments.version not in existing:
+            known = ", ".join(f"v{version}" for version in existing) or "none"
+            raise MeshError(f"no v{arguments.version} of {display_name(key)}; available: {known}")
+        written, file = artefacts.write(directory, artefacts.read(existing[arguments.version]))
+    except OSError as error:
+        raise MeshError(str(error)) from error
+    if arguments.json:
+        _print_json(written, directory)
+    else:
+        print(f"v{written.version} is a copy of v{arguments.version}: {file}")
+    return EXIT_OK
 
 
-def _failed(message: str) -> int:
-    print(f"headway-estimator: {message}", file=sys.stderr)
-    return EXIT_FAILED
+def trees_directory(settings: Settings) -> Path:
+    """
+    Directory of `services.estimator.trees.artefacts`.
+
+    Raises:
+        SettingsError: There is no such directory, because `profile_dir` is not set.
+    """
+    if settings.trees_directory is None:
+        raise SettingsError("profile_dir is not set: trees are stored there")
+    return settings.trees_directory
+
+
+def in_force(folder: Path) -> Artefact | None:
+    """The highest readable version in *folder*; errors of higher ones go to standard error."""
+    files = tuple(artefacts.versions(folder).values())
+    return artefacts.latest(files, lambda file, error: print(f"{file}: {error}", file=sys.stderr))
+
+
+def _print_json(artefact: Artefact, directory: Path) -> None:
+    versions = tuple(artefacts.versions(directory / directory_name(artefact.key)))
+    listed = {name: getattr(artefact, name) for name in _LISTED}
+    print_data(listed | {"versions": versions}, as_json=True)
+
+
+def _line(artefact: Artefact, now: UnixTime) -> str:
+    made = f"v{artefact.version}, {age(artefact.created_at, now)}, of {artefact.samples} samples"
+    return f"{display_name(artefact.key)}: {made}; {shares(artefact.coverage)} when fitted"

@@ -1,7 +1,7 @@
-"""What the estimator learns from each message. Unknown kinds are ignored."""
+"""Handlers of the estimator's messages. Unknown kinds are ignored."""
 
-from services.estimator.observations import time_multiples
 from services.estimator.state import EstimatorState
+from services.estimator.telemetry_adapters import time_multiples
 from shared.broker.consumer import Handler
 from shared.broker.protocol import Delivery
 from shared.contracts.base import Message

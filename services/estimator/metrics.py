@@ -1,68 +1,242 @@
-"""What an estimator counts."""
+"""Prometheus series of an estimator."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from services.estimator.alarm_metrics import alarm_metrics
-from services.estimator.calibration_metrics import calibration_metrics
-from services.estimator.state import EstimatorState
-from services.estimator.trees_metrics import trees_metrics
+from services.estimator.state import EstimatorState, Learner
+from shared.contracts.estimates import AlarmKind, Calibration, Moments
+from shared.runtime.metrics import Series, StateCollector, counter, gauge
+from solver.prediction.latency.latency_model import PredictionErrors
+from solver.prediction.latency.service_time import ALL_APPLICATIONS
+from solver.prediction.lengths.decode_lengths import DecodeLengths
 
 PROFILE = ("model", "engine", "device")
+Labels = tuple[str, ...]
+Sample = tuple[Labels, float]
+Read = Callable[[EstimatorState], Iterable[Sample]]
+Coverage = Iterable[tuple[float, float]]
+T = TypeVar("T")
 
 
-class EstimatorMetrics(Collector):
-    """
-    Prometheus series of an estimator, read from its state when they are asked for.
+def estimator_metrics(registry: CollectorRegistry, state: EstimatorState) -> None:
+    """Register the series of *state*."""
+    StateCollector(registry, state, SERIES)
 
-    Args:
-        registry: Where they are registered.
-        state: The estimator's.
-    """
 
-    def __init__(self, registry: CollectorRegistry, state: EstimatorState) -> None:
-        self._state = state
-        registry.register(self)
+def _known(
+    members: Iterable[tuple[Labels, T]], value: Callable[[T], float | None]
+) -> Iterator[Sample]:
+    """One sample for each of *members* whose value is known."""
+    for labels, member in tuple(members):
+        if (known := value(member)) is not None:
+            yield labels, known
 
-    def collect(self) -> Iterator[Metric]:
-        """The state now."""
-        yield from alarm_metrics(self._state.watch)
-        yield from calibration_metrics(self._state)
-        yield from trees_metrics(self._state)
-        learners = self._state.learners
-        yield GaugeMetricFamily(
-            "headway_estimator_profiles", "Profiles known: (model, engine, device)", len(learners)
-        )
-        iterations = CounterMetricFamily(
-            "headway_estimator_iterations", "Engine iterations learnt from", labels=PROFILE
-        )
-        error = GaugeMetricFamily(
-            "headway_estimator_latency_error_ratio",
-            "Median absolute relative error of the latency model, on iterations not seen before",
-            labels=PROFILE,
-        )
-        high_error = GaugeMetricFamily(
-            "headway_estimator_latency_error_p95_ratio",
-            "95th percentile of the latency model's absolute relative error",
-            labels=PROFILE,
-        )
-        bias = GaugeMetricFamily(
-            "headway_estimator_latency_bias_ratio",
-            "Median signed relative error of the latency model; negative predicts too little",
-            labels=PROFILE,
-        )
-        prefill = GaugeMetricFamily(
-            "headway_estimator_prefill_seconds", "Mean time to a first token", labels=PROFILE
-        )
-        for key, learner in tuple(learners.items()):
-            iterations.add_metric(key, learner.fit.count)
-            if (errors := learner.fit.errors) is not None:
-                error.add_metric(key, errors.median)
-                high_error.add_metric(key, errors.p95)
-                bias.add_metric(key, errors.bias)
-            if (moments := learner.prefill_s.value()) is not None:
-                prefill.add_metric(key, moments.mean)
-        yield from (iterations, error, high_error, bias, prefill)
+
+def _by_profile(value: Callable[[Learner], float | None]) -> Read:
+    return lambda state: _known(state.learners.items(), value)
+
+
+def _by_model(value: Callable[[DecodeLengths], float | None]) -> Read:
+    return lambda state: _known(_lengths(state), value)
+
+
+def _lengths(state: EstimatorState) -> Iterator[tuple[Labels, DecodeLengths]]:
+    return (((model,), lengths) for model, lengths in state.lengths.items())
+
+
+def _field(estimate: PredictionErrors | Calibration | Moments | None, name: str) -> float | None:
+    """The field *name* of an estimate; None while there is no estimate."""
+    return None if estimate is None else float(getattr(estimate, name))
+
+
+def _length_calibration(lengths: DecodeLengths) -> Calibration | None:
+    return lengths.estimate(ALL_APPLICATIONS).calibration
+
+
+def _by_level(judged: Iterable[tuple[Labels, Coverage]]) -> Iterator[Sample]:
+    """One sample per quantile level of each of *judged*."""
+    for labels, coverage in tuple(judged):
+        for level, share in coverage:
+            yield (*labels, str(level)), share
+
+
+def _alarm(count: Callable[[EstimatorState], int]) -> Read:
+    return lambda state: [((AlarmKind.INSTANCE_SLOW.value,), count(state))]
+
+
+def _counts(of: Callable[[EstimatorState], Iterable[tuple[str, int]]]) -> Read:
+    return lambda state: [((name,), count) for name, count in tuple(of(state))]
+
+
+SERIES: tuple[Series[EstimatorState], ...] = (
+    gauge(
+        "headway_estimator_alarms",
+        "Alarms in force",
+        _alarm(lambda state: state.watch.num_slow),
+        "kind",
+    ),
+    counter(
+        "headway_estimator_alarms_raised",
+        "Published alarms",
+        _alarm(lambda state: state.watch.num_raised),
+        "kind",
+    ),
+    gauge(
+        "headway_estimator_instance_pace_ratio",
+        "Iteration times of an instance as a multiple of those of its peers",
+        lambda state: (((*key, instance), level) for key, instance, level in state.watch.levels()),
+        *(*PROFILE, "instance_id"),
+    ),
+    gauge(
+        "headway_estimator_latency_residual_ratio",
+        "Mean of predicted minus actual iteration times, over actual; negative is optimistic",
+        _by_profile(lambda learner: _field(learner.latency_calibration.value(), "bias")),
+        *PROFILE,
+    ),
+    gauge(
+        "headway_estimator_latency_residual_sd_ratio",
+        "Standard deviation of the iteration time residuals",
+        _by_profile(lambda learner: _field(learner.latency_calibration.value(), "spread")),
+        *PROFILE,
+    ),
+    gauge(
+        "headway_estimator_wait_residual_seconds",
+        "Mean of predicted minus actual waits in lanes; negative is optimistic",
+        _by_profile(lambda learner: _field(learner.wait_calibration.value(), "bias")),
+        *PROFILE,
+    ),
+    gauge(
+        "headway_estimator_wait_residual_sd_seconds",
+        "Standard deviation of the wait residuals",
+        _by_profile(lambda learner: _field(learner.wait_calibration.value(), "spread")),
+        *PROFILE,
+    ),
+    gauge(
+        "headway_estimator_wait_coverage_ratio",
+        "Share of waits within their predicted quantile",
+        lambda state: _by_level(
+            (key, calibration.coverage)
+            for key, learner in state.learners.items()
+            if (calibration := learner.wait_calibration.value()) is not None
+        ),
+        *(*PROFILE, "level"),
+    ),
+    gauge(
+        "headway_estimator_applications",
+        "Applications with their own answer lengths",
+        _by_model(lambda lengths: lengths.num_applications),
+        "model",
+    ),
+    gauge(
+        "headway_estimator_output_tokens",
+        "Mean length of answers without a token limit",
+        _by_model(
+            lambda lengths: (
+                lengths.estimate(ALL_APPLICATIONS).mean if lengths.has_observations else None
+            )
+        ),
+        "model",
+    ),
+    gauge(
+        "headway_estimator_output_residual_tokens",
+        "Mean of predicted minus actual answer lengths; negative is optimistic",
+        _by_model(lambda lengths: _field(_length_calibration(lengths), "bias")),
+        "model",
+    ),
+    gauge(
+        "headway_estimator_output_residual_sd_tokens",
+        "Standard deviation of the answer length residuals",
+        _by_model(lambda lengths: _field(_length_calibration(lengths), "spread")),
+        "model",
+    ),
+    gauge(
+        "headway_estimator_output_coverage_ratio",
+        "Share of answers within their predicted quantile, among those allowed to exceed it",
+        lambda state: _by_level(
+            (model, calibration.coverage)
+            for model, lengths in _lengths(state)
+            if (calibration := _length_calibration(lengths)) is not None
+        ),
+        *("model", "level"),
+    ),
+    gauge(
+        "headway_estimator_prefill_samples",
+        "Samples of prefill times on disk for fitting trees",
+        lambda state: state.samples.kept(),
+        *PROFILE,
+    ),
+    counter(
+        "headway_estimator_prefill_samples_refused",
+        "Samples refused for fitting, by the faulty field",
+        _counts(lambda state: state.samples.refused.items()),
+        "reason",
+    ),
+    gauge(
+        "headway_estimator_trees_version",
+        "Version of the trees in force",
+        lambda state: ((each.key, each.version) for each in state.trees.in_force),
+        *PROFILE,
+    ),
+    gauge(
+        "headway_estimator_trees_made_timestamp_seconds",
+        "Unix time at which the trees in force were fitted",
+        lambda state: ((each.key, each.created_at) for each in state.trees.in_force),
+        *PROFILE,
+    ),
+    gauge(
+        "headway_estimator_trees_coverage_ratio",
+        "Share of held-out samples within their quantile when the trees were fitted",
+        lambda state: _by_level((each.key, each.coverage) for each in state.trees.in_force),
+        *(*PROFILE, "level"),
+    ),
+    counter(
+        "headway_estimator_trees_refused",
+        "Tree files that were not put in force, by their fault",
+        _counts(lambda state: state.trees.refused.items()),
+        "reason",
+    ),
+    counter(
+        "headway_estimator_fits",
+        "Fits started by the estimator, by outcome",
+        _counts(lambda state: () if state.fits is None else state.fits.outcomes.items()),
+        "outcome",
+    ),
+    gauge(
+        "headway_estimator_profiles",
+        "Known profiles, one for each (model, engine, device)",
+        lambda state: len(state.learners),
+    ),
+    counter(
+        "headway_estimator_iterations",
+        "Engine iterations learnt from",
+        _by_profile(lambda learner: learner.fit.count),
+        *PROFILE,
+    ),
+    gauge(
+        "headway_estimator_latency_error_ratio",
+        "Median absolute relative error of the latency model on unseen iterations",
+        _by_profile(lambda learner: _field(learner.fit.errors, "median")),
+        *PROFILE,
+    ),
+    gauge(
+        "headway_estimator_latency_error_p95_ratio",
+        "95th percentile of the latency model's absolute relative error",
+        _by_profile(lambda learner: _field(learner.fit.errors, "p95")),
+        *PROFILE,
+    ),
+    gauge(
+        "headway_estimator_latency_bias_ratio",
+        "Median signed relative error of the latency model; negative is an underestimate",
+        _by_profile(lambda learner: _field(learner.fit.errors, "bias")),
+        *PROFILE,
+    ),
+    gauge(
+        "headway_estimator_prefill_seconds",
+        "Mean time to the first token",
+        _by_profile(lambda learner: _field(learner.prefill_s.value(), "mean")),
+        *PROFILE,
+    ),
+)
+"""All metric families of the estimator; residuals are exponentially weighted means."""

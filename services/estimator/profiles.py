@@ -1,4 +1,4 @@
-"""Profiles on disk, so that a restart does not start from nothing."""
+"""Profiles on disk, so that a restart resumes with them."""
 
 import contextlib
 import hashlib
@@ -19,7 +19,7 @@ class ProfileStore:
     One JSON file per profile.
 
     Args:
-        directory: Made when missing; None keeps nothing.
+        directory: Created if missing; None stores nothing.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -44,7 +44,7 @@ class ProfileStore:
         return tuple(profiles)
 
     def save(self, profile: Profile) -> None:
-        """Replace the stored profile of the same key; one that cannot be is told in the log."""
+        """Replace the stored profile of the same key; a failure is logged."""
         if self._directory is None:
             return
         key = f"{profile.model}\0{profile.engine}\0{profile.device}"
@@ -54,7 +54,7 @@ class ProfileStore:
             part.write_bytes(encode(profile))
             part.replace(file)
         except OSError as error:
-            # What is learnt is published all the same; a restart begins with what was saved last.
+            # The learnt profile is still published; a restart begins with the last saved one.
             log.error("profile.not_saved", file=str(file), error=str(error))
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)

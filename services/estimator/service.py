@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -12,19 +12,20 @@ import structlog
 
 from services.estimator.alarms import InstanceWatch, raise_alarms
 from services.estimator.handlers import HANDLERS
-from services.estimator.metrics import EstimatorMetrics
-from services.estimator.own_fits import OwnFits
+from services.estimator.metrics import estimator_metrics
 from services.estimator.profiles import ProfileStore
-from services.estimator.sample_store import SampleStore
 from services.estimator.settings import Settings
-from services.estimator.state import EstimatorState
-from services.estimator.trees import TreesWatch, publish_trees
+from services.estimator.state import EstimatorState, Learner
+from services.estimator.trees.active_trees import TreesWatch, publish_trees
+from services.estimator.trees.auto_fit import OwnFits
+from services.estimator.trees.sample_store import SampleStore
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher
 from shared.broker.protocol import Broker, OutMessage
-from shared.broker.retry import send_softly
+from shared.broker.retry import send_best_effort
 from shared.contracts.base import encode
 from shared.runtime.cli import Ports
+from shared.runtime.clock import Clock
 from shared.runtime.tasks import every
 
 log = structlog.get_logger()
@@ -39,11 +40,11 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         request_memory=settings.request_memory,
         max_applications=settings.max_applications,
         pooled_requests=settings.pooled_requests,
-        watch=InstanceWatch(settings.alarms.options),
+        watch=InstanceWatch(settings.alarms),
         samples=SampleStore(settings.samples_directory, most=settings.trees.max_samples),
         trees=TreesWatch(settings.trees_directory),
     )
-    EstimatorMetrics(ports.health.metrics, state)
+    estimator_metrics(ports.health.metrics, state)
     state.restore(store.load())
     state.samples.open()
     async with AsyncExitStack() as stack:
@@ -57,16 +58,17 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         stack.push_async_callback(subscription.cancel)
 
         async def publish_changed() -> None:
-            await _publish(broker, state, store, ports, only_changed=True)
+            changed = [each for each in state.learners.values() if each.changed]
+            await _publish(changed, broker, state, store, ports.clock)
 
         async def publish_all() -> None:
-            await _publish(broker, state, store, ports, only_changed=False)
+            await _publish(tuple(state.learners.values()), broker, state, store, ports.clock)
 
         async def watch() -> None:
             await raise_alarms(broker, state.watch, ports.clock.now())
 
         async def reload_trees() -> None:
-            # Out of the loop's way: the first trees take half a second to import what reads them.
+            # In a thread: the first trees need half a second of imports.
             found = await asyncio.to_thread(state.trees.look)
             for artefact in found:
                 log.info("trees.loaded", model=artefact.model, version=artefact.version)
@@ -95,18 +97,16 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
 
 
 async def _publish(
+    learners: Iterable[Learner],
     broker: Broker,
     state: EstimatorState,
     store: ProfileStore,
-    ports: Ports[Settings],
-    *,
-    only_changed: bool,
+    clock: Clock,
 ) -> None:
-    for learner in tuple(state.learners.values()):
-        if only_changed and not learner.changed:
-            continue
-        profile = learner.profile(ports.clock.now())
-        profile = msgspec.structs.replace(profile, prefill_trees=state.trees.told(learner.key))
+    for learner in learners:
+        profile = msgspec.structs.replace(
+            learner.profile(clock.now()), prefill_trees=state.trees.in_force_for(learner.key)
+        )
         store.save(profile)
         message = OutMessage(body=encode(profile), kind="profile.published.v1", persistent=False)
-        await send_softly(broker, topology.PROFILES, "", message)
+        await send_best_effort(broker, topology.PROFILES, "", message)

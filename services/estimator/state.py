@@ -1,11 +1,11 @@
-"""What the estimator has learnt, per (model, engine, device)."""
+"""State that the estimator has learnt, per (model, engine, device)."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.estimator.alarms import InstanceWatch
-from services.estimator.observations import (
+from services.estimator.telemetry_adapters import (
     WAIT_LEVELS,
     ProfileKey,
     answer_of,
@@ -13,50 +13,55 @@ from services.estimator.observations import (
     judge_wait,
     with_pairs,
 )
-from services.estimator.own_fits import OwnFits
-from services.estimator.sample_store import SampleStore
-from services.estimator.trees import TreesWatch
+from services.estimator.trees.active_trees import TreesWatch
+from services.estimator.trees.auto_fit import OwnFits
+from services.estimator.trees.sample_store import SampleStore
 from shared.contracts.base import ModelName, UnixTime
 from shared.contracts.estimates import Profile
 from shared.contracts.telemetry import IterationsObserved, ModelActivated, RequestObserved
-from solver.prediction.alarms import AlarmOptions
-from solver.prediction.decode_lengths import POOLED_REQUESTS, DecodeLengths
-from solver.prediction.latency_model import OnlineLatencyFit
-from solver.prediction.moments import RunningMoments
-from solver.prediction.running_calibration import RunningCalibration
+from solver.prediction.alarms.alarm import AlarmOptions
+from solver.prediction.calibration.moments import RunningMoments
+from solver.prediction.calibration.running_calibration import RunningCalibration
+from solver.prediction.latency.latency_model import OnlineLatencyFit
+from solver.prediction.lengths.decode_lengths import POOLED_REQUESTS, DecodeLengths
 
 
-@dataclass(slots=True)
 class Learner:
-    """One profile in the making."""
+    """
+    Learner of one profile.
 
-    key: ProfileKey
-    iteration_memory: float
-    request_memory: float
-    lengths: DecodeLengths
-    """Of the model, on whatever engines and devices."""
-    fit: OnlineLatencyFit = field(init=False)
-    latency_calibration: RunningCalibration = field(init=False)
-    wait_calibration: RunningCalibration = field(init=False)
-    prefill_s: RunningMoments = field(init=False)
-    swap_s: dict[str, RunningMoments] = field(default_factory=dict)
-    prior: Profile | None = None
-    """What an earlier estimator knew; stands in for terms not yet learnt."""
-    latest: Profile | None = None
-    """What was published last."""
-    version: int = 0
-    changed: bool = True
-    _busy_tokens: float = 0.0
-    _busy_s: float = 0.0
+    Args:
+        key: Model, engine and device.
+        iteration_memory: Number of later iterations after which an iteration weighs 1/e.
+        request_memory: Number of later requests after which a request weighs 1/e.
+        lengths: Answer lengths of the model, over all engines and devices.
+    """
 
-    def __post_init__(self) -> None:
-        self.fit = OnlineLatencyFit(memory=self.iteration_memory)
-        self.prefill_s = RunningMoments(memory=self.request_memory)
-        self.latency_calibration = RunningCalibration(memory=self.iteration_memory)
-        self.wait_calibration = RunningCalibration(memory=self.request_memory, levels=WAIT_LEVELS)
+    def __init__(
+        self,
+        key: ProfileKey,
+        iteration_memory: float,
+        request_memory: float,
+        lengths: DecodeLengths,
+    ) -> None:
+        self.key = key
+        self.lengths = lengths
+        self.fit = OnlineLatencyFit(memory=iteration_memory)
+        self.latency_calibration = RunningCalibration(memory=iteration_memory)
+        self.wait_calibration = RunningCalibration(memory=request_memory, levels=WAIT_LEVELS)
+        self.prefill_s = RunningMoments(memory=request_memory)
+        self.swap_s: dict[str, RunningMoments] = {}
+        self.prior: Profile | None = None
+        """Profile that an earlier run of the estimator saved; used for terms not yet learnt."""
+        self.latest: Profile | None = None
+        """Last published profile."""
+        self.version = 0
+        self.changed = True
+        self._iteration_memory = iteration_memory
+        self._busy_tokens = self._busy_s = 0.0
 
     def restore(self, profile: Profile) -> None:
-        """Begin with what an earlier estimator knew."""
+        """Begin with the profile that an earlier run of the estimator saved."""
         self.prior = profile
         self.version = max(self.version, profile.version)
         if profile.latency is not None:
@@ -64,7 +69,7 @@ class Learner:
 
     def on_iterations(self, observed: IterationsObserved) -> None:
         """Learn latency and throughput."""
-        keep = math.exp(-len(observed.iterations) / self.iteration_memory)
+        keep = math.exp(-len(observed.iterations) / self._iteration_memory)
         self._busy_tokens *= keep
         self._busy_s *= keep
         for iteration, pairs in with_pairs(observed):
@@ -74,12 +79,14 @@ class Learner:
         self.changed = True
 
     def judge_latency(self, multiples: Sequence[float], *, at: UnixTime) -> None:
-        """Hold the latest profile against what iterations took, as multiples of what it said."""
+        """
+        Evaluate the latest profile on iteration times, given as multiples of the predicted ones.
+        """
         for multiple in multiples:
             self.latency_calibration.observe(1 / multiple - 1, at=at)
 
     def on_request(self, observed: RequestObserved) -> None:
-        """Learn lengths and prefill times from requests that ran undisturbed to their end."""
+        """Learn lengths and prefill times from requests that ran without interruption."""
         if observed.outcome != "completed":
             return
         if (answer := answer_of(observed)) is not None:
@@ -91,13 +98,13 @@ class Learner:
         self.changed = True
 
     def on_activated(self, observed: ModelActivated) -> None:
-        """Learn what a swap costs."""
+        """Learn the cost of a swap."""
         moments = self.swap_s.setdefault(observed.source.value, RunningMoments(memory=10))
         moments.observe(observed.duration_s)
         self.changed = True
 
     def profile(self, now: UnixTime) -> Profile:
-        """Everything known, as a new version."""
+        """The current estimates as a new version."""
         self.version = max(self.version + 1, int(now * 1000))
         self.changed = False
         model, engine, device = self.key
@@ -142,17 +149,19 @@ class EstimatorState:
     pooled_requests: float = POOLED_REQUESTS
     learners: dict[ProfileKey, Learner] = field(default_factory=dict)
     lengths: dict[str, DecodeLengths] = field(default_factory=dict)
-    """By model."""
+    """Model -> learnt answer lengths."""
     identities: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Engine and device by instance, from statuses; activations do not carry them."""
+    """
+    Instance -> engine and device, from statuses; messages about activations do not contain them.
+    """
     watch: InstanceWatch = field(default_factory=lambda: InstanceWatch(AlarmOptions()))
     samples: SampleStore = field(default_factory=lambda: SampleStore(None))
     trees: TreesWatch = field(default_factory=lambda: TreesWatch(None))
     fits: OwnFits | None = None
-    """None: others fit."""
+    """Periodic fits in a separate process; None: fits are run by an operator."""
 
     def learner(self, model: str, engine: str, device: str) -> Learner:
-        """The learner of a key, made on first use."""
+        """The learner of a key, created on first use."""
         key = (model, engine, device)
         if key not in self.learners:
             self.learners[key] = Learner(
@@ -161,7 +170,11 @@ class EstimatorState:
         return self.learners[key]
 
     def restore(self, profiles: Iterable[Profile]) -> None:
-        """Take over what an earlier estimator knew; of a model's lengths, the latest."""
+        """
+        Adopt the saved profiles of an earlier run.
+
+        Answer lengths of a model come from the latest profile of this model.
+        """
         for profile in sorted(profiles, key=lambda profile: profile.at):
             self.learner(profile.model, profile.engine, profile.device).restore(profile)
             self._lengths(profile.model).restore(profile.output_tokens)

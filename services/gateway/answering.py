@@ -1,4 +1,4 @@
-"""From a generation to bytes on the wire, streamed or whole."""
+"""Writes a generation to the HTTP response, streamed or whole."""
 
 import asyncio
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from services.gateway.channel import Channel
 from services.gateway.errors import error_info
 from services.gateway.intake import Accepted
-from services.gateway.metrics import TIERS, GatewayMetrics
+from services.gateway.metrics import GatewayMetrics
 from services.gateway.outcomes import Outcome, outcome_of
 from services.gateway.replies import Renderer, sse_error
 from shared.contracts.qos import Slo
@@ -22,8 +22,8 @@ class Answering:
     """
     Sends one request's answer.
 
-    The status line of a stream waits for the first token, so that whatever goes wrong before it
-    gets its own HTTP status. After it, an error is a last event, and no [DONE] follows.
+    The status line of a stream waits for the first token, so that errors before it get their own
+    HTTP status. After it, an error is the last event, and no [DONE] follows.
     """
 
     accepted: Accepted
@@ -33,10 +33,12 @@ class Answering:
     clock: Clock
     timeout_s: float
     ttft_s: float | None = None
-    """Arrival to first token at this gateway, once there is one."""
+    """
+    Time from arrival of the request to its first token at this gateway; None before that token.
+    """
 
     async def answer(self, generation: Generation) -> Outcome:
-        """Answer from *generation*; how it ended."""
+        """Send the answer of *generation*; return its outcome."""
         try:
             async with asyncio.timeout(self.timeout_s):
                 if self.accepted.stream:
@@ -61,7 +63,7 @@ class Answering:
             async with asyncio.timeout(LAST_WORD_S):
                 return await self._failed(info)
         except TimeoutError:
-            # The client reads nothing: it must not keep its tenant's slot for ever.
+            # The client does not read its answer: it must not occupy a slot of its tenant forever.
             return outcome_of(info)
 
     async def _whole(self, generation: Generation) -> Final:
@@ -87,7 +89,7 @@ class Answering:
     async def _failed(self, info: ErrorInfo) -> Outcome:
         outcome = outcome_of(info)
         if outcome not in (Outcome.CANCELLED, Outcome.REFUSED):
-            self.metrics.violated.labels(self._tier).inc()
+            self.metrics.violated.labels(self._qos_class).inc()
         if self.channel.started:
             await self.channel.event(sse_error(info))
             await self.channel.end()
@@ -96,13 +98,13 @@ class Answering:
         return outcome
 
     def _observe(self, final: RequestCompleted) -> None:
-        tier = self._tier
-        self.metrics.e2e_s.labels(tier).observe(self.clock.now() - self.accepted.arrived_at)
+        qos_class = self._qos_class
+        self.metrics.e2e_s.labels(qos_class).observe(self.clock.now() - self.accepted.arrived_at)
         if self.ttft_s is not None:
-            self.metrics.ttft_s.labels(tier).observe(self.ttft_s)
+            self.metrics.ttft_s.labels(qos_class).observe(self.ttft_s)
         verdict = self.metrics.attained if final.verdict.attained else self.metrics.violated
-        verdict.labels(tier).inc()
+        verdict.labels(qos_class).inc()
 
     @property
-    def _tier(self) -> str:
-        return TIERS[(self.accepted.ingress.slo or Slo()).qos_class]
+    def _qos_class(self) -> str:
+        return (self.accepted.ingress.slo or Slo()).qos_class.value

@@ -12,37 +12,37 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 class Channel:
     """
-    The way back to the client.
+    The response channel to the client.
 
     Args:
-        send: ASGI's.
-        headers: On every answer.
+        send: The `send` of ASGI.
+        headers: Headers of every answer.
     """
 
     def __init__(self, send: Send, headers: dict[str, str]) -> None:
         self._send = send
         self._headers = headers
         self.started = False
-        """The status line is out; an error can only be an event now."""
+        """True once the status line is sent: an error can then only be an event."""
 
     async def error(self, info: ErrorInfo) -> None:
-        """Answer with an error."""
-        # The status may come from another service; an error never looks like a success.
+        """Send an error answer."""
+        # The status may come from another service; an error must never look like a success.
         status = info.status if info.status in ERROR_STATUSES else 500
         await self.json(error_body(info), status=status, headers=error_headers(info))
 
     async def json(
         self, body: bytes, *, status: int = 200, headers: dict[str, str] | None = None
     ) -> None:
-        """Answer with JSON, whole."""
+        """Send a complete JSON answer."""
         length = {"content-type": JSON, "content-length": str(len(body))}
         await self._start(status, length | (headers or {}))
         await self._body(body, more=False)
 
     async def event(self, data: bytes) -> None:
-        """Flush server-sent events; the first brings the status line along."""
+        """Send server-sent events; the first one also sends the status line."""
         if not self.started:
-            # Proxies must not collect events.
+            # Proxies must not buffer events.
             await self._start(
                 200,
                 {

@@ -1,4 +1,4 @@
-"""`headway-gateway`: serve, and watch requests complete."""
+"""`headway-gateway`: serve, and print completed requests."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from shared.runtime.cli import ServiceCli, Verb
 
 CLI = ServiceCli(
     service="gateway",
-    description="OpenAI-compatible HTTP door of the mesh.",
+    description="OpenAI-compatible HTTP interface of the mesh.",
     settings_type=Settings,
     serve=serve,
     verbs=(
@@ -25,5 +25,5 @@ CLI = ServiceCli(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; gives the exit code."""
+    """Entry point; returns the exit code."""
     return CLI.main(sys.argv[1:] if argv is None else argv)

@@ -1,4 +1,4 @@
-"""A client that leaves takes its request with it."""
+"""Cancels the request of a client that disconnects."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,9 @@ from shared.producer.generation import Generation
 @contextlib.asynccontextmanager
 async def cancelled_on_disconnect(receive: Receive, generation: Generation) -> AsyncIterator[None]:
     """
-    Cancel *generation* when the client disconnects, and in any case when the block ends.
+    Cancel *generation* when the client disconnects, and always when the block ends.
 
-    The request's body must have been read. Cancelling what has finished does nothing.
+    The request's body must have been read. Cancelling a finished generation is a no-op.
     """
 
     async def watch() -> None:

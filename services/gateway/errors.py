@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: `{"error": {message, type, param, code}}`."""
+"""Errors in the format of OpenAI's clients: `{"error": {message, type, param, code}}`."""
 
 from http import HTTPStatus
 from math import ceil
@@ -27,21 +27,6 @@ BROKER_RETRY_AFTER_S = 5.0
 INTERNAL_ERROR = "internal_error"
 
 
-class OpenAiError(msgspec.Struct, frozen=True, kw_only=True):
-    """The inner object; every field is always written."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of every answer that is not a success, and of an SSE error event."""
-
-    error: OpenAiError
-
-
 def type_for(status: int) -> str:
     """OpenAI's `type` for an HTTP status."""
     if status in TYPES:
@@ -50,7 +35,7 @@ def type_for(status: int) -> str:
 
 
 def error_info(error: Exception) -> ErrorInfo:
-    """What to tell the client about *error*; an unexpected one is not described to it."""
+    """Error information for the client; unexpected errors are not described."""
     match error:
         case ContractError():
             return ErrorInfo(
@@ -81,26 +66,28 @@ def error_info(error: Exception) -> ErrorInfo:
             )
         case _:
             return ErrorInfo(
-                message="the gateway failed; its log says why", code=INTERNAL_ERROR, status=500
+                message="internal error of the gateway; see its log",
+                code=INTERNAL_ERROR,
+                status=500,
             )
 
 
 def error_body(info: ErrorInfo) -> bytes:
-    """JSON of *info*."""
+    """JSON of *info*, also for an SSE error event; every field is always written."""
     return msgspec.json.encode(
-        ErrorBody(
-            error=OpenAiError(
-                message=info.message,
-                type=type_for(info.status),
-                param=info.param,
-                code=info.code,
-            )
-        )
+        {
+            "error": {
+                "message": info.message,
+                "type": type_for(info.status),
+                "param": info.param,
+                "code": info.code,
+            }
+        }
     )
 
 
 def error_headers(info: ErrorInfo) -> dict[str, str]:
-    """`Retry-After` in whole seconds, at least one, where a retry makes sense."""
+    """`Retry-After` in whole seconds, at least one, if a retry makes sense."""
     if info.retry_after_s is None:
         return {}
     return {"retry-after": str(max(1, ceil(info.retry_after_s)))}

@@ -18,7 +18,8 @@ from services.gateway.headers import REQUEST_ID, Hints, parse_hints
 from services.gateway.intake import Accepted
 from services.gateway.outcomes import Outcome, outcome_of
 from services.gateway.replies import Renderer
-from services.gateway.state import Endpoint, Gateway
+from services.gateway.shapes import Endpoint
+from services.gateway.state import Gateway
 from shared.contracts.base import TenantId
 from shared.contracts.errors import ContractError, MeshError, TransientError
 from shared.contracts.requests import ReplyMode
@@ -33,9 +34,9 @@ class Exchange:
     Authenticates, takes a slot, reads, checks, publishes, answers; then counts and logs.
 
     Args:
-        gateway: Shared parts.
-        endpoint: Which API it came to.
-        request: Body not read yet.
+        gateway: Shared components.
+        endpoint: API of the request.
+        request: Request whose body has not been read.
     """
 
     def __init__(
@@ -46,11 +47,14 @@ class Exchange:
         self._request = request
         self._headers = dict(request.headers.items())
         self._id = f"req-{uuid4().hex}"
-        """The mesh's id. The client's own is only echoed: two clients may well use the same."""
+        """
+        Id of the request in the mesh. The id that the client sends is only echoed: two clients may
+        send the same id.
+        """
         self._log = log.bind(request_id=self._id, endpoint=endpoint.name)
 
     async def run(self, send: Send) -> None:
-        """Answer, whatever happens."""
+        """Answer in every case, including errors."""
         headers = {MESH_REQUEST_ID: self._id}
         if client_id := self._headers.get(REQUEST_ID):
             headers[REQUEST_ID] = client_id
@@ -81,9 +85,9 @@ class Exchange:
         tenant = gateway.tenants.effective(tenant, hints)
         with gateway.tenants.slot(tenant):
             raw = await self._body()
-            # Here, not in the thread: waiting for one is part of what the client waits.
+            # Here, not in the thread: waiting for a thread counts as the client's waiting time.
             arrived_at = gateway.clock.now()
-            # A big prompt takes long to tokenize, and heartbeats must go on.
+            # Tokenizing a large prompt takes long, and heartbeats must continue.
             accepted = await asyncio.to_thread(
                 gateway.intake.accept,
                 raw,
@@ -107,7 +111,7 @@ class Exchange:
         answering = Answering(
             accepted=accepted,
             renderer=Renderer(
-                self._endpoint.shape,
+                self._endpoint,
                 request_id=self._id,
                 model=accepted.ingress.model,
                 created=int(accepted.arrived_at),
@@ -142,13 +146,13 @@ class Exchange:
                 return await self._request.body()
         except RequestEntityTooLarge:
             raise ContractError(
-                f"the limit of a body is {limits.max_body_bytes} bytes",
+                f"the body is too large: the limit is {limits.max_body_bytes} bytes",
                 code="body_too_large",
                 status=413,
             ) from None
         except InternalServerException:
-            # Litestar's word for a client that leaves while it sends.
-            raise ContractError("the client left", code="cancelled", status=499) from None
+            # Litestar's exception for a client that disconnects during the upload.
+            raise ContractError("the client disconnected", code="cancelled", status=499) from None
         except TimeoutError:
             raise ContractError(
                 "the body did not arrive in time", code="body_timeout", status=408

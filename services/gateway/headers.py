@@ -1,4 +1,4 @@
-"""What request headers ask for. llm-d's names and their old aliases; ours where none exists."""
+"""Parses request headers: llm-d's names and their old aliases, Headway's where none exists."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -25,17 +25,17 @@ TRACEPARENT = "traceparent"
 MAX_TARGET_S = 30 * 24 * 3600.0
 MAX_LABEL_CHARS = 128
 EARLIEST_DEADLINE_MS = 1e11
-"""Smaller values are surely seconds."""
+"""Smallest valid deadline in ms of Unix time; a smaller value was probably given in seconds."""
 
 
 class Hints(msgspec.Struct, frozen=True, kw_only=True):
-    """A request's headers, in seconds and with higher priority first."""
+    """Parsed headers of a request: durations in seconds, higher values for higher priority."""
 
     ttft_s: float | None = None
     tbt_s: float | None = None
     ttlt_s: float | None = None
     deadline_at: float | None = None
-    tier: str | None = None
+    objective: str | None = None
     priority: int | None = None
     importance: Importance | None = None
     application: str | None = None
@@ -47,17 +47,17 @@ class Hints(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_hints(headers: Mapping[str, str]) -> Hints:
     """
-    What *headers* (lower-case names) ask for; the first of several aliases counts.
+    Parse *headers* (lower-case names); the first of several aliases counts.
 
     Raises:
-        ContractError: A value that is not what its header takes; `param` is the header.
+        ContractError: A value that its header does not accept; `param` is the header.
     """
     return Hints(
         ttft_s=_milliseconds(headers, TTFT),
         tbt_s=_milliseconds(headers, TBT),
         ttlt_s=_milliseconds(headers, TTLT),
         deadline_at=_deadline_at(headers),
-        tier=_first(headers, OBJECTIVE)[1],
+        objective=_first(headers, OBJECTIVE)[1],
         priority=_priority(headers),
         importance=_importance(headers),
         application=_label(headers, APPLICATION),
@@ -92,18 +92,22 @@ def _number(name: str, text: str | None, *, low: float, high: float) -> float | 
     except ValueError:
         value = float("nan")
     if not isfinite(value) or not low < value <= high:
-        raise _bad(name, f"takes a number above {low:g}, at most {high:g}")
+        raise _bad(name, f"must be a number above {low:g} and at most {high:g}")
     return value
 
 
 def _priority(headers: Mapping[str, str]) -> int | None:
-    """production-stack's header puts lower first; ours puts higher first and wins."""
+    """
+    Priority, higher first.
+
+    In production-stack's header lower values go first. Headway's header wins if both are set.
+    """
     for name, sign in ((PRIORITY, 1), (PRIORITY_LOWER_FIRST, -1)):
         if name in headers:
             try:
                 return sign * int(headers[name])
             except ValueError:
-                raise _bad(name, "takes an integer") from None
+                raise _bad(name, "must be an integer") from None
     return None
 
 
@@ -113,13 +117,13 @@ def _importance(headers: Mapping[str, str]) -> Importance | None:
     try:
         return Importance(headers[IMPORTANCE].lower())
     except ValueError:
-        raise _bad(IMPORTANCE, "takes low or high") from None
+        raise _bad(IMPORTANCE, "must be low or high") from None
 
 
 def _label(headers: Mapping[str, str], name: str) -> str | None:
     value = headers.get(name)
     if value is not None and not 1 <= len(value) <= MAX_LABEL_CHARS:
-        raise _bad(name, f"takes 1 to {MAX_LABEL_CHARS} characters")
+        raise _bad(name, f"must have 1 to {MAX_LABEL_CHARS} characters")
     return value
 
 

@@ -1,4 +1,4 @@
-"""From bytes and headers to a request that the mesh will not refuse for its form."""
+"""Converts bytes and headers to a valid request of the mesh."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ from services.gateway.settings import Settings
 from services.gateway.slo import requested_slo
 from shared.contracts.base import ModelName, TenantId, UnixTime
 from shared.contracts.checks import (
-    check_supported,
+    check_prompt,
     effective_importance,
     effective_sampling,
     effective_slo,
@@ -44,9 +44,9 @@ class Intake:
 
     Args:
         settings: Limits and default SLOs.
-        registry: The models that there are.
+        registry: Registry of the available models.
         tokenizers: One per base model.
-        new_seed: A fresh random seed, for requests that sample and bring none.
+        new_seed: Returns a random seed, for sampled requests without one.
     """
 
     def __init__(
@@ -73,19 +73,20 @@ class Intake:
         arrived_at: UnixTime,
     ) -> Accepted:
         """
-        Check a request body and make it the mesh's.
+        Check a request body and convert it to the mesh's format.
 
-        Takes time in proportion to the body: call it in a thread, and tell it when the request
-        came, for threads may all be taken.
+        Takes time in proportion to the body: call it in a thread, with the time at which the
+        request
+        arrived, since it may wait for a free thread.
 
         Raises:
-            ContractError: What is wrong, with the status to answer.
+            ContractError: The error, with its HTTP status.
         """
         body = decode_body(raw, body_type)
         ref = self._registry.resolve(body.model)
         entry = self._registry.entry(ref.base)
         ingress = self._with_hints(to_ingress(body), body, hints)
-        check_supported(ingress)
+        check_prompt(ingress)
         limits = self._settings.limits
         slo = effective_slo(ingress, now=arrived_at, limits=limits)
         importance = effective_importance(ingress)
@@ -108,7 +109,7 @@ class Intake:
             ingress, entry=entry, prompt_tokens=len(tokens), limits=limits
         )
         if sampling.temperature > 0 and sampling.seed is None:
-            # So that a run which replays this one after a crash draws the same tokens.
+            # A run that repeats the generation after a crash must sample the same tokens.
             ingress = msgspec.structs.replace(ingress, seed=self._new_seed())
         options = body.stream_options
         return Accepted(
@@ -122,7 +123,7 @@ class Intake:
         priority = ingress.priority if hints.priority is None else hints.priority
         if abs(priority) > MAX_PRIORITY:
             raise ContractError(
-                f"priority must be within -{MAX_PRIORITY} and {MAX_PRIORITY}",
+                f"priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}",
                 param="priority" if hints.priority is None else PRIORITY,
             )
         return msgspec.structs.replace(
@@ -140,6 +141,6 @@ def load_tokenizers(registry: ModelRegistry) -> dict[ModelName, Tokenizer]:
     The tokenizer of every base model.
 
     Raises:
-        SettingsError: A model has none.
+        SettingsError: A base model has no tokenizer.
     """
     return {base: Tokenizer.load(Path(registry.entry(base).path)) for base in registry.bases}

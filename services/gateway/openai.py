@@ -1,4 +1,4 @@
-"""OpenAI's request bodies as they come over HTTP, with the mesh's own fields beside them."""
+"""OpenAI's request bodies as sent over HTTP, with the mesh's additional fields."""
 
 import re
 from typing import Annotated, Any, TypeVar
@@ -7,17 +7,16 @@ import msgspec
 from msgspec import Meta
 
 from shared.contracts.errors import ContractError
-from shared.contracts.ingress import AskedSlo, InferenceRequest, Label
+from shared.contracts.ingress import InferenceRequest, Label, RequestedSlo
 from shared.contracts.qos import Importance
 from shared.contracts.requests import ChatMessage, Tokens
+from shared.contracts.unsupported import UnsupportedFields, refuse_unsupported
 
 MAX_PRIORITY = 1000
-UNSUPPORTED = ("functions", "logit_bias", "echo", "suffix", "audio")
 SAME_IN_INGRESS = (
     *("model", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p"),
     *("top_k", "seed", "stop", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("ignore_eos", "service_tier", "n", "logprobs", "top_logprobs", "tools"),
-    *("response_format", "importance", "application", "slo", "deadline"),
+    *("ignore_eos", "service_tier", "importance", "application", "slo", "deadline"),
 )
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 _MISSING = re.compile(r"missing required field `(\w+)`")
@@ -30,7 +29,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """What both endpoints take. Unknown fields are ignored; null means not given."""
+    """Fields of both endpoints. Unknown fields are ignored; null means not given."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     stream: bool | None = None
@@ -49,26 +48,17 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     service_tier: str | None = None
     priority: int | None = None
-    """As vLLM has it: lower first. The header `x-headway-priority` is higher first."""
+    """
+    Priority; as in vLLM, lower values are served first. In the header `x-headway-priority`, higher
+    values are served first.
+    """
 
-    slo: AskedSlo | None = None
-    """`{}` asks for best effort."""
+    slo: RequestedSlo | None = None
+    """`{}` requests best effort."""
     deadline: float | None = None
     """Absolute completion deadline, Unix seconds."""
     importance: Importance | None = None
     application: Label | None = None
-
-    n: int | None = None
-    best_of: int | None = None
-    logprobs: bool | int | None = None
-    top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    response_format: dict[str, Any] | None = None
-    functions: list[Any] | None = None
-    logit_bias: dict[str, Any] | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    audio: dict[str, Any] | None = None
 
 
 class ChatBody(Body, frozen=True, kw_only=True):
@@ -114,12 +104,14 @@ B = TypeVar("B", bound=Body)
 
 def decode_body(raw: bytes, body_type: type[B]) -> B:
     """
-    The request in *raw*.
+    Decode the request in *raw*.
 
     Raises:
-        ContractError: Not JSON, or a field that breaks its schema; `param` names it.
+        ContractError: Not JSON, or a field that is unsupported or violates its schema; `param`
+            names it.
     """
     try:
+        refuse_unsupported(msgspec.json.decode(raw, type=UnsupportedFields))
         return msgspec.json.decode(raw, type=body_type)
     except msgspec.ValidationError as error:
         text = str(error)
@@ -129,7 +121,9 @@ def decode_body(raw: bytes, body_type: type[B]) -> B:
 
 
 def _field_at_fault(text: str) -> str | None:
-    """The path in msgspec's message; it leads to the object where a field is missing."""
+    """
+    Path of the invalid field in msgspec's error text; for a missing field, the path of its object.
+    """
     found = (pattern.search(text) for pattern in (_PATH, _MISSING))
     return ".".join(match[1] for match in found if match and match[1]) or None
 
@@ -139,20 +133,13 @@ def to_ingress(body: ChatBody | CompletionBody) -> InferenceRequest:
     The mesh's form of *body*, its prompt not tokenized yet.
 
     Raises:
-        ContractError: A field that would silently change meaning if it were ignored.
+        ContractError: `stream_options` without `stream`.
     """
-    for name in UNSUPPORTED:
-        if getattr(body, name):
-            raise ContractError(
-                f"{name} is not supported", code="unsupported_parameter", param=name
-            )
     if body.stream_options is not None and not body.stream:
-        raise ContractError("stream_options needs stream", param="stream_options")
+        raise ContractError("stream_options requires stream", param="stream_options")
     fields: dict[str, Any] = {
         name: value for name in SAME_IN_INGRESS if (value := getattr(body, name)) is not None
     }
-    if body.best_of not in (None, 1):
-        fields["best_of"] = body.best_of
     if body.priority is not None:
         fields["priority"] = -body.priority
     fields["messages" if isinstance(body, ChatBody) else "prompt"] = body.content

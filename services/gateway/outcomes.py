@@ -1,4 +1,4 @@
-"""How requests end, in one word for metrics and logs."""
+"""Outcomes of requests, as a label for metrics and logs."""
 
 from enum import Enum
 from http import HTTPStatus
@@ -11,17 +11,17 @@ class Outcome(Enum):
 
     COMPLETED = "completed"
     REFUSED = "refused"
-    """The request's fault or its tenant's: 4xx."""
+    """Error of the request or its tenant: 4xx."""
     UNAVAILABLE = "unavailable"
-    """The mesh could not be reached, or has nobody to serve it: 503."""
+    """The mesh is unreachable, or no instance serves the request: 503."""
     TIMEOUT = "timeout"
     """A deadline passed: 504."""
     CANCELLED = "cancelled"
-    """The client left."""
+    """The client disconnected."""
     DIVERGED = "diverged"
-    """A replayed run contradicted what the client already had."""
+    """A replayed run contradicted tokens that the client already had."""
     FAILED = "failed"
-    """Anything else that is not the request's fault."""
+    """Any other error that the request did not cause."""
 
 
 _BY_STATUS: dict[int, Outcome] = {
@@ -31,7 +31,7 @@ _BY_STATUS: dict[int, Outcome] = {
 
 
 def outcome_of(info: ErrorInfo) -> Outcome:
-    """The outcome that an error answer means."""
+    """Outcome of an error answer."""
     match info.code:
         case "cancelled":
             return Outcome.CANCELLED

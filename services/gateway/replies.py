@@ -1,83 +1,47 @@
-"""Answers in OpenAI's shapes. Rendering only; who sends them is `exchange.py`."""
+"""Renders answers in OpenAI's formats; `exchange.py` sends them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from services.gateway.errors import error_body
-from services.gateway.shapes import Shape
+from services.gateway.shapes import Choice, Endpoint
 from shared.contracts.requests import ErrorInfo, RequestCompleted, Usage
 
 SSE_DONE = b"data: [DONE]\n\n"
+_NOTHING: Mapping[str, Any] = {}
 
 
-class Headway(msgspec.Struct, frozen=True, kw_only=True):
-    """The mesh's own part of an answer: where it was made and how it did against its SLO."""
+def headway_of(final: RequestCompleted) -> dict[str, Any]:
+    """
+    The mesh's additional part of an answer: serving instance and SLO results.
 
-    request_id: str
-    instance: str
-    engine: str
-    slo_attained: bool
-    ttft_s: float
-    ttlt_s: float
-    max_tbt_s: float | None
-    late_tokens: int
-    evictions: int
-    relegated: bool
-
-    @classmethod
-    def of(cls, final: RequestCompleted) -> "Headway":
-        """Seconds count from the request's arrival at the mesh."""
-        arrived_at = final.timings.arrived_at
-        return cls(
-            request_id=final.request_id,
-            instance=final.instance_id,
-            engine=final.engine,
-            slo_attained=final.verdict.attained,
-            ttft_s=round(final.timings.first_token_at - arrived_at, 6),
-            ttlt_s=round(final.timings.finished_at - arrived_at, 6),
-            max_tbt_s=final.verdict.max_tbt_s,
-            late_tokens=final.verdict.late_tokens,
-            evictions=final.attempts.evictions,
-            relegated=final.attempts.relegated,
-        )
+    TTFT and TTLT in seconds count from the request's arrival at the mesh.
+    """
+    timings, verdict, attempts = final.timings, final.verdict, final.attempts
+    return {
+        "request_id": final.request_id,
+        "instance": final.instance_id,
+        "engine": final.engine,
+        "slo_attained": verdict.attained,
+        "ttft_s": round(timings.first_token_at - timings.arrived_at, 6),
+        "ttlt_s": round(timings.finished_at - timings.arrived_at, 6),
+        "max_tbt_s": None if verdict.max_tbt_s is None else round(verdict.max_tbt_s, 6),
+        "late_tokens": verdict.late_tokens,
+        "evictions": attempts.evictions,
+        "relegated": attempts.relegated,
+    }
 
 
-class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's place for prefix hits."""
-
-    cached_tokens: int
-
-
-class UsageBody(msgspec.Struct, frozen=True, kw_only=True):
-    """`usage`."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-    @classmethod
-    def of(cls, usage: Usage) -> "UsageBody":
-        return cls(
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            total_tokens=usage.total_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
-        )
-
-
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer or one chunk of it."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[dict[str, Any]]
-    usage: UsageBody | UnsetType | None = UNSET
-    headway: Headway | UnsetType = UNSET
+def usage_of(usage: Usage) -> dict[str, Any]:
+    """OpenAI's `usage`, with its field for prefix hits."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
 
 
 class Renderer:
@@ -85,83 +49,53 @@ class Renderer:
     Renders one request's answer.
 
     Args:
-        shape: The endpoint's.
-        request_id: The mesh's id; part of OpenAI's.
-        model: As the client wrote it.
+        endpoint: Its formats.
+        request_id: The mesh's id; part of OpenAI's id.
+        model: Name as the client wrote it.
         created: Unix seconds.
         include_usage: `stream_options.include_usage`.
     """
 
     def __init__(
-        self, shape: Shape, *, request_id: str, model: str, created: int, include_usage: bool
+        self, endpoint: Endpoint, *, request_id: str, model: str, created: int, include_usage: bool
     ) -> None:
-        self._shape = shape
-        self._id = shape.id_prefix + request_id
-        self._model = model
-        self._created = created
+        self._endpoint = endpoint
         self._include_usage = include_usage
+        self._start = {
+            "id": endpoint.id_prefix + request_id,
+            "object": endpoint.chunk,
+            "created": created,
+            "model": model,
+        }
+        # With usage requested, it is null in all chunks but the last one.
+        self._usage = {"usage": None} if include_usage else {}
 
     def whole(self, final: RequestCompleted) -> bytes:
         """The JSON body of an answer that is not streamed."""
-        choice = self._shape.whole_choice(final.text, final.finish_reason.value)
-        return msgspec.json.encode(
-            self._envelope(
-                self._shape.whole,
-                [choice],
-                usage=UsageBody.of(final.usage),
-                headway=Headway.of(final),
-            )
-        )
+        choice = self._endpoint.whole_choice(final.text, final.finish_reason.value)
+        parts = {"choices": [choice], "usage": usage_of(final.usage), "headway": headway_of(final)}
+        return msgspec.json.encode(self._start | {"object": self._endpoint.whole} | parts)
 
     def opening(self) -> bytes:
-        """The event before any text; empty where the endpoint has none."""
-        opening = self._shape.opening
+        """The event sent before any text; empty if the endpoint has no such event."""
+        opening = self._endpoint.opening
         return b"" if opening is None else self._chunk([opening])
 
     def part(self, text: str) -> bytes:
-        """The event of some new text."""
-        return self._chunk([self._shape.chunk_choice(text, None)])
+        """The event of new text."""
+        return self._chunk([self._endpoint.chunk_choice(text, None)])
 
     def closing(self, final: RequestCompleted) -> bytes:
-        """The last events: finish reason, usage if asked for, and [DONE]."""
-        headway = Headway.of(final)
-        choice = self._shape.chunk_choice("", final.finish_reason.value)
-        events = self._chunk([choice], headway=headway)
+        """The last events: finish reason, usage if requested, and [DONE]."""
+        extra = {"headway": headway_of(final)}
+        choice = self._endpoint.chunk_choice("", final.finish_reason.value)
+        events = self._chunk([choice], extra)
         if self._include_usage:
-            events += self._chunk([], usage=UsageBody.of(final.usage), headway=headway)
+            events += self._chunk([], {"usage": usage_of(final.usage)} | extra)
         return events + SSE_DONE
 
-    def _chunk(
-        self,
-        choices: list[dict[str, Any]],
-        *,
-        usage: UsageBody | None = None,
-        headway: Headway | UnsetType = UNSET,
-    ) -> bytes:
-        shown = usage if self._include_usage else UNSET
-        return sse(
-            msgspec.json.encode(
-                self._envelope(self._shape.chunk, choices, usage=shown, headway=headway)
-            )
-        )
-
-    def _envelope(
-        self,
-        kind: str,
-        choices: list[dict[str, Any]],
-        *,
-        usage: UsageBody | UnsetType | None,
-        headway: Headway | UnsetType,
-    ) -> Envelope:
-        return Envelope(
-            id=self._id,
-            object=kind,
-            created=self._created,
-            model=self._model,
-            choices=choices,
-            usage=usage,
-            headway=headway,
-        )
+    def _chunk(self, choices: list[Choice], extra: Mapping[str, Any] = _NOTHING) -> bytes:
+        return sse(msgspec.json.encode({**self._start, "choices": choices, **self._usage, **extra}))
 
 
 def sse(data: bytes) -> bytes:
@@ -170,5 +104,5 @@ def sse(data: bytes) -> bytes:
 
 
 def sse_error(info: ErrorInfo) -> bytes:
-    """The event that ends a stream badly; no [DONE] follows it."""
+    """The event that ends a stream with an error; no [DONE] follows it."""
     return sse(error_body(info))

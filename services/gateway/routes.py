@@ -1,8 +1,8 @@
-"""The HTTP surface: which path does what."""
+"""Routes of the HTTP interface."""
 
 import msgspec
 import structlog
-from litestar import Litestar, Response, get, post
+from litestar import Litestar, Response, asgi, get, post
 from litestar.connection import Request
 from litestar.datastructures import State
 from litestar.params import FromPath
@@ -11,15 +11,11 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from services.gateway.channel import JSON
 from services.gateway.errors import INTERNAL_ERROR, error_body, error_headers, error_info
 from services.gateway.exchange import Exchange
-from services.gateway.openai import ChatBody, CompletionBody
-from services.gateway.shapes import ChatShape, CompletionShape
-from services.gateway.state import Endpoint, Gateway
-from shared.runtime.health import Health, health_routes
+from services.gateway.shapes import CHAT, COMPLETIONS, Endpoint
+from services.gateway.state import Gateway
+from shared.runtime.health import HEALTH, METRICS, READY, Health, health_app
 
 log = structlog.get_logger()
-
-CHAT = Endpoint(name="chat", body_type=ChatBody, shape=ChatShape())
-COMPLETIONS = Endpoint(name="completions", body_type=CompletionBody, shape=CompletionShape())
 
 AnyRequest = Request[object, object, State]
 
@@ -36,7 +32,7 @@ class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's list of them."""
+    """OpenAI's list of models."""
 
     object: str = "list"
     data: list[ModelObject]
@@ -65,14 +61,15 @@ def build_app(gateway: Gateway, health: Health) -> Litestar:
 
     @get("/v1/models/{name:path}")
     async def model(request: AnyRequest, name: FromPath[str]) -> ModelObject:
-        # A path: model names may contain slashes.
+        # A parameter of type `path`, since model names may contain slashes.
         gateway.tenants.authenticate(request.headers.get("authorization"))
         return model_object(str(name).removeprefix("/"))
 
+    own_health = asgi([HEALTH, READY, METRICS], copy_scope=True)(health_app(health))
     return Litestar(
-        route_handlers=[chat, completions, models, model, *health_routes(health)],  # type: ignore[list-item]  # typed as objects there
+        route_handlers=[chat, completions, models, model, own_health],
         openapi_config=None,
-        # Litestar would take over the process's root logger.
+        # Otherwise Litestar would configure the process's root logger.
         logging_config=None,
         request_max_body_size=gateway.settings.limits.max_body_bytes,
         exception_handlers={Exception: _on_error},
@@ -80,7 +77,7 @@ def build_app(gateway: Gateway, health: Health) -> Litestar:
 
 
 def _exchange(gateway: Gateway, endpoint: Endpoint, request: AnyRequest) -> ASGIApp:
-    """An application of one request: reading, waiting and answering are one coroutine."""
+    """ASGI application of one request: reading, waiting and answering are one coroutine."""
 
     async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
         await Exchange(gateway, endpoint, request).run(send)
@@ -89,7 +86,7 @@ def _exchange(gateway: Gateway, endpoint: Endpoint, request: AnyRequest) -> ASGI
 
 
 def _on_error(_request: AnyRequest, error: Exception) -> Response[bytes]:
-    """Errors outside of exchanges: no such path, wrong method, no such model, no key."""
+    """Handle errors outside of exchanges: unknown path, wrong method, unknown model, no key."""
     info = error_info(error)
     if info.code == INTERNAL_ERROR:
         log.error("request.broken", exc_info=error)

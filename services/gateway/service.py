@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import structlog
 
@@ -14,16 +13,16 @@ from services.gateway.settings import Settings
 from services.gateway.state import Gateway
 from services.gateway.tenants import Tenants
 from shared.broker import topology
+from shared.broker.connect import broker_user
 from shared.broker.protocol import Broker
 from shared.models.registry import ModelRegistry
 from shared.producer.producer import Producer
 from shared.runtime.cli import Ports
 from shared.runtime.health import Health, serve_http
-from shared.runtime.tasks import every, pause
+from shared.runtime.tasks import every, poll_until
 
 log = structlog.get_logger()
 
-DEFAULT_USER = "guest"
 READINESS_PERIOD_S = 0.5
 DRAIN_PERIOD_S = 0.1
 
@@ -33,7 +32,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     Serve HTTP until *stop*, then let open requests finish within the drain timeout.
 
     Raises:
-        SettingsError: Bad registry, a model without tokenizer, or the port is taken.
+        SettingsError: Invalid registry, a model without tokenizer, or the port is in use.
         BrokerUnavailableError: No broker at start-up.
     """
     settings = ports.settings
@@ -84,18 +83,10 @@ async def _until_drained(gateway: Gateway, broker: Broker, health: Health) -> No
     await every(READINESS_PERIOD_S, check, stop=gateway.stop)
     health.set("drain", "shutting down")
     log.info("service.draining", open=gateway.tenants.num_open)
-    never = asyncio.Event()
-    try:
-        async with asyncio.timeout(gateway.settings.drain_timeout_s):
-            while gateway.tenants.num_open:
-                await pause(never, DRAIN_PERIOD_S)
-    except TimeoutError:
+    drained = await poll_until(
+        lambda: not gateway.tenants.num_open,
+        timeout_s=gateway.settings.drain_timeout_s,
+        period_s=DRAIN_PERIOD_S,
+    )
+    if not drained:
         log.warning("drain.timed_out", open=gateway.tenants.num_open)
-
-
-def broker_user(url: str) -> str:
-    """
-    The user that a connection to *url* logs in as; RabbitMQ checks that messages claim no other.
-    """
-    username = urlsplit(url).username
-    return DEFAULT_USER if username is None else unquote(username)

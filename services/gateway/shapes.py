@@ -1,55 +1,72 @@
-"""What differs between the two endpoints' answers."""
+"""The two generating endpoints, and the differences between their answers."""
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from services.gateway.openai import ChatBody, CompletionBody
+
+Choice = dict[str, Any]
 
 
-class Shape(Protocol):
-    """What differs between the two endpoints."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One of the two generating endpoints."""
 
+    name: str
+    body_type: type[ChatBody] | type[CompletionBody]
     id_prefix: str
     whole: str
+    """Value of the field `object` in a whole answer."""
     chunk: str
-    opening: dict[str, Any] | None
-    """Choice of the chunk before any text, if there is one."""
+    """Value of the field `object` in a chunk of a streamed answer."""
+    opening: Choice | None = None
+    """Choice in the chunk before any text; None if the endpoint sends no such chunk."""
+    whole_choice: Callable[[str, str], Choice]
+    """Creates the choice of a whole answer from its text and finish reason."""
+    chunk_choice: Callable[[str, str | None], Choice]
+    """
+    Creates the choice of a chunk from its text and finish reason; the reason is None except in the
+    last chunk.
+    """
 
-    def whole_choice(self, text: str, reason: str) -> dict[str, Any]: ...
-    def chunk_choice(self, text: str, reason: str | None) -> dict[str, Any]: ...
 
-
-def _choice(**fields: Any) -> dict[str, Any]:
+def _choice(**fields: Any) -> Choice:
     return {"index": 0, **fields, "logprobs": None}
 
 
-class ChatShape:
-    """/v1/chat/completions."""
-
-    id_prefix = "chatcmpl-"
-    whole = "chat.completion"
-    chunk = "chat.completion.chunk"
-    opening: dict[str, Any] | None = _choice(
-        delta={"role": "assistant", "content": ""}, finish_reason=None
-    )
-
-    def whole_choice(self, text: str, reason: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return _choice(message=message, finish_reason=reason)
-
-    def chunk_choice(self, text: str, reason: str | None) -> dict[str, Any]:
-        # OpenAI's last delta is empty. The others may have tokens without text yet.
-        delta = {"content": text} if reason is None else {}
-        return _choice(delta=delta, finish_reason=reason)
+def _message(text: str, reason: str) -> Choice:
+    message = {"role": "assistant", "content": text, "refusal": None}
+    return _choice(message=message, finish_reason=reason)
 
 
-class CompletionShape:
-    """/v1/completions."""
+def _delta(text: str, reason: str | None) -> Choice:
+    # In OpenAI's format the last delta is empty. Earlier deltas may have tokens without text.
+    return _choice(delta={"content": text} if reason is None else {}, finish_reason=reason)
 
-    id_prefix = "cmpl-"
-    whole = "text_completion"
-    chunk = "text_completion"
-    opening: dict[str, Any] | None = None
 
-    def whole_choice(self, text: str, reason: str) -> dict[str, Any]:
-        return _choice(text=text, finish_reason=reason)
+def _text(text: str, reason: str | None) -> Choice:
+    return _choice(text=text, finish_reason=reason)
 
-    def chunk_choice(self, text: str, reason: str | None) -> dict[str, Any]:
-        return _choice(text=text, finish_reason=reason)
+
+CHAT = Endpoint(
+    name="chat",
+    body_type=ChatBody,
+    id_prefix="chatcmpl-",
+    whole="chat.completion",
+    chunk="chat.completion.chunk",
+    opening=_choice(delta={"role": "assistant", "content": ""}, finish_reason=None),
+    whole_choice=_message,
+    chunk_choice=_delta,
+)
+"""/v1/chat/completions."""
+COMPLETIONS = Endpoint(
+    name="completions",
+    body_type=CompletionBody,
+    id_prefix="cmpl-",
+    whole="text_completion",
+    chunk="text_completion",
+    whole_choice=_text,
+    chunk_choice=_text,
+)
+"""/v1/completions."""

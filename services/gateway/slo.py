@@ -1,4 +1,4 @@
-"""Which SLO a request gets: headers over body over tier over default."""
+"""Selects a request's SLO; precedence: headers, then body, then objective, then default."""
 
 import msgspec
 
@@ -8,20 +8,23 @@ from services.gateway.settings import Settings
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Slo
 
+OBJECTIVE_ALIASES = {"async": "non_interactive", "batch": "best_effort"}
+"""llm-d's names of QoS classes, for objectives that the settings do not name."""
+
 
 def requested_slo(body: Body, hints: Hints, settings: Settings) -> Slo:
     """
-    The SLO that a request asks for, not judged yet.
+    The SLO that a request specifies, not validated yet.
 
-    The body's `slo`, or else the tier's, with the headers' targets, and the body's `deadline`,
-    laid over it field by field.
-    A request that names none of these gets the default; an empty `slo` object is best effort.
+    It is the body's `slo`, or else the objective's, overridden field by field by the headers'
+    targets and the body's `deadline`.
+    A request that specifies none of these gets the default; an empty `slo` object is best effort.
 
     Raises:
-        ContractError: Unknown tier.
+        ContractError: Unknown objective.
     """
-    tier = None if hints.tier is None else _tier(hints.tier, settings)
-    base = body.slo if body.slo is not None else tier
+    objective = None if hints.objective is None else _objective(hints.objective, settings)
+    base = body.slo if body.slo is not None else objective
     deadline_at = body.deadline if hints.deadline_at is None else hints.deadline_at
     targets = {
         name: value
@@ -38,11 +41,12 @@ def requested_slo(body: Body, hints: Hints, settings: Settings) -> Slo:
     return Slo(**(msgspec.structs.asdict(base or Slo()) | targets))
 
 
-def _tier(name: str, settings: Settings) -> Slo:
-    if name not in settings.tiers:
+def _objective(name: str, settings: Settings) -> Slo:
+    known = name if name in settings.objectives else OBJECTIVE_ALIASES.get(name, name)
+    if known not in settings.objectives:
         raise ContractError(
-            f"objective {name[:80]!r} is none of {', '.join(settings.tiers)}",
+            f"objective {name[:80]!r} is unknown: must be one of {', '.join(settings.objectives)}",
             code="invalid_header",
             param=OBJECTIVE[0],
         )
-    return settings.tiers[name]
+    return settings.objectives[known]

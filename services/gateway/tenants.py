@@ -1,4 +1,4 @@
-"""Who asks, and how much they may have open."""
+"""Authentication of tenants, and limits of their open requests."""
 
 import contextlib
 from collections import Counter
@@ -18,13 +18,13 @@ def _digest(key: str) -> bytes:
 
 class Tenants:
     """
-    Authenticates requests and bounds each tenant's open ones.
+    Authenticates requests and limits each tenant's open ones.
 
     Args:
-        api_keys: Key -> tenant; empty lets everybody in.
-        default_tenant: Whose requests those without a credential are.
-        trust_fairness_header: Believe the fairness id over the credential.
-        max_outstanding: Open requests per tenant.
+        api_keys: Key -> tenant; empty turns authentication off.
+        default_tenant: Tenant of requests without a credential.
+        trust_fairness_header: The fairness id takes precedence over the credential.
+        max_outstanding: Maximum open requests per tenant.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Tenants:
         trust_fairness_header: bool,
         max_outstanding: int,
     ) -> None:
-        # Looked up by digest: the time that takes says nothing about a key.
+        # Looked up by digest, so that the lookup time reveals nothing about a key.
         self._tenants = {_digest(key): TenantId(tenant) for key, tenant in api_keys.items()}
         self._default = TenantId(default_tenant)
         self._trust_fairness_header = trust_fairness_header
@@ -44,12 +44,12 @@ class Tenants:
 
     @property
     def num_open(self) -> int:
-        """Requests that hold a slot."""
+        """Number of requests that hold a slot."""
         return self._open.total()
 
     def authenticate(self, authorization: str | None) -> TenantId:
         """
-        The tenant whose key an `Authorization: Bearer` header carries.
+        Tenant of the key in an `Authorization: Bearer` header.
 
         Raises:
             ContractError: With status 401.
@@ -60,14 +60,14 @@ class Tenants:
         tenant = self._tenants.get(_digest(key.strip()))
         if scheme.lower() != "bearer" or tenant is None:
             raise ContractError(
-                "give a valid API key: Authorization: Bearer <key>",
+                "a valid API key is required: Authorization: Bearer <key>",
                 code="invalid_api_key",
                 status=401,
             )
         return tenant
 
     def effective(self, tenant: TenantId, hints: Hints) -> TenantId:
-        """Whose request it is; a client's own word about that is dropped unless trusted."""
+        """Tenant of the request; the client's own header is ignored unless trusted."""
         if self._trust_fairness_header and hints.fairness_id is not None:
             return TenantId(hints.fairness_id)
         return tenant
@@ -75,14 +75,14 @@ class Tenants:
     @contextlib.contextmanager
     def slot(self, tenant: TenantId) -> Iterator[None]:
         """
-        Hold one of the tenant's slots.
+        Context that holds one of the tenant's slots.
 
         Raises:
-            CapacityError: All are taken.
+            CapacityError: All slots of the tenant are taken.
         """
         if self._open[tenant] >= self._max_outstanding:
             raise CapacityError(
-                f"tenant {tenant} has {self._open[tenant]} requests open, its limit",
+                f"tenant {tenant} has {self._open[tenant]} requests open, which is its limit",
                 retry_after_s=RETRY_AFTER_S,
             )
         self._open[tenant] += 1

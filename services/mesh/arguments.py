@@ -18,7 +18,7 @@ OF_ONE_REQUEST = (
     "--application",
     "--importance",
 )
-"""What `submit` takes to make a request of; those of a file bring their own."""
+"""Arguments of `submit` that describe one request; requests of a file contain their own."""
 
 
 def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
@@ -32,37 +32,46 @@ def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
         prog="headway",
         description="SLO-oriented serving mesh for LLMs over RabbitMQ.",
-        epilog="Each service has a command of its own, too: headway-gateway, headway-planner, "
-        "headway-estimator, headway-agent. Exit codes: 0 ok, 1 failed, 2 usage or settings, "
-        "3 broker unreachable.",
+        epilog="Each service also has its own command: headway-gateway, headway-planner, "
+        "headway-estimator, headway-agent. Exit codes: 0 ok, 1 failed, 2 usage or "
+        "settings, 3 broker unreachable.",
     )
     verbs = root.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, text: str, *, json: bool = True) -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=text, description=text, formatter_class=HelpFormatter)
-        # Its value may have a password, which help must not print.
+        # The value may contain a password, which help must not print.
         made.add_argument(
             "--amqp-url",
             default=amqp_url,
             metavar="URL",
-            help="the mesh's broker; by default that of HEADWAY_AMQP_URL, else the local one",
+            help="the mesh's broker; default: HEADWAY_AMQP_URL, else the local broker",
         )
         if json:
             made.add_argument("--json", action="store_true", help="machine-readable output")
         return made
 
     up = verb("up", "run a whole mesh on this machine until Ctrl-C", json=False)
-    _registry(up, registry, "models to serve; without one, tiny models are made in --log-dir")
+    _registry(up, registry, ("models to serve; without it, tiny models are created in --log-dir"))
     _up(up)
-    _submit(verb("submit", "publish a request over AMQP and print its answer as it comes"))
-    top = verb("top", "follow instances, their work and SLO attainment")
-    top.add_argument("--once", action="store_true", help="one look instead of a live view")
-    queues = verb("queues", "print how many requests wait in each queue, lane and inbox")
-    _registry(queues, registry, "models whose lanes are counted; it or HEADWAY_REGISTRY is needed")
-    _dead_letter(verb("dead-letter", "look into, requeue or drop what could not be served"))
-    verbs.add_parser("plan", help="show, explain or compare plans, as headway-planner plan does")
+    _submit(verb("submit", "publish a request over AMQP and print its answer as it arrives"))
+    top = verb("top", "show instances, their work and SLO attainment continuously")
+    top.add_argument(
+        "--once", action="store_true", help=("print one snapshot instead of a live view")
+    )
+    queues = verb("queues", ("print the number of waiting requests in each queue, lane and inbox"))
+    _registry(
+        queues,
+        registry,
+        ("models whose lanes are counted; required unless HEADWAY_REGISTRY is set"),
+    )
+    _dead_letter(verb("dead-letter", "list, requeue or delete dead-lettered requests"))
+    verbs.add_parser("plan", help=("show, explain or compare plans; same as headway-planner plan"))
     verbs.add_parser("profile", help="measure an engine, for the simulator")
-    verbs.add_parser("simulate", help="how many GPUs a workload needs, and who misses its SLO")
+    verbs.add_parser(
+        "simulate",
+        help=("predict the number of GPUs that a workload needs, and its SLO violations"),
+    )
     return root
 
 
@@ -74,54 +83,82 @@ def _up(up: argparse.ArgumentParser) -> None:
     up.add_argument(
         "--broker",
         metavar="URL",
-        help=f"AMQP URL, by default that of --amqp-url; or `{EMBEDDED}`: everything in one "
-        "process, nothing to install",
+        help=f"AMQP URL; default: that of --amqp-url; or `{EMBEDDED}`: all services in one "
+        "process, without an external broker",
     )
     up.add_argument(
-        "--agents", type=int, default=2, metavar="N", help="engines, each with its agent"
+        "--agents", type=int, default=2, metavar="N", help="number of engines, each with its agent"
     )
     up.add_argument(
-        "--engine", default="simulated", choices=("simulated", "vllm"), help="of every agent"
+        "--engine",
+        default="simulated",
+        choices=("simulated", "vllm"),
+        help="engine backend of every agent",
     )
     up.add_argument(
-        "--groupers", type=int, default=1, metavar="N", help="they share the requests that come"
+        "--groupers",
+        type=int,
+        default=1,
+        metavar="N",
+        help=("number of groupers, which share incoming requests"),
     )
     up.add_argument(
-        "--leaders", type=int, default=1, metavar="N", help="one leads, others stand by"
+        "--leaders",
+        type=int,
+        default=1,
+        metavar="N",
+        help=("number of leaders: one is active, others stand by"),
     )
-    up.add_argument("--port", type=int, default=8000, help="of the gateway, on this machine alone")
+    up.add_argument(
+        "--port", type=int, default=8000, help=("port of the gateway, on this machine only")
+    )
     up.add_argument(
         "--log-dir",
         type=Path,
         default=Path(".headway/up"),
         metavar="DIR",
-        help="logs and settings; without --registry, tiny models, too",
+        help="directory of logs and settings; also of tiny models without --registry",
     )
 
 
 def _submit(submit: argparse.ArgumentParser) -> None:
-    submit.add_argument("prompt", nargs="?", help="text, or - for standard input")
-    submit.add_argument("--model", help="as in the registry; needed unless --file is given")
-    submit.add_argument("--max-tokens", type=int, metavar="N", help="of the answer, at most")
-    submit.add_argument("--temperature", type=float, metavar="T", help="of sampling; 0 is greedy")
-    submit.add_argument("--ttft", type=float, metavar="SECONDS", help="first token within")
-    submit.add_argument("--tbt", type=float, metavar="SECONDS", help="pace of later tokens")
-    submit.add_argument("--ttlt", type=float, metavar="SECONDS", help="whole answer within")
-    submit.add_argument("--application", help="groups requests of like output length")
-    submit.add_argument("--importance", choices=("low", "high"), help="which lane it waits in")
-    submit.add_argument("--final", action="store_true", help="no tokens, only the whole answer")
+    submit.add_argument("prompt", nargs="?", help=("text of the prompt, or - for standard input"))
+    submit.add_argument("--model", help=("name in the registry; required unless --file is given"))
+    submit.add_argument(
+        "--max-tokens", type=int, metavar="N", help="maximum length of the answer, in tokens"
+    )
+    submit.add_argument(
+        "--temperature", type=float, metavar="T", help="sampling temperature; 0 is greedy"
+    )
+    submit.add_argument(
+        "--ttft", type=float, metavar="SECONDS", help="target: seconds to the first token"
+    )
+    submit.add_argument(
+        "--tbt", type=float, metavar="SECONDS", help="target: seconds between later tokens"
+    )
+    submit.add_argument(
+        "--ttlt", type=float, metavar="SECONDS", help="target: seconds to the whole answer"
+    )
+    submit.add_argument("--application", help="groups requests with similar output lengths")
+    submit.add_argument(
+        "--importance", choices=("low", "high"), help="importance; selects the lane"
+    )
+    submit.add_argument(
+        "--final",
+        action="store_true",
+        help=("deliver only the whole answer, without streaming tokens"),
+    )
     submit.add_argument(
         "--file",
         type=Path,
         metavar="JSONL",
-        help="many requests, one body a line, which says all of its request; prints their "
-        "finals as JSON lines",
+        help="JSON-lines file with one request body per line; prints the finals as JSON lines",
     )
 
 
 def check_submit(options: argparse.Namespace) -> None:
     """
-    Refuse what would be ignored.
+    Reject arguments that would be ignored.
 
     Raises:
         SettingsError: Names the argument.
@@ -131,20 +168,20 @@ def check_submit(options: argparse.Namespace) -> None:
     for argument in OF_ONE_REQUEST:
         if getattr(options, argument.removeprefix("--").replace("-", "_")) is not None:
             raise SettingsError(
-                f"{argument} has no effect on the requests of --file: each line has its own"
+                f"{argument} has no effect on the requests of --file: set it in each line"
             )
 
 
 def _dead_letter(dead_letter: argparse.ArgumentParser) -> None:
     dead_letter.add_argument(
-        "action", choices=("peek", "requeue", "purge"), help="look, publish again, or delete"
+        "action", choices=("peek", "requeue", "purge"), help="list, publish again, or delete"
     )
     dead_letter.add_argument(
-        "--limit", type=int, metavar="N", help="look at the N oldest only (50; purge: at all)"
+        "--limit", type=int, metavar="N", help=("read only the N oldest (default: 50; purge: all)")
     )
     dead_letter.add_argument(
-        "--id", help="only the request with this id, if it is among the N oldest (of 50)"
+        "--id", help=("only the request with this id, if it is among the N oldest (default: 50)")
     )
     dead_letter.add_argument(
-        "--yes", action="store_true", help="needed for purge: what it drops is gone for good"
+        "--yes", action="store_true", help="required for purge, which deletes permanently"
     )

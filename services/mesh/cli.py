@@ -5,17 +5,16 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from services.mesh import arguments, dead_letters
-from services.mesh.cli_profile import profile
-from services.mesh.cli_simulate import simulate
+from services.mesh.checkout_verbs import PROGRAMS, run_from_checkout
 from services.mesh.launch import mesh_of
 from services.mesh.queues import ask_leader, count_queues
 from services.mesh.spec import AgentSpec, MeshSpec
@@ -23,6 +22,7 @@ from services.mesh.submit import all_completed, read_requests, submit_all, submi
 from services.mesh.top import watch
 from services.planner.cli import main as planner
 from shared.broker import topology
+from shared.broker.connect import broker_user
 from shared.contracts.errors import (
     BrokerUnavailableError,
     ContractError,
@@ -48,7 +48,7 @@ async def up(options: Options) -> int:
     """Run the mesh until Ctrl-C."""
     broker = options.broker or options.amqp_url
     if options.agents < 1:
-        raise SettingsError("--agents must be at least 1: nobody else serves")
+        raise SettingsError("--agents must be at least 1: agents serve the requests")
     registry = options.registry
     if registry is None:
         registry = make_tiny_models(options.log_dir / "models", weights=options.engine == "vllm")
@@ -94,9 +94,9 @@ async def up(options: Options) -> int:
 
 
 async def submit(options: Options) -> int:
-    """Publish one request, or a file of them, over AMQP."""
+    """Publish one request, or a file of requests, over AMQP."""
     arguments.check_submit(options)
-    user_id = unquote(urlsplit(options.amqp_url).username or "guest")
+    user_id = broker_user(options.amqp_url)
     async with broker_factory(options.amqp_url)("headway-submit") as broker:
         if options.file is not None:
             requests = read_requests(options.file)
@@ -123,7 +123,7 @@ async def submit(options: Options) -> int:
 
 
 def _shower(options: Options) -> Callable[[str], None]:
-    """Text goes to the terminal as it comes, unless data was asked for."""
+    """Callback that prints text as it arrives, unless JSON output was requested."""
 
     def show(text: str) -> None:
         if not options.json:
@@ -148,7 +148,7 @@ def _request(options: Options) -> InferenceRequest:
 
 
 async def top(options: Options) -> int:
-    """Show what the mesh is doing."""
+    """Show the state of the mesh."""
     async with broker_factory(options.amqp_url)("headway-top") as broker:
         await topology.declare(broker)
         duration_s = 2.0 if options.once or options.json else float("inf")
@@ -161,7 +161,7 @@ async def top(options: Options) -> int:
 
 
 async def queues(options: Options) -> int:
-    """Print how much waits where."""
+    """Print the depths of all queues."""
     if options.registry is None:
         raise SettingsError("queues needs --registry (or HEADWAY_REGISTRY) to know the lanes")
     models = ModelRegistry.load(options.registry).bases
@@ -169,7 +169,7 @@ async def queues(options: Options) -> int:
     async with broker_factory(options.amqp_url)("headway-queues") as broker:
         plan = await ask_leader(broker)
         if plan is None:
-            print("no leader answers: inboxes and learnt lanes are left out", file=sys.stderr)
+            print("no answer from a leader: inboxes are left out", file=sys.stderr)
         counts = await count_queues(broker, models, layout, plan)
     if options.json:
         print_data(counts, as_json=True)
@@ -185,7 +185,7 @@ async def queues(options: Options) -> int:
 
 
 def _layout(text: str | None) -> LaneLayout:
-    """The mesh's layout of lanes, as its services get it."""
+    """The mesh's lane layout, as services receive it."""
     try:
         return LaneLayout() if text is None else msgspec.json.decode(text, type=LaneLayout)
     except msgspec.DecodeError as error:
@@ -193,18 +193,19 @@ def _layout(text: str | None) -> LaneLayout:
 
 
 async def dead_letter(options: Options) -> int:
-    """Peek into, requeue or purge the dead letters."""
+    """List, requeue or delete dead letters."""
     if options.action == "purge" and not options.yes:
-        raise SettingsError("purge drops dead letters for good: add --yes")
+        raise SettingsError("purge deletes dead letters permanently: confirm with --yes")
     if options.limit is not None and options.limit < 1:
         raise SettingsError("--limit must be at least 1")
     async with broker_factory(options.amqp_url)("headway-dead-letter") as broker:
         if options.action == "purge" and options.id is None and options.limit is None:
             print_data({"purged": await broker.purge(topology.DEAD_LETTERS)}, as_json=options.json)
             return EXIT_OK
-        done, handle = DEAD_LETTER_ACTIONS[options.action]
-        letters = await handle(
+        done, action = DEAD_LETTER_ACTIONS[options.action]
+        letters = await dead_letters.process(
             broker,
+            action=action,
             limit=options.limit or DEAD_LETTERS_AT_ONCE,
             wanted=lambda letter: options.id is None or letter.id == options.id,
         )
@@ -221,13 +222,13 @@ async def dead_letter(options: Options) -> int:
 
 DEAD_LETTERS_AT_ONCE = 50
 DEAD_LETTER_ACTIONS = {
-    "peek": ("seen", dead_letters.peek),
+    "peek": ("seen", dead_letters.keep),
     "requeue": ("requeued", dead_letters.requeue),
     "purge": ("purged", dead_letters.drop),
 }
-"""What was done to those that were found, and what does it."""
+"""Action on dead letters -> past participle for the output, and function."""
 
-VERBS: dict[str, Callable[[Options], Awaitable[int]]] = {
+VERBS: dict[str, Callable[[Options], Coroutine[Any, Any, int]]] = {
     "up": up,
     "submit": submit,
     "top": top,
@@ -236,15 +237,14 @@ VERBS: dict[str, Callable[[Options], Awaitable[int]]] = {
 }
 
 OTHER_PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
-    "simulate": lambda given: simulate(given[1:]),
-    "profile": lambda given: profile(given[1:]),
+    **dict.fromkeys(PROGRAMS, lambda given: run_from_checkout(given[0], given[1:])),
     "plan": lambda given: planner(given, prog="headway"),
 }
-"""Verbs that have a command line of their own; each gets all arguments."""
+"""Verb with a separate command line -> function that gets all arguments."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; gives the exit code."""
+    """Entry point; returns the exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
     verb = given[0] if given else ""
     try:
@@ -256,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             registry=Path(registry) if registry else None,
         ).parse_args(given)
         configure_logging(level="warning", service="headway")
-        return asyncio.run(_awaited(VERBS[options.verb](options)))
+        return asyncio.run(VERBS[options.verb](options))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return EXIT_OK
     except (SettingsError, ContractError) as error:
@@ -268,7 +268,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MeshError as error:
         print(f"headway {verb}: {error}", file=sys.stderr)
         return EXIT_FAILED
-
-
-async def _awaited(awaitable: Awaitable[int]) -> int:
-    return await awaitable

@@ -1,4 +1,4 @@
-"""Looking into the dead letters, giving them another chance, dropping them."""
+"""Lists, requeues and deletes dead letters."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -16,7 +16,7 @@ _decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """One dead letter, for people. No prompt."""
+    """Summary of one dead letter, without its prompt."""
 
     id: str | None
     reason: str
@@ -27,7 +27,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(delivery: Delivery) -> DeadLetter:
-    """What a delivery of the dead-letter queue is."""
+    """Summary of a delivery of the dead-letter queue."""
     headers = delivery.headers
     reason = headers.get(topology.REASON_HEADER) or headers.get("x-first-death-reason")
     queue = headers.get("headway-queue") or headers.get("x-first-death-queue")
@@ -42,81 +42,33 @@ def describe(delivery: Delivery) -> DeadLetter:
 
 
 Wanted = Callable[[DeadLetter], bool]
+Action = Callable[[Broker, Delivery], Awaitable[Settlement]]
+"""Handles a dead letter before it is settled; returns how to settle its delivery."""
 
 
-async def peek(broker: Broker, *, limit: int, wanted: Wanted) -> list[DeadLetter]:
-    """Those *wanted* of the first *limit* dead letters; all stay where they are."""
-    letters = []
-    held = [delivery async for delivery in _take(broker, limit)]
-    for delivery in held:  # queues give back in the order of return
-        letters.append(describe(delivery))
-        await delivery.settle(Settlement.REQUEUE)
-    return [letter for letter in letters if wanted(letter)]
+async def keep(_broker: Broker, _delivery: Delivery) -> Settlement:
+    """Leave the dead letter in the queue."""
+    return Settlement.REQUEUE
 
 
-async def requeue(broker: Broker, *, limit: int, wanted: Wanted) -> list[DeadLetter]:
+async def drop(_broker: Broker, _delivery: Delivery) -> Settlement:
+    """Delete the dead letter permanently."""
+    return Settlement.ACK
+
+
+async def requeue(broker: Broker, delivery: Delivery) -> Settlement:
     """
-    Publish those *wanted* of the first *limit* dead letters again, with a clean record.
+    Publish the request again, with reset attempts.
 
-    A request that had been admitted goes to its lane, anything else to the global queue.
+    A request that had been admitted is published to its lane, any other request to the global
+    queue.
     """
-
-    async def again(delivery: Delivery) -> None:
-        await _publish_again(broker, delivery)
-
-    return await _remove(broker, limit=limit, wanted=wanted, before=again)
-
-
-async def drop(broker: Broker, *, limit: int, wanted: Wanted) -> list[DeadLetter]:
-    """Delete those *wanted* of the first *limit* dead letters for good."""
-
-    async def nothing(delivery: Delivery) -> None:
-        pass
-
-    return await _remove(broker, limit=limit, wanted=wanted, before=nothing)
-
-
-async def _remove(
-    broker: Broker,
-    *,
-    limit: int,
-    wanted: Wanted,
-    before: Callable[[Delivery], Awaitable[None]],
-) -> list[DeadLetter]:
-    """Take those *wanted* off the queue, each once *before* is done with it; the others stay."""
-    removed: list[DeadLetter] = []
-    kept: list[Delivery] = []
-    # All are taken before the first is published again: it may be back among them at once.
-    held = [delivery async for delivery in _take(broker, limit)]
-    for delivery in held:
-        letter = describe(delivery)
-        if not wanted(letter):
-            kept.append(delivery)
-            continue
-        await before(delivery)
-        await delivery.settle(Settlement.ACK)
-        removed.append(letter)
-    for delivery in kept:
-        await delivery.settle(Settlement.REQUEUE)
-    return removed
-
-
-async def _take(broker: Broker, limit: int) -> AsyncIterator[Delivery]:
-    for _ in range(limit):
-        delivery = await broker.get(topology.DEAD_LETTERS)
-        if delivery is None:
-            return
-        yield delivery
-
-
-async def _publish_again(broker: Broker, delivery: Delivery) -> None:
     exchange, key, body = topology.REQUESTS, topology.REST_KEY, delivery.body
     try:
         request = _decode_queued(delivery.body)
-        # Its own lane may be of edges that have been replaced.
-        lane = LaneKey.parse(request.lane).lasting.queue_name
+        lane = LaneKey.parse(request.lane).queue_name
     except ContractError:
-        pass  # never admitted: it goes through the front door again
+        pass  # never admitted: it goes to the global queue again
     else:
         exchange, key = topology.LANES, lane
         body = encode(msgspec.structs.replace(request, lane=lane, attempts=Attempts()))
@@ -134,4 +86,39 @@ async def _publish_again(broker: Broker, delivery: Delivery) -> None:
         ),
     )
     if outcome is not PublishOutcome.CONFIRMED:
-        raise TransientError(f"{exchange} took nothing: {outcome.value}; the dead letter stays")
+        raise TransientError(
+            f"{exchange} did not accept the message: {outcome.value}; the dead letter stays"
+        )
+    return Settlement.ACK
+
+
+async def process(
+    broker: Broker, *, limit: int, wanted: Wanted, action: Action
+) -> list[DeadLetter]:
+    """
+    Apply *action* to those of the first *limit* dead letters that *wanted* selects; the others
+    stay.
+
+    Returns:
+        Summaries of the selected dead letters.
+    """
+    letters: list[DeadLetter] = []
+    # Take all dead letters before the first is published again, since that one may return to this
+    # queue immediately. Queues order returned messages by time of return.
+    held = [delivery async for delivery in _take(broker, limit)]
+    for delivery in held:
+        letter = describe(delivery)
+        how = Settlement.REQUEUE
+        if wanted(letter):
+            letters.append(letter)
+            how = await action(broker, delivery)
+        await delivery.settle(how)
+    return letters
+
+
+async def _take(broker: Broker, limit: int) -> AsyncIterator[Delivery]:
+    for _ in range(limit):
+        delivery = await broker.get(topology.DEAD_LETTERS)
+        if delivery is None:
+            return
+        yield delivery

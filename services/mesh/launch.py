@@ -1,14 +1,12 @@
-"""A mesh by its spec, whatever its broker."""
+"""Creates the mesh of a spec for any broker."""
 
 from services.mesh.embedded import EmbeddedMesh
+from services.mesh.mesh import READY_TIMEOUT_S, Mesh
 from services.mesh.processes import ProcessMesh
 from services.mesh.spec import EMBEDDED, MeshSpec
 
-Mesh = ProcessMesh | EmbeddedMesh
 
-
-def mesh_of(spec: MeshSpec, *, ready_timeout_s: float = 240.0) -> Mesh:
+def mesh_of(spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S) -> Mesh:
     """The mesh that *spec* describes, not started: enter its context to run it."""
-    if spec.broker == EMBEDDED:
-        return EmbeddedMesh(spec, ready_timeout_s=ready_timeout_s)
-    return ProcessMesh(spec, ready_timeout_s=ready_timeout_s)
+    kind = EmbeddedMesh if spec.broker == EMBEDDED else ProcessMesh
+    return kind(spec, ready_timeout_s=ready_timeout_s)

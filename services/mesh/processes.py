@@ -5,15 +5,14 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import structlog
 
-from services.mesh.ready import wait_ready
+from services.mesh.mesh import READY_TIMEOUT_S, Mesh, is_agent
 from services.mesh.spec import MeshSpec
 from shared.broker.connect import open_broker
 from shared.broker.protocol import Broker
@@ -28,10 +27,8 @@ class MeshProcess:
     One service process, with its settings file and log.
 
     Args:
-        name: Unique in the mesh; names the files.
-        service: Which service it runs.
-        settings: Its settings.
-        directory: Where settings and log go.
+        name: Unique in the mesh; used in file names.
+        directory: Directory of settings and log.
     """
 
     def __init__(
@@ -41,7 +38,7 @@ class MeshProcess:
         self._service = service
         self._settings_file = directory / f"{name}.json"
         self.log_file = directory / f"{name}.log"
-        # Before the broker's password is in it.
+        # Restrict access before the broker's password is written to the file.
         self._settings_file.touch(mode=0o600)
         self._settings_file.chmod(0o600)
         self._settings_file.write_bytes(msgspec.json.encode(settings))
@@ -58,7 +55,7 @@ class MeshProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start it, or start it again."""
+        """Start or restart the process."""
         with self.log_file.open("ab") as log_stream:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -74,22 +71,22 @@ class MeshProcess:
             )
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process alone."""
+        """Send a signal to the process only, not to its group."""
         if self.running:
             os.kill(self.pid, number)
 
     async def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """
-        Wait for its end; its exit code.
+        Wait for the process to end; return its exit code.
 
         Raises:
-            TimeoutError: It goes on.
+            TimeoutError: It is still running.
         """
         assert self._process is not None  # noqa: S101 - the caller's duty
         return await asyncio.wait_for(self._process.wait(), timeout_s)
 
     async def stop(self) -> None:
-        """Ask it to drain and end; kill its process group if it does not."""
+        """Request the process to drain and end; kill its process group after a timeout."""
         if not self.running:
             return
         self.signal(signal.SIGTERM)
@@ -102,57 +99,26 @@ class MeshProcess:
             await self.wait()
 
     def last_lines(self, count: int = 12) -> str:
-        """The end of its log."""
+        """The last lines of the log of this process."""
         lines = self.log_file.read_text(errors="replace").splitlines()
         return "\n".join(lines[-count:])
 
 
-class ProcessMesh:
-    """
-    Runs a `MeshSpec` as processes while the context is open.
+class ProcessMesh(Mesh):
+    """The services as processes; an error carries the end of the log of the process that ended."""
 
-    Raises on entry:
-        MeshError: A process ended before the mesh was ready; carries the end of its log.
-    """
-
-    def __init__(self, spec: MeshSpec, *, ready_timeout_s: float = 240.0) -> None:
-        self.spec = spec
-        self._ready_timeout_s = ready_timeout_s
+    def __init__(self, spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S) -> None:
+        super().__init__(spec, ready_timeout_s=ready_timeout_s)
         spec.log_dir.mkdir(parents=True, exist_ok=True)
         self.processes = {
             name: MeshProcess(name, service=service, settings=settings, directory=spec.log_dir)
             for name, (service, settings) in spec.service_settings().items()
         }
 
-    async def __aenter__(self) -> Self:
-        try:
-            async with self.open_broker("headway-mesh") as broker:
-                await asyncio.gather(*(process.start() for process in self.processes.values()))
-                await wait_ready(
-                    broker, self.spec, timeout_s=self._ready_timeout_s, check=self.check
-                )
-        except (
-            BaseException
-        ):  # cancelled or failed: what was begun is undone, and it is raised again
-            await self.stop()
-            raise
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.stop()
+    async def start(self) -> None:
+        await asyncio.gather(*(process.start() for process in self.processes.values()))
 
     def check(self) -> None:
-        """
-        Nothing that was started has ended.
-
-        Raises:
-            MeshError: Something has; says what and shows the end of its log.
-        """
         for process in self.processes.values():
             if not process.running:
                 raise MeshError(
@@ -160,15 +126,17 @@ class ProcessMesh:
                     f"{process.last_lines()}"
                 )
 
-    async def stop(self) -> None:
-        """Agents first, so that what they hand back finds groupers; then the rest."""
-        agents = [p for name, p in self.processes.items() if name.startswith("agent-")]
-        rest = [p for name, p in self.processes.items() if not name.startswith("agent-")]
-        for group in (agents, rest):
-            await asyncio.gather(*(process.stop() for process in group))
+    async def kill(self, name: str) -> None:
+        """Kill one process with SIGKILL, as the kernel's OOM killer does."""
+        self.processes[name].signal(signal.SIGKILL)
+        await self.processes[name].wait()
 
-    @contextlib.asynccontextmanager
-    async def open_broker(self, client_name: str) -> AsyncIterator[Broker]:
-        """A client of the mesh's broker."""
-        async with open_broker(self.spec.broker, client_name=client_name) as broker:
-            yield broker
+    async def restart(self, name: str) -> None:
+        await self.processes[name].start()
+
+    async def stop_services(self, *, agents: bool) -> None:
+        group = [p for name, p in self.processes.items() if is_agent(name) is agents]
+        await asyncio.gather(*(process.stop() for process in group))
+
+    def open_broker(self, client_name: str) -> AbstractAsyncContextManager[Broker]:
+        return open_broker(self.spec.broker, client_name=client_name)

@@ -1,16 +1,16 @@
-"""Depths of the queues that requests wait in: the mesh's own, lanes, companions, inboxes."""
+"""Depths of the queues in which requests wait: fixed queues, lanes, companions, inboxes."""
 
 import asyncio
 
 import msgspec
 
 from shared.broker import topology
-from shared.broker.asking import ask
 from shared.broker.protocol import Broker
+from shared.broker.rpc import ask
 from shared.contracts.base import Decoder, ModelName
 from shared.contracts.lanes import LaneLayout, inbox_name, relegated_name
-from shared.contracts.plans import PlanAsked, PlanExplained
-from solver.planning.lanes import all_lanes
+from shared.contracts.plans import PlanExplained, PlanRequested
+from solver.planning.lanes import all_lanes, earlier_lanes
 
 COUNTS_AT_ONCE = 8
 LEADER_TIMEOUT_S = 3.0
@@ -26,11 +26,11 @@ class QueueCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def ask_leader(broker: Broker) -> PlanExplained | None:
-    """What the leader knows of lanes and instances; None when none answers."""
+    """The leader's answer about lanes and instances; None if no leader answers."""
     plan = await ask(
         broker,
         topology.CONTROL_PLAN,
-        lambda reply_to: PlanAsked(reply_to=reply_to),
+        lambda reply_to: PlanRequested(reply_to=reply_to),
         _decode_plan,
         timeout_s=LEADER_TIMEOUT_S,
     )
@@ -44,20 +44,19 @@ async def count_queues(
     plan: PlanExplained | None = None,
 ) -> list[QueueCount]:
     """
-    All fixed queues, and those lanes, companions and inboxes that exist.
+    Depths of all fixed queues, and of those lanes, companions and inboxes that exist.
 
     Args:
-        broker: Asked for each.
-        models: Whose lanes.
-        layout: As the operator set it.
-        plan: The leader's word; without one, neither lanes of learnt edges nor inboxes are known.
+        broker: Broker with the queues.
+        models: Models whose lanes are counted.
+        layout: Lane layout as configured by the operator.
+        plan: The leader's answer; without it, inboxes are unknown.
     """
     names = {spec.name for spec in topology.QUEUES}
     names.update(relegated_name(model) for model in models)
     if plan is not None:
-        layout = msgspec.structs.replace(layout, work_version=plan.work_version)
         names.update(inbox_name(instance_id) for instance_id in plan.instances)
-    for key in all_lanes(models, layout):
+    for key in all_lanes(models, layout) + earlier_lanes(models, layout):
         names.update((key.queue_name, key.overflow_name, key.resume_name))
     limit = asyncio.Semaphore(COUNTS_AT_ONCE)
 

@@ -1,16 +1,16 @@
-"""Waiting until every part of a mesh is there."""
+"""Waits until every part of a mesh is ready."""
 
 import asyncio
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
 
 from services.mesh.spec import MeshSpec
 from shared.broker import topology
-from shared.broker.protocol import BindingSpec, Broker, Delivery, Settlement
+from shared.broker.listening import listening
+from shared.broker.protocol import Broker
 from shared.contracts.base import Decoder
-from shared.contracts.errors import ContractError, MeshError
+from shared.contracts.errors import MeshError
 from shared.contracts.telemetry import InstanceStatus, LanesObserved
 
 _decode: Decoder[InstanceStatus | LanesObserved] = Decoder(InstanceStatus | LanesObserved)
@@ -21,40 +21,35 @@ async def wait_ready(
     broker: Broker, spec: MeshSpec, *, timeout_s: float, check: Callable[[], None]
 ) -> None:
     """
-    Return once all agents and groupers have been heard and the gateway is ready.
+    Return once all agents and groupers have published and the gateway is ready.
 
     Args:
         broker: A client of the mesh's broker.
-        spec: What to wait for.
-        timeout_s: Limit.
-        check: Raises when something has ended meanwhile.
+        spec: The mesh to wait for.
+        timeout_s: Time limit.
+        check: Raises if a part has ended meanwhile.
 
     Raises:
-        MeshError: Not ready in time; says what is missing.
+        MeshError: Not ready in time; names the missing parts.
     """
     agents: set[str] = set()
     groupers: set[str] = set()
 
-    async def on_state(delivery: Delivery) -> None:
-        with suppress(ContractError):  # a newer kind than this command knows
-            message = _decode(delivery.body)
-            if isinstance(message, InstanceStatus):
-                agents.add(message.instance_id)
-            else:
-                groupers.add(message.sender)
-        await delivery.settle(Settlement.ACK)
+    def on_state(message: InstanceStatus | LanesObserved) -> None:
+        if isinstance(message, InstanceStatus):
+            agents.add(message.instance_id)
+        else:
+            groupers.add(message.sender)
 
     await topology.declare(broker)
-    queue = topology.passing_queue("ready")
-    await broker.declare_queue(queue)
-    for key in ("status.#", "lanes.#"):
-        await broker.bind(
-            BindingSpec(exchange=topology.TELEMETRY, queue=queue.name, routing_key=key)
-        )
-    subscription = await broker.consume(queue.name, on_state, prefetch=64)
+    queue = topology.temporary_queue("ready")
+    bindings = [(topology.TELEMETRY, key) for key in ("status.#", "lanes.#")]
     wanted = {agent.instance_id for agent in spec.agents}
     try:
-        async with asyncio.timeout(timeout_s):
+        async with (
+            listening(broker, queue, _decode, bindings, on_state),
+            asyncio.timeout(timeout_s),
+        ):
             while not (
                 wanted <= agents
                 and len(groupers) >= spec.groupers
@@ -65,11 +60,10 @@ async def wait_ready(
     except TimeoutError as error:
         missing = ", ".join(sorted(wanted - agents)) or "none"
         raise MeshError(
-            f"the mesh is not ready after {timeout_s:g} s: silent agents: {missing}; groupers "
-            f"heard: {len(groupers)} of {spec.groupers}; logs are in {spec.log_dir}"
+            f"the mesh is not ready after {timeout_s:g} s: no status from agents: {missing}; "
+            f"groupers with reports: {len(groupers)} of {spec.groupers}; logs are in "
+            f"{spec.log_dir}"
         ) from error
-    finally:
-        await subscription.cancel()
 
 
 def _gateway_ready(url: str) -> bool:

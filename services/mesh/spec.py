@@ -1,4 +1,4 @@
-"""What a mesh consists of."""
+"""Specification of a mesh."""
 
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,11 @@ import msgspec
 from shared.contracts.lanes import LaneLayout
 
 EMBEDDED = "embedded"
-"""In place of a broker URL: all services in one process, nothing to install."""
+"""Replaces a broker URL: all services in one process, without an external broker."""
 
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent and how its settings differ from the defaults."""
+    """One agent and its settings that differ from the defaults."""
 
     instance_id: str
     engine: str = "simulated"
@@ -20,7 +20,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Further settings, nested as in a settings file."""
 
     def values(self) -> dict[str, Any]:
-        """As the agent's settings file would hold them."""
+        """Content of the agent's settings file."""
         values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.settings))
         values["instance_id"] = self.instance_id
         values.setdefault("engine", {})["backend"] = self.engine

@@ -1,7 +1,6 @@
 """Publishing requests from the command line."""
 
 import asyncio
-import random
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,7 +8,7 @@ from uuid import uuid4
 
 import msgspec
 
-from services.planner.refusals import error_info
+from services.planner.grouper.refusals import error_info
 from shared.broker.protocol import Broker
 from shared.broker.retry import Backoff
 from shared.contracts.base import Decoder, RequestId, Seconds
@@ -27,7 +26,7 @@ from shared.producer.producer import Producer
 from shared.runtime.clock import SystemClock
 
 PATIENCE_S = 120.0
-"""How long each request of a file is tried while the broker is away or full: a restart's time."""
+"""Time for which each request of a file is retried while the broker is unavailable or full."""
 _BACKOFF = Backoff(max_s=5.0)
 _decode: Decoder[InferenceRequest] = Decoder(InferenceRequest)
 
@@ -61,7 +60,7 @@ async def submit_one(
     user_id: str | None,
     show: Callable[[str], None],
 ) -> Final:
-    """Publish one request, *show* its text as it comes, and give its final."""
+    """Publish one request, *show* its text as it arrives, and return its final reply."""
     clock = SystemClock()
     async with Producer(broker, name="cli", clock=clock, user_id=user_id) as producer:
         generation = await producer.submit(request, reply=reply)
@@ -83,9 +82,10 @@ async def submit_all(
     patience_s: Seconds = PATIENCE_S,
 ) -> list[Final]:
     """
-    Publish all requests, at most *concurrency* unanswered at a time; finals in order.
+    Publish all requests, at most *concurrency* unanswered at a time; return final replies in order.
 
-    One that cannot be published within *patience_s* fails alone, with a final that says why.
+    A request that cannot be published within *patience_s* gets an error as its final reply; the
+    other requests are not affected.
     """
     limit = asyncio.Semaphore(concurrency)
 
@@ -99,14 +99,14 @@ async def submit_all(
             print(msgspec.json.encode(final).decode(), flush=True)  # noqa: T201 - the output
             return final
 
-        # A group: whatever ends it, nothing is published once the producer closes.
+        # A task group: nothing is published after the producer closes.
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(each), name="submit a line") for each in requests]
     return [task.result() for task in tasks]
 
 
 async def _final_of(producer: Producer, request: InferenceRequest, patience_s: Seconds) -> Final:
-    """The mesh's final, or one of our own for what could not be published."""
+    """The final reply of the mesh, or a local error for a request that could not be published."""
     request_id = RequestId(request.id or f"req-{uuid4().hex}")
     named = msgspec.structs.replace(request, id=request_id)
     try:
@@ -121,27 +121,26 @@ async def _published(
     producer: Producer, request: InferenceRequest, patience_s: Seconds
 ) -> Generation:
     """
-    Publish, again and again while the global queue is full.
+    Publish, with retries while the global queue is full.
 
-    While the broker is away the producer tries by itself; what it gave up must not be tried
-    again: the mesh has heard that the id is cancelled.
+    While the broker is unavailable the producer itself retries. A request that the producer gave up
+    must not be retried here: the mesh has received that its id is cancelled.
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + patience_s
-    attempt = 0
+    delays = _BACKOFF.delays()
     while True:
         try:
             return await producer.submit(request, reply=ReplyMode.FINAL)
         except CapacityError:
-            delay_s = _BACKOFF.delay_s(attempt, random.random())  # noqa: S311  spreads only
+            delay_s = next(delays)
             if loop.time() + delay_s > give_up_at:
                 raise
         await asyncio.sleep(delay_s)
-        attempt += 1
 
 
 def _error_info(error: MeshError) -> ErrorInfo:
-    """The error as finals tell it, with the codes that the gateway gives."""
+    """The error in the form of an error reply, with the codes of the gateway."""
     if isinstance(error, ContractError | CapacityError):
         return error_info(error)
     return ErrorInfo(
@@ -153,5 +152,5 @@ def _error_info(error: MeshError) -> ErrorInfo:
 
 
 def all_completed(finals: Iterable[Final]) -> bool:
-    """Whether every final is an answer."""
+    """True if every final reply is an answer."""
     return all(isinstance(final, RequestCompleted) for final in finals)

@@ -1,8 +1,7 @@
-"""A live view of the mesh: instances, their work, and how classes are doing."""
+"""Live view of the mesh: instances, their work, and SLO attainment of classes."""
 
 import asyncio
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,9 +10,9 @@ from rich.live import Live
 from rich.table import Table
 
 from shared.broker import topology
-from shared.broker.protocol import BindingSpec, Broker, Delivery, Settlement
+from shared.broker.listening import listening
+from shared.broker.protocol import Broker
 from shared.contracts.base import Decoder
-from shared.contracts.errors import ContractError
 from shared.contracts.telemetry import InstanceStatus, RequestObserved
 
 _decode: Decoder[InstanceStatus | RequestObserved] = Decoder(InstanceStatus | RequestObserved)
@@ -22,26 +21,24 @@ RECENT_REQUESTS = 2000
 
 @dataclass(slots=True)
 class View:
-    """What has been heard."""
+    """State collected from messages."""
 
     instances: dict[str, InstanceStatus] = field(default_factory=dict)
     recent: deque[RequestObserved] = field(default_factory=lambda: deque(maxlen=RECENT_REQUESTS))
 
-    async def on_message(self, delivery: Delivery) -> None:
-        with suppress(ContractError):  # a newer kind than this command knows
-            match _decode(delivery.body):
-                case InstanceStatus() as status:
-                    self.instances[status.instance_id] = status
-                case RequestObserved() as observed:
-                    self.recent.append(observed)
-        await delivery.settle(Settlement.ACK)
+    def on_message(self, message: InstanceStatus | RequestObserved) -> None:
+        """Add *message* to the view."""
+        if isinstance(message, InstanceStatus):
+            self.instances[message.instance_id] = message
+        else:
+            self.recent.append(message)
 
     def tables(self) -> Group:
         """The view as two tables."""
         return Group(self._instances(), self._classes())
 
     def data(self) -> dict[str, object]:
-        """The view for machines."""
+        """The view as data for JSON."""
         return {
             "instances": [msgspec.to_builtins(s) for _, s in sorted(self.instances.items())],
             "recent_requests": len(self.recent),
@@ -52,7 +49,8 @@ class View:
         table = Table(title="instances")
         for name in ("instance", "engine", "model", "running", "window", "backlog s", "KV",
                      "done", "evicted", "swaps", "plan"):  # fmt: skip
-            table.add_column(name, justify="left" if name in ("instance", "model") else "right")
+            is_name = name in ("instance", "model")
+            table.add_column(name, justify="left" if is_name else "right", no_wrap=is_name)
         for name, status in sorted(self.instances.items()):
             totals = status.totals
             table.add_row(
@@ -92,28 +90,21 @@ async def watch(broker: Broker, *, duration_s: float, live: bool) -> View:
     Follow the mesh for *duration_s*, on screen if *live*.
 
     Returns:
-        What was heard.
+        The collected state.
     """
     view = View()
-    queue = topology.passing_queue("top")
-    await broker.declare_queue(queue)
-    for key in ("status.#", topology.OBSERVED_REQUEST_KEY):
-        await broker.bind(
-            BindingSpec(exchange=topology.TELEMETRY, queue=queue.name, routing_key=key)
-        )
-    subscription = await broker.consume(queue.name, view.on_message, prefetch=256)
-    loop = asyncio.get_running_loop()
-    until = loop.time() + duration_s
-    try:
+    queue = topology.temporary_queue("top")
+    keys = ("status.#", topology.OBSERVED_REQUEST_KEY)
+    bindings = [(topology.TELEMETRY, key) for key in keys]
+    until = asyncio.get_running_loop().time() + duration_s
+    async with listening(broker, queue, _decode, bindings, view.on_message):
         if not live:
             await asyncio.sleep(duration_s)
             return view
         with Live(view.tables(), console=Console(stderr=True), auto_refresh=False) as screen:
-            while loop.time() < until:
+            while asyncio.get_running_loop().time() < until:
                 await asyncio.sleep(0.5)
                 screen.update(view.tables(), refresh=True)
-    finally:
-        await subscription.cancel()
     return view
 
 

@@ -9,9 +9,8 @@ from services.planner.cli_plan import PLAN
 from services.planner.service import check, serve
 from services.planner.settings import Settings
 from shared.broker import topology
-from shared.broker.protocol import BindingSpec, Delivery, Settlement
+from shared.broker.listening import listening
 from shared.contracts.base import Decoder
-from shared.contracts.errors import ContractError
 from shared.contracts.plans import PlanPublished
 from shared.runtime.cli import ServiceCli, Verb, broker_factory, print_data
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
@@ -23,25 +22,16 @@ async def show_plan(settings: Settings, arguments: argparse.Namespace) -> int:
     """Print the plan of each instance, listening for one refresh period."""
     plans: dict[str, PlanPublished] = {}
 
-    async def on_plan(delivery: Delivery) -> None:
-        try:
-            plan = _decode_plan(delivery.body)
-            plans[plan.queue.instance_id] = plan
-        except ContractError:
-            pass  # a newer kind than this command knows
-        await delivery.settle(Settlement.ACK)
+    def on_plan(plan: PlanPublished) -> None:
+        plans[plan.queue.instance_id] = plan
 
     async with broker_factory(settings.amqp_url)("headway-show-plan") as broker:
-        queue = topology.passing_queue("show-plan")
-        await broker.declare_queue(queue)
-        await broker.bind(
-            BindingSpec(exchange=topology.TELEMETRY, queue=queue.name, routing_key="plan.#")
-        )
-        subscription = await broker.consume(queue.name, on_plan, prefetch=64)
-        await asyncio.sleep(settings.leader.refresh_period_s + 1.0)
-        await subscription.cancel()
+        queue = topology.temporary_queue("show-plan")
+        bindings = [(topology.TELEMETRY, "plan.#")]
+        async with listening(broker, queue, _decode_plan, bindings, on_plan):
+            await asyncio.sleep(settings.leader.refresh_period_s + 1.0)
     if not plans:
-        print("no plan in sight: is a planner with the leader role running?", file=sys.stderr)
+        print("no plan received: is a planner with the leader role running?", file=sys.stderr)
         return EXIT_FAILED
     for _, plan in sorted(plans.items()):
         if arguments.json:
@@ -54,14 +44,16 @@ async def show_plan(settings: Settings, arguments: argparse.Namespace) -> int:
 def _table(plan: PlanPublished) -> str:
     lines = [f"{plan.queue.instance_id}  epoch {plan.epoch}  by {plan.leader_id}  {plan.policy}"]
     for position, segment in enumerate(plan.queue.segments, start=1):
-        lines.append(f"  {position}. {segment.model}  filler {segment.best_effort_share:.0%}")
+        lines.append(f"  {position}. {segment.model}  best effort {segment.best_effort_share:.0%}")
         lines += [f"       {quota.lane}  x{quota.quota}" for quota in segment.lanes]
     return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing waits"])
 
 
 CLI = ServiceCli(
     service="planner",
-    description="Takes requests from the global queue into lanes, and plans who serves what.",
+    description=(
+        "Takes requests from the global queue into lanes, and plans which instance serves them."
+    ),
     settings_type=Settings,
     serve=serve,
     check=check,
@@ -77,5 +69,5 @@ CLI = ServiceCli(
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
-    """Entry point, also of `headway plan`, which has a *prog* of its own; gives the exit code."""
+    """Entry point, also of `headway plan`, which passes its own *prog*; returns the exit code."""
     return CLI.main(argv, prog=prog)

@@ -1,4 +1,4 @@
-"""`headway-planner plan`: what the leader plans, why, and what changes."""
+"""`headway-planner plan`: the leader's plan, the reasons for it, and its changes."""
 
 import argparse
 import asyncio
@@ -8,10 +8,10 @@ from collections.abc import Callable
 from services.planner import plan_views
 from services.planner.settings import Settings
 from shared.broker import topology
-from shared.broker.asking import ask
 from shared.broker.protocol import Broker
+from shared.broker.rpc import ask
 from shared.contracts.base import Decoder
-from shared.contracts.plans import PlanAsked, PlanExplained
+from shared.contracts.plans import PlanExplained, PlanRequested
 from shared.runtime.arguments import (
     HelpFormatter,
     KeepingSettings,
@@ -25,13 +25,14 @@ from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
 DEFAULT_TIMEOUT_S = 15.0
 CHECK_PERIOD_S = 1.0
 NO_ANSWER = (
-    "no answer: is a planner with the leader role running, and has it heard of an instance yet? "
-    "A new leader listens for a moment before it plans; --timeout waits longer."
+    "no answer: is a planner with the leader role running, and has it received a status "
+    "of an instance yet? A new leader collects statuses for a moment before it plans; use "
+    "a longer --timeout."
 )
 EPILOG = """examples:
   headway-planner plan show                 each virtual queue, head first
-  headway-planner plan show --gantt         who is served when, as a picture
-  headway-planner plan explain --groups 5   who is likeliest late, what other places cost,
+  headway-planner plan show --gantt         when each lane is served, as a picture
+  headway-planner plan explain --groups 5   groups likeliest to be late, cost of other places,
                                             and which operations follow on their instances
   headway-planner plan diff --timeout 60    wait for the next epoch, and print what moved
 Exit codes: 0 done, 1 no answer or no change in time, 2 usage, 3 broker unreachable.
@@ -50,7 +51,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=DEFAULT_TIMEOUT_S,
         metavar="SECONDS",
-        help="how long to wait",
+        help="time to wait for the answer",
     )
     verbs = parser.add_subparsers(
         dest="plan_verb", required=True, metavar="VERB", action=KeepingSettings
@@ -62,16 +63,18 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         )
 
     show = verb("show", "each instance's groups in order")
-    show.add_argument("--gantt", action="store_true", help="as a picture over time")
-    explain = verb("explain", "why groups stand where they stand, and what follows")
+    show.add_argument("--gantt", action="store_true", help="as a chart over time")
+    explain = verb(
+        "explain", ("reasons for the positions of groups, and the operations that follow")
+    )
     explain.add_argument(
         "--groups",
         type=_count,
         default=10,
         metavar="N",
-        help="how many, the likeliest late first; at most 64",
+        help="number of groups, the most likely late ones first; at most 64",
     )
-    verb("diff", "what the next epoch changes")
+    verb("diff", "changes of the next epoch")
 
 
 def _count(text: str) -> int:
@@ -85,14 +88,18 @@ async def _plan(settings: Settings, arguments: argparse.Namespace) -> int:
         match arguments.plan_verb:
             case "show":
                 view = plan_views.gantt if arguments.gantt else plan_views.queues
-                return await _tell(broker, arguments, view, others=0)
+                return await _print_answer(broker, arguments, view, others=0)
             case "explain":
-                return await _tell(broker, arguments, plan_views.reasons, others=arguments.groups)
+                return await _print_answer(
+                    broker, arguments, plan_views.reasons, others=arguments.groups
+                )
             case _:
                 return await _diff(broker, arguments)
 
 
-async def _tell(broker: Broker, arguments: argparse.Namespace, view: _View, *, others: int) -> int:
+async def _print_answer(
+    broker: Broker, arguments: argparse.Namespace, view: _View, *, others: int
+) -> int:
     plan = await _asked(broker, others=others, timeout_s=arguments.timeout)
     if plan is None:
         print(NO_ANSWER, file=sys.stderr)
@@ -120,7 +127,7 @@ async def _diff(broker: Broker, arguments: argparse.Namespace) -> int:
                 await asyncio.sleep(CHECK_PERIOD_S)
     except TimeoutError:
         print(
-            f"still epoch {before.epoch} after {arguments.timeout:g} s; --timeout waits longer",
+            f"still epoch {before.epoch} after {arguments.timeout:g} s; use a longer --timeout",
             file=sys.stderr,
         )
         return EXIT_FAILED
@@ -135,7 +142,7 @@ async def _asked(broker: Broker, *, others: int, timeout_s: float) -> PlanExplai
     answer = await ask(
         broker,
         topology.CONTROL_PLAN,
-        lambda reply_to: PlanAsked(reply_to=reply_to, others=others),
+        lambda reply_to: PlanRequested(reply_to=reply_to, others=others),
         _decode,
         timeout_s=timeout_s,
     )

@@ -1,18 +1,17 @@
-"""What the planner does with each soft-state message. Unknown kinds are ignored."""
+"""Handlers of soft-state messages. Unknown kinds are ignored."""
 
 import structlog
 
-from services.planner.grouper import Grouper
-from services.planner.leader import Leader
+from services.planner.grouper.grouper import Grouper
+from services.planner.leader.leader import Leader
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher, Handler
 from shared.broker.protocol import Delivery, DeliveryHandler, OutMessage
-from shared.broker.retry import send_softly
+from shared.broker.retry import send_best_effort
 from shared.contracts.base import Message, encode
 from shared.contracts.control import LaneNonempty
 from shared.contracts.estimates import AlarmRaised, Profile
-from shared.contracts.lanes import LaneLayout
-from shared.contracts.plans import LanesForecast, PlanAsked
+from shared.contracts.plans import LanesForecast, PlanRequested
 from shared.contracts.routing import PrefillsObserved, PrefillTrees, RouterState
 from shared.contracts.telemetry import InstanceStatus, LanesObserved, LeaderTick, RequestObserved
 
@@ -22,45 +21,40 @@ log = structlog.get_logger()
 async def on_request_observed(
     message: RequestObserved, grouper: Grouper, _delivery: Delivery
 ) -> None:
-    """A request ended somewhere."""
+    """Handle the end of a request."""
     grouper.on_ended(message)
 
 
 async def on_lanes_forecast(message: LanesForecast, grouper: Grouper, _delivery: Delivery) -> None:
-    """What the leader expects of lanes."""
+    """Handle the leader's forecasts of lanes."""
     grouper.on_forecast(message)
 
 
-async def on_lane_layout(message: LaneLayout, grouper: Grouper, _delivery: Delivery) -> None:
-    """How the leader divides work into classes."""
-    grouper.on_layout(message)
-
-
 async def on_routed_status(message: InstanceStatus, grouper: Grouper, _delivery: Delivery) -> None:
-    """An instance that requests may be routed to."""
+    """Handle the status of an instance that requests may be routed to."""
     if grouper.routing is not None:
         grouper.routing.on_status(message)
 
 
 async def on_prefills(message: PrefillsObserved, grouper: Grouper, _delivery: Delivery) -> None:
-    """First tokens of an instance."""
+    """Handle first tokens of an instance."""
     if grouper.routing is not None:
         grouper.routing.on_prefills(message)
 
 
 async def on_router_state(message: RouterState, grouper: Grouper, _delivery: Delivery) -> None:
-    """What another grouper's router knows."""
+    """Handle the state of another grouper's router."""
     if grouper.routing is not None:
         grouper.routing.on_state(message)
 
 
 async def on_learnt(message: Profile, grouper: Grouper, _delivery: Delivery) -> None:
-    """What the estimator has learnt."""
+    """Handle a profile of the estimator."""
     grouper.on_profile(message)
 
 
 async def on_prefill_trees(message: PrefillTrees, grouper: Grouper, _delivery: Delivery) -> None:
-    """Trees that the estimator has in force."""
+    """Handle the quantile trees of prefill times that the estimator has put in force."""
     if grouper.routing is not None:
         grouper.routing.on_trees(message)
 
@@ -70,16 +64,15 @@ async def on_instance_status(message: InstanceStatus, leader: Leader, _delivery:
 
 
 async def on_lanes_observed(message: LanesObserved, leader: Leader, _delivery: Delivery) -> None:
-    for lane in leader.state.on_lanes(message):
-        leader.noticed(lane)
+    leader.on_lanes(message)
 
 
 async def on_leader_tick(_message: LeaderTick, _leader: Leader, _delivery: Delivery) -> None:
-    """It only keeps the queue moving."""
+    """No-op: a tick only keeps the leader queue active."""
 
 
 async def on_alarm_raised(message: AlarmRaised, leader: Leader, _delivery: Delivery) -> None:
-    """The plan in force is not what it was thought to be: the next round makes another."""
+    """Handle an alarm: the predictions behind the plan are wrong, so the next round replans."""
     leader.state.alarms_heard += 1
     log.info("alarm.heard", alarm=message.alarm.value, instance_id=message.instance_id)
 
@@ -95,7 +88,6 @@ async def on_profile(message: Profile, leader: Leader, _delivery: Delivery) -> N
 GROUPER_HANDLERS: dict[type[Message], Handler[Grouper]] = {
     RequestObserved: on_request_observed,
     LanesForecast: on_lanes_forecast,
-    LaneLayout: on_lane_layout,
     InstanceStatus: on_routed_status,
     PrefillsObserved: on_prefills,
     RouterState: on_router_state,
@@ -110,19 +102,19 @@ STATE_HANDLERS: dict[type[Message], Handler[Leader]] = {
 }
 
 
-async def on_plan_asked(message: PlanAsked, leader: Leader, _delivery: Delivery) -> None:
+async def on_plan_asked(message: PlanRequested, leader: Leader, _delivery: Delivery) -> None:
     await leader.explain(message)
 
 
 NOTICE_HANDLERS: dict[type[Message], Handler[Leader]] = {
-    PlanAsked: on_plan_asked,
+    PlanRequested: on_plan_asked,
     LaneNonempty: on_lane_nonempty,
     Profile: on_profile,
 }
 
 
 def leader_state_handler(leader: Leader) -> DeliveryHandler:
-    """For the leader queue: receiving anything on it is what makes the leader."""
+    """Handler of the leader queue: the process that receives its messages is the leader."""
     dispatcher = Dispatcher(STATE_HANDLERS, leader)
 
     async def handle(delivery: Delivery) -> None:
@@ -133,8 +125,8 @@ def leader_state_handler(leader: Leader) -> DeliveryHandler:
 
 
 async def tick(leader: Leader) -> None:
-    """Keep the leader queue moving while agents and groupers are silent."""
-    await send_softly(
+    """Keep messages in the leader queue while agents and groupers publish none."""
+    await send_best_effort(
         leader.broker,
         topology.TELEMETRY,
         topology.TICK_KEY,

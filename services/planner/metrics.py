@@ -1,71 +1,41 @@
-"""What a planner counts."""
+"""Prometheus series of a planner, by role."""
 
 import functools
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from services.planner.leader.plan_report import advice_of
+from services.planner.routed.routing import Routing
 from services.planner.state import GrouperState, LeaderState
-from solver.prediction.prompt_lengths import PromptLengths
+from shared.runtime.metrics import Series, StateCollector, counter, gauge
+from solver.prediction.lengths.prompt_lengths import PromptLengths
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 MAX_LANES = 200
-"""Lanes with a series of their own; the shallowest of more are summed."""
+"""Largest number of lanes with a series each; the shallowest others are summed."""
 OTHER_LANES = "other"
+DEVICE = ("model", "engine", "device")
 
 
-class GrouperMetrics(Collector):
+def grouper_metrics(
+    registry: CollectorRegistry, state: GrouperState, lengths: PromptLengths
+) -> None:
+    """Register the series of the grouper role."""
+    StateCollector(registry, state, GROUPER)
+    StateCollector(registry, lengths, PROMPT_LENGTHS)
+
+
+def routing_metrics(registry: CollectorRegistry, routing: Routing) -> None:
+    """Register the series of a grouper's routers."""
+    StateCollector(registry, routing, ROUTING)
+
+
+class LeaderMetrics:
     """
-    Prometheus series of the grouper role, read from its state when they are asked for.
+    Series of the leader role.
 
-    Args:
-        registry: Where they are registered.
-        state: The grouper's.
-        lengths: What it learns of prompts.
-    """
-
-    def __init__(
-        self, registry: CollectorRegistry, state: GrouperState, lengths: PromptLengths
-    ) -> None:
-        self._state = state
-        self._lengths = lengths
-        registry.register(self)
-
-    def collect(self) -> Iterator[Metric]:
-        """The state now."""
-        state = self._state
-        yield CounterMetricFamily(
-            "headway_planner_requests_admitted", "Requests put into lanes", state.admitted
-        )
-        yield CounterMetricFamily(
-            "headway_planner_requests_refused", "Requests answered with an error", state.refused
-        )
-        yield GaugeMetricFamily(
-            "headway_planner_outstanding_tokens",
-            "Tokens admitted by this grouper and not finished",
-            state.shares.total,
-        )
-        bytes_per_token = GaugeMetricFamily(
-            "headway_planner_prompt_bytes_per_token",
-            "Of prompts that came as text, as learnt from what engines counted",
-            labels=["model"],
-        )
-        for model, value in self._lengths.bytes_per_token().items():
-            bytes_per_token.add_metric([model], value)
-        yield bytes_per_token
-
-
-class LeaderMetrics(Collector):
-    """
-    Prometheus series of the leader role.
-
-    What describes the cluster is given by the active leader only: others do not know.
-
-    Args:
-        registry: Where they are registered.
-        state: The leader's.
+    Only the active leader exports the series of the cluster and of the plan in force.
     """
 
     def __init__(self, registry: CollectorRegistry, state: LeaderState) -> None:
@@ -73,19 +43,20 @@ class LeaderMetrics(Collector):
         self._published_at = 0.0
         self.plans = Counter(
             "headway_planner_plans_published_total",
-            "Plans published, one for each instance",
+            "Published plans, one for each instance",
             registry=registry,
         )
         self.solve_s = Histogram(
             "headway_planner_plan_solve_seconds",
-            "Time of the plan generator, for plans that were published",
+            "Time of the plan generator, for published plans",
             buckets=SECONDS,
             registry=registry,
         )
-        registry.register(self)
+        StateCollector(registry, state, LEADER)
+        StateCollector(registry, state, ACTIVE_LEADER, applies=lambda each: each.leads)
 
     def counting(self, plan: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """*plan*, one planning round, with what it published counted."""
+        """Wrap *plan*, one planning round, so that its published plans are counted."""
 
         @functools.wraps(plan)
         async def counted() -> None:
@@ -104,35 +75,160 @@ class LeaderMetrics(Collector):
         self.plans.inc(len(published))
         self.solve_s.observe(published[0].solve_s)
 
-    def collect(self) -> Iterator[Metric]:
-        """The state now."""
-        state, active = self._state, self._state.active_since is not None
-        yield GaugeMetricFamily(
-            "headway_planner_leader_active", "1 while this process leads", int(active)
-        )
-        if not active:
-            return
-        yield GaugeMetricFamily("headway_planner_plan_epoch", "Newest epoch", state.epoch)
-        yield GaugeMetricFamily(
-            "headway_planner_instances", "Instances heard of lately", len(state.instances)
-        )
-        lanes = GaugeMetricFamily(
-            "headway_planner_lane_requests",
-            "Requests that wait in a lane or a companion, at the last count",
-            labels=("lane",),
-        )
-        for lane, waiting in _bounded(state.waiting).items():
-            lanes.add_metric((lane,), waiting)
-        yield lanes
 
-
-def _bounded(waiting: dict[str, int]) -> dict[str, int]:
-    """The deepest queues by name, all further ones in one sum; empty ones are left out."""
+def _bounded(waiting: dict[str, int]) -> list[tuple[tuple[str], int]]:
+    """One sample for each of the deepest queues, and one sum for the rest; no empty queues."""
     deepest = sorted(
         ((queue, ready) for queue, ready in waiting.items() if ready),
         key=lambda entry: (-entry[1], entry[0]),
     )
-    bounded = dict(deepest[:MAX_LANES])
+    bounded = [((queue,), ready) for queue, ready in deepest[:MAX_LANES]]
     if len(deepest) > MAX_LANES:
-        bounded[OTHER_LANES] = sum(ready for _, ready in deepest[MAX_LANES:])
+        bounded.append(((OTHER_LANES,), sum(ready for _, ready in deepest[MAX_LANES:])))
     return bounded
+
+
+GROUPER: tuple[Series[GrouperState], ...] = (
+    counter(
+        "headway_planner_requests_admitted",
+        "Requests published to lanes",
+        lambda state: state.admitted,
+    ),
+    counter(
+        "headway_planner_requests_refused",
+        "Requests answered with an error",
+        lambda state: state.refused,
+    ),
+    gauge(
+        "headway_planner_outstanding_tokens",
+        "Tokens of requests that this grouper admitted and that are not finished",
+        lambda state: state.shares.total,
+    ),
+)
+PROMPT_LENGTHS: tuple[Series[PromptLengths], ...] = (
+    gauge(
+        "headway_planner_prompt_bytes_per_token",
+        "Bytes per token of text prompts, learnt from the engines' counts",
+        lambda lengths: (((model,), value) for model, value in lengths.bytes_per_token().items()),
+        "model",
+    ),
+)
+ROUTING: tuple[Series[Routing], ...] = (
+    counter(
+        "headway_planner_requests_routed",
+        "Requests sent to an inbox",
+        lambda routing: routing.num_routed,
+    ),
+    counter(
+        "headway_planner_requests_unrouted",
+        "Requests in scope that went to lanes for lack of an instance or of room",
+        lambda routing: routing.num_left_to_lanes,
+    ),
+    gauge(
+        "headway_planner_routing_waiting",
+        "Requests waiting for their turn",
+        lambda routing: routing.num_waiting,
+    ),
+    gauge(
+        "headway_planner_routing_instances",
+        "Instances that requests are routed to",
+        lambda routing: (((each.model,), len(each.router.instances)) for each in routing.routers),
+        "model",
+    ),
+    gauge(
+        "headway_planner_routing_fallen_back",
+        "1 while predictions are not trusted, and routing is first come, first served to the "
+        "least loaded instance",
+        lambda routing: (((each.model,), each.router.is_fallen_back) for each in routing.routers),
+        "model",
+    ),
+    gauge(
+        "headway_planner_prefill_coverage",
+        "Share of recent prefills within their monitored quantile",
+        lambda routing: (
+            ((each.model, trust.engine, trust.device), trust.covered)
+            for each in routing.routers
+            for trust in each.trusts()
+        ),
+        *DEVICE,
+    ),
+    gauge(
+        "headway_planner_prefill_residual_seconds",
+        "Mean of predicted minus actual prefill times in seconds; negative is optimistic",
+        lambda routing: (
+            ((each.model, trust.engine, trust.device), trust.residual_s)
+            for each in routing.routers
+            for trust in each.trusts()
+        ),
+        *DEVICE,
+    ),
+)
+LEADER: tuple[Series[LeaderState], ...] = (
+    gauge(
+        "headway_planner_leader_active",
+        "1 while this process leads",
+        lambda state: int(state.leads),
+    ),
+    counter(
+        "headway_planner_reviews",
+        "Planning rounds by outcome: replan cause, kept or unreviewed",
+        lambda state: (((cause,), count) for cause, count in sorted(state.record.rounds.items())),
+        "cause",
+    ),
+    counter(
+        "headway_planner_review_seconds",
+        "Total time of planning rounds",
+        lambda state: state.record.rounds_s,
+    ),
+    counter(
+        "headway_planner_groups_moved",
+        "Groups that moved to another instance",
+        lambda state: state.record.moved,
+    ),
+    counter(
+        "headway_planner_alarms",
+        "Alarms received from the estimator",
+        lambda state: state.alarms_heard,
+    ),
+    counter(
+        "headway_planner_worker_restarts",
+        "Restarts of the plan generator's process",
+        lambda state: state.worker_restarts,
+    ),
+)
+ACTIVE_LEADER: tuple[Series[LeaderState], ...] = (
+    gauge("headway_planner_plan_epoch", "Newest epoch", lambda state: state.epoch),
+    gauge(
+        "headway_planner_instances",
+        "Instances with a recent status",
+        lambda state: len(state.instances),
+    ),
+    gauge(
+        "headway_planner_lane_requests",
+        "Requests waiting in a lane or a companion queue at the last count",
+        lambda state: _bounded(state.waiting),
+        "lane",
+    ),
+    gauge(
+        "headway_planner_plan_made_timestamp_seconds",
+        "Unix time of the last replan",
+        lambda state: state.record.made_at,
+    ),
+    gauge(
+        "headway_planner_groups_alarmed",
+        "Groups whose probability to be in time is below the target confidence",
+        lambda state: state.record.alarmed,
+    ),
+    gauge(
+        "headway_planner_late_ratio",
+        "Expected share of waiting requests that will be late",
+        lambda state: (((name,), share) for name, share in sorted(state.record.late_share.items())),
+        "qos_class",
+    ),
+    gauge(
+        "headway_planner_advised_instances",
+        "Instances of a device that the load needs; the present number if sufficient",
+        lambda state: (((each.device,), each.advised) for each in advice_of(state)),
+        "device",
+    ),
+)

@@ -1,4 +1,4 @@
-"""The plan in force as people read it: tables, differences, a picture of who serves when."""
+"""Operator views of the plan in force: tables, differences, a chart of service over time."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,22 +7,22 @@ import msgspec
 from shared.contracts.base import InstanceId, Seconds
 from shared.contracts.plans import (
     AdvisedInstances,
-    ForetoldWaits,
     PlacedGroup,
     PlanExplained,
     PlannedLso,
     QueueHead,
+    WaitAccuracy,
 )
 from solver.prediction.time_distribution import TimeDistribution
 
 _WIDTH = 64
-"""Columns of the picture."""
+"""Width of the chart in columns."""
 _SHOWN = 0.9
-"""Of the interval in which a turn is told to come."""
+"""Probability with which a request's turn begins within the printed interval."""
 
 
 def first(plan: PlanExplained, count: int) -> PlanExplained:
-    """With the first groups only, and the heads of the queues that these stand in."""
+    """The plan with its first *count* groups, and the heads of the queues that contain them."""
     groups = plan.groups[:count]
     shown = {group.instance_id for group in groups}
     heads = tuple(head for head in plan.heads if not groups or head.instance_id in shown)
@@ -30,8 +30,8 @@ def first(plan: PlanExplained, count: int) -> PlanExplained:
 
 
 def summary(plan: PlanExplained) -> str:
-    """One line about the whole plan."""
-    cause = f", made anew for {plan.cause}" if plan.cause else ""
+    """Summary of the plan in one line."""
+    cause = f", replanned for {plan.cause}" if plan.cause else ""
     return (
         f"epoch {plan.epoch}  by {plan.leader_id}  {plan.policy}{cause}; "
         f"{len(plan.groups)} groups, {plan.late_share:.1%} of the weight expected late"
@@ -41,7 +41,7 @@ def summary(plan: PlanExplained) -> str:
 
 
 def queues(plan: PlanExplained) -> str:
-    """Each virtual queue, head first."""
+    """Lines of each virtual queue, head first."""
     lines = [summary(plan)]
     swaps = {head.instance_id: head for head in plan.heads if head.swaps_model}
     for instance, groups in sorted(_by_instance(plan.groups).items()):
@@ -56,7 +56,7 @@ def queues(plan: PlanExplained) -> str:
 
 
 def reasons(plan: PlanExplained) -> str:
-    """Groups that were looked into: where they stand, and what their other places would cost."""
+    """Explained groups: their positions, and the cost of the alternatives."""
     lines = [summary(plan)]
     for group in plan.groups:
         where = (
@@ -78,7 +78,7 @@ def reasons(plan: PlanExplained) -> str:
 
 
 def difference(before: PlanExplained, after: PlanExplained) -> str:
-    """What another epoch changed: groups that moved, came and went."""
+    """Changes between the plans of two epochs: groups that moved, appeared or disappeared."""
     old, new = _places(before), _places(after)
     lines = [f"epoch {before.epoch} -> {after.epoch}" + (f", {after.cause}" if after.cause else "")]
     for name in sorted(old.keys() | new.keys()):
@@ -92,7 +92,7 @@ def difference(before: PlanExplained, after: PlanExplained) -> str:
 
 
 def gantt(plan: PlanExplained) -> str:
-    """When each model's turn comes on each instance; groups of one lane are one bar."""
+    """Chart of each model's turns on each instance; groups of one lane form one bar."""
     served = [group for group in plan.groups if group.wait_s is not None]
     if not served:
         return "nothing waits"
@@ -104,7 +104,7 @@ def gantt(plan: PlanExplained) -> str:
             column = min(_WIDTH - 1, int(_WIDTH * (group.wait_s or 0.0) / end_s))
             mark = "!" if group.late_probability > 0.5 else "#"  # noqa: PLR2004 - rather late than not
             lines.append(f"  {'.' * column}{mark:<{_WIDTH - column}}  {_name(group)}")
-    lines.append(f"  0{'s':<{_WIDTH - 8}}{_time(end_s):>7}  (!: rather late than in time)")
+    lines.append(f"  0{'s':<{_WIDTH - 8}}{_time(end_s):>7}  (!: more likely late than in time)")
     return "\n".join(lines)
 
 
@@ -113,19 +113,19 @@ def _advice(advice: AdvisedInstances) -> str:
     return f"\n{advice.device}: {advice.advised} instances instead of {advice.present}{share}"
 
 
-def _waits(waits: ForetoldWaits) -> str:
+def _waits(waits: WaitAccuracy) -> str:
     return (
-        f"\nwaits of lanes: {waits.mean_ratio:.2f} times what plans had, "
-        f"{waits.coverage:.0%} of the last {waits.count} in their 90 % interval"
+        f"\nwaits of lanes: {waits.mean_ratio:.2f} times the predictions, {waits.coverage:.0%} "
+        f"of the last {waits.count} in their 90 % interval"
     )
 
 
 def _head(head: QueueHead) -> list[str]:
-    """The operations that follow on one instance, as a table."""
+    """Table of the operations that follow on one instance."""
     if head.swaps_model:
         title = f"{head.instance_id}: {_swap(head)}"
     else:
-        has = f"goes on with {head.active}" if head.active else "has no model"
+        has = f"continues with {head.active}" if head.active else "has no model"
         title = f"{head.instance_id}: {has}"
     if not head.lsos:
         return [f"{title}, nothing else to do"]
@@ -173,7 +173,7 @@ def _name(group: PlacedGroup) -> str:
 
 
 def _turn(group: PlacedGroup) -> str:
-    """Mean wait, and the interval that has its 90 % where its spread is known."""
+    """Mean wait of a group, with a 90 % interval if the standard deviation is known."""
     if group.wait_s is None or group.wait_sd_s is None:
         return _time(group.wait_s)
     wait = TimeDistribution.of(group.wait_s, group.wait_sd_s**2)

@@ -7,35 +7,34 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import structlog
+from cachetools import FIFOCache
 
-from services.planner.grouper import Grouper
+from services.planner.grouper.dead_letter_replies import DeadLetterReplies
+from services.planner.grouper.grouper import Grouper
+from services.planner.grouper.intake import Intake
 from services.planner.handlers import (
     GROUPER_HANDLERS,
     NOTICE_HANDLERS,
     leader_state_handler,
     tick,
 )
-from services.planner.intake import Intake
-from services.planner.leader import Leader
-from services.planner.metrics import GrouperMetrics, LeaderMetrics
-from services.planner.obituaries import Obituaries
-from services.planner.plan_metrics import PlanMetrics
-from services.planner.plan_worker import PlanWorker
-from services.planner.policies import GENERATOR, PLAN_POLICIES, Planner
-from services.planner.routing import PULL, ROUTING_POLICIES, Routing
-from services.planner.routing_metrics import RoutingMetrics
+from services.planner.leader.leader import Leader
+from services.planner.leader.plan_worker import PlanWorker
+from services.planner.leader.policies import GENERATOR, PLAN_POLICIES, Planner
+from services.planner.metrics import LeaderMetrics, grouper_metrics, routing_metrics
+from services.planner.routed.routing import PULL, ROUTING_POLICIES, Routing
 from services.planner.settings import Settings
-from services.planner.state import GrouperState, LeaderState, RecentIds
+from services.planner.state import GrouperState, LeaderState
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher
 from shared.broker.protocol import BindingSpec, Broker
 from shared.contracts.errors import SettingsError
 from shared.models.registry import ModelRegistry
-from shared.runtime.attention import PERIOD_S as ATTENTION_PERIOD_S
 from shared.runtime.cli import Ports
+from shared.runtime.stall_detector import PERIOD_S as ATTENTION_PERIOD_S
 from shared.runtime.tasks import every
 from solver.planning.review import ReviewOptions
-from solver.prediction.prompt_lengths import PromptLengths
+from solver.prediction.lengths.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
 
 log = structlog.get_logger()
@@ -46,26 +45,26 @@ TICK_PERIOD_S = 1.0
 
 def check(settings: Settings) -> None:
     """
-    Refuse settings that cannot work.
+    Reject settings that cannot work.
 
     Raises:
-        SettingsError: Names the policies there are.
+        SettingsError: Lists the policies that exist.
     """
     if settings.leader.policy not in PLAN_POLICIES:
         known = ", ".join(PLAN_POLICIES)
         raise SettingsError(
-            f"leader.policy {settings.leader.policy!r} does not exist; there are: {known}"
+            f"leader.policy {settings.leader.policy!r} does not exist; must be one of: {known}"
         )
     if settings.grouper.routing.policy not in ROUTING_POLICIES:
         known = ", ".join(ROUTING_POLICIES)
         raise SettingsError(
-            f"grouper.routing.policy {settings.grouper.routing.policy!r} does not exist; "
-            f"there are: {known}"
+            f"grouper.routing.policy {settings.grouper.routing.policy!r} does not exist; must "
+            f"be one of: {known}"
         )
 
 
 async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
-    """Run the roles that the settings name until *stop*; then stop consuming and return."""
+    """Run the configured roles until *stop*; then stop consuming and return."""
     check(ports.settings)
     registry = ModelRegistry.load(Path(ports.settings.registry))
     name = f"planner-{os.getpid()}-{secrets.token_hex(3)}"
@@ -104,18 +103,17 @@ async def _start_grouper(  # noqa: PLR0917 - one composition step, in its own fu
             shares=TenantShares(
                 max_share=settings.max_tenant_share, free_tokens=settings.free_outstanding_tokens
             ),
-            recent=RecentIds(settings.duplicate_memory),
+            recent=FIFOCache(settings.duplicate_memory),
         ),
         clock=ports.clock,
         sender=name,
         routing=routing,
     )
-    obituaries = Obituaries(broker=broker, clock=ports.clock)
-    GrouperMetrics(ports.health.metrics, grouper.state, lengths)
+    dead_letter_replies = DeadLetterReplies(broker=broker, clock=ports.clock)
+    grouper_metrics(ports.health.metrics, grouper.state, lengths)
     observed = topology.private_queue(f"grouper.{name}")
     await broker.declare_queue(observed)
-    broker.on_connection_lost(grouper.forget_layout)
-    keys = [topology.OBSERVED_REQUEST_KEY, topology.FORECAST_KEY, topology.LAYOUT_KEY]
+    keys = [topology.OBSERVED_REQUEST_KEY, topology.FORECAST_KEY]
     if routing is not None:
         keys += [topology.STATUS_KEYS, topology.PREFILLS_KEY, topology.ROUTER_KEY]
     await broker.bind(BindingSpec(exchange=topology.PROFILES, queue=observed.name, routing_key=""))
@@ -126,7 +124,7 @@ async def _start_grouper(  # noqa: PLR0917 - one composition step, in its own fu
     for queue, handler, prefetch in (
         (topology.GLOBAL_INTERACTIVE, grouper.on_request, settings.interactive_prefetch),
         (topology.GLOBAL_REST, grouper.on_request, settings.rest_prefetch),
-        (topology.OBITUARIES, obituaries.on_obituary, 8),
+        (topology.DEAD_LETTER_REPLIES, dead_letter_replies.on_dead_letter, 8),
         (observed.name, Dispatcher(GROUPER_HANDLERS, grouper).handle, 256),
     ):
         subscription = await broker.consume(queue, handler, prefetch=prefetch)
@@ -138,9 +136,10 @@ async def _start_grouper(  # noqa: PLR0917 - one composition step, in its own fu
         every(NOTICE_PERIOD_S, grouper.send_owed_notices, stop=stop), name="grouper.notices"
     )
     if routing is not None:
-        RoutingMetrics(ports.health.metrics, routing)
+        routing_metrics(ports.health.metrics, routing)
         broker.on_connection_lost(routing.on_connection_lost)
-        # Nothing may wait for its turn when consuming ends: that waits for what is under way.
+        # No request may wait for its turn when consuming ends, which waits for requests in
+        # progress.
         stack.callback(routing.close)
         tasks.create_task(
             every(DISPATCH_PERIOD_S, routing.dispatch, stop=stop), name="routing.dispatch"
@@ -173,19 +172,20 @@ async def _start_leader(  # noqa: PLR0917 - one composition step, in its own fun
     settings = ports.settings.leader
     worker = None
     if settings.policy == GENERATOR:
-        options = ReviewOptions(tier_weight=settings.tier_weight, budget_s=settings.solve_budget_s)
+        options = ReviewOptions(
+            importance_weight=settings.importance_weight, budget_s=settings.solve_budget_s
+        )
         worker = await stack.enter_async_context(PlanWorker(options))
     leader = Leader(
         broker=broker,
         settings=settings,
-        planner=Planner(settings.policy, settings.tier_weight, worker),
+        planner=Planner(settings.policy, settings.importance_weight, worker),
         layout=ports.settings.layout,
         models=registry.bases,
         state=LeaderState(),
         clock=ports.clock,
         leader_id=name,
     )
-    PlanMetrics(ports.health.metrics, leader.state)
     plan = LeaderMetrics(ports.health.metrics, leader.state).counting(leader.plan)
     broker.on_connection_lost(leader.deposed)
     notices = topology.private_queue(f"leader.{name}")

@@ -1,23 +1,23 @@
-"""What the planner remembers. Soft: all of it can be rebuilt from messages and counts."""
+"""The planner's memory. Soft: all of it can be rebuilt from messages and counts."""
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from services.planner.lane_counter import LaneCounter
-from services.planner.record import PlanRecord
+from cachetools import FIFOCache
+
+from services.planner.lane_totals import LaneCounter
+from services.planner.leader.plan_history import PlanRecord
 from shared.contracts.base import (
     InstanceId,
-    ModelName,
     RequestId,
     Seconds,
     TenantId,
     UnixTime,
 )
 from shared.contracts.estimates import Profile
-from shared.contracts.lanes import is_inbox, work_version_of
+from shared.contracts.lanes import is_inbox
 from shared.contracts.plans import (
     AdvisedInstances,
     LaneForecast,
@@ -25,87 +25,81 @@ from shared.contracts.plans import (
     PlanPublished,
 )
 from shared.contracts.requests import QueuedRequest, WaitForecast
-from shared.contracts.telemetry import InstanceStatus, LanesObserved, WorkTotal
+from shared.contracts.telemetry import InboxUsed, InstanceStatus, LanesObserved
 from solver.planning.forecast import forecast_now
-from solver.planning.grouping import GroupId
-from solver.planning.lanes import is_bygone
-from solver.planning.work_classes import bin_of
+from solver.planning.problem.grouping import GroupId
 from solver.routing.shares import TenantShares
 
 FORECAST_MEMORY_S = 10.0
-"""Older forecasts say nothing about now."""
-
-
-@dataclass(slots=True)
-class RecentIds:
-    """The last request ids that went into lanes."""
-
-    capacity: int
-    _ids: OrderedDict[str, None] = field(default_factory=OrderedDict)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._ids
-
-    def add(self, request_id: str) -> None:
-        """Remember one more, forgetting the oldest."""
-        self._ids[request_id] = None
-        while len(self._ids) > self.capacity:
-            self._ids.popitem(last=False)
+"""Age above which forecasts are not used."""
+INBOX_MEMORY_S = 3600.0
+"""
+Time for which a grouper keeps reporting an inbox that it used, so that a leader that was absent for
+as long still learns of the inbox.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
 class GrouperState:
-    """One grouper's."""
+    """State of one grouper."""
 
     shares: TenantShares
-    recent: RecentIds
+    recent: FIFOCache[str, None]
+    """The last request ids that went into lanes."""
     lanes: dict[str, LaneCounter] = field(default_factory=dict)
-    work: dict[ModelName, dict[int, int]] = field(default_factory=dict)
-    """Requests by bin of their work, of each model."""
     declared: set[str] = field(default_factory=set)
     outstanding: dict[str, UnixTime] = field(default_factory=dict)
-    """Requests that count in the shares, and since when; the oldest first."""
+    """Key of each request that counts in the tenants' shares -> time of admission, oldest first."""
     admitted: int = 0
     refused: int = 0
     seq: int = 0
     forecasts: dict[str, LaneForecast] = field(default_factory=dict)
-    """Of the leader, by lane, of `counted_at`."""
+    """The leader's forecasts by lane, as of `counted_at`."""
+    routed_at: dict[InstanceId, UnixTime] = field(default_factory=dict)
+    """Instance -> time of the last request to its inbox; kept for `INBOX_MEMORY_S`."""
     entering: dict[str, int] = field(default_factory=dict)
-    """Requests that are on their way into each lane; see `entry`."""
+    """Lane -> number of requests being published to it; see `entry`."""
     num_groupers: int = 1
     counted_at: UnixTime = -math.inf
     heard_at: UnixTime = -math.inf
-    """When forecasts came last."""
+    """Time at which the last forecasts arrived."""
 
     def on_forecast(self, forecast: LanesForecast, now: UnixTime) -> None:
-        """Take in what the leader expects of lanes."""
+        """Store the leader's forecasts of lanes."""
         self.forecasts = {each.lane: each for each in forecast.lanes}
         self.num_groupers = forecast.groupers
         self.counted_at, self.heard_at = now - forecast.age_s, now
 
     def forecast(self, lane: str, now: UnixTime) -> LaneForecast | None:
-        """What is expected of *lane* by now; None when that is not known, or long ago."""
-        told = self.forecasts.get(lane)
-        if told is None or now - self.heard_at > FORECAST_MEMORY_S:
+        """Forecast of *lane* for now; None when unknown or too old."""
+        forecast = self.forecasts.get(lane)
+        if forecast is None or now - self.heard_at > FORECAST_MEMORY_S:
             return None
         counter, entering = self.lanes.get(lane), self.entering.get(lane, 0)
         arrivals = counter.recent.after(self.counted_at) if counter else []
         came = [(now - at, float(self.num_groupers * (num + entering))) for at, num in arrivals]
         if entering:
             came.append((0.0, float(self.num_groupers * entering)))
-        return forecast_now(told, age_s=max(0.0, now - self.counted_at), came=came)
+        return forecast_now(forecast, age_s=max(0.0, now - self.counted_at), came=came)
 
     def wait_forecast(self, request: QueuedRequest, now: UnixTime) -> WaitForecast | None:
-        """How long *request* waits from `grouped_at` on; None where `forecast` has no wait."""
-        told = self.forecast(request.lane, now)
-        if told is None or told.wait_s is None or told.wait_sd_s is None:
+        """
+        Forecast of the wait of *request* from `grouped_at` on; None where `forecast` has no wait.
+        """
+        forecast = self.forecast(request.lane, now)
+        if forecast is None or forecast.wait_s is None or forecast.wait_sd_s is None:
             return None
         waited_s = max(0.0, now - request.grouped_at)
-        return WaitForecast(mean_s=waited_s + told.wait_s, sd_s=told.wait_sd_s)
+        return WaitForecast(mean_s=waited_s + forecast.wait_s, sd_s=forecast.wait_sd_s)
 
     @contextmanager
     def entry(self, lane: str) -> Iterator[None]:
-        """A request is being published to *lane*: it counts there until `count` is called."""
+        """
+        Context in which a request is published to *lane*.
+
+        Inside, the request counts as entering the lane; `count` then counts it as being in the
+        lane.
+        """
         self.entering[lane] = self.entering.get(lane, 0) + 1
         try:
             yield
@@ -114,8 +108,10 @@ class GrouperState:
             if not self.entering[lane]:
                 del self.entering[lane]
 
-    def count(self, request: QueuedRequest, *, queue: str, work_tokens: int, at: UnixTime) -> None:
-        """*request*, of so much work, went into *queue*: its lane, or what stands for it."""
+    def count(self, request: QueuedRequest, *, queue: str, at: UnixTime) -> None:
+        """
+        Count *request*, which was published to *queue*: its lane, its overflow queue or an inbox.
+        """
         self.admitted += 1
         counter = self.lanes.setdefault(request.lane, LaneCounter())
         counter.add(request, at=at)
@@ -123,27 +119,19 @@ class GrouperState:
             counter.recent.add(at)
         elif is_inbox(queue):
             counter.routed += 1
-        bins = self.work.setdefault(request.model.base, {})
-        number = bin_of(work_tokens)
-        bins[number] = bins.get(number, 0) + 1
 
-    def keep_lanes(self, work_version: int) -> None:
-        """Forget lanes that are gone, and that any of replaced edges was declared."""
-        for lane in [lane for lane in self.lanes if is_bygone(lane, work_version)]:
-            del self.lanes[lane]
-        self.declared = {
-            queue for queue in self.declared if work_version_of(queue) in (0, work_version)
+    def inboxes_used(self, now: UnixTime) -> tuple[InboxUsed, ...]:
+        """`routed_at` in the form of a report, without entries older than `INBOX_MEMORY_S`."""
+        self.routed_at = {
+            name: at for name, at in self.routed_at.items() if now - at < INBOX_MEMORY_S
         }
-
-    def work_totals(self) -> tuple[WorkTotal, ...]:
-        """`work` as it is reported."""
         return tuple(
-            WorkTotal(model=model, bins=tuple(sorted(bins.items())))
-            for model, bins in sorted(self.work.items())
+            InboxUsed(instance_id=name, idle_s=max(0.0, now - at))
+            for name, at in self.routed_at.items()
         )
 
     def admit(self, request_id: RequestId, tenant: TenantId, tokens: int, *, at: UnixTime) -> bool:
-        """A request was let in: its tenant holds more. False for a copy of one that counts."""
+        """Add an admitted request to its tenant's share; False if a copy of it already counts."""
         key = identity(tenant, request_id)
         if key in self.outstanding:
             return False
@@ -152,13 +140,13 @@ class GrouperState:
         return True
 
     def finish(self, request_id: RequestId, tenant: TenantId) -> None:
-        """A request ended somewhere; unknown ones are ignored."""
+        """Remove a finished request; unknown ones are ignored."""
         key = identity(tenant, request_id)
         self.outstanding.pop(key, None)
         self.shares.finish(key)
 
-    def forget_unheard(self, before: UnixTime) -> None:
-        """Count what was admitted *before* as ended: word of an end may get lost."""
+    def expire_outstanding(self, before: UnixTime) -> None:
+        """Count requests admitted earlier than *before* as ended: messages of ends may be lost."""
         while self.outstanding:
             key, at = next(iter(self.outstanding.items()))
             if at >= before:
@@ -168,7 +156,7 @@ class GrouperState:
 
 
 def identity(tenant: TenantId, request_id: RequestId) -> str:
-    """What tells requests apart: ids are the producers' own."""
+    """Unique key of a request: ids are unique per tenant only."""
     return f"{tenant}\0{request_id}"
 
 
@@ -177,7 +165,7 @@ class LeaderState:
     """The leader's view of the cluster."""
 
     active_since: UnixTime | None = None
-    """When this process became the active consumer; None while it is not."""
+    """Time at which this process became the active consumer; None while it is not."""
     epoch: int = 0
     instances: dict[str, InstanceStatus] = field(default_factory=dict)
     seen_at: dict[str, UnixTime] = field(default_factory=dict)
@@ -190,13 +178,13 @@ class LeaderState:
     profiles: dict[tuple[str, str, str], Profile] = field(default_factory=dict)
     plans: dict[str, PlanPublished] = field(default_factory=dict)
     places: Mapping[GroupId, tuple[InstanceId, int]] = field(default_factory=dict)
-    """Who has each group by the plan in force, and at which place."""
+    """Instance and position of each group in the plan in force."""
     record: PlanRecord = field(default_factory=PlanRecord)
     advice: tuple[AdvisedInstances, ...] = ()
-    """Of devices that are not enough."""
+    """Advice for devices with too few instances."""
     alarms_heard: int = 0
     alarms_planned: int = 0
-    """Of those heard, those that a plan was looked at after."""
+    """Number of received alarms that a planning round has taken into account."""
     worker_restarts: int = 0
 
     @property
@@ -204,7 +192,7 @@ class LeaderState:
         return self.active_since is not None
 
     def copied(self) -> "LeaderState":
-        """What a snapshot is made from, as it is now: messages may come while one is made."""
+        """A copy of the inputs of a snapshot: messages may arrive while one is made."""
         return replace(
             self,
             instances=dict(self.instances),
@@ -215,7 +203,7 @@ class LeaderState:
         )
 
     def on_status(self, status: InstanceStatus, now: UnixTime) -> None:
-        """Take in a heartbeat; older ones of the same incarnation are ignored."""
+        """Store a heartbeat; older ones of the same incarnation are ignored."""
         known = self.instances.get(status.instance_id)
         if known and known.incarnation == status.incarnation and known.seq >= status.seq:
             return
@@ -227,7 +215,9 @@ class LeaderState:
         self.known_queues.update(status.pulled_by_lane)
 
     def on_lanes(self, observed: LanesObserved) -> list[str]:
-        """Take in a grouper's totals; the lanes that something has been put into since."""
+        """
+        Store a grouper's totals; return the lanes that got requests since its previous totals.
+        """
         sender = (observed.sender, observed.incarnation)
         before = self.lanes.get(sender)
         known = {total.lane: total.requests for total in before.lanes} if before else {}
@@ -243,22 +233,22 @@ class LeaderState:
             self.profiles[key] = profile
 
     def count_groupers(self, since: UnixTime) -> int:
-        """Of which something was heard *since*; 1 if none."""
+        """Number of groupers with a report *since*; at least 1."""
         return max(1, sum(observed.at >= since for observed in self.lanes.values()))
 
     def forget_groupers(self, before: UnixTime) -> None:
-        """Drop the totals of groupers that have been silent since *before*."""
+        """Drop the totals of groupers silent since *before*."""
         self.lanes = {
             sender: observed for sender, observed in self.lanes.items() if observed.at >= before
         }
 
     def excuse(self, missed_s: Seconds) -> None:
-        """Nobody was heard for so long, since nobody listened here."""
+        """Extend the timeouts of peers by *missed_s*, in which this process could not receive."""
         if missed_s:
             self.seen_at = {name: at + missed_s for name, at in self.seen_at.items()}
 
     def forget_silent(self, before: UnixTime) -> list[str]:
-        """Drop instances that have been silent since *before*; which."""
+        """Drop instances silent since *before*; return them."""
         silent = [name for name, at in self.seen_at.items() if at < before]
         for name in silent:
             for table in (self.instances, self.seen_at, self.model_since, self.plans):

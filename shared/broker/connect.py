@@ -1,27 +1,27 @@
-"""From a URL to a connected broker."""
+"""Connections to a broker by URL."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from shared.broker.amqp import AmqpBroker
-from shared.broker.memory import MemoryBroker
-from shared.broker.memory_hub import MemoryHub
+from shared.broker.amqp.broker import AmqpBroker
+from shared.broker.memory.broker import MemoryBroker
+from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import Broker
 from shared.contracts.errors import SettingsError
 
 
 @asynccontextmanager
 async def open_broker(
-    url: str, *, client_name: str, hub: MemoryHub | None = None
+    url: str, client_name: str, *, hub: MemoryHub | None = None
 ) -> AsyncIterator[Broker]:
     """
-    A connected broker for the length of the block.
+    Yield a connected broker for the duration of the block.
 
     Args:
         url: `amqp://`, `amqps://`, or `memory://`.
         client_name: Shown in the broker's management view.
-        hub: The in-process server; `memory://` needs it and nothing else may have it.
+        hub: The in-process server; required with `memory://` and forbidden otherwise.
 
     Raises:
         SettingsError: Unknown scheme, refused login, or `memory://` without a hub.
@@ -44,3 +44,8 @@ async def open_broker(
         )
     async with broker:
         yield broker
+
+
+def broker_user(url: str) -> str:
+    """User of a connection to *url*; RabbitMQ rejects messages that claim another user."""
+    return unquote(urlsplit(url).username or "guest")

@@ -1,4 +1,4 @@
-"""From deliveries to typed handlers; the one place where an error decides a settlement."""
+"""Dispatch of deliveries to typed handlers; the only place where an error decides a settlement."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,18 +18,18 @@ C = TypeVar("C")
 Handler = Callable[[Any, C, Delivery], Awaitable[Settlement | None]]
 """
 `async def on_x(message, ctx, delivery)`. None means ACK. A handler may settle the delivery
-itself; what the dispatcher does afterwards is then without effect.
+itself; the dispatcher's settlement then has no effect.
 """
 ContractErrorHandler = Callable[[ContractError, C, Delivery], Awaitable[Settlement]]
-"""What to do with a message that breaks the contract, e.g. answer its sender and ACK."""
+"""Handles a message that breaks the contract, e.g. answers its sender and returns ACK."""
 
 SETTLEMENTS: tuple[tuple[type[Exception], Settlement], ...] = (
-    # The first row that fits counts.
+    # The first matching row applies.
     (ContractError, Settlement.REJECT),  # the same bytes can never succeed
-    (TransientError, Settlement.REQUEUE),  # broker or peer away: it may pass
-    (CapacityError, Settlement.REQUEUE),  # no room now
-    (EngineError, Settlement.REQUEUE),  # another instance may do better; the limit bounds it
-    (Exception, Settlement.REJECT),  # our bug: poison, kept for people to look at
+    (TransientError, Settlement.REQUEUE),  # broker or peer away: temporary
+    (CapacityError, Settlement.REQUEUE),  # no capacity now, maybe later
+    (EngineError, Settlement.REQUEUE),  # another instance may succeed, up to the delivery limit
+    (Exception, Settlement.REJECT),  # our bug: poison, kept for inspection
 )
 
 REQUEUE_FIRST_S = 0.1
@@ -37,7 +37,7 @@ REQUEUE_MAX_S = 5.0
 
 
 def settlement_for(error: Exception) -> Settlement:
-    """What happens to a message whose handler raised *error*."""
+    """Return the settlement of a message whose handler raised *error*."""
     return next(how for kind, how in SETTLEMENTS if isinstance(error, kind))
 
 
@@ -50,15 +50,15 @@ class Dispatcher(Generic[C]):
     Decodes deliveries by a table of message types and settles them.
 
     `dispatcher.handle` is a `DeliveryHandler`. Cancelled handlers leave their delivery
-    unsettled: it goes back when the broker is closed.
+    unsettled: it is requeued when the broker is closed.
 
     Args:
         handlers: Message type -> handler; the decoder is made from the keys.
-        ctx: Given to every handler.
+        ctx: Passed to every handler.
         on_contract_error: For bodies that break the schema and handlers that raise
-            `ContractError`; rejects if absent.
-        on_unknown: What becomes of kinds that are not in the table. ACK on control queues,
-            where newer senders may say more than we know; REJECT on work queues.
+            `ContractError`; the default rejects.
+        on_unknown: Settlement of kinds that are not in the table: ACK on control queues,
+            where newer senders may use new kinds; REJECT on work queues.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Dispatcher(Generic[C]):
         self._on_unknown = on_unknown
 
     async def handle(self, delivery: Delivery) -> None:
-        """Decode, call, settle. Raises nothing but cancellation."""
+        """Decode, call the handler, settle. Raises nothing but cancellation."""
         with structlog.contextvars.bound_contextvars(
             queue=delivery.queue, message_id=delivery.message_id
         ):
@@ -114,15 +114,15 @@ class Dispatcher(Generic[C]):
         how = settlement_for(error)
         if how is Settlement.REQUEUE:
             log.warning("message.requeued", kind=delivery.kind, error=str(error))
-            # Each return counts as a delivery and comes back at once: without a wait an
-            # outage of a second would use up the delivery limit.
+            # A requeued message is redelivered immediately, and each redelivery counts: without a
+            # wait, an outage of one second would use up the delivery limit.
             await asyncio.sleep(min(REQUEUE_MAX_S, REQUEUE_FIRST_S * 2**delivery.delivery_count))
         else:
             log.error("message.rejected", kind=delivery.kind, exc_info=error)
         return how
 
     def _kind_of(self, delivery: Delivery) -> str | None:
-        """The body's own word for what it is; None when there is none."""
+        """Return the `kind` in the body; None when there is none."""
         try:
             return self._decode_kind(delivery.body).kind or None
         except ContractError:

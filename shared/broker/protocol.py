@@ -1,11 +1,12 @@
 """
-The seam between Headway and a message broker.
+Interface between Headway and a message broker.
 
 The semantics are RabbitMQ's, reduced to what the mesh uses: durable queues, confirms, acks,
 redelivery in order, delivery counts, dead-lettering, bounded queues, single active consumer.
-There is no TTL and no priority here: both differ between RabbitMQ versions.
+TTL and priority are left out: both differ between RabbitMQ versions.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -16,16 +17,16 @@ HeaderValue = str | int | float | bool
 
 
 class QueueType(Enum):
-    """How a queue is stored."""
+    """Storage type of a queue."""
 
     QUORUM = "quorum"
-    """Replicated and durable; counts deliveries. Everything that must not be lost."""
+    """Replicated and durable; counts deliveries. For everything that must not be lost."""
     CLASSIC = "classic"
-    """Cheaper; for replies and last-value control."""
+    """Cheaper; for replies and last-value control messages."""
 
 
 class ExchangeType(Enum):
-    """How an exchange routes."""
+    """Routing type of an exchange."""
 
     DIRECT = "direct"
     TOPIC = "topic"
@@ -34,7 +35,7 @@ class ExchangeType(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeSpec:
-    """A durable exchange. Messages it cannot route go to `alternate`, if there is one."""
+    """A durable exchange. Unroutable messages go to `alternate`, if set."""
 
     name: str
     type: ExchangeType
@@ -44,7 +45,7 @@ class ExchangeSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSpec:
     """
-    A queue and how it behaves.
+    Properties of a queue.
 
     Declaring an existing queue with another spec is an error, as on RabbitMQ.
     """
@@ -53,7 +54,7 @@ class QueueSpec:
     type: QueueType = QueueType.QUORUM
     durable: bool = True
     exclusive: bool = False
-    """Lives and dies with the connection that declared it."""
+    """Deleted with the connection that declared it."""
     delivery_limit: int | None = None
     """Deliveries after which a message is dead-lettered (quorum only; limit N allows N+1)."""
     dead_letter_exchange: str | None = None
@@ -61,10 +62,13 @@ class QueueSpec:
     max_length: int | None = None
     max_length_bytes: int | None = None
     drop_head: bool = False
-    """When full: drop the oldest. Otherwise refuse the publish."""
+    """When full, drop the oldest message; otherwise refuse the publish."""
     single_active_consumer: bool = False
     expires_s: float | None = None
-    """Delete when unused that long. Deletes *messages* too: never on a queue that holds work."""
+    """
+    Time without use after which the broker deletes the queue *with its messages*: never set it on a
+    queue that holds work.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,87 +86,88 @@ class OutMessage:
 
     body: bytes
     kind: str = ""
-    """AMQP `type`: the contract's tag."""
+    """AMQP `type`: the tag of the contract."""
     message_id: str | None = None
     correlation_id: str | None = None
     reply_to: str | None = None
     persistent: bool = True
     headers: Mapping[str, HeaderValue] = field(default_factory=dict)
     user_id: str | None = None
-    """Must equal the connection's user when set; the broker refuses another."""
+    """If set, must equal the connection's user; the broker refuses others."""
 
 
 class PublishOutcome(Enum):
-    """What became of a confirmed publish."""
+    """Outcome of a confirmed publish."""
 
     CONFIRMED = "confirmed"
-    """On a queue, durably if queue and message are."""
+    """Enqueued; durably if queue and message are."""
     UNROUTABLE = "unroutable"
-    """Nobody is bound; the message was *not* kept."""
+    """No queue is bound; the message was *not* kept."""
     REFUSED = "refused"
     """A bounded queue is full; the message was *not* kept."""
 
 
 class Settlement(Enum):
-    """How a delivery ends."""
+    """End of a delivery."""
 
     ACK = "ack"
-    """Done; forget it."""
+    """The message is done; the broker drops it."""
     REQUEUE = "requeue"
-    """Back to where it was; counts as a delivery. Only for trouble that may pass."""
+    """Requeue at the original position; counts as a delivery. Only for temporary failures."""
     REJECT = "reject"
     """Dead-letter it."""
 
 
-class Delivery(Protocol):
-    """A message in our hands, unacknowledged."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class Delivery:
+    """A message received and not yet acknowledged."""
 
-    @property
-    def body(self) -> bytes: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def queue(self) -> str:
-        """The queue it was taken from."""
-        ...
-
-    @property
-    def routing_key(self) -> str: ...
-    @property
-    def message_id(self) -> str | None: ...
-    @property
-    def correlation_id(self) -> str | None: ...
-    @property
-    def reply_to(self) -> str | None: ...
-    @property
-    def user_id(self) -> str | None: ...
-    @property
-    def headers(self) -> Mapping[str, object]: ...
-    @property
-    def redelivered(self) -> bool: ...
-    @property
-    def delivery_count(self) -> int:
-        """Earlier deliveries of this message (0 on the first; quorum queues only)."""
-        ...
+    body: bytes
+    kind: str = ""
+    queue: str
+    """The queue it was taken from."""
+    routing_key: str
+    message_id: str | None = None
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    user_id: str | None = None
+    headers: Mapping[str, object] = field(default_factory=dict)
+    redelivered: bool = False
+    delivery_count: int = 0
+    """Earlier deliveries of this message (0 on the first; quorum queues only)."""
+    settler: Callable[[Settlement], Awaitable[bool]]
+    """Settles the delivery at the broker; returns the same as `settle`."""
+    _settled: bool = field(default=False, init=False)
+    _outcome: bool = field(default=True, init=False)
 
     async def settle(self, how: Settlement) -> bool:
         """
         End the delivery, once; later calls do nothing.
 
         Returns:
-            False when the channel it came on is gone: the broker has already taken the
-            message back and will deliver it again. True proves nothing about the broker.
+            False when the channel of the delivery is gone: the broker has already taken the message
+            back and will deliver it again. True does not prove that the broker received the
+            settlement.
         """
-        ...
+        if self._settled:
+            return self._outcome
+        self._settled = True
+        try:
+            self._outcome = await self.settler(how)
+        except asyncio.CancelledError:
+            # Nothing was sent, so a later call may still settle the delivery.
+            self._settled = False
+            raise
+        return self._outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDepth:
-    """Passive count of a queue. `ready` excludes what is delivered but not settled."""
+    """Passive count of a queue. `ready` excludes messages delivered but not settled."""
 
     ready: int
     consumers: int
-    """On quorum queues RabbitMQ also counts whoever holds unsettled messages from `get`."""
+    """On quorum queues RabbitMQ also counts holders of unsettled messages from `get`."""
 
 
 DeliveryHandler = Callable[[Delivery], Awaitable[None]]
@@ -175,7 +180,7 @@ class Subscription(Protocol):
         """
         Stop deliveries and wait for running handlers, then free the channel.
 
-        Unsettled deliveries stay settleable until the broker is closed.
+        Unsettled deliveries can be settled until the broker is closed.
         """
         ...
 
@@ -184,9 +189,9 @@ class Broker(Protocol):
     """
     A connected broker client.
 
-    Every method may raise `BrokerUnavailableError`; after that the outcome is unknown and
-    the same operation, with the same message id, may be tried again. The client reconnects
-    by itself and restores declarations of exclusive queues, bindings and subscriptions.
+    Every method may raise `BrokerUnavailableError`; the outcome is then unknown and the
+    operation may be repeated with the same message id. The client reconnects by itself and
+    restores declarations of exclusive queues, bindings and subscriptions.
     """
 
     @property
@@ -207,7 +212,7 @@ class Broker(Protocol):
     async def unbind(self, spec: BindingSpec) -> None: ...
 
     async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
-        """Publish and wait for the broker's word (mandatory, confirmed)."""
+        """Publish and wait for the broker's answer (mandatory, confirmed)."""
         ...
 
     async def send(self, exchange: str, routing_key: str, message: OutMessage) -> None:
@@ -216,18 +221,18 @@ class Broker(Protocol):
 
     async def get(self, queue: str) -> Delivery | None:
         """
-        The queue's first ready message, or None when there is none.
+        Return the queue's first ready message, or None when there is none.
 
         Raises:
-            QueueNotFoundError: No such queue; the broker logs it, so do not ask often.
+            QueueNotFoundError: No such queue; the broker logs each attempt, so do not retry often.
         """
         ...
 
     async def consume(self, queue: str, handler: DeliveryHandler, *, prefetch: int) -> Subscription:
         """
-        Call *handler* for each delivery, at most *prefetch* unsettled at a time.
+        Call *handler* for each delivery, with at most *prefetch* unsettled at a time.
 
-        Handlers run concurrently and must settle their delivery and not raise.
+        Handlers run concurrently; they must settle their delivery and must not raise.
 
         Raises:
             QueueNotFoundError: No such queue.
@@ -239,7 +244,7 @@ class Broker(Protocol):
         ...
 
     async def purge(self, queue: str) -> int:
-        """Drop all ready messages; how many."""
+        """Drop all ready messages; return their number."""
         ...
 
     async def delete_queue(self, queue: str) -> None:
@@ -247,11 +252,11 @@ class Broker(Protocol):
         ...
 
     def on_connection_lost(self, callback: Callable[[], None]) -> None:
-        """Call *callback* when the connection that deliveries came on has gone."""
+        """Call *callback* when the connection that delivers messages is lost."""
         ...
 
     async def close(self) -> None: ...
 
 
 BrokerFactory = Callable[[str], AbstractAsyncContextManager[Broker]]
-"""Connects under a client name shown in the broker's management view."""
+"""Opens a broker connection under a client name shown in the broker's management view."""

@@ -3,39 +3,37 @@
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
 import structlog
 
+from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage, PublishOutcome
 from shared.contracts.base import Seconds
-from shared.contracts.errors import BrokerUnavailableError
-from shared.runtime.attention import PERIOD_S, STALL_S
+from shared.contracts.errors import BrokerConflictError, BrokerUnavailableError
+from shared.runtime.stall_detector import PERIOD_S, STALL_S
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Waits that double up to a ceiling, each shortened by chance so that clients spread."""
+    """Exponential backoff up to a ceiling, with jitter that spreads clients."""
 
     first_s: float = 0.05
     max_s: float = 2.0
 
-    def delay_s(self, attempt: int, chance: float) -> float:
-        """
-        Wait before retry *attempt*, from 0.
-
-        Args:
-            attempt: How many retries there were.
-            chance: Uniform in 0..1.
-        """
-        ceiling_s = min(self.max_s, self.first_s * 2.0 ** min(attempt, 32))
-        return ceiling_s * (0.5 + 0.5 * chance)
+    def delays(self) -> Iterator[Seconds]:
+        """Yield the wait before each retry, in seconds: half to all of the ceiling, at random."""
+        for attempt in count():
+            ceiling_s = min(self.max_s, self.first_s * 2.0 ** min(attempt, 32))
+            yield ceiling_s * random.uniform(0.5, 1.0)  # noqa: S311  spreads only
 
 
 _BACKOFF = Backoff()
@@ -43,12 +41,12 @@ _BACKOFF = Backoff()
 
 class Patience:
     """
-    Seconds to try for, while the context is open; those that this process stood still come on top.
+    Time limit for retries while the context is open; extended by stalls of this process.
 
-    After a stall all timeouts have run out at once, those of answers that wait in the socket, too.
+    After a stall all timeouts expire together, even those whose answers already wait in the socket.
 
     Args:
-        seconds: None is for ever.
+        seconds: Time limit; None: retry forever.
     """
 
     def __init__(self, seconds: Seconds | None) -> None:
@@ -72,7 +70,7 @@ class Patience:
             self._timer.cancel()
 
     def lasts(self, seconds: Seconds) -> bool:
-        """Whether it is not over in so many seconds from now."""
+        """True if the limit is not reached within *seconds* from now."""
         self._look()
         return self._seen_at + seconds <= self._ends_at
 
@@ -82,7 +80,8 @@ class Patience:
 
     def _look(self) -> None:
         before, self._seen_at = self._seen_at, self._loop.time()
-        # Only the loop itself can tell: each of its waits is over late by what it stood still.
+        # The event loop itself measures the stall: after a stall, each wait of the loop ends late
+        # by the length of the stall.
         if (gap_s := self._seen_at - before) > STALL_S:
             self._ends_at += gap_s
 
@@ -94,72 +93,93 @@ async def publish_until_confirmed(
     message: OutMessage,
     *,
     give_up_after_s: float | None = None,
-    retry_refused: bool = False,
     backoff: Backoff = _BACKOFF,
 ) -> PublishOutcome:
     """
-    Publish, again and again under one message id, until the broker has spoken.
+    Publish repeatedly under one message id until the broker has answered.
 
-    The message may arrive more than once; receivers tell by its id.
+    The message may arrive more than once; receivers deduplicate by its id.
 
     Args:
-        broker: Connected, or about to be again.
-        exchange: Where to.
-        routing_key: What for.
+        broker: Connected, or reconnecting.
+        exchange: Name of the exchange.
+        routing_key: Routing key of the message.
         message: Gets a message id if it has none.
-        give_up_after_s: Seconds to try for; None is for ever. The last attempt may outlast it, and
-            what this process stood still for does not count.
-        retry_refused: Also try again while a bounded queue is full.
+        give_up_after_s: None: retry forever. The last attempt may overrun; stalls of this
+            process are not counted.
         backoff: Waits between attempts.
 
     Returns:
-        The broker's word; REFUSED with *retry_refused* only when time is up.
+        The broker's answer.
 
     Raises:
-        BrokerUnavailableError: Time is up and the outcome unknown.
-        BrokerConflictError: No such exchange, or no permission; not tried again.
+        BrokerUnavailableError: The time limit passed and the outcome is unknown.
+        BrokerConflictError: No such exchange, or no permission; not retried.
     """
     if message.message_id is None:
         message = replace(message, message_id=uuid4().hex)
-    attempt = 0
+    delays = enumerate(backoff.delays())
     with Patience(give_up_after_s) as patience:
         while True:
-            unavailable: BrokerUnavailableError | None = None
             try:
-                outcome = await broker.publish(exchange, routing_key, message)
+                return await broker.publish(exchange, routing_key, message)
             except BrokerUnavailableError as error:
-                unavailable = error
+                attempt, delay_s = next(delays)
                 if attempt == 0:
                     log.warning("publish.delayed", exchange=exchange, error=str(error))
-            else:
-                if outcome is not PublishOutcome.REFUSED or not retry_refused:
-                    return outcome
-            delay_s = backoff.delay_s(attempt, random.random())  # noqa: S311  spreads only
-            if not patience.lasts(delay_s):
-                if unavailable is not None:
-                    raise unavailable
-                return PublishOutcome.REFUSED
+                if not patience.lasts(delay_s):
+                    raise
             await asyncio.sleep(delay_s)
-            attempt += 1
+
+
+async def publish_until_routed(
+    broker: Broker,
+    exchange: str,
+    routing_key: str,
+    message: OutMessage,
+    *,
+    backoff: Backoff = _BACKOFF,
+) -> None:
+    """
+    Publish until a queue has accepted the message.
+
+    Where no queue is bound the topology is declared again, as far as the user's permissions
+    allow, and the publish is retried without a limit: what depends on it stays unacknowledged.
+    """
+    for delay_s in backoff.delays():
+        try:
+            outcome = await publish_until_confirmed(broker, exchange, routing_key, message)
+        except BrokerConflictError as error:
+            reason = str(error)
+        else:
+            if outcome is PublishOutcome.CONFIRMED:
+                return
+            reason = outcome.value
+        log.warning("publish.unroutable", exchange=exchange, key=routing_key, reason=reason)
+        with suppress(BrokerConflictError):
+            await until_available(lambda: topology.declare(broker))
+        await asyncio.sleep(delay_s)
 
 
 async def until_available(
     action: Callable[[], Awaitable[None]], *, backoff: Backoff = _BACKOFF
 ) -> None:
-    """Do *action*, again and again while the broker is away. It must be safe to repeat."""
-    attempt = 0
-    while True:
+    """Retry *action* while the broker is unavailable. The action must be idempotent."""
+    for delay_s in backoff.delays():
         try:
             await action()
         except BrokerUnavailableError:
-            await asyncio.sleep(backoff.delay_s(attempt, random.random()))  # noqa: S311  as above
-            attempt += 1
+            await asyncio.sleep(delay_s)
         else:
             return
 
 
-async def send_softly(broker: Broker, exchange: str, routing_key: str, message: OutMessage) -> None:
-    """Send soft state: what cannot be sent now is dropped, the next one makes up for it."""
+async def send_best_effort(
+    broker: Broker, exchange: str, routing_key: str, message: OutMessage
+) -> None:
+    """
+    Send soft state; a message that cannot be sent now is dropped, since the next one replaces it.
+    """
     try:
         await broker.send(exchange, routing_key, message)
     except BrokerUnavailableError as error:

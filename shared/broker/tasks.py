@@ -1,8 +1,14 @@
-"""Tasks that belong to an object and end with it."""
+"""Background tasks owned by an object."""
 
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+
+import structlog
+
+from shared.broker.protocol import Delivery, DeliveryHandler
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -24,16 +30,31 @@ class OwnedTasks:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def handle(self, delivery: Delivery, handler: DeliveryHandler) -> None:
+        """Run *handler* in the background; an exception is logged and stops no other handler."""
+        self.spawn(_handled(delivery, handler), name=f"handle {delivery.queue}")
+
     async def wait(self) -> None:
-        """Wait until all are done, later ones too; a member does not wait for itself."""
+        """
+        Wait until all tasks are done, including tasks added meanwhile.
+
+        A task does not wait for itself.
+        """
         current = asyncio.current_task()
         while others := [task for task in self._tasks if task is not current]:
             await asyncio.wait(others)
 
     async def cancel(self) -> None:
-        """Cancel all and wait until they are done."""
+        """Cancel all tasks and wait until they are done."""
         current = asyncio.current_task()
         for task in self._tasks:
             if task is not current:
                 task.cancel()
         await self.wait()
+
+
+async def _handled(delivery: Delivery, handler: DeliveryHandler) -> None:
+    try:
+        await handler(delivery)
+    except Exception:
+        log.exception("handler.raised", queue=delivery.queue, kind=delivery.kind)

@@ -1,7 +1,7 @@
 """
-Every exchange and queue of the mesh, in one table.
+All exchanges and queues of the mesh, in one table.
 
-`ops/rabbitmq/definitions.json` is generated from here; queue names occur nowhere else.
+`ops/rabbitmq/definitions.json` is generated from it; queue names are defined nowhere else.
 """
 
 import secrets
@@ -19,7 +19,7 @@ from shared.broker.protocol import (
 from shared.contracts.errors import BrokerAccessError
 
 REQUESTS = "headway.requests"
-"""Where producers publish. Routing key `interactive` or `interactive.*` for the fast queue."""
+"""Producers publish here. Routing key `interactive` or `interactive.*` selects the fast queue."""
 REQUESTS_REST = "headway.requests.rest"
 LANES = "headway.lanes"
 REPLIES = "headway.replies"
@@ -36,25 +36,31 @@ GLOBAL_REST = "headway.global.rest"
 LEADER = "headway.leader"
 ESTIMATOR = "headway.estimator"
 DEAD_LETTERS = "headway.dead-letters"
-"""What could not be served, for people: each with a `headway-reason` or the broker's reason."""
-OBITUARIES = "headway.obituaries"
-"""The same messages, for groupers, which tell the producers of those that the broker buried."""
+"""Failed messages for inspection, each with a `headway-reason` or the broker's reason."""
+DEAD_LETTER_REPLIES = "headway.dead-letter-replies"
+"""Copies of dead letters for groupers, which send the producers their dead-letter replies."""
 UNCLAIMED_FINALS = "headway.unclaimed-finals"
 
 INTERACTIVE_KEY = "interactive"
 REST_KEY = "rest"
 
 DELIVERY_LIMIT = 20
-"""Backstop only: on 3.10 the order after a requeue depends on a limit being set, and 4.x
-drops after 20 silently without a dead-letter exchange. Poison is found by crash counts."""
+"""
+Delivery limit of work queues, only a backstop: poison messages are detected by crash counts. In
+RabbitMQ 3.10 the order after a requeue depends on a limit being set; without one, 4.x drops a
+message after 20 deliveries, silently if there is no dead-letter exchange.
+"""
 KEPT_LIMIT = 1_000_000
-"""For queues that people look into: 4.x drops a message after 20 looks without a limit."""
+"""
+Delivery limit of queues that operators inspect: without a limit, RabbitMQ 4.x drops a message after
+20 reads.
+"""
 REASON_HEADER = "headway-reason"
-"""Why a service buried a message; set by the service, which has told the producer itself."""
+"""Reason why a service dead-lettered a message; the service has notified the producer itself."""
 REPLY_MAX_BYTES = 256 * 1024 * 1024
 REPLY_EXPIRES_S = 600.0
 UNCLAIMED_TTL_S = 7 * 24 * 3600.0
-"""Finals that nobody collected are dropped after this, by a policy of the broker."""
+"""Age at which a broker policy drops finals that were not collected."""
 GLOBAL_MAX_BYTES = 8 * 1024**3
 
 EXCHANGES: tuple[ExchangeSpec, ...] = (
@@ -83,7 +89,7 @@ QUEUES: tuple[QueueSpec, ...] = (
         drop_head=True,
     ),
     QueueSpec(name=ESTIMATOR, type=QueueType.CLASSIC, max_length=100_000, drop_head=True),
-    QueueSpec(name=OBITUARIES, delivery_limit=KEPT_LIMIT),
+    QueueSpec(name=DEAD_LETTER_REPLIES, delivery_limit=KEPT_LIMIT),
     QueueSpec(
         name=DEAD_LETTERS,
         delivery_limit=KEPT_LIMIT,
@@ -105,16 +111,17 @@ BINDINGS: tuple[BindingSpec, ...] = (
     BindingSpec(exchange=TELEMETRY, queue=ESTIMATOR, routing_key="observed.#"),
     BindingSpec(exchange=TELEMETRY, queue=ESTIMATOR, routing_key="status.#"),
     BindingSpec(exchange=DEAD, queue=DEAD_LETTERS, routing_key=""),
-    BindingSpec(exchange=DEAD, queue=OBITUARIES, routing_key=""),
+    BindingSpec(exchange=DEAD, queue=DEAD_LETTER_REPLIES, routing_key=""),
     BindingSpec(exchange=UNCLAIMED, queue=UNCLAIMED_FINALS, routing_key=""),
 )
 
 
 async def declare(broker: Broker) -> None:
     """
-    Create every exchange, queue and binding of the table; harmless when they exist.
+    Create every exchange, queue and binding of the table; idempotent.
 
-    A user without the right to is one of `ops/rabbitmq/definitions.json`, which created them.
+    A user without the permission must be one of `ops/rabbitmq/definitions.json`, which created
+    them.
     """
     with suppress(BrokerAccessError):
         for exchange in EXCHANGES:
@@ -127,11 +134,11 @@ async def declare(broker: Broker) -> None:
 
 def work_queue(name: str) -> QueueSpec:
     """
-    A lane, a lane's companion or an inbox: durable, counted, dead-lettering.
+    Spec of a lane, companion queue or inbox: durable, counted, dead-lettering.
 
-    Differs from an expiring queue: RabbitMQ's expiry deletes messages that wait, and lanes are
-    read by `basic.get`, which is no consumer. Lanes of the current layout stay, those of an
-    older one are unbound, drained and deleted by the leader.
+    Differs from an expiring queue: RabbitMQ's expiry deletes waiting messages, and lanes are
+    read by `basic.get`, which does not count as a consumer. Lanes of the current layout stay;
+    the leader unbinds, drains and deletes those of older layouts.
     """
     return replace(_WORK, name=name)
 
@@ -143,7 +150,7 @@ async def declare_work_queue(broker: Broker, name: str) -> None:
 
 
 async def close_work_queue(broker: Broker, name: str) -> None:
-    """Unbind a work queue: publishes to it are unroutable, what is in it stays."""
+    """Unbind a work queue: publishes to it become unroutable, its messages stay."""
     await broker.unbind(_work_binding(name))
 
 
@@ -152,7 +159,11 @@ def _work_binding(name: str) -> BindingSpec:
 
 
 def plan_queue(instance_id: str, client: str) -> tuple[QueueSpec, BindingSpec]:
-    """Last plan wins: one message, the oldest dropped. *client* is unique per process."""
+    """
+    Queue that holds only the last plan: at most one message, the oldest is dropped.
+
+    *client* is unique per process.
+    """
     name = f"plan.{client}"
     return (
         QueueSpec(
@@ -168,7 +179,7 @@ def plan_queue(instance_id: str, client: str) -> tuple[QueueSpec, BindingSpec]:
 
 
 def private_queue(name: str, *, max_length: int = 10_000) -> QueueSpec:
-    """A queue of one process: control notices, profiles. Soft state, bounded, drop-head."""
+    """Queue of one process, for control notices or profiles. Soft state, bounded, drop-head."""
     return QueueSpec(
         name=name,
         type=QueueType.CLASSIC,
@@ -181,9 +192,9 @@ def private_queue(name: str, *, max_length: int = 10_000) -> QueueSpec:
 
 def claim_queue(model: str) -> QueueSpec:
     """
-    Whoever has it may bring *model* up without a plan; nobody puts anything into it.
+    Lock queue: its owner may activate *model* without a plan. It never holds messages.
 
-    Exclusive, so that it goes with a connection that goes, and forgotten after two minutes.
+    Exclusive, so that it ends with the owner's connection; expires after two minutes.
     """
     return QueueSpec(
         name=f"agent-claim.{model}",
@@ -194,20 +205,14 @@ def claim_queue(model: str) -> QueueSpec:
     )
 
 
-def passing_queue(purpose: str) -> QueueSpec:
-    """A private queue of one command, under a name that no other process has."""
+def temporary_queue(purpose: str) -> QueueSpec:
+    """Private queue of one command, with a unique name."""
     return private_queue(f"{purpose}.{secrets.token_hex(8)}")
-
-
-def answer_queue() -> tuple[QueueSpec, BindingSpec]:
-    """Where one command waits for its answer; gone with its connection."""
-    queue = passing_queue("answer")
-    return queue, BindingSpec(exchange=REPLIES, queue=queue.name, routing_key=queue.name)
 
 
 def reply_queue(name: str) -> tuple[QueueSpec, BindingSpec]:
     """
-    A producer's replies. Durable, so that it survives a reconnect; bounded with drop-head,
+    Reply queue of a producer. Durable, so that it survives a reconnect; bounded with drop-head,
     which is harmless since finals are complete.
     """
     return (
@@ -223,30 +228,29 @@ def reply_queue(name: str) -> tuple[QueueSpec, BindingSpec]:
 
 
 def control_keys(instance_id: str | None = None) -> tuple[str, ...]:
-    """Routing keys on `headway.control` that a service listens to."""
+    """Routing keys on `headway.control` that a service binds."""
     if instance_id is None:
         return ("all.#",)
     return ("all.#", control_instance(instance_id), command_instance(instance_id))
 
 
-CONTROL_ALL = "all"
 CONTROL_LANE = "all.lane"
 CONTROL_CANCEL = "all.cancel"
 CONTROL_PLAN = "plan.asked"
 
 
 def control_instance(instance_id: str) -> str:
-    """Routing key of what producers may tell one instance: to stop a run."""
+    """Routing key on which producers may send an instance commands to stop a run."""
     return f"instance.{instance_id}"
 
 
 def command_instance(instance_id: str) -> str:
-    """Routing key of operators' commands to one instance; producers have no right to it."""
+    """Routing key of operators' commands to one instance; producers have no permission for it."""
     return f"command.{instance_id}"
 
 
 STATUS_KEYS = "status.#"
-"""Of all instances."""
+"""Status messages of all instances."""
 
 
 def status_key(instance_id: str) -> str:
@@ -261,10 +265,9 @@ ROUTER_KEY = "router.state"
 LANES_KEY = "lanes.grouper"
 ALARM_KEY = "alarm.estimator"
 FORECAST_KEY = "forecast.leader"
-LAYOUT_KEY = "layout.leader"
 TICK_KEY = "tick.planner"
 
 
 def plan_key(instance_id: str) -> str:
-    """Copies of plans for onlookers, on `headway.telemetry`; agents read `headway.plans`."""
+    """Copies of plans for observers, on `headway.telemetry`; agents read `headway.plans`."""
     return f"plan.{instance_id}"

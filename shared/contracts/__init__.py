@@ -1,1 +1,1 @@
-"""Wire contracts: frozen msgspec structs, the project's nouns. Pure; `solver` may import them."""
+"""Wire contracts: frozen msgspec structs. Pure code; `solver` may import them."""

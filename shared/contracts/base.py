@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A part of a message. Unknown fields are ignored on the wire."""
+    """Part of a message. Unknown fields are ignored on the wire."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
     """
-    A message of the mesh, tagged `<noun>.<verb>.v<N>`.
+    Message of the mesh, tagged `<noun>.<verb>.v<N>`.
 
-    Fields are only ever added, with defaults; a changed meaning is a new tag.
+    Fields are only added, with defaults; a change of meaning needs a new tag.
     """
 
 
@@ -35,7 +35,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """JSON bytes of *message*; the same bytes for equal messages."""
+    """Encode *message* as JSON; equal messages give equal bytes."""
     return _encoder.encode(message)
 
 
@@ -47,7 +47,7 @@ class Decoder(Generic[T]):
 
     def __call__(self, body: bytes) -> T:
         """
-        The message in *body*.
+        Decode the message in *body*.
 
         Raises:
             ContractError: The body is not JSON or breaks the schema; names the field.

@@ -1,25 +1,21 @@
-"""What makes an ingress body acceptable. One rule book for the gateway and the grouper."""
-
-from math import isfinite
+"""Validation of ingress bodies, shared by the gateway and the grouper."""
 
 from msgspec import Struct
 
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.models import ModelEntry
-from shared.contracts.qos import Importance, Slo
+from shared.contracts.qos import MAX_TARGET_S, Importance, Slo
 from shared.contracts.requests import PromptText, QueuedRequest, Sampling
-
-UNSUPPORTED = ("logprobs", "top_logprobs", "tools", "response_format", "best_of")
 
 
 class IngressLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds on what one request may ask for."""
+    """Limits on the parameters of one request."""
 
     max_body_bytes: int = 4 * 1024 * 1024
     default_max_tokens: int = 128
     min_ttft_s: float = 0.01
-    """A tighter first-token target is refused as impossible."""
+    """A tighter first-token target is refused as infeasible."""
     min_tbt_s: float = 0.001
     max_stop_chars: int = 256
 
@@ -39,23 +35,13 @@ def check_body_size(body: bytes, limits: IngressLimits) -> None:
         )
 
 
-def check_supported(body: InferenceRequest) -> None:
+def check_prompt(body: InferenceRequest) -> None:
     """
-    Refuse what would silently change meaning if it were ignored.
+    Check that *body* has one prompt that is not empty.
 
     Raises:
         ContractError: Names the field.
     """
-    for name in UNSUPPORTED:
-        value = getattr(body, name)
-        if value and value != {"type": "text"}:
-            raise ContractError(
-                f"{name} is not supported", code="unsupported_parameter", param=name
-            )
-    if body.n != 1:
-        raise ContractError(
-            f"n is {body.n}; only 1 is supported", code="unsupported_parameter", param="n"
-        )
     if (body.messages is None) == (body.prompt is None):
         raise ContractError("give either messages or prompt", param="messages")
     if body.messages == () or body.prompt in ("", ()):
@@ -65,17 +51,21 @@ def check_supported(body: InferenceRequest) -> None:
 
 def effective_slo(body: InferenceRequest, *, now: float, limits: IngressLimits) -> Slo:
     """
-    The SLO that *body* asks for.
+    Return the SLO that *body* requests.
 
     Raises:
-        ContractError: Impossible (below the mesh's floor, contradictory) or already expired.
+        ContractError: Infeasible (below the mesh's floor, contradictory) or already expired.
     """
     slo = body.slo or Slo()
     if body.deadline is not None:
         slo = Slo(ttft_s=slo.ttft_s, tbt_s=slo.tbt_s, ttlt_s=slo.ttlt_s, deadline_at=body.deadline)
     if slo.deadline_at is not None:
-        if not isfinite(slo.deadline_at):
-            raise ContractError("deadline must be a Unix time in seconds", param="deadline")
+        if not slo.deadline_at <= now + MAX_TARGET_S:
+            raise ContractError(
+                f"deadline is {slo.deadline_at:.12g}; it must be a Unix time in seconds, at most "
+                f"{MAX_TARGET_S / 86400:g} days ahead",
+                param="deadline",
+            )
         if slo.deadline_at <= now:
             raise ContractError(
                 f"deadline passed {now - slo.deadline_at:.3f} s before the request arrived",
@@ -89,7 +79,7 @@ def effective_slo(body: InferenceRequest, *, now: float, limits: IngressLimits) 
         if slo.tbt_s < limits.min_tbt_s:
             raise _impossible("slo.tbt_s", slo.tbt_s, limits.min_tbt_s)
         if slo.ttft_s is None:
-            raise ContractError("slo.tbt_s needs slo.ttft_s beside it", param="slo.ttft_s")
+            raise ContractError("slo.tbt_s requires slo.ttft_s", param="slo.ttft_s")
     if slo.ttlt_s is not None and slo.ttlt_s < (slo.ttft_s or limits.min_ttft_s):
         raise _impossible("slo.ttlt_s", slo.ttlt_s, slo.ttft_s or limits.min_ttft_s)
     return slo
@@ -107,7 +97,7 @@ def effective_sampling(
     body: InferenceRequest, *, entry: ModelEntry, prompt_tokens: int, limits: IngressLimits
 ) -> Sampling:
     """
-    Sampling with the model's limits applied; a random request without a seed keeps none.
+    Sampling with the model's limits applied. A random request without a seed gets none.
 
     Raises:
         ContractError: Prompt plus output cannot fit the model, or a field contradicts another.
@@ -116,8 +106,8 @@ def effective_sampling(
     asked = body.max_completion_tokens or body.max_tokens
     if room < 1:
         raise ContractError(
-            f"prompt has {prompt_tokens} tokens; {entry.name} holds {entry.max_model_len} "
-            "with at least one to generate",
+            f"prompt has {prompt_tokens} tokens; {entry.name} holds {entry.max_model_len}, "
+            "including at least one generated token",
             code="context_length_exceeded",
             param="messages" if body.prompt is None else "prompt",
         )
@@ -154,7 +144,7 @@ def effective_sampling(
 
 
 def prompt_text(request: InferenceRequest | QueuedRequest) -> PromptText | None:
-    """How much text is to be tokenized; None for a prompt of token ids."""
+    """Size of the text to be tokenized; None for a prompt of token ids."""
     if isinstance(request.prompt, tuple):
         return None
     num_bytes = len((request.prompt or "").encode())
@@ -173,7 +163,7 @@ def effective_importance(body: InferenceRequest) -> Importance:
     `importance`, else OpenAI's `service_tier` (`flex` is low), else high.
 
     Raises:
-        ContractError: Unknown tier.
+        ContractError: Unknown `service_tier`.
     """
     if body.importance is not None:
         return body.importance
@@ -182,6 +172,6 @@ def effective_importance(body: InferenceRequest) -> Importance:
     if body.service_tier == "flex":
         return Importance.LOW
     raise ContractError(
-        f"service_tier {body.service_tier!r} is none of auto, default, flex, priority",
+        f"service_tier {body.service_tier!r} is unknown: must be auto, default, flex or priority",
         param="service_tier",
     )

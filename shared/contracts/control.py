@@ -1,8 +1,8 @@
 """
-Commands and notices beside the data plane. Unknown kinds are ignored by receivers.
+Commands and notices besides the data plane. Receivers ignore unknown kinds.
 
 LSO commands (`lso.*`) go to one instance. With `reply_to`, a key on `headway.replies`, each is
-answered by one `LsoAnswered`; a `command_id` that was answered before is answered the same again.
+answered by one `LsoAnswered`; a repeated `command_id` gets the same answer again.
 """
 
 from enum import Enum
@@ -22,7 +22,7 @@ from shared.contracts.base import (
 
 
 class StopReason(Enum):
-    """Why a producer wants a run to end."""
+    """Reason why a producer ends a run."""
 
     DUPLICATE = "duplicate"
     CANCELLED = "cancelled"
@@ -41,15 +41,18 @@ class RunStop(Message, frozen=True, kw_only=True, omit_defaults=True, tag="run.s
 class RequestCancel(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="request.cancel.v1"
 ):
-    """The producer gives the request up, wherever it is."""
+    """The producer cancels the request, wherever it is."""
 
     request_id: RequestId
     reply_to: str | None = None
-    """Its reply queue, which nobody else knows: ids alone are the producers' own, and equal."""
+    """
+    The producer's secret reply queue. It authenticates the sender: ids are chosen by producers
+    and may be equal.
+    """
 
 
 class LaneNonempty(Message, frozen=True, kw_only=True, omit_defaults=True, tag="lane.nonempty.v1"):
-    """Something was published to a queue that was quiet: look again."""
+    """Something was published to a queue that was empty: agents should try to pull again."""
 
     queue: str
 
@@ -57,20 +60,20 @@ class LaneNonempty(Message, frozen=True, kw_only=True, omit_defaults=True, tag="
 class DrainInstance(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="instance.drain.v1"
 ):
-    """Stop pulling; finish or evict what runs; with `exit`, end the process then."""
+    """Stop pulling; finish or evict running requests; with `exit`, end the process afterwards."""
 
     instance_id: InstanceId
     exit: bool = False
 
 
 class _Order(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """What all operators' orders to one instance have in common."""
+    """Common fields of operators' commands to one instance."""
 
     instance_id: InstanceId
     command_id: str = ""
-    """Chosen by the sender, unique; empty is never recognised again."""
+    """Unique id chosen by the sender; commands with an empty id are never deduplicated."""
     reply_to: str | None = None
-    """Where the answer goes, on `headway.replies`."""
+    """Routing key of the answer on `headway.replies`."""
 
 
 class EvictRequest(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.evict.v1"):
@@ -86,11 +89,14 @@ class LsoPull(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.pu
 
 
 class LsoSwapOut(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.swap_out.v1"):
-    """Take a run off the engine and keep the request, to resume it here."""
+    """Take a run off the engine and keep the request on this instance, which resumes it later."""
 
     request_id: RequestId
     rest_s: Annotated[float, Meta(ge=0)] = 0.0
-    """It is not resumed before, unless it is swapped in; 0 is as soon as there is room."""
+    """
+    Minimum time before the request is resumed, unless a command swaps it in earlier; 0: it is
+    resumed as soon as there is room.
+    """
 
 
 class LsoSwapIn(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.swap_in.v1"):
@@ -100,7 +106,7 @@ class LsoSwapIn(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.
 
 
 class LsoCheckpoint(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.checkpoint.v1"):
-    """From its next run on, keep a request's KV in host memory, too."""
+    """From the next run of the request on, also keep its KV in host memory."""
 
     request_id: RequestId
 
@@ -110,42 +116,42 @@ class LsoClear(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.c
 
 
 class LsoWarm(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.warm.v1"):
-    """Bring a model's weights into host memory."""
+    """Load a model's weights into host memory."""
 
     model: ModelName
 
 
 class LsoActivate(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.activate.v1"):
-    """Make a model the active one, until the next plan says otherwise."""
+    """Make a model the active one until the next plan selects another."""
 
     model: ModelName
 
 
 class LsoPreempt(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.preempt.v1"):
-    """Drop best-effort work inside the forward pass that runs (ConServe §4.3)."""
+    """Drop best-effort work within the current forward pass (ConServe §4.3)."""
 
 
 class LsoSet(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.set.v1"):
-    """Change limits of the running engine; none leaves one as it is."""
+    """Change limits of the running engine; None leaves a limit unchanged."""
 
     token_budget: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     max_running: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
 
 class LsoOutcome(Enum):
-    """How an operation ended."""
+    """Outcome of an operation."""
 
     DONE = "done"
     ALREADY = "already"
-    """Nothing was to be done."""
+    """There was nothing to do."""
     REFUSED = "refused"
-    """It makes no sense here and now; the message says why. Nothing was changed."""
+    """The operation is not possible in the current state; the message says why. Nothing changed."""
     FAILED = "failed"
-    """It was tried; the message says what happened."""
+    """The operation was tried and failed; the message says how."""
 
 
 class LsoAnswered(Message, frozen=True, kw_only=True, omit_defaults=True, tag="lso.answered.v1"):
-    """What became of one command."""
+    """Result of one command."""
 
     instance_id: InstanceId
     command_id: str = ""
@@ -155,14 +161,14 @@ class LsoAnswered(Message, frozen=True, kw_only=True, omit_defaults=True, tag="l
     message: str = ""
     duration_s: Seconds = 0.0
     num_bytes: int = 0
-    """Of KV or weights that were moved or dropped, as far as that is known."""
+    """Bytes of KV or weights that were moved or dropped, where known."""
     at: UnixTime
 
 
 class SnapshotRequested(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="snapshot.requested.v1"
 ):
-    """Whoever hears it publishes its status now."""
+    """Asks every receiver to publish its status now."""
 
     reply_to: str | None = None
     at: UnixTime = 0.0

@@ -1,19 +1,19 @@
-"""The error tree. What a handler raises decides what happens to the message it was given."""
+"""Exception hierarchy. The type that a handler raises decides how its message is settled."""
 
 
 class MeshError(Exception):
-    """Base of every error that Headway raises on purpose."""
+    """Base of every exception that Headway raises on purpose."""
 
 
 class ContractError(MeshError):
     """
-    The sender broke the contract; the same message can never succeed.
+    The sender broke the contract; retrying the same message can never succeed.
 
     Args:
-        message: What is wrong and what would be right, for the sender to read.
+        message: The problem and its correction, for the sender to read.
         code: Stable machine-readable word, e.g. `model_not_found`.
-        param: The field at fault, if it is one field.
-        status: HTTP status that says the same.
+        param: The invalid field, if it is a single field.
+        status: Equivalent HTTP status.
     """
 
     def __init__(
@@ -31,23 +31,23 @@ class ContractError(MeshError):
 
 
 class TransientError(MeshError):
-    """Failed for now (broker away, peer restarting); the same message may succeed later."""
+    """A temporary failure (broker away, peer restarting); the same message may succeed later."""
 
 
 class BrokerUnavailableError(TransientError):
-    """The broker did not answer in time; whether the last publish arrived is unknown."""
+    """The broker did not answer in time; it is unknown if the last publish arrived."""
 
 
 class BrokerConflictError(MeshError):
-    """A queue or exchange exists with other properties, or is another connection's."""
+    """A queue or exchange exists with other properties, or belongs to another connection."""
 
 
 class BrokerAccessError(BrokerConflictError):
-    """The broker's permissions forbid it, or the message claims another user."""
+    """The broker's permissions forbid the operation, or the message claims another user."""
 
 
 class QueueNotFoundError(MeshError):
-    """The queue is not there."""
+    """The queue does not exist."""
 
 
 class CapacityError(MeshError):
@@ -55,8 +55,8 @@ class CapacityError(MeshError):
     Refused because of load, not because of the request.
 
     Args:
-        message: For the sender.
-        retry_after_s: When a retry is likely to be admitted.
+        message: Shown to the sender.
+        retry_after_s: Time after which a retry is likely to be admitted, in seconds.
     """
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
@@ -66,11 +66,11 @@ class CapacityError(MeshError):
 
 class EngineError(MeshError):
     """
-    The engine could not do what was asked.
+    The engine could not perform the requested operation.
 
     Args:
         message: What failed.
-        engine_dead: The engine process is gone and everything it ran with it.
+        engine_dead: True if the engine process has died, with all requests running on it.
     """
 
     def __init__(self, message: str, *, engine_dead: bool = False) -> None:
@@ -79,11 +79,11 @@ class EngineError(MeshError):
 
 
 class NotActiveError(EngineError):
-    """The model is not the active one; the same request may run here, or elsewhere, later."""
+    """The model is not the active one; the same request may run here or elsewhere later."""
 
 
 class NoRoomError(EngineError):
-    """Memory that was set aside for it is full; nothing was changed."""
+    """The memory reserved for this purpose is full; nothing was changed."""
 
 
 class UnsupportedError(EngineError):
@@ -91,33 +91,45 @@ class UnsupportedError(EngineError):
 
 
 class SettingsError(MeshError):
-    """A setting is unknown or out of range; start-up stops with exit code 2."""
+    """A setting is unknown or out of range; start-up fails with exit code 2."""
 
 
 class SchemaMismatchError(MeshError):
     """
-    What was learnt elsewhere is of another schema, or of another model; it is not used.
+    Learnt data belongs to another schema or another model and is not used.
 
     Args:
-        field: That differs.
-        expected: Its value here.
-        found: Its value there.
+        field: The field that differs.
+        expected: Value of the field in this process.
+        found: Value of the field in the data.
     """
 
     def __init__(self, field: str, *, expected: object, found: object) -> None:
-        super().__init__(f"{field} is {found!r}; here it is {expected!r}")
+        super().__init__(f"{field} is {found!r}; expected {expected!r}")
         self.field = field
         self.expected = expected
         self.found = found
 
+    @classmethod
+    def check(cls, **fields: tuple[object, object]) -> None:
+        """
+        Compare the expected value of each field with the found one.
+
+        Raises:
+            SchemaMismatchError: The values of a field differ; names the first such field.
+        """
+        for field, (expected, found) in fields.items():
+            if expected != found:
+                raise cls(field, expected=expected, found=found)
+
 
 class TooFewSamplesError(MeshError):
     """
-    Too little was seen to learn from.
+    There are too few samples to learn from.
 
     Args:
-        samples: That there are.
-        least: That it takes.
+        samples: Number of samples found.
+        least: Number of samples required.
     """
 
     def __init__(self, *, samples: int, least: int) -> None:

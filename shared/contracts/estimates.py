@@ -1,4 +1,4 @@
-"""What the estimator publishes: versioned profiles that hot paths evaluate themselves."""
+"""Messages of the estimator: versioned profiles that hot paths evaluate themselves."""
 
 from enum import Enum
 from typing import Annotated
@@ -8,20 +8,20 @@ from msgspec import Meta
 from shared.contracts.base import InstanceId, Message, ModelName, Seconds, UnixTime, Value
 
 Coefficient = Annotated[float, Meta(ge=0)]
-"""More work never takes less time."""
+"""Not negative: more work never takes less time."""
 
 
 class LatencyCoefficients(Value, frozen=True, kw_only=True):
     """
-    One iteration's time (ConServe §4.2), for P tokens computed over C tokens of context.
+    Time of one iteration (ConServe §4.2), for P tokens computed over C tokens of context.
 
     duration_s = constant_s + linear_s·P + attention_s·P² + cross_s·P·C + context_s·C
 
-    Of a batch, P·C + P²/2 in the third and fourth term is the sum over its prefills of
+    For a batch, P·C + P²/2 in the third and fourth term is the sum over its prefills of
     n·(before + n/2), for n tokens after *before* others: decodes only read their context.
 
     Differs: the communication term is merged into the others, since at a fixed tensor
-    parallelism it cannot be told apart from them.
+    parallelism it cannot be distinguished from them.
     """
 
     constant_s: Coefficient
@@ -32,7 +32,7 @@ class LatencyCoefficients(Value, frozen=True, kw_only=True):
 
 
 class Moments(Value, frozen=True, kw_only=True):
-    """Mean, standard deviation and how many samples they rest on."""
+    """Mean, standard deviation and sample count."""
 
     mean: float
     sd: float
@@ -40,38 +40,44 @@ class Moments(Value, frozen=True, kw_only=True):
 
 
 class Calibration(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Predictions against what came, lately; each was made before its outcome was known."""
+    """Recent predictions compared with outcomes; each prediction preceded its outcome."""
 
     count: int
     bias: float
-    """Mean of the residuals, predicted less realised; negative: optimistic."""
+    """Mean of the residuals, predicted minus actual; negative: optimistic."""
     spread: float
     """Standard deviation of the residuals."""
     at: UnixTime
-    """Of the latest outcome."""
+    """Time of the latest outcome."""
     coverage: tuple[tuple[float, float], ...] = ()
-    """(Level, share of outcomes within its quantile), levels rising; not of few outcomes."""
+    """
+    (Level, share of outcomes at most the predicted quantile of this level), in rising order of
+    levels; empty for few outcomes.
+    """
 
 
 class OutputTokens(Moments, frozen=True, kw_only=True, omit_defaults=True):
-    """Lengths of answers, as they would be without a limit."""
+    """Lengths of answers without an output limit."""
 
     quantiles: tuple[tuple[float, float], ...] = ()
-    """(Level, tokens), both rising; not told by estimators of older versions."""
+    """(Level, tokens of the quantile), both rising; empty from estimators of older versions."""
     calibration: Calibration | None = None
-    """Residuals in tokens, of what services evaluate: the mean, at most the request's limit."""
+    """Residuals in tokens of the prediction in use: the mean, capped to the request's limit."""
 
 
 class TreesInForce(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Quantile trees of prefill times that routers are given, and how they did before that."""
+    """Quantile trees of prefill times that routers use, and their quality on unseen samples."""
 
     version: int
     at: UnixTime
-    """When they were fitted."""
+    """Time at which the trees were fitted."""
     samples: int
-    """Learnt of."""
+    """Number of training samples."""
     coverage: tuple[tuple[float, float], ...] = ()
-    """(Level, share of samples within its quantile that were not learnt of), levels rising."""
+    """
+    (Level, share of held-out samples at most the predicted quantile of this level), in rising order
+    of levels.
+    """
 
 
 class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profile.published.v1"):
@@ -84,41 +90,50 @@ class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profi
     at: UnixTime
     latency: LatencyCoefficients | None = None
     latency_error: float | None = None
-    """Median absolute relative error of the latency model, told before recent iterations."""
+    """
+    Median absolute relative error of the latency model, predicted before each recent iteration.
+    """
     latency_error_p95: float | None = None
-    """The 95th percentile of the same errors."""
+    """95th percentile of the absolute relative errors of the latency model."""
     latency_bias: float | None = None
-    """Median of the signed errors; negative predicts too little."""
+    """
+    Median of the signed relative errors; negative: the latency model predicts too short times.
+    """
     num_iterations: int = 0
     token_rate_per_s: float | None = None
     """Prompt and output tokens per second of one instance while busy (QLM Theta)."""
     prefill_s: Moments | None = None
-    """First scheduled to first token."""
+    """Time from first scheduled to first token."""
     latency_calibration: Calibration | None = None
-    """Of the latency models published; residuals are parts of the realised time."""
+    """Calibration of the published latency models; residuals are fractions of the actual time."""
     wait_calibration: Calibration | None = None
-    """Of the waits that requests were foretold when they were grouped; residuals in seconds."""
+    """Calibration of the waits predicted when requests were grouped; residuals in seconds."""
     output_tokens: dict[str, OutputTokens] = {}
-    """Per application, the latest last; `*` is all."""
+    """
+    Application -> output tokens, the most recently seen application last; `*` stands for all
+    applications.
+    """
     swap_s: dict[str, Seconds] = {}
-    """Activation time by residency it started from."""
+    """Residency before the activation -> activation time."""
     kv_capacity_tokens: int | None = None
-    """Of one instance; only in files, where a device's memory told it."""
+    """KV tokens of one instance, derived from the device's memory; set only in profile files."""
     prefill_trees: TreesInForce | None = None
-    """Published beside profiles as `shared.contracts.routing.PrefillTrees`."""
+    """Summary of the trees that are published as `shared.contracts.routing.PrefillTrees`."""
 
 
 class AlarmKind(Enum):
-    """What is warned of."""
+    """Subject of an alarm."""
 
     SLO_AT_RISK = "slo_at_risk"
-    """Of a lane. The estimator sees no lanes; the leader foresees this itself."""
+    """
+    A lane's deadlines are at risk. The estimator sees no lanes; the leader predicts this itself.
+    """
     INSTANCE_SLOW = "instance_slow"
     """An instance is slower than its peers at the same work."""
 
 
 class AlarmRaised(Message, frozen=True, kw_only=True, omit_defaults=True, tag="alarm.raised.v1"):
-    """A reason to plan again before the next period."""
+    """Reason to replan before the next period."""
 
     alarm: AlarmKind
     lane: str | None = None

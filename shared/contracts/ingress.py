@@ -1,4 +1,4 @@
-"""What producers publish: an OpenAI-style body with the mesh's own fields beside it."""
+"""Bodies that producers publish: OpenAI-style, with the mesh's own fields added."""
 
 from typing import Annotated, Any
 
@@ -12,14 +12,16 @@ Identifier = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-
 Label = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
-class AskedSlo(Slo, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A producer's target: one that is misspelt would else be none at all."""
+class RequestedSlo(Slo, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """
+    A producer's target. Unknown fields are refused: a misspelt target would otherwise be lost.
+    """
 
 
-class AskedTargets(Value, frozen=True, kw_only=True):
-    """As much of a body as its targets take."""
+class RequestedTargets(Value, frozen=True, kw_only=True):
+    """The part of a body that its targets are computed from."""
 
-    slo: AskedSlo | None = None
+    slo: RequestedSlo | None = None
 
 
 class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,8 +29,7 @@ class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     Body of a message to `headway.requests`.
 
     Everything but `model` and one of `messages` and `prompt` has a default.
-    Unknown fields are ignored, but for those inside `slo`; fields that are known but unsupported
-    are refused.
+    Unknown fields are ignored, except inside `slo`; those of `unsupported` are refused.
     """
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -51,34 +52,27 @@ class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     service_tier: str | None = None
     metadata: dict[str, Any] | None = None
 
-    n: int = 1
-    logprobs: bool | int | None = None
-    top_logprobs: int | None = None
-    best_of: int | None = None
-    tools: list[Any] | None = None
-    response_format: dict[str, Any] | None = None
-
     id: Identifier | None = None
     """Request id, the same on every retry; the AMQP message id if absent."""
     slo: Slo | None = None
     deadline: float | None = None
     """Absolute completion deadline, Unix seconds; shorthand for `slo.deadline_at`."""
     tenant: Label | None = None
-    """Believed only from trusted publishers; otherwise the authenticated user counts."""
+    """Used only from trusted publishers; otherwise the authenticated user is the tenant."""
     application: Label | None = None
-    """Groups requests whose output lengths are alike, for the estimator."""
+    """Groups requests with similar output lengths, for the estimator."""
     importance: Importance | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
-    """Higher first; negative may be shed."""
+    """Higher values are served first; requests with a negative value may be shed."""
     reply: ReplyMode | None = None
     arrived_at: float | None = None
-    """When the request reached the mesh; believed only from trusted publishers."""
+    """Time at which the request reached the mesh; used only from trusted publishers."""
     prompt_tokens: int | None = None
-    """Exact prompt length; stamped by trusted publishers only."""
+    """Exact prompt length; set by trusted publishers only."""
 
 
 class QueueItem(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """llm-d-async's message shape, accepted as it is."""
+    """Message shape of llm-d-async, accepted unchanged."""
 
     id: Identifier
     payload: dict[str, Any]

@@ -1,53 +1,43 @@
-"""Lanes: what a request's queue name says about it. The layout is versioned data."""
+"""Lanes and their queue names. The layout is versioned data."""
 
-from enum import Enum
+import re
 from typing import Annotated
 from urllib.parse import quote, unquote
 
-import msgspec
 from msgspec import Meta
 
-from shared.contracts.base import Message, ModelName, Seconds, Value
+from shared.contracts.base import ModelName, Seconds, Value
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Importance
 
 _INBOX = "inbox."
+_WORK = re.compile(r"w(0|[1-9]\d?)|(short|long)(-[1-9]\d*)?")
 
 
-class WorkClass(Enum):
-    """Predicted prefill plus decode work, below or above the layout's edge."""
-
-    SHORT = "short"
-    LONG = "long"
-
-
-class LaneLayout(Message, frozen=True, kw_only=True, omit_defaults=True, tag="lane.layout.v1"):
+class LaneLayout(Value, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    How requests are divided into lanes. Old versions drain while the new one fills.
+    Division of requests into lanes. Old versions drain while the new one fills.
 
     Deadline band b covers time left at ingest in
     [first_band_s·ratio^(b-1), first_band_s·ratio^b); band 0 is anything sooner,
     band `num_bands` is best effort.
+
+    Work class k covers predicted prefill + decode tokens in
+    (first_work_tokens·ratio^(k-1), first_work_tokens·ratio^k]; class 0 is anything smaller,
+    the last class anything larger.
     """
 
-    version: Annotated[int, Meta(ge=1)] = 1
+    version: Annotated[int, Meta(ge=1)] = 2
     first_band_s: Seconds = 0.5
     band_ratio: Annotated[float, Meta(gt=1)] = 2.5
     num_bands: Annotated[int, Meta(ge=1, le=32)] = 12
-    work_edge_tokens: int = 2048
-    """Predicted prefill + decode tokens from which work is long."""
-    work_version: Annotated[int, Meta(ge=0)] = 0
-    """Of `work_edges`, which the leader learns; 0 while `work_edge_tokens` is all there is."""
-    work_edges: dict[str, int] = {}
-    """By model: its own edge, instead of `work_edge_tokens`."""
+    first_work_tokens: Annotated[int, Meta(ge=1)] = 400
+    work_ratio: Annotated[float, Meta(gt=1)] = 1.5
+    num_work_classes: Annotated[int, Meta(ge=1, le=32)] = 10
 
     @property
     def best_effort_band(self) -> int:
         return self.num_bands
-
-    def work_edge_of(self, model: ModelName) -> int:
-        """Tokens from which work of *model* is long."""
-        return self.work_edges.get(model, self.work_edge_tokens)
 
 
 class LaneKey(Value, frozen=True, kw_only=True, order=True):
@@ -58,30 +48,19 @@ class LaneKey(Value, frozen=True, kw_only=True, order=True):
     importance: str
     band: int
     work: str
-    """A work class; with the version of its edges when they are learnt, as in `short-3`."""
+    """Work class, as in `w3`; `short` or `long`, maybe with a version, in layouts of version 1."""
 
     @classmethod
     def of(
-        cls,
-        layout: LaneLayout,
-        *,
-        model: ModelName,
-        importance: Importance,
-        band: int,
-        work: WorkClass,
+        cls, layout: LaneLayout, *, model: ModelName, importance: Importance, band: int, work: int
     ) -> "LaneKey":
         return cls(
             layout=layout.version,
             model=model,
             importance=importance.value,
             band=band,
-            work=f"{work.value}-{layout.work_version}" if layout.work_version else work.value,
+            work=f"w{work}",
         )
-
-    @property
-    def lasting(self) -> "LaneKey":
-        """The lane of the operator's edges that has the same name but for the version."""
-        return msgspec.structs.replace(self, work=self.work.partition("-")[0])
 
     def _suffix(self) -> str:
         return f"{self.layout}.{_quote(self.model)}.{self.importance}.{self.band}.{self.work}"
@@ -92,21 +71,21 @@ class LaneKey(Value, frozen=True, kw_only=True, order=True):
 
     @property
     def overflow_name(self) -> str:
-        """Companion for tenants above their share; taken when the lane is empty."""
+        """Companion queue for tenants above their share; served when the lane is empty."""
         return f"overflow.{self._suffix()}"
 
     @property
     def resume_name(self) -> str:
-        """Companion for evicted requests of this model and band; taken before the lane."""
+        """Companion queue for evicted requests of this model and band; served before the lane."""
         return f"resume.{self.layout}.{_quote(self.model)}.{self.band}"
 
     @classmethod
     def parse(cls, queue_name: str) -> "LaneKey":
         """
-        The key in a lane's or overflow's queue name.
+        Parse the queue name of a lane or of its overflow queue.
 
         Raises:
-            ContractError: Not such a name.
+            ContractError: The name has another form.
         """
         parts = queue_name.split(".")
         try:
@@ -125,12 +104,12 @@ class LaneKey(Value, frozen=True, kw_only=True, order=True):
 
 
 def relegated_name(model: ModelName) -> str:
-    """Companion for requests whose SLO is out of reach; served when there is room."""
+    """Companion queue for requests whose SLO cannot be met; served when there is room."""
     return f"relegated.{_quote(model)}"
 
 
 def model_of(queue_name: str) -> ModelName | None:
-    """The model that a lane or a companion belongs to; None for other queues."""
+    """The model that a lane or a companion queue belongs to; None for other queues."""
     parts = queue_name.split(".")
     if parts[0] in ("lane", "overflow", "resume") and len(parts) > 2:  # noqa: PLR2004 - kind, layout, model
         return ModelName(unquote(parts[2]))
@@ -140,28 +119,18 @@ def model_of(queue_name: str) -> ModelName | None:
 
 
 def _checked_work(text: str) -> str:
-    name, dash, version = text.partition("-")
-    WorkClass(name)
-    if dash and (not version.isdecimal() or version != str(int(version)) or version == "0"):
+    if _WORK.fullmatch(text) is None:
         raise ValueError(text)
     return text
 
 
-def work_version_of(queue_name: str) -> int:
-    """Version of the learnt edges that divided a lane from others; 0 for any other queue."""
-    if not queue_name.startswith(("lane.", "overflow.")):
-        return 0
-    version = queue_name.rpartition(".")[2].partition("-")[2]
-    return int(version) if version.isdecimal() else 0
-
-
 def inbox_name(instance_id: str) -> str:
-    """Queue of routed mode: requests already bound to one instance."""
+    """Queue of routed mode that holds the requests placed on one instance."""
     return f"{_INBOX}{_quote(instance_id)}"
 
 
 def is_inbox(queue: str) -> bool:
-    """Whether *queue* is some instance's inbox."""
+    """True if *queue* is the inbox of an instance."""
     return queue.startswith(_INBOX)
 
 

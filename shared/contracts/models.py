@@ -1,4 +1,4 @@
-"""What the mesh knows about a model: the registry's entries."""
+"""Entries of the model registry."""
 
 from typing import Annotated
 
@@ -15,15 +15,15 @@ class ModelEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Directory with `config.json`, `tokenizer.json` and weights; relative to the registry file."""
     architecture: str
     max_model_len: Annotated[int, Meta(ge=16)]
-    """Prompt plus output tokens at most."""
+    """Maximum number of prompt plus output tokens."""
     eos_token_ids: tuple[int, ...] = ()
     aliases: tuple[str, ...] = ()
-    """Other wire names for it."""
+    """Other names of the model that requests may use."""
     adapters: dict[str, str] = {}
-    """Wire name -> LoRA adapter directory."""
+    """Name that requests use -> LoRA adapter directory."""
     revision: str | None = None
     weight_bytes: int = 0
     bytes_per_token: Annotated[float, Meta(gt=0)] = 4.0
     """Prompt bytes per token, for prompts that were not tokenized at ingress."""
     engine_args: dict[str, str | int | float | bool] = {}
-    """Passed to the engine as they are, over the agent's own."""
+    """Arguments passed to the engine unchanged; they override those of the agent."""

@@ -8,26 +8,26 @@ from shared.contracts.base import InstanceId, Message, ModelName, Seconds, UnixT
 
 
 class LaneQuota(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """A request group as a plan sees it: so many members of a lane (QLM Def. 4.1)."""
+    """A request group as a plan sees it: a number of requests of one lane (QLM Def. 4.1)."""
 
     lane: str
     quota: int
-    """Requests this instance should take; advice once the plan is a few seconds old."""
+    """Requests this instance should take; advisory once the plan is a few seconds old."""
     token_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Part of the segment's token throughput meant for this lane."""
+    """Share of the segment's token throughput meant for this lane."""
 
 
 class Segment(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """One model residency. All its lanes are served together."""
+    """One model residency. All its lanes are served concurrently."""
 
     model: ModelName
     lanes: tuple[LaneQuota, ...] = ()
     best_effort_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Running slots kept for best-effort filler even while others wait."""
+    """Share of running slots reserved for best-effort work even while other requests wait."""
 
 
 class VirtualQueue(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """What one instance serves, in order (QLM Def. 4.2)."""
+    """Ordered segments that one instance serves (QLM Def. 4.2)."""
 
     instance_id: InstanceId
     segments: tuple[Segment, ...] = ()
@@ -44,58 +44,72 @@ class PlanPublished(
     queue: VirtualQueue
     policy: str
     expected_late: float = 0.0
-    """Expected weighted late requests over the whole plan, as the generator judged it."""
+    """
+    Expected weighted number of late requests over the whole plan, as its generator computed it.
+    """
     solve_s: Seconds = 0.0
 
 
 class LaneForecast(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """What the plan in force expects for a request that comes to a lane now."""
+    """Forecast of the current plan for a request that enters a lane now."""
 
     lane: str
     wait_s: Seconds | None = None
-    """Until its turn, the mean; none while nobody serves the lane."""
+    """Mean time until the turn of the request; None while no instance serves the lane."""
     wait_sd_s: Seconds | None = None
-    """Its standard deviation; none when there is no wait, or the leader is too old to tell."""
+    """Standard deviation of the wait; None without a wait or from leaders of older versions."""
     late_probability: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Of the last group that waits there."""
+    """Probability that the last waiting group of the lane is late."""
     request_s: Seconds = 0.0
-    """By so much each further request makes the wait of the next one longer."""
+    """Additional wait per further request in the lane."""
     tail_s: Seconds = 0.0
-    """From its turn to what its target is about, its first token or its end: the mean."""
+    """
+    Mean time from the turn of a request to the event that its target limits: first token or
+    completion.
+    """
     tail_sd_s: Seconds = 0.0
-    """The standard deviation of that."""
+    """Standard deviation of `tail_s`."""
 
 
 class LanesForecast(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="lanes.forecast.v1"
 ):
-    """Forecasts of lanes that something has come to; the last one that is heard counts."""
+    """Forecasts of lanes that have received requests; the last one received wins."""
 
     epoch: int
     at: UnixTime
     age_s: Annotated[Seconds, Meta(ge=0)] = 0.0
-    """Lanes were counted so long before; what has come to them since is not in it."""
+    """
+    Age of the counts of waiting requests in lanes; requests that arrived after the count are not
+    included.
+    """
     lanes: tuple[LaneForecast, ...] = ()
     groupers: Annotated[int, Meta(ge=1)] = 1
-    """So many take in requests, about as many each."""
+    """Number of groupers that take in requests, each about the same share."""
 
 
-class PlanAsked(Message, frozen=True, kw_only=True, omit_defaults=True, tag="plan.asked.v1"):
+class PlanRequested(Message, frozen=True, kw_only=True, omit_defaults=True, tag="plan.asked.v1"):
     """Asks the leader to explain the plan in force."""
 
     reply_to: str
-    """Where the answer goes, on `headway.replies`."""
+    """Routing key of the answer on `headway.replies`."""
     others: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Of so many groups, the likeliest late first, other places are told."""
+    """
+    Number of groups for which alternative places are reported, beginning with the group likeliest
+    to be late.
+    """
 
 
 class OtherPlace(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Where else a group could stand."""
+    """Alternative place of a group."""
 
     instance_id: InstanceId
     position: int
     extra_cost: float
-    """Of the plan, as a share of all weight being late; negative is better."""
+    """
+    Cost that this place adds to the plan, as a fraction of the cost of all requests being late;
+    negative: cheaper.
+    """
     wait_s: Seconds
 
 
@@ -104,47 +118,49 @@ class PlacedGroup(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     lane: str
     number: int
-    """Of the group in its lane, over time."""
+    """Sequence number of the group within its lane."""
     num_requests: int
     instance_id: InstanceId | None = None
-    """None while nobody may serve it."""
+    """None while no instance may serve it."""
     position: int = 0
     wait_s: Seconds | None = None
-    """Until its turn, the mean."""
+    """Mean time until the turn of the group."""
     wait_sd_s: Seconds | None = None
-    """Its standard deviation, where it is known."""
+    """Standard deviation of the wait, where known."""
     time_left_s: Seconds | None = None
-    """To the oldest request's deadline; none is best effort."""
+    """Time to the deadline of the oldest request; None for best effort."""
     late_probability: float = 0.0
     others: tuple[OtherPlace, ...] = ()
 
 
 class PlannedLso(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """An LLM serving operation that is foreseen, or several alike that follow one another."""
+    """A predicted LLM serving operation, or several consecutive ones of one kind."""
 
     lso: str
-    """Its kind."""
+    """Kind of the operation."""
     subject: str = ""
-    """The model, or the lanes whose requests it is about, or what else it is told."""
+    """The model, the lanes of the affected requests, or another argument of the operation."""
     requests: int = 0
-    """About so many: one typical request of each lane stands for all of it."""
+    """Approximate number of requests: one typical request of each lane represents all of it."""
     reason: str
     predicted_s: Seconds | None = None
-    """Of all of them; none when nobody can tell."""
+    """Total duration; None when it cannot be predicted."""
     figures: dict[str, float] = {}
-    """Behind the reason, by name; of the first of them. `recompute_s` and `transfer_s` are what
-    evicting and swapping out cost."""
+    """
+    Figures behind the reason, by name, for the first operation. `recompute_s` and `transfer_s` are
+    the costs of evicting and swapping out.
+    """
 
 
 class QueueHead(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """What an instance, as it is now, does to follow its virtual queue."""
+    """Operations that an instance performs, in its current state, to follow its virtual queue."""
 
     instance_id: InstanceId
     active: ModelName | None = None
     model: ModelName | None = None
-    """Of the head; none when the queue is empty."""
+    """Model of the head segment; None when the queue is empty."""
     lsos: tuple[PlannedLso, ...] = ()
-    """In order; none when there is nothing to change."""
+    """Operations in order of execution; empty when nothing has to change."""
 
     @property
     def swaps_model(self) -> bool:
@@ -152,50 +168,52 @@ class QueueHead(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AdvisedInstances(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """How many instances of one kind of device the load needs, were no other added."""
+    """
+    Number of instances of one device type that the load needs, with all other types unchanged.
+    """
 
     device: str
     present: int
     advised: int
-    """In all; `present` while those are enough, or when no number would be."""
+    """Total number of instances; equals `present` if these suffice, or if no number suffices."""
     bound: int | None = None
-    """So many further ones no plan can do without; none when no number is enough."""
+    """Lower bound on additional instances for any plan; None when no number is enough."""
     attainment: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """Expected weighted share in time with the last number that was planned for."""
+    """Expected weighted share of requests in time, with the last number of instances evaluated."""
 
 
-class ForetoldWaits(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """How forecasts of lanes came true lately."""
+class WaitAccuracy(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """Accuracy of recent lane forecasts."""
 
     count: int
     mean_ratio: float
-    """Actual waits over what plans had: above 1, those are too short."""
+    """Actual waits divided by planned waits: above 1, plans are too optimistic."""
     coverage: Annotated[float, Meta(ge=0, le=1)]
-    """Share of waits in their 90 % interval, as it was told."""
+    """Share of actual waits within the 90 % interval published for them."""
     raw_coverage: Annotated[float, Meta(ge=0, le=1)]
-    """The same, before corrections."""
+    """Share of actual waits within the 90 % interval before corrections."""
 
 
 class PlanExplained(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="plan.explained.v1"
 ):
-    """The plan in force, group by group; those likeliest to be late come first."""
+    """The current plan, group by group, likeliest late first."""
 
     epoch: int
     at: UnixTime
     leader_id: str
     policy: str
     cause: str | None = None
-    """Why the plan was made anew when it last was."""
+    """Cause of the last replan."""
     late_share: float = 0.0
     groups: tuple[PlacedGroup, ...] = ()
     heads: tuple[QueueHead, ...] = ()
-    """Of all instances with a queue."""
-    work_version: int = 0
-    """Of the edges between work classes in force; 0 for the operator's."""
+    """Heads of all instances with a virtual queue."""
     instances: tuple[str, ...] = ()
-    """All that may have an inbox: those that are heard, and lost ones until theirs is deleted."""
+    """
+    All instances that may have an inbox: live ones, and lost ones until their inbox is deleted.
+    """
     advice: tuple[AdvisedInstances, ...] = ()
-    """On scale; of when it was last asked for, `leader.advise_period_s` ago at most."""
-    waits: ForetoldWaits | None = None
-    """None before a turn that was foretold has come."""
+    """Scaling advice from its last computation, at most `leader.advise_period_s` ago."""
+    waits: WaitAccuracy | None = None
+    """Accuracy of lane forecasts; None until the first forecast wait has ended."""

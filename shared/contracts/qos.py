@@ -8,14 +8,16 @@ from msgspec import Meta
 
 from shared.contracts.base import Seconds, UnixTime, Value
 
-PositiveSeconds = Annotated[float, Meta(gt=0, le=30 * 24 * 3600)]
+MAX_TARGET_S: Seconds = 30 * 24 * 3600.0
+"""Largest target, and farthest deadline from the arrival."""
+PositiveSeconds = Annotated[float, Meta(gt=0, le=MAX_TARGET_S)]
 
 
 class QosClass(Enum):
-    """What a request's SLO is about."""
+    """Subject of a request's SLO."""
 
     INTERACTIVE = "interactive"
-    """First token within `ttft_s`, then a steady pace of `tbt_s`."""
+    """First token within `ttft_s`, then at most `tbt_s` between tokens."""
     NON_INTERACTIVE = "non_interactive"
     """The whole answer within `ttlt_s`, or by an absolute deadline."""
     BEST_EFFORT = "best_effort"
@@ -23,7 +25,7 @@ class QosClass(Enum):
 
 
 class Importance(Enum):
-    """Tenant-tier hint: under overload, low importance is relegated first."""
+    """The tenant's importance: under overload, low importance is relegated first."""
 
     LOW = "low"
     HIGH = "high"
@@ -69,7 +71,7 @@ class Slo(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     def planning_deadline_at(self, arrived_at: UnixTime) -> UnixTime:
         """
-        The deadline that queueing is about: first token if interactive, else completion.
+        Deadline that queueing is planned for: first token if interactive, else completion.
 
         Infinite for best effort.
         """
@@ -79,12 +81,12 @@ class Slo(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SloVerdict(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """How a finished request did against its SLO, measured where its tokens were made."""
+    """Outcome of a finished request against its SLO, measured on the instance that ran it."""
 
     attained: bool
-    """Every target that was set was met; best effort always attains."""
+    """True if every target that was set was met; always true for best effort."""
     ttft_s: Seconds | None = None
     ttlt_s: Seconds | None = None
     max_tbt_s: Seconds | None = None
     late_tokens: int = 0
-    """Tokens after their deadline of eq. 2."""
+    """Number of tokens that came later than their deadline of QoServe eq. 2."""

@@ -22,10 +22,10 @@ Tokens = tuple[int, ...]
 
 
 class ModelRef(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """What a wire `model` resolves to. The base decides residency; the rest rides on it."""
+    """Resolved wire `model`. The base decides residency; the adapter is served on top of it."""
 
     name: str
-    """As the producer wrote it; echoed in answers."""
+    """Name used by the producer; echoed in answers."""
     base: ModelName
     adapter: str | None = None
     revision: str | None = None
@@ -40,16 +40,16 @@ class ChatMessage(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PromptText(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """How much text a prompt is, before it is tokenized."""
+    """Size of a prompt's text before tokenization."""
 
     num_bytes: int
-    """In UTF-8."""
+    """UTF-8 bytes."""
     num_messages: int = 0
-    """Of a chat, each of which its template adds tokens to."""
+    """Messages of a chat; the chat template adds tokens to each."""
 
 
 class Sampling(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """How tokens are drawn and when to stop. Defaults are OpenAI's."""
+    """Sampling and stop parameters. Defaults are OpenAI's."""
 
     max_tokens: Annotated[int, Meta(ge=1)] = 128
     min_tokens: Annotated[int, Meta(ge=0)] = 0
@@ -57,7 +57,7 @@ class Sampling(Value, frozen=True, kw_only=True, omit_defaults=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
     seed: int | None = None
-    """Stamped at ingress when sampling is random, so that a replayed run repeats itself."""
+    """Set at ingress when sampling is random, so that a replayed run gives the same tokens."""
     stop: tuple[str, ...] = ()
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
@@ -66,16 +66,16 @@ class Sampling(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplyMode(Enum):
-    """What the producer wants on its reply queue."""
+    """Replies that the producer wants on its reply queue."""
 
     STREAM = "stream"
-    """`run.started`, tokens as they come, and the final."""
+    """`run.started`, tokens as they come, and the final reply."""
     FINAL = "final"
-    """The final only; it is self-contained."""
+    """Only the final reply, which contains the whole answer."""
 
 
 class Progress(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """What an evicted or crashed run had produced; travels with the request."""
+    """Output of an evicted or crashed run; travels with the request."""
 
     token_ids: Tokens = ()
     first_token_at: UnixTime | None = None
@@ -84,20 +84,22 @@ class Progress(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Attempts(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """The request's way through the mesh so far."""
+    """History of the request in the mesh."""
 
     hop: int = 0
-    """Grows by one each time the request goes back to a queue; orders runs."""
+    """Number of times that the request was requeued; puts its runs in order."""
     evictions: int = 0
     crashes: int = 0
-    """Engine crashes that this request was running in. At two it is run alone."""
+    """
+    Number of engine crashes while this request was running. From two on, the request is run alone.
+    """
     relegated: bool = False
     evicted_by: InstanceId | None = None
     evicted_at: UnixTime | None = None
 
 
 class WaitForecast(Value, frozen=True, kw_only=True):
-    """How long a request was expected to wait for its turn, from `grouped_at` on."""
+    """Predicted time that a request waits for its turn, from `grouped_at` on."""
 
     mean_s: Annotated[Seconds, Meta(ge=0)]
     sd_s: Annotated[Seconds, Meta(ge=0)]
@@ -112,7 +114,7 @@ class QueuedRequest(
     model: ModelRef
     prompt: str | Tokens | None = None
     messages: tuple[ChatMessage, ...] | None = None
-    """Either this or `prompt` is set."""
+    """Exactly one of `messages` and `prompt` is set."""
     prompt_tokens: int
     """Exact when the prompt is token ids, else the ingress's estimate."""
     sampling: Sampling
@@ -123,29 +125,33 @@ class QueuedRequest(
     application: str = "default"
     importance: Importance = Importance.HIGH
     priority: int = 0
-    """Higher first; negative may be shed. Breaks ties between equal deadlines only."""
+    """
+    Higher values first, but only among equal deadlines; requests with a negative value may be shed.
+    """
     lane: str
-    """Queue name of its lane; companions lead back to it."""
+    """Queue name of its lane; requests return to it from companion queues."""
     reply_to: str | None = None
     reply_mode: ReplyMode = ReplyMode.STREAM
     traceparent: str | None = None
     progress: Progress = Progress()
     attempts: Attempts = Attempts()
     prefix: tuple[int, ...] = ()
-    """Chained hashes of the prompt's first parts, where it was routed by them; see
-    `solver.routing.prefix_hashes`."""
-    foretold: WaitForecast | None = None
-    """By the plan in force when it came; none where nothing is known of that."""
+    """
+    Chained hashes of the prompt's leading blocks, if it was routed by prefix; see
+    `solver.routing.prefix_hashes`.
+    """
+    predicted_wait: WaitForecast | None = None
+    """Forecast by the plan in force at grouping; None where no forecast was available."""
 
     @property
     def deadline_at(self) -> UnixTime:
-        """The deadline that queueing is about; infinite for best effort."""
+        """Deadline that queueing is planned for; infinite for best effort."""
         return self.slo.planning_deadline_at(self.arrived_at)
 
 
 class RunStarted(Message, frozen=True, kw_only=True, omit_defaults=True, tag="run.started.v1"):
     """
-    A run of the request begins; always before its tokens.
+    A run of the request begins; always precedes its tokens.
 
     Tokens before `offset` came from earlier runs and stay valid.
     """
@@ -167,7 +173,7 @@ class TokenChunk(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Index of the first token in the answer."""
     token_ids: Tokens
     text: str = ""
-    """The text that these tokens complete; concatenation over a run is the answer."""
+    """Text completed by these tokens; the texts of all chunks of a run, joined, are its answer."""
 
 
 class TokensEmitted(
@@ -180,7 +186,7 @@ class TokensEmitted(
 
 
 class FinishReason(Enum):
-    """Why a generation ended (OpenAI's words)."""
+    """Reason why a generation ended, in OpenAI's terms."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -196,7 +202,7 @@ class Usage(Value, frozen=True, kw_only=True):
 
 
 class Timings(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """When the request passed each hop, Unix seconds."""
+    """Time at which the request passed each stage, Unix seconds."""
 
     arrived_at: UnixTime
     grouped_at: UnixTime
@@ -204,17 +210,17 @@ class Timings(Value, frozen=True, kw_only=True, omit_defaults=True):
     submitted_at: UnixTime
     first_token_at: UnixTime
     finished_at: UnixTime
-    foretold: WaitForecast | None = None
-    """Of the time from `grouped_at` to `submitted_at`, when it was grouped."""
+    predicted_wait: WaitForecast | None = None
+    """Forecast made at grouping for the time from `grouped_at` to `submitted_at`."""
 
 
 class RequestCompleted(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="request.completed.v1"
 ):
     """
-    The whole answer. Self-contained: whoever missed every token loses nothing.
+    The whole answer. Self-contained: a consumer that missed every token batch loses nothing.
 
-    Any successful final completes the request, whichever run it is from.
+    Any successful final completes the request, from whichever run.
     """
 
     request_id: RequestId
@@ -245,11 +251,11 @@ class ErrorInfo(Value, frozen=True, kw_only=True, omit_defaults=True):
 class RequestFailed(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="request.failed.v1"
 ):
-    """The request ends without an answer. Loses to any live run or successful final."""
+    """The request ends without an answer. A live run or a successful final overrides it."""
 
     request_id: RequestId
     run_id: RunId | None = None
-    """The run that failed; none when the request never ran."""
+    """The run that failed; None when the request never ran."""
     error: ErrorInfo
     at: UnixTime
 

@@ -1,4 +1,4 @@
-"""What routers learn from instances, tell each other, and are given: soft state, all of it."""
+"""Messages that routers receive from instances, estimators and each other; all soft state."""
 
 import msgspec
 
@@ -15,24 +15,26 @@ from shared.contracts.base import (
 
 
 class Prefill(Value, frozen=True, kw_only=True, array_like=True):
-    """One request's first token, as its agent saw it."""
+    """First token of one request, as its agent observed it."""
 
     request_id: RequestId
     tenant: TenantId
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompt, those that the engine found in its prefix cache."""
+    """Prompt tokens that the engine found in its prefix cache."""
     prefill_s: Seconds
-    """First scheduled to first token, without time preempted; 0 where the engine does not say."""
+    """
+    Time from first scheduled to first token, without preempted time; 0 if the engine reports none.
+    """
     at: UnixTime
     prefix: tuple[int, ...] = ()
-    """As of the request (`QueuedRequest.prefix`)."""
+    """Copy of `QueuedRequest.prefix`."""
 
 
 class PrefillsObserved(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="prefills.observed.v1"
 ):
-    """First tokens of one instance, milliseconds after they came."""
+    """Recent first tokens of one instance, published within milliseconds."""
 
     instance_id: InstanceId
     incarnation: str
@@ -42,17 +44,17 @@ class PrefillsObserved(
 
 
 class PrefillSample(Value, frozen=True, kw_only=True, array_like=True):
-    """A prefill that a router had predicted, for learning from."""
+    """Training sample: a prefill whose time a router had predicted."""
 
     features: tuple[float, ...]
-    """Columns of `solver.prediction.prefill_features.FEATURES`, as they were when it was routed."""
+    """Columns of `solver.prediction.prefill.features.FEATURES` at the time of routing."""
     prefill_s: Seconds
 
 
 class PrefillsSampled(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="prefills.sampled.v1"
 ):
-    """A router's prefills of one (model, engine, device) since it last said so."""
+    """A router's prefills of one (model, engine, device) since its last such message."""
 
     sender: str
     model: ModelName
@@ -60,7 +62,7 @@ class PrefillsSampled(
     device: str
     at: UnixTime
     schema_version: int
-    """Of the features."""
+    """Schema version of the features."""
     samples: tuple[PrefillSample, ...]
 
 
@@ -73,65 +75,68 @@ class PrefillTrees(Message, frozen=True, kw_only=True, omit_defaults=True, tag="
     version: int
     at: UnixTime
     trees: msgspec.Raw
-    """Of `solver.prediction.quantile_trees`; refused there when they are of other features."""
+    """Encoded trees of `quantile_trees`, which refuses trees with other features."""
 
 
 class WorkTotals(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
-    Expected prefill work of one router on one instance since the router began, in seconds.
+    Expected prefill work of one router on one instance since the router started, in seconds.
 
-    Each total only grows; `finished_s` never exceeds `dispatched_s`, nor that `assigned_s`.
+    Totals never decrease; `finished_s` <= `dispatched_s` <= `assigned_s`.
     """
 
     version: int = 0
-    """Rises with each change; the higher one is the later."""
+    """Increases with each change: of two versions the higher one is newer."""
     assigned_s: Seconds = 0.0
     dispatched_s: Seconds = 0.0
     finished_s: Seconds = 0.0
-    """With a first token, or given up."""
+    """Work of requests that had their first token or were given up."""
     given_up_s: Seconds = 0.0
-    """Of these, without a first token there."""
+    """Part of `finished_s` without a first token on this instance."""
     num_assigned: int = 0
     num_finished: int = 0
 
 
 class InstanceLoad(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """One instance's own word about itself."""
+    """Load that one instance reports about itself."""
 
     seq: int = 0
-    """One more with each report; the higher one is the later."""
+    """Sequence number that rises with each report: of two reports the higher one is newer."""
     at: UnixTime = 0.0
     running: int = 0
     prefill_backlog_tokens: int = 0
-    """Not yet computed, of what the engine has been given."""
+    """Prompt tokens submitted to the engine and not yet computed."""
     kv_utilization: float = 0.0
 
 
 class SoftState(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """What routers know of instances' work; lost without harm, relearnt within seconds."""
+    """Routers' knowledge of instances' work; harmless to lose, learnt again within seconds."""
 
     work: dict[str, dict[InstanceId, WorkTotals]] = msgspec.field(default_factory=dict)
-    """By router."""
+    """Router -> instance -> work totals."""
     loads: dict[InstanceId, InstanceLoad] = msgspec.field(default_factory=dict)
 
 
 class Residual(msgspec.Struct, frozen=True, array_like=True):
-    """What one request taught."""
+    """Prediction error of one request."""
 
     number: int
-    """Rises with each residual of its origin."""
+    """Sequence number, rising with each residual of the router that made it."""
     bucket: tuple[int, int, int]
     pace: float
     """Logarithm of the factor by which all requests took longer than predicted at the time."""
     scores: tuple[float, ...]
-    """By level: the logarithm of the realised time as a multiple of the quantile at the pace."""
+    """
+    One score per quantile level: logarithm of the actual time divided by the pace-adjusted
+    quantile.
+    """
     mean_s: Seconds
-    """Predicted, at the pace."""
+    """Predicted mean time, adjusted by the pace."""
     actual_s: Seconds
 
 
 class CalibrationSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One router's own latest residuals: soft state that others adopt."""
+    """One router's own latest residuals: soft state that other routers adopt."""
 
     snapshot_version: int
     model_version: str
@@ -142,32 +147,32 @@ class CalibrationSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoutingTrust(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """How one router's predictions for one (engine, device) do, over its latest requests."""
+    """Quality of one router's predictions for one (engine, device), over its latest requests."""
 
     engine: str
     device: str
     version: str
-    """Of the trees, or of what stands in for them."""
+    """Version of the quantile trees, or name of the predictor used instead of trees."""
     trusted: bool
-    """Otherwise the router falls back to first come, first served and least loaded."""
+    """If false, the router falls back to first come, first served and least loaded."""
     level: float
-    """Of the quantile that is watched."""
+    """Level of the monitored quantile."""
     count: int
     covered: float
-    """Share of the requests within it."""
+    """Share of the requests whose prefill took at most the monitored quantile."""
     residual_s: Seconds
-    """Mean of predicted less realised; negative: optimistic."""
+    """Mean of predicted minus actual; negative: optimistic."""
 
 
 class RouterState(Message, frozen=True, kw_only=True, omit_defaults=True, tag="router.state.v1"):
-    """What one router of one model tells the others of that model."""
+    """State that one router of a model publishes to the model's other routers."""
 
     sender: str
     model: ModelName
     at: UnixTime
     work: SoftState = SoftState()
-    """Its own totals, and the loads that it last heard of."""
+    """Work totals of this router, and the latest load it received from each instance."""
     calibrations: tuple[CalibrationSnapshot, ...] = ()
-    """Its own residuals since it last told of them; all of them now and then."""
+    """Residuals of this router since its last message; from time to time all residuals."""
     trusts: tuple[RoutingTrust, ...] = ()
-    """For operators."""
+    """For display to operators."""

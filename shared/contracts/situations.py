@@ -1,53 +1,57 @@
-"""What an agent's operations depend on, as totals: enough to foresee them elsewhere."""
+"""
+Inputs of an agent's choice of operations, as totals, so that other services can predict the choice.
+"""
 
 from shared.contracts.base import Seconds, Value
 
 
 class RunningFacts(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """What runs of one lane; sums over requests."""
+    """Running requests of one lane; sums over requests."""
 
     lane: str
     requests: int
     context_tokens: int = 0
-    """Prompts and answers so far."""
+    """Tokens of prompts and answers so far."""
     held_tokens: int = 0
-    """KV tokens that are free when all of it leaves."""
+    """KV tokens that are freed when all these requests leave the engine."""
     gives_way: bool = False
-    """Best effort or relegated."""
+    """True if the requests are best effort or relegated, so that others may take their place."""
     remaining_s: Seconds | None = None
-    """Predicted until their ends; none when nobody can tell of one of them."""
+    """Predicted time until the requests end; None if it is unknown for one of them."""
     slack_s: Seconds | None = None
-    """That they may stand still and be in time; none when one of them has no deadline."""
+    """
+    Time that the requests can pause and still meet their deadlines; None if one has no deadline.
+    """
 
 
 class LsoFacts(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """One instance as the choice of LSOs sees it, with requests counted instead of named."""
+    """Inputs of the choice of LSOs on one instance, with requests counted instead of named."""
 
     running: tuple[RunningFacts, ...] = ()
     swapped: int = 0
-    """Swapped-out requests."""
+    """Number of swapped-out requests."""
     swapped_tokens: int = 0
-    """KV tokens that they need at their ends, all together."""
+    """KV tokens that all swapped-out requests together need when they end."""
     resting: int = 0
-    """Of these, those that are not resumed by themselves yet."""
+    """Number of swapped-out requests that may not yet be resumed without a command."""
     demand_tokens: int = 0
-    """KV tokens that the waiting work of the window needs at once."""
+    """KV tokens that the waiting requests of the window need on the engine at the same time."""
     demand_slots: int = 0
     free_tokens: int = 0
     free_slots: int = 0
     kv_bytes_per_token: int = 0
-    """Of the active model; 0 when unknown."""
+    """KV size of one token of the active model; 0 when unknown."""
     transfer_bytes_per_s: float = 0.0
-    """Of KV from host memory to the engine, as measured or the prior; 0 when unknown."""
+    """KV transfer rate from host memory to the engine, measured or prior; 0 when unknown."""
     host_checkpoints: bool = False
-    """Whether the engine keeps KV in host memory."""
+    """True if the engine keeps KV in host memory."""
     host_kv_free_bytes: int = 0
-    """Host memory for KV that no swapped-out request may need."""
+    """Host memory for KV that is not reserved for swapped-out requests."""
     warm_budget_bytes: int = 0
     """Host memory for all warm models."""
     drain_limit_s: Seconds = 0.0
     """Longest drain before a model swap."""
     return_s: Seconds = 0.0
-    """What having the active model once more would cost."""
+    """Cost of activating the current model again."""
     pull_room: int = 0
-    """Requests that the bounds allow to pull now."""
+    """Number of requests that the pull bounds allow to pull now."""

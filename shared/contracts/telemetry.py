@@ -1,7 +1,7 @@
 """
 Soft state and observations.
 
-Totals are monotone per (sender, incarnation), so that losing a message hurts nobody.
+Totals are monotone per (sender, incarnation), so that lost messages are harmless.
 """
 
 from enum import Enum
@@ -22,7 +22,7 @@ from shared.contracts.situations import LsoFacts
 
 
 class Residency(Enum):
-    """Where a model is, seen from one instance; decides what activating it costs."""
+    """Location of a model as seen from one instance; determines its activation cost."""
 
     ACTIVE = "active"
     WARM = "warm"
@@ -30,16 +30,18 @@ class Residency(Enum):
 
 
 class ActivationPath(Enum):
-    """How a model gets active; dearer from one to the next."""
+    """Method of activating a model, in order of rising cost."""
 
     PARKED = "parked"
-    """Its engine is up and rests."""
+    """The engine of the model is running and parked."""
     RELOAD = "reload"
-    """Its weights go into an engine that held another model of the same shape."""
+    """
+    The weights of the model are loaded into an engine that held another model of the same shape.
+    """
     START = "start"
-    """In a new engine, with weights from host memory."""
+    """A new engine starts, with weights from host memory."""
     COLD = "cold"
-    """In a new engine, with weights from storage."""
+    """A new engine starts, with weights from storage."""
 
 
 class ModelState(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,11 +50,11 @@ class ModelState(Value, frozen=True, kw_only=True, omit_defaults=True):
     model: ModelName
     residency: Residency
     activate_s: Seconds = 0.0
-    """Measured, or the prior, time to make it active from here."""
+    """Time to activate the model from this residency, measured or prior."""
     path: ActivationPath | None = None
-    """How that would be done; nothing when it is active."""
+    """Path that an activation of the model would take; None when the model is active."""
     warm_bytes: int = 0
-    """Host memory that it takes, or would take, while it is warm."""
+    """Host memory that the model occupies, or would occupy, while warm."""
 
 
 class InstanceTotals(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -71,29 +73,32 @@ class InstanceTotals(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PullState(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """What an instance has pulled and not begun, and the bounds on that."""
+    """Work that an instance has pulled and not started, and its bounds."""
 
     requests: int = 0
     max_requests: int = 0
-    filler: int = 0
-    """Of these, best-effort and relegated ones."""
-    max_filler: int = 0
+    best_effort: int = 0
+    """Number of best-effort and relegated requests in `requests`."""
+    max_best_effort: int = 0
     backlog_s: Seconds = 0.0
-    """Predicted work that one more would wait for, each long prefill counted in part."""
+    """
+    Predicted time that one more request would wait for pulled work; only part of each long prefill
+    is counted.
+    """
     whole_backlog_s: Seconds | None = None
-    """As before, long prefills counted whole."""
+    """As `backlog_s`, but with each long prefill counted in full."""
     max_backlog_s: Seconds = 0.0
     tokens: int = 0
-    """KV tokens that it may need."""
+    """KV tokens that the pulled requests may need."""
     max_tokens: int = 0
     room: bool = False
-    """Whether one more may be pulled."""
+    """True if one more request may be pulled."""
 
 
 class InstanceStatus(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="instance.status.v1"
 ):
-    """An agent's heartbeat, each second and on change."""
+    """An agent's heartbeat, every second and on change."""
 
     instance_id: InstanceId
     incarnation: str
@@ -115,26 +120,28 @@ class InstanceStatus(
     kv_capacity_tokens: int = 0
     draining: bool = False
     takes_in: bool = True
-    """Whether it takes requests for its model now: it neither drains, swaps nor restarts."""
+    """True if it takes requests for its model: it is neither draining, swapping nor restarting."""
     totals: InstanceTotals = InstanceTotals()
     pulled_by_lane: dict[str, int] = {}
     pulled_to: dict[str, UnixTime] = {}
-    """When the last request pulled from each lane was put there; its head came no earlier."""
+    """
+    Lane -> time at which its last pulled request was enqueued; the head of the lane is not older.
+    """
     capabilities: tuple[str, ...] = ()
     swapped_out: int = 0
-    """Of those waiting: taken off the engine, to be resumed here."""
+    """Waiting requests that were taken off the engine and will be resumed here."""
     host_kv_bytes: int = 0
-    """Host memory that copies of the active model's KV take."""
+    """Host memory occupied by copies of the active model's KV."""
     host_kv_capacity_bytes: int = 0
     prefill_backlog_tokens: int = 0
-    """Of prompts in its hands, those not computed yet."""
+    """Prompt tokens of the instance's requests that are not computed yet."""
     pull: PullState | None = None
     lso: LsoFacts | None = None
-    """What operations are chosen by; agents of older versions do not say."""
+    """Inputs of the choice of operations; None from agents of older versions."""
 
 
 class LaneTotal(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """What one grouper has put into one lane since it started; all are sums over requests."""
+    """Requests that one grouper has put into one lane since it started; sums over requests."""
 
     lane: str
     requests: int
@@ -142,21 +149,21 @@ class LaneTotal(Value, frozen=True, kw_only=True, omit_defaults=True):
     max_tokens: int
     squared_prompt_tokens: float = 0.0
     interactive: int = 0
-    """Of the requests, those whose first token has a deadline."""
+    """Requests with a deadline for the first token."""
     time_left_s: Seconds = 0.0
-    """To the deadlines, when the requests came; 0 in best-effort lanes."""
+    """Sum of the times left to the deadlines at arrival; 0 in best-effort lanes."""
     arrivals: tuple[tuple[UnixTime, int], ...] = ()
-    """Points (time, requests until then) of when they were put there, both rising."""
+    """Cumulative arrivals as pairs (time, number of requests enqueued until then), both rising."""
     routed: int = 0
-    """Of the requests, those that went to an instance's inbox instead."""
+    """Number of requests that went to an instance's inbox instead of the lane."""
 
 
-class WorkTotal(Value, frozen=True, kw_only=True):
-    """How much work one grouper's requests for a model were, since it started."""
+class InboxUsed(Value, frozen=True, kw_only=True):
+    """Use of an instance's inbox by a grouper."""
 
-    model: ModelName
-    bins: tuple[tuple[int, int], ...]
-    """Bin of `solver.planning.work_classes` and requests in it, rising."""
+    instance_id: InstanceId
+    idle_s: Seconds
+    """Time since the last request was published to the inbox."""
 
 
 class LanesObserved(
@@ -170,24 +177,23 @@ class LanesObserved(
     at: UnixTime
     layout: int
     lanes: tuple[LaneTotal, ...] = ()
-    work: tuple[WorkTotal, ...] = ()
-    work_version: int = 0
-    """Of the edges that the grouper classifies by."""
-    work_edges: dict[str, int] = {}
-    """These edges, by model; a new leader goes on from them."""
     admitted: int = 0
     refused: int = 0
+    inboxes: tuple[InboxUsed, ...] = ()
+    """Inboxes that may hold requests; a new leader learns of lost instances from them."""
 
 
 class LeaderTick(Message, frozen=True, kw_only=True, omit_defaults=True, tag="leader.tick.v1"):
-    """Keeps the leader's queue moving, so that a fresh active consumer learns its role."""
+    """
+    Message that keeps the leader's queue moving, so that a new active consumer learns its role.
+    """
 
     sender: str
     at: UnixTime
 
 
 class Iteration(Value, frozen=True, kw_only=True, array_like=True):
-    """One forward pass: tokens computed, context they attended to, decodes in it, time."""
+    """One forward pass: tokens computed, context attended to, number of decodes, time."""
 
     compute_tokens: int
     context_tokens: int
@@ -196,13 +202,16 @@ class Iteration(Value, frozen=True, kw_only=True, array_like=True):
 
 
 class EngineIteration(Iteration, frozen=True, kw_only=True, array_like=True):
-    """One forward pass as its engine knows it; `IterationsObserved` tells it in two parts."""
+    """One forward pass as its engine reports it; `IterationsObserved` carries it in two parts."""
 
     prefill_pairs: float
-    """Sum over its prefills of n·(before + n/2), for n tokens computed after *before* others."""
+    """
+    Sum over the prefills of the iteration of n·(before + n/2), for n tokens computed after *before*
+    others.
+    """
 
     def timed(self) -> Iteration:
-        """The part that all versions know."""
+        """The part of the iteration that receivers of all versions understand."""
         return Iteration(
             compute_tokens=self.compute_tokens,
             context_tokens=self.context_tokens,
@@ -223,13 +232,13 @@ class IterationsObserved(
     at: UnixTime
     iterations: tuple[Iteration, ...]
     prefill_pairs: tuple[int, ...] = ()
-    """Of each iteration, as in `EngineIteration`; agents of older versions do not say."""
+    """Per iteration, as in `EngineIteration`; empty from agents of older versions."""
 
 
 class RequestObserved(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="request.observed.v1"
 ):
-    """What one finished request teaches the estimator. No prompt, no text."""
+    """Observation of one finished request for the estimator, without prompt or text."""
 
     request_id: RequestId
     instance_id: InstanceId
@@ -240,7 +249,7 @@ class RequestObserved(
     tenant: TenantId
     qos_class: QosClass
     prompt_tokens: int
-    """As the engine's tokenizer counted them, or as estimated when none did."""
+    """Counted by the engine's tokenizer, or estimated if it was not tokenized."""
     output_tokens: int
     arrived_at: UnixTime
     pulled_at: UnixTime
@@ -249,30 +258,30 @@ class RequestObserved(
     finished_at: UnixTime
     attained: bool
     outcome: str = "completed"
-    """`completed`, or the error code it ended with; then times it never reached are 0."""
+    """`completed`, or the error code; times of stages that the request never reached are 0."""
     evictions: int = 0
     crashes: int = 0
     cached_tokens: int = 0
     relegated: bool = False
     max_tbt_s: Seconds = 0.0
     prompt_text: PromptText | None = None
-    """What `prompt_tokens` were counted in; none for token ids, and where none were counted."""
+    """Text in which `prompt_tokens` were counted; None for token ids and uncounted prompts."""
     finish_reason: FinishReason | None = None
-    """Of a completed request; agents of older versions do not say."""
+    """Set for completed requests; None from agents of older versions."""
     max_tokens: int = 0
-    """What the request allowed; 0 when the agent does not say."""
+    """Output limit of the request; 0 if the agent does not report it."""
     ignore_eos: bool = False
-    """Whether the model's wish to end counted for nothing."""
+    """True if end-of-sequence tokens did not end the generation."""
     grouped_at: UnixTime = 0.0
-    """0 when the agent does not say."""
-    foretold: WaitForecast | None = None
-    """Of the time from `grouped_at` to `submitted_at`, if anything was."""
+    """Time at which a grouper took in the request; 0 if the agent does not report it."""
+    predicted_wait: WaitForecast | None = None
+    """Forecast for the time from `grouped_at` to `submitted_at`, if there was one."""
 
 
 class ModelActivated(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="model.activated.v1"
 ):
-    """A swap took place: how long it took and from where."""
+    """Duration and source of a completed model swap."""
 
     instance_id: InstanceId
     model: ModelName

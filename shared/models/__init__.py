@@ -1,1 +1,1 @@
-"""Models on disk: the registry, tokenizers, and tiny ones made on the spot."""
+"""Models on disk: the registry, tokenizers, and generated tiny models."""

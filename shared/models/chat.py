@@ -1,4 +1,4 @@
-"""Chat templates: conversations to the text that the model was trained on."""
+"""Chat templates: convert conversations to the prompt format of the model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ _FAILURES = (
     AttributeError,
     RecursionError,
 )
-"""What a template can raise that comes across messages it was not written for."""
+"""Exceptions that a template raises for messages of an unsupported form."""
 
 
 def _refuse(message: str) -> NoReturn:
@@ -34,10 +34,10 @@ def _to_json(value: object, indent: int | None = None) -> str:
 
 class ChatTemplate:
     """
-    A model's chat template, as model publishers write them.
+    A model's chat template, as written by the model's publisher.
 
-    Templates come with the model, so they run in a sandbox. They get no clock: those that
-    would print the date fall back to their fixed one, and a replay gives the same prompt.
+    Templates come with the model, so they run in a sandbox. They get no clock: templates that would
+    print the date fall back to a fixed date, and a replay gives the same prompt.
 
     Raises:
         SettingsError: The template is not valid Jinja.
@@ -58,16 +58,16 @@ class ChatTemplate:
     @classmethod
     def load(cls, directory: Path, config: Mapping[str, Any]) -> "ChatTemplate | None":
         """
-        The template of the model in *directory*; none if it has none.
+        Load the template of the model in *directory*; None if it has none.
 
         Args:
-            directory: May hold `chat_template.jinja`, which comes first.
+            directory: May contain `chat_template.jinja`, which takes precedence.
             config: Content of `tokenizer_config.json`.
         """
         file = directory / "chat_template.jinja"
         source = file.read_text("utf-8") if file.exists() else config.get("chat_template")
         if isinstance(source, list):
-            # Several named templates; ours is the one for plain chat.
+            # Several named templates: use the one for plain chat.
             source = {item["name"]: item["template"] for item in source}.get("default")
         if not isinstance(source, str):
             return None
@@ -75,7 +75,7 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
         """
-        The prompt that makes the model answer *messages*.
+        Render the prompt for an answer to *messages*.
 
         Raises:
             ContractError: A part is not text, or the template refuses or cannot take the
@@ -111,8 +111,8 @@ def _text_of(message: ChatMessage) -> str:
         text = part.get("text")
         if part.get("type") != "text" or not isinstance(text, str):
             raise ContractError(
-                f"content part of type {str(part.get('type'))[:40]!r}; "
-                'only {"type": "text", "text": ...} parts are served',
+                f"content part of type {str(part.get('type'))[:40]!r} is not supported; only "
+                '{"type": "text", "text": ...} parts are',
                 param="messages",
             )
         texts.append(text)

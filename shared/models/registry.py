@@ -1,4 +1,4 @@
-"""The model registry: wire names to models on disk."""
+"""Model registry: maps wire names to models on disk."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +23,7 @@ class ModelRegistry:
         entries: Base models; names, aliases and adapter names must not clash.
 
     Raises:
-        SettingsError: Two models answer to one name.
+        SettingsError: Two models have the same name.
     """
 
     def __init__(self, entries: Iterable[ModelEntry]) -> None:
@@ -40,13 +40,13 @@ class ModelRegistry:
 
     def _add(self, ref: ModelRef) -> None:
         if ref.name in self._refs:
-            raise SettingsError(f"two models in the registry answer to the name {ref.name!r}")
+            raise SettingsError(f"two models in the registry have the name {ref.name!r}")
         self._refs[ref.name] = ref
 
     @classmethod
     def load(cls, path: Path) -> "ModelRegistry":
         """
-        The registry in a JSON file `{"models": [...]}`; model paths are made absolute.
+        Load the registry from a JSON file `{"models": [...]}`; model paths become absolute.
 
         Raises:
             SettingsError: Missing file, bad JSON, unknown field, or clashing names.
@@ -64,16 +64,16 @@ class ModelRegistry:
 
     def resolve(self, name: str) -> ModelRef:
         """
-        What *name* means.
+        Resolve a wire name.
 
         Raises:
-            ContractError: Nothing; the message lists the names there are.
+            ContractError: Unknown name; the message lists the known names.
         """
         ref = self._refs.get(name)
         if ref is None:
             known = ", ".join(sorted(self._refs)) or "none"
             raise ContractError(
-                f"model {name[:80]!r} does not exist; there are: {known}",
+                f"model {name[:80]!r} does not exist; known models: {known}",
                 code="model_not_found",
                 param="model",
                 status=404,
@@ -81,17 +81,17 @@ class ModelRegistry:
         return ref
 
     def entry(self, base: ModelName) -> ModelEntry:
-        """The base model's entry; it must exist."""
+        """Return the entry of a base model, which must exist."""
         return self._entries[base]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every wire name."""
+        """All wire names."""
         return tuple(self._refs)
 
     @property
     def bases(self) -> tuple[ModelName, ...]:
-        """Every base model."""
+        """All base models."""
         return tuple(self._entries)
 
 

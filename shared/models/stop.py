@@ -1,11 +1,11 @@
-"""Stop strings in text that comes in pieces."""
+"""Detection of stop strings in streamed text."""
 
 from collections.abc import Sequence
 
 
 class StopMatcher:
     """
-    Passes text on until one of *stops* is complete.
+    Passes text through until one of *stops* is complete.
 
     The answer is cut before the stop string that is complete first, the longest if several
     end together, however the text was split. Empty stops are ignored.
@@ -18,9 +18,10 @@ class StopMatcher:
 
     def push(self, text: str) -> tuple[str, bool]:
         """
-        What of the text may be shown, and whether a stop string ended the answer.
+        Return the text that may be shown, and whether a stop string ended the answer.
 
-        Text that may turn out to begin a stop string is held back. Nothing follows a stop.
+        Text that may be the beginning of a stop string is held back. After a stop no text is
+        returned.
         """
         if self._stopped:
             return "", True
@@ -35,7 +36,7 @@ class StopMatcher:
         return text[: len(text) - kept], False
 
     def flush(self) -> str:
-        """What was held back, when the answer ends by other means."""
+        """Return the text held back, when the answer ends for another reason."""
         held, self._held = self._held, ""
         return held
 

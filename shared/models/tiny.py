@@ -1,4 +1,4 @@
-"""Tiny models with random weights: what tests and the demo serve."""
+"""Tiny models with random weights, for tests and the demo."""
 
 import argparse
 import os
@@ -17,7 +17,7 @@ from shared.models.tiny_tokenizer import EOS_IDS, write_tokenizer
 from shared.models.tiny_weights import TinyArchitecture
 
 _VERSION = 1
-"""Grows when what is written below changes, so that cached models are made again."""
+"""Increment when the generated content changes, so that cached models are rebuilt."""
 
 TINY_MODELS = {
     "tiny-llama": TinyArchitecture(architecture="LlamaForCausalLM", model_type="llama", seed=1),
@@ -41,12 +41,12 @@ def make_tiny_models(
     models: Mapping[str, TinyArchitecture] = TINY_MODELS,
 ) -> Path:
     """
-    Tiny models under *directory*, made unless they are there already.
+    Create tiny models under *directory*, unless they exist.
 
     Args:
-        directory: Made if missing; other content is left alone, except `registry.json`.
-        weights: False for an engine that needs none; then safetensors is not needed either.
-        models: By name; by default some of two architectures.
+        directory: Created if missing; other content is left alone, except `registry.json`.
+        weights: False for an engine without weights; safetensors is then not needed either.
+        models: Name -> architecture; by default several models of two architectures.
 
     Returns:
         Path of their registry file.
@@ -71,7 +71,10 @@ def _fresh(path: Path, *, weights: bool) -> bool:
 
 
 def _make(path: Path, architecture: TinyArchitecture, *, weights: bool) -> None:
-    """Make one model beside its place and move it there, so that no reader sees half of it."""
+    """
+    Create one model in a temporary directory and move it into place, so that readers see no partial
+    model.
+    """
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         config = msgspec.json.format(msgspec.json.encode(architecture.config()), indent=2)
@@ -86,7 +89,7 @@ def _make(path: Path, architecture: TinyArchitecture, *, weights: bool) -> None:
         try:
             draft.rename(path)
         except OSError:
-            # Another process made it between our two calls; its model is as good as ours.
+            # Another process created an equivalent model between our two calls.
             if not _fresh(path, weights=weights):
                 raise
     finally:
@@ -107,8 +110,14 @@ def _entry(name: str, architecture: TinyArchitecture) -> ModelEntry:
 def main(arguments: list[str] | None = None) -> int:
     """Command line of `python -m shared.models.tiny`."""
     parser = argparse.ArgumentParser(prog="python -m shared.models.tiny", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="directory to make them in")
-    parser.add_argument("--no-weights", action="store_true", help="for simulated engines only")
+    parser.add_argument(
+        "--out", type=Path, required=True, help=("directory in which the models are created")
+    )
+    parser.add_argument(
+        "--no-weights",
+        action="store_true",
+        help=("omit the weights, which simulated engines do not need"),
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON line instead of text")
     options = parser.parse_args(arguments)
     try:

@@ -1,4 +1,4 @@
-"""The tokenizer of the tiny models: byte-level BPE, trained on text that this file makes up."""
+"""Tokenizer of the tiny models: byte-level BPE, trained on text generated in this file."""
 
 import random
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ SPECIAL_TOKENS = (
     "<|assistant|>",
     "<|tool|>",
 )
-"""Their position is their id."""
+"""Special tokens; the id of a token is its position in this tuple."""
 BOS_ID = SPECIAL_TOKENS.index("<|bos|>")
 EOS_IDS = (SPECIAL_TOKENS.index("<|eos|>"), SPECIAL_TOKENS.index("<|end|>"))
 
@@ -50,7 +50,7 @@ def _sentences(count: int) -> Iterator[str]:
 
 
 def train_tokenizer() -> tokenizers.Tokenizer:
-    """A tokenizer of `VOCAB_SIZE` entries that can encode any text; always the same one."""
+    """Train a tokenizer of `VOCAB_SIZE` entries that can encode any text; deterministic."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

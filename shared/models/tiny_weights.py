@@ -8,7 +8,9 @@ import numpy as np
 from shared.models.tiny_tokenizer import BOS_ID, EOS_IDS, VOCAB_SIZE
 
 _SPREAD = 0.15
-"""Standard deviation; at the usual 0.02 greedy output repeats a single token."""
+"""
+Standard deviation of the random weights; with the usual 0.02, greedy decoding repeats one token.
+"""
 
 MAX_POSITIONS = 16384
 
@@ -28,7 +30,7 @@ class TinyArchitecture(msgspec.Struct, frozen=True, kw_only=True):
     qkv_bias: bool = False
 
     def config(self) -> dict[str, object]:
-        """The content of `config.json`."""
+        """Content of `config.json`."""
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
@@ -81,12 +83,12 @@ class TinyArchitecture(msgspec.Struct, frozen=True, kw_only=True):
 
     def save_weights(self, path: Path) -> None:
         """
-        Write the same random weights each time as a safetensors file.
+        Write a safetensors file of deterministic random weights.
 
         Raises:
             ImportError: safetensors is not installed; it comes with the engine.
         """
-        # Here, not above: configurations and tokenizers can be made without it.
+        # Imported here, since configurations and tokenizers can be written without it.
         from safetensors.numpy import save_file  # noqa: PLC0415
 
         chance = np.random.default_rng(self.seed)

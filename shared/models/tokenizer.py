@@ -1,17 +1,48 @@
-"""Text to tokens and back, exactly as the engine's model expects."""
+"""Conversion between text and tokens, exactly as the engine's model expects."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import tokenizers
-from tokenizers import decoders
+from tokenizers.decoders import DecodeStream
 
 from shared.contracts.errors import ContractError, SettingsError
 from shared.contracts.requests import ChatMessage, Tokens
 from shared.models.chat import ChatTemplate
-from shared.models.detokenizer import ByteLevelDecoder, TextDecoder, WindowDecoder, byte_pieces
+
+
+class TextDecoder:
+    """
+    Converts one answer's tokens into text, piece by piece.
+
+    All pieces and the flush, joined, equal the result of decoding all tokens in one call. The text
+    held back does not depend on how tokens were batched, so a resumed run repeats and skips no
+    text.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._held: list[int] = []
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Return the text that *token_ids* complete; incomplete characters are held back."""
+        pieces = []
+        for token in token_ids:
+            piece = self._stream.step(self._tokenizer, token)
+            if piece is None:
+                self._held.append(token)
+            else:
+                self._held.clear()
+                pieces.append(piece)
+        return "".join(pieces)
+
+    def flush(self) -> str:
+        """Return the text held back, at the end of the answer."""
+        return self._tokenizer.decode(self._held, skip_special_tokens=True)
+
 
 Prompt = str | Tokens | tuple[ChatMessage, ...]
 
@@ -22,24 +53,21 @@ class Tokenizer:
     def __init__(self, tokenizer: tokenizers.Tokenizer, template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._pieces = (
-            byte_pieces(tokenizer) if isinstance(tokenizer.decoder, decoders.ByteLevel) else None
-        )
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
         """
-        The tokenizer of the model in directory *path*.
+        Load the tokenizer of the model in directory *path*.
 
         Raises:
-            SettingsError: No readable `tokenizer.json`, or a broken configuration.
+            SettingsError: No readable `tokenizer.json`, or an invalid configuration.
         """
         file = path / "tokenizer.json"
         if not file.is_file():
             raise SettingsError(f"the model has no tokenizer: {file} is missing")
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises no narrower exception type
             raise SettingsError(f"cannot read the tokenizer {file}: {error}") from error
         config_file = path / "tokenizer_config.json"
         config: dict[str, Any] = {}
@@ -52,12 +80,12 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below this."""
+        """Exclusive upper bound of token ids."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, prompt: Prompt) -> Tokens:
         """
-        The tokens of *prompt*. Token ids pass as they are; chat goes through the template.
+        Encode *prompt*. Token ids are passed through; chat goes through the template.
 
         Raises:
             ContractError: Ids outside the vocabulary; chat that the model cannot take.
@@ -69,19 +97,17 @@ class Tokenizer:
         return self._checked(cast("Tokens", prompt))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of *token_ids*, without special tokens."""
+        """Decode *token_ids*, without special tokens."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
     def decoder(self, prior: Sequence[int] = ()) -> TextDecoder:
         """
-        A decoder of one answer as it comes.
+        Create an incremental decoder of one answer.
 
         Args:
-            prior: The answer's first tokens, whose text the reader already has.
+            prior: The answer's first tokens, whose text was already delivered.
         """
-        decoder: TextDecoder = (
-            WindowDecoder(self.decode) if self._pieces is None else ByteLevelDecoder(self._pieces)
-        )
+        decoder = TextDecoder(self._tokenizer)
         decoder.push(prior)
         return decoder
 
@@ -94,8 +120,8 @@ class Tokenizer:
         return self._ids(text, add_special_tokens=False)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> Tokens:
-        # `encode` holds the interpreter's lock for the whole text; the batch form lets go of it,
-        # so that a long prompt in a thread does not stop the event loop.
+        # `encode` holds the interpreter lock for the whole text; the batch form releases it, so
+        # that a long prompt in a thread does not block the event loop.
         (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 

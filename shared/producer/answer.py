@@ -1,4 +1,4 @@
-"""The answer as far as it is known: tokens and text, grown by runs that may repeat each other."""
+"""The known part of an answer: tokens and text, extended by runs that may repeat each other."""
 
 from dataclasses import dataclass, field
 
@@ -7,44 +7,47 @@ from shared.contracts.requests import TokenChunk, Tokens
 
 
 class DivergenceError(Exception):
-    """A run or final contradicts what is already part of the answer."""
+    """A run or final contradicts the known part of the answer."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
-    """One run of the request, as its producer sees it."""
+class ReplicaRun:
+    """State of one run of the request at its producer."""
 
     run_id: RunId
     instance_id: InstanceId
     hop: int
     position: int
-    """Index of the token that its next chunk must start at."""
+    """Index of the token at which the next chunk of this run must start."""
     text_at: int | None
-    """Where in the answer's text its next chunk's text belongs; None when that is unknown."""
+    """
+    Position in the answer's text at which the text of this run's next chunk starts; None when
+    unknown.
+    """
     broken: bool = False
-    """A batch of it was lost; nothing more can be streamed from it."""
+    """True after a lost batch; the rest of this run cannot be streamed."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """Tokens and text in order, each position once."""
+    """Known tokens and text of the answer, in order, each position once."""
 
     token_ids: list[int] = field(default_factory=list)
     _parts: list[str] = field(default_factory=list)
     _text_length: int = 0
     _text_length_at: dict[int, int] = field(default_factory=lambda: {0: 0})
-    """Number of tokens -> length of the text that they complete, at chunk borders."""
+    """Number of tokens at a chunk boundary -> length of the text that these tokens complete."""
 
     def text_position(self, offset: int) -> int | None:
-        """Where the text after *offset* tokens begins, if that is known."""
+        """Return the text position after *offset* tokens, if known."""
         return self._text_length_at.get(offset)
 
-    def extend(self, run: Run, chunk: TokenChunk) -> tuple[Tokens, str]:
+    def extend(self, run: ReplicaRun, chunk: TokenChunk) -> tuple[Tokens, str]:
         """
         Take the next chunk of *run*, which starts at `run.position`.
 
         Returns:
-            Tokens and text that were not known before; both empty for a pure repetition.
+            New tokens and new text; tokens and text are empty for a pure repetition.
 
         Raises:
             DivergenceError: The chunk contradicts the answer.
@@ -64,7 +67,7 @@ class Answer:
 
     def complete(self, token_ids: Tokens, text: str) -> tuple[Tokens, str]:
         """
-        What a final adds.
+        Return the part that a final adds.
 
         Raises:
             DivergenceError: The final contradicts the answer so far.
@@ -75,7 +78,7 @@ class Answer:
         return token_ids[known:], self._new_text(0, text)
 
     def _new_text(self, at: int, text: str) -> str:
-        """The end of *text*, which belongs at *at*, that goes beyond what is known."""
+        """Return the end of *text*, placed at *at*, that exceeds the known text."""
         overlap = self._text_length - at
         if overlap > 0:
             known = "".join(self._parts)

@@ -1,10 +1,12 @@
 """
-One request's answer, put together from the replies of however many runs it took.
+Assembly of one request's answer from the replies of any number of runs.
 
 The broker redelivers, agents die and requests move between instances, so a request can have
-several runs, one after another or side by side. This state machine makes the result look as if
-there had been one. It has no IO; its driver carries the effects out.
+several runs, one after another or concurrently. This state machine makes the result look like
+that of a single run. It has no IO; its driver executes the effects.
 """
+
+from collections.abc import Callable
 
 from shared.contracts.base import RequestId, RunId
 from shared.contracts.control import StopReason
@@ -15,9 +17,10 @@ from shared.contracts.requests import (
     RequestFailed,
     RunStarted,
     TokenChunk,
+    Tokens,
     TokensEmitted,
 )
-from shared.producer.answer import Answer, DivergenceError, Run
+from shared.producer.answer import Answer, DivergenceError, ReplicaRun
 from shared.producer.effects import Diverged, Effect, Finished, NewTokens, SendStop
 
 CANCELLED = ErrorInfo(
@@ -30,12 +33,12 @@ CANCELLED = ErrorInfo(
 
 class RequestAssembly:
     """
-    Every token position exactly once, and exactly one `Finished`.
+    Emits every token position exactly once, and exactly one `Finished`.
 
     Args:
-        request_id: Replies about other requests must not come here.
-        streaming: Hand tokens out as they come; otherwise all of them with the final.
-        silence_s: How long a live run must be silent before a failure that is not its own wins.
+        request_id: Id of the request; replies about other requests must not be passed in.
+        streaming: True: emit tokens as they come; False: emit all tokens with the final reply.
+        silence_s: Silence of a live run, in seconds, after which another run's failure wins.
     """
 
     def __init__(self, request_id: RequestId, *, streaming: bool, silence_s: float = 10.0) -> None:
@@ -44,7 +47,7 @@ class RequestAssembly:
         self._diverged = False
         self._silence_s = silence_s
         self._answer = Answer()
-        self._current: Run | None = None
+        self._current: ReplicaRun | None = None
         self._superseded: set[RunId] = set()
         self._held: RequestFailed | None = None
         self._last_sign_at = 0.0
@@ -52,16 +55,20 @@ class RequestAssembly:
 
     @property
     def finished(self) -> StopReason | None:
-        """What to answer late runs with; None while the request is going on."""
+        """
+        Reason with which runs that start after the end of the request are stopped.
+
+        None while the request is in progress.
+        """
         return self._stop_reason
 
     @property
     def holds_failure(self) -> bool:
-        """A failure waits for the live run to fall silent: `tick` is needed."""
+        """True if a failure is held back until the live run is silent: `tick` is needed."""
         return self._held is not None
 
     def observe(self, reply: Reply, now: float) -> list[Effect]:
-        """Effects of one reply that arrived at *now* (Unix seconds), in order."""
+        """Return the effects of one reply that arrived at *now* (Unix seconds), in order."""
         match reply:
             case RunStarted():
                 return self._on_started(reply, now)
@@ -78,7 +85,7 @@ class RequestAssembly:
                 return self._on_failed(reply, now)
 
     def observe_chunk(self, chunk: TokenChunk, now: float) -> list[Effect]:
-        """Effects of one chunk of this request."""
+        """Return the effects of one chunk of this request."""
         run = self._current
         if self._stop_reason or run is None or chunk.run_id != run.run_id:
             return []
@@ -86,30 +93,27 @@ class RequestAssembly:
         if not self._streaming or self._diverged or run.broken:
             return []
         if chunk.offset != run.position or not chunk.token_ids:
-            # Behind: a repeated batch. Ahead, torn or text without tokens, which no offset could
-            # place: the final has it all.
+            # A chunk behind the run's position is a repeated batch. Chunks ahead of it or across
+            # it, and text without tokens, cannot be placed: the final reply contains all of them.
             run.broken = chunk.offset + len(chunk.token_ids) > run.position or (
                 not chunk.token_ids and bool(chunk.text)
             )
             return []
-        known = len(self._answer.token_ids)
-        try:
-            tokens, text = self._answer.extend(run, chunk)
-        except DivergenceError:
-            return self._diverge()
-        if not tokens and not text:
-            return []
-        return [NewTokens(offset=known, token_ids=tokens, text=text)]
+        return self._new(self._answer.extend, run, chunk)
 
     def cancel(self, now: float) -> list[Effect]:
-        """The consumer gives up: the request ends here, and every later run is stopped."""
+        """
+        Cancel on behalf of the consumer: the request ends here, and every later run is stopped.
+        """
         if self._stop_reason:
             return []
         failed = RequestFailed(request_id=self.request_id, error=CANCELLED, at=now)
         return self._finish(failed, StopReason.CANCELLED)
 
     def tick(self, now: float) -> list[Effect]:
-        """Let a held failure win once the live run has been silent for long enough."""
+        """
+        End the request with a held-back failure once the live run has been silent for `silence_s`.
+        """
         if self._stop_reason or self._held is None:
             return []
         if now - self._last_sign_at < self._silence_s:
@@ -132,9 +136,9 @@ class RequestAssembly:
             self._superseded.add(started.run_id)
             return [stop]
         # At the same hop the newer run may be the same broker message, redelivered because the
-        # older run's agent died: stopping the newer one would lose the request.
+        # older run's agent died: stopping the newer run would lose the request.
         self._last_sign_at = now
-        self._current = Run(
+        self._current = ReplicaRun(
             run_id=started.run_id,
             instance_id=started.instance_id,
             hop=started.hop,
@@ -152,19 +156,21 @@ class RequestAssembly:
     def _on_completed(self, final: RequestCompleted) -> list[Effect]:
         if self._stop_reason:
             return []
-        return self._tail(final) + self._finish(final, StopReason.COMPLETED)
+        tail = (
+            [] if self._diverged else self._new(self._answer.complete, final.token_ids, final.text)
+        )
+        return tail + self._finish(final, StopReason.COMPLETED)
 
-    def _tail(self, final: RequestCompleted) -> list[Effect]:
-        if self._diverged:
-            return []
+    def _new(self, take: Callable[..., tuple[Tokens, str]], *given: object) -> list[Effect]:
+        """Add tokens and text to the answer by calling *take*; return the effects."""
         known = len(self._answer.token_ids)
         try:
-            tokens, text = self._answer.complete(final.token_ids, final.text)
+            tokens, text = take(*given)
         except DivergenceError:
-            return self._diverge()
-        if not tokens and not text:
-            return []
-        return [NewTokens(offset=known, token_ids=tokens, text=text)]
+            # Emitted tokens cannot be withdrawn: from here on only the final reply counts.
+            self._diverged = True
+            return [Diverged()]
+        return [NewTokens(offset=known, token_ids=tokens, text=text)] if tokens or text else []
 
     def _on_failed(self, failed: RequestFailed, now: float) -> list[Effect]:
         if self._stop_reason:
@@ -172,17 +178,12 @@ class RequestAssembly:
         run = self._current
         if run is None or failed.run_id == run.run_id:
             return self._finish(failed, StopReason.COMPLETED)
-        # The start of a run may get lost: only of runs that were replaced is it known that their
-        # failure is not the request's.
+        # The start message of a run may get lost, so a failure of an unknown run may end the
+        # request; only failures of replaced runs certainly do not.
         if failed.run_id not in self._superseded and self._held is None:
             self._held = failed
             self._last_sign_at = max(self._last_sign_at, now)
         return []
-
-    def _diverge(self) -> list[Effect]:
-        # What was handed out cannot be taken back: from here on only the final counts.
-        self._diverged = True
-        return [Diverged()]
 
     def _finish(self, final: RequestCompleted | RequestFailed, reason: StopReason) -> list[Effect]:
         self._stop_reason = reason

@@ -1,4 +1,4 @@
-"""What a reply means to the producer that asked: the outputs of `RequestAssembly`."""
+"""Effects of a reply at its producer: the outputs of `RequestAssembly`."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class NewTokens:
     """
     The next part of the answer; parts follow each other without gap or overlap.
 
-    Text may trail its tokens: a part can bring tokens whose text comes with a later part.
+    Text may lag behind its tokens: the text of a part's tokens can come with a later part.
     """
 
     offset: int
@@ -23,12 +23,12 @@ class NewTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diverged:
-    """The answer contradicts tokens that were already handed out; the stream cannot go on."""
+    """The answer contradicts tokens that were already emitted; the stream cannot continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendStop:
-    """Tell *instance_id* that its run is not wanted."""
+    """Notify *instance_id* that its run is not wanted."""
 
     run_id: RunId
     instance_id: InstanceId
@@ -37,7 +37,7 @@ class SendStop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The request is over, exactly once."""
+    """The request is over; emitted exactly once."""
 
     final: Final
 

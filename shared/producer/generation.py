@@ -1,4 +1,4 @@
-"""The consumer's end of one request."""
+"""The consumer's handle of one request."""
 
 import asyncio
 from collections import deque
@@ -12,7 +12,7 @@ from shared.producer.effects import NewTokens
 
 class RunDivergedError(MeshError):
     """
-    A replayed run contradicts tokens that were already handed out; the stream cannot go on.
+    A replayed run contradicts tokens that were already emitted; the stream cannot continue.
 
     `Generation.final` still gives the complete answer of the run that finishes.
     """
@@ -22,10 +22,10 @@ class RunDivergedError(MeshError):
 
 class Generation:
     """
-    A request on its way through the mesh; the producer fills it, one consumer reads it.
+    A request in progress; the producer fills it, one consumer reads it.
 
-    Iteration gives each part of the answer once, and ends with the request: whether it ended well
-    is what `final` says. With `ReplyMode.FINAL` the whole answer comes as one part.
+    Iteration yields each part of the answer once and ends with the request; `final` reports
+    success or failure. With `ReplyMode.FINAL` the whole answer comes as one part.
 
     Raises:
         RunDivergedError: While iterating, in streaming mode only.
@@ -47,7 +47,9 @@ class Generation:
     async def __anext__(self) -> NewTokens:
         while not self._parts:
             if self._diverged:
-                raise RunDivergedError("a replayed run gave other tokens than those sent before")
+                raise RunDivergedError(
+                    "a replayed run gave tokens that differ from those sent before"
+                )
             if self._final.done():
                 raise StopAsyncIteration
             self._changed.clear()
@@ -55,30 +57,30 @@ class Generation:
         return self._parts.popleft()
 
     async def final(self) -> Final:
-        """How the request ended: complete on success, else the error."""
+        """Return the request's final: the complete answer on success, else the error."""
         return await asyncio.shield(self._final)
 
     async def cancel(self) -> None:
         """
-        Give the request up, wherever it is; it ends here as failed with code `cancelled`.
+        Cancel the request, wherever it is; it ends here as failed with code `cancelled`.
 
-        Takes effect before the first suspension; what is awaited is the broker's word.
-        Harmless when the request is over.
+        The cancellation takes effect before the first suspension; the await only waits for the
+        broker's answer. Harmless when the request is over.
         """
         await self._cancel(self.request_id)
 
     def append(self, part: NewTokens) -> None:
-        """The producer's side: the next part of the answer."""
+        """Called by the producer: add the next part of the answer."""
         self._parts.append(part)
         self._changed.set()
 
     def diverge(self) -> None:
-        """The producer's side: no further part can be given."""
+        """Called by the producer: end the stream, as no further part can be given."""
         self._diverged = True
         self._changed.set()
 
     def finish(self, final: Final) -> None:
-        """The producer's side: the request is over."""
+        """Called by the producer: the request is over."""
         if not self._final.done():
             self._final.set_result(final)
         self._changed.set()

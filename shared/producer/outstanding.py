@@ -1,15 +1,17 @@
-"""The requests of one producer that are on their way: replies in, generations fed. No IO."""
+"""Requests of one producer in progress: takes replies, feeds generations. No IO."""
 
 from dataclasses import dataclass
+
+from cachetools import LRUCache
 
 from shared.contracts.base import RequestId
 from shared.contracts.control import StopReason
 from shared.contracts.requests import Reply, RunStarted, TokensEmitted
 from shared.producer.assembly import RequestAssembly
 from shared.producer.effects import Diverged, Effect, Finished, NewTokens, SendStop
-from shared.producer.finished import FinishedRequests
 from shared.producer.generation import Generation
 
+FINISHED_MEMORY = 65_536
 StopOrder = tuple[RequestId, SendStop]
 
 
@@ -21,7 +23,7 @@ class _Entry:
 
 class Outstanding:
     """
-    Routes replies to their requests and lets go of a request the moment it finishes.
+    Routes replies to their requests and drops a request as soon as it finishes.
 
     Args:
         silence_s: See `RequestAssembly`.
@@ -31,8 +33,9 @@ class Outstanding:
         self._silence_s = silence_s
         self._entries: dict[RequestId, _Entry] = {}
         self._failing: set[RequestId] = set()
-        """Those that hold a failure and need `tick`."""
-        self._finished = FinishedRequests()
+        """Requests with a failure that is held back until `tick` decides."""
+        self._finished: LRUCache[RequestId, StopReason] = LRUCache(FINISHED_MEMORY)
+        """Recently finished request -> reason with which its late runs are stopped."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -45,7 +48,7 @@ class Outstanding:
         return tuple(self._entries)
 
     def add(self, generation: Generation, *, streaming: bool) -> None:
-        """Begin to expect replies for a generation's request."""
+        """Start to expect replies for a generation's request."""
         request_id = generation.request_id
         assembly = RequestAssembly(request_id, streaming=streaming, silence_s=self._silence_s)
         self._entries[request_id] = _Entry(assembly, generation)
@@ -56,10 +59,10 @@ class Outstanding:
 
     def observe(self, reply: Reply, now: float) -> list[StopOrder]:
         """
-        Feed one reply in.
+        Process one reply.
 
         Returns:
-            Runs to stop. Replies about requests that are not ours have no effect.
+            Runs to stop. Replies about unknown requests have no effect.
         """
         if isinstance(reply, TokensEmitted):
             orders: list[StopOrder] = []
@@ -72,7 +75,7 @@ class Outstanding:
         return self._late(reply)
 
     def cancel(self, request_id: RequestId, now: float) -> bool:
-        """End a request on the consumer's behalf; whether it was still going on."""
+        """End a request for its consumer; True if it was in progress."""
         entry = self._entries.get(request_id)
         if entry is None:
             return False
@@ -80,16 +83,16 @@ class Outstanding:
         return True
 
     def tick(self, now: float) -> None:
-        """Give held failures their chance; about once a second."""
+        """Re-evaluate failures that are held back; called about once a second."""
         for request_id in tuple(self._failing):
             if entry := self._entries.get(request_id):
                 self._apply(entry, entry.assembly.tick(now))
 
     def _late(self, reply: Reply) -> list[StopOrder]:
-        """A run that starts after the end is stopped; of strangers' requests we know nothing."""
+        """Stop a run that starts after the end of its request; unknown requests are ignored."""
         if not isinstance(reply, RunStarted):
             return []
-        reason = self._finished.reason(reply.request_id)
+        reason = self._finished.get(reply.request_id)
         if reason is None:
             return []
         stop = SendStop(run_id=reply.run_id, instance_id=reply.instance_id, reason=reason)
@@ -116,5 +119,5 @@ class Outstanding:
         request_id = entry.assembly.request_id
         del self._entries[request_id]
         self._failing.discard(request_id)
-        self._finished.add(request_id, entry.assembly.finished or StopReason.COMPLETED)
+        self._finished[request_id] = entry.assembly.finished or StopReason.COMPLETED
         entry.generation.finish(finished.final)

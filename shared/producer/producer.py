@@ -1,4 +1,4 @@
-"""A producer: publishes requests to the global queue and follows their replies."""
+"""Producer: publishes requests to the global queue and follows their replies."""
 
 import asyncio
 from types import TracebackType
@@ -32,13 +32,17 @@ from shared.runtime.clock import Clock
 log = structlog.get_logger()
 
 REQUEST_KIND = "inference.request.v1"
-"""AMQP type of a request message; its body carries no tag, as llm-d-async's does not."""
+"""AMQP type of a request message; its body carries no tag, like that of llm-d-async."""
 TRACEPARENT_HEADER = "traceparent"
 FULL_RETRY_AFTER_S = 5.0
 
 
 def routing_key(body: InferenceRequest) -> str:
-    """The fast queue for requests with a first-token target, the other for the rest."""
+    """
+    Routing key of the global queue for *body*.
+
+    Requests with a first-token target use the fast queue, all others the queue for the rest.
+    """
     slo = body.slo or Slo()
     interactive = slo.qos_class is QosClass.INTERACTIVE
     return topology.INTERACTIVE_KEY if interactive else topology.REST_KEY
@@ -46,7 +50,7 @@ def routing_key(body: InferenceRequest) -> str:
 
 class Producer:
     """
-    Publishes requests and gives each a `Generation` to read its answer from.
+    Publishes requests and returns a `Generation` for each to read its answer from.
 
     Any number of requests may be outstanding; one reply queue serves them all.
 
@@ -54,11 +58,11 @@ class Producer:
         broker: Connected; outlives the producer. The topology must exist.
         name: Part of the reply queue's name.
         clock: Wall time.
-        user_id: The broker user that this connection logged in as: stamped on each request, it
-            is what makes the mesh believe the fields that only trusted publishers may set.
-        reply_queue: Name of a reply queue to use, and to keep at the end; by default a fresh
+        user_id: The broker user of this connection, set on each request: the mesh accepts the
+            fields reserved for trusted publishers only from such a user.
+        reply_queue: Name of a reply queue to use, and to keep at the end; by default a new
             one, deleted at the end.
-        give_up_after_s: How long to try to publish while the broker is away.
+        give_up_after_s: Time limit for publishing while the broker is away.
         silence_s: See `RequestAssembly`.
     """
 
@@ -85,7 +89,7 @@ class Producer:
 
     async def __aenter__(self) -> Self:
         """
-        Declare the reply queue and follow it.
+        Declare the reply queue and consume it.
 
         Raises:
             BrokerUnavailableError: No answer in time.
@@ -100,9 +104,9 @@ class Producer:
         traceback: TracebackType | None,
     ) -> None:
         """
-        End. Requests still outstanding fail as cancelled for their consumers.
+        Stop. Requests still outstanding end as cancelled for their consumers.
 
-        They are cancelled in the mesh too, unless a reply queue of the caller's can still take
+        They are also cancelled in the mesh, unless a reply queue of the caller can still take
         their finals.
         """
         for request_id in self._outstanding.request_ids:
@@ -116,12 +120,12 @@ class Producer:
             try:
                 await self._broker.delete_queue(self.reply_queue)
             except TransientError as error:
-                # It expires by itself.
+                # The reply queue expires by itself.
                 log.warning("reply_queue.left", queue=self.reply_queue, error=str(error))
 
     @property
     def num_outstanding(self) -> int:
-        """Requests published and not finished."""
+        """Number of requests published and not finished."""
         return len(self._outstanding)
 
     async def submit(
@@ -130,24 +134,24 @@ class Producer:
         """
         Publish a request, durably, and follow its replies.
 
-        Its targets count from now, whenever a grouper gets to see it: as long as groupers trust
-        the user that publishes.
+        If groupers trust the publishing user, the targets of the request count from now on,
+        whenever a grouper reads it.
 
         Args:
-            body: With an `id` and an `arrived_at` of its own, or else given them.
+            body: A missing `id` or `arrived_at` is filled in.
             reply: Tokens as they come, or the final only.
-            traceparent: W3C trace context to hand on.
+            traceparent: W3C trace context to pass on.
 
         Raises:
-            ContractError: A request with this id is already on its way.
+            ContractError: A request with this id is already in progress.
             CapacityError: The global queue is full.
-            BrokerUnavailableError: Not confirmed in time. Should it have arrived after all, its
-                runs are stopped.
+            BrokerUnavailableError: The publish was not confirmed in time. If the request arrived
+                after all, its runs are stopped.
         """
         request_id = RequestId(body.id or f"req-{uuid4().hex}")
         if request_id in self._outstanding:
             raise ContractError(
-                f"request {request_id} is already on its way",
+                f"request {request_id} is already in progress",
                 code="duplicate_request",
                 param="id",
                 status=409,
@@ -164,7 +168,7 @@ class Producer:
                 give_up_after_s=self._give_up_after_s,
             )
         except BaseException:
-            # Whether it arrived is unknown: nobody waits for it, so it is given up.
+            # The request may have arrived, but has no consumer any more, so it is cancelled.
             self._give_up(request_id)
             raise
         match outcome:
@@ -175,7 +179,7 @@ class Producer:
                 raise CapacityError("the global queue is full", retry_after_s=FULL_RETRY_AFTER_S)
             case PublishOutcome.UNROUTABLE:
                 self._outstanding.forget(request_id)
-                raise BrokerUnavailableError("the mesh's queues are not there (yet)")
+                raise BrokerUnavailableError("the mesh's queues do not exist (yet)")
 
     def _message(
         self,
@@ -184,7 +188,7 @@ class Producer:
         reply: ReplyMode,
         traceparent: str | None,
     ) -> OutMessage:
-        # What waits in the global queue has arrived: nobody downstream can tell since when.
+        # Time in the global queue counts as waiting; services downstream cannot measure it.
         arrived_at = self._clock.now() if body.arrived_at is None else body.arrived_at
         stamped = msgspec.structs.replace(body, id=request_id, reply=reply, arrived_at=arrived_at)
         return OutMessage(
@@ -199,11 +203,11 @@ class Producer:
 
     async def _cancel(self, request_id: RequestId) -> None:
         if (task := self._give_up(request_id)) is not None:
-            # The consumer's own cancellation must not take the message back.
+            # A cancelled consumer must not cancel the publish of its message.
             await asyncio.shield(task)
 
     def _give_up(self, request_id: RequestId) -> asyncio.Task[None] | None:
-        """Expect nothing more of the request and tell the mesh, in the background."""
+        """Drop the request and cancel it in the mesh, in the background."""
         if not self._outstanding.cancel(request_id, self._clock.now()):
             return None
         return self._tasks.spawn(self._publish_cancel(request_id), name=f"cancel {request_id}")
@@ -215,7 +219,8 @@ class Producer:
             persistent=False,
         )
         try:
-            # One try: should it get lost, each run that starts later is stopped on its own.
+            # One attempt suffices: if the cancellation is lost, each run that starts later is
+            # stopped individually.
             await self._broker.publish(topology.CONTROL, topology.CONTROL_CANCEL, message)
         except (TransientError, BrokerConflictError) as error:
             log.warning("request.cancel_lost", request_id=request_id, error=str(error))

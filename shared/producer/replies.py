@@ -1,4 +1,4 @@
-"""Following a producer's reply queue."""
+"""Consumer of a producer's reply queue."""
 
 import asyncio
 
@@ -22,15 +22,7 @@ TICK_S = 1.0
 
 
 class ReplyReader:
-    """
-    Feeds every reply to the outstanding requests and stops the runs that nobody wants.
-
-    Args:
-        broker: Connected.
-        outstanding: Where replies go.
-        clock: Wall time.
-        queue: The reply queue's name.
-    """
+    """Passes every reply to the outstanding requests and stops the runs that are not wanted."""
 
     def __init__(
         self, broker: Broker, outstanding: Outstanding, *, clock: Clock, queue: str
@@ -55,7 +47,7 @@ class ReplyReader:
         self._tasks.spawn(every(TICK_S, self._tick, stop=self._stop), name="producer tick")
 
     async def stop(self) -> None:
-        """Consume no more; running handlers are waited for."""
+        """Stop consuming; waits for running handlers."""
         self._stop.set()
         await self._tasks.wait()
         if self._subscription is not None:
@@ -65,12 +57,13 @@ class ReplyReader:
         self._outstanding.tick(self._clock.now())
 
     async def _on_reply(self, delivery: Delivery) -> None:
-        # Handlers run concurrently, in order of delivery up to their first suspension: nothing
-        # may be awaited before `observe`, or tokens would overtake each other.
+        # Handlers run concurrently, in order of delivery up to their first suspension: awaiting
+        # anything before `observe` would let tokens overtake each other.
         try:
             orders = self._outstanding.observe(self._decode(delivery.body), self._clock.now())
         except ContractError as error:
-            # A newer kind of reply, or garbage. There is nobody to bury it for.
+            # The message is a newer kind of reply, or invalid. No sender can be notified, so it is
+            # not dead-lettered.
             log.warning("message.rejected", queue=self._queue, error=str(error))
             orders = []
         for order in orders:
@@ -90,5 +83,5 @@ class ReplyReader:
                 topology.CONTROL, topology.control_instance(stop.instance_id), message
             )
         except TransientError as error:
-            # It only costs a run that nobody listens to.
+            # A lost stop order only wastes a run whose output is not read.
             log.warning("run.stop_lost", run_id=stop.run_id, error=str(error))

@@ -1,1 +1,1 @@
-"""What every service process needs: settings, logging, life cycle, clock, metrics, CLI."""
+"""Common parts of service processes: settings, logging, life cycle, clock, metrics, CLI."""

@@ -1,4 +1,4 @@
-"""What command lines share: help that says defaults, the options of every verb, verbs of verbs."""
+"""Common parts of command lines: help with defaults, shared options, nested verbs."""
 
 import argparse
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Says an option's default, unless it is none or its help has said so."""
+    """Adds an option's default to its help, unless it is empty or already mentioned."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = action.default
@@ -18,16 +18,16 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class TextHelpFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Leaves the lines of description and epilog as they are, too."""
+    """Adds defaults to the help, and keeps the line breaks of description and epilog."""
 
 
 def common_options(*, again: bool = False) -> argparse.ArgumentParser:
     """
-    The options of every verb of a service, as a parent of its parser.
+    Options shared by all verbs of a service, as a parent parser.
 
     Args:
-        again: Whether it is for a verb below one that has them: unset rather than a default,
-            which would undo what was given before.
+        again: True for a verb nested below a verb that has these options too: defaults are then
+            suppressed, since they would override values given to the outer verb.
     """
     unset = argparse.SUPPRESS
     common = argparse.ArgumentParser(add_help=False)
@@ -36,14 +36,14 @@ def common_options(*, again: bool = False) -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         default=unset if again else None,
-        help="settings as JSON",
+        help="settings file (JSON)",
     )
     common.add_argument(
         "--set",
         action="append",
         default=unset if again else [],
         metavar="FIELD=VALUE",
-        help="one setting; dots for nested fields; beats environment and file",
+        help="set one setting; dots for nested fields; overrides environment and file",
     )
     common.add_argument(
         "--json",
@@ -55,7 +55,7 @@ def common_options(*, again: bool = False) -> argparse.ArgumentParser:
 
 
 class KeepingSettings(argparse._SubParsersAction):  # type: ignore[type-arg]  # noqa: SLF001 - generic in stubs only, and argparse names no other base
-    """Sub-verbs whose `--set` adds to what was set before them, instead of replacing it."""
+    """Nested verbs whose `--set` adds to earlier settings instead of replacing them."""
 
     def __call__(
         self,
@@ -72,15 +72,17 @@ class KeepingSettings(argparse._SubParsersAction):  # type: ignore[type-arg]  # 
 
 def seconds(text: str) -> float:
     """
-    A time to wait, for a parser's `type`: not negative and not for ever.
+    Parse a finite, non-negative duration in seconds, for a parser's `type`.
 
     Raises:
-        argparse.ArgumentTypeError: It is not.
+        argparse.ArgumentTypeError: Any other text.
     """
     try:
         value = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{value} is no time to wait")
+        raise argparse.ArgumentTypeError(
+            f"{value} is not a duration: must be finite and not negative"
+        )
     return value

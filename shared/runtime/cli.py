@@ -1,21 +1,21 @@
-"""The command line that all services share: run, check-config, health, topology, own verbs."""
+"""Command line shared by all services: run, check-config, health, topology, own verbs."""
 
 import argparse
 import asyncio
-import contextlib
 import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from shared.broker import topology
 from shared.broker.connect import open_broker
-from shared.broker.protocol import Broker, BrokerFactory
+from shared.broker.protocol import BrokerFactory
 from shared.contracts.errors import BrokerUnavailableError, MeshError, SettingsError
 from shared.runtime.arguments import HelpFormatter, common_options
 from shared.runtime.clock import Clock, SystemClock
@@ -32,12 +32,12 @@ from shared.runtime.settings import ServiceSettings, load, masked
 
 S = TypeVar("S", bound=ServiceSettings)
 CLOSE_GRACE_S = 15.0
-"""After the drain, for handing back what is left and for closing down."""
+"""Time after the drain for requeuing unfinished work and closing down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports(Generic[S]):
-    """The outside world of a service."""
+    """External dependencies of a service."""
 
     settings: S
     open_broker: BrokerFactory
@@ -46,40 +46,40 @@ class Ports(Generic[S]):
 
 
 class Serve(Protocol[S]):
-    """A service's composition root: runs until *stop*, then drains and returns."""
+    """Composition root of a service: runs until *stop*, then drains and returns."""
 
     async def __call__(self, ports: Ports[S], stop: asyncio.Event) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb(Generic[S]):
-    """An operator command of one service, beside the shared ones."""
+    """Operator command of one service, in addition to the shared ones."""
 
     name: str
     help: str
-    run: Callable[[S, argparse.Namespace], Awaitable[int]]
+    run: Callable[[S, argparse.Namespace], Coroutine[Any, Any, int]]
     arguments: Callable[[argparse.ArgumentParser], None] = lambda _parser: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceCli(Generic[S]):
-    """What makes one service's command line."""
+    """Definition of one service's command line."""
 
     service: str
     description: str
     settings_type: type[S]
     serve: Serve[S]
     check: Callable[[S], None] = lambda _settings: None
-    """Refuses settings that fit the schema but cannot work, with a `SettingsError`."""
+    """Rejects settings that fit the schema but cannot work, with a `SettingsError`."""
     verbs: Sequence[Verb[S]] = ()
 
     def main(self, argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
         """
-        Parse, run the verb, and give the exit code.
+        Parse the arguments, run the verb and return the exit code.
 
         Args:
             argv: Without the program's name; by default those of this process.
-            prog: What help calls the program, when it is not the service's own.
+            prog: Program name in help texts, if it is not the service's own.
         """
         arguments = self._parser(prog).parse_args(argv)
         try:
@@ -116,7 +116,7 @@ class ServiceCli(Generic[S]):
                 return EXIT_OK
         configure_logging(level="warning", service=self.service)
         verb = next(verb for verb in self.verbs if verb.name == arguments.verb)
-        return asyncio.run(_awaited(verb.run(settings, arguments)))
+        return asyncio.run(verb.run(settings, arguments))
 
     def _run(self, settings: S) -> int:
         configure_logging(level=settings.log_level, service=self.service)
@@ -154,7 +154,7 @@ class ServiceCli(Generic[S]):
         for name, text in (
             ("run", "serve until SIGTERM, then drain"),
             ("check-config", "print the effective settings, secrets masked"),
-            ("health", "ask the running service whether it is ready"),
+            ("health", "check if the running service is ready"),
             ("topology", "print the exchanges and queues that the mesh uses"),
         ):
             add(name, text)
@@ -164,30 +164,20 @@ class ServiceCli(Generic[S]):
 
 
 def broker_factory(url: str) -> BrokerFactory:
-    """Connects clients to *url* under the names that they give."""
-
-    @contextlib.asynccontextmanager
-    async def connect(client_name: str) -> AsyncIterator[Broker]:
-        async with open_broker(url, client_name=client_name) as broker:
-            yield broker
-
-    return connect
+    """Connects clients to *url* under the names that they choose."""
+    return partial(open_broker, url)
 
 
 def print_data(value: Any, *, as_json: bool) -> None:
-    """Data to stdout: one JSON line, or indented for people."""
+    """Print data to stdout: one JSON line, or indented for humans."""
     encoded = msgspec.json.encode(value)
     print((encoded if as_json else msgspec.json.format(encoded, indent=2)).decode())
-
-
-async def _awaited(awaitable: Awaitable[int]) -> int:
-    return await awaitable
 
 
 def _assignment(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise SettingsError(f"--set takes FIELD=VALUE, not {text!r}")
+        raise SettingsError(f"--set needs FIELD=VALUE, not {text!r}")
     return name, value
 
 
@@ -202,7 +192,7 @@ def _topology() -> dict[str, Any]:
 def _health(settings: ServiceSettings, *, as_json: bool) -> int:
     host, port = settings.health_address
     if port == 0:
-        raise SettingsError("health_port is 0: this service serves no health endpoint")
+        raise SettingsError("health_port is 0: this service has no health endpoint")
     url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}/ready"  # noqa: S104 - asked, not bound
     try:
         with urllib.request.urlopen(url, timeout=5) as response:

@@ -1,11 +1,11 @@
-"""Time, injected."""
+"""Injectable time."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time that tests can move."""
+    """Wall clock that tests can replace."""
 
     def now(self) -> float:
         """Unix time in seconds."""
@@ -13,7 +13,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The real one; the only reader of the machine's clock outside engines."""
+    """The system's wall clock; its only reader outside engines."""
 
     def now(self) -> float:
         return time.time()

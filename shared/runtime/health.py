@@ -8,74 +8,75 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import uvicorn
-from litestar import Litestar, Response, get
 from prometheus_client import CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from shared.contracts.errors import SettingsError
 
+HEALTH, READY, METRICS = "/health", "/ready", "/metrics"
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 KEEP_ALIVE_S = 75
 """
-How long a connection stays open between two requests.
+Time that an idle connection stays open between two requests.
 
-Longer than clients and load balancers keep theirs, which is 60 s at most as a rule: who closes
-first must be who sends the next request, or that may be on its way to a connection that is gone.
-After a pause of the whole process the timer also runs out before what has come is read.
+Longer than clients and load balancers keep idle connections, usually at most 60 s: the side that
+sends requests must close first, or a request may be in transit to a closed connection. After a
+pause of the whole process the timer also expires before pending data is read.
 """
 
 
 @dataclass(slots=True, kw_only=True)
 class Health:
     """
-    What a service says about itself.
+    Liveness and readiness of a service.
 
-    Alive means the process answers; ready means that it can do its work now.
+    Alive: the process answers. Ready: it can do its work now.
     """
 
     service: str
     metrics: CollectorRegistry = field(default_factory=CollectorRegistry)
     reasons: dict[str, str] = field(default_factory=lambda: {"start": "starting"})
-    """Why it is not ready, by cause; ready when empty."""
+    """Cause -> reason for not being ready; empty when ready."""
 
     @property
     def ready(self) -> bool:
         return not self.reasons
 
     def started(self) -> None:
-        """Start-up is over."""
+        """Mark start-up as complete."""
         self.reasons.pop("start", None)
 
     def set(self, cause: str, reason: str | None) -> None:
-        """Record or clear a reason for not being ready."""
+        """Set or clear a reason for not being ready."""
         if reason is None:
             self.reasons.pop(cause, None)
         else:
             self.reasons[cause] = reason
 
 
-def health_routes(health: Health) -> list[object]:
-    """Litestar handlers of /health, /ready and /metrics."""
+def health_app(health: Health) -> Starlette:
+    """ASGI application of /health, /ready and /metrics."""
 
-    @get("/health", sync_to_thread=False)
-    def alive() -> dict[str, str]:
-        return {"status": "ok", "service": health.service}
+    async def alive(_request: Request) -> Response:
+        return JSONResponse({"status": "ok", "service": health.service})
 
-    @get("/ready", sync_to_thread=False)
-    def ready() -> Response[dict[str, object]]:
-        return Response(
+    async def ready(_request: Request) -> Response:
+        return JSONResponse(
             {"ready": health.ready, "service": health.service, "reasons": health.reasons},
             status_code=200 if health.ready else 503,
         )
 
-    @get("/metrics", sync_to_thread=False, media_type=PROMETHEUS_TEXT)
-    def metrics() -> bytes:
-        return generate_latest(health.metrics)
+    async def metrics(_request: Request) -> Response:
+        return Response(generate_latest(health.metrics), media_type=PROMETHEUS_TEXT)
 
-    return [alive, ready, metrics]
+    return Starlette(routes=[Route(HEALTH, alive), Route(READY, ready), Route(METRICS, metrics)])
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn inside a service that owns the signals."""
+    """uvicorn inside a service that handles the signals itself."""
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]  # noqa: ANN201 - uvicorn's own hook
@@ -88,9 +89,9 @@ async def serve_http(app: object, *, host: str, port: int) -> AsyncIterator[None
     Serve an ASGI *app* while the context is open.
 
     Raises:
-        SettingsError: Nothing can listen there; the message says why.
+        SettingsError: The address is not available; the message says why.
     """
-    sock = _listening(host, port)  # who connects before the server is up waits, unrefused
+    sock = _listening(host, port)  # early connections wait instead of being refused
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # any ASGI app
         host=host,
@@ -120,16 +121,16 @@ def _listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise SettingsError(
-            f"cannot listen on {host}:{port}: {reason}. Set another port, or end what uses this one"
+            f"cannot listen on {host}:{port}: {reason}. Choose another port, or stop the "
+            "process that uses this one"
         ) from error
 
 
 @contextlib.asynccontextmanager
 async def serve_health(health: Health, *, host: str, port: int) -> AsyncIterator[None]:
-    """Serve *health* on its own port while the context is open; port 0 serves nothing."""
+    """Serve *health* on its own port while the context is open; port 0: no server."""
     if port == 0:
         yield
         return
-    app = Litestar(route_handlers=health_routes(health), openapi_config=None, logging_config=None)  # type: ignore[arg-type]
-    async with serve_http(app, host=host, port=port):
+    async with serve_http(health_app(health), host=host, port=port):
         yield

@@ -1,4 +1,4 @@
-"""The life of a service process: start, run until a signal, drain, exit code."""
+"""Life cycle of a service process: start, run until a signal, drain, exit code."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,8 @@ async def run_until_stopped(main: ServiceMain, *, limit_s: Seconds | None = None
     """
     Run *main*; the first SIGTERM or SIGINT asks it to stop, the second cancels it.
 
-    So does *limit_s* after the first: a drain that waits for an absent broker has no end.
+    *main* is also cancelled *limit_s* after the first signal: otherwise a drain may wait for an
+    absent broker forever.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -35,7 +36,7 @@ async def run_until_stopped(main: ServiceMain, *, limit_s: Seconds | None = None
     def end() -> None:
         if not task.done():
             task.cancel()
-            # Each step of closing down may wait for ever by itself.
+            # Each step of closing down may block forever.
             loop.call_later(CANCEL_PERIOD_S, end)
 
     def on_signal() -> None:
@@ -52,7 +53,7 @@ async def run_until_stopped(main: ServiceMain, *, limit_s: Seconds | None = None
 
 
 def run_service(service: str, main: ServiceMain, *, limit_s: Seconds | None = None) -> int:
-    """Run *main* to its end in this process, at most *limit_s* after the first signal to stop."""
+    """Run *main* to its end in this process, at most *limit_s* after the first stop signal."""
     try:
         import uvloop  # noqa: PLC0415 - absent on some platforms
 

@@ -1,4 +1,4 @@
-"""Structured logs: JSON lines on stderr, or a console rendering on a terminal."""
+"""Structured logs: JSON lines on stderr, or console rendering on a terminal."""
 
 import logging
 import sys
@@ -45,6 +45,6 @@ def configure_logging(*, level: str, service: str) -> None:
     )
     structlog.contextvars.bind_contextvars(service=service)
     logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr)
-    # Reconnects are our event `broker.lost`; the library's tracebacks add nothing.
+    # Our event `broker.lost` covers reconnects; the library's tracebacks add nothing.
     logging.getLogger("aio_pika").setLevel(logging.CRITICAL)
     logging.getLogger("aiormq").setLevel(logging.CRITICAL)

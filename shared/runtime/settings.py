@@ -1,8 +1,8 @@
 """
-Settings: one frozen struct per service, from flags over environment over a file.
+Settings: one frozen struct per service; flags override environment, which overrides a file.
 
 Environment: `HEADWAY_<SERVICE>_<FIELD>`, nested fields joined with `__`; the few fields that all
-services share also come from `HEADWAY_<FIELD>`. Nothing else reads the environment.
+services share also come from `HEADWAY_<FIELD>`. No other code reads the environment.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ DEFAULT_AMQP_URL = "amqp://guest:guest@127.0.0.1:5672/"
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields that every service has."""
+    """Fields common to all services."""
 
     amqp_url: str = DEFAULT_AMQP_URL
-    """Broker. User and password in the URL are masked when settings are shown."""
+    """Broker URL. User and password in it are masked when settings are shown."""
     registry: str = "models.json"
     """Model registry file."""
     layout: LaneLayout = LaneLayout()
-    """How requests are divided into lanes; the same for all services of a mesh."""
+    """Division of requests into lanes; must be the same for all services of a mesh."""
     log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$")] = "info"
     health_host: str = "127.0.0.1"
     health_port: Annotated[int, Meta(ge=0, le=65535)] = 0
@@ -37,7 +37,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def health_address(self) -> tuple[str, int]:
-        """Host and port that answer /health and /ready; port 0 for none."""
+        """Host and port of /health and /ready; port 0: none."""
         return self.health_host, self.health_port
 
 
@@ -53,7 +53,7 @@ def load(
     overrides: Mapping[str, str] | None = None,
 ) -> S:
     """
-    The service's effective settings.
+    Load the service's effective settings.
 
     Args:
         settings_type: The struct to fill.
@@ -63,11 +63,9 @@ def load(
         overrides: `--set` values, dotted names.
 
     Raises:
-        SettingsError: Unknown field, wrong type or out of range; says where it came from.
+        SettingsError: Unknown field, wrong type or out of range; names the source.
     """
-    values: dict[str, Any] = {}
-    if file is not None:
-        _merge(values, _read_file(file))
+    values: dict[str, Any] = {} if file is None else _read_file(file)
     prefix = f"HEADWAY_{service.upper()}_"
     for field in SHARED_FIELDS:
         if (text := environ.get(f"HEADWAY_{field.upper()}")) is not None:
@@ -87,13 +85,13 @@ def load(
 
 
 def masked(settings: msgspec.Struct) -> dict[str, Any]:
-    """Effective values as plain data; secrets hidden."""
+    """Return effective values as plain data; secrets are hidden."""
     values: dict[str, Any] = msgspec.to_builtins(settings)
     return {key: _mask(key, value) for key, value in values.items()}
 
 
 def masked_url(text: str) -> str:
-    """*text*, without the user and password if it is a URL that has them."""
+    """Return *text*, without user and password if it is a URL that contains them."""
     scheme, separator, rest = text.partition("://")
     if not separator or "@" not in rest:
         return text
@@ -121,23 +119,15 @@ def _put(values: dict[str, Any], path: list[str], text: str) -> None:
     for name in path[:-1]:
         values = values.setdefault(name, {})
         if not isinstance(values, dict):
-            raise SettingsError(f"{'.'.join(path)}: {name} has no fields, it is set to {values!r}")
+            raise SettingsError(f"{'.'.join(path)}: {name} has no fields; it is set to {values!r}")
     values[path[-1]] = _parsed(text)
 
 
 def _parsed(text: str) -> Any:
-    # Lists and objects are given as JSON; everything else stays text for lenient conversion.
+    # Lists and objects are given as JSON; other values stay text for lenient conversion.
     if text[:1] in ("[", "{"):
         try:
             return msgspec.json.decode(text)
         except msgspec.DecodeError:
             return text
     return text
-
-
-def _merge(into: dict[str, Any], other: Mapping[str, Any]) -> None:
-    for key, value in other.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        else:
-            into[key] = value

@@ -1,4 +1,4 @@
-"""Loops that services run beside each other."""
+"""Loops that services run concurrently."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ log = structlog.get_logger()
 
 
 async def pause(stop: asyncio.Event, duration_s: float) -> bool:
-    """Sleep, or less when *stop* is set; whether it is."""
+    """Sleep until *duration_s* has passed or *stop* is set; return whether it is set."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), duration_s)
     return stop.is_set()
@@ -22,9 +22,10 @@ async def every(
     period_s: float, action: Callable[[], Awaitable[None]], *, stop: asyncio.Event
 ) -> None:
     """
-    Run *action* each *period_s* until *stop*.
+    Run *action* every *period_s* until *stop*.
 
-    What the broker or a peer denies it is logged and survived; wrong settings and bugs are not.
+    Failures of the broker or of a peer are logged, and the loop continues; wrong settings and bugs
+    end the loop.
     """
     while not stop.is_set():
         try:
@@ -43,7 +44,7 @@ async def every(
 async def poll_until(
     condition: Callable[[], bool], *, timeout_s: float = float("inf"), period_s: float = 0.01
 ) -> bool:
-    """Wait until *condition* holds or the time is up; whether it holds."""
+    """Wait until *condition* holds or the time is up; return whether it holds."""
     loop = asyncio.get_running_loop()
     until = loop.time() + timeout_s
     while not condition() and loop.time() < until:  # noqa: ASYNC110 - for what has no event

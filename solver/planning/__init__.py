@@ -1,1 +1,1 @@
-"""Where work goes: lanes, groups, virtual queues (QLM §4)."""
+"""Assignment of work to instances: lanes, groups, virtual queues (QLM §4)."""

@@ -1,11 +1,11 @@
-"""Why a group stands where it stands: what its other places would cost."""
+"""Explanation of a plan: the cost of each group's other possible positions."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from shared.contracts.base import Seconds
-from solver.planning.objective import (
+from solver.planning.problem.objective import (
     homes,
     instance_of,
     late_probability,
@@ -13,18 +13,18 @@ from solver.planning.objective import (
     turns_s,
     turns_var,
 )
-from solver.planning.problem import NONE, Floats, Ints, PlanningProblem, QueueOrder
+from solver.planning.problem.problem import NONE, Floats, Ints, PlanningProblem, QueueOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherPlace:
-    """The cheapest place of a group in one queue, itself taken out of its own."""
+    """The cheapest position of a group in one queue, after the group left its own."""
 
     instance: int
     position: int
-    """In the queue without the group, from 0."""
+    """Position from 0 in the queue without the group."""
     extra_cost: float
-    """Of the plan, over what it costs now; negative is a better place."""
+    """Increase of the plan's cost by this position; negative when the position is better."""
     turn_s: Seconds
 
 
@@ -34,29 +34,27 @@ class PlacedGroup:
 
     group: int
     instance: int
-    """Or `NONE`: nobody may serve it."""
+    """`NONE` when no instance may serve the group."""
     position: int
     turn_s: Seconds
-    """Mean time until its turn; infinite when it has none."""
+    """Mean time until the group's turn; infinite when it has no turn."""
     turn_sd_s: Seconds
-    """Its standard deviation; infinite when it has none."""
+    """Standard deviation of `turn_s`; infinite when it has no turn."""
     late_probability: float
     others: tuple[OtherPlace, ...] = ()
-    """The cheapest in each further queue, the cheapest first."""
+    """The cheapest position in each other queue, the cheapest first."""
 
 
 def explain(
     problem: PlanningProblem, order: QueueOrder, *, most: int, others: int = 3
 ) -> tuple[PlacedGroup, ...]:
     """
-    All groups of *order*, those likeliest to be late first.
+    All groups of *order*, the likeliest to be late first.
 
     Args:
-        problem: Whose.
-        order: The plan.
-        most: Of so many groups, from the first, other places are looked for; each takes some
-            hundreds of microseconds for each group that waits.
-        others: Places told of each.
+        most: Number of groups, from the first, for which other positions are computed; each
+            takes some hundreds of microseconds per waiting group.
+        others: Other positions reported for each group.
     """
     late, turns = late_probability(problem, order), turns_s(problem, order)
     turn_sd_s = np.sqrt(turns_var(problem, order))
@@ -119,7 +117,7 @@ def _others(
 
 
 def _insertion_costs(problem: PlanningProblem, instance: int, rest: Ints, group: int) -> Floats:
-    """float64[len(rest) + 1]: of the queue, with the group at each place."""
+    """float64[len(rest) + 1]: cost of the queue with the group at each position."""
     return np.array(
         [
             queue_cost(problem, instance, np.insert(rest, place, group))
@@ -131,7 +129,7 @@ def _insertion_costs(problem: PlanningProblem, instance: int, rest: Ints, group:
 def _turn_s(
     problem: PlanningProblem, order: QueueOrder, instance: int, queue: Ints, group: int
 ) -> Seconds:
-    """When the turn of *group* would come if *instance* had *queue*."""
+    """Turn of *group* if *instance* had *queue*."""
     queues = [order.queue(index) for index in range(problem.num_instances)]
     queues = [each[each != group] for each in queues]
     queues[instance] = queue

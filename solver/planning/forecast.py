@@ -1,4 +1,4 @@
-"""What a plan promises to whoever comes to a lane next, when it is made and until the next one."""
+"""Forecasts of the wait of a lane's next request, when the plan is made and until the next plan."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ import numpy as np
 
 from shared.contracts.base import Seconds
 from shared.contracts.plans import LaneForecast
-from solver.planning.building import DEFAULT_RATE_ERROR, ClusterSnapshot, planning_problem
-from solver.planning.grouping import RequestGroup
-from solver.planning.objective import instance_of, late_probability, turns_s, turns_var
-from solver.planning.problem import NONE, PlanningProblem, QueueOrder
+from solver.planning.problem.grouping import RequestGroup
+from solver.planning.problem.objective import instance_of, late_probability, turns_s, turns_var
+from solver.planning.problem.problem import NONE, PlanningProblem, QueueOrder
+from solver.planning.problem.snapshot import DEFAULT_RATE_ERROR, ClusterSnapshot, planning_problem
 
 _LEAST_RETRY_S = 1.0
 _MOST_RETRY_S = 3600.0
@@ -22,14 +22,14 @@ def lane_forecasts(
     snapshot: ClusterSnapshot, problem: PlanningProblem, order: QueueOrder
 ) -> tuple[LaneForecast, ...]:
     """
-    Forecasts of all lanes with waiting requests: a new one comes after all that wait there.
+    Forecasts of all lanes with waiting requests: a new request comes after all of its lane.
 
-    That is when the last of the lane's groups in the plan is done, whichever that is: a lane is
-    first in, first out, and a plan for which their order makes no difference may have them in
-    any. The last of them may be overflow, which a new request passes. Lanes that nobody serves
-    have an infinite wait, told as none. Further requests are served by all instances that have some
-    of the lane in the plan, or its model active. The wait's spread is that of the work before it
-    and of the throughput (`solver.prediction.completion`).
+    Its turn comes when the last of the lane's groups in the plan is done, whichever that is: a
+    lane is first in, first out, and a plan may hold its groups in any order where that makes no
+    difference. The last group may consist of overflow, which a new request passes. Lanes that no
+    instance serves have an infinite wait, published as none. Further requests are served by all
+    instances that have some of the lane in the plan or have its model active. The wait's spread
+    comes from the work before it and from the throughput (`solver.prediction.completion`).
     """
     late, turns_var_s2 = late_probability(problem, order), turns_var(problem, order, done=1.0)
     groups, device = problem.groups, problem.instances.device
@@ -42,7 +42,7 @@ def lane_forecasts(
         members.setdefault(group.key.queue_name, []).append(number)
 
     def passing(lane: str, numbers: list[int]) -> tuple[int, float]:
-        """The group that a new request comes in or after, and the share of it that it passes."""
+        """Group that a new request is in or behind, and the share of that group it passes."""
         in_turn = sorted(numbers, key=lambda number: done_s[number])
         waiting = np.cumsum(groups.num_requests[in_turn])
         before = max(0.0, waiting[-1] - snapshot.overflow.get(lane, 0))
@@ -75,23 +75,21 @@ def empty_lane_forecasts(
     order: QueueOrder,
     typical: Sequence[RequestGroup],
     *,
-    tier_weight: Mapping[str, float],
+    importance_weight: Mapping[str, float],
 ) -> tuple[LaneForecast, ...]:
     """
-    Forecasts of lanes in which nothing waits, so that a burst into one of them is foreseen.
+    Forecasts of lanes in which nothing waits, so that a burst into one of them is predicted.
 
-    Who comes next begins when one of the instances that have its model active has begun what it
-    has pulled, and what it is to serve of other lanes with deadlines no later. Lanes of models
-    that nobody has active are left out: a plan has to load them.
+    A lane's next request begins when an instance with the lane's model active has begun the work
+    that this instance has pulled and the work of other lanes with deadlines no later. Lanes of
+    models that no instance has active are left out: a plan has to load these models.
 
     Args:
-        snapshot: The world.
-        order: The plan for it.
-        typical: One request of each such lane, as a group.
-        tier_weight: What one late request costs, by importance.
+        typical: One typical request of each such lane, as a group.
+        importance_weight: Cost of one late request, by importance.
     """
     asked = replace(snapshot, groups=(*snapshot.groups, *typical), running={})
-    problem = planning_problem(asked, tier_weight=tier_weight)
+    problem = planning_problem(asked, importance_weight=importance_weight)
     groups, instances = problem.groups, problem.instances
     found = []
     for number, group in enumerate(typical, start=len(snapshot.groups)):
@@ -117,7 +115,7 @@ def empty_lane_forecasts(
 def _wait_s(
     problem: PlanningProblem, order: QueueOrder, instance: int, deadline_s: float
 ) -> Seconds:
-    """Work of *instance* that goes before a request with that deadline."""
+    """Time for the work of *instance* that is served before a request with that deadline."""
     queue = order.queue(instance)
     before = queue[problem.groups.deadline_s[queue] <= deadline_s]
     work_s = problem.groups.work_s[problem.instances.device[instance], before]
@@ -128,17 +126,18 @@ def forecast_now(
     forecast: LaneForecast, *, age_s: Seconds, came: Sequence[tuple[Seconds, float]]
 ) -> LaneForecast:
     """
-    *forecast* as it is by now, without a new plan.
+    *forecast* updated to the current time, without a new plan.
 
-    Lindley's recursion: what came at some time waits for what came since and is not yet served.
+    Lindley's recursion: a request that came at some time waits for what came since and is not yet
+    served.
 
     Args:
-        forecast: Of when lanes were counted.
-        age_s: Time since then, in which instances went on.
+        forecast: As of the time when lanes were counted.
+        age_s: Time since then, during which instances kept serving.
         came: (seconds ago, requests that have come to the lane since), the earliest first.
 
-    Decided: not in QLM, whose estimator is asked anew for each request. A plan takes as long as
-    a burst does, and what a burst brings would be let in by what was foretold before it.
+    Decided: not in QLM, which runs its estimator for each request. Planning takes as long as a
+    burst does, and the requests of a burst would be admitted by a forecast made before the burst.
     """
     if forecast.wait_s is None:
         return forecast
@@ -156,7 +155,7 @@ def late_with(forecast: LaneForecast, time_left_s: Seconds) -> float:
     """
     Probability that a request with *time_left_s* to its target is late if it comes now.
 
-    As likely as its lane's last group where no wait is told, or no spread of it.
+    Without a published wait or spread, it is the probability of the lane's last group.
     """
     if forecast.wait_s is None or forecast.wait_sd_s is None:
         return forecast.late_probability
@@ -169,10 +168,10 @@ def late_with(forecast: LaneForecast, time_left_s: Seconds) -> float:
 
 def retry_after_s(forecast: LaneForecast, time_left_s: Seconds) -> Seconds:
     """
-    When a request with *time_left_s* to its deadline would be in time again in this lane.
+    Time after which a request with *time_left_s* to its deadline would be in time in this lane.
 
-    So much of the lane's work must be done first, while nothing is added; all of it, where the
-    lane is not what makes the request late.
+    This is the work of the lane that must be done first while nothing is added; all of it if the
+    request is late for another reason than the lane's wait.
     """
     if forecast.wait_s is None:
         return _MOST_RETRY_S

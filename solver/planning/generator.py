@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from shared.contracts.base import Seconds
-from solver.planning.objective import homes
-from solver.planning.problem import NONE, PlanCost, PlanningProblem, QueueOrder
+from solver.planning.problem.objective import homes
+from solver.planning.problem.problem import NONE, PlanCost, PlanningProblem, QueueOrder
 from solver.planning.search.annealing import Annealer
 from solver.planning.search.dispatch import LOOKAHEADS, dispatch
 from solver.planning.search.evaluation import load
@@ -17,26 +17,26 @@ from solver.planning.search.tables import Tables, tables_of
 from solver.planning.search.trials import Search
 
 _MOST_INSERTED = 64
-"""New groups beyond this are dispatched: inserting one looks at every place of every queue."""
+"""New groups above this number are dispatched: an insertion tries every position of every queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedPlan:
-    """What a search came to."""
+    """Result of a search."""
 
     order: QueueOrder
     cost: PlanCost
     kept_cost: PlanCost
-    """Of the plan in force with new groups put in."""
+    """Cost of the plan in force with new groups inserted."""
     num_moves: int
     """Changes that were tried."""
 
 
 def kept_order(problem: PlanningProblem) -> QueueOrder:
     """
-    The plan in force, with new groups where they cost least.
+    The plan in force, with new groups inserted where they cost least.
 
-    Groups whose instance is gone, or may not serve them any more, are new ones.
+    Groups whose instance is gone, or may not serve them any more, count as new.
     """
     _, state = _kept(problem)
     return order_of(state)
@@ -46,13 +46,13 @@ def generate(
     problem: PlanningProblem, *, budget_s: Seconds, clock: Callable[[], Seconds], seed: int
 ) -> GeneratedPlan:
     """
-    The best plan that was found within *budget_s*; never worse than keeping the one in force.
+    The best plan found within *budget_s*; never worse than keeping the plan in force.
 
     Args:
-        problem: What to plan for.
-        budget_s: By *clock*, from the call on. The first plan is made whatever it takes.
+        budget_s: In time of *clock*, from the call on. The first plan is made even if it takes
+            longer.
         clock: CPU or wall time; only differences count.
-        seed: Of the search; equal numbers of moves give equal plans.
+        seed: Seed of the search; equal numbers of moves give equal plans.
 
     Source: QLM §7, which gives its program to a solver.
     Differs: annealed on the true objective, from the plan in force; the incumbent is kept outside
@@ -68,7 +68,7 @@ def generate(
     if _is_warm(problem):
         search.from_plan()
     else:
-        search.anew(kept)
+        search.everywhere(kept)
     order, cost = kept, kept_cost
     if annealer.best_cost < kept_cost.total:
         order = annealer.best()
@@ -89,7 +89,7 @@ def _kept(problem: PlanningProblem) -> tuple[Tables, State]:
 
 
 def _running(problem: PlanningProblem) -> QueueOrder:
-    """What is left of the plan in force."""
+    """Part of the plan in force that is still valid."""
     home = homes(problem)
     placed = np.flatnonzero(home != NONE)
     ranked = placed[np.lexsort((problem.running.position[placed], home[placed]))]

@@ -2,30 +2,20 @@
 
 import math
 
-import msgspec
-
 from shared.contracts.base import ModelName, Seconds
-from shared.contracts.lanes import LaneKey, LaneLayout, WorkClass, work_version_of
+from shared.contracts.lanes import LaneKey, LaneLayout
 from shared.contracts.qos import Importance
-
-ALIVE_WORK_VERSIONS = 4
-"""Learnt edges are not replaced again before the lanes of older ones are gone."""
-
-
-def is_bygone(queue_name: str, work_version: int) -> bool:
-    """Whether a lane is of edges so old that it cannot exist beside those of *work_version*."""
-    return 0 < work_version_of(queue_name) <= work_version - ALIVE_WORK_VERSIONS
 
 
 def band_of(time_left_s: Seconds, layout: LaneLayout) -> int:
     """
     Deadline band of a request with *time_left_s* to its deadline at ingest.
 
-    Bands are geometric, so FIFO inside a lane is EDF up to the width of one band: of two
-    requests of one band, one that overtakes another's deadline wrongly does so by less than
-    (ratio - 1) times the band's lower edge; in band 0, which has none, by less than
-    `first_band_s` and however late they came. The last band before best effort is open-ended
-    and promises nothing.
+    Bands are geometric, so FIFO inside a lane is EDF up to the width of one band: a request can be
+    served before one of the same band with an earlier deadline, but the deadlines then differ by
+    less than (ratio - 1) times the band's lower edge; in band 0, which has no lower edge, by less
+    than `first_band_s` and the time they were late at ingest. The last band before best effort is
+    open-ended and gives no bound.
 
     Args:
         time_left_s: Seconds; infinite for best effort, negative when already late.
@@ -46,9 +36,17 @@ def band_lower_edge_s(band: int, layout: LaneLayout) -> Seconds:
     return 0.0 if band == 0 else layout.first_band_s * layout.band_ratio ** (band - 1)
 
 
-def work_class_of(work_tokens: float, edge_tokens: float) -> WorkClass:
-    """Short below the edge of predicted prefill + decode tokens, else long."""
-    return WorkClass.LONG if work_tokens >= edge_tokens else WorkClass.SHORT
+def work_class_of(work_tokens: float, layout: LaneLayout) -> int:
+    """
+    Work class of a request with *work_tokens* predicted prefill + decode tokens.
+
+    Classes are geometric, so that a request waits behind others of at most `work_ratio` times its
+    work; a request of the last class, which is open-ended, waits behind any.
+    """
+    if work_tokens <= layout.first_work_tokens:
+        return 0
+    ratio = math.log(work_tokens / layout.first_work_tokens, layout.work_ratio)
+    return min(math.ceil(ratio - 1e-9), layout.num_work_classes - 1)
 
 
 def lane_for(
@@ -59,32 +57,47 @@ def lane_for(
     work_tokens: float,
     layout: LaneLayout,
 ) -> LaneKey:
-    """The lane of a request (QLM §4.1: model, SLO and token distribution make a group)."""
+    """
+    The lane of a request.
+
+    Source: QLM §4.1, algorithm 1: model, SLO and token distribution make a group.
+    Differs: geometric classes of work instead of k-means, fixed, so that any number of groupers
+    agrees on them.
+    """
     return LaneKey.of(
         layout,
         model=model,
         importance=importance,
         band=band_of(time_left_s, layout),
-        work=work_class_of(work_tokens, layout.work_edge_of(model)),
+        work=work_class_of(work_tokens, layout),
     )
 
 
 def all_lanes(models: tuple[ModelName, ...], layout: LaneLayout) -> tuple[LaneKey, ...]:
-    """
-    Every lane that *layout* can have; bounded, so a fresh leader can count them all.
-
-    Lanes of the last `ALIVE_WORK_VERSIONS` learnt edges are among them: they may still drain.
-    """
-    oldest = max(1, layout.work_version - ALIVE_WORK_VERSIONS + 1)
-    layouts = [
-        msgspec.structs.replace(layout, work_version=version)
-        for version in (0, *range(oldest, layout.work_version + 1))
-    ]
+    """Every lane that *layout* can have; bounded, so that a new leader can count them all."""
     return tuple(
-        LaneKey.of(each, model=model, importance=importance, band=band, work=work)
-        for each in layouts
+        LaneKey.of(layout, model=model, importance=importance, band=band, work=work)
         for model in models
         for importance in Importance
         for band in range(layout.num_bands + 1)
-        for work in WorkClass
+        for work in range(layout.num_work_classes)
+    )
+
+
+def earlier_lanes(models: tuple[ModelName, ...], layout: LaneLayout) -> tuple[LaneKey, ...]:
+    """
+    Lanes of the layout of version 1, which may still drain, where *layout* is a later one.
+
+    Version 1 had two work classes, and two more for each version of learnt edges, of which four
+    could exist.
+    """
+    if layout.version == 1:
+        return ()
+    return tuple(
+        LaneKey(layout=1, model=model, importance=importance.value, band=band, work=work + version)
+        for model in models
+        for importance in Importance
+        for band in range(layout.num_bands + 1)
+        for work in ("short", "long")
+        for version in ("", "-1", "-2", "-3", "-4")
     )

@@ -1,4 +1,4 @@
-"""When to plan again: the plan in force is judged anew, and replaced only for a reason."""
+"""Review of the plan in force: it is evaluated again, and replaced only for a reason."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,50 +8,50 @@ import numpy as np
 
 from shared.contracts.base import InstanceId, ModelName, Seconds
 from shared.contracts.plans import LaneForecast
-from solver.planning.building import ClusterSnapshot, places, planning_problem
 from solver.planning.forecast import lane_forecasts
 from solver.planning.generator import generate, kept_order
-from solver.planning.grouping import GroupId
-from solver.planning.objective import alarms, late_probability, plan_cost
-from solver.planning.problem import Objective, PlanCost, PlanningProblem, QueueOrder
+from solver.planning.problem.grouping import GroupId
+from solver.planning.problem.objective import alarms, late_probability, plan_cost
+from solver.planning.problem.problem import Objective, PlanCost, PlanningProblem, QueueOrder
+from solver.planning.problem.snapshot import ClusterSnapshot, places, planning_problem
 
 Clock = Callable[[], Seconds]
 Pair = tuple[str, ModelName]
 _BUDGET_S_PER_GROUP = 1e-3
-"""Small problems are solved in less than the whole budget."""
-_SELDOM = 1e-3
-"""Less is told of nobody."""
+"""CPU time per group; limits the budget of small problems, which need less than all of it."""
+_LEAST_REPORTED = 1e-3
+"""Lower late probabilities are not reported."""
 _OBJECTIVE = Objective()
 
 
 class Cause(Enum):
-    """Why a plan was made anew."""
+    """Why a new plan was made."""
 
     FIRST = "first"
-    """There was none."""
+    """There was no plan."""
     INSTANCES = "instances"
-    """One came, went, drains, or has other models."""
+    """An instance came, left, drains, or has other models."""
     ARRIVALS = "arrivals"
-    """Groups wait that no queue has."""
+    """Groups wait that are in no queue."""
     VIOLATIONS = "violations"
     """More work is expected to be late than when the plan was made."""
     ALARMS = "alarms"
-    """Groups have become unlikely to be in time, or somebody has raised an alarm."""
+    """Groups have become unlikely to be in time, or an alarm was raised."""
     DRIFT = "drift"
-    """Instances serve at another pace than the plan counts on."""
+    """Instances serve at another rate than the plan assumes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewOptions:
-    """How eagerly to plan."""
+    """Thresholds and budget of planning."""
 
-    tier_weight: Mapping[str, float]
+    importance_weight: Mapping[str, float]
     budget_s: Seconds = 0.3
     """CPU time of the generator."""
     later_share: float = 0.01
-    """Of all weight: so much more that is expected late is a reason to plan anew."""
+    """Increase of the expected late share of all weight that causes a new plan."""
     drift: float = 0.2
-    """Relative change of a throughput that is a reason."""
+    """Relative change of a throughput that causes a new plan."""
     confidence: float = 0.95
     """QLM's Delta: a group that is in time with less probability is an alarm."""
     objective: Objective = _OBJECTIVE
@@ -59,13 +59,13 @@ class ReviewOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """What the plan in force was made from."""
+    """Inputs that the plan in force was made from."""
 
     instances: frozenset[tuple[InstanceId, frozenset[ModelName]]]
     rates: Mapping[Pair, float]
     late_share: float
     alarms: frozenset[GroupId] = frozenset()
-    """Of the plan when it was made: it could do no better for these."""
+    """Alarms of the plan when it was made: it could do no better for these groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +74,19 @@ class Review:
 
     order: QueueOrder
     cause: Cause | None
-    """Why it is new; none when the old one is kept, new groups put in where they cost least."""
+    """Why the plan is new; none when the old one is kept, with new groups where they cost least."""
     cost: PlanCost
     kept_cost: PlanCost
-    """Of the old one, likewise."""
+    """Cost of the old plan, with new groups where they cost least."""
     basis: Basis
     late_probability: Mapping[GroupId, float] = field(default_factory=dict)
-    """Of groups that may be late; the others are left out."""
+    """Late probability of groups that may be late; other groups are left out."""
     forecasts: tuple[LaneForecast, ...] = ()
     alarms: tuple[GroupId, ...] = ()
     """Groups whose chance to be in time is too small, the likeliest to be late first."""
 
     def places(self, snapshot: ClusterSnapshot) -> dict[GroupId, tuple[InstanceId, int]]:
-        """What the next snapshot calls `running`."""
+        """Instance and position of each group: the next snapshot's `running`."""
         return places(snapshot, self.order)
 
 
@@ -99,19 +99,15 @@ def review(
     seed: int,
 ) -> Review:
     """
-    Judge the plan in force and make a better one if there is a reason.
+    Evaluate the plan in force and make a better one if there is a reason.
 
     Args:
-        snapshot: The world, with the plan in force.
-        basis: Of the last plan; none at first.
-        options: How eagerly.
+        snapshot: State of the cluster, with the plan in force.
+        basis: Basis of the last plan; none at first.
         clock: CPU or wall time; only differences count.
-        seed: Of the search.
-
-    Source: QLM §4: the plan generator runs when the estimator expects violations.
     """
     problem = planning_problem(
-        snapshot, tier_weight=options.tier_weight, objective=options.objective
+        snapshot, importance_weight=options.importance_weight, objective=options.objective
     )
     kept = kept_order(problem)
     kept_cost = plan_cost(problem, kept)
@@ -183,7 +179,7 @@ def _rates(snapshot: ClusterSnapshot) -> dict[tuple[str, ModelName], float]:
 
 
 def _drift(before: Mapping[Pair, float], now: Mapping[Pair, float]) -> float:
-    """Largest relative change of what both know."""
+    """Largest relative change of a value, among the pairs that both mappings have."""
     return max((abs(now[key] / before[key] - 1) for key in now.keys() & before.keys()), default=0.0)
 
 
@@ -193,5 +189,5 @@ def _late(
     probabilities = late_probability(problem, order)
     return {
         snapshot.groups[number].group_id: float(probabilities[number])
-        for number in np.flatnonzero(probabilities > _SELDOM)
+        for number in np.flatnonzero(probabilities > _LEAST_REPORTED)
     }

@@ -1,1 +1,1 @@
-"""What will happen: latency, output lengths, completion times."""
+"""Predictions: latency, output lengths, completion times."""

@@ -1,4 +1,4 @@
-"""How long work that waits may take, as a quantile: sums of what is predicted of each request."""
+"""Quantiles of the time that waiting work takes: sums of the predictions for its requests."""
 
 import math
 from collections.abc import Iterable
@@ -7,17 +7,17 @@ from statistics import NormalDist
 from shared.contracts.base import Seconds
 from shared.contracts.estimates import Profile
 from shared.contracts.requests import QueuedRequest
-from solver.prediction.service_time import predicted_answer
+from solver.prediction.latency.service_time import predicted_answer
 
 _NORMAL = NormalDist()
 
 
 def sum_quantile(parts: Iterable[tuple[float, float]], level: float) -> float:
     """
-    What the sum of independent amounts is below with probability *level*, about; at least 0.
+    Approximate quantile of a sum of independent amounts; at least 0.
 
     Args:
-        parts: Mean and standard deviation of each.
+        parts: Mean and standard deviation of each amount.
         level: 0..1, both excluded; 0.5 gives the sum of the means.
 
     Source: QLM §6, equations 2 and 3: by the central limit theorem the sum is normal.
@@ -34,8 +34,8 @@ def prefills_s(predicted_s: Iterable[Seconds], profile: Profile | None, *, level
     Quantile of the time until all of several requests have their first token, one after another.
 
     Args:
-        predicted_s: Of each prefill.
-        profile: Whose latency model predicted them: each errs by itself, as iterations did.
+        predicted_s: Prediction for each prefill.
+        profile: Holds the latency model of these predictions; its errors are independent.
         level: 0..1, both excluded.
     """
     seen = None if profile is None else profile.latency_calibration
@@ -45,11 +45,11 @@ def prefills_s(predicted_s: Iterable[Seconds], profile: Profile | None, *, level
 
 def tokens(requests: Iterable[QueuedRequest], profile: Profile | None, *, level: float) -> float:
     """
-    Quantile of the prompt and answer tokens of several requests, never more than they may have.
+    Quantile of the prompt and answer tokens of several requests, capped by their limits.
 
     Args:
-        requests: With an answer each, as long as those of its application or as its limit.
-        profile: Has the lengths; without, each answer is as long as it may be.
+        requests: The answer of each has its application's predicted length, at most its limit.
+        profile: Holds the lengths; without it, each answer is as long as its limit.
         level: 0..1, both excluded.
     """
     parts, most = [], 0

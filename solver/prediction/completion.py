@@ -15,11 +15,11 @@ from solver.prediction.time_distribution import (
 )
 
 _POINTS = 32
-"""Of equal probability, that stand for a group's completion time."""
+"""Number of points of equal probability that represent a group's completion time."""
 _GRID = 96
-"""Places at which the last decode of a group is looked at."""
+"""Number of times at which the last decode of a group is evaluated."""
 _ALONE = 16
-"""Last requests of a group that count one by one; of those before, some stand for more."""
+"""Last requests of a group that are evaluated one by one; earlier ones are sampled."""
 _FAR_SD = 4.5
 _LEAST_S = 1e-9
 _LEVELS = (np.arange(_POINTS) + 0.5) / _POINTS
@@ -27,7 +27,7 @@ _LEVELS = (np.arange(_POINTS) + 0.5) / _POINTS
 
 @dataclass(frozen=True, slots=True)
 class TokenMoments:
-    """Tokens of one request of each group; arrays that go together."""
+    """Token moments of one request of each group; arrays of matching shapes."""
 
     mean: Floats
     variance: Floats
@@ -35,7 +35,7 @@ class TokenMoments:
     @classmethod
     def of(cls, mean: ArrayLike, sd: ArrayLike = 0.0) -> Self:
         """
-        From mean and standard deviation.
+        Make moments from mean and standard deviation.
 
         Raises:
             ValueError: One of them is negative or not finite.
@@ -46,13 +46,15 @@ class TokenMoments:
         return cls(means, sds**2)
 
     def plus(self, other: "TokenMoments") -> "TokenMoments":
-        """Of both together, independent of one another."""
+        """Moments of the sum with an independent amount."""
         return TokenMoments(self.mean + other.mean, self.variance + other.variance)
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What is served before: so many requests, and the moments of the sum of their tokens."""
+    """
+    Work that is served before: number of requests, and the moments of the sum of their tokens.
+    """
 
     num_requests: Floats
     tokens: TokenMoments
@@ -60,7 +62,7 @@ class Ahead:
     @classmethod
     def of(cls, num_requests: ArrayLike, per_request: TokenMoments) -> Self:
         """
-        Independent requests of one kind.
+        Make `Ahead` of independent requests of one kind.
 
         Raises:
             ValueError: *num_requests* is negative or not finite.
@@ -71,30 +73,30 @@ class Ahead:
         return cls(count, TokenMoments(count * per_request.mean, count * per_request.variance))
 
     def plus(self, other: "Ahead") -> "Ahead":
-        """Both: counts, means and variances add up."""
+        """Sum of both: counts, means and variances add up."""
         return Ahead(self.num_requests + other.num_requests, self.tokens.plus(other.tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupWork:
-    """Request groups, first come, first served each; arrays that go together."""
+    """Request groups, each first come, first served; arrays of matching shapes."""
 
     num_requests: Floats
     """1 or more."""
     prompt: TokenMoments
     output: TokenMoments
     most_output: Floats | float = math.inf
-    """Tokens that no answer exceeds: without a limit few long ones count for too much."""
+    """Longest possible answer, in tokens: without a limit, a few long ones count for too much."""
 
     @property
     def tokens(self) -> TokenMoments:
-        """Of one request."""
+        """Tokens of one request."""
         return self.prompt.plus(self.output)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCompletion:
-    """Completion times of groups, by points of equal probability."""
+    """Completion times of groups, as points of equal probability."""
 
     points_s: Floats
     """float64[..., 32], rising along the last axis."""
@@ -128,7 +130,7 @@ class GroupCompletion:
         return np.asarray((self.points_s <= time).mean(axis=-1))
 
     def as_distribution(self) -> TimeDistribution:
-        """With the same mean and variance."""
+        """The distribution with the same mean and variance."""
         return TimeDistribution.of(self.mean_s, self.variance)
 
 
@@ -140,27 +142,27 @@ def waiting_time(
     running: ArrayLike | None = None,
 ) -> TimeDistribution:
     """
-    Until the turn of a request, W.
+    Waiting time until the turn of a request, W.
 
     Args:
-        ahead: Of it.
-        service: Of the instance.
-        output: Tokens of one answer of those that run, without which they are left out.
+        ahead: Work before the request.
+        output: Answer tokens of the running requests; without it, they are ignored.
         running: Requests that run now; without it, a full batch.
 
     Source: QLM equations 2 and 3: tokens ahead over the throughput, means and variances of
     independent requests added up.
-    Differs: prompt tokens count, for prefills take what decodes do not get. The throughput's own
-    error is common to all tokens, so that its standard deviation grows with the wait and not
-    with its root. What runs has to be finished as far as what runs at the turn has not: an engine
-    that is not full takes some at once, and even with a full one both are as uncertain as
-    their answers' remainders.
+    Differs: prompt tokens count, because prefills use the token budget that decodes leave. The
+    error of the throughput is common to all tokens, so the standard deviation grows linearly with
+    the wait, not with its square root. Running requests delay the turn only by the part that must
+    finish to free a slot: an engine with free slots admits some requests immediately. With a full
+    engine, the running work and the work that runs at the turn are both as uncertain as the
+    remaining lengths of their answers.
     """
     mean, variance = ahead.tokens.mean, ahead.tokens.variance
     if output is not None:
         now = service.batch if running is None else np.asarray(running, np.float64)
         left = _remainder(output)
-        # Until as many have come as run together, those that run at the turn run now, too.
+        # Until as many requests have begun as run together, those running at the turn also run now.
         others = np.minimum(1.0, ahead.num_requests / max(1.0, service.batch))
         mean = np.maximum(0.0, mean + (now - service.batch) * left.mean)
         variance = variance + others * (now + service.batch) * left.variance
@@ -173,7 +175,7 @@ def completion_time(
     wait: TimeDistribution, output: TokenMoments, service: ServiceParameters
 ) -> TimeDistribution:
     """
-    From now until the last token of one request: C = W + P + D, D = O · epsilon · d.
+    Completion time of one request from now to its last token: C = W + P + D, D = O · epsilon · d.
 
     Source: QLM equations 1 and 4.
     """
@@ -184,23 +186,22 @@ def group_completion_time(
     wait: TimeDistribution, work: GroupWork, service: ServiceParameters
 ) -> GroupCompletion:
     """
-    Until the last token of the last request of each group.
+    Time until the last token of the last request of each group.
 
     Args:
-        wait: Until the turn of each group's **last** request: ahead of it are its group's
-            others, too.
+        wait: Time until the turn of each group's **last** request; includes the other requests
+            of its group.
         work: The groups, of the shape of *wait*.
-        service: Of the instance.
 
     Raises:
         ValueError: A group has less than one request.
 
     Source: QLM equation 5, the maximum over the group.
-    Decided: the paper does not say how it takes the maximum. Requests begin a token throughput
-    apart, and their answers' lengths are independent: the one k places before the last is done
-    last only if its decode takes that much longer, so that P(all done by x after the last one's
-    turn) is the product of P(D <= x + k · step). An answer's own tokens delay those behind it by
-    little beside what they take it, which is neglected.
+    Decided: the paper does not say how it takes the maximum. Requests begin at intervals of
+    tokens over throughput, and their answers' lengths are independent: the request k places before
+    the last one ends last only if its decode takes that much longer, so that P(all done by x after
+    the last one's turn) is the product of P(D <= x + k · step). An answer's own tokens delay the
+    requests behind it slightly, which is neglected.
     """
     if not np.all(work.num_requests >= 1):
         raise ValueError("num_requests of a group must be 1 or more")
@@ -223,16 +224,16 @@ def _prefill(service: ServiceParameters) -> TimeDistribution:
 
 
 def _decode(output: TokenMoments, service: ServiceParameters) -> TimeDistribution:
-    """D, equation 4."""
+    """D, the decode time of an answer, by equation 4."""
     pace_s = service.paced_decode_s
     return TimeDistribution.of(output.mean * pace_s, output.variance * pace_s**2)
 
 
 def _remainder(output: TokenMoments) -> TokenMoments:
     """
-    What is left of an answer that is found running, by the moments of renewal theory.
+    Rest of an answer that is observed while it runs, by the moments of renewal theory.
 
-    Third moments are those of lognormal lengths. The longer an answer, the likelier it is found.
+    Third moments are those of lognormal lengths. Longer answers are more likely to be observed.
     """
     mean = np.maximum(1e-9, output.mean)
     skew = 1 + output.variance / mean**2
@@ -267,7 +268,7 @@ def _last_decode(
 
 
 def _places(most: int) -> tuple[Floats, Floats]:
-    """Places before the last request, and for how many each stands; the farther, the more."""
+    """Sampled places before the last request, and the number of places that each stands for."""
     edges = list(range(min(most, _ALONE)))
     while edges[-1] + 1 < most:
         edges.append(min(most - 1, max(edges[-1] + 1, round(1.25 * edges[-1]))))

@@ -1,7 +1,7 @@
-"""Least squares without negative coefficients, on the normal equations."""
+"""Non-negative least squares on the normal equations."""
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
@@ -10,16 +10,28 @@ _ZERO = 1e-15
 """Rounding errors of gradients, and of coefficients, for a diagonal near 1."""
 
 
-def non_negative(matrix: Floats, vector: Floats) -> Floats:
+def non_negative(matrix: Floats, vector: Floats, *, ridge: ArrayLike = 0.0) -> Floats:
     """
-    The x >= 0 that minimises x·matrix·x/2 - vector·x.
+    The x >= 0 that minimises x·matrix·x/2 - vector·x, solved for terms of equal size.
 
     Args:
-        matrix: float64[n, n], symmetric, positive definite, its diagonal near 1.
+        matrix: float64[n, n], symmetric and positive definite, except for terms that were never
+            seen: their rows are 0, and so is x.
         vector: float64[n].
+        ridge: Added to the diagonal of terms of equal size; per term, decides between terms that
+            look the same.
 
     Source: Lawson and Hanson's active set. A handful of n x n solutions, 0.1 ms for n = 5.
     """
+    size = np.sqrt(np.diag(matrix))
+    size[size <= 0] = 1.0
+    scaled = matrix / np.outer(size, size) + np.diag(np.broadcast_to(ridge, size.shape))
+    solution: Floats = _solved(scaled, vector / size) / size
+    return solution
+
+
+def _solved(matrix: Floats, vector: Floats) -> Floats:
+    """As `non_negative`, for a matrix whose diagonal is near 1."""
     size = len(vector)
     solution = np.zeros(size)
     active = np.zeros(size, dtype=bool)
@@ -46,7 +58,7 @@ def _feasible(
         steps = solution[falling] / (solution[falling] - best[falling])
         solution = solution + float(steps.min()) * (best - solution)
         leaving = active & (solution <= _ZERO)
-        # At least one has reached 0, whatever rounding says.
+        # At least one term has reached 0, regardless of rounding.
         leaving[np.flatnonzero(falling)[int(np.argmin(steps))]] = True
         active &= ~leaving
         solution[~active] = 0.0

@@ -1,4 +1,4 @@
-"""What one batch tells of a model on a device, and telemetry afterwards (QLM §6, table 1)."""
+"""Service parameters of a model on a device: from one batch, then telemetry (QLM §6, table 1)."""
 
 import math
 from collections.abc import Sequence
@@ -6,31 +6,32 @@ from dataclasses import dataclass, replace
 from statistics import fmean, pvariance
 
 from shared.contracts.base import Seconds, UnixTime
-from solver.prediction.moments import RunningMoments
+from solver.prediction.calibration.moments import RunningMoments
 
 _LEAST_S = 1e-6
 _FIRST_RATE_ERROR = 0.25
-"""Relative, of a throughput that one batch told: simulated ones were 10 to 30 % too fast."""
+"""Relative error of a throughput from one batch: simulated ones were 10 to 30 % too fast."""
 _MEMORY = 200.0
 """Requests after which an old one weighs 1/e."""
 _RATE_MEMORY = 40.0
 """
-Busy intervals, likewise: a throughput changes with what else the machine does. Of fewer the mean
-is no better known: answers that end together make one interval's rate err by a third.
+Busy intervals after which an old one weighs 1/e: a throughput changes with the machine's other
+load. With fewer, the mean is not better known: answers that end together change one interval's
+rate by a third.
 """
 _LEAST_INTERVALS = 8
-"""Before their spread says anything of the throughput's error."""
+"""Intervals before their spread is used as the throughput's error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRequest:
-    """How long one request took."""
+    """Times and tokens of one served request."""
 
     prompt_tokens: int
     output_tokens: int
     """1 or more."""
     begun_at: UnixTime
-    """When its turn came."""
+    """When the turn of the request came."""
     first_token_at: UnixTime
     finished_at: UnixTime
 
@@ -50,7 +51,7 @@ class ServedRequest:
 
     @property
     def decode_s_per_token(self) -> Seconds | None:
-        """None for an answer of one token, which its prefill gives."""
+        """None for an answer of one token, which the prefill produces."""
         if self.output_tokens == 1:
             return None
         return (self.finished_at - self.first_token_at) / (self.output_tokens - 1)
@@ -58,22 +59,22 @@ class ServedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceParameters:
-    """One model on one device, serving (QLM table 1)."""
+    """Parameters of one model on one serving device (QLM table 1)."""
 
     token_rate_per_s: float
     """Theta, prompt and output tokens together, while batches are full."""
     rate_error: float = 0.0
-    """Relative standard deviation of that, common to all that waits."""
+    """Relative standard deviation of the throughput, common to all waiting requests."""
     prefill_s: Seconds = 0.0
     """P, mean time from a request's turn to its first token."""
     prefill_var: float = 0.0
-    """Square seconds."""
+    """Variance of `prefill_s`, square seconds."""
     decode_s_per_token: Seconds = 0.0
-    """d, when nothing interrupts."""
+    """d, decode time per token without interruptions."""
     inefficiency: float = 1.0
-    """Epsilon, of decoding beside requests that begin and are preempted; 1 or more."""
+    """Epsilon: slowdown of decoding by requests that begin or are preempted; 1 or more."""
     batch: float = 1.0
-    """Requests that run together when others wait."""
+    """Requests that run together while others wait."""
 
     def __post_init__(self) -> None:
         if not 0 < self.token_rate_per_s < math.inf:
@@ -86,7 +87,7 @@ class ServiceParameters:
 
     @property
     def paced_decode_s(self) -> Seconds:
-        """Epsilon times d: what an output token takes its request (equation 4)."""
+        """Epsilon times d: time per output token of a request (equation 4)."""
         return self.inefficiency * self.decode_s_per_token
 
 
@@ -94,20 +95,20 @@ def from_first_batch(batch: Sequence[ServedRequest]) -> ServiceParameters:
     """
     Parameters from one batch, whose requests began together on an idle engine.
 
-    Decode time per token is that of the fastest request, the inefficiency what the others took
-    over it.
+    Decode time per token is that of the fastest request; the inefficiency is the ratio of the
+    others to it.
 
     Raises:
         ValueError: The batch is empty.
 
     Source: QLM §6, offline profiling (hardware).
-    Differs: the throughput is tokens over the mean stay of a request, from the batch's begin on,
-    times the requests, and not tokens over the batch's whole time. A single batch empties while
-    its longest answer goes on, but in continuous batching others take the places: by its whole
-    time, answers like ShareGPT's seem to be served at a third of the rate.
+    Differs: the throughput is tokens over the requests' mean stay since the batch's begin, times
+    the number of requests, and not tokens over the batch's whole time. A single batch empties
+    while its longest answer continues, but in continuous batching others take the places: by its
+    whole time, answers like ShareGPT's seem to be served at a third of the rate.
     """
     if not batch:
-        raise ValueError("a first batch needs a request")
+        raise ValueError("a first batch needs at least one request")
     begun_at = min(each.begun_at for each in batch)
     stays_s = sum(each.finished_at - begun_at for each in batch)
     paces = [
@@ -132,16 +133,16 @@ def from_first_batch(batch: Sequence[ServedRequest]) -> ServiceParameters:
 
 class ServiceTelemetry:
     """
-    Parameters that follow what an instance reports, older reports weighing less.
+    Parameters that follow the reports of an instance, older reports weighing less.
 
     Args:
-        first: Until something else is known; its decode time per token stays, and what changes
-            is the inefficiency.
+        first: Used until something else is known; its decode time per token stays, and only the
+            inefficiency changes.
         memory: Requests after which an old one weighs 1/e.
-        rate_memory: Busy intervals, likewise.
+        rate_memory: Busy intervals after which an old one weighs 1/e.
 
-    Source: QLM §6 takes all of them as constant once profiled.
-    Differs: they follow telemetry, for the load changes how requests disturb one another.
+    Source: QLM §6 assumes that all of them are constant once profiled.
+    Differs: they follow telemetry, because the load changes how requests disturb one another.
     """
 
     def __init__(
@@ -165,8 +166,8 @@ class ServiceTelemetry:
         Learn from an interval in which requests waited all the time.
 
         Args:
-            tokens: Computed in it, for the first time.
-            busy_s: Its length; an interval without time or tokens says nothing.
+            tokens: Tokens computed in the interval for the first time.
+            busy_s: Length of the interval; one without time or tokens is ignored.
             running: Requests that ran together, on average.
         """
         if not (0 < busy_s < math.inf and 0 < tokens < math.inf and running >= 0):
@@ -177,7 +178,7 @@ class ServiceTelemetry:
         self._batches.observe(running)
 
     def observe_request(self, served: ServedRequest) -> None:
-        """Learn from a request that is done."""
+        """Learn from a completed request."""
         self._prefill.observe(served.prefill_s)
         if served.decode_s_per_token is not None:
             tokens = served.output_tokens - 1
@@ -191,7 +192,7 @@ class ServiceTelemetry:
 
     @property
     def parameters(self) -> ServiceParameters:
-        """As they are known now."""
+        """The current parameters."""
         found = self._first
         rates, batches, prefill = (
             each.value() for each in (self._rates, self._batches, self._prefill)
@@ -200,7 +201,8 @@ class ServiceTelemetry:
             rate = self._tokens / self._busy_s
             found = replace(found, token_rate_per_s=rate, batch=batches.mean)
             if rates.count >= _LEAST_INTERVALS:
-                # The mean's standard error. What an interval's chance adds is the tokens' own.
+                # The mean's standard error. Random variation of one interval is already in the
+                # tokens.
                 count = min(rates.count, self._rate_memory)
                 error = rates.sd / rates.mean / math.sqrt(count)
                 found = replace(found, rate_error=error)

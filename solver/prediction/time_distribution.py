@@ -1,4 +1,4 @@
-"""A time that is not known yet, by its mean and its variance."""
+"""An uncertain time, given by its mean and variance."""
 
 import math
 from dataclasses import dataclass
@@ -8,11 +8,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shared.contracts.base import Seconds
-
 Floats = NDArray[np.float64]
 _MOST_VARIATION = 1e6
-"""Standard deviation over mean: so that logarithms of whatever is measured are finite."""
+"""Maximum of standard deviation over mean, so that logarithms of any measurement are finite."""
 _ERFC = np.frompyfunc(math.erfc, 1, 1)
 _INVERSE = np.frompyfunc(NormalDist().inv_cdf, 1, 1)
 
@@ -23,19 +21,19 @@ class TimeDistribution:
     Lognormal distributions with given moments; arrays of any one shape.
 
     A sum of many independent times tends to the normal distribution, and so does the lognormal
-    one as its spread becomes small beside its mean. With few terms it still is above 0 and has
-    the long right tail that answers' lengths have (Fenton 1960, sums of lognormal variables).
+    one as its spread becomes small beside its mean. With few terms it stays above 0 and has the
+    long right tail that answers' lengths have (Fenton 1960, sums of lognormal variables).
 
     Args:
         mean_s: Seconds, finite, 0 or more.
-        variance: Square seconds, finite, 0 or more; 0 is a time that is certain.
+        variance: Square seconds, finite, 0 or more; 0 is a certain time.
 
     Raises:
         ValueError: A moment is negative or not finite.
 
     Source: QLM §6, equation 3.
-    Differs: lognormal instead of normal, since a time is not negative: of a request with few
-    others ahead the normal one says that it begins in the past.
+    Differs: lognormal instead of normal, because a time is not negative: with few requests ahead,
+    the normal distribution predicts that a request begins in the past.
     """
 
     mean_s: Floats
@@ -48,12 +46,12 @@ class TimeDistribution:
 
     @classmethod
     def of(cls, mean_s: ArrayLike, variance: ArrayLike = 0.0) -> Self:
-        """From numbers or arrays that go together."""
+        """Make a distribution from numbers or arrays of matching shapes."""
         mean, var = np.broadcast_arrays(*(np.asarray(v, np.float64) for v in (mean_s, variance)))
         return cls(mean, var)
 
     def __getitem__(self, index: int) -> Self:
-        """One of several."""
+        """One of several distributions."""
         return type(self)(self.mean_s[index], self.variance[index])
 
     @property
@@ -75,14 +73,14 @@ class TimeDistribution:
         return np.asarray(np.sqrt(np.log1p(np.minimum(variation, _MOST_VARIATION) ** 2)))
 
     def cdf(self, time_s: ArrayLike) -> Floats:
-        """Probability that it is at most *time_s*."""
+        """Probability of at most *time_s*."""
         return normal_cdf(self.score(time_s))
 
     def score(self, time_s: ArrayLike) -> Floats:
         """
-        Where *time_s* is, in standard deviations of the logarithm from the median.
+        Distance of *time_s* from the median, in standard deviations of the logarithm.
 
-        Infinite at and beyond the edges: for a time of 0, and for one that was certain.
+        Infinite at and beyond the edges: for a time of 0, and for a certain time.
         """
         time = np.asarray(time_s, np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -93,7 +91,7 @@ class TimeDistribution:
 
     def quantile(self, level: ArrayLike) -> Floats:
         """
-        Seconds that it is below with probability *level*.
+        Seconds that the time is below with probability *level*.
 
         Raises:
             ValueError: A level is not above 0 and below 1.
@@ -103,7 +101,7 @@ class TimeDistribution:
         return np.asarray(np.where(self.log_sd > 0, found, self.mean_s))
 
     def interval(self, level: float) -> tuple[Floats, Floats]:
-        """Lower and upper end, between which it is with probability *level*."""
+        """Lower and upper end of the interval that has probability *level*."""
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def plus(self, other: "TimeDistribution") -> "TimeDistribution":
@@ -111,20 +109,15 @@ class TimeDistribution:
         return TimeDistribution.of(self.mean_s + other.mean_s, self.variance + other.variance)
 
 
-def certain(time_s: Seconds) -> TimeDistribution:
-    """A time that is known."""
-    return TimeDistribution.of(time_s)
-
-
 def normal_cdf(value: ArrayLike) -> Floats:
-    """Of mean 0 and standard deviation 1."""
+    """Distribution function of the standard normal distribution."""
     scaled = -np.asarray(value, np.float64) / math.sqrt(2)
     return np.asarray(0.5 * np.asarray(_ERFC(scaled), np.float64))
 
 
 def normal_quantile(level: ArrayLike) -> Floats:
     """
-    Of mean 0 and standard deviation 1.
+    Quantile of the standard normal distribution.
 
     Raises:
         ValueError: A level is not above 0 and below 1.

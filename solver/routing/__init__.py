@@ -1,1 +1,1 @@
-"""Who is admitted where, and what is each tenant's share (QUARTZ)."""
+"""Routing and admission of requests, and shares of tenants (QUARTZ)."""

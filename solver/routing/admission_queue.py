@@ -8,7 +8,7 @@ from shared.contracts.base import InstanceId, RequestId, UnixTime
 from solver.routing.request import Candidate, PrefillEstimate, RoutedRequest
 
 _SLACK = 64
-"""Stale items that are not worth a rebuild."""
+"""Number of stale items below which the heap is not rebuilt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,19 +17,19 @@ class Assignment:
 
     request: RoutedRequest
     candidate: Candidate
-    """The instance, as it was seen when it was chosen."""
+    """The instance, as seen at the time of the choice."""
     estimate: PrefillEstimate
     key: float
-    """By which it is ordered as long as predictions are trusted."""
+    """Dispatch order as long as predictions are trusted."""
     is_late: bool = False
-    """Whether the key has the penalty for that already."""
+    """True if the key already includes the penalty for being late."""
 
     @property
     def instance_id(self) -> InstanceId:
         return self.candidate.instance_id
 
     def will_be_late(self, now: UnixTime) -> bool:
-        """Whether its first token would be late if its prefill began *now*."""
+        """True if its first token would be late if its prefill began *now*."""
         return now + self.estimate.mean_s > self.request.deadline_at
 
 
@@ -40,10 +40,10 @@ class AdmissionQueue:
     """
     A binary heap by key, then arrival, then order of entry.
 
-    Aging is part of the key, so nothing moves while it waits. Removal is lazy.
+    Aging is part of the key, so waiting requests never move. Removal is lazy.
 
     Args:
-        ordering: The place of an assignment, smaller first.
+        ordering: Sort key of an assignment, smaller first.
     """
 
     def __init__(self, ordering: Callable[[Assignment], float]) -> None:
@@ -56,14 +56,14 @@ class AdmissionQueue:
         return len(self._waiting)
 
     def push(self, assignment: Assignment) -> None:
-        """*assignment* waits; its request does not wait here already."""
+        """Add *assignment*, whose request must not be waiting here already."""
         self._num_pushed += 1
         request = assignment.request
         self._waiting[request.request_id] = (self._num_pushed, assignment)
         heapq.heappush(self._heap, self._item(self._num_pushed, assignment))
 
     def pop(self) -> Assignment | None:
-        """The first, which waits no longer; None when nothing waits."""
+        """Remove and return the first assignment; None when nothing waits."""
         while self._heap:
             _, _, number, request_id = heapq.heappop(self._heap)
             found = self._waiting.get(request_id)
@@ -73,14 +73,14 @@ class AdmissionQueue:
         return None
 
     def discard(self, request_id: RequestId) -> bool:
-        """The request waits no longer; whether it did."""
+        """Remove the request; return whether it was waiting here."""
         found = self._waiting.pop(request_id, None)
         if len(self._heap) > 2 * len(self._waiting) + _SLACK:
             self.reorder(self._ordering)
         return found is not None
 
     def reorder(self, ordering: Callable[[Assignment], float]) -> None:
-        """Another order from now on, also for those that wait."""
+        """Use another order from now on, also for those that wait."""
         self._ordering = ordering
         self._heap = [self._item(*each) for each in self._waiting.values()]
         heapq.heapify(self._heap)

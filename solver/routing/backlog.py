@@ -1,26 +1,31 @@
 """Expected work before an instance, in seconds (QUARTZ §3.3, §4.4)."""
 
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from shared.contracts.base import InstanceId, RequestId, Seconds, UnixTime
-from shared.contracts.routing import InstanceLoad, SoftState
+from shared.contracts.routing import InstanceLoad, SoftState, WorkTotals
 from solver.routing.service_pace import ServicePace
-from solver.routing.soft_state import merged
-from solver.routing.work import Work, served_between_s
+
+T = TypeVar("T")
 
 LOST_AFTER_S = 5.0
-"""A first token whose engine has had nothing left to prefill for so long was lost on its way."""
+"""A first token is lost if its engine has had nothing to prefill for this long."""
 OVERDUE_S = 60.0
-"""Whatever its engine has left: of less than a second of work that is sent ahead of time, what has
-no first token for so long went elsewhere, as relegated requests do."""
+"""
+Regardless of the engine's remaining work: less than a second of work is sent ahead of time, so a
+request without a first token for this long went elsewhere, as relegated requests do.
+"""
 
 _MOST_TOKENS = 1e9
-"""Before an instance: whatever others tell, a number."""
+"""Upper bound of tokens before an instance, so that any published state gives a finite number."""
 
 _ROUNDING_S = 1e-9
-"""Of differences of totals, each the sum of many times."""
+"""Rounding error of differences of totals, each the sum of many times."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,10 +39,10 @@ class _Outstanding:
 
 @dataclass(slots=True)
 class _Instance:
-    """What is known of one instance."""
+    """State of one instance."""
 
-    own: Work = field(default_factory=Work)
-    others: Work = field(default_factory=Work)
+    own: WorkTotals = field(default_factory=WorkTotals)
+    others: WorkTotals = field(default_factory=WorkTotals)
     pace: ServicePace = field(default_factory=ServicePace)
     load: InstanceLoad = field(default_factory=InstanceLoad)
 
@@ -59,7 +64,7 @@ class _Instance:
         return max(0.0, expected_s)
 
     def engine_wait_s(self, now: UnixTime) -> Seconds:
-        """As of `Backlog`."""
+        """As `Backlog.engine_wait_s`."""
         count = self.num_outstanding
         if count <= 0:
             return 0.0
@@ -69,11 +74,11 @@ class _Instance:
 
 class Backlog:
     """
-    Work-based backlog of each instance, by one router, with what others told it.
+    Work-based backlog of each instance, by one router, merged with the state of other routers.
 
-    Expected work is added when a request is assigned and taken off at its first token. In between
-    it decays at the pace of the instance's latest service. An instance's reports correct what its
-    engine is thought to hold.
+    Expected work is added when a request is assigned and removed at its first token. In between
+    it decays at the instance's recent pace. An instance's reports correct the assumed work in its
+    engine.
 
     Args:
         router: Name of the router, never used by another one.
@@ -85,9 +90,9 @@ class Backlog:
         self._router = router
         self._others = SoftState()
         self._outstanding: dict[RequestId, _Outstanding] = {}
-        self._instances: dict[InstanceId, _Instance] = {}
+        self._instances: defaultdict[InstanceId, _Instance] = defaultdict(_Instance)
         self.version = 0
-        """Of all own totals: rises with each change; only this class writes it."""
+        """Version of all own totals: increases with each change; only this class writes it."""
 
     def assign(
         self,
@@ -98,45 +103,53 @@ class Backlog:
         tokens: int,
         now: UnixTime,
     ) -> None:
-        """A request is to be served by *instance_id*: *mean_s* of work, *tokens* to compute."""
-        instance = self._instance(instance_id)
+        """Add a request that *instance_id* will serve: *mean_s* of work, *tokens* to compute."""
+        instance = self._instances[instance_id]
         if instance.num_outstanding <= 0:
             instance.pace.begin(now)
         instance.pace.add(mean_s, tokens)
         self._outstanding[request_id] = _Outstanding(instance_id=instance_id, mean_s=mean_s)
-        self._change(instance.own)
-        instance.own.assigned_s += mean_s
-        instance.own.num_assigned += 1
+        own = instance.own
+        instance.own = replace(
+            own,
+            version=self._next_version(),
+            assigned_s=own.assigned_s + mean_s,
+            num_assigned=own.num_assigned + 1,
+        )
 
     def dispatch(self, request_id: RequestId, now: UnixTime) -> None:
-        """The request has been sent to its instance; unknown ones are ignored."""
+        """Record that the request was sent to its instance; unknown ones are ignored."""
         request = self._outstanding.get(request_id)
         if request is None or request.dispatched_at is not None:
             return
         request.dispatched_at = now
-        own = self._instance(request.instance_id).own
-        self._change(own)
-        own.dispatched_s += request.mean_s
+        instance = self._instances[request.instance_id]
+        dispatched_s = instance.own.dispatched_s + request.mean_s
+        instance.own = replace(
+            instance.own, version=self._next_version(), dispatched_s=dispatched_s
+        )
 
     def finish(self, request_id: RequestId, now: UnixTime) -> None:
-        """The request has its first token; unknown ones are ignored."""
+        """Record that the request has its first token; unknown ones are ignored."""
         request = self._end(request_id, now)
         if request is not None:
-            self._instance(request.instance_id).pace.serve(request.mean_s, now)
+            self._instances[request.instance_id].pace.serve(request.mean_s, now)
 
     def give_up(self, request_id: RequestId, now: UnixTime) -> None:
         """
-        The request gets no first token there, or none that is heard of; unknown ones are ignored.
+        Drop a request whose first token will not come or not be known; unknown ones are ignored.
 
-        It says nothing of how fast its instance is.
+        The pace of its instance does not change.
         """
         request = self._end(request_id, now)
         if request is not None:
-            self._instance(request.instance_id).own.given_up_s += request.mean_s
+            instance = self._instances[request.instance_id]
+            given_up_s = instance.own.given_up_s + request.mean_s
+            instance.own = replace(instance.own, given_up_s=given_up_s)
 
     def observe(self, instance_id: InstanceId, load: InstanceLoad, now: UnixTime) -> None:
-        """A report of the instance; older ones than the latest are ignored."""
-        instance = self._instance(instance_id)
+        """Adopt a report of the instance; older ones than the latest are ignored."""
+        instance = self._instances[instance_id]
         if load.seq <= instance.load.seq:
             return
         instance.load = load
@@ -145,7 +158,7 @@ class Backlog:
         instance.pace.correct(instance.in_engine_s, load.prefill_backlog_tokens, now)
 
     def adopt(self, state: SoftState, now: UnixTime) -> None:
-        """What another router knows; what it tells of this one changes nothing."""
+        """Merge the state of another router; its data on this router are ignored."""
         others = {router: work for router, work in state.work.items() if router != self._router}
         known = self._others
         self._others = merged(known, SoftState(work=others))
@@ -157,29 +170,26 @@ class Backlog:
             self.observe(instance_id, load, now)
 
     def snapshot(self) -> SoftState:
-        """Everything that is known, for others to adopt."""
-        own = {
-            instance_id: each.own.told()
-            for instance_id, each in self._instances.items()
-            if each.own.version
-        }
+        """The complete state, for other routers to adopt."""
+        own = {i: each.own for i, each in self._instances.items() if each.own.version}
         loads = {i: each.load for i, each in self._instances.items() if each.load.seq}
         return replace(self._others, work={**self._others.work, self._router: own}, loads=loads)
 
     def load(self, instance_id: InstanceId) -> InstanceLoad:
         """The latest report; all zero before the first."""
-        return self._instance(instance_id).load
+        return self._instances[instance_id].load
 
     def outstanding_tokens(self, instance_id: InstanceId) -> int:
         """
         Prompt tokens there, assigned or waiting, that are not computed yet; at least 0.
 
         Source: QUARTZ table 2.
-        Decided: a report is up to a second old, and knows nothing of what waits here. So it is
-        the expected work of all routers, in tokens of its own average, or what was reported if
-        that is more: the instance also has requests that no router sent.
+        Decided: a report is up to a second old, and does not include requests that wait here. So
+        this
+        is the expected work of all routers, in tokens of its own average, or the reported number if
+        that is higher: the instance also has requests that no router sent.
         """
-        instance = self._instance(instance_id)
+        instance = self._instances[instance_id]
         work_s = instance.in_engine_s + instance.queued_s
         token_s = instance.pace.token_s
         expected = round(min(work_s / token_s, _MOST_TOKENS)) if token_s > 0 else 0
@@ -187,15 +197,15 @@ class Backlog:
 
     def num_outstanding(self, instance_id: InstanceId) -> int:
         """Requests without a first token, of all known routers."""
-        return self._instance(instance_id).num_outstanding
+        return self._instances[instance_id].num_outstanding
 
     def is_idle(self, instance_id: InstanceId) -> bool:
-        """Whether no router has sent it anything that has no first token yet."""
-        instance = self._instance(instance_id)
+        """True if every request that routers sent to the instance has its first token."""
+        instance = self._instances[instance_id]
         return instance.in_engine_s <= _ROUNDING_S
 
     def forget(self, router: str) -> None:
-        """Another router is gone: what it had sent counts no longer."""
+        """Remove the totals of another router that is gone."""
         work = {name: each for name, each in self._others.work.items() if name != router}
         left = self._others.work.get(router, {})
         self._others = replace(self._others, work=work)
@@ -204,18 +214,19 @@ class Backlog:
 
     def expected_wait_s(self, instance_id: InstanceId, now: UnixTime) -> Seconds:
         """Mean time until the instance could begin one more request; at least 0."""
-        instance = self._instance(instance_id)
+        instance = self._instances[instance_id]
         return instance.queued_s / instance.pace.value + instance.engine_wait_s(now)
 
     def engine_wait_s(self, instance_id: InstanceId, now: UnixTime) -> Seconds:
-        """The part of the wait that the engine has been given already; at least 0."""
-        return self._instance(instance_id).engine_wait_s(now)
+        """Time for the part of the wait that the engine already holds; at least 0."""
+        return self._instances[instance_id].engine_wait_s(now)
 
     def leave(self, instance_id: InstanceId) -> None:
         """
-        Keep nothing of an instance to which nothing is assigned; totals of it may begin anew.
+        Drop an instance to which nothing is assigned; its totals may start again from 0.
 
-        Others must have heard the last change, or they count for ever what they did not hear end.
+        Other routers must have received the last change, or they count unfinished requests
+        endlessly.
         """
         self._instances.pop(instance_id, None)
         work = {
@@ -224,27 +235,29 @@ class Backlog:
         }
         self._others = replace(self._others, work=work)
 
-    def _change(self, own: Work) -> None:
-        """Versions of an instance that comes back go on where they were."""
+    def _next_version(self) -> int:
+        """Versions continue for an instance that comes back."""
         self.version += 1
-        own.version = self.version
+        return self.version
 
     def _learn_pace(self, instance_id: InstanceId, grown_s: Seconds, now: UnixTime) -> None:
-        """Others saw so much served since they were heard last."""
-        instance = self._instance(instance_id)
+        """Learn from *grown_s* of work served for other routers since their last state."""
+        instance = self._instances[instance_id]
         if instance.num_outstanding <= 0:
-            # It was idle as far as was known, and has begun since.
+            # The instance was idle as far as is known, and has begun since.
             instance.pace.begin(now - grown_s)
         if grown_s > _ROUNDING_S:
             instance.pace.serve(grown_s, now)
 
     def _add_others(self, instance_id: InstanceId) -> None:
-        """Others' totals anew."""
-        others = Work()
-        for work in self._others.work.values():
-            if instance_id in work:
-                others.add(work[instance_id])
-        self._instance(instance_id).others = others
+        """Recompute the sum of the other routers' totals."""
+        known = [work[instance_id] for work in self._others.work.values() if instance_id in work]
+        self._instances[instance_id].others = WorkTotals(
+            **{
+                name: sum(getattr(totals, name) for totals in known)
+                for name in WorkTotals.__struct_fields__
+            }
+        )
 
     def _forget_lost(self, instance_id: InstanceId, *, before: UnixTime, now: UnixTime) -> None:
         for request_id, request in list(self._outstanding.items()):
@@ -253,18 +266,56 @@ class Backlog:
                 self.give_up(request_id, now)
 
     def _end(self, request_id: RequestId, now: UnixTime) -> _Outstanding | None:
-        """Expect the request no longer; what was expected, if anything was."""
+        """Remove and return the request; None if it was not expected."""
         self.dispatch(request_id, now)
         request = self._outstanding.pop(request_id, None)
         if request is not None:
-            own = self._instance(request.instance_id).own
-            self._change(own)
-            own.finished_s += request.mean_s
-            own.num_finished += 1
+            instance = self._instances[request.instance_id]
+            own = instance.own
+            instance.own = replace(
+                own,
+                version=self._next_version(),
+                finished_s=own.finished_s + request.mean_s,
+                num_finished=own.num_finished + 1,
+            )
         return request
 
-    def _instance(self, instance_id: InstanceId) -> _Instance:
-        instance = self._instances.get(instance_id)
-        if instance is None:
-            instance = self._instances[instance_id] = _Instance()
-        return instance
+
+def merged(one: SoftState, other: SoftState) -> SoftState:
+    """
+    The newest data of both states.
+
+    Commutative, associative and idempotent if equal versions have equal content. This holds
+    because only a router writes its own totals and only an instance its own load.
+    """
+    work = dict(one.work)
+    for router, totals in other.work.items():
+        work[router] = _newest(work.get(router, {}), totals, lambda each: each.version)
+    loads = _newest(one.loads, other.loads, lambda each: each.seq)
+    return replace(one, work=work, loads=loads)
+
+
+def _newest(
+    one: Mapping[InstanceId, T], other: Mapping[InstanceId, T], number: Callable[[T], int]
+) -> dict[InstanceId, T]:
+    """For each instance, the value with the higher *number*; of equal ones the first."""
+    newer = {
+        instance_id: each
+        for instance_id, each in other.items()
+        if instance_id not in one or number(one[instance_id]) < number(each)
+    }
+    return {**one, **newer}
+
+
+def served_between_s(instance_id: InstanceId, known: SoftState, heard: SoftState) -> Seconds:
+    """
+    Work that an instance served between two states, for routers that are in both states.
+
+    Work of a router that is new, or was forgotten in between, has no known time of service.
+    """
+    grown_s = 0.0
+    for router, work in heard.work.items():
+        before, after = known.work.get(router, {}).get(instance_id), work.get(instance_id)
+        if before is not None and after is not None:
+            grown_s += after.finished_s - after.given_up_s - before.finished_s + before.given_up_s
+    return grown_s

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from shared.contracts.base import InstanceId, Seconds
 from shared.contracts.routing import CalibrationSnapshot
-from solver.prediction.calibration import BucketedCalibration
-from solver.prediction.coverage import CoverageMonitor, CoverageOptions
-from solver.prediction.latency_prefills import PRIOR, LatencyPrefills
+from solver.prediction.calibration.coverage import CoverageMonitor, CoverageOptions
+from solver.prediction.calibration.prefill_calibration import BucketedCalibration
+from solver.prediction.prefill.latency_prefills import PRIOR, LatencyPrefills
 from solver.routing.admission_queue import Assignment
 from solver.routing.options import Prediction, RoutingOptions
 from solver.routing.prefills import CalibratedPrefills, PrefillModel
@@ -20,7 +20,6 @@ DeviceKey = tuple[str, str]
 
 @dataclass(slots=True)
 class _Device:
-    model: PrefillModel
     version: str
     calibration: BucketedCalibration | None
     prefills: CalibratedPrefills
@@ -31,19 +30,19 @@ class DevicePrefills:
     """
     One model of prefill times for each (engine, device), each with its own corrections and trust.
 
-    Until a model is given for a device, that of an unknown engine stands in.
+    A device without a model uses that of an unknown engine.
     """
 
     options: RoutingOptions
     origin: str
-    """This router's run; no other has the same."""
+    """Unique name of this run of the router."""
     device_of: dict[InstanceId, DeviceKey] = field(default_factory=dict)
-    """Of all instances that are asked for; whoever owns this writes it."""
+    """Devices of all instances in predictions; written by the owner."""
     _devices: dict[DeviceKey, _Device] = field(default_factory=dict)
 
     @property
     def is_trusted(self) -> bool:
-        """Whether coverage of all present devices is as good as it is asked to be (QUARTZ §3.5)."""
+        """True if coverage of all present devices is within its limit (QUARTZ §3.5)."""
         present = set(self.device_of.values())
         return all(
             each.prefills.is_trusted for key, each in self._devices.items() if key in present
@@ -51,20 +50,20 @@ class DevicePrefills:
 
     @property
     def monitors(self) -> dict[DeviceKey, CoverageMonitor]:
-        """Of the devices that are watched."""
+        """Monitors of the devices that are watched."""
         watched = {key: each.prefills.monitor for key, each in self._devices.items()}
         return {key: monitor for key, monitor in watched.items() if monitor is not None}
 
     def version(self, key: DeviceKey) -> str:
-        """Of the model in use."""
+        """Version of the model in use."""
         return self._device(key).version
 
     def use(self, key: DeviceKey, model: PrefillModel, version: str) -> None:
         """
-        Another model from now on; what was learnt of the one before is forgotten.
+        Use another model from now on; what was learned of the previous one is dropped.
 
         Raises:
-            ValueError: It lacks a level that the policy routes by or watches.
+            ValueError: It lacks a level that the policy uses for routing or watches.
         """
         known = self._devices.get(key)
         if known is None or known.version != version:
@@ -85,19 +84,19 @@ class DevicePrefills:
         return [found[index] for index in range(len(candidates))]
 
     def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:
-        """A prefill that was predicted took *prefill_s*; of instances that are gone, nothing."""
+        """Learn that a predicted prefill took *prefill_s*; ignored for instances that are gone."""
         key = self.device_of.get(assignment.instance_id)
         if key is not None:
             self._device(key).prefills.observe(assignment, prefill_s)
 
     def snapshots(self) -> tuple[CalibrationSnapshot, ...]:
-        """What was observed here, for other routers."""
+        """Observations made here, for other routers."""
         known = (each.calibration for each in self._devices.values())
         return tuple(each.snapshot() for each in known if each is not None)
 
     def adopt(self, snapshot: CalibrationSnapshot) -> None:
         """
-        What another router observed, of the same model; of another model it says nothing here.
+        Adopt observations of another router for the same model; those of other models are ignored.
 
         Raises:
             ContractError: Its residuals are broken; nothing is adopted.
@@ -122,4 +121,4 @@ class DevicePrefills:
         prefills = CalibratedPrefills(
             model, level=options.quantile_level, calibration=calibration, monitor=monitor
         )
-        return _Device(model, version, calibration, prefills)
+        return _Device(version, calibration, prefills)

@@ -1,4 +1,4 @@
-"""In which order an instance's waiting requests are dispatched (QUARTZ §3.4)."""
+"""Dispatch order of an instance's waiting requests (QUARTZ §3.4)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,42 +7,42 @@ from enum import Enum
 from shared.contracts.base import Seconds, UnixTime
 
 MAX_TARGET_S = 60.0
-"""No deadline counts as later than this after the arrival, so that all requests age alike."""
+"""Limit of a deadline after the arrival, so that all requests age alike."""
 _TOKENS_PER_UNIT = 1000.0
 
 
 class Admission(Enum):
-    """What a dispatch key is made of."""
+    """Components of a dispatch key."""
 
     FIFO = "fifo"
     TOKEN_FAIR = "token-fair"  # noqa: S105 - tokens of prompts
-    """What the tenant was served lately, alone (VTC)."""
+    """Recent service of the tenant alone (VTC)."""
     SIZE = "size"
     """QUARTZ: size, aged by arrival, plus the tenant's service."""
     DEADLINE = "deadline"
-    """Ours: size, aged by the deadline instead of the arrival, plus the tenant's service."""
+    """Headway: size, aged by the deadline instead of the arrival, plus the tenant's service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyInputs:
-    """All that a key depends on; known when the request is enqueued."""
+    """Inputs of a key; known when the request is enqueued."""
 
     arrived_at: UnixTime
     deadline_at: UnixTime
     size_s: Seconds
-    """Of the prefill on the chosen instance, at a quantile (eq. 6) or as a mean."""
+    """Prefill time on the chosen instance, at a quantile (eq. 6) or as a mean."""
     service_rate_per_s: float
-    """Tokens per second that the tenant was served lately."""
+    """Recent tokens per second of the tenant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyWeights:
     """
-    How the parts of a key weigh against each other.
+    Weights of the components of a key.
 
     Decided: QUARTZ gives no units. The key is in seconds: `aging` is seconds of size that a
-    second of waiting makes up for, `fairness` is seconds for each 1,000 tokens per second that
-    the tenant was served lately.
+    second of waiting compensates, `fairness` is seconds for each 1,000 tokens per second of recent
+    service of the tenant.
     """
 
     aging: float
@@ -68,7 +68,7 @@ def _deadline_key(weights: KeyWeights, inputs: KeyInputs) -> float:
     """
     Differs: eq. 7 ages by the deadline, so that of two equal sizes the more urgent goes first.
 
-    A deadline is an arrival plus a bounded target, so that this ages no less than eq. 7 does.
+    A deadline is an arrival plus a bounded target, so this ages no less than eq. 7 does.
     """
     deadline_at = min(inputs.deadline_at, inputs.arrived_at + MAX_TARGET_S)
     return inputs.size_s + weights.aging * deadline_at + _fairness_s(weights, inputs)

@@ -1,4 +1,4 @@
-"""QUARTZ, ours, its parts switched off, and the baselines, all under one signature."""
+"""Routing policies with one signature: QUARTZ, Headway's default, ablations and baselines."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -8,7 +8,7 @@ from solver.routing.dispatch_key import Admission, KeyWeights
 
 
 class Placement(Enum):
-    """How an instance is chosen among the candidates."""
+    """Choice of an instance among the candidates."""
 
     SCORE = "score"
     """QUARTZ eqs 4-5."""
@@ -19,20 +19,20 @@ class Placement(Enum):
 
 
 class Size(Enum):
-    """What stands for a prefill whose time is not known."""
+    """Estimate that is used as the size of a prefill."""
 
     QUANTILE = "quantile"
     MEAN = "mean"
 
 
 class Prediction(Enum):
-    """Whose estimates a router is given; whoever builds the router chooses them by this."""
+    """Source of a router's estimates; selects the predictor that a router is built with."""
 
     CALIBRATED = "calibrated"
     RAW = "raw"
-    """As trained, without correction by what was observed."""
+    """As trained, without correction by observations."""
     ORACLE = "oracle"
-    """The prefill's own time, alone on an idle engine; simulations only."""
+    """The prefill's actual time, alone on an idle engine; simulations only."""
 
 
 PUBLISHED_WEIGHTS = KeyWeights(aging=0.02, fairness=0.10)
@@ -41,7 +41,7 @@ PUBLISHED_WEIGHTS = KeyWeights(aging=0.02, fairness=0.10)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingOptions:
-    """One router's policy."""
+    """Policy of one router."""
 
     placement: Placement = Placement.SCORE
     admission: Admission = Admission.SIZE
@@ -50,28 +50,28 @@ class RoutingOptions:
     quantile_level: float = 0.95
     """QUARTZ's alpha."""
     num_candidates: int | None = 2
-    """K; none is all."""
+    """K; none means all."""
     weights: KeyWeights = PUBLISHED_WEIGHTS
     sees_locality: bool = True
-    """Predictions know of prefix matches."""
+    """True if predictions use known prefix matches."""
     falls_back: bool = True
-    """To FIFO and least loaded while coverage is not trusted."""
+    """Switch to FIFO and least loaded while coverage is not trusted."""
     fallback_delta: float = 0.05
-    """Under-coverage that is not trusted any more."""
+    """Under-coverage from which predictions are no longer trusted."""
     max_engine_wait_s: Seconds = 0.5
     """
-    Work that an engine is given ahead of time at most.
+    Maximum work that an engine is given ahead of time.
 
-    Decided: the paper's "dispatch capacity" has no number. What an engine holds is served in
-    its own order, so less of it leaves more to the dispatch key; an engine must not run dry
-    between two dispatches either, which are milliseconds apart.
+    Decided: the paper's "dispatch capacity" has no number. An engine serves what it holds in its
+    own order, so less of it leaves more to the dispatch key; an engine also must not run dry
+    between two dispatches, which are milliseconds apart.
     """
     late_penalty_s: Seconds = 0.0
     """
-    Seconds of size that count against a request once it can no longer be in time.
+    Seconds of size added to a request once it can no longer be in time.
 
-    Decided: not in the paper. Aging lets what is late go before what is not, which makes that
-    late, too; the penalty ends this, and over the aging it bounds how much longer anyone waits.
+    Decided: not in the paper. Aging puts late requests before others, which makes those late also;
+    the penalty ends this, and divided by the aging it bounds how much longer a request waits.
     """
 
 
@@ -106,12 +106,12 @@ VARIANTS: dict[str, RoutingOptions] = {
     "oracle": replace(_QUARTZ, prediction=Prediction.ORACLE, num_candidates=None, falls_back=False),
 }
 """
-`quartz` is the paper's, with the values of its table 3; `default` is ours.
+`quartz` is the paper's, with the values of its table 3; `default` is Headway's.
 
-Its values are the best of those tried in simulation, mostly on seeds that the bench does not
-use: all instances instead of two misses least; 0.2 s of size for a second of waiting keeps the
-longest wait below that of first come, first served; a fairness of 1 s keeps one tenant's overload
-from the others; 3 s for what is late, of 1, 2, 3 and 5, misses least above capacity.
+The values of `default` are the best of those tried in simulation, mostly on seeds that the bench
+does not use: all instances instead of two misses least; 0.2 s of size for a second of waiting keeps
+the longest wait below that of first come, first served; a fairness of 1 s keeps one tenant's
+overload from the others; 3 s for late requests, of 1, 2, 3 and 5, misses least above capacity.
 """
 
 FALLBACK = VARIANTS["fifo-ll"]

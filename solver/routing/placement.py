@@ -1,15 +1,45 @@
-"""Choosing the instance of a request among scored candidates (QUARTZ §3.3)."""
+"""Choice of a request's instance among scored candidates (QUARTZ §3.3)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from shared.contracts.base import Seconds
+import numpy as np
+
+from shared.contracts.base import InstanceId, Seconds
 from solver.routing.options import Placement, Size
 from solver.routing.request import Candidate, PrefillEstimate
-from solver.routing.score import pressure_penalty_s, routing_score_s
+
+PRESSURE_FROM = 0.9
+"""KV utilization below which an engine rarely has to wait for memory."""
+PRESSURE_S = 2.0
+"""Penalty of an engine without free KV: a request then waits until some decode ends."""
+
+
+def routing_score_s(
+    *, expected_wait_s: Seconds, prefill_quantile_s: Seconds, pressure_s: Seconds
+) -> Seconds:
+    """
+    A conservative time to the first token: smaller is better.
+
+    Source: QUARTZ eq. 4. The wait is a mean, because quantiles do not add up; only this request's
+    own prefill counts at its quantile.
+    """
+    return expected_wait_s + prefill_quantile_s + pressure_s
+
+
+def pressure_penalty_s(kv_utilization: float) -> Seconds:
+    """
+    Penalty in seconds for an engine with little free KV; never falls as utilization rises.
+
+    Source: QUARTZ §3.3, psi.
+    Decided: the paper gives no formula. It is 0 up to `PRESSURE_FROM`, and grows linearly from
+    there to `PRESSURE_S` at 1.
+    """
+    excess = min(1.0, kv_utilization) - PRESSURE_FROM
+    return PRESSURE_S * max(0.0, excess) / (1.0 - PRESSURE_FROM)
 
 
 def size_s(size: Size, estimate: PrefillEstimate) -> Seconds:
-    """What counts as the size of a prefill."""
+    """Size of a prefill by *estimate*."""
     return estimate.quantile_s if size is Size.QUANTILE else estimate.mean_s
 
 
@@ -35,9 +65,39 @@ def best_by_score(
 def best_by_load(
     placement: Placement, candidates: Sequence[Candidate], in_flight: Sequence[int]
 ) -> int:
-    """Index of the least loaded, of the longest match under `Placement.LOCALITY`."""
+    """Index of the least loaded candidate; under `Placement.LOCALITY`, of the longest match."""
     matches = [candidate.cached_tokens for candidate in candidates]
     order = range(len(candidates))
     if placement is Placement.LOCALITY:
         return min(order, key=lambda index: (-matches[index], in_flight[index]))
     return min(order, key=lambda index: in_flight[index])
+
+
+def candidate_set(
+    instances: Sequence[InstanceId],
+    *,
+    cached_tokens: Mapping[InstanceId, int],
+    num_candidates: int | None,
+    random: np.random.Generator,
+) -> list[InstanceId]:
+    """
+    Instances to score, in the order of *instances*.
+
+    Args:
+        instances: All that may serve the request; at least one.
+        cached_tokens: Cached tokens of its prompt on some of them.
+        num_candidates: K; none means all.
+        random: Draws the candidates that are not chosen for their prefix.
+
+    Source: QUARTZ §3.3, power of two choices.
+    Decided: the instance with the longest prefix match, if any has one, is always among the K,
+    so that K = 2 does not lose half of all prefix hits with four instances.
+    """
+    if num_candidates is None or num_candidates >= len(instances):
+        return list(instances)
+    best = max(instances, key=lambda instance: cached_tokens.get(instance, 0))
+    kept = [best] if cached_tokens.get(best, 0) > 0 else []
+    others = [instance for instance in instances if instance not in kept]
+    missing = max(0, num_candidates - len(kept))
+    drawn = {others[i] for i in random.permutation(len(others))[:missing]}
+    return [instance for instance in instances if instance in drawn or instance in kept]

@@ -1,4 +1,4 @@
-"""Prefill times of candidates: a model, corrected by what was observed, and whether to trust it."""
+"""Prefill times of candidates: a model, corrected by observations, and its trust."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,48 +7,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.contracts.base import Seconds
-from solver.prediction.buckets import Bucket, bucket_of
-from solver.prediction.calibration import BucketedCalibration
-from solver.prediction.coverage import CoverageMonitor
-from solver.prediction.prefill_features import RequestFeatures, feature_matrix
-from solver.prediction.quantile_trees import Prediction
+from solver.prediction.calibration.buckets import bucket_of
+from solver.prediction.calibration.coverage import CoverageMonitor
+from solver.prediction.calibration.prefill_calibration import BucketedCalibration
+from solver.prediction.prefill.features import RequestFeatures, feature_matrix
+from solver.prediction.prefill.quantile_trees import Prediction
 from solver.routing.admission_queue import Assignment
 from solver.routing.request import Candidate, PrefillEstimate, RoutedRequest
 
 MOST_S = 3600.0
-"""Of a prefill; what is said to take longer, or no time that there is, is taken to be this long:
-sums that it became part of would never be right again."""
+"""
+Upper bound of a prefill. Longer or invalid times are replaced by it, because they would corrupt
+the sums that they are added to.
+"""
 
 
 class PrefillModel(Protocol):
-    """Quantiles and mean of prefill times: trees, or what stands in for them."""
+    """Quantiles and mean of prefill times: trees, or a replacement for them."""
 
     @property
     def levels(self) -> tuple[float, ...]: ...
 
     def predict(self, features: NDArray[np.float64]) -> Prediction:
-        """Of each row of *features*, as `feature_matrix` makes it."""
+        """Prediction for each row of *features*, as made by `feature_matrix`."""
         ...
 
     def column_of(self, level: float) -> int:
         """
-        Where predictions have the quantile of *level*.
+        Column of predictions that has the quantile of *level*.
 
         Raises:
-            ValueError: There is none.
+            ValueError: No column has that quantile.
         """
         ...
 
 
 class CalibratedPrefills:
     """
-    QUARTZ's predictor: a fixed model, of which only the calibration moves (§3.2, §4.2).
+    QUARTZ's predictor: a fixed model, of which only the calibration changes (§3.2, §4.2).
 
     Args:
-        model: Fitted before.
-        level: The quantile that is asked for, one of the model's.
-        calibration: Corrects the model; none leaves it as it is.
-        monitor: Watches a quantile of its own level; none trusts all of them always.
+        model: A fitted model.
+        level: The routed quantile, one of the model's levels.
+        calibration: Corrects the model; none leaves it unchanged.
+        monitor: Watches the quantile of the monitor's level; none means always trusted.
 
     Raises:
         ValueError: The model does not have one of these levels.
@@ -70,13 +72,13 @@ class CalibratedPrefills:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether coverage is as good as it is asked to be (§3.5)."""
+        """True if coverage is within its limit (§3.5)."""
         return self.monitor is None or self.monitor.trusted
 
     def predict(
         self, request: RoutedRequest, candidates: Sequence[Candidate]
     ) -> list[PrefillEstimate]:
-        """One estimate for each candidate, as corrected until now."""
+        """One estimate for each candidate, with the current corrections."""
         prediction = self.predicted(request, candidates)
         return [
             PrefillEstimate(
@@ -93,7 +95,7 @@ class CalibratedPrefills:
         ]
 
     def predicted(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Prediction:
-        """All levels, as corrected until now."""
+        """Quantiles of all levels, with the current corrections."""
         features = request_features(request)
         raw = self._model.predict(feature_matrix(features, candidates))
         if self._calibration is None:
@@ -101,22 +103,17 @@ class CalibratedPrefills:
         return self._calibration.correct(raw, [bucket_of(features, each) for each in candidates])
 
     def raw(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Prediction:
-        """All levels, as the model gives them."""
+        """Quantiles of all levels, uncorrected."""
         return self._model.predict(feature_matrix(request_features(request), candidates))
 
     def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:
-        """A prefill that was predicted took *prefill_s*, from its first chunk on."""
+        """Learn that a predicted prefill took *prefill_s*, from its first chunk on."""
         request, candidate = assignment.request, assignment.candidate
-        bucket = bucket_for(request, candidate)
+        bucket = bucket_of(request_features(request), candidate)
         if self.monitor is not None:
             self.monitor.observe(bucket, assignment.estimate.watched_s, prefill_s)
         if self._calibration is not None:
             self._calibration.observe(bucket, self.raw(request, [candidate]), prefill_s)
-
-
-def bucket_for(request: RoutedRequest, candidate: Candidate) -> Bucket:
-    """The regime that a prefill is calibrated and watched in."""
-    return bucket_of(request_features(request), candidate)
 
 
 def _possible_s(time_s: Seconds) -> Seconds:
@@ -124,7 +121,7 @@ def _possible_s(time_s: Seconds) -> Seconds:
 
 
 def request_features(request: RoutedRequest) -> RequestFeatures:
-    """The request's part of what trees are asked."""
+    """Features of the request for the trees."""
     return RequestFeatures(
         prompt_tokens=request.prompt_tokens,
         max_tokens=request.max_tokens,

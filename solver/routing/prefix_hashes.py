@@ -1,4 +1,4 @@
-"""Names of a prompt's first parts, by which requests with equal beginnings are recognised."""
+"""Hashes of a prompt's first parts, which identify requests with equal beginnings."""
 
 import struct
 from collections.abc import Iterable, Iterator
@@ -7,24 +7,24 @@ from hashlib import blake2b
 from shared.contracts.requests import ChatMessage, Tokens
 
 PART_BYTES = 512
-"""Of text: about a hundred tokens, a few blocks of an engine's prefix cache."""
+"""Bytes of text: about a hundred tokens, a few blocks of an engine's prefix cache."""
 PART_TOKENS = 128
 MOST_PARTS = 128
-"""16,000 tokens or so; what two longer prompts have in common beyond that is not told apart."""
+"""About 16,000 tokens; a longer common beginning of two prompts is not distinguished."""
 _TOKEN_BYTES = 4
 _HASH_BYTES = 6
-"""Numbers that every JSON reader holds exactly; equal by chance once in 10^14 pairs."""
+"""Bytes of a hash: exact in every JSON reader, and equal by chance once in 10^14 pairs."""
 
 
 def prefix_hashes(
     prompt: str | Tokens | None, messages: Iterable[ChatMessage] | None
 ) -> tuple[int, ...]:
     """
-    A hash for each full part of the prompt; each stands for all text up to its end.
+    A hash for each full part of the prompt; each covers all text up to its end.
 
-    Chats hash as their messages do, one after the other, since a next turn only appends; the
-    template that the engine writes around them is the same for all. A prompt with ids that no
-    vocabulary has begins like no other.
+    The messages of a chat are hashed one after another, because a next turn only appends; the
+    template that the engine adds around them is the same for all. A prompt with ids that no
+    vocabulary has matches no other.
     """
     hashes, before = [], b""
     for part in _parts(prompt, messages):
@@ -34,7 +34,7 @@ def prefix_hashes(
 
 
 def part_tokens(num_parts: int, prompt_tokens: int) -> float:
-    """About so many tokens of a prompt with *num_parts* hashes are in each part."""
+    """Approximate tokens per part of a prompt with *num_parts* hashes."""
     if num_parts >= MOST_PARTS:
         return PART_TOKENS
     return prompt_tokens / (num_parts + 0.5)

@@ -1,4 +1,4 @@
-"""What a router knows of a request and of the instances that could serve it."""
+"""Data of a request and of its possible instances, as a router knows them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Protocol
 
 from shared.contracts.base import InstanceId, RequestId, Seconds, TenantId, UnixTime
 from shared.contracts.qos import QosClass, Slo
-from solver.prediction.prefill_features import InstanceFeatures
+from solver.prediction.prefill.features import InstanceFeatures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,13 @@ class RoutedRequest:
     top_p: float = 1.0
     is_streaming: bool = True
     cached_tokens: Mapping[InstanceId, int] = field(default_factory=dict)
-    """Longest known prefix match on each instance; none is 0. It may have changed at dispatch."""
+    """
+    Longest known prefix match on each instance; a missing one is 0. May change before dispatch.
+    """
 
     @property
     def deadline_at(self) -> UnixTime:
-        """Of the first token if interactive; infinite for best effort."""
+        """Deadline of the first token if interactive; infinite for best effort."""
         return self.slo.planning_deadline_at(self.arrived_at)
 
     @property
@@ -44,17 +46,17 @@ class Candidate(InstanceFeatures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillEstimate:
-    """How long one request's prefill takes on one instance, from its first chunk on."""
+    """Prefill time of one request on one instance, from its first chunk on."""
 
     quantile_s: Seconds
-    """Of the level that is routed by."""
+    """Quantile of the level used for routing."""
     mean_s: Seconds
     watched_s: Seconds
-    """The quantile whose coverage says whether to trust the others."""
+    """Quantile of the watched level: its measured coverage decides if predictions are used."""
 
 
 class PrefillPredictor(Protocol):
-    """Estimates prefill times; never asked about anything that is not told with the request."""
+    """Estimates prefill times, only from data known with the request."""
 
     def predict(
         self, request: RoutedRequest, candidates: Sequence[Candidate]

@@ -1,4 +1,4 @@
-"""QUARTZ's router: where each request goes, and when (algorithm 1)."""
+"""QUARTZ's router: choice of instance and dispatch time of each request (algorithm 1)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,28 +9,26 @@ from shared.contracts.base import InstanceId, RequestId, TenantId, UnixTime
 from shared.contracts.routing import InstanceLoad
 from solver.routing.admission_queue import AdmissionQueue, Assignment
 from solver.routing.backlog import Backlog
-from solver.routing.candidates import candidate_set
 from solver.routing.dispatch_key import KeyInputs, dispatch_key
 from solver.routing.options import FALLBACK, Placement, RoutingOptions
-from solver.routing.placement import best_by_load, best_by_score, size_s
+from solver.routing.placement import best_by_load, best_by_score, candidate_set, size_s
 from solver.routing.request import Candidate, PrefillEstimate, PrefillPredictor, RoutedRequest
 from solver.routing.service_counters import ServiceCounters
 
 
 class Router:
     """
-    An incremental state machine; deterministic, time comes with the calls.
+    An incremental state machine; deterministic, time is passed with the calls.
 
     A request is known from `submit` to `finish`, `discard` or `forget`. Every policy of `VARIANTS`
     is this class with other options.
 
     Args:
-        instances: That serve the model, see `change_instances`.
-        options: The policy.
-        predictor: Of prefill times; also asked by policies that do not need it, so that their
+        instances: Instances that serve the model, see `change_instances`.
+        predictor: Prefill times; also called by policies that do not need it, so that their
             backlogs and coverage can be compared.
         random: Draws candidates.
-        backlog: Expected work; its state is shared with other routers by whoever owns it.
+        backlog: Expected work; the owner shares its state with other routers.
     """
 
     def __init__(
@@ -50,7 +48,7 @@ class Router:
         self._queues = {instance_id: AdmissionQueue(_by_key) for instance_id in instances}
         self._in_flight = dict.fromkeys(instances, 0)
         self._dispatched: dict[RequestId, tuple[Assignment, UnixTime]] = {}
-        """With the time when they were sent, the oldest first."""
+        """Dispatched requests with the dispatch time, the oldest first."""
         self._prefilling = {instance_id: set[RequestId]() for instance_id in instances}
         self._counters = ServiceCounters()
 
@@ -60,17 +58,17 @@ class Router:
 
     @property
     def instances(self) -> Sequence[InstanceId]:
-        """That requests may go to."""
+        """Instances that requests may go to."""
         return list(self._queues)
 
     def change_instances(
         self, instances: Sequence[InstanceId], now: UnixTime
     ) -> list[RoutedRequest]:
         """
-        Requests go to *instances* from now on, and to no others.
+        Send requests only to *instances* from now on.
 
         Returns:
-            What waited for those that are gone, in order; it is known no longer.
+            Requests that waited for removed instances, in order; they are no longer known here.
         """
         for instance_id in instances:
             if instance_id not in self._queues:
@@ -93,9 +91,9 @@ class Router:
 
     def submit(self, request: RoutedRequest, now: UnixTime) -> Assignment:
         """
-        Choose an instance for *request* and let it wait there (algorithm 1, lines 1-10).
+        Choose an instance for *request* and queue it there (algorithm 1, lines 1-10).
 
-        There must be an instance. A request that was sent before is no longer expected there.
+        There must be an instance. An earlier dispatch of the request is no longer counted.
         """
         self.finish(request.request_id, now)
         instance_ids = candidate_set(
@@ -120,7 +118,10 @@ class Router:
         return assignment
 
     def dispatch(self, now: UnixTime) -> list[Assignment]:
-        """Requests to send now, each instance's in order; no idle engine is left beside work."""
+        """
+        Requests to send now, in order per instance; no engine stays idle while requests wait for
+        it.
+        """
         sent = []
         for instance_id, queue in self._queues.items():
             while self._has_room(instance_id, now):
@@ -135,7 +136,7 @@ class Router:
         return sent
 
     def first_token(self, request_id: RequestId, now: UnixTime) -> Assignment | None:
-        """The request was prefilled: its work is done; None when that is not expected of it."""
+        """Record the end of a prefill; None when that request has none pending here."""
         assignment, _ = self._dispatched.get(request_id, (None, now))
         if assignment is None or request_id not in self._prefilling[assignment.instance_id]:
             return None
@@ -144,11 +145,13 @@ class Router:
         return assignment
 
     def served(self, tenant: TenantId, prompt_tokens: int, now: UnixTime) -> None:
-        """A tenant was given a first token, whoever routed the request."""
+        """
+        Count a prompt as service of *tenant* at its first token, whichever router sent the request.
+        """
         self._counters.count(tenant, prompt_tokens, now)
 
     def finish(self, request_id: RequestId, now: UnixTime) -> None:
-        """The request's last token is there, or it failed; unknown ones are ignored."""
+        """Record the request's last token or failure; unknown ones are ignored."""
         assignment, _ = self._dispatched.pop(request_id, (None, now))
         if assignment is not None:
             self.backlog.give_up(request_id, now)
@@ -156,7 +159,7 @@ class Router:
             self._in_flight[assignment.instance_id] -= 1
 
     def forget(self, before: UnixTime, now: UnixTime) -> None:
-        """Finish what was sent *before*: word of an end may get lost."""
+        """Finish requests sent *before*, because the message of their end may be lost."""
         while self._dispatched:
             request_id, (_, sent_at) = next(iter(self._dispatched.items()))
             if sent_at >= before:
@@ -164,24 +167,26 @@ class Router:
             self.finish(request_id, now)
 
     def discard(self, request_id: RequestId, now: UnixTime) -> None:
-        """A request that waits is given up, or served elsewhere; unknown ones are ignored."""
+        """
+        Drop a waiting request that was cancelled or served elsewhere; unknown ones are ignored.
+        """
         for instance_id, queue in self._queues.items():
             if queue.discard(request_id):
                 self.backlog.give_up(request_id, now)
                 self._in_flight[instance_id] -= 1
 
     def observe(self, instance_id: InstanceId, load: InstanceLoad, now: UnixTime) -> None:
-        """An instance reports."""
+        """Adopt an instance's report."""
         self.backlog.observe(instance_id, load, now)
 
     def fall_back(self) -> None:
-        """Predictions are not trusted: first come first served and least loaded (§3.5)."""
+        """Stop trusting predictions: first come first served and least loaded (§3.5)."""
         if self._options.falls_back and not self.is_fallen_back:
             self._active = FALLBACK
             self._reorder()
 
     def recover(self) -> None:
-        """Predictions are trusted again."""
+        """Trust predictions again."""
         if self.is_fallen_back:
             self._active = self._options
             self._reorder()
@@ -223,7 +228,7 @@ class Router:
         estimate: PrefillEstimate,
         now: UnixTime,
     ) -> Assignment:
-        """With the key of the trusted policy, which holds again after a fallback."""
+        """Assignment with the key of the trusted policy, which applies again after a fallback."""
         inputs = KeyInputs(
             arrived_at=request.arrived_at,
             deadline_at=request.deadline_at,
@@ -245,7 +250,9 @@ class Router:
         )
 
     def _next(self, queue: AdmissionQueue, now: UnixTime) -> Assignment | None:
-        """The first of *queue*; who is late for good moves back once, by the penalty for that."""
+        """
+        The first of *queue*; a request that is certainly late moves back once, by its penalty.
+        """
         penalty_s = self._active.late_penalty_s
         while (assignment := queue.pop()) is not None:
             if penalty_s <= 0 or assignment.is_late or not assignment.will_be_late(now):

@@ -1,4 +1,4 @@
-"""What each tenant has been served lately (QUARTZ §4.3)."""
+"""Recent service of each tenant (QUARTZ §4.3)."""
 
 from math import exp
 from typing import NamedTuple
@@ -13,14 +13,14 @@ class _Counter(NamedTuple):
 
 class ServiceCounters:
     """
-    Tokens per tenant with exponential decay, counted when a first token is given.
+    Tokens per tenant with exponential decay, counted when a first token is produced.
 
-    A tenant's counter never exceeds what it was served in all, and tends to rate times
-    *memory_s* under a steady rate; it is forgotten once it is below *idle_tokens*.
+    A tenant's counter never exceeds its total service, and tends to rate times *memory_s* under a
+    steady rate; it is dropped once it is below *idle_tokens*.
 
     Args:
         memory_s: Time constant of the decay.
-        idle_tokens: A smaller counter is no longer kept.
+        idle_tokens: Smaller counters are dropped.
 
     Source: QUARTZ §4.3, after VTC.
     """
@@ -32,11 +32,11 @@ class ServiceCounters:
         self._evicted_at: UnixTime | None = None
 
     def __len__(self) -> int:
-        """Tenants that are kept."""
+        """Number of tenants with a counter."""
         return len(self._counters)
 
     def count(self, tenant: TenantId, tokens: int, now: UnixTime) -> None:
-        """*tokens* of *tenant* were served; at times that do not fall much."""
+        """Count *tokens* served to *tenant*; successive times must not fall much."""
         before = self._counters.get(tenant)
         at = now if before is None else max(now, before.at)
         self._counters[tenant] = _Counter(self.tokens(tenant, at) + tokens, at)
@@ -49,7 +49,7 @@ class ServiceCounters:
         return 0.0 if counter is None else self._decayed(counter, now)
 
     def rate_per_s(self, tenant: TenantId, now: UnixTime) -> float:
-        """Tokens per second that *tenant* was served lately."""
+        """Recent tokens per second of *tenant*."""
         return self.tokens(tenant, now) / self._memory_s
 
     def _decayed(self, counter: _Counter, now: UnixTime) -> float:

@@ -1,31 +1,31 @@
-"""How fast one instance works through expected work, and how far it has got (QUARTZ §4.4)."""
+"""Rate at which one instance works through expected work, and its progress (QUARTZ §4.4)."""
 
 from math import exp
 
 from shared.contracts.base import Seconds, UnixTime
 
 MIN_PACE, MAX_PACE = 0.25, 4.0
-"""Batching serves several prefills at once; a pace beyond these comes of a fault elsewhere."""
+"""Batching serves several prefills at once; a pace beyond these comes from a fault elsewhere."""
 _MEMORY_S = 20.0
 _PRIOR_S = 1.0
 """Weight of a pace of 1, in seconds of service."""
 _CORRECTION_SHARE = 0.5
-"""Of the difference to a report that is believed: reports are late, totals miss others' work."""
+"""Applied share of the difference to a report: reports are late, totals lack others' work."""
 _CORRECTION_FADES_S = 1.0
-"""Time constant: reports come each second."""
+"""Time constant with which a correction fades: reports come each second."""
 _STALL_S, _STALL_FACTOR = 1.0, 10.0
-"""What takes longer than this, and that many times what is expected, has stood still."""
+"""Longer service than this, plus that many times the expected one, counts as a stall."""
 _KEPT = 1 - 1 / 256
-"""Of what tokens cost before, with each request: engines change."""
+"""Decay of the time per token with each request, because engines change."""
 
 
 class ServicePace:
     """
     Recent service of one instance.
 
-    Decided: the pace is expected work per second of service. Several prefills share iterations
-    under continuous batching, so that it may be above 1. Without a sign of life an instance is
-    taken to get no further than one typical request.
+    Decided: the pace is expected work per second of service. It may be above 1, because several
+    prefills share iterations under continuous batching. Without a report or a first token, an
+    instance is assumed to progress by at most one typical request.
     """
 
     def __init__(self) -> None:
@@ -41,21 +41,21 @@ class ServicePace:
 
     @property
     def token_s(self) -> Seconds:
-        """Expected work of a token, of the last hundreds of requests; 0 before there is any."""
+        """Expected work per token over the last hundreds of requests; 0 before the first."""
         return self._added_s / self._added_tokens if self._added_tokens else 0.0
 
     def add(self, mean_s: Seconds, tokens: int) -> None:
-        """So much work is expected of so many tokens."""
+        """Add expected work of *mean_s* for *tokens*."""
         self._added_s = _KEPT * self._added_s + mean_s
         self._added_tokens = _KEPT * self._added_tokens + tokens
 
     def begin(self, now: UnixTime) -> None:
-        """The instance was idle until now."""
+        """Record that the instance was idle until now."""
         self._since = max(now, self._since)
 
     def serve(self, mean_s: Seconds, now: UnixTime) -> None:
-        """Work of *mean_s* has ended, the first sign of life since the one before."""
-        # A host that stood still for seconds says nothing of the pace that it goes on at.
+        """Record the end of *mean_s* of work, the first event since the previous one."""
+        # A stall of seconds carries no information about the pace after it.
         longest_s = _STALL_S + _STALL_FACTOR * mean_s
         elapsed_s = min(longest_s, max(0.0, now - self._since))
         kept = exp(-elapsed_s / _MEMORY_S)
@@ -66,20 +66,20 @@ class ServicePace:
         self.value = min(MAX_PACE, max(MIN_PACE, pace))
 
     def correct(self, in_engine_s: Seconds, reported_tokens: int, now: UnixTime) -> None:
-        """The engine reports *reported_tokens* where *in_engine_s* of work was thought to be."""
+        """Correct the assumed *in_engine_s* of work by the reported *reported_tokens*."""
         reported_s = reported_tokens * self.token_s
-        # Before the first request from here it is not known what a token costs there.
+        # The time of a token there is unknown before the first request from here.
         knows = reported_s > 0 or not reported_tokens
         self._correction_s = _CORRECTION_SHARE * (reported_s - in_engine_s) if knows else 0.0
         self._corrected_at = now
 
     def wait_s(self, in_engine_s: Seconds, typical_s: Seconds, now: UnixTime) -> Seconds:
         """
-        Time until the engine is through with *in_engine_s* of expected work; at least 0.
+        Time until the engine has done *in_engine_s* of expected work; at least 0.
 
         Args:
-            in_engine_s: What it has been given, with what it has done of the first of it.
-            typical_s: Of one request.
+            in_engine_s: Work given to it, including the completed part of the first request.
+            typical_s: Work of one request.
             now: Unix seconds.
         """
         elapsed_s = now - self._since

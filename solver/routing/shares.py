@@ -1,4 +1,4 @@
-"""Each tenant's share of outstanding work; who is above it goes to the overflow companion."""
+"""Tenants' shares of outstanding work; work above a share goes to the overflow companion queue."""
 
 from dataclasses import dataclass, field
 
@@ -11,8 +11,8 @@ class TenantShares:
     Outstanding tokens per tenant.
 
     Args:
-        max_share: Part of all outstanding tokens one tenant may hold while others wait, too.
-        free_tokens: Outstanding tokens below which nobody is above their share.
+        max_share: Share of all outstanding tokens that one tenant may hold while others also wait.
+        free_tokens: Outstanding tokens below which no tenant is above its share.
     """
 
     max_share: float
@@ -22,7 +22,7 @@ class TenantShares:
     _total: int = 0
 
     def admit(self, request_id: str, tenant: TenantId, tokens: int) -> None:
-        """Count a request as outstanding; again for one that is does nothing."""
+        """Count a request as outstanding; no-op if it already is."""
         if request_id in self._requests:
             return
         self._requests[request_id] = (tenant, tokens)
@@ -30,7 +30,7 @@ class TenantShares:
         self._total += tokens
 
     def finish(self, request_id: str) -> None:
-        """The request ended; unknown ones are ignored."""
+        """Remove a request that ended; unknown ones are ignored."""
         entry = self._requests.pop(request_id, None)
         if entry is None:
             return
@@ -41,7 +41,9 @@ class TenantShares:
             del self._outstanding[tenant]
 
     def above_share(self, tenant: TenantId, tokens: int) -> bool:
-        """Whether *tokens* more would put *tenant* above its share beside others' work."""
+        """
+        Return whether *tokens* more would put *tenant* above its share while others have work.
+        """
         own = self._outstanding.get(tenant, 0) + tokens
         others = self._total - self._outstanding.get(tenant, 0)
         if others <= 0 or own <= self.free_tokens:

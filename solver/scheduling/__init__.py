@@ -1,1 +1,5 @@
-"""What runs next on one instance. Imports neither OR-Tools nor numba: it runs in engine cores."""
+"""
+Choice of the next iteration on one instance.
+
+Imports neither OR-Tools nor numba, because it runs in engine cores.
+"""

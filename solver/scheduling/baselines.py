@@ -1,10 +1,10 @@
-"""Scheduling without foresight: a fixed chunk size, first come first served or plain EDF."""
+"""Scheduling without prediction: a fixed chunk size, first come first served or plain EDF."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
 from shared.contracts.base import RequestId, UnixTime
-from solver.scheduling.decision import (
+from solver.scheduling.engine.decision import (
     BatchState,
     IterationDecision,
     IterationOutcome,
@@ -23,7 +23,7 @@ class FixedChunk:
 
     Args:
         token_budget: Tokens per iteration (the chunk size of Sarathi-Serve).
-        key: Smaller is served first.
+        key: Sort key of a request; smaller is served first.
     """
 
     def __init__(self, token_budget: int, key: Callable[[RequestView], SortKey]) -> None:
@@ -91,7 +91,8 @@ class FixedChunkSrpf(FixedChunk):
     """
     Shortest remaining prefill first (QoServe §4.2).
 
-    Differs: a prefill that has begun goes on, so what remains of waiting ones is their prompt.
+    Differs: a prefill that has begun continues, so the remaining prefill of a waiting one is its
+    whole prompt.
     """
 
     def __init__(self, token_budget: int) -> None:
@@ -100,9 +101,9 @@ class FixedChunkSrpf(FixedChunk):
 
 class FixedChunkSjf(FixedChunk):
     """
-    Shortest job first: prompt and longest possible answer.
+    Shortest job first: prompt plus longest possible answer.
 
-    Differs: the length of an answer is not known, its limit is.
+    Differs: the length of an answer is unknown, so its limit is used.
     """
 
     def __init__(self, token_budget: int) -> None:

@@ -1,44 +1,37 @@
-"""Service tiers and the order inside the window."""
+"""Ranks of queued requests and the order inside the window."""
 
 import math
-from enum import IntEnum
 from typing import NamedTuple
 
 from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.requests import QueuedRequest
-
-
-class Tier(IntEnum):
-    """Order of service; a lower tier waits until the one before has nothing to run."""
-
-    REACHABLE = 0
-    RELEGATED = 1
-    BEST_EFFORT = 2
+from solver.scheduling.engine.entry import Rank
 
 
 class PriorityKey(NamedTuple):
-    """Smallest first."""
+    """Sort key of queued requests; the smallest is served first."""
 
     deadline_at: UnixTime
-    shed_rank: int
+    negated_priority: int
     arrived_at: UnixTime
     request_id: str
 
 
-def tier_of(request: QueuedRequest) -> Tier:
-    """Relegated work keeps its deadline but has lost its claim to it."""
+def rank_of(request: QueuedRequest) -> Rank:
+    """Rank of *request*; relegated work keeps its deadline but loses its rank."""
     if request.attempts.relegated:
-        return Tier.RELEGATED
-    return Tier.BEST_EFFORT if math.isinf(request.deadline_at) else Tier.REACHABLE
+        return Rank.RELEGATED
+    return Rank.BEST_EFFORT if math.isinf(request.deadline_at) else Rank.REGULAR
 
 
 def edf_key(request: QueuedRequest, *, aging_bound_s: Seconds) -> PriorityKey:
     """
-    Earliest deadline first; work without a reachable deadline gets one from its age.
+    Earliest deadline first; work of a later rank gets a deadline from its age.
 
-    *aging_bound_s* after arrival such work competes with the reachable, so nothing starves.
+    From *aging_bound_s* after its arrival, that work competes with regular work, so nothing
+    starves.
     """
     deadline_at = request.deadline_at
-    if tier_of(request) is not Tier.REACHABLE:
+    if rank_of(request) is not Rank.REGULAR:
         deadline_at = request.arrived_at + aging_bound_s
     return PriorityKey(deadline_at, -request.priority, request.arrived_at, request.request_id)

@@ -1,4 +1,4 @@
-"""Which queue to take the next request from, without seeing inside any of them."""
+"""Choice of the queue to pull from next, without reading any queue's contents."""
 
 import math
 from collections.abc import Iterable
@@ -11,16 +11,23 @@ WORK_WEIGHT_S_PER_TOKEN = 0.008
 """QoServe's alpha under load."""
 _SMOOTHING = 0.05
 _DEFERENCE_SHARE, _MOST_DEFERENCE_S = 0.1, 0.1
-"""A tenth of a second of work is ten milliseconds, some round trips to the broker."""
-_ABSENT_S = 10.0
-"""How long a queue that is not there stays unasked, should a notice of it be lost."""
+"""
+Deference per second of held work, and its maximum: 0.1 s of work gives 10 ms, some round trips.
+"""
+_ABSENT_S = 600.0
+"""
+Time until a missing queue is polled again: RabbitMQ logs an error for each poll. The notice of its
+creation ends it, and so does `look_again`.
+"""
+_UNSURE_S, _UNSURE_ABSENT_S = 60.0, 10.0
+"""Time after `look_again` in which more notices may be missed, and the same period meanwhile."""
 
 
 class SourceKind(IntEnum):
-    """The inbox, a lane and its companions, in the order they are taken at equal deadlines."""
+    """The inbox, a lane and its companions, in their order at equal deadlines."""
 
     INBOX = 0
-    """Of the instance itself: what was routed to it."""
+    """The instance's own queue of requests routed to it."""
     RESUME = 1
     LANE = 2
     OVERFLOW = 3
@@ -36,7 +43,7 @@ class Source:
     time_left_s: Seconds
     """Least time to the deadline that its requests had at ingest; infinite for best effort."""
     behind: str | None = None
-    """Queue that goes first while it has anything: an overflow's lane."""
+    """Queue that is pulled first while it has requests: the lane of an overflow queue."""
 
     @property
     def best_effort(self) -> bool:
@@ -48,16 +55,20 @@ class _Head:
     source: Source
     deadline_at: UnixTime
     work_tokens: float = 0.0
-    """Mean of what was pulled from there; 0 until then, so that every source is tried."""
+    """
+    Mean work of the requests pulled from it; 0 before the first, so that every source is tried.
+    """
     quiet_until: UnixTime = 0.0
+    noticed_at: UnixTime = 0.0
 
 
 def deference_s(held_s: Seconds) -> Seconds:
     """
-    How long an instance with *held_s* of work before it leaves a new request to others.
+    Time that an instance with *held_s* of work before it leaves a new request to others.
 
-    Decided: instances know nothing of each other, and whoever asks first gets the request; so
-    whoever could begin it sooner asks sooner. A queue that has not been empty is asked at once.
+    Decided: instances do not know of each other, and the first one that polls gets the request; so
+    an instance that could begin it sooner polls sooner. A queue that was not empty is polled
+    immediately.
     """
     return min(_MOST_DEFERENCE_S, _DEFERENCE_SHARE * held_s)
 
@@ -66,18 +77,18 @@ class PullOrder:
     """
     Picks the source whose head has the smallest priority key: deadline plus weighted work.
 
-    A head's deadline is estimated: FIFO inside a lane is EDF up to one band, so the last
-    deadline seen there is a lower bound of the next, and a band's lower edge is one before
-    anything was seen. Its work is taken to be the mean of what came from there: a lane holds
-    work of one class. Empty sources are left alone until told otherwise or *poll_s* has passed.
+    A head's deadline is estimated: FIFO inside a lane is EDF up to one band, so the last deadline
+    seen there is a lower bound of the next; before any was seen, the band's lower edge is the
+    bound. The work of a head is assumed to be the mean of earlier requests: a lane holds work of
+    one class. Empty sources are not polled until a notice arrives or *poll_s* has passed.
 
     Source: QoServe eqs 4-5, for the heads of lanes instead of requests.
 
     Args:
-        poll_s: How long a source that was empty stays unasked.
-        best_effort_every: Of so many pulls one is kept for best effort, if it has any.
+        poll_s: Time that a source which was empty is not polled.
+        best_effort_every: One of this many pulls is kept for best effort, if it has any.
         work_weight_s_per_token: QoServe's alpha; 0 is earliest deadline first, which serves
-            hardly anybody in time once there is more work than time for it.
+            hardly any request in time once there is more work than time for it.
     """
 
     def __init__(
@@ -93,9 +104,10 @@ class PullOrder:
         self._heads: dict[str, _Head] = {}
         self._held: dict[str, UnixTime] = {}
         self._since_best_effort = 0
+        self._unsure_until = 0.0
 
     def set_sources(self, sources: Iterable[Source], now: UnixTime) -> None:
-        """Replace the sources; those that stay keep what was learnt about them."""
+        """Replace the sources; remaining ones keep what was learned about them."""
         self._heads = {
             source.queue: self._heads.get(source.queue)
             or _Head(source, deadline_at=now + source.time_left_s)
@@ -113,7 +125,7 @@ class PullOrder:
 
         Args:
             now: Unix seconds.
-            best_effort_room: Whether best-effort work may be pulled at all.
+            best_effort_room: True if best-effort work may be pulled at all.
         """
         awake = [
             head
@@ -121,9 +133,11 @@ class PullOrder:
             if self._asleep_until(head) <= now and not self._is_behind(head, now)
         ]
         urgent = [head for head in awake if not head.source.best_effort]
-        filler = [head for head in awake if head.source.best_effort] if best_effort_room else []
+        best_effort = (
+            [head for head in awake if head.source.best_effort] if best_effort_room else []
+        )
         owed = self._since_best_effort >= self._best_effort_every - 1
-        pool = filler if filler and (owed or not urgent) else urgent
+        pool = best_effort if best_effort and (owed or not urgent) else urgent
         if not pool:
             return None
         best = min(pool, key=self._key)
@@ -131,13 +145,13 @@ class PullOrder:
         return best.source
 
     def inbox(self, now: UnixTime) -> Source | None:
-        """The instance's own inbox, unless it seems empty: nobody else asks it."""
+        """The instance's own inbox, unless it seems empty: no other instance polls it."""
         return (
             self._inbox.source if self._inbox and self._asleep_until(self._inbox) <= now else None
         )
 
     def inbox_at(self) -> UnixTime:
-        """When the inbox should be asked; infinite if there is none."""
+        """When the inbox should be polled; infinite if there is none."""
         return self._asleep_until(self._inbox) if self._inbox else math.inf
 
     @property
@@ -146,7 +160,7 @@ class PullOrder:
         return next((head for head in heads if head.source.kind is SourceKind.INBOX), None)
 
     def pulled(self, queue: str, deadline_at: UnixTime, work_tokens: float = 0.0) -> None:
-        """A request with *deadline_at* and so much predicted work came from *queue*."""
+        """Record that a request with *deadline_at* and *work_tokens* of work came from *queue*."""
         if (head := self._heads.get(queue)) is None:
             return
         head.deadline_at = deadline_at
@@ -154,28 +168,47 @@ class PullOrder:
         head.work_tokens += (work_tokens - head.work_tokens) * (1.0 if first else _SMOOTHING)
 
     def empty(self, queue: str, now: UnixTime) -> None:
-        """*queue* had nothing."""
+        """Record that *queue* had nothing."""
         if (head := self._heads.get(queue)) is not None:
             head.quiet_until = now + self._poll_s
             head.deadline_at = now + head.source.time_left_s
 
-    def absent(self, queue: str, now: UnixTime) -> None:
-        """There is no such queue: whoever creates it puts something into it, and tells so."""
-        self.empty(queue, now)
-        if (head := self._heads.get(queue)) is not None:
-            head.quiet_until = now + max(self._poll_s, _ABSENT_S)
+    def absent(self, queue: str, now: UnixTime, *, asked_at: UnixTime) -> None:
+        """
+        Record that *queue* did not exist.
+
+        The process that creates it puts a request into it and sends a notice.
+
+        Args:
+            queue: The missing queue.
+            now: Unix seconds.
+            asked_at: When it was polled; if a notice has come since, it exists by now.
+        """
+        head = self._heads.get(queue)
+        if head is not None and head.noticed_at <= asked_at:
+            self.empty(queue, now)
+            absent_s = _UNSURE_ABSENT_S if now < self._unsure_until else _ABSENT_S
+            head.quiet_until = now + max(self._poll_s, absent_s)
+
+    def look_again(self, now: UnixTime) -> None:
+        """
+        Poll every queue again: notices may have been missed, and a few more may be missed yet.
+        """
+        self._unsure_until = now + _UNSURE_S
+        for head in self._heads.values():
+            head.quiet_until = 0.0
 
     def nonempty(self, queue: str, now: UnixTime, *, held_s: Seconds = 0.0) -> bool:
         """
-        Something was put into *queue*; whether it is one of ours.
+        Record a notice that *queue* got a request; return whether it is a source here.
 
         Args:
-            queue: Which.
             now: Unix seconds.
             held_s: Predicted work that the instance has pulled and not begun; see `deference_s`.
         """
         head = self._heads.get(queue)
         if head is not None:
+            head.noticed_at = now
             ours_alone = head.source.kind is SourceKind.INBOX
             after_s = 0.0 if ours_alone else deference_s(held_s)
             head.quiet_until = min(head.quiet_until, now + after_s)
@@ -183,19 +216,19 @@ class PullOrder:
 
     def hold(self, queue: str, until: UnixTime) -> None:
         """
-        Leave *queue* alone: what was just evicted must not come straight back.
+        Do not poll *queue* before *until*, so that evicted requests do not return immediately.
 
-        Notices do not end it, since putting the request back is what they tell of.
+        Notices do not end it, because the requeued request itself causes one.
         """
         self._held[queue] = until
 
     def wake_at(self, now: UnixTime, *, best_effort_room: bool) -> UnixTime:
         """
-        When the first source should be asked again; infinite if none may be.
+        When the first source should be polled again; infinite if none may be.
 
         Args:
             now: Unix seconds.
-            best_effort_room: As `next` takes it.
+            best_effort_room: As in `next`.
         """
         asked = (
             self._asleep_until(head)
@@ -210,7 +243,7 @@ class PullOrder:
         return (key, head.source.kind, head.source.queue)
 
     def _is_behind(self, head: _Head, now: UnixTime) -> bool:
-        """Whether *head* waits for another source to be empty."""
+        """True if *head* must wait until another source is empty."""
         before = self._heads.get(head.source.behind) if head.source.behind else None
         return before is not None and before.quiet_until <= now
 

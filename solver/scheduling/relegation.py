@@ -5,36 +5,38 @@ from shared.contracts.qos import QosClass
 from shared.contracts.requests import QueuedRequest
 
 BUSY_TOKENS = 1024
-"""Of an iteration while prefills wait: what an answer's token then takes."""
+"""
+Tokens of an iteration while prefills wait; determines the time of an answer's token meanwhile.
+"""
 
 
 def busy_token_s(*, predicted_s: Seconds, pace_s: Seconds) -> Seconds:
     """
-    What a token of an answer takes on an instance that is loaded.
+    Time of one answer token on a loaded instance.
 
     Args:
-        predicted_s: Of an iteration of `BUSY_TOKENS`.
-        pace_s: Mean of what iterations took lately; infinite when unknown.
+        predicted_s: Duration of an iteration of `BUSY_TOKENS`.
+        pace_s: Mean duration of recent iterations; infinite when unknown.
 
-    Decided: never longer than that. Where running slots are what requests wait for, there are
-    prefills in few iterations, and batch work would be given up that is in no danger.
+    Decided: never longer than *predicted_s*. Where requests wait for running slots, few iterations
+    have prefills, and batch work would be relegated without need.
     """
     return min(predicted_s, pace_s)
 
 
-def is_hopeless(
+def is_infeasible(
     request: QueuedRequest, *, now: UnixTime, prefill_s: Seconds, decode_s: Seconds
 ) -> bool:
     """
-    Whether the SLO would be missed even if the request ran at once.
+    True if the SLO would be missed even if the request ran immediately.
 
     Args:
         request: Not yet relegated.
         now: Unix seconds.
         prefill_s: Predicted time to its first token, alone.
-        decode_s: Predicted time from first token to last: alone, or beside prefills on an
-            instance that is loaded, where what is pulled just in time would else be late
-            after it had cost everything.
+        decode_s: Predicted time from first token to last: alone, or beside prefills on a loaded
+            instance, where requests pulled just in time would otherwise be late after all their
+            work was done.
     """
     if request.attempts.relegated:
         return False
@@ -46,5 +48,5 @@ def is_hopeless(
 
 
 def finishing_s(qos_class: QosClass, *, prefill_s: Seconds, decode_s: Seconds) -> Seconds:
-    """Predicted time until what the deadline is about: the first token, or the last."""
+    """Predicted time until the token that has the deadline: the first or the last."""
     return prefill_s if qos_class is QosClass.INTERACTIVE else prefill_s + decode_s

@@ -1,27 +1,28 @@
-"""The window: pulled requests waiting for the engine, ordered exactly, bounded."""
+"""The window: a bounded number of pulled requests that wait for the engine, ordered exactly."""
 
 import heapq
 from collections.abc import Iterator
 
 from shared.contracts.base import RequestId, Seconds, UnixTime
 from shared.contracts.requests import QueuedRequest
-from solver.scheduling.keys import PriorityKey, Tier, edf_key, tier_of
+from solver.scheduling.engine.entry import Rank
+from solver.scheduling.keys import PriorityKey, edf_key, rank_of
 
 
 class Window:
     """
-    A bounded priority queue with one heap per service tier.
+    A bounded priority queue with one heap per rank.
 
     Args:
-        aging_bound_s: Age at which relegated and best-effort work competes with the reachable.
+        aging_bound_s: Age at which relegated and best-effort work competes with reachable work.
     """
 
     def __init__(self, *, aging_bound_s: Seconds) -> None:
         self._aging_bound_s = aging_bound_s
-        self._heaps: dict[Tier, list[PriorityKey]] = {tier: [] for tier in Tier}
+        self._heaps: dict[Rank, list[PriorityKey]] = {rank: [] for rank in Rank}
         self._requests: dict[str, QueuedRequest] = {}
         self._keys: dict[str, PriorityKey] = {}
-        self._counts: dict[Tier, int] = dict.fromkeys(Tier, 0)
+        self._counts: dict[Rank, int] = dict.fromkeys(Rank, 0)
         self.tokens = 0
         """Prompt and output tokens that the waiting requests may need."""
 
@@ -34,26 +35,26 @@ class Window:
     def __iter__(self) -> Iterator[QueuedRequest]:
         return iter(tuple(self._requests.values()))
 
-    def count(self, tier: Tier) -> int:
-        """Waiting requests of *tier*."""
-        return self._counts[tier]
+    def count(self, rank: Rank) -> int:
+        """Waiting requests of *rank*."""
+        return self._counts[rank]
 
     def add(self, request: QueuedRequest) -> None:
         """Add a request whose id is not in the window."""
-        tier = tier_of(request)
+        rank = rank_of(request)
         key = edf_key(request, aging_bound_s=self._aging_bound_s)
-        heapq.heappush(self._heaps[tier], key)
+        heapq.heappush(self._heaps[rank], key)
         self._requests[request.request_id] = request
         self._keys[request.request_id] = key
-        self._counts[tier] += 1
+        self._counts[rank] += 1
         self.tokens += tokens_needed(request)
 
     def remove(self, request_id: RequestId) -> QueuedRequest | None:
-        """Take one out, wherever it stands; its heap entry is dropped when it surfaces."""
+        """Remove a request, wherever it is; its heap entry is dropped when it reaches the top."""
         request = self._requests.pop(request_id, None)
         if request is not None:
             del self._keys[request_id]
-            self._counts[tier_of(request)] -= 1
+            self._counts[rank_of(request)] -= 1
             self.tokens -= tokens_needed(request)
         return request
 
@@ -61,13 +62,13 @@ class Window:
         """
         The request to run next.
 
-        The first tier that has one, unless a later tier's head has reached its aging bound and
-        its bound lies before the first tier's deadline.
+        This is the head of the first rank that has requests, unless the head of a later rank has
+        reached its aging bound and that bound is before the deadline of the former.
         """
-        heads = {tier: self._head(tier) for tier in Tier}
+        heads = {rank: self._head(rank) for rank in Rank}
         chosen: PriorityKey | None = None
-        for tier in Tier:
-            head = heads[tier]
+        for rank in Rank:
+            head = heads[rank]
             if head is None:
                 continue
             aged = head.deadline_at <= now
@@ -75,19 +76,19 @@ class Window:
                 chosen = head
         return None if chosen is None else self._requests[chosen.request_id]
 
-    def peek_tier(self, tier: Tier) -> QueuedRequest | None:
-        """The head of one tier."""
-        head = self._head(tier)
+    def peek_rank(self, rank: Rank) -> QueuedRequest | None:
+        """The head of one rank."""
+        head = self._head(rank)
         return None if head is None else self._requests[head.request_id]
 
-    def _head(self, tier: Tier) -> PriorityKey | None:
-        heap = self._heaps[tier]
-        # Identity, not equality: the entry of a request that left and came back is another.
+    def _head(self, rank: Rank) -> PriorityKey | None:
+        heap = self._heaps[rank]
+        # Identity, not equality: a request that left and came back has a new entry.
         while heap and self._keys.get(heap[0].request_id) is not heap[0]:
             heapq.heappop(heap)
         return heap[0] if heap else None
 
 
 def tokens_needed(request: QueuedRequest) -> int:
-    """KV tokens that the request holds at its end, at most."""
+    """Maximum KV tokens that the request holds at its end."""
     return request.prompt_tokens + request.sampling.max_tokens

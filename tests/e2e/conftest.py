@@ -1,4 +1,4 @@
-"""Meshes that several tests share."""
+"""Meshes shared by several tests."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any

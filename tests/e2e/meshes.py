@@ -1,4 +1,4 @@
-"""Meshes for end-to-end tests, and what they are asked."""
+"""Meshes for end-to-end tests, and their requests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -56,7 +56,7 @@ def mesh_spec(
 
 @asynccontextmanager
 async def producer_of(mesh: ProcessMesh, name: str = "test") -> AsyncIterator[Producer]:
-    """A producer on a connection of its own."""
+    """A producer on its own connection."""
     async with (
         mesh.open_broker(f"headway-{name}") as broker,
         Producer(
@@ -67,7 +67,7 @@ async def producer_of(mesh: ProcessMesh, name: str = "test") -> AsyncIterator[Pr
 
 
 def request(number: int, *, max_tokens: int = 60, **fields: Any) -> InferenceRequest:
-    """A greedy request; the same number always asks the same."""
+    """A greedy request; equal numbers give equal requests."""
     values: dict[str, Any] = {
         "model": LLAMA,
         "prompt": f"request {number} asks for a long and steady answer " * (1 + number % 5),
@@ -81,7 +81,7 @@ def request(number: int, *, max_tokens: int = 60, **fields: Any) -> InferenceReq
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a consumer saw of one request."""
+    """A consumer's view of one request."""
 
     streamed: tuple[int, ...]
     text: str
@@ -128,9 +128,9 @@ async def only_left(
     broker: Broker, mesh: ProcessMesh, expected: dict[str, int], *, within_s: float = 60.0
 ) -> None:
     """
-    Wait until queues that hold work have what is *expected*, and nothing else.
+    Wait until the queues that hold work contain *expected* and nothing else.
 
-    What a request leaves behind, and what counts it, may come a little after its final.
+    A request's last messages and counts may come a little after its final.
     """
     left: dict[str, int] | BrokerUnavailableError = {}
 
@@ -138,7 +138,7 @@ async def only_left(
         nonlocal left
         try:
             left = await depths(broker, mesh)
-        except BrokerUnavailableError as error:  # a machine that stands still for seconds
+        except BrokerUnavailableError as error:  # the machine may stall for seconds
             left = error
         return left == expected
 
@@ -151,14 +151,14 @@ async def only_left(
 async def depths(broker: Broker, mesh: ProcessMesh) -> dict[str, int]:
     """Ready messages of every queue that holds work."""
     from services.mesh.queues import count_queues  # noqa: PLC0415 - a slow import for few tests
-    from shared.contracts.lanes import LaneLayout, inbox_name  # noqa: PLC0415 - likewise
-    from shared.models.registry import ModelRegistry  # noqa: PLC0415 - likewise
+    from shared.contracts.lanes import LaneLayout, inbox_name  # noqa: PLC0415 - as above
+    from shared.models.registry import ModelRegistry  # noqa: PLC0415 - as above
 
     models = ModelRegistry.load(mesh.spec.registry).bases
     counts = await count_queues(broker, models, LaneLayout())
     soft = ("headway.leader", "headway.estimator")
     ready = {c.queue: c.ready for c in counts if c.queue not in soft}
-    # No leader is asked who has an inbox: it may be one that was killed.
+    # The list of inboxes is not requested from a leader, which may have been killed.
     for inbox in (inbox_name(agent.instance_id) for agent in mesh.spec.agents):
         depth = await broker.depth(inbox)
         ready[inbox] = 0 if depth is None else depth.ready

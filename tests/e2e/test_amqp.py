@@ -1,8 +1,7 @@
-"""Plain AMQP clients, with nothing of ours, against a running mesh."""
+"""Plain AMQP clients, without Headway's code, against a running mesh."""
 
 import asyncio
 import json
-import shutil
 import subprocess
 import time
 from collections.abc import AsyncIterator
@@ -17,12 +16,13 @@ from services.mesh.processes import ProcessMesh
 from shared.broker import topology
 from tests.brokers import eventually
 from tests.e2e.meshes import LLAMA, depths
+from tests.requirements import program
 
-pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.rabbitmq, pytest.mark.asyncio(loop_scope="module")]
 
 
 class PlainClient:
-    """What any AMQP library can do."""
+    """Client with the features of any AMQP library."""
 
     def __init__(self, channel: aio_pika.abc.AbstractChannel, queue: Any) -> None:
         self._channel = channel
@@ -117,13 +117,13 @@ async def test_the_shape_of_llm_d_async_is_accepted(plain: PlainClient) -> None:
         (body(n=2), "unsupported_parameter", "n"),
     ],
 )
-async def test_bad_input_gets_a_precise_error_and_is_kept_for_people(
+async def test_bad_input_gets_a_precise_error_and_is_dead_lettered(
     plain: PlainClient, mesh: ProcessMesh, message: bytes, code: str, param: str | None
 ) -> None:
     request_id = f"bad-{uuid4().hex}"
     await plain.publish(message, message_id=request_id)
     replies = await plain.replies()
-    reason = await why_buried(mesh, request_id)
+    reason = await dead_letter_reason(mesh, request_id)
 
     assert [reply["kind"] for reply in replies] == ["request.failed.v1"]
     assert request_id == replies[0]["request_id"]
@@ -132,8 +132,8 @@ async def test_bad_input_gets_a_precise_error_and_is_kept_for_people(
     assert reason.startswith(code)
 
 
-async def why_buried(mesh: ProcessMesh, request_id: str) -> str:
-    """What the dead letter of a request says; it may come a little after the reply."""
+async def dead_letter_reason(mesh: ProcessMesh, request_id: str) -> str:
+    """Reason in a request's dead letter, which may come a little after the reply."""
     async with asyncio.timeout(30), mesh.open_broker("headway-check") as broker:
         while True:
             letter = await broker.get(topology.DEAD_LETTERS)
@@ -143,11 +143,9 @@ async def why_buried(mesh: ProcessMesh, request_id: str) -> str:
                 return str(letter.headers[topology.REASON_HEADER])
 
 
-async def test_a_final_that_nobody_is_bound_for_is_kept(
-    plain: PlainClient, mesh: ProcessMesh
-) -> None:
+async def test_unroutable_finals_are_kept(plain: PlainClient, mesh: ProcessMesh) -> None:
     request_id = f"orphan-{uuid4().hex}"
-    await plain.publish(body(id=request_id), reply_to="reply.nobody-here")
+    await plain.publish(body(id=request_id), reply_to="reply.absent-here")
 
     async with mesh.open_broker("headway-check") as broker:
 
@@ -158,8 +156,8 @@ async def test_a_final_that_nobody_is_bound_for_is_kept(
         await eventually(found)
 
 
-@pytest.mark.skipif(shutil.which("amqp-publish") is None, reason="amqp-tools is not installed")
 async def test_amqp_tools_publish_and_receive(mesh: ProcessMesh) -> None:
+    program("amqp-publish", "amqp-tools")
     queue = f"reply.tools-{uuid4().hex}"
     url = ["--url", mesh.spec.broker]
     consumer = await asyncio.create_subprocess_exec(
@@ -189,7 +187,7 @@ async def test_amqp_tools_publish_and_receive(mesh: ProcessMesh) -> None:
     assert json.loads(output)["request_id"] == "tools-1"
 
 
-async def test_after_all_that_nothing_waits(mesh: ProcessMesh) -> None:
+async def test_no_message_remains_after_the_tests_above(mesh: ProcessMesh) -> None:
     async with mesh.open_broker("headway-check") as broker:
 
         async def empty() -> bool:

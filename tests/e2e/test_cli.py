@@ -16,7 +16,7 @@ from shared.contracts.lanes import inbox_name
 from tests.brokers import eventually
 from tests.e2e.meshes import LLAMA
 
-pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.rabbitmq, pytest.mark.asyncio(loop_scope="module")]
 
 
 class Ran:
@@ -31,7 +31,7 @@ class Ran:
 
     @property
     def lines(self) -> list[Any]:
-        """What each of them says in JSON."""
+        """Output lines decoded from JSON."""
         return [json.loads(line) for line in self.out.strip().splitlines()]
 
 
@@ -63,10 +63,10 @@ async def run_until(
     mesh: ProcessMesh, holds: Callable[[Ran], bool], module: str, *arguments: str
 ) -> Ran:
     """
-    A run of a command that ends well, of which *holds* is true.
+    Run a command until it succeeds and *holds* is true; return that run.
 
-    Commands listen for a second more than what they wait for takes; on a busy machine nothing
-    may come in that time. So they are run again.
+    Commands wait a second longer than the answer should take; on a busy machine they may still miss
+    it. So they are repeated.
     """
     ran = Ran(0, "", "")
 
@@ -90,15 +90,16 @@ async def submit(mesh: ProcessMesh, *arguments: str) -> Ran:
     )  # fmt: skip
 
 
-async def test_submit_prints_the_answer_and_what_it_took(mesh: ProcessMesh) -> None:
-    streamed = await submit(mesh, "--ttft", "60", "tell me")
-    whole = await submit(mesh, "--json", "tell me")
+async def test_submit_prints_the_answer_and_its_cost(mesh: ProcessMesh) -> None:
+    streamed = await submit(mesh, "--ttft", "60", "count to five")
+    whole = await submit(mesh, "--json", "count to five")
 
     assert (streamed.code, whole.code) == (0, 0)
     assert whole.json["text"] == streamed.out.removesuffix("\n")
     assert "SLO attained" in streamed.err
 
 
+@pytest.mark.slow
 async def test_submit_reads_many_requests_from_a_file(mesh: ProcessMesh, tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
     bodies = [{"id": f"file-{n}", "model": LLAMA, "prompt": "x", "max_tokens": 3} for n in range(5)]
@@ -110,14 +111,14 @@ async def test_submit_reads_many_requests_from_a_file(mesh: ProcessMesh, tmp_pat
     assert {body["id"] for body in bodies} == {final["request_id"] for final in ran.lines}
 
 
-async def test_submit_shows_why_a_request_was_refused(mesh: ProcessMesh) -> None:
+async def test_submit_shows_the_reason_of_a_refusal(mesh: ProcessMesh) -> None:
     ran = await run(mesh, "mesh", "submit", "--model", "no-such", "x")
 
     assert ran.code == 1
     assert "model_not_found" in ran.err
 
 
-async def test_a_broker_that_is_away_is_exit_code_3(mesh: ProcessMesh) -> None:
+async def test_an_absent_broker_is_exit_code_3(mesh: ProcessMesh) -> None:
     ran = await run(
         mesh, "mesh", "submit", "--amqp-url", "amqp://guest:guest@127.0.0.1:1/", "--model", "m", "x"
     )
@@ -130,7 +131,7 @@ async def test_queues_lists_depths(mesh: ProcessMesh) -> None:
         return {entry["queue"] for entry in ran.json}
 
     inboxes = {inbox_name("a0"), inbox_name("a1")}
-    # A leader says who has an inbox.
+    # Inboxes are listed by a leader.
     ran = await run_until(mesh, lambda ran: inboxes <= names(ran), "mesh", "queues", "--json")
 
     fixed = {topology.GLOBAL_INTERACTIVE, topology.GLOBAL_REST, topology.DEAD_LETTERS}
@@ -148,13 +149,14 @@ async def test_top_shows_every_instance(mesh: ProcessMesh) -> None:
 
 async def test_snapshot_shows_one_instance(mesh: ProcessMesh) -> None:
     ran = await snapshot_of_a0(mesh)
-    absent = await run(mesh, "agent", "snapshot", "--set", "instance_id=nobody", "--json")
+    absent = await run(mesh, "agent", "snapshot", "--set", "instance_id=absent", "--json")
 
     assert ran.json["instance_id"] == "a0"
     assert absent.code == 1
-    assert "nobody" in absent.err
+    assert "absent" in absent.err
 
 
+@pytest.mark.slow
 async def test_snapshot_shows_the_bounds_of_pulls(mesh: ProcessMesh) -> None:
     ran = await snapshot_of_a0(mesh)
 
@@ -163,23 +165,24 @@ async def test_snapshot_shows_the_bounds_of_pulls(mesh: ProcessMesh) -> None:
 
 
 async def snapshot_of_a0(mesh: ProcessMesh) -> Ran:
-    told = "--set", "instance_id=a0", "--json"
-    return await run_until(mesh, lambda ran: bool(ran.json), "agent", "snapshot", *told)
+    reported = "--set", "instance_id=a0", "--json"
+    return await run_until(mesh, lambda ran: bool(ran.json), "agent", "snapshot", *reported)
 
 
-async def test_operations_by_order_are_answered(mesh: ProcessMesh) -> None:
+@pytest.mark.slow
+async def test_lso_commands_are_answered(mesh: ProcessMesh) -> None:
     a0 = ("--set", "instance_id=a0", "--json")
     limited = await run(mesh, "agent", "lso", "set", "--max-running", "32", *a0)
     again = await run(mesh, "agent", "lso", "set", "--max-running", "32", *a0)
     unknown = await run(mesh, "agent", "lso", "evict", "no-such-request", *a0)
-    absent = await run(mesh, "agent", "lso", "pull", "--set", "instance_id=nobody")
+    absent = await run(mesh, "agent", "lso", "pull", "--set", "instance_id=absent")
 
     assert (limited.code, limited.json["outcome"]) == (0, "done")
     assert (again.code, again.json["outcome"]) == (0, "already")
     assert (unknown.code, unknown.json["outcome"]) == (1, "refused")
     assert "no-such-request is unknown to a0" in unknown.json["message"]
     assert (absent.code, absent.out) == (1, "")
-    assert "nobody" in absent.err
+    assert "absent" in absent.err
 
 
 async def test_show_plan_shows_every_virtual_queue(mesh: ProcessMesh) -> None:
@@ -189,7 +192,8 @@ async def test_show_plan_shows_every_virtual_queue(mesh: ProcessMesh) -> None:
     assert shows_both(await run_until(mesh, shows_both, "planner", "show-plan", "--json"))
 
 
-async def test_estimator_show_gives_the_learnt_profile(mesh: ProcessMesh) -> None:
+@pytest.mark.slow
+async def test_estimator_show_prints_the_learnt_profile(mesh: ProcessMesh) -> None:
     await submit(mesh, "warm up")
 
     def shows_it(ran: Ran) -> bool:
@@ -198,6 +202,7 @@ async def test_estimator_show_gives_the_learnt_profile(mesh: ProcessMesh) -> Non
     assert shows_it(await run_until(mesh, shows_it, "estimator", "show", "--json"))
 
 
+@pytest.mark.slow
 async def test_tail_prints_each_finished_request(mesh: ProcessMesh) -> None:
     tail = asyncio.create_task(run(mesh, "gateway", "tail", "--limit", "1", "--json"))
 
@@ -210,7 +215,8 @@ async def test_tail_prints_each_finished_request(mesh: ProcessMesh) -> None:
     assert (await tail).json["model"] == LLAMA
 
 
-async def test_dead_letters_are_seen_given_another_chance_and_dropped(mesh: ProcessMesh) -> None:
+@pytest.mark.slow
+async def test_dead_letters_are_listed_retried_and_dropped(mesh: ProcessMesh) -> None:
     async with mesh.open_broker("headway-check") as broker:
         await broker.purge(topology.DEAD_LETTERS)
         for number in range(3):
@@ -220,14 +226,14 @@ async def test_dead_letters_are_seen_given_another_chance_and_dropped(mesh: Proc
                 OutMessage(body=b"not json", message_id=f"broken-{number}"),
             )
 
-        async def buried() -> bool:
+        async def dead_lettered() -> bool:
             depth = await broker.depth(topology.DEAD_LETTERS)
             return depth is not None and depth.ready == 3
 
-        await eventually(buried)
+        await eventually(dead_lettered)
         peeked = await run(mesh, "mesh", "dead-letter", "peek", "--json")
         again = await run(mesh, "mesh", "dead-letter", "requeue", "--id", "broken-1", "--json")
-        await eventually(buried)  # refused and buried once more
+        await eventually(dead_lettered)  # refused and dead-lettered again
         refused = await run(mesh, "mesh", "dead-letter", "purge")
         one = await run(mesh, "mesh", "dead-letter", "peek", "--id", "broken-2", "--json")
         none = await run(mesh, "mesh", "dead-letter", "peek", "--id", "broken-3", "--json")
@@ -246,10 +252,11 @@ async def test_dead_letters_are_seen_given_another_chance_and_dropped(mesh: Proc
     assert purged.json == {"purged": 2}
 
 
+@pytest.mark.slow
 async def test_a_drained_instance_takes_nothing_more_and_others_serve(mesh: ProcessMesh) -> None:
-    told = "--set", "instance_id=a1", "--json"
-    # To drain it once more changes nothing.
-    drained = await run_until(mesh, lambda ran: bool(ran.json), "agent", "drain", *told)
+    reported = "--set", "instance_id=a1", "--json"
+    # Draining it again changes nothing.
+    drained = await run_until(mesh, lambda ran: bool(ran.json), "agent", "drain", *reported)
     answers = [await submit(mesh, "--json", f"after the drain {n}") for n in range(4)]
 
     assert drained.json == {"instance_id": "a1", "drained": True}

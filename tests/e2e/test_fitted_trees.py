@@ -1,4 +1,4 @@
-"""Routers' predictions become samples, samples trees, and trees the routers' predictions."""
+"""Routers' predictions become samples, samples become trees, and routers predict with the trees."""
 
 import asyncio
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from services.estimator.trees.sample_files import read_samples
 from services.mesh.processes import ProcessMesh
 from shared.contracts.qos import Slo
 from shared.contracts.requests import RequestCompleted
@@ -18,14 +19,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 
 CHAT = Slo(ttft_s=30.0)
 COUNT, LEAST = 800, 500
-"""Requests, and samples that a fit takes; a busy machine relegates some or leaves them to lanes."""
+"""
+Requests, and samples required for a fit; a busy machine relegates some or leaves them in lanes.
+"""
 
 
 def num_samples(profile_dir: Path) -> int:
-    return sum(len(file.read_bytes().splitlines()) - 1 for file in profile_dir.rglob("*.jsonl"))
+    found = read_samples(profile_dir / "samples", most=COUNT)
+    return sum(len(each.prefill_s) for each in found.by_key.values())
 
 
-async def test_what_a_mesh_has_served_is_what_its_routers_predict_by(
+async def test_routers_predict_with_trees_fitted_to_served_requests(
     rabbit_servers: Callable[[str], RabbitServer],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

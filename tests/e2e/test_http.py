@@ -11,7 +11,7 @@ from services.mesh.processes import ProcessMesh
 from tests.brokers import eventually
 from tests.e2e.meshes import LLAMA, QWEN
 
-pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.rabbitmq, pytest.mark.asyncio(loop_scope="module")]
 
 MESSAGES = [{"role": "user", "content": "Say something about queues."}]
 
@@ -51,7 +51,7 @@ async def test_a_chat_streams_the_same_text_that_it_returns_whole(
     assert whole.usage.completion_tokens == usage.completion_tokens
 
 
-async def test_a_completion_keeps_to_max_tokens_and_stop(client: openai.AsyncOpenAI) -> None:
+async def test_a_completion_respects_max_tokens_and_stop(client: openai.AsyncOpenAI) -> None:
     whole = await client.completions.create(
         model=LLAMA, prompt="once", max_tokens=30, temperature=0, extra_body={"ignore_eos": True}
     )
@@ -78,7 +78,7 @@ async def test_models_are_those_of_the_registry(client: openai.AsyncOpenAI) -> N
     assert {LLAMA, QWEN} <= names
 
 
-async def test_a_model_that_is_not_active_is_swapped_in_and_served(
+async def test_an_inactive_model_is_activated_and_served(
     client: openai.AsyncOpenAI,
 ) -> None:
     answer = await client.chat.completions.create(
@@ -116,7 +116,7 @@ async def test_a_wrong_key_is_refused(mesh: ProcessMesh) -> None:
             await client.models.list()
 
 
-async def test_a_client_that_goes_away_frees_the_engine(
+async def test_a_disconnecting_client_frees_the_engine(
     client: openai.AsyncOpenAI, mesh: ProcessMesh
 ) -> None:
     stream = await client.chat.completions.create(

@@ -1,4 +1,4 @@
-"""Parts of the mesh die while it serves; nobody's answer is lost, doubled or different."""
+"""Parts of the mesh die while it serves; no answer is lost, duplicated or changed."""
 
 import asyncio
 import signal
@@ -14,10 +14,10 @@ from shared.broker.protocol import BindingSpec, Broker, Delivery, Settlement
 from shared.contracts.base import Decoder
 from shared.contracts.plans import PlanPublished
 from shared.contracts.requests import RequestCompleted
-from tests.brokers import absent
 from tests.e2e.meshes import Answer, ask_all, mesh_spec, only_left, producer_of, request
+from tests.requirements import absent
 
-pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
+pytestmark = pytest.mark.rabbitmq
 
 NUM_REQUESTS = 320
 SPACING_S = 0.06
@@ -39,7 +39,7 @@ def node(tmp_path: Path) -> Iterator[PrivateNode]:
 
 
 async def leader_name(broker: Broker) -> str:
-    """The process name part of the leader that published last."""
+    """Process name of the leader that published last."""
     decode: Decoder[PlanPublished] = Decoder(PlanPublished)
     found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -48,7 +48,7 @@ async def leader_name(broker: Broker) -> str:
             found.set_result(decode(delivery.body).leader_id)
         await delivery.settle(Settlement.ACK)
 
-    queue = topology.passing_queue("watch")
+    queue = topology.temporary_queue("watch")
     await broker.declare_queue(queue)
     await broker.bind(
         BindingSpec(exchange=topology.TELEMETRY, queue=queue.name, routing_key="plan.#")
@@ -61,13 +61,13 @@ async def leader_name(broker: Broker) -> str:
 
 
 async def kill(mesh: ProcessMesh, name: str) -> None:
-    """As the kernel's memory killer would."""
+    """Kill with SIGKILL, as the kernel's OOM killer does."""
     mesh.processes[name].signal(signal.SIGKILL)
     assert await mesh.processes[name].wait(10.0) == -signal.SIGKILL
 
 
 async def havoc(mesh: ProcessMesh, node: PrivateNode, undisturbed: asyncio.Event) -> None:
-    """One death after another, each under load."""
+    """One kill after another, each under load."""
     await undisturbed.wait()
     await kill(mesh, "agent-a0")
     await asyncio.sleep(1.0)
@@ -86,14 +86,18 @@ async def havoc(mesh: ProcessMesh, node: PrivateNode, undisturbed: asyncio.Event
     await kill(mesh, "gateway")
     await asyncio.sleep(1.0)
     await mesh.processes["gateway"].start()
-    await kill(mesh, "agent-a1")  # and never returns
+    await kill(mesh, "agent-a1")  # and never restarts
     await asyncio.sleep(1.0)
     await asyncio.to_thread(node.stop)
     await asyncio.to_thread(node.start)
+    # As a supervisor does: on a busy machine they may have found the broker stopped.
+    for name in ("agent-a0", "grouper-0", "gateway"):
+        if not mesh.processes[name].running:
+            await mesh.processes[name].start()
 
 
-@pytest.mark.parametrize("routing", ["pull", "default"])
-async def test_deaths_lose_nothing_double_nothing_and_change_no_answer(
+@pytest.mark.parametrize("routing", [pytest.param("pull", marks=pytest.mark.slow), "default"])
+async def test_kills_lose_duplicate_and_change_no_answer(
     node: PrivateNode, tmp_path: Path, routing: str
 ) -> None:
     spec = mesh_spec(
@@ -130,13 +134,14 @@ async def test_deaths_lose_nothing_double_nothing_and_change_no_answer(
 
 
 def assert_consistent(answer: Answer) -> None:
-    """The stream was the final, each token once."""
+    """The stream equals the final, each token once."""
     assert isinstance(answer.final, RequestCompleted)
     assert answer.final.token_ids == answer.streamed
     assert answer.final.text == answer.text
 
 
-async def test_a_poison_request_alone_is_buried(node: PrivateNode, tmp_path: Path) -> None:
+@pytest.mark.slow
+async def test_only_the_poison_request_is_dead_lettered(node: PrivateNode, tmp_path: Path) -> None:
     poison_token = 333
     spec = mesh_spec(
         node.url,

@@ -1,4 +1,4 @@
-"""Deaths and poison on real vLLM engines."""
+"""Kills and poison requests on real vLLM engines."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -7,22 +7,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.agent.backends.vllm.availability import vllm_unavailable_reason
+from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from services.mesh.processes import ProcessMesh
 from shared.broker import topology
 from shared.contracts.base import ModelName
 from shared.contracts.requests import RequestCompleted
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import make_tiny_models
-from tests.brokers import RabbitServer, absent, rabbit_targets
+from tests.brokers import RabbitServer, rabbit_targets
 from tests.e2e.meshes import LLAMA, ask_all, mesh_spec, only_left, producer_of, request
 from tests.e2e.test_kills import assert_consistent, kill
+from tests.requirements import absent
 
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.vllm]
 
 NUM_REQUESTS = 60
 PATIENCE_S = 480.0
-"""Engines die and start anew meanwhile: a minute or two on a quiet machine."""
+"""Engines die and restart meanwhile: a minute or two on a quiet machine."""
 POISON_TOKEN = 333
 ENGINE = {"engine": {"vllm": {"max_running": 24}}}
 
@@ -51,7 +52,9 @@ async def test_killed_and_drained_engines_change_no_answer(broker_url: str, tmp_
             await kill(mesh, "agent-a0")
             await mesh.processes["agent-a0"].start()
             await asyncio.sleep(0.5)
-            await mesh.processes["agent-a1"].stop()  # drains: what runs is evicted with progress
+            await mesh.processes[
+                "agent-a1"
+            ].stop()  # drains: running requests are evicted with progress
             await mesh.processes["agent-a1"].start()
 
         chaos = asyncio.create_task(havoc(), name="havoc")
@@ -71,7 +74,7 @@ async def test_killed_and_drained_engines_change_no_answer(broker_url: str, tmp_
         assert_consistent(answer)
 
 
-async def test_a_poison_request_alone_is_buried(broker_url: str, tmp_path: Path) -> None:
+async def test_only_the_poison_request_is_dead_lettered(broker_url: str, tmp_path: Path) -> None:
     models = ModelRegistry.load(make_tiny_models(tmp_path / "models"))
     entry = msgspec.structs.replace(
         models.entry(ModelName(LLAMA)),

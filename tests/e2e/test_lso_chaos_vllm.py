@@ -1,4 +1,4 @@
-"""Whatever operators order of two real engines, every request is answered once, and the same."""
+"""Under any operators' commands to two real engines, every request gets one unchanged answer."""
 
 import asyncio
 from collections import Counter
@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from services.agent.backends.vllm.availability import vllm_unavailable_reason
+from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from services.agent.cli import next_status
 from services.agent.lso.ordering import order
 from services.mesh.processes import ProcessMesh
@@ -35,27 +35,28 @@ from shared.contracts.ingress import InferenceRequest
 from shared.contracts.requests import ReplyMode, RequestCompleted
 from shared.contracts.telemetry import InstanceStatus
 from shared.producer.producer import Producer
-from tests.brokers import RabbitServer, absent, rabbit_targets
+from tests.brokers import RabbitServer, rabbit_targets
 from tests.e2e.meshes import LLAMA, QWEN, Answer, ask_all, mesh_spec, only_left, producer_of, read
 from tests.e2e.meshes import request as asked
 from tests.e2e.test_kills import assert_consistent
+from tests.requirements import absent
 
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.vllm]
 
 MODELS = (LLAMA, "tiny-llama-b", QWEN)
-"""The second can take the first one's engine over, the third needs one of its own."""
+"""The second can reuse the first one's engine, the third needs its own."""
 AGENTS = (InstanceId("a0"), InstanceId("a1"))
 NUM_REQUESTS = 150
 STORM_S = 60.0
 PATIENCE_S = 480.0
-"""Everything is answered in two minutes on a quiet machine."""
+"""All answers take two minutes on a quiet machine."""
 PAUSE_S = 0.15
-"""Between orders."""
+"""Between commands."""
 ENGINE = {"engine": {"vllm": {"max_running": 24, "prefix_caching": True}}}
 MUST_HAPPEN = {
     "lso.evict.v1", "lso.swap_out.v1", "lso.activate.v1", "lso.clear.v1", "lso.set.v1",
 }  # fmt: skip
-"""What is done at least once in a minute, whatever the machine; pulls mostly find nothing left."""
+"""Happens at least once a minute on any machine; pulls mostly find nothing left."""
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def bodies() -> list[InferenceRequest]:
 
 class Storm:
     """
-    Random orders to both agents.
+    Random commands to both agents.
 
     Args:
         broker: A connection of its own.
@@ -90,10 +91,10 @@ class Storm:
         self.failed: list[LsoAnswered] = []
         self.num_orders = 0
         self.num_lost = 0
-        """Orders that the broker gave no word on in time: the machine stood still for seconds."""
+        """Commands without an answer of the broker in time: the machine stalled for seconds."""
 
     async def rage(self) -> None:
-        """Until cancelled; orders do not wait for one another."""
+        """Send commands until cancelled, without waiting for their answers."""
         async with asyncio.TaskGroup() as group:
             while True:
                 group.create_task(self._order(self._command()))
@@ -135,7 +136,7 @@ class Storm:
         return chance.choice(commands)
 
 
-async def test_a_storm_of_operations_loses_doubles_and_changes_nothing(
+async def test_a_storm_of_commands_loses_duplicates_and_changes_nothing(
     broker_url: str, tmp_path: Path
 ) -> None:
     spec = mesh_spec(broker_url, tmp_path, engine="vllm", agents=len(AGENTS), agent_settings=ENGINE)
@@ -152,7 +153,7 @@ async def test_a_storm_of_operations_loses_doubles_and_changes_nothing(
         stormy = await ask_slowly(producer, requests, known)
         raging.cancel()
         await asyncio.wait([raging])
-        # Not ended by an error of its own before.
+        # It was not ended earlier by an error of its own.
         assert raging.cancelled()
         after = [await rested(broker, agent) for agent in AGENTS]
         await only_left(broker, mesh, {})
@@ -170,7 +171,7 @@ async def test_a_storm_of_operations_loses_doubles_and_changes_nothing(
 async def ask_slowly(
     producer: Producer, requests: list[InferenceRequest], known: list[RequestId]
 ) -> list[Answer]:
-    """All answers to *requests*, sent over the storm; *known* gets their ids."""
+    """All answers to *requests*, which are spread over the storm; *known* gets their ids."""
 
     async def one(number: int, body: InferenceRequest) -> Answer:
         await asyncio.sleep(number * STORM_S / NUM_REQUESTS)
@@ -184,10 +185,10 @@ async def ask_slowly(
 
 
 async def rested(broker: Broker, agent: InstanceId) -> InstanceStatus:
-    """The instance once it has nothing to do, an active model, and caches that are cleared."""
+    """Return the instance once it is idle, with an active model and cleared caches."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            with suppress(BrokerUnavailableError):  # no word from it for seconds; it comes back
+            with suppress(BrokerUnavailableError):  # no answer for seconds; it recovers
                 await order(broker, LsoClear(instance_id=agent), timeout_s=10.0)
                 status = await next_status(broker, agent)
                 if status is not None and is_at_rest(status):
@@ -197,9 +198,9 @@ async def rested(broker: Broker, agent: InstanceId) -> InstanceStatus:
 
 def is_at_rest(status: InstanceStatus) -> bool:
     """
-    Whether all that may still go on after the last answer is over.
+    Return whether all activity after the last answer has ended.
 
-    That is the end of the last swaps and activations, which the storm or a plan has begun.
+    This includes the last swaps and activations begun by the storm or a plan.
     """
     held = status.running + status.waiting + status.swapped_out
     kv = status.kv_utilization + status.host_kv_bytes

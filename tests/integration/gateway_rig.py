@@ -47,7 +47,7 @@ INSTANCE = InstanceId("i1")
 
 @dataclass(frozen=True)
 class Request:
-    """A request as it reached the mesh."""
+    """A request as received by the mesh."""
 
     body: InferenceRequest
     delivery: Delivery
@@ -123,7 +123,7 @@ class Request:
 
 
 async def answer(request: Request) -> None:
-    """What a healthy mesh does: streams if asked to, and completes."""
+    """Answer like a healthy mesh: stream if requested, and complete."""
     pieces = ("Hel", "lo ", "wor", "ld")
     if request.body.reply is ReplyMode.STREAM:
         await request.start()
@@ -183,7 +183,7 @@ class GatewayRig:
 
 
 def http_client() -> httpx.AsyncClient:
-    """One that waits longer for an answer than a busy machine takes."""
+    """HTTP client with timeouts long enough for a busy machine."""
     return httpx.AsyncClient(timeout=60.0)
 
 

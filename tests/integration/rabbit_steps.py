@@ -1,4 +1,4 @@
-"""Steps that the RabbitMQ tests share."""
+"""Common steps of the RabbitMQ tests."""
 
 from shared.broker.protocol import (
     BindingSpec,
@@ -30,7 +30,7 @@ async def take(broker: Broker, queue: str) -> Delivery:
         try:
             delivery = await broker.get(queue)
         except BrokerUnavailableError:
-            # A quorum queue that has no leader yet after a restart closes the connection.
+            # A quorum queue without a leader after a restart closes the connection.
             return False
         taken.extend([delivery] if delivery is not None else [])
         return delivery is not None

@@ -1,5 +1,5 @@
 """
-The mesh of the compose file, as processes of this machine: its own environment variables,
+The mesh of the compose file as local processes: its own environment variables,
 health checks and least-privilege users against a broker with the generated definitions.
 """
 
@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from ops.broker import PrivateNode
-from shared.broker.definitions import definitions, render
+from ops.generate.definitions import definitions, render
 from tests.brokers import eventually
 from tests.unit.ops.deployment import ROOT, Container, compose, containers, seconds
 
@@ -31,7 +31,7 @@ STEP_S = 60.0
 
 
 def free_ports(count: int) -> list[int]:
-    """All are held until the last is known: one that is let go at once may be found again."""
+    """Reserve all ports until the last is found: a released one may be returned again."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in probes:
@@ -41,13 +41,13 @@ def free_ports(count: int) -> list[int]:
 
 class Running:
     """
-    A container's process, with addresses of its own in place of the container's.
+    Process of a container, with local addresses instead of the container's.
 
     Args:
-        container: Of the compose file.
+        container: Entry of the compose file.
         broker: Host, port and vhost.
         directory: For its files.
-        ports: Of its health endpoint, and of what it serves.
+        ports: Of its health endpoint, and of its service.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Running:
         )
 
     async def healthy(self) -> bool:
-        """Its health check, as compose runs it."""
+        """Run its health check as compose does."""
         assert self.process is not None
         assert self.process.returncode is None, f"{self.container} ended"
         command = self.container.entry["healthcheck"]["test"][2:]
@@ -93,7 +93,7 @@ class Running:
         return check.returncode == 0
 
     async def stop(self) -> int:
-        """Its exit code; no later than compose would kill it."""
+        """Stop and return its exit code, within compose's grace period."""
         assert self.process is not None
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
@@ -136,7 +136,7 @@ def broker(private_node: PrivateNode, tmp_path: Path) -> str:
 
 @pytest.fixture
 async def models(tmp_path: Path) -> Path:
-    """What the compose file's `models` container leaves behind."""
+    """Output of the compose file's `models` container."""
     directory = tmp_path / "models"
     command = compose()["services"]["models"]["entrypoint"][-1]
     here = command.replace("/models", str(directory)).replace("python", sys.executable)
@@ -157,7 +157,7 @@ async def scraped(port: int) -> str:
 
 
 async def completed(mesh: dict[str, Running]) -> float:
-    """Requests that agents have counted as answered."""
+    """Number of requests that agents have counted as answered."""
     texts = [await scraped(each.health_port) for each in mesh.values()]
     return sum(
         float(line.split()[-1])
@@ -167,7 +167,7 @@ async def completed(mesh: dict[str, Running]) -> float:
     )
 
 
-async def test_the_mesh_comes_up_healthy_serves_and_drains(broker: str, models: Path):
+async def test_the_mesh_becomes_healthy_serves_and_drains(broker: str, models: Path):
     async with running(broker, models) as mesh:
         for each in mesh.values():
             await eventually(each.healthy, within_s=READY_WITHIN_S)
@@ -195,7 +195,7 @@ async def test_the_mesh_comes_up_healthy_serves_and_drains(broker: str, models: 
         async def all_are_counted() -> bool:
             return await completed(mesh) == len(names)
 
-        # An agent counts an answer once it is out and settled.
+        # An agent counts an answer once it is published and settled.
         await eventually(all_are_counted)
         metrics = {name: await scraped(each.health_port) for name, each in mesh.items()}
         assert "headway_planner_leader_active 1.0" in metrics["planner-leader"]
@@ -203,7 +203,7 @@ async def test_the_mesh_comes_up_healthy_serves_and_drains(broker: str, models: 
         assert 'outcome="completed"} 3.0' in metrics["gateway"]
 
 
-async def test_the_models_container_leaves_a_registry_of_the_users_own_alone(
+async def test_the_models_container_keeps_the_users_own_registry(
     models: Path,
 ):
     command = compose()["services"]["models"]["entrypoint"][-1]

@@ -1,4 +1,4 @@
-"""A gateway process that stands still for seconds, as on a busy or suspended host."""
+"""A gateway process that is frozen for seconds, as on a busy or suspended host."""
 
 import asyncio
 import json
@@ -24,12 +24,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 
 BODY = json.dumps({"model": "tiny-llama", "prompt": "hello", "max_tokens": 4}).encode()
 FROZEN_S = 7.0
-"""Longer than the 5 s that a publish and its confirm have, and that HTTP servers like to wait."""
+"""Longer than the 5 s of a publish and its confirm, and typical HTTP keep-alive times."""
 
 
 @dataclass(frozen=True)
 class Rig:
-    """A gateway as a process, its way to the broker, and the mesh behind."""
+    """A gateway process, its connection to the broker, and the mesh behind it."""
 
     process: MeshProcess
     port: int
@@ -38,8 +38,9 @@ class Rig:
 
     @asynccontextmanager
     async def frozen(self) -> AsyncIterator[None]:
-        """The process stands still for `FROZEN_S` in all, from a moment in which it waits."""
-        # A wait that is cut short by it tells of timers before sockets: that is the worse case.
+        """Freeze the process for `FROZEN_S` in total, starting while it waits."""
+        # A wait that is interrupted this way reports timers before sockets, which is the worst
+        # case.
         await asyncio.sleep(0.5)
         self.process.signal(signal.SIGSTOP)
         try:
@@ -80,7 +81,7 @@ async def ready(process: MeshProcess, port: int) -> bool:
 
 
 class Kept:
-    """A connection that stays open between requests, written to without a look at its other end."""
+    """A kept-alive connection, written to without checking its other end."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -90,7 +91,7 @@ class Kept:
         self._writer.write(head.encode() + BODY)
 
     async def status(self) -> int:
-        """Of the next answer, which is read in full."""
+        """Status of the next answer, which is read in full."""
         async with asyncio.timeout(60):
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()
             length = head.partition("content-length: ")[2].partition("\r")[0]
@@ -111,7 +112,7 @@ async def kept_open(port: int) -> AsyncIterator[Kept]:
         writer.close()
 
 
-async def test_a_request_that_came_meanwhile_on_a_kept_connection_is_answered(rig: Rig):
+async def test_a_request_sent_during_the_freeze_is_answered(rig: Rig):
     async with kept_open(rig.port) as kept:
         kept.ask()
         assert await kept.status() == 200
@@ -121,7 +122,7 @@ async def test_a_request_that_came_meanwhile_on_a_kept_connection_is_answered(ri
         assert await kept.status() == 200
 
 
-async def test_a_publish_whose_confirm_came_meanwhile_is_not_given_up(rig: Rig):
+async def test_a_publish_confirmed_during_the_freeze_is_not_given_up(rig: Rig):
     seen = asyncio.Event()
 
     async def answer_later(request: Request) -> None:
@@ -143,7 +144,7 @@ async def test_a_publish_whose_confirm_came_meanwhile_is_not_given_up(rig: Rig):
     assert not rig.mesh.cancelled
 
 
-async def test_idle_connections_do_not_hold_up_the_end(rig: Rig):
+async def test_idle_connections_do_not_delay_shutdown(rig: Rig):
     async with kept_open(rig.port) as kept:
         kept.ask()
         assert await kept.status() == 200

@@ -1,4 +1,4 @@
-"""The gateway with the stock OpenAI client in front and a stand-in mesh behind."""
+"""The gateway behind the stock OpenAI client and in front of a fake mesh."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def client_of(rig: GatewayRig, key: str = "none") -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key=key, max_retries=0)
 
 
-async def test_chat_answers_whole(broker_rig: BrokerRig, registry: Path):
+async def test_chat_answers_without_streaming(broker_rig: BrokerRig, registry: Path):
     async with running_gateway(broker_rig, registry) as rig, client_of(rig) as client:
         answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=9)
         (request,) = rig.mesh.requests
@@ -44,7 +44,9 @@ async def test_chat_answers_whole(broker_rig: BrokerRig, registry: Path):
     assert answer.model_extra["headway"]["instance"] == "i1"
 
 
-async def test_request_reaches_the_mesh_as_the_contract_says(broker_rig: BrokerRig, registry: Path):
+async def test_request_reaches_the_mesh_as_the_contract_specifies(
+    broker_rig: BrokerRig, registry: Path
+):
     async with running_gateway(broker_rig, registry) as rig, client_of(rig) as client:
         await client.chat.completions.create(
             model=MODEL,
@@ -84,7 +86,7 @@ async def test_chat_streams(broker_rig: BrokerRig, registry: Path):
             model=MODEL, messages=MESSAGES, stream=True, stream_options={"include_usage": True}
         )
         chunks = [chunk async for chunk in stream]
-        ttft = rig.sample("headway_gateway_request_ttft_seconds_count", tier="interactive")
+        ttft = rig.sample("headway_gateway_request_ttft_seconds_count", qos_class="interactive")
 
     choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
     assert "".join(choice.delta.content or "" for choice in choices) == "Hello world"
@@ -107,7 +109,7 @@ async def test_completions_answer_and_stream(broker_rig: BrokerRig, registry: Pa
     assert rig.mesh.requests[1].body.prompt == (5, 6, 7)
 
 
-async def test_models_are_listed_and_shown(broker_rig: BrokerRig, registry: Path):
+async def test_models_are_listed_and_retrieved(broker_rig: BrokerRig, registry: Path):
     async with running_gateway(broker_rig, registry) as rig, client_of(rig) as client:
         names = [model.id async for model in client.models.list()]
         one = await client.models.retrieve(MODEL)
@@ -118,7 +120,7 @@ async def test_models_are_listed_and_shown(broker_rig: BrokerRig, registry: Path
     assert one.id == MODEL
 
 
-async def test_refusals_are_the_clients_typed_errors(broker_rig: BrokerRig, registry: Path):
+async def test_refusals_raise_the_clients_typed_errors(broker_rig: BrokerRig, registry: Path):
     async with running_gateway(broker_rig, registry) as rig, client_of(rig) as client:
         with pytest.raises(openai.NotFoundError) as missing:
             await client.chat.completions.create(model="gpt-9", messages=MESSAGES)
@@ -134,7 +136,7 @@ async def test_refusals_are_the_clients_typed_errors(broker_rig: BrokerRig, regi
     assert rig.sample("headway_gateway_requests_total", endpoint="chat", outcome="refused") == 2
 
 
-async def test_keys_are_asked_for_and_tell_the_tenant(broker_rig: BrokerRig, registry: Path):
+async def test_api_keys_are_required_and_select_the_tenant(broker_rig: BrokerRig, registry: Path):
     async with running_gateway(broker_rig, registry, api_keys={"k1": "acme"}) as rig:
         async with client_of(rig, "wrong") as client:
             with pytest.raises(openai.AuthenticationError):
@@ -177,7 +179,7 @@ async def test_failure_in_the_mesh_keeps_its_status(
     assert caught.value.response.headers["retry-after"] == "3"
 
 
-async def test_failure_after_the_first_token_is_an_event_and_nothing_follows(
+async def test_failure_after_the_first_token_is_the_last_event(
     broker_rig: BrokerRig, registry: Path
 ):
     async def break_off(request: Request) -> None:

@@ -1,4 +1,4 @@
-"""The gateway when clients leave, runs disagree, the broker goes, or it has to stop itself."""
+"""The gateway when clients leave, runs diverge, the broker is lost, or it stops."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +19,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def hang(request: Request) -> None:
-    """A mesh that starts and never gets on."""
+    """A mesh that starts the run and then hangs."""
     await request.start()
     await request.tokens(0, "He")
 
@@ -28,9 +28,7 @@ def completions(rig: GatewayRig) -> str:
     return f"{rig.url}/v1/completions"
 
 
-async def test_client_that_leaves_a_stream_has_its_request_cancelled(
-    broker_rig: BrokerRig, registry: Path
-):
+async def test_leaving_a_stream_cancels_the_request(broker_rig: BrokerRig, registry: Path):
     async with running_gateway(broker_rig, registry) as rig:
         rig.mesh.script = hang
         async with (
@@ -57,7 +55,7 @@ async def test_client_that_leaves_a_stream_has_its_request_cancelled(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_that_leaves_before_the_first_token_has_its_request_cancelled(
+async def test_leaving_before_the_first_token_cancels_the_request(
     broker_rig: BrokerRig, registry: Path, *, stream: bool
 ):
     async def ignore(_request: Request) -> None: ...
@@ -76,9 +74,7 @@ async def test_client_that_leaves_before_the_first_token_has_its_request_cancell
     assert rig.mesh.cancelled == [rig.mesh.requests[0].body.id]
 
 
-async def test_first_token_is_flushed_while_the_rest_is_on_its_way(
-    broker_rig: BrokerRig, registry: Path
-):
+async def test_first_token_is_flushed_before_the_rest(broker_rig: BrokerRig, registry: Path):
     finish = asyncio.Event()
 
     async def two_parts(request: Request) -> None:
@@ -103,7 +99,7 @@ async def test_first_token_is_flushed_while_the_rest_is_on_its_way(
     assert response.headers["x-headway-request-id"] == rig.mesh.requests[0].body.id
 
 
-async def test_replay_that_disagrees_ends_the_stream_with_a_typed_error(
+async def test_diverging_replay_ends_the_stream_with_a_typed_error(
     broker_rig: BrokerRig, registry: Path
 ):
     async def disagree(request: Request) -> None:
@@ -126,7 +122,7 @@ async def test_replay_that_disagrees_ends_the_stream_with_a_typed_error(
     )
 
 
-async def test_tenant_at_its_limit_is_told_when_to_come_back(broker_rig: BrokerRig, registry: Path):
+async def test_tenant_at_its_limit_gets_a_retry_time(broker_rig: BrokerRig, registry: Path):
     async def ignore(_request: Request) -> None: ...
 
     async with (
@@ -145,7 +141,7 @@ async def test_tenant_at_its_limit_is_told_when_to_come_back(broker_rig: BrokerR
     assert first.status_code == 200
 
 
-async def test_patience_of_the_client_is_kept(broker_rig: BrokerRig, registry: Path):
+async def test_client_timeout_is_honoured(broker_rig: BrokerRig, registry: Path):
     async with running_gateway(broker_rig, registry) as rig, http_client() as http:
         rig.mesh.script = hang
         headers = {"X-Request-Timeout-Seconds": "0.05"}

@@ -1,4 +1,4 @@
-"""The plan generator's process: answers, dies, comes back."""
+"""The plan generator's process: answers, dies, is restarted."""
 
 import asyncio
 import os
@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from services.planner.plan_worker import PlanWorker
-from services.planner.policies import FALLBACK, GENERATOR, Planner
+from services.planner.leader.plan_worker import PlanWorker
+from services.planner.leader.policies import FALLBACK, GENERATOR, Planner
 from shared.contracts.base import InstanceId, ModelName
-from solver.planning.advice import AdviceOptions
-from solver.planning.building import ClusterSnapshot, InstanceView, ServiceRates
-from solver.planning.grouping import GroupId, RequestGroup, Spread
+from solver.planning.capacity.advice import AdviceOptions
+from solver.planning.problem.grouping import GroupId, RequestGroup, Spread
+from solver.planning.problem.snapshot import ClusterSnapshot, InstanceView, ServiceRates
 from solver.planning.review import Cause, ReviewOptions
 from tests.queued import BATCH, lane_of
 
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.slow
 WEIGHT = {"high": 4.0, "low": 1.0}
 MODEL = ModelName("tiny-llama")
 LOAD_S = 120.0
-"""To load the kernels, or compile them when this is the first time."""
+"""Time to load the kernels, or to compile them the first time."""
 
 
 @pytest.fixture
 async def worker() -> AsyncIterator[PlanWorker]:
-    async with PlanWorker(ReviewOptions(tier_weight=WEIGHT, budget_s=0.05)) as running:
+    async with PlanWorker(ReviewOptions(importance_weight=WEIGHT, budget_s=0.05)) as running:
         yield running
 
 
@@ -56,7 +56,7 @@ def a_snapshot(num_groups: int = 3) -> ClusterSnapshot:
     return ClusterSnapshot(now=0.0, groups=groups, instances=instances)
 
 
-async def test_it_plans_and_explains(worker: PlanWorker) -> None:
+async def test_the_worker_plans_and_explains(worker: PlanWorker) -> None:
     await asyncio.wait_for(worker.ready(), LOAD_S)
     snapshot = a_snapshot()
     reviewed = await worker.review(snapshot, None)
@@ -68,8 +68,8 @@ async def test_it_plans_and_explains(worker: PlanWorker) -> None:
     assert [bool(each.others) for each in placed] == [True, False, False]
 
 
-async def test_it_advises_on_scale(worker: PlanWorker) -> None:
-    """Nine groups of 20 s on two instances are done after 90 s; 50 s is when they are due."""
+async def test_the_worker_advises_on_scale(worker: PlanWorker) -> None:
+    """Nine groups of 20 s on two instances finish after 90 s; they are due after 50 s."""
     await asyncio.wait_for(worker.ready(), LOAD_S)
     snapshot = a_snapshot(9)
     rates = {("d", MODEL): ServiceRates(token_rate_per_s=30.0)}
@@ -83,15 +83,15 @@ async def test_it_advises_on_scale(worker: PlanWorker) -> None:
     assert enough.instances == 2
 
 
-async def test_until_it_is_ready_the_fallback_plans() -> None:
-    async with PlanWorker(ReviewOptions(tier_weight=WEIGHT)) as loading:
+async def test_the_fallback_plans_until_the_worker_is_ready() -> None:
+    async with PlanWorker(ReviewOptions(importance_weight=WEIGHT)) as loading:
         planned = await Planner(GENERATOR, WEIGHT, loading).plan(a_snapshot())
 
     assert (planned.policy, planned.review) == (FALLBACK, None)
     assert len(planned.places) == 3
 
 
-async def test_one_that_dies_is_replaced_and_plans_from_scratch(worker: PlanWorker) -> None:
+async def test_a_dead_worker_is_replaced_and_plans_from_scratch(worker: PlanWorker) -> None:
     await asyncio.wait_for(worker.ready(), LOAD_S)
     planner = Planner(GENERATOR, WEIGHT, worker)
     assert (await planner.plan(a_snapshot())).policy == GENERATOR
@@ -108,8 +108,8 @@ async def test_one_that_dies_is_replaced_and_plans_from_scratch(worker: PlanWork
     assert planned.review.cause is Cause.FIRST
 
 
-async def test_one_that_is_stuck_is_replaced() -> None:
-    options = ReviewOptions(tier_weight=WEIGHT, budget_s=0.05)
+async def test_a_stuck_worker_is_replaced() -> None:
+    options = ReviewOptions(importance_weight=WEIGHT, budget_s=0.05)
     async with PlanWorker(options, patience_s=0.5) as worker:
         await asyncio.wait_for(worker.ready(), LOAD_S)
         pid = worker.pid

@@ -1,4 +1,4 @@
-"""RabbitMQ restarts, dies and runs out of memory under its clients."""
+"""RabbitMQ restarts, dies and runs out of memory while clients are connected."""
 
 import asyncio
 import resource
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ops.broker import MAX_FILES, PrivateNode
-from shared.broker.amqp import AmqpBroker
+from shared.broker.amqp.broker import AmqpBroker
 from shared.broker.protocol import (
     Delivery,
     OutMessage,
@@ -39,7 +39,7 @@ class TestBrokerRestart:
         private_node.start()
 
     @pytest.mark.parametrize("how", ["stop", "kill"])
-    async def test_everything_comes_back_and_nothing_confirmed_is_lost(
+    async def test_everything_is_restored_and_no_confirmed_message_is_lost(
         self, private_node: PrivateNode, clients: tuple[AmqpBroker, AmqpBroker], how: str
     ):
         broker, other = clients
@@ -71,13 +71,13 @@ class TestBrokerRestart:
         )
         await eventually(lambda: received == [b"after"])
         again = {each.body: each for each in [await take(broker, "work") for _ in range(3)]}
-        # Their order is not asserted: the queue may serve before it has missed its dead reader.
+        # Order is not asserted: the queue may serve before it notices its dead reader.
         assert set(again) == {b"a", b"b", b"c"}
         assert again[b"a"].redelivered
 
 
 @pytest.mark.slow
-def test_a_private_node_has_files_for_many_queues(private_node: PrivateNode):
+def test_a_private_node_can_open_files_for_many_queues(private_node: PrivateNode):
     private_node.start()
     beam = int(private_node.ctl("eval", "list_to_integer(os:getpid())."))
     soft, hard = resource.prlimit(beam, resource.RLIMIT_NOFILE)
@@ -87,7 +87,7 @@ def test_a_private_node_has_files_for_many_queues(private_node: PrivateNode):
 async def test_a_memory_alarm_blocks_publishing_only(
     private_node: PrivateNode, monkeypatch: pytest.MonkeyPatch
 ):
-    """The broker stops reading from connections that publish; nothing may wait for ever."""
+    """The broker stops reading from connections that publish; no call may wait forever."""
     private_node.start()
     async with AmqpBroker(private_node.url, client_name="alarm", timeout_s=30.0) as broker:
         await declare(broker, QueueSpec(name="alarm", type=QueueType.CLASSIC))
@@ -96,8 +96,8 @@ async def test_a_memory_alarm_blocks_publishing_only(
         await asyncio.to_thread(private_node.ctl, "set_vm_memory_high_watermark", "0")
         try:
             with monkeypatch.context() as hurried:
-                # White box: only what is never confirmed is not worth a long wait.
-                hurried.setattr(broker._publisher, "_timeout_s", 1.0)
+                # White box: short timeout, since the publish is never confirmed.
+                hurried.setattr(broker._publishing, "timeout_s", 1.0)
                 with pytest.raises(BrokerUnavailableError):
                     await broker.publish("x", "alarm", OutMessage(body=b"during", message_id="d"))
             delivery = await take(broker, "alarm")

@@ -1,15 +1,16 @@
-"""Traps of RabbitMQ and its client library that the AMQP broker is built around."""
+"""Traps of RabbitMQ and its client library that the AMQP broker avoids."""
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from aiormq.channel import Channel
 from aiormq.exceptions import ChannelInvalidStateError
 
 from shared.broker import topology
-from shared.broker.amqp import AmqpBroker
-from shared.broker.amqp_connection import AmqpConnection
+from shared.broker.amqp.broker import AmqpBroker
+from shared.broker.amqp.connection import AmqpConnection
 from shared.broker.protocol import (
     Delivery,
     OutMessage,
@@ -26,8 +27,14 @@ from tests.integration.rabbit_steps import WORK, declare, take
 pytestmark = pytest.mark.rabbitmq
 
 
+def channel_of(delivery: Delivery) -> Channel:
+    """White box: the library's channel that *delivery* is settled on."""
+    assert isinstance(delivery.settler, partial)
+    return delivery.settler.func.__self__.raw
+
+
 class TestChannels:
-    async def test_an_ack_on_a_closing_channel_is_not_sent_and_the_connection_lives(
+    async def test_no_ack_is_sent_on_a_closing_channel_and_the_connection_survives(
         self, rabbit_rig: RabbitRig
     ):
         """Sent after channel.close, it would make RabbitMQ close the connection with 504."""
@@ -50,11 +57,13 @@ class TestChannels:
 
         assert (await broker.purge("work"), losses) == (0, [])
 
-    async def test_queues_that_are_asked_no_more_keep_no_channels(
+    async def test_unused_queues_keep_no_channels(
         self, rabbit_rig: RabbitRig, monkeypatch: pytest.MonkeyPatch
     ):
-        """RabbitMQ allows 2047 on a connection; what was got on one that goes stays got."""
-        monkeypatch.setattr("shared.broker.amqp_getter.MAX_QUEUES", 3)
+        """
+        RabbitMQ allows 2047 per connection; deliveries on a retired channel stay valid.
+        """
+        monkeypatch.setattr("shared.broker.amqp.getter.MAX_QUEUES", 3)
         opened: list[Channel] = []
         open_channel = AmqpConnection.open_channel
 
@@ -97,10 +106,10 @@ class TestChannels:
         assert await held.settle(Settlement.ACK) is True
         assert await broker.get("work") is None
 
-    async def test_a_closed_channel_makes_its_deliveries_stale_and_the_subscription_recover(
+    async def test_a_closed_channel_makes_deliveries_stale_and_consumers_recover(
         self, rabbit_rig: RabbitRig
     ):
-        """As RabbitMQ does after its consumer time-out."""
+        """As RabbitMQ does after its consumer timeout."""
         broker = await rabbit_rig.connect()
         await declare(broker, WORK)
         deliveries: list[Delivery] = []
@@ -112,13 +121,13 @@ class TestChannels:
         await broker.publish("x", "work", OutMessage(body=b"a"))
         await eventually(lambda: len(deliveries) == 1)
         # White box: acknowledging an unknown tag is an error that closes the channel.
-        await deliveries[0]._channel.raw.basic_ack(999)
+        await channel_of(deliveries[0]).basic_ack(999)
         await eventually(lambda: len(deliveries) == 2)
 
         assert [each.redelivered for each in deliveries] == [False, True]
         assert [await each.settle(Settlement.ACK) for each in deliveries] == [False, True]
 
-    async def test_many_missing_queues_do_not_use_up_channel_numbers(self, rabbit_rig: RabbitRig):
+    async def test_many_missing_queues_do_not_exhaust_channel_numbers(self, rabbit_rig: RabbitRig):
         broker = await rabbit_rig.connect()
         gets = (broker.get(f"missing{n}") for n in range(50))
         refused = await asyncio.gather(*gets, return_exceptions=True)
@@ -131,22 +140,20 @@ class TestChannels:
 
 class TestQueues:
     async def test_expiry_deletes_a_queue_that_holds_messages(self, rabbit_rig: RabbitRig):
-        """Hence no expiry on anything that holds work, whose readers may be away for long."""
+        """Hence no expiry on queues that hold work, whose readers may be absent for long."""
         broker = await rabbit_rig.connect()
         await declare(broker, QueueSpec(name="work", type=QueueType.CLASSIC, expires_s=0.3))
         await broker.publish("x", "work", OutMessage(body=b"a"))
 
-        # Looking counts as use, so look rarely; RabbitMQ may be late on a busy machine.
+        # A passive declare counts as use, so check rarely; RabbitMQ may be late on a busy machine.
         for _ in range(10):
             await asyncio.sleep(1.5)
             if await broker.depth("work") is None:
                 break
         else:
-            pytest.fail("it was to expire after 0.3 s, and is there after 1.5 s without use")
+            pytest.fail("the queue should expire after 0.3 s but exists after 1.5 s without use")
 
-    async def test_requeued_messages_stay_in_front_on_every_topology_work_queue(
-        self, rabbit_rig: RabbitRig
-    ):
+    async def test_requeued_messages_stay_in_front_on_every_work_queue(self, rabbit_rig: RabbitRig):
         """On 3.10 they go to the back unless a delivery limit is set."""
         broker = await rabbit_rig.connect()
         await topology.declare(broker)
@@ -171,8 +178,10 @@ class TestQueues:
 
         assert (dead.body, dead.headers["x-first-death-reason"]) == (b"poison", "delivery_limit")
 
-    async def test_a_consumed_queue_that_another_deletes_comes_back(self, rabbit_rig: RabbitRig):
-        """RabbitMQ cancels the consumer; the connection stands, so nothing else tells of it."""
+    async def test_a_consumed_queue_deleted_elsewhere_is_restored(self, rabbit_rig: RabbitRig):
+        """
+        RabbitMQ cancels the consumer; the connection stays up, so there is no other sign of it.
+        """
         broker, other = await rabbit_rig.connect(), await rabbit_rig.connect()
         await declare(broker, QueueSpec(name="reply", type=QueueType.CLASSIC, expires_s=60.0))
         bodies: list[bytes] = []
@@ -192,7 +201,7 @@ class TestQueues:
 
 
 class TestOutages:
-    async def test_publishing_during_an_outage_fails_at_once_and_works_after_it(
+    async def test_publishing_fails_at_once_during_an_outage_and_works_after_it(
         self, rabbit_rig: RabbitRig
     ):
         broker = await rabbit_rig.connect()
@@ -214,7 +223,7 @@ class TestOutages:
         assert (await take(broker, "work")).body == b"kept"
 
     async def test_a_lost_connection_does_not_look_like_cancellation(self, rabbit_rig: RabbitRig):
-        """The library ends those who wait for a confirm with CancelledError now and then."""
+        """The library sometimes raises CancelledError in tasks that wait for a confirm."""
         broker = await rabbit_rig.connect()
         await declare(broker, WORK)
         publishing = [
@@ -233,7 +242,9 @@ class TestOutages:
             if each is not PublishOutcome.CONFIRMED and not isinstance(each, BrokerUnavailableError)
         ] == []
 
-    async def test_a_wrong_password_is_a_setting_and_no_answer_is_not(self, rabbit_rig: RabbitRig):
+    async def test_a_wrong_password_is_a_settings_error_unlike_an_outage(
+        self, rabbit_rig: RabbitRig
+    ):
         wrong = rabbit_rig.url.replace("guest:guest", "guest:wrong")
         with pytest.raises(SettingsError):
             await AmqpBroker(wrong, client_name="test").__aenter__()
@@ -241,12 +252,12 @@ class TestOutages:
             await AmqpBroker("amqp://127.0.0.1:1/", client_name="test").__aenter__()
 
     async def test_the_library_refuses_an_ack_on_a_closed_channel(self, rabbit_rig: RabbitRig):
-        """`Delivery.settle` relies on it for its False."""
+        """`Delivery.settle` relies on it to return False."""
         broker = await rabbit_rig.connect()
         await declare(broker, WORK)
         await broker.publish("x", "work", OutMessage(body=b"a"))
         held = await take(broker, "work")
-        raw = held._channel.raw
+        raw = channel_of(held)
         await rabbit_rig.drop(broker)
 
         with pytest.raises(ChannelInvalidStateError):

@@ -1,4 +1,4 @@
-"""From routers' samples to the trees that routers are given, over a broker."""
+"""From routers' samples to the trees that routers use, over a broker."""
 
 import asyncio
 import os
@@ -14,12 +14,12 @@ import msgspec
 import psutil
 from structlog.testing import capture_logs
 
-from services.estimator import artefacts
-from services.estimator.fitting import fit_samples
-from services.estimator.keys import directory_name
-from services.estimator.sample_files import read_samples
 from services.estimator.service import serve
 from services.estimator.settings import Settings, TreesSettings
+from services.estimator.trees import artefacts
+from services.estimator.trees.artefact_names import directory_name
+from services.estimator.trees.fitting import fit_samples
+from services.estimator.trees.sample_files import read_samples
 from shared.broker import topology
 from shared.broker.protocol import BindingSpec, Broker, Delivery, OutMessage, Settlement
 from shared.contracts.base import encode, tag_of
@@ -29,7 +29,7 @@ from shared.contracts.telemetry import Iteration, IterationsObserved
 from shared.runtime.cli import Ports
 from shared.runtime.clock import SystemClock
 from shared.runtime.health import Health
-from solver.prediction.quantile_trees import decode
+from solver.prediction.prefill.quantile_trees import decode
 from tests.brokers import BrokerRig, eventually
 from tests.clocks import NOW
 from tests.prefill_times import NOMINAL, matrix_of, requests_of
@@ -39,7 +39,7 @@ REQUESTS = requests_of(NOMINAL, 600, seed=7)
 
 
 class Router:
-    """Tells of samples, and hears of trees and profiles."""
+    """Publishes samples, and receives trees and profiles."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -47,7 +47,7 @@ class Router:
         self.profiles: list[Profile] = []
 
     async def listen(self) -> None:
-        queue = topology.passing_queue("router")
+        queue = topology.temporary_queue("router")
         await self._broker.declare_queue(queue)
         binding = BindingSpec(exchange=topology.PROFILES, queue=queue.name, routing_key="")
         await self._broker.bind(binding)
@@ -60,7 +60,7 @@ class Router:
             self.profiles.append(msgspec.json.decode(delivery.body, type=Profile))
         await delivery.settle(Settlement.ACK)
 
-    async def tell(self, message: PrefillsSampled | IterationsObserved) -> None:
+    async def deliver(self, message: PrefillsSampled | IterationsObserved) -> None:
         key = topology.OBSERVED_SAMPLES_KEY
         if isinstance(message, IterationsObserved):
             key = topology.OBSERVED_ENGINE_KEY
@@ -96,7 +96,7 @@ def num_kept(directory: Path) -> int:
 
 
 def fit(directory: Path) -> Path:
-    """What the command does, in here."""
+    """Run the command's fit in this process."""
     samples = read_samples(directory / "samples", most=20_000).by_key[KEY]
     fitted = fit_samples(KEY, samples, None, now=NOW).artefact
     return artefacts.write(directory / "trees", fitted)[1]
@@ -104,9 +104,9 @@ def fit(directory: Path) -> Path:
 
 def fits() -> list[psutil.Process]:
     """
-    Processes of ours that fit trees, among whatever else runs beside the tests.
+    Child processes that fit trees, ignoring other processes beside the tests.
 
-    A child that ends while it is looked at is none of them.
+    A child that ends during the check is not counted.
     """
     found = []
     for each in psutil.Process().children():
@@ -123,10 +123,10 @@ async def test_samples_become_trees_and_a_broken_file_changes_nothing(
     async with estimator(broker_rig, tmp_path) as health:
         router = Router(await broker_rig.connect("router"))
         await router.listen()
-        await router.tell(sampled(plain(), schema_version=99))
-        await router.tell(sampled(plain(), plain(running=-1.0)))
+        await router.deliver(sampled(plain(), schema_version=99))
+        await router.deliver(sampled(plain(), plain(running=-1.0)))
         for message in messages_of(REQUESTS):
-            await router.tell(message)
+            await router.deliver(message)
         await eventually(lambda: value(health, "prefill_samples", **labels) == 601)
         assert value(health, "prefill_samples_refused_total", reason="schema_version") == 1
         assert value(health, "prefill_samples_refused_total", reason="running") == 1
@@ -149,7 +149,7 @@ async def test_samples_become_trees_and_a_broken_file_changes_nothing(
         assert value(health, "trees_version", **labels) == 1
 
         one = Iteration(compute_tokens=8, context_tokens=0, num_decodes=0, duration_s=0.01)
-        await router.tell(
+        await router.deliver(
             IterationsObserved(
                 instance_id="i",
                 model=MODEL,
@@ -160,13 +160,13 @@ async def test_samples_become_trees_and_a_broken_file_changes_nothing(
             )
         )
         await eventually(lambda: bool(router.profiles))
-        told = router.profiles[-1].prefill_trees
-        assert told is not None
-        assert (told.version, told.samples) == (1, 481)
+        reported = router.profiles[-1].prefill_trees
+        assert reported is not None
+        assert (reported.version, reported.samples) == (1, 481)
         assert {each.version for each in router.trees} == {1}
 
 
-async def test_an_estimator_that_comes_back_has_its_samples_and_tells_of_its_trees(
+async def test_a_restarted_estimator_keeps_its_samples_and_announces_trees(
     broker_rig: BrokerRig, tmp_path: Path
 ):
     router = Router(await broker_rig.connect("router"))
@@ -174,7 +174,7 @@ async def test_an_estimator_that_comes_back_has_its_samples_and_tells_of_its_tre
     await router.listen()
     async with estimator(broker_rig, tmp_path):
         for message in messages_of(REQUESTS):
-            await router.tell(message)
+            await router.deliver(message)
         await eventually(lambda: num_kept(tmp_path / "samples") == 600)
     fit(tmp_path)
     async with estimator(broker_rig, tmp_path) as health:
@@ -183,42 +183,42 @@ async def test_an_estimator_that_comes_back_has_its_samples_and_tells_of_its_tre
         await eventually(lambda: bool(router.trees))
 
 
-async def test_an_estimator_has_trees_fitted_by_itself_when_told_to(
+async def test_an_estimator_fits_trees_by_itself_when_configured(
     broker_rig: BrokerRig, tmp_path: Path
 ):
-    """Too few new samples are not worth the while; enough are learnt from in another process."""
+    """Too few new samples start no fit; enough are fitted in another process."""
     async with estimator(broker_rig, tmp_path, fit_period_s=0.1) as health:
         router = Router(await broker_rig.connect("router"))
         await router.listen()
         messages = messages_of(REQUESTS)
         for message in messages[:9]:
-            await router.tell(message)
+            await router.deliver(message)
         await eventually(lambda: num_kept(tmp_path / "samples") == 450)
         await asyncio.sleep(0.3)
         assert value(health, "fits_total", outcome="too_few") is None
         for message in messages[9:]:
-            await router.tell(message)
+            await router.deliver(message)
         await eventually(lambda: bool(router.trees), within_s=90.0)
         await eventually(lambda: value(health, "fits_total", outcome="written") == 1)
 
 
-async def test_an_estimator_that_ends_does_not_wait_for_its_fit(
+async def test_a_stopping_estimator_does_not_wait_for_its_fit(
     broker_rig: BrokerRig, tmp_path: Path
 ):
     async with estimator(broker_rig, tmp_path, fit_period_s=0.05):
         router = Router(await broker_rig.connect("router"))
         for message in messages_of(REQUESTS):
-            await router.tell(message)
+            await router.deliver(message)
         await eventually(lambda: bool(fits()))
 
     assert fits() == []
 
 
-def test_a_killed_process_loses_no_line_but_the_last(tmp_path: Path):
-    """SIGKILL in the midst of writing, five times; each goes on where the one before ended."""
+def test_a_killed_process_loses_at_most_the_last_line(tmp_path: Path):
+    """SIGKILL while writing, five times; each continues after the previous one."""
     code = (
         "import sys; from pathlib import Path\n"
-        "from services.estimator.sample_store import SampleStore\n"
+        "from services.estimator.trees.sample_store import SampleStore\n"
         "from shared.runtime.logging import configure_logging\n"
         "from tests.sampled import plain, sampled\n"
         "configure_logging(level='error', service='estimator')\n"
@@ -226,19 +226,19 @@ def test_a_killed_process_loses_no_line_but_the_last(tmp_path: Path):
         "while True:\n"
         "    store.take(sampled(*[plain(0.5)] * 40)); print(40, flush=True)\n"
     )
-    told = 0
+    reported = 0
     for _ in range(5):
         command = [sys.executable, "-c", code, str(tmp_path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         with process:
             for _ in range(30):
-                told += int(process.stdout.readline())
+                reported += int(process.stdout.readline())
             os.kill(process.pid, signal.SIGKILL)
-            told += sum(int(line) for line in process.stdout.read().split())
+            reported += sum(int(line) for line in process.stdout.read().split())
     found = read_samples(tmp_path, most=1_000_000)
     count = len(found.by_key[KEY].prefill_s)
 
-    assert told <= count <= told + 5 * 40
+    assert reported <= count <= reported + 5 * 40
     assert len(found.problems) <= 1
-    assert (tmp_path / directory_name(KEY) / "1.jsonl").exists()
+    assert (tmp_path / directory_name(KEY) / "latest.jsonl").exists()

@@ -1,8 +1,10 @@
-"""The systems that are compared: a planner, and which LSOs its instances have (QLM §8)."""
+"""The compared systems: a planner, and the LSOs of its instances (QLM §8)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ops.baselines.planning.atcs import atcs
+from ops.baselines.planning.spreading import round_robin
 from ops.sim.mesh.cluster import PlannerFactory
 from ops.sim.mesh.conduct import (
     STOCK_RULES,
@@ -14,7 +16,7 @@ from ops.sim.mesh.conduct import (
 )
 from ops.sim.mesh.lanes import MeshLanes
 from ops.sim.mesh.planners import (
-    TIER_WEIGHT,
+    IMPORTANCE_WEIGHT,
     GeneratorPlanner,
     Grouping,
     OrderPlanner,
@@ -24,32 +26,29 @@ from ops.sim.mesh.planners import (
 )
 from ops.sim.mesh.snapshot import grouped, one_by_one
 from shared.contracts.base import UnixTime
-from solver.planning.grouping import RequestGroup
-from solver.planning.lso_actions import keep_warm
-from solver.planning.order_baselines.atcs import atcs
-from solver.planning.order_baselines.edf import edf, edf_batching
-from solver.planning.order_baselines.fcfs import fcfs
-from solver.planning.order_baselines.queues import OrderPolicy
-from solver.planning.order_baselines.spreading import round_robin
+from solver.planning.lso.actions import keep_warm
+from solver.planning.orders.queues import OrderPolicy
+from solver.planning.orders.rules import edf, edf_batching, fcfs
+from solver.planning.problem.grouping import RequestGroup
 from solver.planning.review import ReviewOptions
 
 HORIZON = 192
-"""Requests that a policy without groups looks at in one plan."""
+"""Requests that a policy without groups considers in one plan."""
 STATIC_BATCH = 64
-"""Requests that run together under SHEPHERD: half of what fits, for their lengths are not known."""
+"""Requests that run together under SHEPHERD: half of what fits, because lengths are unknown."""
 SHEPHERD_PLANS = 60
-"""That one partition lasts."""
+"""Number of plans before a new partition."""
 MOVES_PER_S = 40_000.0
-"""Of the generator's search on the simulated leader; real ones make several times as many."""
+"""Moves of the generator's search on the simulated leader; real ones make several times as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One system."""
+    """One compared system."""
 
     conduct: Conduct
     planner: Callable[[int, float], PlannerFactory]
-    """By the seed and QLM's delta."""
+    """Factory by the seed and QLM's delta."""
 
 
 def _groups(batch_multiple: float) -> Grouping:
@@ -67,7 +66,7 @@ def _singles(key: PullKey, count: int) -> Grouping:
 
 
 def _generator(seed: int, batch_multiple: float) -> PlannerFactory:
-    options = ReviewOptions(tier_weight=TIER_WEIGHT)
+    options = ReviewOptions(importance_weight=IMPORTANCE_WEIGHT)
     return lambda profiles: GeneratorPlanner(
         profiles, _groups(batch_multiple), moves_per_s=MOVES_PER_S, options=options, seed=seed
     )
@@ -90,7 +89,7 @@ def _by_request(
 
 
 def _edf_ahead(window: int) -> Arm:
-    """EDF that looks farther ahead."""
+    """EDF whose instances pull into a window of *window* requests."""
     return Arm(
         conduct=replace(_EDF, window=window), planner=_by_request(by_deadline, edf, 8 * window)
     )

@@ -1,4 +1,4 @@
-"""A model swap under way on an instance of the simulated mesh."""
+"""A model swap in progress on an instance of the simulated mesh."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from shared.contracts.base import ModelName, UnixTime
 
 @dataclass(slots=True, kw_only=True)
 class ModelChange:
-    """A model swap under way."""
+    """A model swap in progress."""
 
     model: ModelName
     drain_until: UnixTime
     ready_at: UnixTime | None = None
-    """When the model is active; none while what ran before drains."""
+    """When the model becomes active; none while earlier requests drain."""

@@ -11,14 +11,14 @@ from itertools import count
 from ops.sim.mesh.conduct import Conduct
 from ops.sim.mesh.instance import MeshInstance
 from ops.sim.mesh.kinds import Fleet
-from ops.sim.mesh.lanes import AnswerLengths, MeshLanes, learnt_layout
+from ops.sim.mesh.lanes import AnswerLengths, MeshLanes
 from ops.sim.mesh.planners import MeshPlanner, Profiles
 from ops.sim.mesh.profiling import measured
 from ops.sim.mesh.request import MeshRequest
 from ops.sim.mesh.sight import view_of
 from ops.sim.request import Arrival
 from shared.contracts.base import InstanceId, ModelName, Seconds, UnixTime
-from solver.planning.building import InstanceView
+from solver.planning.problem.snapshot import InstanceView
 
 PlannerFactory = Callable[[Profiles], MeshPlanner]
 
@@ -33,18 +33,18 @@ class ModelArrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """An instance that dies; what it had is given to others at once and begins anew."""
+    """An instance that dies; other instances immediately get its requests, which begin again."""
 
     number: int
-    """Of the instance."""
+    """Index of the instance."""
     at: UnixTime
     noticed_after_s: Seconds = 5.0
-    """Until then it is planned for."""
+    """Time until plans exclude it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshOptions:
-    """What is simulated."""
+    """Parameters of the simulation."""
 
     fleet: Fleet
     conduct: Conduct
@@ -52,23 +52,23 @@ class MeshOptions:
     plan_period_s: Seconds = 1.0
     max_running: int = 128
     until_s: Seconds = math.inf
-    """Stop then at the latest."""
+    """Latest time of the end."""
     losses: tuple[Loss, ...] = ()
     """In order of time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshOutcome:
-    """What came of it."""
+    """Result of the simulation."""
 
     requests: list[MeshRequest]
     """In order of arrival."""
     end_s: Seconds
     num_swaps: int
     busy_s: Seconds
-    """Of all instances."""
+    """Busy time, summed over all instances."""
     kv_share_s: Seconds
-    """Integral of the used part of KV memory, of all instances."""
+    """Integral of the used share of KV memory, of all instances."""
     wasted_tokens: int
     restored_tokens: int
     tokens: int
@@ -82,16 +82,15 @@ class Mesh:
     Instances and lanes in virtual time.
 
     Args:
-        requests: All of the traffic, in order of arrival.
-        profiles: Of all models on all devices.
-        options: What is simulated.
+        requests: The whole traffic, in order of arrival.
+        profiles: Profiles of all models on all devices.
     """
 
     def __init__(
         self, requests: Sequence[MeshRequest], profiles: Profiles, options: MeshOptions
     ) -> None:
         answers = AnswerLengths(requests)
-        self.lanes = MeshLanes(answers, learnt_layout(requests, answers))
+        self.lanes = MeshLanes(answers)
         self.instances = [
             MeshInstance(
                 InstanceId(f"{device.name}-{number}"),
@@ -119,7 +118,7 @@ class Mesh:
         self._turn = 0
 
     def run(self) -> UnixTime:
-        """Serve everything, or until the end that is set; when that was."""
+        """Serve everything, or until the configured end; return the time."""
         now, plan_at = 0.0, 0.0
         while self._num_left:
             arrive_at = self._arrivals[0].arrival.arrived_at if self._arrivals else math.inf
@@ -172,7 +171,7 @@ class Mesh:
         self._settle(loss.number)
 
     def _planned_for(self, now: UnixTime) -> list[int]:
-        """All instances but those that are known to be lost."""
+        """All instances except those known to be lost."""
         known = {
             loss.number for loss in self._options.losses if loss.at + loss.noticed_after_s <= now
         }
@@ -195,7 +194,7 @@ class Mesh:
             self._settle(number)
 
     def _settle(self, index: int) -> None:
-        """Take what an instance has finished, and note when it wakes next."""
+        """Collect the requests that an instance has finished, and update its next wake time."""
         instance = self.instances[index]
         self._num_left -= len(instance.take_finished())
         at = instance.wake_at()

@@ -1,21 +1,18 @@
-"""The decodes of one engine, counted instead of walked."""
+"""The decodes of one engine, by counting instead of iterating."""
 
 import heapq
 import math
 
 from ops.sim.mesh.request import MeshRequest
 from shared.contracts.base import RequestId, Seconds
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.latency import LatencyTable
 
 
 class Decodes:
     """
     Requests that get a token in every iteration.
 
-    Their counters are true only after `settle` or `leave`; a heap says who ends next.
-
-    Args:
-        latency: Of an iteration.
+    Their counters are valid only after `settle` or `leave`; a heap gives the next one to end.
     """
 
     def __init__(self, latency: LatencyTable) -> None:
@@ -32,22 +29,22 @@ class Decodes:
         return self._runs.get(run.request_id) is run
 
     def runs(self) -> list[MeshRequest]:
-        """In the order in which they joined; their counters are true."""
+        """All requests, in the order in which they joined; their counters are valid."""
         for run in self._runs.values():
             self._settle(run)
         return list(self._runs.values())
 
     def last(self) -> MeshRequest:
-        """Who joined last; there is somebody."""
+        """The request that joined last; there must be one."""
         return self._runs[next(reversed(self._runs))]
 
     @property
     def pace_s(self) -> Seconds:
-        """Of an iteration that does nothing else."""
+        """Duration of an iteration that only decodes."""
         return self._latency.predict_s(max(1, len(self)), 0.0, self.context_tokens)
 
     def join(self, run: MeshRequest) -> None:
-        """*run* gets a token in the next iteration."""
+        """Add *run*, which gets a token in the next iteration."""
         run.joined_step = self._step
         run.end_step = self._step + run.output_tokens - run.num_output_tokens
         self._runs[run.request_id] = run
@@ -55,13 +52,13 @@ class Decodes:
         heapq.heappush(self._ends, (run.end_step, run.place, run))
 
     def leave(self, run: MeshRequest) -> None:
-        """*run* goes; its counters are true."""
+        """Remove *run*; its counters are valid."""
         self._settle(run)
         del self._runs[run.request_id]
         self.context_tokens -= run.num_computed_tokens
 
     def advance(self, count: int) -> list[MeshRequest]:
-        """*count* iterations took place; who has its last token now, and has left."""
+        """Advance *count* iterations; return and remove runs that have their last token."""
         self.context_tokens += len(self) * count
         self._step += count
         ended = []
@@ -72,18 +69,18 @@ class Decodes:
         return ended
 
     def steps_left(self) -> int:
-        """Iterations until the first one ends; there is one."""
+        """Iterations until the first request ends; there must be one."""
         end = self._next_end()
         assert end is not None
         return end[0] - self._step
 
     def steps_s(self, count: int) -> Seconds:
-        """Of *count* iterations that do nothing else: the context grows by each of them."""
+        """Duration of *count* decode-only iterations: the context grows with each of them."""
         growth_s = self._latency.context_s * len(self)
         return count * self.pace_s + growth_s * count * (count - 1) / 2
 
     def steps_within(self, seconds: Seconds) -> int:
-        """Iterations that do nothing else, until the first that ends after *seconds* or then."""
+        """Decode-only iterations until the first that ends at *seconds* or later."""
         growth_s = self._latency.context_s * len(self)
         half_s = self.pace_s - growth_s / 2
         if growth_s <= 0:
@@ -92,7 +89,7 @@ class Decodes:
         return max(1, math.ceil((root_s - half_s) / growth_s))
 
     def _next_end(self) -> tuple[int, int, MeshRequest] | None:
-        """Of the first one to end; entries of those that left are dropped."""
+        """The first run to end; entries of removed runs are dropped."""
         while self._ends:
             step, _, run = self._ends[0]
             if run in self and run.end_step == step:
@@ -101,7 +98,7 @@ class Decodes:
         return None
 
     def _settle(self, run: MeshRequest) -> None:
-        """Bring the counters of *run* up to date."""
+        """Update the counters of *run*."""
         steps = self._step - run.joined_step
         run.joined_step = self._step
         run.num_computed_tokens += steps

@@ -1,10 +1,10 @@
 """
-One engine with continuous batching, in time proportional to what changes.
+One engine with continuous batching, in time proportional to the number of changes.
 
-Decodes are counted, not walked: a heap says when the next one ends, and iterations in which
-nothing but decoding happens are taken together. Gives the same iterations as
+Decodes are counted, not iterated: a heap gives the next one to end, and consecutive decode-only
+iterations are computed together. Produces the same iterations as
 `ops.sim.engine.SimulatedReplica` with first come, first served and blocks of one token, which a
-test holds it to.
+test checks.
 """
 
 import math
@@ -14,7 +14,7 @@ from ops.sim.mesh.decoding import Decodes
 from ops.sim.mesh.limits import BatchLimits, BatchTotals
 from ops.sim.mesh.request import MeshRequest
 from shared.contracts.base import RequestId, Seconds, UnixTime
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.latency import LatencyTable
 
 
 class BatchEngine:
@@ -22,10 +22,9 @@ class BatchEngine:
     An engine that serves one model, first come, first served.
 
     Args:
-        latency: Of an iteration.
         limits: Memory and batch.
-        totals: Written to.
-        now: When it begins.
+        totals: Updated by the engine.
+        now: Time at which it begins.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class BatchEngine:
         now: UnixTime = 0.0,
     ) -> None:
         self.now = now
-        """Where the next iteration begins."""
+        """Begin of the next iteration."""
         self.totals = totals or BatchTotals()
         self.free_tokens = limits.kv_capacity_tokens
         self._latency = latency
@@ -66,23 +65,25 @@ class BatchEngine:
 
     @property
     def pace_s(self) -> Seconds:
-        """Of an iteration that does nothing but decode what is there now."""
+        """Duration of an iteration that only decodes the current requests."""
         return self._decodes.pace_s
 
     def running(self) -> list[MeshRequest]:
-        """In the order in which they began to decode, prefills last; their counters are true."""
+        """
+        Running requests in order of their first decode, prefills last; counters are valid.
+        """
         return [*self._decodes.runs(), *self._prefills.values()]
 
     def waiting(self) -> list[MeshRequest]:
-        """In order."""
+        """Waiting requests, in order."""
         return [run for _, run in self._waiting]
 
     def add(self, run: MeshRequest, now: UnixTime) -> None:
         """
-        *run* waits from *now* on, behind all others.
+        Append *run* to the waiting requests at *now*.
 
         Raises:
-            ValueError: It can never fit.
+            ValueError: The request can never fit.
         """
         if run.arrival.prompt_tokens + run.output_tokens > self._limits.kv_capacity_tokens:
             raise ValueError(f"request {run.request_id} does not fit into the engine")
@@ -93,28 +94,28 @@ class BatchEngine:
         self._waiting.append((run.place, run))
 
     def take_finished(self) -> list[MeshRequest]:
-        """What has ended since the last call, in order."""
+        """Requests that have ended since the last call, in order."""
         finished, self._finished = self._finished, []
         return finished
 
     def take_waiting(self) -> list[MeshRequest]:
-        """All that has not begun, in order; it leaves."""
+        """Remove and return all requests that have not begun, in order."""
         waiting, self._waiting = self.waiting(), []
         return waiting
 
     def evict(self, run: MeshRequest) -> None:
-        """*run*, which runs, leaves; its answer so far is kept, its KV is not."""
+        """Remove the running *run*; its answer so far is kept, its KV is not."""
         self._leave(run)
         self.totals.wasted_tokens += run.num_computed_tokens
         run.forget()
 
     def swap_out(self, run: MeshRequest) -> None:
-        """*run*, which runs, leaves, and its KV stays in host memory."""
+        """Remove the running *run* and keep its KV in host memory."""
         self._leave(run)
         run.kept_tokens = run.num_computed_tokens
 
     def wake_at(self) -> UnixTime:
-        """When something but decoding is to happen; infinite while there is nothing to do."""
+        """Time of the next event except decoding; infinite while there is nothing to do."""
         if not self.num_unfinished:
             return math.inf
         count = self._quiet_steps()
@@ -155,7 +156,7 @@ class BatchEngine:
             self._join(run)
 
     def _quiet_steps(self) -> int:
-        """How many iterations from now on do nothing but decode; the last may end a request."""
+        """Number of next iterations that only decode; the last may end a request."""
         if self._prefills or not self._decodes or self._can_begin():
             return 0
         return min(self._decodes.steps_left(), self.free_tokens // len(self._decodes))
@@ -171,7 +172,7 @@ class BatchEngine:
         return max(run.num_prefill_tokens, run.kept_tokens) <= self.free_tokens
 
     def _decode(self, count: int) -> None:
-        """*count* iterations at once."""
+        """Compute *count* decode-only iterations in one step."""
         num_tokens = len(self._decodes) * count
         duration_s = self._decodes.steps_s(count)
         self.free_tokens -= num_tokens
@@ -186,7 +187,7 @@ class BatchEngine:
         self.now += duration_s
 
     def _make_room(self) -> bool:
-        """Memory for a token of each decode; whether somebody lost its KV for that."""
+        """Get memory for a token of each decode; return whether a run lost its KV for that."""
         starved = False
         while self._decodes and self.free_tokens < len(self._decodes):
             starved = True
@@ -194,7 +195,7 @@ class BatchEngine:
         return starved
 
     def _starve(self) -> MeshRequest:
-        """Who began last loses its KV and waits again."""
+        """The run that began last loses its KV and waits again."""
         prefills = self._prefills
         victim = prefills[next(reversed(prefills))] if prefills else self._decodes.last()
         self.evict(victim)
@@ -203,7 +204,7 @@ class BatchEngine:
         return victim
 
     def _begin_batch(self, size: int) -> None:
-        """Waiting requests begin together, as many as fit with their whole prompts."""
+        """Begin as many waiting requests together as fit with their whole prompts."""
         free_tokens = self.free_tokens
         while self._waiting and size > 0:
             run = self._waiting[0][1]
@@ -217,7 +218,7 @@ class BatchEngine:
     def _continue_prefills(
         self, *, starved: bool, parts: list[tuple[MeshRequest, int]]
     ) -> tuple[int, bool]:
-        """Budget left, and whether somebody lost its KV; *parts* grow."""
+        """Return the budget left, and whether a run lost its KV; *parts* grow."""
         budget = self._limits.token_budget - len(self._decodes)
         for run in list(self._prefills.values()):
             if budget <= 0 or run.request_id not in self._prefills:
@@ -233,7 +234,7 @@ class BatchEngine:
         return budget, starved
 
     def _admit(self, budget: int, parts: list[tuple[MeshRequest, int]]) -> list[MeshRequest]:
-        """Let waiting requests begin; those whose KV comes back from host memory."""
+        """Begin waiting requests; returns those whose KV is restored from host memory."""
         restored: list[MeshRequest] = []
         if self._limits.static_batch is not None:
             return restored
@@ -271,20 +272,20 @@ class BatchEngine:
             self._end(run)
 
     def _join(self, run: MeshRequest) -> None:
-        """*run* goes on from the next iteration on."""
+        """Let *run* decode from the next iteration on."""
         if run.is_prefill:
             self._prefills[run.request_id] = run
         else:
             self._decodes.join(run)
 
     def _end_all(self, runs: list[MeshRequest]) -> None:
-        """*runs* have their last token; decodes, which have left."""
+        """End decodes that have their last token and have left."""
         for run in runs:
             self.free_tokens += run.num_computed_tokens
             self._end(run)
 
     def _end(self, run: MeshRequest) -> None:
-        """*run* has its last token."""
+        """End *run*, which has its last token."""
         run.last_token_at = run.finished_at = self.now
         self._finished.append(run)
 

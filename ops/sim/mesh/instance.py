@@ -10,30 +10,27 @@ from ops.sim.mesh.kinds import DeviceKind, Fleet
 from ops.sim.mesh.lanes import MeshLanes
 from ops.sim.mesh.limits import BatchLimits, BatchTotals
 from ops.sim.mesh.request import MeshRequest
-from ops.sim.mesh.sight import Sight, is_hopeless, situation_of
+from ops.sim.mesh.sight import Sight, is_infeasible, situation_of
 from ops.sim.mesh.weights import HostWeights
 from ops.sim.mesh.window import QueueInForce
 from shared.contracts.base import InstanceId, ModelName, UnixTime
 from shared.contracts.plans import Segment
-from solver.planning.lso_actions import lso_actions
-from solver.planning.lso_situation import HeadChange
-from solver.planning.lsos import Activate, Cool, Evict, Lso, SwapOut, Warm
+from solver.planning.lso.actions import lso_actions
+from solver.planning.lso.operations import Activate, Cool, Evict, Lso, SwapOut, Warm
+from solver.planning.lso.situation import HeadChange
 
 
 class MeshInstance:
     """
     An instance in virtual time.
 
-    It does something when it is told so: `follow` a plan, or `wake` at `wake_at()`.
+    It acts only when called: `follow` a plan, or `wake` at `wake_at()`.
 
     Args:
-        instance_id: Its name.
-        device: What it is.
-        fleet: The models.
-        lanes: Where requests wait.
-        conduct: How it follows plans.
-        max_running: Of its engine.
-        initial: Active at first.
+        lanes: Queues of waiting requests.
+        conduct: How the instance follows plans.
+        max_running: Limit of running requests in the instance's engine.
+        initial: The model that is active at first.
     """
 
     def __init__(
@@ -56,9 +53,9 @@ class MeshInstance:
         self.change: ModelChange | None = None
         self.engine: BatchEngine | None = None
         self.swapped: list[MeshRequest] = []
-        """Swapped out, their KV in host memory; all of the active model."""
+        """Swapped-out requests with their KV in host memory; all of the active model."""
         self.ahead: list[MeshRequest] = []
-        """Pulled, of other models than the active one."""
+        """Pulled requests of other models than the active one."""
         self.weights = HostWeights(
             {model: fleet.models[model] for model in fleet.fitting(device)},
             budget_bytes=conduct.warm_bytes,
@@ -70,19 +67,19 @@ class MeshInstance:
         self._max_running = max_running
         self._queue = QueueInForce(lanes, conduct.key)
         self._head: Segment | None = None
-        """That the instance was last made to follow."""
+        """Last head that the instance acted on."""
         self._finished: list[MeshRequest] = []
         if initial is not None:
             self.weights.activated(initial)
             self.active, self.engine = initial, self._engine(initial, 0.0)
 
     def take_finished(self) -> list[MeshRequest]:
-        """What has ended since the last call."""
+        """Requests that have ended since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
     def wake_at(self) -> UnixTime:
-        """When it has something to do by itself."""
+        """Time of its next event."""
         engine_at = self.engine.wake_at() if self.engine is not None else math.inf
         if self.change is None:
             return engine_at
@@ -91,30 +88,30 @@ class MeshInstance:
         return min(self.change.drain_until, engine_at)
 
     def get_ready(self, now: UnixTime) -> None:
-        """A plan is about to be made: what has not begun goes back to its lanes."""
+        """Prepare for a plan: return requests that have not begun to their lanes."""
         self._catch_up(now)
         if self._conduct.gives_back:
             self._give_back()
 
     def follow(self, segments: Sequence[Segment], now: UnixTime) -> None:
-        """A new plan; `get_ready` has been told."""
+        """Follow a new plan; `get_ready` was called before."""
         self._queue.follow(segments)
-        self._go_on(now)
+        self._continue(now)
         if self.change is None and self.engine is not None and self.engine.num_waiting:
             self._act(self._queue.segments(), now)
-            self._go_on(now)
+            self._continue(now)
 
     def wake(self, now: UnixTime) -> None:
-        """Do what is to be done *now*."""
+        """Do what is due *now*."""
         self._catch_up(now)
-        self._go_on(now)
+        self._continue(now)
         engine = self.engine
         if engine is not None and engine.now <= now and engine.wake_at() <= now:
             engine.iterate()
             self._collect(engine)
 
     def lose(self, now: UnixTime) -> None:
-        """It dies: all that it had begins anew elsewhere, and nothing is ever active again."""
+        """Die: all its requests begin again elsewhere, and no model ever becomes active here."""
         self._catch_up(now)
         self._give_back()
         runs = [*self._running(), *self.swapped]
@@ -125,14 +122,14 @@ class MeshInstance:
         self.engine, self.active, self.change = None, None, None
 
     def notice(self, model: ModelName, now: UnixTime) -> None:
-        """Something came to a lane of *model*."""
+        """A request came to a lane of *model*."""
         if self.change is None and model == self.active:
             self._catch_up(now)
-            self._go_on(now)
+            self._continue(now)
 
     @property
     def sight(self) -> Sight:
-        """What is known beside it."""
+        """The data that the choice of LSOs needs in addition to the instance's own."""
         return Sight(fleet=self._fleet, conduct=self._conduct, answers=self._lanes.answers)
 
     def _catch_up(self, now: UnixTime) -> None:
@@ -143,8 +140,8 @@ class MeshInstance:
     def _collect(self, engine: BatchEngine) -> None:
         self._finished += engine.take_finished()
 
-    def _go_on(self, now: UnixTime) -> None:
-        """Until nothing is left to be done *now*."""
+    def _continue(self, now: UnixTime) -> None:
+        """Continue until nothing is left to do *now*."""
         while True:
             if self.change is not None and not self._changed(self.change, now):
                 return
@@ -157,7 +154,7 @@ class MeshInstance:
                 return
 
     def _changed(self, change: ModelChange, now: UnixTime) -> bool:
-        """Go on with *change*; whether it is over."""
+        """Continue *change*; return whether it is complete."""
         if change.ready_at is None:
             engine = self.engine
             if engine is not None and engine.num_running and now < change.drain_until:
@@ -191,7 +188,7 @@ class MeshInstance:
         return BatchEngine(how.latency, limits, self.totals, now=now)
 
     def _refill(self, now: UnixTime) -> None:
-        """Pull what the window has room for."""
+        """Pull requests while the window has room."""
         engine = self.engine
         if engine is not None:
             for held in [each for each in self.ahead if each.model == self.active]:
@@ -201,7 +198,7 @@ class MeshInstance:
             request = self._pull()
             if request is None:
                 break
-            if is_hopeless(self, self.sight, request, now):
+            if is_infeasible(self, self.sight, request, now):
                 self._lanes.relegate(request, now)
             elif engine is not None and request.model == self.active:
                 self._begin(request, engine, now)
@@ -214,7 +211,7 @@ class MeshInstance:
         return len(self.ahead) + (self.engine.num_waiting if self.engine is not None else 0)
 
     def _pull(self) -> MeshRequest | None:
-        """What the window gets next; nothing while the head is another model's."""
+        """The next request for the window; none while the head is of another model."""
         queue = self._queue
         if not self._conduct.looks_ahead:
             queue.drop_served()
@@ -232,7 +229,7 @@ class MeshInstance:
         engine.add(request, now)
 
     def _other_head(self) -> tuple[Segment, ...]:
-        """The virtual queue, if it wants another model than the active one now."""
+        """The virtual queue, if its head needs another model than the active one now."""
         engine = self.engine
         if self._conduct.looks_ahead:
             idle = engine is None or not engine.num_unfinished
@@ -243,7 +240,7 @@ class MeshInstance:
         return segments if segments and segments[0].model != self.active else ()
 
     def _act(self, segments: tuple[Segment, ...], now: UnixTime) -> None:
-        """Carry out what the new head asks for."""
+        """Carry out the operations that the new head requires."""
         change = HeadChange(old_head=self._head, queue=segments)
         self._head = change.head
         for lso in lso_actions(change, situation_of(self, self.sight, now), self._conduct.rules):
@@ -273,7 +270,7 @@ class MeshInstance:
         return self.engine.running() if self.engine is not None else []
 
     def _evict(self, runs: Iterable[MeshRequest]) -> None:
-        """*runs* go back to their lanes with their answers so far."""
+        """Return *runs* to their lanes with their answers so far."""
         gone = list(runs)
         for run in gone:
             assert self.engine is not None
@@ -282,7 +279,7 @@ class MeshInstance:
         self._lanes.put_back(gone)
 
     def _drop(self, swapped: list[MeshRequest]) -> None:
-        """Requests that were swapped out lose their KV and go back."""
+        """Drop the KV of swapped-out requests and return them to their lanes."""
         gone = list(swapped)
         for run in gone:
             run.forget()
@@ -291,7 +288,7 @@ class MeshInstance:
         self._lanes.put_back(gone)
 
     def _give_back(self) -> None:
-        """What has not begun goes back; what was swapped out rests on."""
+        """Return requests that have not begun to their lanes; swapped-out ones stay."""
         waiting = self.engine.take_waiting() if self.engine is not None else []
         self.swapped = [run for run in waiting if run.kept_tokens] + self.swapped
         fresh = [run for run in waiting if not run.kept_tokens]

@@ -1,14 +1,14 @@
-"""Models and devices of the simulated mesh: how fast one serves the other, what a swap takes."""
+"""Models and devices of the simulated mesh: speed of each model on a device, and swap times."""
 
 from dataclasses import dataclass
 from functools import cache
 
 from ops.sim.profiles import load
 from shared.contracts.base import ModelName, Seconds
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.latency import LatencyTable
 
 _BASE_KV_BYTES = 128 * 1024
-"""Of a token, in the model that the profile was measured with."""
+"""Bytes per token of the model that the profile was measured with."""
 _MEMORY_USED = 0.9
 _PROFILE = "28"
 GIB = 1 << 30
@@ -19,20 +19,21 @@ class ModelKind:
     """
     One size of model.
 
-    Source: QLM §8 names the three; its paper tells neither speeds nor swap times.
-    Decided: time of an iteration grows with the weights that it multiplies, and that of reading
-    the context with the KV of a token. Llama-70B has weights of 4 bits, so that one A100 holds it.
+    Source: QLM §8 names three models, but gives neither speeds nor swap times.
+    Decided: the time of an iteration grows with the weights that it multiplies, and the time to
+    read
+    the context grows with the KV per token. Llama-70B has 4-bit weights, so that one A100 holds it.
     """
 
     name: str
     slowdown: float
-    """Of an iteration, against the profile's model."""
+    """Factor of an iteration's time relative to the profile's model."""
     weight_bytes: int
     kv_bytes_per_token: int
     cold_s: Seconds
-    """Storage to the device."""
+    """From storage to the device."""
     warm_s: Seconds
-    """Host memory to the device."""
+    """From host memory to the device."""
 
 
 MISTRAL_7B = ModelKind(
@@ -55,14 +56,14 @@ class DeviceKind:
     One kind of GPU.
 
     Decided: an A10 takes three times as long for everything and has 24 GiB (QLM §8.3: a third of
-    the memory, and so much lower a throughput); swaps cross the same kind of bus.
+    the memory, and about a third of the throughput); swaps use the same kind of bus.
     """
 
     name: str
     slowdown: float
     memory_bytes: int
     host_link_bytes_per_s: float = 25e9
-    """KV from host memory."""
+    """Bandwidth of KV from host memory."""
 
 
 A100 = DeviceKind(name="a100", slowdown=1.0, memory_bytes=80 * GIB)
@@ -79,7 +80,7 @@ class Served:
 
 @cache
 def served(model: ModelKind, device: DeviceKind) -> Served | None:
-    """How *device* serves *model*; None where it does not fit."""
+    """Parameters of *model* on *device*; None where it does not fit."""
     kv_bytes = _MEMORY_USED * device.memory_bytes - model.weight_bytes
     if kv_bytes <= 0:
         return None
@@ -101,10 +102,10 @@ class Fleet:
     """Instances, and the models that any of them may serve if they fit."""
 
     devices: tuple[DeviceKind, ...]
-    """One instance each."""
+    """One instance for each."""
     models: dict[ModelName, ModelKind]
     swap_scale: float = 1.0
-    """Of all swap times."""
+    """Factor of all swap times."""
 
     def served(self, device: DeviceKind, model: ModelName) -> Served | None:
         return served(self.models[model], device)

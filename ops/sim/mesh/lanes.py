@@ -1,4 +1,4 @@
-"""Lanes of the simulated mesh, and what groupers count of them."""
+"""Lanes of the simulated mesh, and their counts as known by groupers."""
 
 import math
 from collections import deque
@@ -8,22 +8,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ops.sim.mesh.request import MeshRequest
-from shared.contracts.base import ModelName, UnixTime
-from shared.contracts.lanes import LaneKey, LaneLayout, WorkClass
+from shared.contracts.base import UnixTime
+from shared.contracts.lanes import LaneKey, LaneLayout
 from shared.contracts.qos import Importance
-from solver.planning.arrival_curve import ArrivalCurve
-from solver.planning.express import LaneArrivals
-from solver.planning.grouping import LaneStatistics, Spread
 from solver.planning.lanes import band_lower_edge_s, lane_for
-from solver.planning.work_classes import bin_of, refitted
+from solver.planning.problem.arrival_curve import ArrivalCurve
+from solver.planning.problem.grouping import LaneStatistics, Spread
+from solver.planning.reserved_capacity import LaneArrivals
 
-OPERATORS = LaneLayout()
-"""Before anything is known of the traffic."""
+_LAYOUT = LaneLayout()
 
 
 class AnswerLengths:
     """
-    Mean and deviation of answers by class, as a mesh that has seen such traffic knows them.
+    Mean and deviation of answers by class, as known by a mesh that has seen such traffic.
 
     Source: QLM §6, offline workload profiling.
     """
@@ -38,28 +36,18 @@ class AnswerLengths:
         }
 
     def of(self, request: MeshRequest) -> Spread:
-        """Of the request's class."""
+        """Answer lengths of the request's class."""
         return self._spreads[request.arrival.class_name]
-
-
-def learnt_layout(requests: Iterable[MeshRequest], answers: AnswerLengths) -> LaneLayout:
-    """The lanes of a leader that has seen such traffic: it has learnt what is short and long."""
-    recent: dict[ModelName, dict[int, int]] = {}
-    for request in requests:
-        bins = recent.setdefault(request.model, {})
-        number = bin_of(request.arrival.prompt_tokens + answers.of(request).mean)
-        bins[number] = bins.get(number, 0) + 1
-    return refitted(OPERATORS, recent) or OPERATORS
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One lane: its queue, its companion, and sums over all that came."""
+    """One lane: its queue, its companion queue, and sums over all arrivals."""
 
     key: LaneKey
     queue: deque[MeshRequest] = field(default_factory=deque)
     resumed: deque[MeshRequest] = field(default_factory=deque)
-    """What was evicted or handed back; taken first."""
+    """Evicted or returned requests, taken first."""
     curve: ArrivalCurve = field(default_factory=ArrivalCurve)
     interactive: int = 0
     """Requests whose first token has a deadline."""
@@ -74,7 +62,7 @@ class _Lane:
         return len(self.queue) + len(self.resumed)
 
     def head(self) -> MeshRequest | None:
-        """Who is taken next."""
+        """The request that is taken next."""
         if self.resumed:
             return self.resumed[0]
         return self.queue[0] if self.queue else None
@@ -82,21 +70,21 @@ class _Lane:
 
 class MeshLanes:
     """
-    All lanes, FIFO each.
+    All lanes, each FIFO.
 
     Args:
-        answers: What is expected of answers.
+        answers: Expected answer lengths.
         layout: Divides requests into lanes.
     """
 
-    def __init__(self, answers: AnswerLengths, layout: LaneLayout = OPERATORS) -> None:
+    def __init__(self, answers: AnswerLengths, layout: LaneLayout = _LAYOUT) -> None:
         self.answers = answers
         self._layout = layout
         self._lanes: dict[str, _Lane] = {}
         self.num_waiting = 0
 
     def put(self, request: MeshRequest, now: UnixTime) -> str:
-        """A new *request* waits in its lane, whose name is returned."""
+        """Put a new *request* into its lane; return the lane's name."""
         work_tokens = request.arrival.prompt_tokens + self.answers.of(request).mean
         key = lane_for(
             model=request.model,
@@ -109,45 +97,45 @@ class MeshLanes:
         return request.lane
 
     def put_back(self, requests: Sequence[MeshRequest]) -> None:
-        """*requests* are taken next in their lanes, in this order."""
+        """Put *requests* back at the front of their lanes, in this order."""
         for request in reversed(requests):
             self._lanes[request.lane].resumed.appendleft(request)
         self.num_waiting += len(requests)
 
     def relegate(self, request: MeshRequest, now: UnixTime) -> None:
-        """*request* has lost its claim: it waits behind what can be in time."""
+        """Relegate *request*: it waits behind feasible ones."""
         request.relegated = True
         key = LaneKey.of(
             self._layout,
             model=request.model,
             importance=Importance.LOW,
             band=self._layout.best_effort_band,
-            work=WorkClass.SHORT,
+            work=0,
         )
         self._enqueue(request, key, math.inf, now)
 
     def head(self, lane: str) -> MeshRequest | None:
-        """Who is taken next from *lane*."""
+        """The request that is taken next from *lane*."""
         found = self._lanes.get(lane)
         return None if found is None else found.head()
 
     def take(self, lane: str) -> MeshRequest:
-        """The head of *lane*, which has one."""
+        """Take the head of *lane*, which must have one."""
         found = self._lanes[lane]
         self.num_waiting -= 1
         return found.resumed.popleft() if found.resumed else found.queue.popleft()
 
     def of_model(self, model: str) -> list[str]:
-        """Lanes of *model* in which something waits."""
+        """Lanes of *model* with waiting requests."""
         return [n for n, lane in self._lanes.items() if lane.key.model == model and lane.waiting]
 
     def statistics(self) -> list[LaneStatistics]:
-        """What waits, as the leader would know it; lanes in the order of their keys."""
+        """Waiting requests as known by the leader; lanes in the order of their keys."""
         waiting = [lane for lane in self._lanes.values() if lane.waiting]
         return [_statistics(lane) for lane in sorted(waiting, key=lambda lane: lane.key)]
 
     def arrivals(self) -> Iterator[LaneArrivals]:
-        """What has come to every lane."""
+        """Arrivals of every lane."""
         for lane in self._lanes.values():
             yield LaneArrivals(
                 model=lane.key.model,

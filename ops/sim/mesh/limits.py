@@ -1,4 +1,4 @@
-"""What an engine of the simulated mesh can hold, and what it counts."""
+"""Capacity of an engine of the simulated mesh, and its counters."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,22 @@ from shared.contracts.base import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """What the engine can hold, and how it batches."""
+    """Capacity and batching of the engine."""
 
     kv_capacity_tokens: int
     max_running: int = 128
     token_budget: int = 256
-    """Of an iteration, decodes included; above `max_running`, so that no decode waits."""
+    """Tokens of an iteration, decodes included; above `max_running`, so that no decode waits."""
     static_batch: int | None = None
-    """So many requests begin together and all end before the next begin; none is continuous."""
+    """
+    Number of requests that begin together and all end before the next begin; none: continuous.
+    """
     restore_s_per_token: Seconds = 0.0
-    """Of KV that comes back from host memory; all of the batch waits for it."""
+    """Time to restore KV from host memory; the whole batch waits for it."""
 
     def __post_init__(self) -> None:
         if self.token_budget <= self.max_running:
-            raise ValueError("the token budget must be above the most running requests")
+            raise ValueError("token_budget must be above max_running")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,8 +31,8 @@ class BatchTotals:
 
     busy_s: Seconds = 0.0
     kv_share_s: Seconds = 0.0
-    """Integral of the used part of the KV memory."""
+    """Integral of the used share of the KV memory."""
     tokens: int = 0
     wasted_tokens: int = 0
-    """Computed and then lost."""
+    """Tokens computed and then lost."""
     restored_tokens: int = 0

@@ -1,50 +1,50 @@
-"""Who plans the simulated mesh: the generator, or a baseline with the same signature."""
+"""Planners of the simulated mesh: the generator, or a baseline with the same signature."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from ops.baselines.planning.shepherd import shepherd
+from ops.baselines.planning.shepherd_partition import partition
+from ops.baselines.planning.spreading import by_chance
 from ops.sim.mesh.lanes import MeshLanes
 from ops.sim.mesh.profiling import Measured
 from ops.sim.mesh.snapshot import Places, snapshot_of
 from shared.contracts.base import ModelName, Seconds, UnixTime
 from shared.contracts.plans import VirtualQueue
-from solver.planning.building import InstanceView, planning_problem, virtual_queues
-from solver.planning.express import ExpressOptions, with_express
-from solver.planning.grouping import RequestGroup
-from solver.planning.order_baselines.queues import OrderPolicy
-from solver.planning.order_baselines.shepherd import shepherd
-from solver.planning.order_baselines.shepherd_partition import partition
-from solver.planning.order_baselines.spreading import by_chance
-from solver.planning.problem import PlanningProblem, QueueOrder
+from solver.planning.orders.queues import OrderPolicy
+from solver.planning.problem.grouping import RequestGroup
+from solver.planning.problem.problem import PlanningProblem, QueueOrder
+from solver.planning.problem.snapshot import InstanceView, planning_problem, virtual_queues
+from solver.planning.reserved_capacity import ReservedCapacityOptions, with_reserved_capacity
 from solver.planning.review import Basis, ReviewOptions, review
 
 Profiles = Mapping[tuple[str, ModelName], Measured]
 Grouping = Callable[[MeshLanes, Profiles, UnixTime], tuple[RequestGroup, ...]]
 
-TIER_WEIGHT = {"high": 4.0, "low": 1.0}
+IMPORTANCE_WEIGHT = {"high": 4.0, "low": 1.0}
 _MOVES_PER_CHECK = 500
-"""Of the generator, between two looks at its clock."""
+"""Moves of the generator between two readings of its clock."""
 
 
 class MeshPlanner(Protocol):
-    """Virtual queues for what waits now."""
+    """Makes virtual queues for the waiting requests."""
 
     def plan(
         self, lanes: MeshLanes, instances: Sequence[InstanceView], now: UnixTime
     ) -> tuple[VirtualQueue, ...]:
-        """For each of *instances*, in their order."""
+        """One virtual queue for each of *instances*, in their order."""
         ...
 
 
 class OrderPlanner:
     """
-    A baseline: a rule that orders groups, anew each time.
+    A baseline: a rule that orders all groups again for each plan.
 
     Args:
-        profiles: Measured before.
-        grouping: What the rule sees of the lanes.
+        profiles: Service parameters, measured before.
+        grouping: Groups that the rule makes of the lanes.
         policy: The rule.
     """
 
@@ -58,7 +58,7 @@ class OrderPlanner:
     ) -> tuple[VirtualQueue, ...]:
         groups = self._grouping(lanes, self._profiles, now)
         snapshot = snapshot_of(groups, instances, self._profiles, running={}, now=now)
-        problem = planning_problem(snapshot, tier_weight=TIER_WEIGHT)
+        problem = planning_problem(snapshot, importance_weight=IMPORTANCE_WEIGHT)
         return virtual_queues(snapshot, self._policy(problem))
 
 
@@ -68,10 +68,10 @@ class GeneratorPlanner:
 
     Args:
         profiles: Measured before.
-        grouping: The planner's.
-        moves_per_s: What the machine of the simulated leader makes.
-        options: Of the review.
-        seed: Of the search.
+        grouping: Groups as made by the planner.
+        moves_per_s: Speed of the simulated leader's machine.
+        options: Options of the review.
+        seed: Seed of the search.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class GeneratorPlanner:
         self, lanes: MeshLanes, instances: Sequence[InstanceView], now: UnixTime
     ) -> tuple[VirtualQueue, ...]:
         groups = self._grouping(lanes, self._profiles, now)
-        snapshot = with_express(
+        snapshot = with_reserved_capacity(
             snapshot_of(groups, instances, self._profiles, running=self._places, now=now),
             lanes.arrivals(),
-            ExpressOptions(),
+            ReservedCapacityOptions(),
         )
         reviewed = review(
             snapshot,
@@ -113,7 +113,7 @@ class GeneratorPlanner:
 
 
 class _Ticks:
-    """A clock by which each look at it takes the same time, so that plans are reproducible."""
+    """A clock that advances by the same time with each reading, so that plans are reproducible."""
 
     def __init__(self, tick_s: Seconds) -> None:
         self._tick_s = tick_s
@@ -125,7 +125,7 @@ class _Ticks:
 
 
 def shepherd_policy(period: int) -> OrderPolicy:
-    """SHEPHERD, whose program partitions the models anew every *period* plans."""
+    """SHEPHERD, whose program partitions the models again every *period* plans."""
     hosts: list[np.ndarray] = []
     left = 0
 
@@ -141,13 +141,15 @@ def shepherd_policy(period: int) -> OrderPolicy:
 
 
 def _complete(hosts: np.ndarray, problem: PlanningProblem) -> np.ndarray:
-    """*hosts*, and for a model that had no demand when they were found, whoever fits it."""
+    """
+    *hosts*, plus all fitting instances for a model without demand when *hosts* was computed.
+    """
     homeless = ~hosts.any(axis=0)
     return np.asarray(hosts | (homeless & np.isfinite(problem.instances.activate_s)))
 
 
 def chance_policy(seed: int) -> OrderPolicy:
-    """Groups to instances by chance, anew each time."""
+    """A policy that puts groups on random instances, drawn again for each plan."""
     random = np.random.default_rng(seed)
 
     def policy(problem: PlanningProblem) -> QueueOrder:

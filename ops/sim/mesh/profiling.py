@@ -1,4 +1,4 @@
-"""What a batch of a workload tells of a model on a device (QLM §6, hardware profiling)."""
+"""Profile of a model on a device from a batch of a workload (QLM §6, hardware profiling)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from ops.sim.mesh.limits import BatchLimits, BatchTotals
 from ops.sim.mesh.request import MeshRequest
 from ops.sim.request import Arrival
 from shared.contracts.base import ModelName
-from solver.planning.building import ServiceRates
-from solver.planning.grouping import Spread
+from solver.planning.problem.grouping import Spread
+from solver.planning.problem.snapshot import ServiceRates
 
 _SAMPLE = 768
-"""Requests that the batch is fed with."""
+"""Requests in the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +30,12 @@ def measured(
     fleet: Fleet, arrivals: Mapping[ModelName, Sequence[Arrival]], *, max_running: int
 ) -> dict[tuple[str, ModelName], Measured]:
     """
-    By device and model, from the first requests of each model, all there at once.
+    Profiles by device and model, from the first requests of each model, all waiting at first.
 
     Args:
-        fleet: What is to be profiled.
-        arrivals: By model; models of a kind share one profile of all their requests.
-        max_running: Of every engine.
+        fleet: Models and devices to profile.
+        arrivals: Arrivals by model; models of a kind share one profile of all their requests.
+        max_running: The same for every engine.
     """
     samples: dict[str, list[Arrival]] = {}
     for model, of_model in arrivals.items():

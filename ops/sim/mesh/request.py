@@ -1,4 +1,4 @@
-"""A request of the simulated mesh: its model, its lane, and what was done to it."""
+"""A request of the simulated mesh: its model, its lane, and its history."""
 
 from ops.sim.request import Arrival, SimRequest
 from shared.contracts.base import InstanceId, ModelName, RequestId, Seconds
@@ -8,7 +8,7 @@ class MeshRequest(SimRequest):
     """
     A request in lanes and engines. The lanes, the engine and the instance write it.
 
-    While it decodes its counters stand still; `BatchEngine` settles them when it leaves.
+    Its counters do not change while it decodes; `BatchEngine` settles them when it leaves.
     """
 
     __slots__ = (
@@ -31,34 +31,34 @@ class MeshRequest(SimRequest):
         self.place_in_traffic = number
         self.lane = ""
         self.relegated = False
-        """It lost its claim to its deadline."""
+        """True once it was relegated."""
         self.instance_id: InstanceId | None = None
-        """Where it ran last."""
+        """Instance where it ran last."""
         self.num_evicted = 0
-        """Its KV was dropped for the sake of others."""
+        """Number of evictions."""
         self.num_swapped = 0
-        """Its KV rested in host memory."""
+        """Number of swap-outs."""
         self.kept_tokens = 0
         """Computed tokens whose KV is in host memory."""
         self.place = 0
-        """Order in its engine."""
+        """Place in its engine's order."""
         self.joined_step = 0
         self.end_step = 0
-        """Of the engine's decoding, when it joined and when it will be done."""
+        """Decode steps of the engine when it joined and when it will be done."""
 
     @property
     def left_s(self) -> Seconds:
-        """From arrival to deadline; infinite for best effort."""
+        """Time from arrival to deadline; infinite for best effort."""
         return self.deadline_at - self.arrival.arrived_at
 
     def restart(self) -> None:
-        """Its answer so far is lost, too."""
+        """Begin again: the answer so far is also lost."""
         self.num_output_tokens = 0
         self.first_token_at = None
         self.forget()
 
     def forget(self) -> None:
-        """Its KV is gone: all but the answer so far has to be computed again."""
+        """Drop its KV: everything except the answer so far must be recomputed."""
         self.num_prefill_tokens = self.arrival.prompt_tokens + self.num_output_tokens
         self.num_computed_tokens = 0
         self.kept_tokens = 0

@@ -1,4 +1,4 @@
-"""An instance as the choice of LSOs, and the leader, see it."""
+"""An instance as seen by the choice of LSOs and by the leader."""
 
 import math
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ from ops.sim.mesh.lanes import AnswerLengths
 from ops.sim.mesh.request import MeshRequest
 from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.estimates import LatencyCoefficients
-from solver.planning.building import InstanceView, ServiceRates
-from solver.planning.evict_or_swap import KvCosts
-from solver.planning.grouping import Spread
-from solver.planning.lso_actions import drain_plan
-from solver.planning.lso_situation import Demand, RunningWork, Situation, SwappedWork
+from solver.planning.lso.actions import drain_plan
+from solver.planning.lso.evict_or_swap import KvCosts
+from solver.planning.lso.situation import Demand, RunningWork, Situation, SwappedWork
+from solver.planning.problem.grouping import Spread
+from solver.planning.problem.snapshot import InstanceView, ServiceRates
 
 if TYPE_CHECKING:
     from ops.sim.mesh.instance import MeshInstance
 
 _CHUNK_TOKENS = 512
 _MIN_RESIDENCY_S = 3.0
-"""The leader's default: a model that has just come stays for a while."""
+"""The leader's default: minimum time that a new model stays active."""
 _RESIDUAL = 0.25
-"""Of the mean answer: what is still expected of one that is longer already."""
+"""Share of the mean answer that is still expected of an answer beyond the mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What is known beside the instance."""
+    """Data for the choice of LSOs, in addition to the instance's own."""
 
     fleet: Fleet
     conduct: Conduct
@@ -38,7 +38,7 @@ class Sight:
 
 
 def situation_of(instance: "MeshInstance", sight: Sight, now: UnixTime) -> Situation:
-    """The instance *now*."""
+    """Situation of the instance *now*."""
     engine, conduct = instance.engine, sight.conduct
     waiting = [] if engine is None else [run for run in engine.waiting() if not run.relegated]
     kept_bytes = sum(run.kept_tokens for run in instance.swapped) * _kv_bytes(instance, sight)
@@ -62,10 +62,10 @@ def situation_of(instance: "MeshInstance", sight: Sight, now: UnixTime) -> Situa
     )
 
 
-def is_hopeless(
+def is_infeasible(
     instance: "MeshInstance", sight: Sight, request: MeshRequest, now: UnixTime
 ) -> bool:
-    """Whether it would be late if it began now, alone; what it waits for is as its SLO says."""
+    """True if the request would miss its SLO's token even if it began now and ran alone."""
     if not sight.conduct.relegates or request.relegated or instance.engine is None:
         return False
     left = 1.0
@@ -77,7 +77,7 @@ def is_hopeless(
 def view_of(
     instance: "MeshInstance", sight: Sight, rates: ServiceRates | None, now: UnixTime
 ) -> InstanceView:
-    """What the leader plans with; *rates* are those of the active model."""
+    """Input of the leader's planning; *rates* are those of the active model."""
     change, weights = instance.change, instance.weights
     active = instance.active if change is None else change.model
     lock_s = max(0.0, _MIN_RESIDENCY_S - (now - instance.active_since)) if active else 0.0
@@ -102,7 +102,7 @@ def view_of(
 
 
 def _window_s(instance: "MeshInstance", sight: Sight, rates: ServiceRates | None) -> Seconds:
-    """Work of what has been pulled and not begun: until the next group's turn."""
+    """Time for the pulled requests that have not begun: until the next group's turn."""
     if instance.engine is None or rates is None:
         return 0.0
     waiting = instance.engine.waiting()
@@ -113,7 +113,7 @@ def _window_s(instance: "MeshInstance", sight: Sight, rates: ServiceRates | None
 def _change_s(
     instance: "MeshInstance", change: ModelChange, drain_s: Seconds, now: UnixTime
 ) -> Seconds:
-    """What is left of a swap under way."""
+    """Remaining time of a swap in progress."""
     if change.ready_at is not None:
         return max(0.0, change.ready_at - now)
     left_s = min(drain_s, max(0.0, change.drain_until - now))
@@ -121,7 +121,7 @@ def _change_s(
 
 
 def _drain_s(situation: Situation) -> Seconds:
-    """What emptying the instance would take, and cost others."""
+    """Time to empty the instance, plus the cost of emptying it for other requests."""
     if not situation.running:
         return 0.0
     plan = drain_plan(situation)
@@ -162,7 +162,7 @@ def _kv_bytes(instance: "MeshInstance", sight: Sight) -> int:
 
 
 def coefficients_of(how: Served) -> LatencyCoefficients:
-    """The line through one token and a whole chunk."""
+    """Coefficients of the line through the times of one token and of a whole chunk."""
     table = how.latency
     one_s, chunk_s = table.tokens_s[1], table.tokens_s[_CHUNK_TOKENS]
     linear_s = (chunk_s - one_s) / (_CHUNK_TOKENS - 1)

@@ -1,4 +1,4 @@
-"""The simulated mesh as the leader would see it: groups, instances, rates."""
+"""The simulated mesh as seen by the leader: groups, instances, rates."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,8 +7,8 @@ from ops.sim.mesh.lanes import MeshLanes
 from ops.sim.mesh.profiling import Measured
 from ops.sim.mesh.request import MeshRequest
 from shared.contracts.base import InstanceId, ModelName, UnixTime
-from solver.planning.building import ClusterSnapshot, InstanceView
-from solver.planning.grouping import GroupId, RequestGroup, Spread, group_size, groups_of
+from solver.planning.problem.grouping import GroupId, RequestGroup, Spread, group_size, groups_of
+from solver.planning.problem.snapshot import ClusterSnapshot, InstanceView
 
 Places = Mapping[GroupId, tuple[InstanceId, int]]
 
@@ -20,7 +20,7 @@ def grouped(
     batch_multiple: float,
     now: UnixTime,
 ) -> tuple[RequestGroup, ...]:
-    """Request groups of all that waits, as the planner makes them."""
+    """Request groups of all that waits, as made by the planner."""
     groups: list[RequestGroup] = []
     for lane in lanes.statistics():
         known = [each for (_, model), each in profiles.items() if model == lane.key.model]
@@ -38,7 +38,7 @@ def one_by_one(lanes: MeshLanes, key: PullKey, *, count: int) -> tuple[RequestGr
     """
     A group for each of the *count* requests that are first by *key*.
 
-    For policies that know no groups: farther than that they do not get until the next plan.
+    For policies without groups, which serve no more than *count* requests until the next plan.
     """
     heads = [request for members in lanes.first(count).values() for request in members]
     heads.sort(key=lambda request: (key(request), request.place_in_traffic))
@@ -68,7 +68,7 @@ def snapshot_of(
     running: Places,
     now: UnixTime,
 ) -> ClusterSnapshot:
-    """The world at *now*."""
+    """State of the mesh at *now*."""
     return ClusterSnapshot(
         now=now,
         groups=groups,

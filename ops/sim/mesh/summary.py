@@ -1,4 +1,4 @@
-"""What became of the requests of a simulated mesh, and what it cost."""
+"""Outcomes of the requests of a simulated mesh, and its costs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,16 +8,16 @@ from ops.sim.mesh.request import MeshRequest
 from shared.contracts.base import Seconds
 
 WARM_UP_SHARE = 0.25
-"""Of the time in which requests come: before that, throughput is not counted."""
+"""Share of the arrival time before which throughput is not counted."""
 
 
 def attainment(requests: Sequence[MeshRequest]) -> float:
-    """Share of requests that ended before their deadline; 1 of none."""
+    """Share of requests that ended before their deadline; 1 if there are no requests."""
     return sum(not r.violated for r in requests) / len(requests) if requests else 1.0
 
 
 def throughput_rps(requests: Sequence[MeshRequest], *, begin_s: Seconds, end_s: Seconds) -> float:
-    """Requests that ended in that time, a second."""
+    """Requests per second that ended in that time."""
     ended = [r for r in requests if r.finished_at is not None and begin_s <= r.finished_at < end_s]
     return len(ended) / (end_s - begin_s)
 
@@ -25,7 +25,7 @@ def throughput_rps(requests: Sequence[MeshRequest], *, begin_s: Seconds, end_s: 
 def summarize_mesh(
     outcome: MeshOutcome, *, num_instances: int, duration_s: Seconds
 ) -> dict[str, Any]:
-    """All figures, for machines; *duration_s* is the time in which requests came."""
+    """All figures, JSON-able; *duration_s* is the time in which requests came."""
     requests = outcome.requests
     instance_s = max(1e-9, num_instances * outcome.end_s)
     begin_s = WARM_UP_SHARE * duration_s

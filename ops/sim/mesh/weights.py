@@ -5,19 +5,20 @@ from collections.abc import Mapping, Sequence
 from ops.sim.mesh.kinds import ModelKind
 from shared.contracts.base import ModelName, Seconds, UnixTime
 from shared.contracts.telemetry import Residency
-from solver.planning.lso_situation import WarmSet
+from solver.planning.lso.situation import WarmSet
 
 
 class HostWeights:
     """
-    Which models one instance has in host memory.
+    Models that one instance has in host memory.
 
-    What is active has no copy there; it is parked there when it leaves and there is room.
+    The active model has no copy in host memory; its weights are parked there when another model
+    replaces it and there is room.
 
     Args:
-        models: That the instance can serve; at first those are warm that fit, in this order.
+        models: Models that the instance can serve; as many as fit are warm at first, in this order.
         budget_bytes: Host memory for weights.
-        swap_scale: Of all times.
+        swap_scale: Factor of all times.
     """
 
     def __init__(
@@ -32,18 +33,18 @@ class HostWeights:
 
     @property
     def models(self) -> Sequence[ModelName]:
-        """That the instance can serve."""
+        """Models that the instance can serve."""
         return tuple(self._models)
 
     def activate_s(self, model: ModelName, now: UnixTime) -> Seconds:
-        """What activating *model* takes if it begins *now*."""
+        """Time to activate *model* if it begins *now*."""
         kind = self._models[model]
         cold_s, warm_s = self._scale * kind.cold_s, self._scale * kind.warm_s
         warm_at = self._warm_at.get(model)
         return cold_s if warm_at is None else min(cold_s, warm_s + max(0.0, warm_at - now))
 
     def return_s(self, model: ModelName | None) -> Seconds:
-        """What activating *model*, which is active, would take after it has been parked."""
+        """Time to activate the active *model* again after it was parked."""
         if model is None:
             return 0.0
         kind = self._models[model]
@@ -51,25 +52,25 @@ class HostWeights:
         return self._scale * (kind.warm_s if fits else kind.cold_s)
 
     def activated(self, model: ModelName) -> None:
-        """*model* is on the device, and its host memory is free."""
+        """Record that *model* is on the device; free its host memory."""
         self._warm_at.pop(model, None)
 
     def park(self, model: ModelName, now: UnixTime) -> None:
-        """*model* leaves the device; its weights stay in host memory if there is room."""
+        """Remove *model* from the device; its weights stay in host memory if there is room."""
         if self._used_bytes() + self._models[model].weight_bytes <= self._budget_bytes:
             self._warm_at[model] = now
 
     def warm(self, model: ModelName, now: UnixTime) -> None:
-        """Bring *model* in from storage."""
+        """Load *model* from storage."""
         kind = self._models[model]
         self._warm_at[model] = now + self._scale * max(0.0, kind.cold_s - kind.warm_s)
 
     def cool(self, model: ModelName) -> None:
-        """Give up the copy of *model*."""
+        """Drop the copy of *model*."""
         self._warm_at.pop(model, None)
 
     def warm_set(self, active: ModelName | None) -> WarmSet:
-        """As the choice of LSOs sees it."""
+        """Warm set as seen by the choice of LSOs."""
         residency = {
             model: Residency.ACTIVE
             if model == active

@@ -1,4 +1,4 @@
-"""A virtual queue as an instance takes from it."""
+"""A virtual queue as its instance pulls from it."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -15,16 +15,16 @@ from shared.contracts.plans import Segment
 class _Stretch:
     segment: Segment
     left: dict[str, int]
-    """Of each lane's quota."""
+    """Lane -> rest of its quota, in requests."""
 
 
 class QueueInForce:
     """
-    The segments of the last plan, with what is left of their quotas.
+    The segments of the last plan, with the rest of their quotas.
 
     Args:
-        lanes: Where requests wait.
-        key: Of the heads of a segment's lanes the smallest is next.
+        lanes: Queues of waiting requests.
+        key: Order of the heads of a segment's lanes; the smallest is next.
     """
 
     def __init__(self, lanes: MeshLanes, key: PullKey) -> None:
@@ -33,18 +33,18 @@ class QueueInForce:
         self._stretches: deque[_Stretch] = deque()
 
     def follow(self, segments: Iterable[Segment]) -> None:
-        """A new plan."""
+        """Adopt a new plan."""
         self._stretches = deque(
             _Stretch(segment, {each.lane: each.quota for each in segment.lanes})
             for segment in segments
         )
 
     def segments(self) -> tuple[Segment, ...]:
-        """What is left, head first."""
+        """Remaining segments, head first."""
         return tuple(stretch.segment for stretch in self._stretches)
 
     def drop_served(self) -> None:
-        """Segments of which nothing waits any more leave the head."""
+        """Drop segments without waiting requests from the head."""
         while self._stretches and self._next_lane(self._stretches[0]) is None:
             self._stretches.popleft()
 
@@ -54,10 +54,11 @@ class QueueInForce:
 
     def pull_urgent(self) -> MeshRequest | None:
         """
-        Likewise, or one of the head's model that is before it, wherever that is planned.
+        The request of `pull_head`, or a more urgent one of the head's model, planned anywhere.
 
-        So instances with the same model share what is urgent, and nobody begins what is less
-        urgent than its plan says.
+        So instances with the same model share urgent work, and no instance begins less urgent work
+        than
+        its plan says.
         """
         if not self._stretches:
             return None
@@ -79,7 +80,9 @@ class QueueInForce:
         return None
 
     def pull_spare(self, model: ModelName) -> MeshRequest | None:
-        """The next request of *model*, in whatever queue it is planned: nobody idles beside it."""
+        """
+        The next request of *model* in any queue, so that no instance idles while one waits.
+        """
         lane = self._least(self._lanes.of_model(model))
         return None if lane is None else self._lanes.take(lane)
 

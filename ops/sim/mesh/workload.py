@@ -21,10 +21,10 @@ SHAREGPT = LengthMix(
 """
 Means of 161 and 338 tokens, which vLLM (SOSP 2023, §6.1) gives for QLM's ShareGPT.
 
-Decided: their spread is ours.
+Decided: the spreads are assumed.
 """
 MEGA_PROMPT, MEGA_OUTPUT = (3000, 4000), (512, 1024)
-"""Tokens, evenly."""
+"""Tokens, uniformly distributed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ production figures are a minute and an hour.
 
 
 def classes(interactive: float) -> tuple[MeshClass, ...]:
-    """*interactive* is the share of latency-sensitive requests; the rest is half and half."""
+    """*interactive* is the share of latency-sensitive requests; the rest is split equally."""
     rest = (1 - interactive) / 2
     return (
         MeshClass(name="interactive", ttlt_s=INTERACTIVE_S, share=interactive),
@@ -60,18 +60,18 @@ class MeshTraffic:
     """Arrivals for several models."""
 
     models: dict[ModelName, float]
-    """Their shares of the arrivals."""
+    """Shares of the arrivals by model."""
     rate_rps: float
-    """0 for nothing but the queue."""
+    """0: only the initial queue."""
     duration_s: Seconds
     variation: float = 2.0
-    """Of the gaps between arrivals; above 1 they come in bursts."""
+    """Coefficient of variation of the gaps between arrivals; above 1 they come in bursts."""
     interactive: float = 0.25
     mega: float = 0.0
     """Share of mega prompts."""
     slo_scale: float = 1.0
     queue: int = 0
-    """Requests of the last class that wait when it begins."""
+    """Requests of the last class that wait at the begin."""
     seed: int = 0
 
     def arrivals(self) -> list[ModelArrival]:
@@ -118,11 +118,11 @@ class MeshTraffic:
 
 def tailed(num_frequent: int, num_tail: int, tail: float) -> tuple[list[float], list[float]]:
     """
-    Shares of models of which *num_tail* are rarely used.
+    Share of the arrivals of each model, where *num_tail* models are rarely used.
 
     Args:
-        num_frequent: Used often, equally.
-        num_tail: Used rarely, equally.
+        num_frequent: Number of frequent models, with equal shares.
+        num_tail: Number of rarely used models, with equal shares.
         tail: Arrivals of all tail models over those of all frequent ones, 0..1.
     """
     total = num_frequent + num_frequent * tail

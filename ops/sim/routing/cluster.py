@@ -1,4 +1,4 @@
-"""Instances behind one router, in virtual time: where requests go, when, and how that ends."""
+"""Instances behind one router, in virtual time: placement, dispatch and outcomes."""
 
 import heapq
 from collections.abc import Sequence
@@ -22,24 +22,26 @@ from shared.contracts.base import InstanceId, RequestId, Seconds, UnixTime
 from solver.routing.admission_queue import Assignment
 from solver.routing.options import RoutingOptions
 from solver.routing.request import PrefillPredictor, RoutedRequest
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.latency import LatencyTable
 
 REPORT_S = 1.0
-"""Between two reports of an instance: all that the router knows of it, but for first tokens."""
+"""
+Time between two reports of an instance. Besides them, the router knows first tokens only.
+"""
 _MAX_BACKLOG_S = 600.0
-"""A trace that is this far behind its arrivals is given up."""
+"""A simulation that is this far behind its arrivals is aborted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingCluster:
-    """Engines alike, but for their pace."""
+    """Engines that differ only in their pace."""
 
     latency: LatencyTable
     num_instances: int = 4
     scale: float = 1.0
-    """Of all times of the latency profile."""
+    """Factor of all times of the latency profile."""
     paces: tuple[float, ...] = ()
-    """Times of each instance as multiples of that; none is 1 for all."""
+    """Further factor of each instance's times; without any, 1 for all instances."""
     limits: EngineLimits = LIMITS
     noise: float = NOISE
     slowdown: Slowdown = NO_SLOWDOWN
@@ -47,11 +49,11 @@ class RoutingCluster:
 
     @property
     def instance_ids(self) -> list[InstanceId]:
-        """In order of their numbers."""
+        """Ids of the instances, in order of their numbers."""
         return [InstanceId(f"instance {number}") for number in range(self.num_instances)]
 
     def replicas(self) -> dict[InstanceId, RoutedReplica]:
-        """Each with its own noise."""
+        """Replicas, each with its own noise."""
         return {
             InstanceId(f"instance {number}"): RoutedReplica(
                 self.latency,
@@ -67,13 +69,13 @@ class RoutingCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingOutcome:
-    """One simulation."""
+    """Result of one simulation."""
 
     requests: list[RoutedSimRequest]
     """In order of arrival."""
     assignments: dict[RequestId, Assignment]
     fallen_back: list[tuple[UnixTime, bool]]
-    """Of each first token, in their order: when it came, and whether the router was fallen back."""
+    """For each first token, in order: its time, and whether the router had fallen back."""
     end_s: Seconds
 
 
@@ -162,7 +164,7 @@ class _Run:
         self._push(now + REPORT_S, None)
 
     def _end_iteration(self, instance_id: InstanceId, now: UnixTime) -> int:
-        """Tell the router what the iteration brought; how many requests ended with it."""
+        """Report the iteration's progress to the router; return how many requests ended with it."""
         self._busy.discard(instance_id)
         progress = self._replicas[instance_id].taken_progress()
         for request in progress.first_tokens:
@@ -190,7 +192,9 @@ class _Run:
 
 
 def _prefill_s(request: RoutedSimRequest) -> Seconds | None:
-    """Preempted prefills took longer for reasons of their own, and teach nothing."""
+    """
+    Prefill time of a request; none if it was preempted: that delay is not part of the prefill.
+    """
     if request.num_preempted:
         return None
     assert request.first_token_at is not None

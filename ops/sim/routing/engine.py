@@ -13,18 +13,18 @@ from ops.sim.work import Work
 from shared.contracts.base import RequestId, Seconds, UnixTime
 from shared.contracts.routing import InstanceLoad
 from solver.scheduling.baselines import FixedChunk
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.latency import LatencyTable
 
 CHUNK_TOKENS = 2048
 """vLLM's default budget of an iteration."""
 LIMITS = EngineLimits(max_running=128, max_budget_tokens=CHUNK_TOKENS, kv_capacity_tokens=100_000)
-"""KV of a 14B model on a 48 GB GPU, about."""
+"""Approximate KV capacity of a 14B model on a 48 GB GPU."""
 NOISE = 0.1
 """Standard deviation of the logarithm of an iteration's time."""
 
 
 class RoutedSimRequest(SimRequest):
-    """A simulated request of some tenant, with what the router did."""
+    """A simulated request of a tenant, with the router's data."""
 
     __slots__ = ("asked", "cached_tokens", "scheduled_at")
 
@@ -32,21 +32,21 @@ class RoutedSimRequest(SimRequest):
         super().__init__(request_id, asked.arrival)
         self.asked = asked
         self.cached_tokens = 0
-        """Found in the engine's cache when it was added; the engine writes it."""
+        """Tokens found in the engine's cache when it was added; the engine writes it."""
         self.scheduled_at: UnixTime | None = None
         """Begin of its first chunk; the engine writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """All iterations that begin in this time take *factor* times as long."""
+    """Period in which all iterations that begin take *factor* times as long."""
 
     factor: float = 1.0
     begins_at: UnixTime = 0.0
     ends_at: UnixTime = 0.0
 
     def at(self, now: UnixTime) -> float:
-        """The factor that holds *now*."""
+        """The factor at *now*."""
         return self.factor if self.begins_at <= now < self.ends_at else 1.0
 
 
@@ -55,7 +55,7 @@ NO_SLOWDOWN = Slowdown()
 
 @dataclass(slots=True)
 class Progress:
-    """What ended with an iteration."""
+    """Requests that had their first or last token in an iteration."""
 
     first_tokens: list[RoutedSimRequest] = field(default_factory=list)
     finished: list[RoutedSimRequest] = field(default_factory=list)
@@ -63,10 +63,11 @@ class Progress:
 
 class RoutedReplica(SimulatedReplica):
     """
-    One engine with a prefix cache in its free KV; *scale* is its model's, against the profile's.
+    One engine with a prefix cache in its free KV; *scale* is the factor of its model's times,
+    relative to the profile's.
 
     Differs from vLLM: a prefix is looked up when the request reaches the engine, not when it is
-    first scheduled, and a shared prefix is held by each running request anew.
+    first scheduled, and each running request holds its own copy of a shared prefix.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class RoutedReplica(SimulatedReplica):
         limits: EngineLimits = LIMITS,
         noise: float = NOISE,
     ) -> None:
-        # Without a key the order is that in which requests reach the engine.
+        # Without a sort key, requests keep the order of arrival at the engine.
         super().__init__(FixedChunk(limits.max_budget_tokens, lambda _: ()), latency, limits)
         self._noise = noise
         self._scale = scale
@@ -96,12 +97,12 @@ class RoutedReplica(SimulatedReplica):
         super().add(request)
 
     def taken_progress(self) -> Progress:
-        """What ended with the latest iteration; it is told once."""
+        """Progress of the latest iteration; returned once."""
         progress, self._progress = self._progress, Progress()
         return progress
 
     def report(self, now: UnixTime) -> InstanceLoad:
-        """What the engine tells of itself."""
+        """The engine's report of its load."""
         self._num_reports += 1
         waiting = [*self._prefills, *self._waiting.values()]
         capacity = self._limits.kv_capacity_tokens // self._limits.block_tokens

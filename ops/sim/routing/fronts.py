@@ -1,4 +1,4 @@
-"""What stands before simulated instances: routers, or a queue that instances pull from."""
+"""Fronts of simulated instances: routers, or a queue that instances pull from."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from solver.routing.router import Router
 from solver.scheduling.pull_room import DEFAULT_BOUNDS, PullBounds, counted_s
 
 SHARE_S = 0.02
-"""Between two messages of a router about its work, while that changes."""
+"""Interval between a router's messages about its work, while that changes."""
 
 
 class Learner(Protocol):
-    """Learns from each prefill, and says whether predictions can be trusted."""
+    """Learns from each prefill, and decides if predictions can be trusted."""
 
     def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:
-        """A prefill took so long."""
+        """Learn that a prefill took *prefill_s*."""
         ...
 
     @property
@@ -32,13 +32,13 @@ class Learner(Protocol):
 
 
 class Front(Protocol):
-    """Decides where requests go, and when; told what becomes of them."""
+    """Decides where requests go, and when; notified of their outcomes."""
 
     @property
     def is_fallen_back(self) -> bool: ...
 
     def submit(self, request: RoutedRequest, now: UnixTime) -> None:
-        """A request has come."""
+        """Add an arriving request."""
         ...
 
     def dispatch(self, now: UnixTime) -> Sequence[Assignment]:
@@ -46,39 +46,39 @@ class Front(Protocol):
         ...
 
     def first_token(self, request: RoutedRequest, prefill_s: Seconds | None, now: UnixTime) -> None:
-        """It was prefilled in *prefill_s*; none of a prefill that was preempted."""
+        """Record a first token and the time of its prefill; none for a preempted prefill."""
         ...
 
     def finish(self, request_id: RequestId, now: UnixTime) -> None:
-        """Its last token is there."""
+        """Record the last token of a request."""
         ...
 
     def report(self, loads: Mapping[InstanceId, InstanceLoad], now: UnixTime) -> None:
-        """What instances tell of themselves; the round in which routers tell each other."""
+        """Adopt reports of instances; in this round routers also exchange their state."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RouterSeat:
-    """One of the routers, with whoever predicts for it."""
+    """One of the routers, with its predictor."""
 
     predictor: PrefillPredictor
     learner: Learner | None = None
     share: Callable[[Sequence[Learner]], None] | None = None
-    """Called each round with the others' learners."""
+    """Called each round with the learners of all other routers."""
 
 
 class Routers:
     """
-    One router, or several that requests come to in turn and that tell each other once a round.
+    One router, or several that get requests in turn and exchange their state once a round.
 
-    First tokens and their tenants are heard by all at once, as they are in a mesh.
+    All routers learn of first tokens and their tenants immediately, as in a mesh.
 
     Args:
-        instances: Behind them.
-        options: Of each.
+        instances: Instances behind the routers.
+        options: The same for each router.
         seats: One for each router.
-        seed: Of their choices among candidates.
+        seed: Seed of the routers' choices among candidates.
     """
 
     def __init__(
@@ -100,28 +100,30 @@ class Routers:
             )
             for number, (seat, backlog) in enumerate(zip(seats, self._backlogs, strict=True))
         ]
-        self._told_at: UnixTime = 0.0
+        self._exchanged_at: UnixTime = 0.0
         self._turns = cycle(range(len(seats)))
         self._of: dict[RequestId, tuple[int, Assignment]] = {}
-        """Whose each request is, until it has ended."""
+        """Router and assignment of each request until it has ended."""
 
     @property
     def is_fallen_back(self) -> bool:
         return any(router.is_fallen_back for router in self._routers)
 
     def submit(self, request: RoutedRequest, now: UnixTime) -> None:
-        """To the router whose turn it is."""
+        """Submit to the next router in turn."""
         number = next(self._turns)
         self._of[request.request_id] = (number, self._routers[number].submit(request, now))
 
     def dispatch(self, now: UnixTime) -> Sequence[Assignment]:
-        """Of all routers, which first hear of each other's work if it is time for that."""
-        if len(self._seats) > 1 and now >= self._told_at + SHARE_S:
-            self._tell_each_other(now)
+        """Dispatch on all routers, after an exchange of their work if it is due."""
+        if len(self._seats) > 1 and now >= self._exchanged_at + SHARE_S:
+            self._exchange_state(now)
         return [each for router in self._routers for each in router.dispatch(now)]
 
     def first_token(self, request: RoutedRequest, prefill_s: Seconds | None, now: UnixTime) -> None:
-        """All count the tenant's; its own router learns, unless it was preempted."""
+        """
+        All routers count the tenant's tokens; the request's router learns, unless it was preempted.
+        """
         number, assignment = self._of[request.request_id]
         router, learner = self._routers[number], self._seats[number].learner
         router.first_token(request.request_id, now)
@@ -135,21 +137,21 @@ class Routers:
         else:
             router.fall_back()
 
-    def _tell_each_other(self, now: UnixTime) -> None:
-        self._told_at = now
-        told = [backlog.snapshot() for backlog in self._backlogs]
+    def _exchange_state(self, now: UnixTime) -> None:
+        self._exchanged_at = now
+        states = [backlog.snapshot() for backlog in self._backlogs]
         for number, backlog in enumerate(self._backlogs):
-            for other, state in enumerate(told):
+            for other, state in enumerate(states):
                 if other != number:
                     backlog.adopt(state, now)
 
     def finish(self, request_id: RequestId, now: UnixTime) -> None:
-        """Its own router forgets it."""
+        """Remove the request from its router."""
         number, _ = self._of.pop(request_id)
         self._routers[number].finish(request_id, now)
 
     def report(self, loads: Mapping[InstanceId, InstanceLoad], now: UnixTime) -> None:
-        """Everybody hears the instances, and what everybody else has learnt."""
+        """Distribute the reports to all routers, and each router's observations to the others."""
         for router in self._routers:
             for instance_id, load in loads.items():
                 router.observe(instance_id, load, now)
@@ -163,13 +165,13 @@ class PulledQueue:
     """
     One queue, the nearest deadline first, that instances pull from while they have room.
 
-    What agents do with the lanes of one model, but for the width of deadline bands; whoever holds
-    least is first, as agents with work before them let others ask first.
+    Equals what agents do with the lanes of one model, except for the width of deadline bands; the
+    instance that holds least pulls first, as agents with waiting work let others poll first.
 
     Args:
-        instances: That pull.
-        prefill_s: Predicted time of a prefill that finds nothing cached.
-        bounds: Of what an instance takes ahead of time.
+        instances: Instances that pull.
+        prefill_s: Predicted time of a prefill without cached tokens.
+        bounds: Limits of what an instance takes ahead of time.
     """
 
     is_fallen_back = False
@@ -184,11 +186,11 @@ class PulledQueue:
         self._bounds = bounds
         self._queue = AdmissionQueue(lambda assignment: assignment.key)
         self._held: dict[InstanceId, dict[RequestId, Seconds]] = {each: {} for each in instances}
-        """Predicted time of what was pulled and has no first token."""
+        """Predicted time of requests that were pulled and have no first token."""
         self._at: dict[RequestId, InstanceId] = {}
 
     def submit(self, request: RoutedRequest, now: UnixTime) -> None:
-        """Nobody has it yet."""
+        """Add the request to the queue."""
         del now
         size_s = self._prefill_s(request)
         self._queue.push(
@@ -201,7 +203,7 @@ class PulledQueue:
         )
 
     def dispatch(self, now: UnixTime) -> Sequence[Assignment]:
-        """One request at a time to whoever holds least, while that one has room."""
+        """Give one request at a time to the instance that holds least, while that has room."""
         del now
         pulled = []
         while len(self._queue):
@@ -224,17 +226,17 @@ class PulledQueue:
         return pulled
 
     def first_token(self, request: RoutedRequest, prefill_s: Seconds | None, now: UnixTime) -> None:
-        """It is held no longer."""
+        """Remove the request from the held requests."""
         del prefill_s, now
         self._held[self._at[request.request_id]].pop(request.request_id, None)
 
     def finish(self, request_id: RequestId, now: UnixTime) -> None:
-        """It has gone."""
+        """Remove the request."""
         del now
         self._held[self._at.pop(request_id)].pop(request_id, None)
 
     def report(self, loads: Mapping[InstanceId, InstanceLoad], now: UnixTime) -> None:
-        """Each instance knows itself."""
+        """Does nothing: each instance knows its own state."""
 
     def _has_room(self, instance_id: InstanceId) -> bool:
         held = self._held[instance_id]

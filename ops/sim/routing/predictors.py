@@ -1,4 +1,4 @@
-"""Who tells a simulated router how long prefills take: trees of a training trace, or an oracle."""
+"""Predictors of prefill times for a simulated router: trees of a training trace, or an oracle."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -11,22 +11,22 @@ from ops.sim.routing.engine import CHUNK_TOKENS
 from ops.sim.routing.fronts import Learner, RouterSeat
 from ops.sim.routing.workload import MIXES, RoutedTraffic
 from shared.contracts.base import InstanceId, Seconds
-from solver.prediction.calibration import BucketedCalibration
-from solver.prediction.coverage import CoverageMonitor, CoverageOptions
-from solver.prediction.prefill_features import feature_matrix
-from solver.prediction.quantile_fit import fit_quantile_trees
-from solver.prediction.quantile_trees import QuantileTrees
+from solver.prediction.calibration.coverage import CoverageMonitor, CoverageOptions
+from solver.prediction.calibration.prefill_calibration import BucketedCalibration
+from solver.prediction.prefill.features import feature_matrix
+from solver.prediction.prefill.quantile_fit import fit_quantile_trees
+from solver.prediction.prefill.quantile_trees import QuantileTrees
 from solver.routing.admission_queue import Assignment
 from solver.routing.options import VARIANTS, Prediction, RoutingOptions
 from solver.routing.prefills import CalibratedPrefills, request_features
 from solver.routing.request import Candidate, PrefillEstimate, RoutedRequest
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.latency import LatencyTable
 
 PROFILE = "28"
 TRAINING_SEED = 1_000
 TRAINING_REQUESTS = 6_000
 TRAINING_RATES_RPS = (8.0, 9.5, 11.0)
-"""Of a model of scale 1, from light load to the knee; a trace each, of equal lengths."""
+"""Rates for a model of scale 1, from light load to the knee; one trace each, of equal lengths."""
 LEVELS = (0.5, 0.9, 0.95)
 
 
@@ -34,8 +34,8 @@ class OraclePrefills:
     """
     The time of each prefill alone on an idle engine, without noise.
 
-    Decided: the paper's oracle knows "observed prefill costs"; what is observed depends on where
-    and beside what a prefill is put, so that no such number exists before it is decided.
+    Decided: the paper's oracle knows "observed prefill costs"; an observed cost depends on the
+    placement and the concurrent work, so it does not exist before the decision.
     """
 
     def __init__(self, latency: LatencyTable, scale: float) -> None:
@@ -45,7 +45,7 @@ class OraclePrefills:
     def predict(
         self, request: RoutedRequest, candidates: Sequence[Candidate]
     ) -> list[PrefillEstimate]:
-        """Quantile and mean are the same."""
+        """Quantile and mean are equal."""
         times_s = [self._alone_s(request.prompt_tokens, each.cached_tokens) for each in candidates]
         return [
             PrefillEstimate(quantile_s=time_s, mean_s=time_s, watched_s=time_s)
@@ -53,7 +53,7 @@ class OraclePrefills:
         ]
 
     def uncached_s(self, request: RoutedRequest) -> Seconds:
-        """Of a prefill that finds nothing cached, all that can be said before it has a place."""
+        """Time of a prefill without cached tokens, known before the placement."""
         return self.predict(request, [Candidate(instance_id=InstanceId(""))])[0].mean_s
 
     def _alone_s(self, prompt_tokens: int, cached_tokens: int) -> Seconds:
@@ -67,11 +67,11 @@ class OraclePrefills:
 
 class SimulatedPrefills:
     """
-    Trees as a router uses them, keeping what they said of every prefill that came about.
+    Trees as used by a router; records their prediction of every prefill that took place.
 
     Args:
-        prefills: Tells and learns.
-        calibration: The same that *prefills* learn by, to be shared with other routers.
+        prefills: Predicts and learns.
+        calibration: The calibration of *prefills*, shared with other routers.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class SimulatedPrefills:
         self._prefills = prefills
         self.calibration = calibration
         self.raw_s: list[tuple[Seconds, ...]] = []
-        """Of each observed prefill, the trees' quantiles, in order of `LEVELS`."""
+        """Quantiles of the trees for each observed prefill, in order of `LEVELS`."""
         self.corrected_s: list[tuple[Seconds, ...]] = []
-        """The same, as corrected when it was observed."""
+        """As `raw_s`, with the corrections at the time of the observation."""
         self.actual_s: list[Seconds] = []
 
     @property
@@ -92,11 +92,11 @@ class SimulatedPrefills:
     def predict(
         self, request: RoutedRequest, candidates: Sequence[Candidate]
     ) -> list[PrefillEstimate]:
-        """As a router is told."""
+        """One estimate for each candidate, as returned to a router."""
         return self._prefills.predict(request, candidates)
 
     def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:
-        """Keep it, then learn from it."""
+        """Record the prefill, then learn from it."""
         asked = (assignment.request, [assignment.candidate])
         self.raw_s.append(tuple(self._prefills.raw(*asked).quantiles_s[0].tolist()))
         self.corrected_s.append(tuple(self._prefills.predicted(*asked).quantiles_s[0].tolist()))
@@ -104,7 +104,7 @@ class SimulatedPrefills:
         self._prefills.observe(assignment, prefill_s)
 
     def adopt(self, others: Sequence[Learner]) -> None:
-        """Learn what *others* observed; what is known already changes nothing."""
+        """Learn observations of *others*; known ones change nothing."""
         if self.calibration is None:
             return
         for other in others:
@@ -115,7 +115,7 @@ class SimulatedPrefills:
 def prefills_for(
     options: RoutingOptions, scale: float, *, origin: str = "router"
 ) -> SimulatedPrefills:
-    """Trees of a nominal trace, with the calibration and the monitor that *options* ask for."""
+    """Trees of a nominal trace, with the calibration and the monitor that *options* require."""
     is_raw = options.prediction is Prediction.RAW
     calibration = BucketedCalibration(LEVELS, model_version="simulated", origin=origin)
     watched = CoverageOptions(under_coverage=options.fallback_delta)
@@ -129,13 +129,13 @@ def prefills_for(
 
 
 def seat_of(prefills: SimulatedPrefills) -> RouterSeat:
-    """A router that is told by *prefills*, lets them learn, and shares what they learn."""
+    """A router seat that uses *prefills*, lets them learn, and shares their observations."""
     return RouterSeat(predictor=prefills, learner=prefills, share=prefills.adopt)
 
 
 @cache
 def trained(scale: float) -> QuantileTrees:
-    """Trees of nominal traces of seeds of their own, routed first come first served."""
+    """Trees of nominal traces with separate seeds, routed first come first served."""
     features, times = [], []
     count = TRAINING_REQUESTS // len(TRAINING_RATES_RPS)
     for number, rate_rps in enumerate(TRAINING_RATES_RPS):
@@ -157,7 +157,7 @@ def trained(scale: float) -> QuantileTrees:
 
 
 def _samples(outcome: RoutingOutcome) -> list[tuple[np.ndarray, Seconds]]:
-    """Features as they were when each request was assigned, and its undisturbed prefill time."""
+    """Features at the time of each request's assignment, and its undisturbed prefill time."""
     samples = []
     for request in outcome.requests:
         if request.num_preempted or request.scheduled_at is None or request.first_token_at is None:

@@ -1,11 +1,11 @@
-"""Which prefixes an engine still has: least recently used ones go first."""
+"""Contents of an engine's prefix cache: least recently used prefixes are dropped first."""
 
 from collections import OrderedDict
 
 from ops.sim.routing.workload import RoutedArrival
 
 BLOCK_TOKENS = 16
-"""Only whole blocks are shared."""
+"""Tokens of a block; only whole blocks are shared."""
 
 
 class PrefixCache:
@@ -16,7 +16,7 @@ class PrefixCache:
         self._tokens = 0
 
     def match_tokens(self, request: RoutedArrival) -> int:
-        """Longest prefix of the prompt that is here, in whole blocks, never all of the prompt."""
+        """Longest cached prefix of the prompt, in whole blocks, never all of the prompt."""
         most = request.arrival.prompt_tokens - 1
         held = max(
             (min(tokens, self._contexts.get(key, 0)) for key, tokens in request.prefixes),
@@ -25,21 +25,21 @@ class PrefixCache:
         return min(held, most) // BLOCK_TOKENS * BLOCK_TOKENS
 
     def use(self, request: RoutedArrival) -> int:
-        """`match_tokens`; what matched is the latest used."""
+        """Like `match_tokens`; also marks the match as the latest used."""
         for key, _ in request.prefixes:
             if key in self._contexts:
                 self._contexts.move_to_end(key)
         return self.match_tokens(request)
 
     def store(self, request: RoutedArrival, context_tokens: int) -> None:
-        """*request* leaves its context of so many tokens, and its prefixes with it."""
+        """Store the context of *request*, which has *context_tokens*, and its prefixes."""
         self._put(request.stores, context_tokens)
         for key, tokens in request.prefixes:
             if key != request.stores:
                 self._put(key, tokens)
 
     def shrink(self, room_tokens: int) -> None:
-        """Keep at most so many tokens."""
+        """Keep at most *room_tokens*."""
         while self._tokens > max(0, room_tokens) and self._contexts:
             _, tokens = self._contexts.popitem(last=False)
             self._tokens -= tokens

@@ -1,4 +1,4 @@
-"""What became of the requests behind a router."""
+"""Outcomes of the requests behind a router."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ LONG_TOKENS = 3000
 
 
 def summarize_routing(outcome: RoutingOutcome) -> dict[str, Any]:
-    """All figures, for machines; times in seconds, shares 0..1."""
+    """All figures, JSON-able; times in seconds, shares 0..1."""
     requests = outcome.requests
     times = [ttft_s(request, outcome) for request in requests]
     tokens = sum(r.arrival.prompt_tokens + r.num_output_tokens for r in requests)
@@ -43,13 +43,13 @@ def ttft_s(request: RoutedSimRequest, outcome: RoutingOutcome) -> Seconds:
 
 
 def wait_s(request: RoutedSimRequest, outcome: RoutingOutcome) -> Seconds:
-    """From the arrival to the first chunk, in the router and in the engine."""
+    """Time from the arrival to the first chunk, in the router and in the engine."""
     at = outcome.end_s if request.scheduled_at is None else request.scheduled_at
     return at - request.arrival.arrived_at
 
 
 def long_slowdown(outcome: RoutingOutcome) -> float:
-    """Mean time to first token of long requests over their mean time in prefill; 1 of none."""
+    """Mean time to first token of long requests over their mean time in prefill; 1 without any."""
     longs = [
         request
         for request in outcome.requests
@@ -73,9 +73,9 @@ def normalised_service(requests: Sequence[RoutedSimRequest]) -> dict[TenantId, f
     """
     Tokens of prompts served in time, over the tenant's max-min fair share of all such tokens.
 
-    Decided: the paper's index has no definition. Served at all is what every tenant is in the
-    end; served in time is what a scarce engine can give to one or to another. A tenant that asks
-    for less than its share is entitled to all that it asks for, what it leaves is the others'.
+    Decided: the paper's index has no definition. Every tenant is served in the end; service in time
+    is what a scarce engine can give to one tenant or to another. A tenant that requests less than
+    its share is entitled to all that it requests; the rest of its share goes to the others.
     """
     asked: dict[TenantId, float] = {}
     served: dict[TenantId, float] = {}
@@ -88,7 +88,7 @@ def normalised_service(requests: Sequence[RoutedSimRequest]) -> dict[TenantId, f
 
 
 def max_min_shares(asked: Mapping[TenantId, float], total: float) -> dict[TenantId, float]:
-    """*total* divided so that no tenant could get more without one that has less losing."""
+    """Division of *total* in which more for one tenant would mean less for one that has no more."""
     shares: dict[TenantId, float] = {}
     left = total
     for number, tenant in enumerate(sorted(asked, key=lambda each: asked[each])):

@@ -15,12 +15,12 @@ LONG = Slo(ttft_s=4.0, tbt_s=0.2)
 MAX_PROMPT_TOKENS = 16_384
 _MAX_CONTEXT_TOKENS = 8192
 _SYSTEM_TOKENS = 256
-"""Of every chat and retrieval prompt; the same for all requests of a tenant."""
+"""Tokens of every chat and retrieval prompt; the same for all requests of a tenant."""
 _REST_S = 8.0
-"""Nobody writes the next turn sooner."""
+"""Minimum time before the next turn."""
 _BURST_S, _PERIOD_S = 10.0, 60.0
 _BURST, _CALM = 1.75, 0.85
-"""Of the mean rate, which they leave as it is."""
+"""Factors of the mean rate, which they do not change."""
 
 _MESSAGE = lognormal(90, 400, largest=2000)
 _ANSWER = lognormal(130, 400, largest=2000)
@@ -31,18 +31,18 @@ _FIELDS = lognormal(120, 300, largest=1000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """What is asked for."""
+    """Kinds of requests and their shares."""
 
     rag: float = 0.3
     """Share of retrieval-augmented requests."""
     structured: float = 0.0
     """Share of requests that fill in one of a few long templates."""
     follow_up: float = 0.75
-    """Chance that a chat request is another turn of some conversation."""
+    """Probability that a chat request is another turn of some conversation."""
     reuse: float = 1.0
-    """Chance that a shared prefix really is the same as before."""
+    """Probability that a shared prefix is the same as before."""
     budget: float = 1.0
-    """Answers, and their limits, are so many times as long."""
+    """Factor of the answers and their limits."""
     bursty: bool = False
 
 
@@ -59,7 +59,8 @@ MIXES: dict[str, Mix] = {
 """
 `more-rag`, `low-reuse` and `large-budget` are the paper's three shifts of `mixed`.
 
-Decided: it gives no sizes of them. Twice the retrieval, a tenth of the reuse, twice the answers.
+Decided: the paper gives no sizes of these shifts. Twice the retrieval, a tenth of the reuse, twice
+the answers.
 """
 
 
@@ -73,7 +74,7 @@ class RoutedArrival:
     prefixes: tuple[tuple[str, int], ...]
     """Keys of the prefixes that it shares with others, with their tokens, longest first."""
     stores: str
-    """Key under which its own context is found later."""
+    """Key under which the context of this request is cached for later requests."""
 
 
 @dataclass(slots=True)
@@ -87,13 +88,13 @@ class _Conversation:
 @dataclass(slots=True, kw_only=True)
 class RoutedTraffic:
     """
-    An open loop: requests come whether earlier ones are answered or not.
+    An open loop: requests come regardless of earlier answers.
 
     Args:
         rate_rps: Mean over the trace.
         num_requests: Length of the trace.
         tenants: Share of each tenant.
-        size: Of all lengths.
+        size: Factor of all lengths.
     """
 
     mix: Mix
@@ -102,7 +103,9 @@ class RoutedTraffic:
     seed: int
     tenants: tuple[float, ...] = (0.2, 0.2, 0.2, 0.2, 0.2)
     size: float = 1.0
-    """Of all lengths: engines that run in real time on small machines serve shorter requests."""
+    """
+    Factor of all lengths: engines that run in real time on small machines serve shorter requests.
+    """
     _open: list[_Conversation] = field(default_factory=list)
     _num_keys: int = 0
 

@@ -1,12 +1,12 @@
 """
-The seam between the agent and an LLM engine.
+The interface between the agent and an LLM engine.
 
-The docstrings here are the contract; `tests/contract/test_engine_backend.py` runs it against
+The docstrings here are the contract; `tests/contract/engine/test_engine_backend.py` runs it against
 every implementation. A backend without a capability refuses that operation with
 `UnsupportedError` and still serves.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -19,33 +19,54 @@ from shared.contracts.telemetry import EngineIteration, ModelState
 
 
 class Capability(Enum):
-    """What a backend can do beyond serving."""
+    """Capability of a backend beyond serving."""
 
     MODEL_SWAP = "model_swap"
-    """`activate` works while other models have been active before."""
+    """`activate` works when another model was active before."""
     SCHEDULING = "scheduling"
-    """Obeys `set_scheduling` on a running engine."""
+    """Applies `set_scheduling` to a running engine."""
     CHECKPOINT = "checkpoint"
     """
-    Copies the KV of requests with `checkpointed` to host memory. Any request that begins then or
-    comes back takes what it can from there instead of computing it.
+    Copies the KV of requests with `checkpointed` to host memory. A request that begins or resumes
+    later restores the KV that has copies there instead of computing it.
     """
     LAYER_PREEMPTION = "layer_preemption"
     """Drops best-effort work inside a forward pass."""
     TELEMETRY = "telemetry"
     """Reports iterations."""
     WARM_START = "warm_start"
-    """Brings models into host memory ahead of time, and gives them up."""
+    """Loads models into host memory ahead of time and unloads them."""
+
+
+_ALWAYS = frozenset(
+    {
+        Capability.MODEL_SWAP,
+        Capability.WARM_START,
+        Capability.SCHEDULING,
+        Capability.TELEMETRY,
+    }
+)
+
+
+def capabilities_with(optional: Mapping[Capability, object]) -> frozenset[Capability]:
+    """
+    Capabilities that every backend of this package has, and those in *optional* whose value is
+    true.
+    """
+    return _ALWAYS | {capability for capability, present in optional.items() if present}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """One generation, in tokens. `progress` was generated before and is not generated again."""
+    """
+    One generation, in tokens. Tokens in `progress` were generated before and are not generated
+    again.
+    """
 
     request_id: RequestId
-    """Of this run: the agent names each run of a request anew."""
+    """Id of this run: the agent gives each run of a request a new id."""
     origin: RequestId | None = None
-    """The request of which this is a run; none is one that has no other."""
+    """Id of the request that this run belongs to; None if the request has one run only."""
     model: ModelName
     prompt: Tokens
     sampling: Sampling
@@ -56,12 +77,12 @@ class EngineRequest:
     importance: Importance = Importance.HIGH
     tenant: TenantId | None = None
     application: str = "*"
-    """Whose answers are alike in length; `*` when unknown."""
+    """Application with answers of similar length; `*` when unknown."""
     priority: int | None = None
-    """Smaller first, for engines that order by such a number; none is by QoS class."""
+    """Higher first, for engines that order by a number; None derives it from the QoS class."""
     adapter: str | None = None
     checkpointed: bool = False
-    """Copy its KV to host memory as it grows, where the backend can."""
+    """Copy the KV to host memory as it grows, if the backend supports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,45 +92,54 @@ class EngineOutput:
     token_ids: Tokens
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
-    """Prompt tokens that needed no computing; set on the first output."""
+    """Prompt tokens that were not computed because their KV was cached; set on the first output."""
     prefill_s: Seconds = 0.0
-    """First scheduled to first token, without time preempted; on the first output, if known."""
+    """
+    Time from first scheduling to first token, without preempted time; on the first output, if
+    known.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSnapshot:
-    """State now. Token counts cover prompt and output."""
+class EngineLoad:
+    """Load of one engine. Token counts cover prompt and output."""
 
-    model: ModelName | None
-    running: int
-    waiting: int
-    kv_utilization: float
-    kv_capacity_tokens: int
-    max_running: int
-    models: tuple[ModelState, ...] = ()
-    warm_capacity_bytes: int = 0
-    """Host memory for all warm models."""
+    running: int = 0
+    waiting: int = 0
+    kv_utilization: float = 0.0
+    kv_capacity_tokens: int = 0
     token_budget: int = 0
-    """Of the last iteration."""
+    """Budget of the last iteration."""
     scheduling: SchedulingTotals = field(default_factory=SchedulingTotals)
     checkpoints: CheckpointTotals = field(default_factory=CheckpointTotals)
     host_kv_bytes: int = 0
-    """Host memory that copies of the active model's KV take."""
+    """Host memory occupied by copies of the active model's KV."""
     host_kv_capacity_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSnapshot(EngineLoad):
+    """Current state of a backend and its active engine; totals are of all engines so far."""
+
+    model: ModelName | None
+    max_running: int
+    models: tuple[ModelState, ...] = ()
+    warm_capacity_bytes: int = 0
+    """Host memory for all warm models."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingParameters:
-    """Knobs of a running engine."""
+    """Runtime limits of an engine."""
 
     token_budget: int
-    """Most tokens computed in one iteration."""
+    """Maximum number of tokens computed in one iteration."""
     max_running: int
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineIdentity:
-    """What profiles are keyed by."""
+    """Kind of engine and device: the key of profiles."""
 
     engine: str
     """E.g. `vllm-0.32.0`, `simulated`."""
@@ -131,28 +161,28 @@ class EngineBackend(Protocol):
 
     async def prepare(self) -> None:
         """
-        Begin what `start` will wait for, and return at once; optional.
+        Begin the work that `start` will wait for, and return immediately; calling it is optional.
 
         Raises:
-            EngineError: It can never start; the message says what to do.
+            EngineError: The engine can never start; the message says what to do.
         """
         ...
 
     async def start(self) -> None:
         """
-        Bring the engine up, without a model.
+        Start the engine, without a model.
 
         Raises:
-            EngineError: It cannot start; the message says what to do.
+            EngineError: The engine cannot start; the message says what to do.
         """
         ...
 
     async def activate(self, model: ModelName) -> Seconds:
         """
-        Make *model* the active one, however that is cheapest. Nothing may be running.
+        Make *model* the active one in the cheapest way. No request may be running.
 
         Returns:
-            Seconds it took; 0 when it was active already.
+            Seconds that it took; 0 if the model was already active.
 
         Raises:
             EngineError: Unknown model, or requests are running, or the engine died.
@@ -161,13 +191,14 @@ class EngineBackend(Protocol):
 
     async def warm(self, model: ModelName) -> Seconds:
         """
-        Bring *model* into host memory, so that activating it is cheap, while others are served.
+        Load *model* into host memory so that activating it is cheap; other models continue to
+        serve.
 
         Returns:
-            Seconds it took; 0 when it was active or warm already.
+            Seconds that it took; 0 if the model was already active or warm.
 
         Raises:
-            NoRoomError: Warm models fill their part of host memory; none gives way for another.
+            NoRoomError: Warm models fill their share of host memory; none is removed for another.
             UnsupportedError: No such capability.
             EngineError: Unknown model, or it cannot be loaded.
         """
@@ -175,7 +206,7 @@ class EngineBackend(Protocol):
 
     async def cool(self, model: ModelName) -> None:
         """
-        Take *model* out of host memory; nothing happens when it is cold.
+        Unload *model* from host memory; no-op if it is cold.
 
         Raises:
             UnsupportedError: No such capability.
@@ -185,22 +216,22 @@ class EngineBackend(Protocol):
 
     def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
         """
-        Run *request* on the active model and yield tokens as they come.
+        Run *request* on the active model and yield tokens as they are generated.
 
-        Token i of a greedy request depends on the model, prompt and earlier tokens only, so
-        evicting and resuming anywhere gives the same answer. The iterator ends after the
-        output with a `finish_reason`, or without one when the request was aborted.
+        Token i of a greedy request depends only on the model, the prompt and earlier tokens, so
+        evicting and resuming at any point gives the same answer. The iterator ends after the
+        output with a `finish_reason`, or without one if the request was aborted.
 
         Raises:
             NotActiveError: Another model is active, or is being activated.
-            EngineError: A sampling field cannot be honoured; with
-                `engine_dead`, the engine died under the request.
+            EngineError: A sampling field is not supported; with `engine_dead`, the engine died
+                during the request.
         """
         ...
 
     async def abort(self, request_id: RequestId) -> None:
         """
-        End a run. Its iterator ends after yielding what was generated; frees its KV.
+        End a run and free its KV. Its iterator ends after yielding the tokens generated so far.
 
         Unknown and finished requests are ignored.
         """
@@ -217,7 +248,7 @@ class EngineBackend(Protocol):
 
     async def clear_caches(self) -> None:
         """
-        Forget all KV that no running request owns: prefix caches and host copies.
+        Drop all KV that no running request owns: prefix caches and host copies.
 
         Raises:
             EngineError: The engine is not running.
@@ -228,10 +259,11 @@ class EngineBackend(Protocol):
         """
         Drop the best-effort part of the running iteration at the next safepoint.
 
-        The rest of the iteration is computed, and nothing of what was dropped counts.
+        The rest of the iteration is computed; results of the dropped part are discarded.
 
         Returns:
-            Whether there is such a part; without a safepoint to come it may still be computed.
+            True if the iteration has a best-effort part, which may still be computed if no
+            safepoint follows.
 
         Raises:
             UnsupportedError: No such capability.
@@ -239,18 +271,18 @@ class EngineBackend(Protocol):
         ...
 
     def snapshot(self) -> EngineSnapshot:
-        """State now; cheap, never waits for the engine."""
+        """Current state; cheap, never waits for the engine."""
         ...
 
     def drain_iterations(self) -> tuple[EngineIteration, ...]:
-        """Iterations since the last call, oldest dropped first when too many."""
+        """Iterations since the last call; when there are too many, the oldest are dropped."""
         ...
 
     @property
     def alive(self) -> bool:
-        """False once the engine has died; `start` brings it up again, without a model."""
+        """False once the engine has died; `start` starts it again, without a model."""
         ...
 
     async def close(self) -> None:
-        """Stop the engine and everything it started; idempotent."""
+        """Stop the engine and all processes that it started; idempotent."""
         ...

@@ -1,4 +1,4 @@
-"""What every backend checks before a request reaches its engine."""
+"""Checks that every backend makes before a request reaches its engine."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ class _ModelConfig(msgspec.Struct, frozen=True):
 
 
 def vocab_size_of(entry: ModelEntry) -> int | None:
-    """Rows of the model's embedding as its `config.json` says; none if it does not."""
+    """Rows of the model's embedding according to its `config.json`; None if not stated there."""
     try:
         config = msgspec.json.decode(
             (Path(entry.path) / "config.json").read_bytes(), type=_ModelConfig
@@ -33,7 +33,10 @@ def stop_tokens(entry: ModelEntry, request: EngineRequest) -> Tokens:
 
 
 def finished_already(entry: ModelEntry, request: EngineRequest) -> FinishReason | None:
-    """The reason when the progress is a whole answer, e.g. after a crash before its final."""
+    """
+    Finish reason if the progress is already a full answer, e.g. after a crash before its final
+    reply.
+    """
     progress = request.progress
     if (
         progress
@@ -49,12 +52,12 @@ def finished_already(entry: ModelEntry, request: EngineRequest) -> FinishReason 
 
 def check_request(entry: ModelEntry, request: EngineRequest, vocab_size: int | None) -> None:
     """
-    Refuse what would harm the engine, or what it would get wrong.
+    Reject requests that would harm the engine or that it would answer wrongly.
 
     Args:
-        entry: The request's model.
-        request: It.
-        vocab_size: Token ids must be below; unchecked when unknown.
+        entry: Model of the request.
+        request: Request to check.
+        vocab_size: Exclusive upper bound of token ids; if it is unknown, token ids are not checked.
 
     Raises:
         EngineError: An adapter, an empty or over-long prompt, or a token outside the vocabulary.
@@ -66,8 +69,8 @@ def check_request(entry: ModelEntry, request: EngineRequest, vocab_size: int | N
         raise EngineError("the prompt is empty")
     if num_tokens >= entry.max_model_len:
         raise EngineError(
-            f"{num_tokens} tokens of prompt and progress leave no room in the model's "
-            f"{entry.max_model_len}"
+            f"{num_tokens} tokens of prompt and progress leave no room for output within the "
+            f"model's limit of {entry.max_model_len}"
         )
     tokens = request.prompt + request.progress
     if min(tokens) < 0 or (vocab_size is not None and max(tokens) >= vocab_size):

@@ -1,45 +1,43 @@
-"""Whose copies in host memory are still needed, so that no other's end takes them away."""
+"""
+Claims on host copies of KV: copies that other requests still need survive the end of a request.
+"""
 
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+
+from cachetools import FIFOCache
 
 from services.agent.backends.host_index import BlockHash, HostIndex
 
-MAX_LEFT = 1024
-"""Aborted requests that are remembered."""
+MAX_ABORTED = 1024
+"""Maximum number of aborted requests that are remembered."""
 
 
 class HostClaims:
     """
-    Sequences that are to go on: of running requests, and of aborted ones, which may come back.
+    Sequences still in use: those of running requests, and of aborted requests that may resume.
 
-    They keep nothing when memory is short; that is the index's matter.
-
-    Args:
-        index: Of the copies.
+    Claims do not protect copies from eviction when memory is short; the index decides that.
     """
 
     def __init__(self, index: HostIndex) -> None:
         self._index = index
         self._running: dict[str, Callable[[], Sequence[BlockHash]]] = {}
-        self._left: OrderedDict[str, Sequence[BlockHash]] = OrderedDict()
+        self._left: FIFOCache[str, Sequence[BlockHash]] = FIFOCache(MAX_ABORTED)
 
     def begin(self, origin: str, hashes: Callable[[], Sequence[BlockHash]]) -> None:
-        """A run of the request *origin* begins, the first or a later one."""
+        """Register a run of the request *origin*, which may have had earlier runs."""
         self._left.pop(origin, None)
         self._running[origin] = hashes
 
     def leave(self, origin: str) -> None:
-        """The run was aborted."""
+        """Register that the run was aborted; its claim remains."""
         hashes = self._running.pop(origin, None)
         if hashes is not None:
             self._left[origin] = tuple(hashes())
-            while len(self._left) > MAX_LEFT:
-                self._left.popitem(last=False)
 
     def finish(self, origin: str) -> None:
-        """The request has its whole answer; what no other needs of its copies goes."""
+        """Register that the request is complete; release copies that no other request needs."""
         own = self._running.pop(origin, None)
         if own is None:
             return
@@ -49,11 +47,11 @@ class HostClaims:
         self._index.release(hashes, keep=kept)
 
     def clear(self) -> None:
-        """All copies are forgotten."""
+        """Drop the claims of aborted requests, once all copies in host memory were dropped."""
         self._left.clear()
 
 
 def _num_common(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:
-    """Blocks at the beginning of both; each block's name says what is before it."""
+    """Length of the common prefix in blocks; each hash covers all blocks before it."""
     most = min(len(one), len(other))
     return bisect_left(range(most), True, key=lambda index: one[index] != other[index])

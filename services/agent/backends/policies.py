@@ -1,4 +1,4 @@
-"""Scheduling policies by the names that settings use; the same for every backend."""
+"""Scheduling policies by their names in settings; common to all backends."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,54 +9,62 @@ from msgspec import Meta, Struct
 
 from shared.contracts.base import RequestId, Seconds
 from solver.scheduling.baselines import FixedChunkEdf, FixedChunkFcfs, FixedChunkSrpf
-from solver.scheduling.decision import SchedulingPolicy
-from solver.scheduling.entry import Rank
-from solver.scheduling.latency import LatencyTable
-from solver.scheduling.options import DEFAULT, SchedulingOptions
-from solver.scheduling.qoserve import QoServePolicy
+from solver.scheduling.engine.decision import SchedulingPolicy
+from solver.scheduling.engine.entry import Rank
+from solver.scheduling.engine.latency import LatencyTable
+from solver.scheduling.engine.options import DEFAULT, SchedulingOptions
+from solver.scheduling.engine.qoserve import QoServePolicy
 
 PolicyName = Literal["fcfs", "edf", "srpf", "qoserve"]
 """
-Who goes next: first come first served, earliest deadline, shortest prompt, each with a fixed
-chunk; or `qoserve`: deadlines and work together, chunks as large as the running decodes allow,
-late work last.
+Order of service: first come first served (`fcfs`), earliest deadline (`edf`) or shortest prompt
+(`srpf`), each with a fixed chunk; or `qoserve`: deadline and remaining work combined, chunks as
+large as the running decodes allow, late work last.
 """
 UNLIMITED_TOKENS = 1 << 40
 """
-Free KV as a policy is told after an iteration that computed nothing.
+Free KV as reported to a policy after an iteration that computed nothing.
 
-It had chosen what the engine could not start. It then offers its first choice whatever it needs,
-and the engine decides.
+Such an iteration means that the engine could not start the policy's choice. With this value the
+policy offers its first choice regardless of the memory that this needs, and the engine decides.
 """
 _ASSUMED_BLOCK_TOKENS = 16
-"""What policies add to a request's tokens, since KV comes in blocks."""
+"""Rounding that policies add to a request's tokens, since KV is allocated in blocks."""
 PositiveSeconds = Annotated[float, Meta(gt=0)]
 
 
 class SchedulingSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What operators may want other in the `qoserve` policy; the fixed-chunk ones ignore it."""
+    """Settings of the `qoserve` policy; the fixed-chunk policies ignore them."""
 
     max_chunk_tokens: Annotated[int, Meta(ge=1)] = DEFAULT.max_chunk_tokens
-    """Tokens of one iteration at most, decodes included; the engine's budget goes first."""
+    """Maximum tokens of one iteration, decodes included; the engine's budget takes precedence."""
     low_work_weight_s_per_token: Annotated[float, Meta(ge=0)] = DEFAULT.low_work_weight_s_per_token
-    """Delay per token of work still to do, while little waits: 0 is plain earliest deadline."""
+    """Delay per token of remaining work under low load; 0 is plain earliest deadline first."""
     high_work_weight_s_per_token: Annotated[float, Meta(ge=0)] = (
         DEFAULT.high_work_weight_s_per_token
     )
-    """And while much waits: more sheds long requests first."""
+    """
+    Delay per token of remaining work under high load: a larger value delays long requests more.
+    """
     latency_margin: Annotated[float, Meta(ge=0, lt=1)] = DEFAULT.latency_margin
-    """Share of the time until the next token is due that is left for errors of prediction."""
+    """Share of the time until the next token is due that is reserved for prediction errors."""
     iteration_limit_s: PositiveSeconds | None = None
-    """Longest iteration while interactive requests are decoding; none is their targets'."""
+    """
+    Longest iteration while interactive requests are decoding; None derives it from their targets.
+    """
     aging_bound_s: PositiveSeconds = 600.0
-    """Age from which on best-effort and late work gets a share whatever else waits."""
+    """
+    Age from which best-effort and late requests get a share of each iteration regardless of load.
+    """
 
     def __post_init__(self) -> None:
         if self.low_work_weight_s_per_token > self.high_work_weight_s_per_token:
-            raise ValueError("low_work_weight_s_per_token is above high_work_weight_s_per_token")
+            raise ValueError(
+                "low_work_weight_s_per_token must not be above high_work_weight_s_per_token"
+            )
 
     def options(self) -> SchedulingOptions:
-        """The policy's options."""
+        """Options of the `qoserve` policy according to these settings."""
         limit_s: Seconds = inf if self.iteration_limit_s is None else self.iteration_limit_s
         return replace(
             DEFAULT,
@@ -80,12 +88,12 @@ def create_policy(
     name: PolicyName, latency: LatencyTable, settings: SchedulingSettings
 ) -> SchedulingPolicy:
     """
-    A new policy for one engine.
+    Create a policy for one engine.
 
     Args:
-        name: Which.
-        latency: Of the engine; covers its largest token budget.
-        settings: Of `qoserve`.
+        name: Name of the policy in settings.
+        latency: Latency table of the engine; covers its largest token budget.
+        settings: Used by `qoserve` only.
     """
     fixed = _FIXED_CHUNK.get(name)
     if fixed is not None:
@@ -98,11 +106,13 @@ def create_policy(
 
 
 def free_tokens(num_free_blocks: int, block_tokens: int) -> int:
-    """Free KV as a policy is told: a prompt that fits by its count fits in whole blocks, too."""
+    """
+    Free KV in tokens as reported to a policy: a prompt that fits by its count also fits in blocks.
+    """
     rounding = max(0, block_tokens - _ASSUMED_BLOCK_TOKENS)
     return max(0, num_free_blocks * block_tokens - rounding)
 
 
 def is_relegated(policy: SchedulingPolicy, request_id: RequestId) -> bool:
-    """Whether *policy* has given a known request up as late."""
+    """Return whether *policy* has relegated a known request as late."""
     return isinstance(policy, QoServePolicy) and policy.rank(request_id) is Rank.RELEGATED

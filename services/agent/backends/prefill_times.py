@@ -1,38 +1,38 @@
-"""How long prefills take: first scheduled to first token, without time preempted."""
+"""Prefill times: first scheduled to first token, without preempted time."""
 
 from shared.contracts.base import Seconds
 
 
 class PrefillTimes:
     """
-    A stopwatch for each request of one engine; times are of any clock that only grows.
+    A stopwatch for each request of one engine; times are of any monotonic clock.
 
-    Source: QUARTZ §3.2, what its quantiles are of.
+    Source: QUARTZ §3.2, the quantity of its quantiles.
     """
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
-        """Of those that run, as if they had begun when their time adds up."""
+        """Start times of running requests, moved forward by the time that they were preempted."""
         self._taken_s: dict[str, Seconds] = {}
-        """Of those that are preempted."""
+        """Prefill time so far of preempted requests."""
 
     def begin(self, request_id: str, now: float) -> None:
-        """It was scheduled for the first time, or again after a preemption."""
+        """Start the stopwatch: scheduled for the first time, or again after a preemption."""
         self._since[request_id] = now - self._taken_s.pop(request_id, 0.0)
 
     def pause(self, request_id: str, now: float) -> None:
-        """It was preempted; nothing happens once it has its first token."""
+        """Pause the stopwatch of a preempted request; no-op after its first token."""
         since = self._since.pop(request_id, None)
         if since is not None:
             self._taken_s[request_id] = now - since
 
     def end(self, request_id: str, now: float) -> Seconds | None:
-        """It has its first token: how long that took; nothing the second time."""
+        """Return the prefill time of a request at its first token; None on later calls."""
         since = self._since.pop(request_id, None)
         return None if since is None else now - since
 
     def forget(self, request_id: str) -> None:
-        """It is over; unknown ones are ignored."""
+        """Forget a finished request; unknown ones are ignored."""
         self._since.pop(request_id, None)
         self._taken_s.pop(request_id, None)
 

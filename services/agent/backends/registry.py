@@ -1,4 +1,4 @@
-"""Backends by name. A backend's code is imported when it is chosen."""
+"""Backends by name. A backend's code is imported only when it is selected."""
 
 from collections.abc import Callable, Iterable
 
@@ -20,7 +20,7 @@ def _simulated(entries: Entries, settings: EngineSettings, clock: Clock) -> Engi
 
 
 def _vllm(entries: Entries, settings: EngineSettings, clock: Clock) -> EngineBackend:  # noqa: ARG001 - same signature for all
-    from services.agent.backends.vllm.backend import VllmEngine  # noqa: PLC0415 - as above
+    from services.agent.backends.vllm.front.backend import VllmEngine  # noqa: PLC0415 - as above
 
     return VllmEngine(entries, settings.vllm)
 
@@ -35,18 +35,20 @@ def create_backend(
     name: str, entries: Iterable[ModelEntry], settings: EngineSettings, clock: Clock
 ) -> EngineBackend:
     """
-    The backend called *name*, not started.
+    Create the backend called *name*, not started.
 
     Args:
         name: One of `BACKENDS`.
-        entries: Models that it may be asked to activate.
-        settings: Of all backends; each takes its part.
-        clock: What request arrivals and deadlines are compared with.
+        entries: Models that it may be requested to activate.
+        settings: Settings of all backends; each uses its part.
+        clock: Clock of request arrivals and deadlines.
 
     Raises:
         SettingsError: No such backend.
     """
     factory = BACKENDS.get(name)
     if factory is None:
-        raise SettingsError(f"engine backend {name!r} is none of: {', '.join(sorted(BACKENDS))}")
+        raise SettingsError(
+            f"engine backend {name!r} is unknown: must be one of {', '.join(sorted(BACKENDS))}"
+        )
     return factory(tuple(entries), settings, clock)

@@ -1,4 +1,4 @@
-"""Which models an engine keeps at hand, what that takes, and what activating each of them costs."""
+"""Residency of models: where each one is, its memory, and the cost of activating it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -6,46 +6,48 @@ from dataclasses import dataclass
 from shared.contracts.base import ModelName, Seconds
 from shared.contracts.telemetry import ActivationPath, ModelState, Residency
 
-_FORGIVEN = 0.1
-"""Part of what a path took longer than expected that is forgotten when another one is taken."""
+_EXCESS_DECAY = 0.1
+"""
+Share by which a path's measured excess over the expected time decays when another path is taken.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What a model takes of host memory, and which engines could take it in."""
+    """Host memory that a model needs, and the engine shape that fits it."""
 
     weight_bytes: int
     engine_bytes: int
-    """Of its engine while that is parked."""
+    """Host memory of the model's engine while it is parked."""
     shape: str = ""
-    """Engines of one shape differ in nothing but their weights; empty is like no other."""
+    """Engines of equal shape differ only in their weights; an empty shape equals no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activation:
-    """How a model is about to become the active one."""
+    """The way in which a model is about to become active."""
 
     model: ModelName
     path: ActivationPath
     donor: ModelName | None = None
-    """Whose engine takes the weights in, on the way `RELOAD`."""
+    """Model whose engine loads the new weights, on the path `RELOAD`."""
     drop: tuple[ModelName, ...] = ()
-    """Models that must leave host memory for it."""
+    """Models that must leave host memory first."""
 
 
 class ResidencyTable:
     """
-    The active model, the warm ones (QLM §5) within a budget of host memory, and all others, cold.
+    The active model, the warm models (QLM §5) within a host memory budget, and the cold ones.
 
-    A warm model has an engine of its own that is parked, or only its weights in host memory.
+    A warm model has its own parked engine, or only its weights in host memory.
 
-    Differs: QLM keeps weights in host memory and no engines; a parked engine takes more of it,
-    and nothing has to be moved when its model is activated.
+    Differs: QLM keeps weights in host memory and no engines; a parked engine takes more host
+    memory, but nothing has to be moved when its model is activated.
 
     Args:
-        footprints: Of all models that there are.
+        footprints: One per known model.
         warm_bytes: Host memory for parked engines and held weights.
-        prior_s: Activation time by path, until one was measured.
+        prior_s: Activation time by path, until one is measured.
     """
 
     def __init__(
@@ -57,38 +59,36 @@ class ResidencyTable:
     ) -> None:
         self._footprints = dict(footprints)
         self._engine_bytes = {name: each.engine_bytes for name, each in footprints.items()}
-        self._warm_bytes = warm_bytes
+        self.warm_bytes = warm_bytes
+        """Budget of host memory for warm models."""
         self._prior_s = dict(prior_s)
-        self._measured_s: dict[tuple[ModelName, ActivationPath], Seconds] = {}
-        self._by_path_s: dict[ActivationPath, Seconds] = {}
+        self._measured_s: dict[tuple[ModelName | None, ActivationPath], Seconds] = {}
+        """
+        (model, path) -> time of the last activation; with None as model, of the last one of any
+        model.
+        """
         self._engines: dict[ModelName, None] = {}
         self._held: dict[ModelName, None] = {}
-        self._active: ModelName | None = None
-
-    @property
-    def active(self) -> ModelName | None:
-        return self._active
+        self.active: ModelName | None = None
+        """The active model; only this class writes this field."""
+        self.is_activating = False
+        """True while the active model is about to change; written by the owner of this table."""
 
     @property
     def used_bytes(self) -> int:
-        """Host memory of all that is warm."""
+        """Host memory of all warm models."""
         return self._bytes(self._parked(), self._held_warm())
 
-    @property
-    def warm_bytes(self) -> int:
-        """The budget."""
-        return self._warm_bytes
-
     def residency(self, model: ModelName) -> Residency:
-        """Where *model* is now."""
-        if model == self._active:
+        """Current place of *model*."""
+        if model == self.active:
             return Residency.ACTIVE
         warm = model in self._engines or model in self._held
         return Residency.WARM if warm else Residency.COLD
 
     def path(self, model: ModelName) -> ActivationPath | None:
-        """The cheapest way to make *model* active from where it is; None when it is."""
-        if model == self._active:
+        """The cheapest way to activate *model* from its current place; None if it is active."""
+        if model == self.active:
             return None
         if model in self._engines:
             return ActivationPath.PARKED
@@ -98,14 +98,14 @@ class ResidencyTable:
         return min(ways, key=lambda way: self._expected_s(model, way))
 
     def donor(self, model: ModelName) -> ModelName | None:
-        """Whose engine could take *model*'s weights in: of its shape, least recently active."""
+        """Least recently active model of equal shape, whose engine could load *model*'s weights."""
         shape = self._footprints[model].shape
         if not shape:
             return None
         return next((name for name in self._engines if self._footprints[name].shape == shape), None)
 
     def activation(self, model: ModelName) -> Activation | None:
-        """How to make *model* active, and what has to go for it; None when it is active."""
+        """Path to activate *model* and the models to drop for it; None if it is active."""
         path = self.path(model)
         if path is None:
             return None
@@ -113,71 +113,73 @@ class ResidencyTable:
         parked = [name for name in self._engines if name not in (model, donor)]
         held = [name for name in self._held if name != model]
         drop: list[ModelName] = []
-        while (parked or held) and self._bytes(parked, held) > self._warm_bytes:
+        while (parked or held) and self._bytes(parked, held) > self.warm_bytes:
             drop.append((parked or held).pop(0))
         return Activation(model=model, path=path, donor=donor, drop=tuple(drop))
 
     def room_for_engine(self, model: ModelName) -> bool:
-        """Whether a parked engine of *model* fits beside all that is warm."""
-        return self._bytes([*self._parked(), model], self._held_warm()) <= self._warm_bytes
+        """
+        True if a parked engine of *model* fits into host memory in addition to all warm models.
+        """
+        return self._bytes([*self._parked(), model], self._held_warm()) <= self.warm_bytes
 
     def room_for_weights(self, model: ModelName) -> bool:
-        """Whether the weights of *model* fit beside all that is warm."""
-        return self._bytes(self._parked(), [*self._held_warm(), model]) <= self._warm_bytes
+        """True if the weights of *model* fit into host memory in addition to all warm models."""
+        return self._bytes(self._parked(), [*self._held_warm(), model]) <= self.warm_bytes
 
     def parked(self, model: ModelName) -> None:
-        """*model* has got an engine, which is parked."""
+        """Record that *model* has a parked engine."""
         self._engines = {model: None, **self._engines}
 
     def held(self, model: ModelName) -> None:
-        """The weights of *model* are in host memory."""
+        """Record that the weights of *model* are in host memory."""
         self._held[model] = None
 
     def measured(self, model: ModelName, engine_bytes: int) -> None:
-        """What *model*'s engine takes of host memory."""
+        """Record the measured host memory of *model*'s engine."""
         self._engine_bytes[model] = engine_bytes
 
     def drop(self, models: Iterable[ModelName]) -> None:
-        """*models* are cold now."""
+        """Record that *models* are cold."""
         for model in models:
             self._engines.pop(model, None)
             self._held.pop(model, None)
-            if model == self._active:
-                self._active = None
+            if model == self.active:
+                self.active = None
 
     def lose(self, model: ModelName) -> None:
-        """The engine of *model* is gone."""
+        """Record that the engine of *model* is gone."""
         self._engines.pop(model, None)
-        if model == self._active:
-            self._active = None
+        if model == self.active:
+            self.active = None
 
     def clear(self) -> None:
-        """The engine died: no model has an engine. Held weights and measured times stay."""
+        """Record that all engines died. Held weights and measured times stay."""
         self._engines.clear()
-        self._active = None
+        self.active = None
 
     def activated(self, activation: Activation, duration_s: Seconds) -> None:
-        """*activation* took place."""
+        """Record that *activation* was carried out."""
         model = activation.model
         self.drop(activation.drop)
         for name in (model, activation.donor):
             if name is not None:
                 self._engines.pop(name, None)
         self._engines[model] = None
-        self._active = model
+        self.active = model
         self._measured_s[model, activation.path] = duration_s
-        self._by_path_s[activation.path] = duration_s
+        self._measured_s[None, activation.path] = duration_s
         for path in self._prior_s:
             if path is not activation.path:
-                self._forgive(model, path)
+                self._decay_excess(model, path)
 
     def activate_s(self, model: ModelName) -> Seconds:
-        """Expected time to make *model* active from where it is."""
+        """Expected time to activate *model* from its current place."""
         path = self.path(model)
         return 0.0 if path is None else self._expected_s(model, path)
 
     def states(self) -> tuple[ModelState, ...]:
-        """All models, for status messages."""
+        """States of all models, for status messages."""
         return tuple(
             ModelState(
                 model=model,
@@ -195,26 +197,24 @@ class ResidencyTable:
         return self._engine_bytes[model]
 
     def _parked(self) -> list[ModelName]:
-        return [name for name in self._engines if name != self._active]
+        return [name for name in self._engines if name != self.active]
 
     def _held_warm(self) -> list[ModelName]:
-        """Whose weights are held, but for the active model's, which count for nothing."""
-        return [name for name in self._held if name != self._active]
+        """Models with held weights except the active one, whose weights are not counted."""
+        return [name for name in self._held if name != self.active]
 
     def _bytes(self, parked: Iterable[ModelName], held: Iterable[ModelName]) -> int:
         parked = set(parked)
         engines = sum(self._engine_bytes[name] for name in parked)
         return engines + sum(self._footprints[name].weight_bytes for name in {*held} - parked)
 
-    def _forgive(self, model: ModelName, path: ActivationPath) -> None:
-        """What was measured of a path that was not taken may have been one bad moment's."""
+    def _decay_excess(self, model: ModelName, path: ActivationPath) -> None:
+        """Decay the measured excess of paths not taken, since it may have been an outlier."""
         prior_s = self._prior_s[path]
-        if (measured_s := self._measured_s.get((model, path), 0.0)) > prior_s:
-            self._measured_s[model, path] = measured_s + _FORGIVEN * (prior_s - measured_s)
-        if (measured_s := self._by_path_s.get(path, 0.0)) > prior_s:
-            self._by_path_s[path] = measured_s + _FORGIVEN * (prior_s - measured_s)
+        for key in ((model, path), (None, path)):
+            if (measured_s := self._measured_s.get(key, 0.0)) > prior_s:
+                self._measured_s[key] = measured_s + _EXCESS_DECAY * (prior_s - measured_s)
 
     def _expected_s(self, model: ModelName, path: ActivationPath) -> Seconds:
-        if (model, path) in self._measured_s:
-            return self._measured_s[model, path]
-        return self._by_path_s.get(path, self._prior_s[path])
+        usual_s = self._measured_s.get((None, path), self._prior_s[path])
+        return self._measured_s.get((model, path), usual_s)

@@ -1,88 +1,68 @@
-"""The way of tokens from an engine's loop to the task that waits for them."""
+"""Stream of tokens from an engine's loop to the task that reads them."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import chain
 
 from services.agent.backends.base import EngineOutput
-from shared.contracts.base import Seconds
 from shared.contracts.errors import EngineError
-from shared.contracts.requests import FinishReason
 
 
 class OutputStream:
     """
-    One run's outputs. Made and used in one event loop; never blocks the sender.
+    Outputs of one run. Created and used in one event loop; never blocks the sender.
 
-    A slow reader gets several outputs merged into one. What comes after the end is dropped.
+    A slow reader gets several outputs merged into one. Outputs after the end are dropped.
     """
 
     def __init__(self) -> None:
-        self._token_ids: list[int] = []
-        self._cached_tokens = 0
-        self._prefill_s = 0.0
-        self._finish_reason: FinishReason | None = None
+        self._outputs: list[EngineOutput] = []
         self._error: EngineError | None = None
-        self._ended = False
         self._arrived = asyncio.Event()
+        self.ended = False
+        """True once no more outputs will come; only this class writes it."""
 
-    def push(
-        self,
-        token_ids: tuple[int, ...],
-        finish_reason: FinishReason | None = None,
-        *,
-        cached_tokens: int = 0,
-        prefill_s: Seconds = 0.0,
-    ) -> None:
-        """New tokens; with *finish_reason* they are the last."""
-        if self._ended:
-            return
-        self._token_ids.extend(token_ids)
-        self._cached_tokens += cached_tokens
-        self._prefill_s += prefill_s
-        self._finish_reason = finish_reason
-        self._ended = finish_reason is not None
-        self._arrived.set()
+    def push(self, output: EngineOutput) -> None:
+        """Append *output*; an output with a finish reason is the last one."""
+        if not self.ended:
+            self._outputs.append(output)
+            self.ended = output.finish_reason is not None
+            self._arrived.set()
 
     def end(self) -> None:
-        """The run was aborted."""
-        self._ended = True
+        """End the stream without a finish reason; earlier outputs are still read."""
+        self.ended = True
         self._arrived.set()
 
     def fail(self, error: EngineError) -> None:
-        """The run failed; what came before is still read."""
-        if not self._ended:
+        """End the stream with *error*; earlier outputs are still read."""
+        if not self.ended:
             self._error = error
             self.end()
 
-    @property
-    def ended(self) -> bool:
-        """Nothing more will come."""
-        return self._ended
-
     async def outputs(self) -> AsyncIterator[EngineOutput]:
         """
-        The outputs until the end.
+        Iterate over the outputs until the end.
 
         Raises:
             EngineError: The run failed.
         """
-        while True:
+        while self._outputs or not self.ended:
             await self._arrived.wait()
             self._arrived.clear()
-            if self._token_ids or self._finish_reason is not None:
-                output = EngineOutput(
-                    token_ids=tuple(self._token_ids),
-                    finish_reason=self._finish_reason,
-                    cached_tokens=self._cached_tokens,
-                    prefill_s=self._prefill_s,
-                )
-                ended = self._ended
-                self._token_ids.clear()
-                self._cached_tokens, self._prefill_s = 0, 0.0
+            if self._outputs:
+                output, self._outputs = _merged(self._outputs), []
                 yield output
-                if ended:
-                    break
-            elif self._ended:
-                break
         if self._error is not None:
             raise self._error
+
+
+def _merged(outputs: list[EngineOutput]) -> EngineOutput:
+    if len(outputs) == 1:
+        return outputs[0]
+    return EngineOutput(
+        token_ids=tuple(chain.from_iterable(each.token_ids for each in outputs)),
+        finish_reason=outputs[-1].finish_reason,
+        cached_tokens=sum(each.cached_tokens for each in outputs),
+        prefill_s=sum(each.prefill_s for each in outputs),
+    )

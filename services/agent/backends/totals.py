@@ -1,4 +1,4 @@
-"""What a backend has done so far: numbers that only grow, whichever model is active."""
+"""Totals of a backend over all models: counters that never decrease."""
 
 from dataclasses import dataclass, field, fields
 from typing import Self
@@ -7,7 +7,7 @@ from shared.contracts.base import Seconds
 
 
 class _Sum:
-    """Of dataclasses whose fields are numbers, or such sums themselves."""
+    """Addition for dataclasses whose fields are numbers or again such dataclasses."""
 
     __slots__ = ()
 
@@ -20,41 +20,41 @@ class _Sum:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SchedulingTotals(_Sum):
-    """What the scheduling policy has done since the backend began, with whatever models."""
+    """Counters of the scheduling policy since the backend started, over all models."""
 
     held: int = 0
-    """Prefills that rested for an iteration and kept their KV, once per iteration."""
+    """Prefills held for an iteration with their KV kept; counted once per iteration."""
     preempted: int = 0
-    """Requests that lost their KV, by decision or for want of memory."""
+    """Requests that lost their KV, by decision or for lack of memory."""
     relegated: int = 0
-    """Requests that ended relegated."""
+    """Requests that were relegated when they ended."""
     layer_preemptions: int = 0
     """Iterations that lost their best-effort part on demand, between two layers."""
     dropped_tokens: int = 0
     """Best-effort tokens that were scheduled in an iteration and dropped."""
     yield_s: Seconds = 0.0
-    """From demands for layer-wise preemption to their safepoints, all together."""
+    """Total time from demands for layer-wise preemption to their safepoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointTotals(_Sum):
-    """KV copied to host memory and back since the backend began, of whatever models."""
+    """KV copied to host memory and back since the backend started, over all models."""
 
     saved_blocks: int = 0
     restored_blocks: int = 0
     saved_bytes: int = 0
     restored_bytes: int = 0
     save_s: Seconds = 0.0
-    """Of the engine's own time."""
+    """Time that copying to host memory took in the engine's own thread."""
     restore_s: Seconds = 0.0
-    """Of copying, which may go on beside the forward pass."""
+    """Time of copying back from host memory, which may overlap the forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTotals(_Sum):
-    """Of one engine, or of several."""
+    """Totals of one or several engines."""
 
     scheduling: SchedulingTotals = field(default_factory=SchedulingTotals)
     checkpoints: CheckpointTotals = field(default_factory=CheckpointTotals)

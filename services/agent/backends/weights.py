@@ -13,11 +13,11 @@ from shared.contracts.models import ModelEntry
 
 _WEIGHTS = ("*.safetensors", "*.bin")
 _NAMES_ONLY = ("_name_or_path", "transformers_version", "torch_dtype_origin")
-"""Of `config.json`: what says nothing of the engine."""
+"""Keys of `config.json` that do not affect the engine."""
 
 
 def weight_files(entry: ModelEntry) -> tuple[Path, ...]:
-    """Of the first format that *entry*'s directory has."""
+    """Weight files of *entry*'s directory, in the first format that it has."""
     for pattern in _WEIGHTS:
         if files := sorted(Path(entry.path).glob(pattern)):
             return tuple(files)
@@ -25,16 +25,16 @@ def weight_files(entry: ModelEntry) -> tuple[Path, ...]:
 
 
 def weight_bytes(entry: ModelEntry) -> int:
-    """What the registry says, or else the size of the files."""
+    """Size of the weights from the registry, or else of the files."""
     return entry.weight_bytes or sum(file.stat().st_size for file in weight_files(entry))
 
 
 def engine_shape(entry: ModelEntry) -> str:
     """
-    Equal for models whose engines differ in nothing but their weights.
+    Digest of a model's configuration: equal for models whose engines differ only in their weights.
 
-    Empty, and so like no other, when the model has no readable `config.json`, or adapters, which
-    an engine would keep.
+    Empty, which counts as equal to no other digest, when the model has no readable `config.json`,
+    or has adapters, which an engine would keep.
     """
     try:
         config = msgspec.json.decode((Path(entry.path) / "config.json").read_bytes(), type=dict)
@@ -50,10 +50,10 @@ def engine_shape(entry: ModelEntry) -> str:
 
 class HostWeights:
     """
-    Weights files mapped and read into host memory.
+    Weight files mapped and read into host memory.
 
-    They are the kernel's page cache, which every engine of this host loads from; mapped, they are
-    given up only when memory is short.
+    They are in the kernel's page cache, from which every engine of this host loads; mapped pages
+    are dropped only when memory is short.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class HostWeights:
 
     async def hold(self, entry: ModelEntry) -> None:
         """
-        Read *entry*'s weights in, in a thread.
+        Read *entry*'s weights into memory, in a thread.
 
         Raises:
             EngineError: They cannot be read.
@@ -74,12 +74,12 @@ class HostWeights:
             raise EngineError(f"cannot read the weights of {entry.name}: {error}") from error
 
     def release(self, model: ModelName) -> None:
-        """Give the memory of *model*'s weights back to the kernel."""
+        """Return the memory of *model*'s weights to the kernel."""
         for each in self._maps.pop(model, ()):
             each.close()
 
     def close(self) -> None:
-        """Release all."""
+        """Release the weights of all models."""
         for model in tuple(self._maps):
             self.release(model)
 

@@ -1,6 +1,6 @@
 """
-LLM serving operations of the agent (QLM §5): how each is done, timed, counted and refused.
+LLM serving operations of the agent (QLM §5): execution, timing, metrics and refusals.
 
-`solver.planning.lso_actions` says what is to be done when a plan changes; operators order the
+`solver.planning.lso.actions` selects the operations when a plan changes; operators order the
 same operations by command.
 """

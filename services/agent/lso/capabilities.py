@@ -1,4 +1,4 @@
-"""What an engine must be able to do, asked for before it is told to."""
+"""Checks of an engine's capabilities before an operation."""
 
 from services.agent.backends.base import Capability, EngineBackend
 from services.agent.lso.results import LsoRefusedError
@@ -6,10 +6,10 @@ from services.agent.lso.results import LsoRefusedError
 
 def require(engine: EngineBackend, capability: Capability, what: str) -> None:
     """
-    Check that *engine* says it can do *what*.
+    Check that *engine* has the *capability* to do *what*.
 
     Raises:
-        LsoRefusedError: It does not.
+        LsoRefusedError: The engine does not have the capability.
     """
     if capability not in engine.identity.capabilities:
         raise LsoRefusedError(

@@ -1,4 +1,4 @@
-"""`headway-agent lso`: operators' orders to one instance."""
+"""`headway-agent lso`: operators' commands to one instance."""
 
 import argparse
 import sys
@@ -69,7 +69,9 @@ def _model(parser: argparse.ArgumentParser) -> None:
 
 
 def _pull(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--count", type=_positive, default=1, metavar="N", help="requests at most")
+    parser.add_argument(
+        "--count", type=_positive, default=1, metavar="N", help="maximum number of requests"
+    )
 
 
 def _rest(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +81,10 @@ def _rest(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=0.0,
         metavar="SECONDS",
-        help="not resumed before, unless it is swapped in; 0: as soon as there is room",
+        help=(
+            "minimum rest in seconds before it is resumed, unless it is swapped in; 0: as "
+            "soon as there is room"
+        ),
     )
 
 
@@ -95,16 +100,18 @@ def _checkpoint(parser: argparse.ArgumentParser) -> None:
 
 def _limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--token-budget", type=_positive, metavar="N", help="most tokens of one iteration"
+        "--token-budget", type=_positive, metavar="N", help="maximum tokens of one iteration"
     )
-    parser.add_argument("--max-running", type=_positive, metavar="N", help="most running requests")
+    parser.add_argument(
+        "--max-running", type=_positive, metavar="N", help="maximum number of running requests"
+    )
 
 
 def _positive(text: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is below 1")
     return value
@@ -113,21 +120,23 @@ def _positive(text: str) -> int:
 SUB_VERBS: tuple[_SubVerb, ...] = (
     _SubVerb(
         name="pull",
-        help="pull now, within the bounds that `snapshot` shows, from quiet queues, too",
+        help=(
+            "pull now, within the bounds that `snapshot` shows, also from queues that seemed empty"
+        ),
         command=lambda to, given: LsoPull(instance_id=to, count=given.count),
         arguments=_pull,
     ),
     _SubVerb(
         name="evict",
-        help="send a running or swapped-out request back to its resume queue with its progress; "
-        "any instance goes on with it after one prefill",
+        help="return a running or swapped-out request to its resume queue with its progress; "
+        "any instance can resume it after one prefill",
         command=lambda to, given: EvictRequest(instance_id=to, request_id=given.request_id),
         arguments=_request,
     ),
     _SubVerb(
         name="swap-out",
-        help="take a request off the engine but keep it here; it goes on when there is room, "
-        "and becomes an eviction when its lease ends",
+        help="remove a request from the engine but keep it here; it resumes when there is "
+        "room, and is evicted when its lease ends",
         command=lambda to, given: LsoSwapOut(
             instance_id=to, request_id=given.request_id, rest_s=given.rest
         ),
@@ -135,7 +144,7 @@ SUB_VERBS: tuple[_SubVerb, ...] = (
     ),
     _SubVerb(
         name="swap-in",
-        help="go on with a swapped-out request now, whoever else waits",
+        help="resume a swapped-out request now, ahead of all waiting ones",
         command=lambda to, given: LsoSwapIn(instance_id=to, request_id=given.request_id),
         arguments=_request,
     ),
@@ -151,24 +160,27 @@ SUB_VERBS: tuple[_SubVerb, ...] = (
     ),
     _SubVerb(
         name="warm",
-        help="bring a model's weights into host memory, so that activating it is quick",
+        help="load a model's weights into host memory, so that activating it is fast",
         command=lambda to, given: LsoWarm(instance_id=to, model=given.model),
         arguments=_model,
     ),
     _SubVerb(
         name="activate",
-        help="make a model the active one; holds until the next plan says otherwise",
+        help="activate a model; it stays active until the next plan selects another one",
         command=lambda to, given: LsoActivate(instance_id=to, model=given.model),
         arguments=_model,
     ),
     _SubVerb(
         name="preempt",
-        help="drop the best-effort part of the forward pass that runs, between layers",
+        help="drop the best-effort part of the running forward pass, between layers",
         command=lambda to, _given: LsoPreempt(instance_id=to),
     ),
     _SubVerb(
         name="set",
-        help="change limits of the running engine, without a restart; they end with the process",
+        help=(
+            "change limits of the running engine without a restart; they are lost when the "
+            "process ends"
+        ),
         command=lambda to, given: LsoSet(
             instance_id=to, token_budget=given.token_budget, max_running=given.max_running
         ),
@@ -178,7 +190,7 @@ SUB_VERBS: tuple[_SubVerb, ...] = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Give *parser* one sub-command for each operation."""
+    """Add one sub-command per operation to *parser*."""
     parser.epilog = EPILOG
     parser.formatter_class = TextHelpFormatter
     common = common_options(again=True)
@@ -187,7 +199,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=DEFAULT_TIMEOUT_S,
         metavar="SECONDS",
-        help="how long to wait for the answer; the operation goes on",
+        help="time to wait for the answer; the operation continues after it",
     )
     operations = parser.add_subparsers(
         dest="lso", required=True, metavar="OPERATION", action=KeepingSettings
@@ -204,7 +216,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def lso(settings: Settings, given: argparse.Namespace) -> int:
-    """Order one operation and print what became of it."""
+    """Order one operation and print its result."""
     sub_verb = next(each for each in SUB_VERBS if each.name == given.lso)
     if given.lso == "set" and given.token_budget is None and given.max_running is None:
         print("lso set needs --token-budget or --max-running", file=sys.stderr)
@@ -212,7 +224,7 @@ async def lso(settings: Settings, given: argparse.Namespace) -> int:
     instance_id = InstanceId(settings.instance_id)
     command = sub_verb.command(instance_id, given)
     try:
-        # As the agent would: what breaks the schema is never answered.
+        # Validated as the agent does: a command that breaks the schema is never answered.
         Decoder[LsoCommand](type(command))(encode(command))
     except ContractError as error:
         print(f"lso {given.lso}: {error}", file=sys.stderr)
@@ -220,12 +232,12 @@ async def lso(settings: Settings, given: argparse.Namespace) -> int:
     async with broker_factory(settings.amqp_url)("headway-lso") as broker:
         answer = await order(broker, command, timeout_s=given.timeout)
     if isinstance(answer, PublishOutcome):
-        print(f"no agent listens as instance {instance_id!r}", file=sys.stderr)
+        print(f"no agent with the instance id {instance_id!r} is connected", file=sys.stderr)
         return EXIT_FAILED
     if answer is None:
         print(
             f"instance {instance_id!r} has not answered within {given.timeout:g} s; the "
-            "operation may still be under way",
+            "operation may still be in progress",
             file=sys.stderr,
         )
         return EXIT_FAILED

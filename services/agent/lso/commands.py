@@ -13,7 +13,7 @@ from services.agent.lso.results import LsoRefusedError, LsoResult
 from services.agent.residency import ModelResidency
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
-from shared.broker.retry import send_softly
+from shared.broker.retry import send_best_effort
 from shared.contracts.base import InstanceId, Message, encode, tag_of
 from shared.contracts.control import (
     EvictRequest,
@@ -31,7 +31,7 @@ from shared.contracts.control import (
     LsoWarm,
 )
 from shared.runtime.clock import Clock
-from solver.planning.lsos import (
+from solver.planning.lso.operations import (
     Checkpoint,
     ClearCaches,
     Evict,
@@ -61,18 +61,18 @@ OPERATIONS: dict[type[Message], Callable[[Any], Lso]] = {
         token_budget=command.token_budget, max_running=command.max_running
     ),
 }
-"""The operation of each command that is one operation. To activate a model is several."""
+"""The operation of each command that maps to one operation. Activating a model needs several."""
 
 
 class LsoCommands:
     """
-    Executes commands beside the handler that took them in, and answers each once it has ended.
+    Executes commands concurrently to the message handler, and answers each when it has ended.
 
     Args:
-        instance_id: Commands for others are refused.
+        instance_id: Commands for other instances are refused.
         executor: Runs operations.
         residency: Activates models.
-        broker: For answers.
+        broker: Publishes answers.
         clock: Wall time.
     """
 
@@ -94,13 +94,15 @@ class LsoCommands:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, command: LsoCommand) -> None:
-        """Begin *command*, or wait for the answer that the same command gets; returns at once."""
+        """
+        Start *command*, or wait for the answer to an equal one in progress; returns immediately.
+        """
         task = asyncio.create_task(self._answer(command), name=f"command:{tag_of(type(command))}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Give up commands under way; they are not answered."""
+        """Cancel commands in progress; they are not answered."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -112,10 +114,11 @@ class LsoCommands:
             known = asyncio.get_running_loop().create_future()
             self._remember(command.command_id, known)
             known.set_result(await self._executed(command))
-        # Several may wait for it: the one that is cancelled must not cancel it for the others.
+        # Several equal commands may wait for this result: cancelling one must not cancel it for the
+        # others.
         answer = await asyncio.shield(known)
         if command.reply_to is not None:
-            await send_softly(
+            await send_best_effort(
                 self._broker,
                 topology.REPLIES,
                 command.reply_to,
@@ -134,7 +137,7 @@ class LsoCommands:
             result = await self._run(command)
         except LsoRefusedError as error:
             result = LsoResult(outcome=LsoOutcome.REFUSED, message=str(error))
-        except Exception as error:  # whoever asked, or asks again, waits for an answer
+        except Exception as error:  # the operator waits for an answer, also to a repeated command
             log.exception("lso.broken", kind=_kind(command))
             message = f"{type(error).__name__}: {error}"
             result = LsoResult(outcome=LsoOutcome.FAILED, message=message)
@@ -158,7 +161,7 @@ class LsoCommands:
             result = await self._residency.activate(command.model)
             if not result.ok:
                 return result
-            message = f"{result.message}; kept until the next plan says otherwise"
+            message = f"{result.message}; kept until the next plan selects another model"
             return replace(result, message=message)
         (result,) = await self._executor.run(OPERATIONS[type(command)](command))
         return result
@@ -171,5 +174,5 @@ class LsoCommands:
 
 
 def _kind(command: LsoCommand) -> str:
-    """`swap_out` of `lso.swap_out.v1`."""
+    """Kind of the operation in a command's tag, e.g. `swap_out` in `lso.swap_out.v1`."""
     return tag_of(type(command)).split(".")[1]

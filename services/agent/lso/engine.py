@@ -4,19 +4,19 @@ from services.agent.backends.base import Capability, EngineBackend, SchedulingPa
 from services.agent.lso.capabilities import require
 from services.agent.lso.executor import LsoExecutor
 from services.agent.lso.results import LsoRefusedError, LsoResult, already
-from solver.planning.lsos import Preempt, SetScheduling
+from solver.planning.lso.operations import Preempt, SetScheduling
 
 PREEMPTS = "preempt inside a forward pass"
 NO_LIMIT = 2**31 - 1
-"""Engines take the smaller of this and their own."""
+"""Engines take the smaller of this and their own limit."""
 
 
 class EngineOperations:
     """
-    How operations on the engine are done.
+    Implements operations on the engine.
 
     Args:
-        executor: Gets them registered.
+        executor: Executor to register the operations with.
         engine: The backend.
     """
 
@@ -29,24 +29,29 @@ class EngineOperations:
     async def _preempt(self, _lso: Preempt) -> LsoResult:
         require(self._engine, Capability.LAYER_PREEMPTION, PREEMPTS)
         if await self._engine.preempt_now():
-            return LsoResult(message="its best-effort part goes at the next safepoint")
-        return already("no forward pass with best-effort work was under way")
+            return LsoResult(message="the best-effort part is dropped at the next safepoint")
+        return already("no forward pass with best-effort work was running")
 
     async def _set(self, lso: SetScheduling) -> LsoResult:
         require(self._engine, Capability.SCHEDULING, "change its limits while it runs")
         if lso.token_budget is None and lso.max_running is None:
-            raise LsoRefusedError("nothing to set: give a token budget, or most running requests")
+            raise LsoRefusedError(
+                "nothing to set: give a token budget or a limit of running requests"
+            )
         limits = SchedulingParameters(
             token_budget=lso.token_budget or self._limits.token_budget,
             max_running=lso.max_running or self._limits.max_running,
         )
         if limits == self._limits:
-            return already("these limits hold")
+            return already("these limits are already set")
         await self._engine.set_scheduling(limits)
         self._limits = limits
         running = self._engine.snapshot().max_running
         return LsoResult(
-            message=f"token budget at most {_limit(limits.token_budget)}, running at most {running}"
+            message=(
+                f"token budget at most {_limit(limits.token_budget)}, running requests at "
+                f"most {running}"
+            )
         )
 
 

@@ -1,4 +1,4 @@
-"""Runs operations, one after another on each track, and says how each ended."""
+"""Runs operations, one after another on each track, and reports their results."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -12,29 +12,30 @@ from services.agent.lso.metrics import LsoMetrics
 from services.agent.lso.results import LsoRefusedError, LsoResult
 from shared.contracts.control import LsoOutcome
 from shared.contracts.errors import ContractError, MeshError, UnsupportedError
-from solver.planning.lsos import Lso, Track
+from solver.planning.lso.operations import Lso, Track
 
 log = structlog.get_logger()
 
 L = TypeVar("L", bound=Lso)
 Operation = Callable[[L], Awaitable[LsoResult]]
 """
-Does one operation. It may be repeated: what is done already is `already`.
+Executes one operation. An operation may be repeated: if there is nothing to do, the result is
+`already`.
 
-Raises `LsoRefusedError` before it has changed anything, `MeshError` when it failed.
+Raises `LsoRefusedError` before any change, `MeshError` on failure.
 """
 REFUSALS = (LsoRefusedError, UnsupportedError, ContractError)
 
 
 class LsoExecutor:
     """
-    Executes operations in the order in which they come, one at a time per track.
+    Executes operations in order of arrival, one at a time per track.
 
-    An operation on runs waits for no download of weights, and the other way round; activating a
-    model waits for both.
+    Operations on runs and downloads of weights do not wait for each other; activating a model waits
+    for operations of both kinds.
 
     Args:
-        metrics: Counts what ends.
+        metrics: Counts finished operations.
     """
 
     def __init__(self, metrics: LsoMetrics) -> None:
@@ -44,19 +45,19 @@ class LsoExecutor:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def register(self, kind: type[L], operation: Operation[L]) -> None:
-        """Say how *kind* is done."""
+        """Set the implementation of *kind*."""
         self._operations[kind] = operation
 
     async def run(self, *lsos: Lso) -> tuple[LsoResult, ...]:
         """
-        Run *lsos* in order; the first that fails is the last that is tried.
+        Run *lsos* in order; stop at the first failure.
 
-        Never raises for what an operation does: its result says it.
+        Never raises for an operation's failure: its result reports it.
         """
         results = []
         for lso in lsos:
             async with AsyncExitStack() as stack:
-                # Always in this order, so that no two wait for each other.
+                # Lock the tracks always in this order, to avoid deadlocks.
                 for track in Track:
                     if track in lso.tracks:
                         await stack.enter_async_context(self._locks[track])
@@ -67,14 +68,14 @@ class LsoExecutor:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """No operation runs while the context is open."""
+        """Context in which no operation runs."""
         async with AsyncExitStack() as stack:
             for track in Track:
                 await stack.enter_async_context(self._locks[track])
             yield
 
     def start(self, *lsos: Lso) -> asyncio.Task[tuple[LsoResult, ...]] | None:
-        """Run *lsos* beside the caller; None when there are none."""
+        """Run *lsos* in the background; None if there are none."""
         if not lsos:
             return None
         task = asyncio.create_task(self.run(*lsos), name=f"lso:{lsos[0].kind}")
@@ -84,22 +85,23 @@ class LsoExecutor:
 
     async def follow(self, lsos: Iterable[Lso]) -> tuple[tuple[Lso, LsoResult], ...]:
         """
-        Run what a plan asks for; what is in the background is started and not waited for.
+        Run the operations of a plan; background operations are started without waiting.
 
         Returns:
-            What was waited for, with results.
+            The operations that were waited for, with their results.
         """
         lsos = tuple(lsos)
         ahead = [lso for lso in lsos if not lso.background]
         results = await self.run(*ahead)
         if all(result.outcome is not LsoOutcome.FAILED for result in results):
-            # Each track by itself: nothing waits for what it does not depend on.
+            # Start the operations of each track separately, so that no operation waits for one that
+            # it does not depend on.
             for tracks in dict.fromkeys(lso.tracks for lso in lsos if lso.background):
                 self.start(*(lso for lso in lsos if lso.background and lso.tracks == tracks))
         return tuple(zip(ahead, results, strict=False))
 
     async def within(self, lso: Lso) -> LsoResult:
-        """Run *lso* as a part of the operation that is under way on its tracks."""
+        """Run *lso* as a part of the operation in progress on its tracks."""
         log.info("lso.started", kind=lso.kind, why=lso.reason.text, **_named(lso))
         loop = asyncio.get_running_loop()
         started_s = loop.time()
@@ -109,7 +111,7 @@ class LsoExecutor:
         return result
 
     def record(self, lso: Lso, result: LsoResult) -> None:
-        """Log and count an operation that has ended."""
+        """Log and count a finished operation."""
         self._metrics.ended(lso.kind, result)
         fields = {
             "kind": lso.kind,
@@ -127,7 +129,7 @@ class LsoExecutor:
             log.info("lso.completed", **fields)
 
     async def close(self) -> None:
-        """Give up what still runs."""
+        """Cancel running operations."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -137,7 +139,8 @@ class LsoExecutor:
         operation = self._operations.get(type(lso))
         if operation is None:
             return LsoResult(
-                outcome=LsoOutcome.REFUSED, message=f"this agent knows no operation {lso.kind}"
+                outcome=LsoOutcome.REFUSED,
+                message=(f"this agent does not support the operation {lso.kind}"),
             )
         try:
             return await operation(lso)
@@ -151,7 +154,7 @@ class LsoExecutor:
 
 
 def _named(lso: Lso) -> dict[str, object]:
-    """What the operation is about, for logs."""
+    """Subject of the operation, for logs."""
     return {
         name: value
         for name in ("request_id", "request_ids", "model")

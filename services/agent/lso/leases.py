@@ -1,21 +1,18 @@
-"""What was swapped out does not rest for ever."""
+"""Time limits of swapped-out requests."""
 
 from services.agent.lso.executor import LsoExecutor
 from services.agent.state import AgentState
 from shared.contracts.base import Seconds
 from shared.runtime.clock import Clock
-from solver.planning.lsos import Evict, Rule, because
+from solver.planning.lso.operations import Evict, Rule, because
 
 
 class SwapLeases:
     """
-    Ends the rests and the leases of swapped-out requests.
+    Ends the rest period and the lease of each swapped-out request.
 
     Args:
-        state: The agent's.
-        executor: Evicts.
-        lease_s: Of all leases, for the reason.
-        clock: Wall time.
+        lease_s: Length of all leases, for the reason text.
     """
 
     def __init__(
@@ -27,7 +24,9 @@ class SwapLeases:
         self._clock = clock
 
     async def check(self) -> None:
-        """Put back into the window whoever has rested; evict those whose lease is over."""
+        """
+        Return requests to the window after their rest period; evict those whose lease has expired.
+        """
         now, ended = self._clock.now(), []
         for request_id, swapped in self._state.swapped_out.items():
             if swapped.lease_until <= now:

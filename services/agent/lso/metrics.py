@@ -1,4 +1,4 @@
-"""What operations count."""
+"""Metrics of operations."""
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -9,12 +9,7 @@ SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60,
 
 
 class LsoMetrics:
-    """
-    Series of one agent's operations.
-
-    Args:
-        registry: Where they are registered.
-    """
+    """Series of one agent's operations."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._ended = Counter(
@@ -25,14 +20,14 @@ class LsoMetrics:
         )
         self._duration_s = Histogram(
             "headway_agent_lso_duration_seconds",
-            "Of operations that were not refused",
+            "Duration of operations that were not refused",
             ("kind",),
             buckets=SECONDS,
             registry=registry,
         )
         self._num_bytes = Counter(
             "headway_agent_lso_bytes",
-            "KV and weights that operations moved or dropped, as far as it is known",
+            "Bytes of KV and weights moved or dropped by operations, as far as known",
             ("kind",),
             registry=registry,
         )

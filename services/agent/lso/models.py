@@ -13,23 +13,21 @@ from shared.contracts.base import ModelName
 from shared.contracts.errors import NoRoomError
 from shared.contracts.telemetry import ModelActivated, ModelState, Residency
 from shared.runtime.clock import Clock
-from solver.planning.lsos import Activate, Cool, Rule, Warm, because
+from solver.planning.lso.operations import Activate, Cool, Rule, Warm, because
 
-WARMS = "bring models into host memory ahead of time"
+WARMS = "load models into host memory ahead of time"
 
 
 class ModelOperations:
     """
-    How operations on models are done.
+    Implements operations on models.
 
     Args:
-        executor: Gets them registered.
-        state: The agent's; `model` is written here, and where a dead engine is restarted.
-        engine: Its backend.
+        executor: Executor to register the operations with.
+        state: `model` is written here, and where a dead engine is restarted.
         runs: Empties the instance.
-        reporter: Told of swaps.
+        reporter: Publishes swaps.
         weights: Bytes by base model that this instance may serve.
-        clock: Wall time.
     """
 
     def __init__(
@@ -60,14 +58,16 @@ class ModelOperations:
         Refuse a model that this instance cannot serve.
 
         Raises:
-            LsoRefusedError: Names those that it can.
+            LsoRefusedError: Lists the models that it can serve.
         """
         if model not in self._weights:
             known = ", ".join(sorted(self._weights))
-            raise LsoRefusedError(f"this instance serves no model {model!r}; it serves: {known}")
+            raise LsoRefusedError(
+                f"this instance does not serve the model {model!r}; it serves: {known}"
+            )
 
     def residency_of(self, model: ModelName) -> Residency:
-        """Where *model* is now."""
+        """Current place of *model*."""
         return self._state_of(model).residency
 
     def _state_of(self, model: ModelName) -> ModelState:
@@ -81,7 +81,7 @@ class ModelOperations:
         if state.model == self._engine.snapshot().model == model and self._engine.alive:
             return already(f"{model} is active")
         if state.draining:
-            raise LsoRefusedError("the instance drains")
+            raise LsoRefusedError("the instance is draining")
         if state.model is not None:
             require(self._engine, Capability.MODEL_SWAP, "change its model")
         old, source, path = state.model, self.residency_of(model), self._state_of(model).path
@@ -92,7 +92,8 @@ class ModelOperations:
             try:
                 activate_s = await self._engine.activate(model)
             finally:
-                # Whatever went wrong, or was given up: the engine knows what it has.
+                # After a failure or a cancellation, the active model is the one that the engine
+                # reports.
                 state.model = self._engine.snapshot().model
             state.totals.swaps += old is not None
             self.on_activated()

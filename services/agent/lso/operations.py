@@ -1,4 +1,4 @@
-"""Every operation of the agent, registered."""
+"""Registration of all operations of the agent."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from shared.runtime.clock import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """What residency needs of them beside the executor."""
+    """Operations that `ModelResidency` needs besides the executor."""
 
     runs: RunOperations
     models: ModelOperations
@@ -37,7 +37,7 @@ def register_operations(
     reporter: Reporter,
     clock: Clock,
 ) -> Operations:
-    """Tell *executor* how each kind of operation is done."""
+    """Register the implementation of each kind of operation with *executor*."""
     runs = RunOperations(
         executor=executor,
         state=state,

@@ -1,12 +1,12 @@
-"""The operator's side of a command: send it, wait for the answer."""
+"""The operator's side of a command: publish it, wait for the answer."""
 
 import secrets
 
 import msgspec
 
 from shared.broker import topology
-from shared.broker.asking import ask
 from shared.broker.protocol import Broker, PublishOutcome
+from shared.broker.rpc import ask
 from shared.contracts.base import Decoder, Message
 from shared.contracts.control import LsoAnswered, LsoCommand
 
@@ -17,10 +17,10 @@ async def order(
     broker: Broker, command: LsoCommand, *, timeout_s: float
 ) -> LsoAnswered | PublishOutcome | None:
     """
-    Send *command* and wait for its answer.
+    Publish *command* and wait for its answer.
 
     Returns:
-        The answer; the broker's word when nobody gets the command; None when time is up.
+        The answer; the broker's reply if no agent receives the command; None after the timeout.
     """
 
     def addressed(reply_to: str) -> Message:

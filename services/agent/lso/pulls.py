@@ -1,20 +1,19 @@
-"""The pull as an operation: what the agent's pull loops do all the time, once and now."""
+"""The pull as an operation: one immediate round of the agent's pull loops."""
 
 from services.agent.lso.executor import LsoExecutor
 from services.agent.lso.results import LsoRefusedError, LsoResult, already
 from services.agent.puller import Puller
 from services.agent.state import AgentState
-from solver.planning.lsos import Pull
+from solver.planning.lso.operations import Pull
 
 
 class PullOperations:
     """
-    How a pull is done.
+    Implements the pull.
 
     Args:
-        executor: Gets it registered.
-        state: The agent's.
-        puller: Knows room and sources.
+        executor: Executor to register the operation with.
+        puller: Pulls from its queues while there is room.
     """
 
     def __init__(self, *, executor: LsoExecutor, state: AgentState, puller: Puller) -> None:
@@ -25,7 +24,7 @@ class PullOperations:
     async def _pull(self, lso: Pull) -> LsoResult:
         state = self._state
         if state.draining:
-            raise LsoRefusedError("the instance drains")
+            raise LsoRefusedError("the instance is draining")
         if state.model is None or state.swapping:
             raise LsoRefusedError("no model is active")
         room = self._puller.room()
@@ -37,5 +36,5 @@ class PullOperations:
         pulled = await self._puller.pull_now(lso.count)
         if pulled == 0:
             queues = len(state.order.queues)
-            return already(f"nothing that may be pulled waits in {queues} queues")
+            return already(f"no request that may be pulled waits in {queues} queues")
         return LsoResult(message=f"{pulled} pulled")

@@ -1,4 +1,4 @@
-"""How operations end."""
+"""Results of operations."""
 
 from dataclasses import dataclass
 
@@ -8,18 +8,18 @@ from shared.contracts.errors import MeshError
 
 
 class LsoRefusedError(MeshError):
-    """The operation makes no sense here and now. Nothing was changed."""
+    """The operation is not possible in the current state. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LsoResult:
-    """What an operation did."""
+    """Result of an operation."""
 
     outcome: LsoOutcome = LsoOutcome.DONE
     message: str = ""
-    """For people: what was done, why it was refused, what failed."""
+    """Explanation for operators: result, reason of the refusal, or failure."""
     num_bytes: int = 0
-    """Of KV or weights that were moved or dropped, as far as that is known."""
+    """Bytes of KV or weights that were moved or dropped, as far as known."""
     duration_s: Seconds = 0.0
     """Set by the executor."""
 
@@ -29,5 +29,5 @@ class LsoResult:
 
 
 def already(message: str) -> LsoResult:
-    """There was nothing to do."""
+    """Result of an operation that had nothing to do."""
     return LsoResult(outcome=LsoOutcome.ALREADY, message=message)

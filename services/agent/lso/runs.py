@@ -14,20 +14,18 @@ from services.agent.state import AgentState, Ending, Run
 from shared.contracts.base import RequestId, Seconds
 from shared.contracts.errors import EngineError
 from shared.runtime.tasks import poll_until
-from solver.planning.lsos import Checkpoint, ClearCaches, Evict, Reason, SwapIn, SwapOut
+from solver.planning.lso.operations import Checkpoint, ClearCaches, Evict, Reason, SwapIn, SwapOut
 
 
 class RunOperations:
     """
-    How operations on requests are done.
+    Implements operations on requests.
 
     Args:
-        executor: Gets them registered.
-        state: The agent's.
-        engine: Its backend.
-        endings: For what leaves.
-        admission: For what is resumed.
-        observer: Knows sizes.
+        executor: Executor to register the operations with.
+        endings: Handles requests that leave.
+        admission: Resumes requests.
+        observer: Provides sizes.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class RunOperations:
         executor.register(ClearCaches, self._clear)
 
     async def hand_back_window(self) -> None:
-        """Return what was pulled and does not run. Pulling must have been stopped."""
+        """Return pulled requests that do not run. Pulling must be stopped."""
         state = self._state
         await poll_until(lambda: state.pulling == 0)
         for request_id in (*state.pulled, *state.swapped_out):
@@ -65,13 +63,13 @@ class RunOperations:
                 await self._endings.hand_back(pulled)
 
     async def finish_runs(self, drain_s: Seconds) -> tuple[RequestId, ...]:
-        """Hand the window back and let runs finish for *drain_s*; those that still run."""
+        """Hand the window back and let runs finish for *drain_s*; return those that still run."""
         await self.hand_back_window()
         await poll_until(lambda: not self._state.runs, timeout_s=drain_s)
         return tuple(self._state.runs)
 
     async def evict_within(self, request_ids: tuple[RequestId, ...], reason: Reason) -> None:
-        """Evict as a part of the operation under way; returns when nothing runs."""
+        """Evict as a part of the operation in progress; returns when none of the requests runs."""
         if request_ids:
             await self._executor.within(Evict(request_ids=request_ids, reason=reason))
         await poll_until(lambda: not self._state.runs)
@@ -86,7 +84,8 @@ class RunOperations:
             end_run(state, self._engine, run, Ending.EVICTED)
         tokens = num_waiting = 0
         for name in waiting:
-            # It may be resumed, or cancelled, while another one is being sent back.
+            # The request may have been resumed or cancelled while an earlier one was being
+            # returned.
             swapped = state.swapped_out.get(name)
             if swapped is not None and (pulled := state.release(name)) is not None:
                 tokens += swapped.context_tokens
@@ -97,16 +96,16 @@ class RunOperations:
         tokens += sum(_context_tokens(run) for run in evicted)
         count = len(evicted) + num_waiting
         if count == 0:
-            return already(f"{_names(lso.request_ids)} ended otherwise before")
+            return already(f"{_names(lso.request_ids)} had already ended")
         return LsoResult(
-            message=f"{count} sent back with their progress, {tokens} tokens to compute again",
+            message=f"{count} returned with their progress, {tokens} tokens to compute again",
             num_bytes=self._observer.kv_bytes(tokens),
         )
 
     async def _swap_out(self, lso: SwapOut) -> LsoResult:
         state = self._state
         if lso.request_id in state.swapped_out:
-            return already(f"{lso.request_id} is swapped out")
+            return already(f"{lso.request_id} is already swapped out")
         run = state.runs.get(lso.request_id)
         if run is None:
             return self._nothing_runs((lso.request_id,))
@@ -125,11 +124,15 @@ class RunOperations:
         await run.over.wait()
         if not run.kept:
             if run.ending is Ending.SWAPPED_OUT and not self._engine.alive:
-                raise EngineError(f"the engine died under {lso.request_id}; it was returned")
-            return already(f"{lso.request_id} ended otherwise before: {self._fate(run)}")
+                raise EngineError(
+                    f"the engine crashed while {lso.request_id} ran; the request was requeued"
+                )
+            return already(f"{lso.request_id} had already ended: {self._fate(run)}")
         tokens = _context_tokens(run)
         return LsoResult(
-            message=f"off the engine with {tokens} tokens; resumed here when there is room",
+            message=(
+                f"removed from the engine with {tokens} tokens; resumed here when there is room"
+            ),
             num_bytes=self._observer.kv_bytes(tokens),
         )
 
@@ -157,26 +160,34 @@ class RunOperations:
             return self._nothing_runs((lso.request_id,))
         if self._engine.snapshot().host_kv_capacity_bytes == 0:
             raise LsoRefusedError(
-                f"the engine keeps no KV of {self._state.model} in host memory; its log says why"
+                f"the engine keeps no KV of {self._state.model} in host memory; "
+                "the engine's log has the reason"
             )
         if pulled.checkpointed:
             return already(f"{lso.request_id} is checkpointed")
         pulled.checkpointed = True
         if lso.request_id in self._state.runs:
-            return LsoResult(message="from its next run here on; swap it out and in to begin now")
-        return LsoResult(message="from its first run here on")
+            return LsoResult(
+                message=(
+                    "KV is kept from the next run here on; swap the request out and in to begin now"
+                )
+            )
+        return LsoResult(message="KV is kept from the first run here on")
 
     async def _clear(self, _lso: ClearCaches) -> LsoResult:
         before = self._engine.snapshot().host_kv_bytes
         await self._engine.clear_caches()
-        return LsoResult(message="no KV is kept but of what runs", num_bytes=before)
+        return LsoResult(
+            message="all KV was dropped except that of running requests", num_bytes=before
+        )
 
     def _nothing_runs(self, request_ids: tuple[RequestId, ...]) -> LsoResult:
         """
-        None of them runs or is swapped out: they were here, or the command is mistaken.
+        Check that all requests were held by this instance and have left it; the caller has checked
+        that none runs or is swapped out.
 
         Raises:
-            LsoRefusedError: One was never here, or only waits.
+            LsoRefusedError: A request was never here, or waits in the window.
         """
         state = self._state
         for name in request_ids:
@@ -185,7 +196,7 @@ class RunOperations:
             if name not in state.departed:
                 raise LsoRefusedError(
                     f"{name} is unknown to {state.instance_id}: it runs elsewhere, waits in a "
-                    "queue, or never was"
+                    "queue, or never existed"
                 )
         fates = {state.departed[name] for name in request_ids}
         return already(f"{_names(request_ids)} left before: {', '.join(sorted(fates))}")

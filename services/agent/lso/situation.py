@@ -1,4 +1,4 @@
-"""The agent as `solver.planning.lso_actions` sees it."""
+"""The agent's situation as input of `solver.planning.lso.actions`."""
 
 import math
 from collections.abc import Mapping
@@ -15,10 +15,11 @@ from shared.contracts.base import ModelName, Seconds
 from shared.contracts.models import ModelEntry
 from shared.contracts.telemetry import Residency
 from shared.runtime.clock import Clock
-from solver.planning.evict_or_swap import KvCosts
-from solver.planning.lso_situation import Demand, RunningWork, Situation, SwappedWork, WarmSet
-from solver.prediction.service_time import predicted_prefill_s, predicted_rest_s
-from solver.scheduling.keys import Tier, tier_of
+from solver.planning.lso.evict_or_swap import KvCosts
+from solver.planning.lso.situation import Demand, RunningWork, Situation, SwappedWork, WarmSet
+from solver.prediction.latency.service_time import predicted_prefill_s, predicted_rest_s
+from solver.scheduling.engine.entry import Rank
+from solver.scheduling.keys import rank_of
 from solver.scheduling.pull_room import PullBounds
 from solver.scheduling.window import tokens_needed
 
@@ -34,7 +35,7 @@ class ModelSizes:
 
     @classmethod
     def of(cls, entries: Mapping[ModelName, ModelEntry]) -> "ModelSizes":
-        """Read once, from the registry and the models' files."""
+        """Read the sizes once, from the registry and the models' files."""
         return cls(
             weights={name: weight_bytes(entry) for name, entry in entries.items()},
             kv_per_token={name: kv_bytes_per_token(entry) for name, entry in entries.items()},
@@ -43,16 +44,13 @@ class ModelSizes:
 
 class Observer:
     """
-    Sees the instance now.
+    Provides the situation of the instance.
 
     Args:
-        state: The agent's.
-        engine: Its backend.
-        sizes: Of all models.
+        sizes: Sizes of all models.
         settings: Priors and budgets.
-        bounds: On what is pulled.
+        bounds: Bounds of pulled work.
         drain_limit_s: Longest drain before a model swap.
-        clock: Wall time.
     """
 
     def __init__(
@@ -76,10 +74,11 @@ class Observer:
 
     def situation(self, demand: Demand | None = None) -> Situation:
         """
-        The instance now; what is leaving has left.
+        Current situation; requests that are leaving count as gone.
 
         Args:
-            demand: Of the head's work; none is that of the window's reachable requests.
+            demand: Tokens and slots that the work at the head needs; None: those that the reachable
+                requests of the window need.
         """
         state, snapshot = self._state, self._engine.snapshot()
         pull = pull_state(state, snapshot, self._bounds)
@@ -98,7 +97,7 @@ class Observer:
                 for swapped in state.swapped_out.values()
             ),
             demand=self._window_demand() if demand is None else demand,
-            # An engine that has not said yet how much KV it has lacks none.
+            # An engine that has not yet reported its KV capacity counts as unbounded.
             free_tokens=(snapshot.kv_capacity_tokens or NO_BOUND) - held_tokens,
             free_slots=snapshot.max_running - len(staying),
             host_kv_free_bytes=self.host_kv_free_bytes(snapshot),
@@ -110,7 +109,7 @@ class Observer:
         )
 
     def costs(self, snapshot: EngineSnapshot) -> KvCosts:
-        """What KV of the active model costs here, measured as far as it was."""
+        """KV costs of the active model here; measured values where they exist."""
         profile, copied = self._state.profile, snapshot.checkpoints
         measured = copied.restored_bytes / copied.restore_s if copied.restore_s > 0 else 0.0
         return KvCosts(
@@ -121,18 +120,21 @@ class Observer:
         )
 
     def kv_bytes(self, tokens: int) -> int:
-        """KV of so many tokens of the active model; 0 when unknown."""
+        """KV size in bytes of *tokens* tokens of the active model; 0 when unknown."""
         if self._state.model is None:
             return 0
         return tokens * self.sizes.kv_per_token.get(self._state.model, 0)
 
     def host_kv_free_bytes(self, snapshot: EngineSnapshot) -> int:
-        """Host memory for KV that no swapped-out request may need."""
+        """Host memory for KV that is not reserved for swapped-out requests."""
         kept = sum(swapped.context_tokens for swapped in self._state.swapped_out.values())
         return max(0, snapshot.host_kv_capacity_bytes - self.kv_bytes(kept))
 
     def _return_s(self, snapshot: EngineSnapshot) -> Seconds:
-        """Another drain, and an activation as others take it: the active one's is not known."""
+        """
+        Time to return to the current model after a swap: another drain plus the mean activation
+        time of the other models, since the time of the active model is unknown.
+        """
         others_s = [
             entry.activate_s for entry in snapshot.models if entry.residency is not Residency.ACTIVE
         ]
@@ -145,15 +147,17 @@ class Observer:
             lane=request.lane,
             context_tokens=request.prompt_tokens + len(run.token_ids),
             held_tokens=tokens_needed(request),
-            gives_way=tier_of(request) is not Tier.REACHABLE,
+            gives_way=rank_of(request) is not Rank.REGULAR,
             remaining_s=remaining_s,
             slack_s=self._slack_s(run, remaining_s),
         )
 
     def _slack_s(self, run: Run, remaining_s: Seconds | None) -> Seconds:
-        """How long it may stand still: until its next token is late, or its end would be."""
+        """
+        Time for which the run may be paused before its next token or its completion would be late.
+        """
         request, now = run.request, self._clock.now()
-        if remaining_s is None or tier_of(request) is not Tier.REACHABLE:
+        if remaining_s is None or rank_of(request) is not Rank.REGULAR:
             return math.inf
         slo, arrived_at = request.slo, request.arrived_at
         next_due_at = slo.token_deadline_at(arrived_at, len(run.token_ids) + 1)
@@ -167,7 +171,7 @@ class Observer:
         return left_s if run.begun else left_s + predicted_prefill_s(run.request, profile)
 
     def _window_demand(self) -> Demand:
-        waiting = [request for request in self._state.window if tier_of(request) is Tier.REACHABLE]
+        waiting = [request for request in self._state.window if rank_of(request) is Rank.REGULAR]
         return Demand(tokens=sum(map(tokens_needed, waiting)), slots=len(waiting))
 
     def _warm_set(self, snapshot: EngineSnapshot) -> WarmSet:

@@ -1,4 +1,4 @@
-"""How many bytes a model's KV takes."""
+"""Size of a model's KV."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ _DEFAULT_BYTES = 2
 
 
 class _Config(msgspec.Struct, frozen=True):
-    """What of a `config.json` says how large KV is."""
+    """Fields of `config.json` that determine the size of KV."""
 
     num_hidden_layers: int = 0
     num_attention_heads: int = 0
@@ -20,14 +20,15 @@ class _Config(msgspec.Struct, frozen=True):
     head_dim: int | None = None
     dtype: str | None = None
     torch_dtype: str | None = None
-    """The same, in older files."""
+    """`dtype` in older files."""
 
 
 def kv_bytes_per_token(entry: ModelEntry) -> int:
     """
-    Bytes of one token's keys and values in all layers; 0 when `config.json` does not say.
+    Bytes of one token's keys and values in all layers; 0 if `config.json` does not state them.
 
-    Taken in the model's own precision. An engine that keeps KV in another differs by a factor.
+    Assumes the model's own precision. The result differs by a factor for an engine that keeps KV
+    in another precision.
     """
     try:
         body = (Path(entry.path) / "config.json").read_bytes()

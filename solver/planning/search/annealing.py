@@ -1,4 +1,4 @@
-"""Simulated annealing over whole plans, a chunk of moves at a time; the best is kept."""
+"""Simulated annealing over whole plans, a chunk of moves at a time; the best plan is kept."""
 
 import math
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from solver.jit import inlined, kernel
-from solver.planning.problem import Floats, QueueOrder
+from solver.planning.problem.problem import Floats, QueueOrder
 from solver.planning.search.chance import Chance, chance_of, unit
 from solver.planning.search.evaluation import TOO_MUCH, load, total_cost
 from solver.planning.search.proposals import (
@@ -23,11 +23,11 @@ _RELOCATE = 0.35
 _RELOCATE_BLOCK = _RELOCATE + 0.08
 _EXCHANGE = _RELOCATE_BLOCK + 0.30
 _EXCHANGE_BLOCKS = _EXCHANGE + 0.01
-"""Where the shares of proposals end; the rest exchanges tails."""
+"""Cumulative shares of proposals; the rest exchanges tails."""
 _PER_TEMPERATURE = 64
-"""Moves."""
+"""Moves per temperature."""
 _BETTER = 1e-12
-"""By less, one plan is not better than another."""
+"""Least difference of costs that counts as an improvement."""
 
 
 class Best(NamedTuple):
@@ -36,11 +36,11 @@ class Best(NamedTuple):
     queue: Indices
     length: Indices
     costs: Floats
-    """[2]: of the plan in the annealer's state, and of the best."""
+    """[2]: cost of the plan in the annealer's state, and of the cheapest plan so far."""
 
 
 class Cooling(NamedTuple):
-    """How a chunk of moves is tried: how many, and from which temperature to which."""
+    """One chunk of moves: their number, and the first and last temperature."""
 
     num_moves: int
     hot: float
@@ -51,8 +51,8 @@ class Annealer:
     """
     Improves the plan in *state*, which has every group that some instance may serve.
 
-    Equal seeds and calls give equal plans. Temperatures are costs: a change for the worse by as
-    much is taken once in e times.
+    Equal seeds and calls give equal plans. Temperatures are costs: a change that adds this cost is
+    accepted with probability 1/e.
 
     Source: simulated annealing, Kirkpatrick 1983, with the threshold drawn before the change is
         evaluated, so that the evaluation can stop at it.
@@ -77,7 +77,7 @@ class Annealer:
         anneal(self._tables, self._state, self._best, self._chance, cooling)
 
     def restart(self, order: QueueOrder) -> None:
-        """Go on from *order*, a plan for the same groups; the cheapest plan so far is kept."""
+        """Continue from *order*, a plan for the same groups; the cheapest plan so far is kept."""
         groups, starts = order.groups.astype(np.int64), order.starts.astype(np.int64)
         load(self._tables, self._state, groups, starts)
         self._best.costs[0] = total_cost(self._tables, self._state)

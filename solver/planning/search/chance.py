@@ -1,4 +1,4 @@
-"""Random numbers whose state is an array, so that a search can stop and go on."""
+"""Random numbers whose state is an array, so that a search can stop and resume."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ _UNIT = 1.0 / (1 << 53)
 
 
 def chance_of(seed: int) -> Chance:
-    """Equal seeds give equal numbers."""
+    """Generator state for *seed*; equal seeds give equal numbers."""
     return np.random.SeedSequence(seed).generate_state(1, np.uint64) | np.uint64(1)
 
 
@@ -37,5 +37,5 @@ def below(chance: Chance, bound: int) -> int:
 
 @inlined
 def unit(chance: Chance) -> float:
-    """A number from 0 up to, not including, 1."""
+    """A number from 0 (inclusive) to 1 (exclusive)."""
     return float(draw(chance) >> _TOP) * _UNIT

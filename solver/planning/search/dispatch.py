@@ -1,11 +1,11 @@
-"""List scheduling: whoever is free first takes what is most urgent for it, swaps considered."""
+"""List scheduling: the instance that is free first takes its most urgent group, swaps included."""
 
 import math
 
 import numpy as np
 
 from solver.jit import inlined, kernel
-from solver.planning.problem import NONE, Floats
+from solver.planning.problem.problem import NONE, Floats
 from solver.planning.search.evaluation import last_of, setup_of
 from solver.planning.search.insertion import put_last
 from solver.planning.search.state import TIME, State
@@ -22,11 +22,11 @@ LOOKAHEADS = (
     (0.5, 0.1),
     (2.0, 0.6),
 )
-"""Scales of `dispatch` that are worth a try, the best on average first."""
+"""Pairs of scales for `dispatch`, the best on average first."""
 _LOST = 4.0
-"""By so much the logarithm of its priority falls when nothing of a group can be in time."""
+"""Reduction of the logarithm of a group's priority when none of its requests can be in time."""
 _FARTHEST = 1e4
-"""Of logarithms: below this all slack is the same."""
+"""Limit of the logarithms' reduction by slack; larger slacks are treated alike."""
 
 
 @kernel
@@ -34,13 +34,13 @@ def dispatch(
     tables: Tables, state: State, groups: Indices, slack_scale: float, setup_scale: float
 ) -> None:
     """
-    Give each group to the instance that is free first, the one with the highest priority there.
+    The instance that is free first takes the group with the highest priority, until none is left.
 
-    The priority is weight over work, less by a factor e for each *slack_scale* mean works of slack
-    and for each *setup_scale* mean activations of setup.
+    The priority is weight over work, reduced by a factor e for each *slack_scale* mean works of
+    slack and for each *setup_scale* mean activations of setup.
 
     Source: the ATCS rule (Lee, Bhaskaran and Pinedo 1997), on its logarithm.
-    Differs: a group of which nothing can be in time waits for those that can.
+    Differs: a group of which no request can be in time waits for groups that can.
     """
     left, num_left = groups.copy(), len(groups)
     importance = _importance(tables, groups)
@@ -104,7 +104,7 @@ def _per_mean_work(tables: Tables, groups: Indices) -> Floats:
 
 @inlined
 def _per_mean_activation(tables: Tables) -> float:
-    """One over the mean of those that are possible."""
+    """One over the mean of the possible activation times."""
     total_s, count = 0.0, 0
     for activate_s in tables.activate_s.flat:
         if activate_s < np.inf:

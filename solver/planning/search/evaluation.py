@@ -1,4 +1,4 @@
-"""What queues would cost: from the first place that changes, until it is clear."""
+"""Cost of changed queues: computed from the first changed place until the result is certain."""
 
 import math
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from solver.jit import inlined, kernel
-from solver.planning.problem import NONE, Floats
+from solver.planning.problem.problem import NONE, Floats
 from solver.planning.search.normal import LIMIT, probability_below
 from solver.planning.search.state import COMMON, COST, SETUP, TIME, VAR, State
 from solver.planning.search.tables import (
@@ -28,31 +28,31 @@ from solver.planning.search.tables import (
 )
 
 TOO_MUCH = np.inf
-"""Of a cost: above the bound, by how much was not computed."""
+"""Result when the cost exceeds the bound; the exact cost was not computed."""
 _NO_COST = 1e-13
 _NO_MORE = 1e-9
-"""Of costs, seconds and square seconds: rounding."""
+"""Rounding tolerance of costs, seconds and square seconds."""
 
 
 class Draft(NamedTuple):
-    """How a queue could go on."""
+    """A possible replacement of the end of a queue."""
 
     instance: int
     place: int
-    """From which on the groups are other ones."""
+    """First place whose group changes."""
     groups: Indices
     same: int
-    """From this index on the groups are those that end the queue now, in their order."""
+    """From this index on, the groups are the current end of the queue in its order."""
 
 
 class Turn(NamedTuple):
-    """When a group's turn comes, after the setup, and how uncertain that is."""
+    """Time of a group's turn, after the setup, and its uncertainty."""
 
     start_s: float
     var: float
-    """With the common errors of all models."""
+    """Variance, with the common errors of all models."""
     own_s: float
-    """Work of its model before it."""
+    """Seconds of work of the group's model before the group."""
     error_var: float
     """Squared relative error of that work and its own."""
 
@@ -81,7 +81,7 @@ def late_share(row: Floats, normal: Floats, turn: Turn) -> float:
 
 @inlined
 def end_cost(row: Floats, end_s: float) -> float:
-    """Tardiness and waiting of a group that occupies its instance until *end_s*."""
+    """Cost of tardiness and waiting of a group that occupies its instance until *end_s*."""
     cost = row[WAITING] * end_s
     over_s = end_s + row[OVER]
     if over_s > 0:
@@ -102,10 +102,10 @@ def setup_of(tables: Tables, instance: int, last: int, group: int) -> float:
 @inlined
 def draft_cost(tables: Tables, state: State, draft: Draft, bound: float) -> float:
     """
-    What the drafted queue costs, or `TOO_MUCH` when that is more than *bound*.
+    Cost of the drafted queue, or `TOO_MUCH` when it exceeds *bound*.
 
-    Where groups in their old order begin no later than now, and cost nothing now, they go on
-    costing nothing; where they begin later, they are taken to cost no less than now.
+    Where groups in their old order begin no later than in the current queue and cost nothing there,
+    they still cost nothing; where they begin later, their cost is assumed to be no less than there.
     """
     instance, groups = draft.instance, draft.groups
     device = tables.device[instance]
@@ -153,7 +153,7 @@ def _no_more(values: Floats, limits: Floats) -> bool:
 
 @inlined
 def commit(tables: Tables, state: State, draft: Draft) -> None:
-    """Let the queue go on as drafted."""
+    """Replace the end of the queue by the draft."""
     for n in range(len(draft.groups)):
         state.queue[draft.instance, draft.place + n] = draft.groups[n]
     state.length[draft.instance] = draft.place + len(draft.groups)
@@ -162,7 +162,7 @@ def commit(tables: Tables, state: State, draft: Draft) -> None:
 
 @inlined
 def refresh(tables: Tables, state: State, instance: int, place: int) -> None:
-    """Bring what is known of a queue up to date from *place* on."""
+    """Update the derived values of a queue from *place* on."""
     state.changed[instance] = True
     device = tables.device[instance]
     for at in range(place, state.length[instance]):
@@ -191,19 +191,19 @@ def refresh(tables: Tables, state: State, instance: int, place: int) -> None:
 
 @inlined
 def last_of(state: State, instance: int) -> int:
-    """The group that ends the queue; what runs now if there is none."""
+    """The group that ends the queue; the running work if there is none."""
     return int(state.queue[instance, state.length[instance] - 1])
 
 
 @inlined
 def queue_cost(state: State, instance: int) -> float:
-    """Of all groups in the queue and of its setups."""
+    """Cost of all groups in the queue and of its setups."""
     return float(state.after[last_of(state, instance), COST])
 
 
 @kernel
 def load(tables: Tables, state: State, groups: Indices, starts: Indices) -> None:
-    """Let the queues be those of a `QueueOrder`."""
+    """Set the queues to those of a `QueueOrder`."""
     state.instance[: len(tables.home)] = NONE
     for instance in range(len(state.length)):
         queue = groups[starts[instance] : starts[instance + 1]]
@@ -212,7 +212,7 @@ def load(tables: Tables, state: State, groups: Indices, starts: Indices) -> None
 
 @kernel
 def total_cost(tables: Tables, state: State) -> float:
-    """Of the plan in *state*, without groups that nobody may serve."""
+    """Cost of the plan in *state*, without groups that no instance may serve."""
     cost = 0.0
     for instance in range(len(state.length)):
         cost += queue_cost(state, instance)

@@ -1,9 +1,9 @@
-"""Groups into a plan one after another: each where it costs least, or where it is done first."""
+"""Insertion of groups into a plan: at the cheapest place, or where they finish first."""
 
 import numpy as np
 
 from solver.jit import inlined, kernel
-from solver.planning.problem import NONE
+from solver.planning.problem.problem import NONE
 from solver.planning.search.evaluation import (
     TOO_MUCH,
     Draft,
@@ -20,7 +20,9 @@ from solver.planning.search.tables import WORK, Indices, Tables
 
 @kernel
 def insert(tables: Tables, state: State, groups: Indices) -> None:
-    """Put each group, in this order, at the place where the plan so far gets dearer by least."""
+    """
+    Put each group, in this order, at the place where it adds the least cost to the plan so far.
+    """
     for group in groups:
         least = TOO_MUCH
         best_instance, best_place = NONE, 0
@@ -35,7 +37,7 @@ def insert(tables: Tables, state: State, groups: Indices) -> None:
 
 @kernel
 def append(tables: Tables, state: State, groups: Indices) -> None:
-    """Put each group, in this order, at the end of the queue where it is done first."""
+    """Put each group, in this order, at the end of the queue where it finishes first."""
     for group in groups:
         first_s = np.inf
         best = NONE
@@ -63,7 +65,7 @@ def put_last(tables: Tables, state: State, group: int, instance: int) -> None:
 def _best_place(
     tables: Tables, state: State, group: int, instance: int, limit: float
 ) -> tuple[float, int]:
-    """What the group adds to the queue's cost, where that is least; `TOO_MUCH` from *limit* on."""
+    """Cost that the group adds to the queue at its cheapest place; `TOO_MUCH` from *limit* on."""
     length, groups = state.length[instance], state.draft[0]
     for place in range(length):
         groups[place] = state.queue[instance, place]
@@ -72,7 +74,7 @@ def _best_place(
     if tables.home[group] != NONE and tables.home[group] != instance:
         now -= tables.move_cost
     for place in range(1, length + 1):
-        # What the group overwrites is before its place, and no longer looked at.
+        # The overwritten group is before the next places, so it is not read again.
         groups[place - 1] = group
         draft = Draft(instance, place, groups[place - 1 : length], 1)
         added = draft_cost(tables, state, draft, min(least, limit) + now) - now

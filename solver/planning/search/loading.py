@@ -1,8 +1,8 @@
-"""Loading the search's kernels before anybody waits for them."""
+"""Loads the search's kernels before the first plan is requested."""
 
 import numpy as np
 
-from solver.planning.problem import (
+from solver.planning.problem.problem import (
     GroupArrays,
     InstanceArrays,
     PlanningProblem,
@@ -17,7 +17,7 @@ from solver.planning.search.tables import tables_of
 
 
 def compile_kernels() -> None:
-    """Run each kernel once: from the cache in a second, or compiled in most of a minute."""
+    """Run each kernel once: takes a second from the cache, most of a minute to compile."""
     problem = _smallest()
     tables = tables_of(problem)
     none = np.zeros(0, dtype=np.int64)
@@ -29,7 +29,7 @@ def compile_kernels() -> None:
 
 
 def _smallest() -> PlanningProblem:
-    """Two groups on one instance."""
+    """A problem of two groups and one instance."""
     two, by_device = np.ones(2), np.ones((1, 2))
     return PlanningProblem(
         groups=GroupArrays(

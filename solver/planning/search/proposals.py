@@ -1,4 +1,4 @@
-"""What the annealer tries: groups, blocks of one model and tails go elsewhere or change places."""
+"""Proposals of the annealer: move or exchange groups, blocks of one model and tails."""
 
 from solver.jit import inlined
 from solver.planning.search.chance import Chance, below, unit
@@ -8,22 +8,22 @@ from solver.planning.search.state import State
 from solver.planning.search.tables import LATE, OVER, Tables
 
 LATE_BIAS = 0.3
-"""Share of proposals that begin with the one of three groups that is late at the highest cost."""
+"""Share of proposals that begin with the most expensively late one of three groups."""
 SNAP = 0.8
-"""Share of places that are next to the same model."""
+"""Share of target places that are next to a group of the same model."""
 BY_DUE = 0.9
-"""Share of those that keep the order by deadline."""
+"""Share of the places next to the same model that keep the order by deadline."""
 LOST = 0.9
-"""Late share from which a group waits for nothing any more; others go before it."""
+"""Late share from which a group counts as lost; groups that are not lost are placed before it."""
 WHOLE = 0.5
-"""Share of block moves that take the whole block; else a stretch of it."""
+"""Share of block moves that take the whole block; the others take a part of it."""
 ALIKE = 0.9
 """Share of exchanges between groups of one model."""
 
 
 @inlined
 def relocate(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
-    """One group goes elsewhere. Returns as `within`, like all proposals."""
+    """Move one group. Returns the same as `within`, like all proposals."""
     group = _pick(tables, state, chance)
     place = state.place[group]
     run = Run(state.instance[group], place, place + 1, place)
@@ -32,7 +32,7 @@ def relocate(tables: Tables, state: State, chance: Chance, allowance: float) -> 
 
 @inlined
 def relocate_block(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
-    """Neighbours of one model go elsewhere together."""
+    """Move neighbours of one model together."""
     group = _pick(tables, state, chance)
     instance, start = state.instance[group], state.place[group]
     end = _block_end(tables, state, instance, start)
@@ -45,10 +45,14 @@ def relocate_block(tables: Tables, state: State, chance: Chance, allowance: floa
 
 @inlined
 def exchange(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
-    """Two groups change places; of one model and in two queues, each goes where it is due."""
+    """
+    Exchange two groups.
+
+    Groups of one model in two queues are each inserted at their place by deadline.
+    """
     group = _pick(tables, state, chance)
     alike = unit(chance) < ALIKE
-    other = _fellow(tables, chance, group) if alike else _any(tables, chance)
+    other = _same_model_group(tables, chance, group) if alike else _any(tables, chance)
     here, there = state.instance[group], state.instance[other]
     start, other_start = state.place[group], state.place[other]
     if here == there:
@@ -68,7 +72,7 @@ def exchange(tables: Tables, state: State, chance: Chance, allowance: float) -> 
 
 @inlined
 def exchange_blocks(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
-    """Two blocks that follow each other change places."""
+    """Exchange two consecutive blocks."""
     group = _pick(tables, state, chance)
     instance = state.instance[group]
     start = _block_start(tables, state, instance, state.place[group])
@@ -82,10 +86,10 @@ def exchange_blocks(tables: Tables, state: State, chance: Chance, allowance: flo
 
 @inlined
 def exchange_tails(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
-    """Two queues exchange how they end."""
+    """Exchange the tails of two queues."""
     group = _pick(tables, state, chance)
     here, place = state.instance[group], state.place[group]
-    there, other_place = _somewhere(tables, state, chance, group)
+    there, other_place = _random_place(tables, state, chance, group)
     if here == there:
         return TOO_MUCH
     tail = Run(here, place, state.length[here], place)
@@ -95,9 +99,9 @@ def exchange_tails(tables: Tables, state: State, chance: Chance, allowance: floa
 
 @inlined
 def _move(tables: Tables, state: State, chance: Chance, run: Run, allowance: float) -> float:
-    """The run goes to where its first group could go."""
+    """Move the run to a place chosen for its first group."""
     here = run.instance
-    there, place = _somewhere(tables, state, chance, state.queue[here, run.start])
+    there, place = _random_place(tables, state, chance, state.queue[here, run.start])
     if here != there:
         return between(tables, state, run, Run(there, place, place, place), allowance)
     if place < run.start:
@@ -113,8 +117,8 @@ def _any(tables: Tables, chance: Chance) -> int:
 
 
 @inlined
-def _fellow(tables: Tables, chance: Chance, group: int) -> int:
-    """A group of the same model, perhaps itself."""
+def _same_model_group(tables: Tables, chance: Chance, group: int) -> int:
+    """A random group of the same model, possibly the same group."""
     model = tables.model[group]
     first, end = tables.first_served[model], tables.first_served[model + 1]
     return int(tables.served[first + below(chance, end - first)])
@@ -137,12 +141,12 @@ def _late_cost(tables: Tables, state: State, group: int) -> float:
 
 
 @inlined
-def _somewhere(tables: Tables, state: State, chance: Chance, group: int) -> tuple[int, int]:
-    """An instance, and a place in its queue before which *group* could go."""
+def _random_place(tables: Tables, state: State, chance: Chance, group: int) -> tuple[int, int]:
+    """A random instance, and a place in its queue before which *group* could go."""
     if unit(chance) >= SNAP:
         instance = below(chance, len(state.length))
         return instance, 1 + below(chance, state.length[instance])
-    fellow = _fellow(tables, chance, group)
+    fellow = _same_model_group(tables, chance, group)
     instance, place = state.instance[fellow], state.place[fellow]
     if unit(chance) < BY_DUE:
         return instance, _due_place(tables, state, instance, place, group)
@@ -151,7 +155,7 @@ def _somewhere(tables: Tables, state: State, chance: Chance, group: int) -> tupl
 
 @inlined
 def _due_place(tables: Tables, state: State, instance: int, near: int, group: int) -> int:
-    """Where *group* is due in the block around a place: before what is due later, or lost."""
+    """Place of *group* by deadline in the block around *near*: before later or lost groups."""
     device = tables.device[instance]
     over_s = tables.rows[device, group, OVER]
     place = _block_start(tables, state, instance, near)

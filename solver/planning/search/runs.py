@@ -1,4 +1,4 @@
-"""Changes of a plan: runs of groups change places, if that does not cost too much."""
+"""Changes of a plan: runs of groups are exchanged if the cost stays within an allowance."""
 
 from typing import NamedTuple
 
@@ -9,23 +9,25 @@ from solver.planning.search.tables import Indices, Tables
 
 
 class Run(NamedTuple):
-    """Groups that follow each other in a queue, perhaps none, and what comes for them."""
+    """
+    Consecutive groups of a queue, possibly none, and the place of the groups that replace them.
+    """
 
     instance: int
     start: int
     end: int
     """The place after the last one."""
     place: int
-    """Before which the groups go that come for them; not amid them."""
+    """The replacing groups go before this place, which is not inside the run."""
 
 
 @kernel
 def within(tables: Tables, state: State, first: Run, second: Run, allowance: float) -> float:
     """
-    Exchange two runs of one queue, *first* before *second*; their `place` does not count.
+    Exchange two runs of one queue, *first* before *second*; their `place` is ignored.
 
-    Returns what that costs when it is no more than *allowance*; else `TOO_MUCH`, and the plan is
-    as it was. To move a run is to exchange it with what it goes past.
+    Returns the added cost when it is no more than *allowance*; else `TOO_MUCH`, and the plan is
+    unchanged. Moving a run means exchanging it with the groups that it passes.
     """
     instance, groups, queue = first.instance, state.draft[0], state.queue[first.instance]
     same = _copy(groups, 0, queue, second.start, second.end)
@@ -45,7 +47,8 @@ def between(tables: Tables, state: State, here: Run, there: Run, allowance: floa
     """
     Exchange runs of two queues.
 
-    Returns as `within` does; `TOO_MUCH`, too, when an instance may not serve what it would get.
+    Returns the same as `within`; also `TOO_MUCH` when an instance may not serve a group it would
+    get.
     """
     price = _price(tables, state, here, there.instance)
     price += _price(tables, state, there, here.instance)
@@ -66,7 +69,7 @@ def between(tables: Tables, state: State, here: Run, there: Run, allowance: floa
 
 @inlined
 def _draft(state: State, groups: Indices, run: Run, other: Run) -> Draft:
-    """A queue without its run, and with another queue's; written to *groups*."""
+    """A queue without its run and with another queue's run; written to *groups*."""
     queue, source = state.queue[run.instance], state.queue[other.instance]
     length = state.length[run.instance]
     if run.place <= run.start:
@@ -82,7 +85,7 @@ def _draft(state: State, groups: Indices, run: Run, other: Run) -> Draft:
 
 @inlined
 def _copy(groups: Indices, at: int, queue: Indices, start: int, end: int) -> int:
-    """Groups of *queue* to *groups* from index *at* on; where that ends."""
+    """Copy groups of *queue* to *groups* from index *at* on; return the end index."""
     for n in range(end - start):
         groups[at + n] = queue[start + n]
     return at + end - start
@@ -90,7 +93,7 @@ def _copy(groups: Indices, at: int, queue: Indices, start: int, end: int) -> int
 
 @inlined
 def _price(tables: Tables, state: State, run: Run, target: int) -> float:
-    """Of the groups that leave their home or come back to it; `TOO_MUCH` if they may not go."""
+    """Price of groups that leave or return to their home; `TOO_MUCH` if they may not move."""
     price = 0.0
     for place in range(run.start, run.end):
         group = state.queue[run.instance, place]

@@ -1,45 +1,45 @@
-"""A plan as kernels change it: queues, and what holds at each place of them."""
+"""A plan as kernels change it: queues, and the accumulated values at each of their places."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.planning.objective import late_unserved, scales_of, servable
-from solver.planning.problem import NONE, Floats, PlanCost, PlanningProblem, QueueOrder
+from solver.planning.problem.objective import late_unserved, scales_of, servable
+from solver.planning.problem.problem import NONE, Floats, PlanCost, PlanningProblem, QueueOrder
 from solver.planning.search.tables import Indices, Tables
 
 TIME, VAR, COMMON, COST, SETUP = 0, 1, 2, 3, 4
-"""After a group: mean time, variance without and of the common error, cost and setups so far."""
+"""Columns of `after`: mean time, variance without and of the common error, cost, setups so far."""
 
 
 class State(NamedTuple):
-    """Mutable. Place 0 of a queue is what runs now; groups have the places after it."""
+    """Mutable. Place 0 of a queue is the running work; groups have the places after it."""
 
     queue: Indices
     """[G, I + 1]"""
     length: Indices
-    """[G], with place 0."""
+    """[G], includes place 0."""
     instance: Indices
     """[I + G], `NONE` for a group that is in no queue."""
     place: Indices
     """[I + G]"""
     after: Floats
-    """[I + G, 5], columns as above: what holds after each group where it is now."""
+    """[I + G, 5], columns `TIME` to `SETUP`: accumulated values after each group in its queue."""
     done: Floats
-    """[I + G, M], seconds of work of each model up to and with the group."""
+    """[I + G, M], seconds of work of each model up to and including the group."""
     late: Floats
     """[I + G], expected late share of the group."""
     changed: NDArray[np.bool_]
-    """[G], queues that changed; whoever copies plans resets it."""
+    """[G], queues that changed; reset when plans are copied."""
     ahead: Floats
-    """[M], scratch: `done` along a queue that is only thought of."""
+    """[M], scratch: `done` along a drafted queue."""
     draft: Indices
-    """[2, I + 1], scratch: how queues could go on."""
+    """[2, I + 1], scratch: drafted rests of queues."""
 
 
 def empty_state(problem: PlanningProblem) -> State:
-    """No group is in a queue."""
+    """A state without any group in a queue."""
     num_groups, num_instances = problem.num_groups, problem.num_instances
     num_rows = num_groups + num_instances
     running = np.arange(num_groups, num_rows)
@@ -74,7 +74,7 @@ def order_of(state: State) -> QueueOrder:
 
 
 def cost_of(problem: PlanningProblem, tables: Tables, state: State) -> PlanCost:
-    """What `plan_cost` makes of the plan in *state*, from what kernels know of it."""
+    """`plan_cost` of the plan in *state*, from the values that kernels maintain."""
     groups, objective, scales = problem.groups, problem.objective, scales_of(problem)
     share = groups.weight / scales.weight
     planned = tables.served

@@ -5,40 +5,42 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.planning.objective import homes, scales_of, servable
-from solver.planning.problem import Floats, PlanningProblem
+from solver.planning.problem.objective import homes, scales_of, servable
+from solver.planning.problem.problem import Floats, PlanningProblem
 from solver.planning.search.normal import normal_table
 
 Indices = NDArray[np.int64]
-"""In kernels: of one width, so that each is compiled once."""
+"""One integer width for all kernels, so that each is compiled once."""
 
 WORK, WORK_VAR, DRAIN = 0, 1, 2
 LATE = 3
-"""Cost when every request is late."""
+"""Column of the cost when every request is late."""
 OVER, TARDY, MOST_TARDY = 4, 5, 6
-"""What the last request is over its deadline by, if the group ends at 0; cost per second of that,
-and most of it."""
+"""
+Time of the last request over its deadline if the group ends at 0; cost per second of that,
+and its maximum.
+"""
 WAITING = 7
-"""Cost per second until the end."""
+"""Column of the cost per second until the group's end."""
 LEAST_OVER, MOST_OVER, MOST_VAR = 8, 9, 10
-"""Of the milestones."""
+"""Columns of the extremes over all milestones: least and most time over, largest variance."""
 MILESTONES = 11
-"""From here, for each of them: what its request is over its deadline by, if the group starts at 0;
-the variance of that without the common error; seconds of work until then."""
+"""
+First column of the milestones; for each of them: time of its request over its deadline if the
+group starts at 0; the variance of that without the common error; seconds of work until then.
+"""
 PER_MILESTONE = 3
 
 
 class Tables(NamedTuple):
-    """
-    Read-only. What runs now is a group, too: that of instance g has index I + g and no work.
-    """
+    """Read-only. Running work is also a group: that of instance g has index I + g and no work."""
 
     rows: Floats
     """[D, I + G, R], columns as above; costs are normalised."""
     model: Indices
     """[I + G], or `NONE`"""
     home: Indices
-    """[I], see `homes`."""
+    """[I], the instance that has the group now; see `homes`."""
     device: Indices
     """[G]"""
     activate_s: Floats
@@ -46,18 +48,18 @@ class Tables(NamedTuple):
     error_var: Floats
     """[D, M], squared relative error of the throughput."""
     setup_cost: float
-    """Per second."""
+    """Cost per second of setup."""
     move_cost: float
-    """Per group."""
+    """Cost per moved group."""
     served: Indices
     """Groups that some instance may serve, by model."""
     first_served: Indices
-    """[M + 1], where each model's begin."""
+    """[M + 1], index into `served` where each model begins."""
     normal: Floats
 
 
 def tables_of(problem: PlanningProblem) -> Tables:
-    """The problem's constants, in a few milliseconds."""
+    """The problem's constants; takes a few milliseconds."""
     instances, objective = problem.instances, problem.objective
     model = problem.groups.model
     served = np.flatnonzero(servable(problem))

@@ -1,39 +1,41 @@
-"""How a search spends its budget: one long annealing, or trials and a finish from the best."""
+"""Use of a search's budget: one long annealing, or trials and a final phase from the best."""
 
 from collections.abc import Callable
 
-from solver.planning.problem import QueueOrder
+from solver.planning.problem.problem import QueueOrder
 from solver.planning.search.annealing import Annealer
 
 MOVES_AT_ONCE = 500
-"""Between two looks at the clock; some milliseconds."""
+"""Moves between two readings of the clock; some milliseconds."""
 _WARM = (0.002, 0.0003)
-"""Temperatures at first and at last, where most of a plan in force is to stay; like all here,
-over the mean weight of a group."""
+"""
+First and last temperature when most of the plan in force should stay; all temperatures here
+are relative to the mean weight of a group.
+"""
 _COLD = (0.1, 0.003)
-"""Of one long search for a plan made anew."""
+"""Temperatures of one long search for a new plan."""
 _TRIED, _FINISHED = (0.1, 0.01), (0.02, 0.003)
-"""Of each trial, and from the best of them on."""
+"""Temperatures of each trial, and of the final phase from the best trial."""
 _MOST_TRIALS = 4
 _TRYING = 0.6
-"""Of the budget, all trials together."""
+"""Share of the budget for all trials together."""
 _LEAST_PER_PAIR = 1.5
-"""Moves of a trial, over the number of groups squared; with less, a single search gets farther."""
+"""Least moves of a trial over the squared number of groups; with fewer, one search is better."""
 _MEASURED = 0.02
-"""Of the budget, in which the pace of moves is measured."""
+"""Share of the budget in which the rate of moves is measured."""
 
 
 class Search:
     """
     Improves the plan that *annealer* has until its budget is spent.
 
-    A search that has time enough to freeze does so by chance in a good valley or in a bad one.
-    Several shorter ones end as well on average, and the best of them is hardly ever bad.
+    A single search that has time to freeze ends in a good or in a bad valley by chance. Several
+    shorter ones are as good on average, and the best of them is rarely bad.
 
     Args:
-        annealer: With the plan to begin from.
-        num_groups: What temperatures are divided by.
-        spent: The share of the budget that is gone, 1 or more at its end.
+        annealer: Has the plan to begin from.
+        num_groups: Number of groups, by which temperatures are divided.
+        spent: Returns the used share of the budget, 1 or more at its end.
     """
 
     def __init__(self, annealer: Annealer, num_groups: int, spent: Callable[[], float]) -> None:
@@ -44,11 +46,11 @@ class Search:
         """Changes that were tried."""
 
     def from_plan(self) -> None:
-        """Stay near the plan."""
+        """Search near the plan."""
         self._cool(*_WARM, until=1.0)
 
-    def anew(self, start: QueueOrder) -> None:
-        """Go anywhere; *start* is where trials begin, and what the annealer has."""
+    def everywhere(self, start: QueueOrder) -> None:
+        """Search everywhere; trials begin at *start*, the current plan of the annealer."""
         trials = self._num_trials()
         if trials == 1:
             self._cool(*_COLD, until=1.0)
@@ -61,7 +63,7 @@ class Search:
         self._cool(*_FINISHED, until=1.0)
 
     def _num_trials(self) -> int:
-        """So many that each has moves enough; 1 is a single search."""
+        """Number of trials such that each has enough moves; 1 is a single search."""
         before, begun = self.num_moves, self._spent()
         self._cool(_COLD[0], _COLD[0], until=min(1.0, begun + _MEASURED))
         share = self._spent() - begun

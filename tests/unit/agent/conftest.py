@@ -1,4 +1,4 @@
-"""Tiny models made once, and an agent on a broker of its own for each test."""
+"""Tiny models created once, and an agent on a separate broker for each test."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -40,7 +40,7 @@ def engine() -> AbleEngine:
 
 @pytest.fixture
 def sizes() -> ModelSizes:
-    """Small and known; a token's KV takes 16 bytes."""
+    """Small known sizes; a token's KV takes 16 bytes."""
     return ModelSizes(weights={MODEL: 1000, OTHER: 2000}, kv_per_token={MODEL: 16, OTHER: 16})
 
 
@@ -51,6 +51,6 @@ async def able(
     engine: AbleEngine,
     sizes: ModelSizes,
 ) -> AsyncIterator[AgentRig]:
-    """An agent whose engine can do everything."""
+    """An agent whose engine has all capabilities."""
     async with open_agent(registry, tokenizers, engine=engine, sizes=sizes) as opened:
         yield opened

@@ -1,4 +1,4 @@
-"""An agent's parts over a broker, with a scripted engine unless a test brings another."""
+"""Components of an agent over a broker, with a scripted engine unless a test passes another."""
 
 import asyncio
 
@@ -42,20 +42,20 @@ LEASE_S = 30.0
 
 class AgentParts:
     """
-    The parts of one agent, put together; its loops do not run.
+    The connected components of one agent; its loops do not run.
 
     Args:
         broker: The agent's client.
         registry: Models that it may serve.
-        tokenizers: Of these.
-        engine: Scripted unless the test brings another.
-        pull: Settings that matter to the test.
-        lso: Likewise.
-        sizes: Of models, instead of those of the files.
+        tokenizers: Tokenizers of these models.
+        engine: Scripted unless the test passes another.
+        pull: Settings of pulls.
+        lso: Settings of operations.
+        sizes: Model sizes, instead of those of the files.
         swap_drain_s: Longest drain before a swap.
-        evict_hold_s: How long the resume queue of what was evicted is left alone.
-        clock: Instead of one that stands still.
-        instance_id: Where there are several.
+        evict_hold_s: Time for which the resume queue of an evicted request is not pulled from.
+        clock: Replaces the constant one.
+        instance_id: Needed if there are several agents.
     """
 
     def __init__(

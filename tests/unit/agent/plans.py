@@ -1,4 +1,4 @@
-"""Plans as a leader would send them."""
+"""Plans as published by a leader."""
 
 from shared.contracts.base import InstanceId, ModelName
 from shared.contracts.plans import LaneQuota, PlanPublished, Segment, VirtualQueue

@@ -1,4 +1,6 @@
-"""An agent's parts over the in-process broker; the test plays engine, leader and producer."""
+"""
+Components of an agent over the in-process broker; the test acts as engine, leader and producer.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,7 +9,7 @@ from typing import Any
 
 from services.agent.state import Pulled, Run
 from shared.broker import topology
-from shared.broker.memory_hub import MemoryHub
+from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import BindingSpec, OutMessage, QueueSpec, QueueType, Settlement
 from shared.contracts.base import Decoder, Message, ModelName, encode
 from shared.contracts.control import Control
@@ -34,7 +36,7 @@ class AgentRig(AgentParts):
     Args:
         hub: The broker's server.
         far: The test's client.
-        parts: Of `AgentParts`.
+        parts: Arguments of `AgentParts`.
     """
 
     def __init__(self, *, hub: MemoryHub, far: UnreliableBroker, **parts: Any) -> None:
@@ -42,7 +44,7 @@ class AgentRig(AgentParts):
         self.hub, self.far = hub, far
 
     async def put(self, request: QueuedRequest, queue: str | None = None) -> str:
-        """Let a request wait in its lane, or in *queue*; which."""
+        """Publish a request to its lane, or to *queue*; return that queue."""
         name = queue or request.lane
         await topology.declare_work_queue(self.far, name)
         message = OutMessage(
@@ -55,7 +57,7 @@ class AgentRig(AgentParts):
         return name
 
     async def pulled(self, request: QueuedRequest, queue: str | None = None) -> Pulled:
-        """A request in the agent's hands, as if just pulled."""
+        """A request held by the agent, as if just pulled."""
         delivery = await self.broker.get(await self.put(request, queue))
         assert delivery is not None
         return Pulled(request=request, deliveries=[delivery], pulled_at=self.clock.now())
@@ -72,19 +74,19 @@ class AgentRig(AgentParts):
         self.state.hold(await self.pulled(request))
 
     def sources(self, *queues: str, kind: SourceKind = SourceKind.LANE) -> None:
-        """Make *queues* what the puller pulls from."""
+        """Set the puller's sources to *queues*."""
         self.state.order.set_sources(
             [Source(queue=queue, kind=kind, time_left_s=1.0) for queue in queues], NOW
         )
 
-    async def tell(self, message: Message) -> LooseDelivery:
-        """Give a control message to the handlers."""
+    async def deliver(self, message: Message) -> LooseDelivery:
+        """Pass a control message to the handlers."""
         delivery = LooseDelivery(body=encode(message))
         await self.handler.handle(delivery)
         return delivery
 
     async def replies(self) -> list[Reply]:
-        """Everything on the reply queue."""
+        """All messages on the reply queue."""
         found = []
         while (delivery := await self.far.get(REPLY)) is not None:
             await delivery.settle(Settlement.ACK)
@@ -107,7 +109,9 @@ class AgentRig(AgentParts):
         return decode_queued((await self.far.take(queue)).body)
 
     async def back_in_lane(self, lane: str) -> int:
-        """Messages of *lane* once the agent's connection is gone: what it had not settled."""
+        """
+        Messages of *lane* after the agent's connection is lost: those that it had not settled.
+        """
         await self.broker.close()
         return await self.far.ready(lane)
 
@@ -128,7 +132,7 @@ async def open_agent(
 
 
 async def listen(rig: AgentRig, exchange: str, routing_key: str) -> str:
-    """A queue that gets what is published to *exchange* from now on."""
+    """A queue that receives what is published to *exchange* from now on."""
     name = f"listen.{exchange}"
     await rig.far.declare_queue(QueueSpec(name=name, type=QueueType.CLASSIC))
     await rig.far.bind(BindingSpec(exchange=exchange, queue=name, routing_key=routing_key))

@@ -1,4 +1,4 @@
-"""An engine that generates what the test says, when it says so."""
+"""An engine that generates tokens when and as the test requests."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,17 +25,17 @@ Item = EngineOutput | Exception | None
 
 
 def plain(engine_id: str) -> RequestId:
-    """The request's id, without its run's."""
+    """The request's id, without the run's suffix."""
     return RequestId(engine_id.partition("/")[0])
 
 
 class ScriptedEngine:
     """
-    An `EngineBackend` without a will of its own. Tests name requests, not their runs.
+    An `EngineBackend` controlled by the test. Tests name requests, not their runs.
 
     Args:
-        max_running: As its snapshot says.
-        kv_capacity_tokens: Likewise.
+        max_running: As in its snapshot.
+        kv_capacity_tokens: As in its snapshot.
     """
 
     def __init__(self, *, max_running: int = 8, kv_capacity_tokens: int = 10_000) -> None:
@@ -44,14 +44,14 @@ class ScriptedEngine:
         self.max_running = max_running
         self.kv_capacity_tokens = kv_capacity_tokens
         self.requests: dict[RequestId, EngineRequest] = {}
-        """Everything that was ever generated, by id; the last one counts."""
+        """All requests ever generated, by id; the last one wins."""
         self.activations: list[ModelName] = []
         self.starts = 0
         self.fail_start: list[EngineError] = []
-        """Raised by the next calls of `start`, first first."""
+        """Errors of the next calls of `start`, in order."""
         self.fail_activate: list[EngineError] = []
         self.iterations: tuple[EngineIteration, ...] = ()
-        """That are drained next."""
+        """Iterations that the next drain returns."""
         self._streams: dict[RequestId, asyncio.Queue[Item]] = {}
 
     @property
@@ -78,7 +78,7 @@ class ScriptedEngine:
         self._streams[RequestId(request_id)].put_nowait(EngineError("the engine says no"))
 
     def fail(self, request_id: str, error: Exception) -> None:
-        """Break down over one request, in a way that no engine should."""
+        """Fail one request with an unexpected error."""
         self._streams[RequestId(request_id)].put_nowait(error)
 
     def die(self) -> None:
@@ -170,14 +170,14 @@ class ScriptedEngine:
 
 
 class AbleEngine(ScriptedEngine):
-    """A scripted engine that can do everything that any backend can."""
+    """A scripted engine with all capabilities."""
 
     def __init__(self) -> None:
         super().__init__()
         self.warmed: list[ModelName] = []
         self.limits: list[SchedulingParameters] = []
         self.preemptible = True
-        """Whether a forward pass with best-effort work is under way."""
+        """True while a forward pass with best-effort work runs."""
         self.num_cleared = 0
         self.host_kv_capacity_bytes = 1 << 30
         self.fail_warm: list[EngineError] = []

@@ -1,6 +1,6 @@
-"""Shapes so small that a CPU times them at once."""
+"""Shapes so small that a CPU times them quickly."""
 
-from services.agent.profiling.model_shape import ModelShape
+from ops.profiling.model_shape import ModelShape
 
 CONFIG: dict[str, object] = {
     "model_type": "llama",
@@ -29,4 +29,4 @@ TINY = ModelShape(
     max_tokens_field="max_position_embeddings",
     dtype="float32",
 )
-"""What `CONFIG` says."""
+"""The shape in `CONFIG`."""

@@ -1,4 +1,4 @@
-"""What a producer has seen of an answer."""
+"""An answer as seen by a producer."""
 
 from shared.contracts.requests import Reply, TokensEmitted
 from tests.queued import MODEL
@@ -26,6 +26,6 @@ def streamed_text(replies: list[Reply]) -> str:
 
 
 def tokens_of(rig: AgentRig, text: str) -> tuple[int, ...]:
-    """Tokens whose text is *text*, without what the tokenizer adds around a prompt."""
+    """Tokens of *text*, without those that the tokenizer adds around a prompt."""
     tokens = rig.tokenizers[MODEL].encode(text)
     return tuple(token for token in tokens if token >= 8)

@@ -1,4 +1,4 @@
-"""The agent's loops, for as long as a test needs them."""
+"""The agent's loops, run for the duration of a block."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from services.agent.aborting import end_run
 from services.agent.lso.results import LsoResult
 from services.agent.state import Ending
-from solver.planning.lsos import Lso
+from solver.planning.lso.operations import Lso
 from tests.unit.agent.rig import AgentRig
 
 
@@ -25,7 +25,7 @@ async def working(loop: Coroutine[object, object, None], rig: AgentRig) -> Async
 
 @asynccontextmanager
 async def admitting(rig: AgentRig) -> AsyncIterator[None]:
-    """Admission runs, and at the end no run is left."""
+    """Run admission; at the end no run may be left."""
     async with asyncio.TaskGroup() as tasks:
         async with working(rig.admission.work(rig.stop, tasks), rig):
             yield
@@ -34,11 +34,11 @@ async def admitting(rig: AgentRig) -> AsyncIterator[None]:
 
 
 async def run_lso(rig: AgentRig, lso: Lso) -> LsoResult:
-    """Carry out one operation."""
+    """Execute one operation."""
     (result,) = await asyncio.wait_for(rig.executor.run(lso), 60)
     return result
 
 
 def counted(rig: AgentRig, name: str, **labels: str) -> float | None:
-    """What a series of the agent says."""
+    """Value of a series of the agent."""
     return rig.metrics.get_sample_value(f"headway_agent_{name}", labels)

@@ -1,4 +1,4 @@
-"""How long a model that could not be activated is left alone."""
+"""Pauses before a failed activation is retried."""
 
 from services.agent.retries import MOST_PAUSE_S, ActivationRetries
 from tests.queued import MODEL, OTHER
@@ -13,7 +13,7 @@ def test_each_failure_doubles_the_pause_up_to_a_minute():
     assert not retries.rests(MODEL, MOST_PAUSE_S)
 
 
-def test_another_model_is_tried_at_once_and_begins_anew():
+def test_another_model_is_tried_at_once_with_a_new_pause():
     retries = ActivationRetries(first_pause_s=1.0)
     for _ in range(3):
         retries.failed(MODEL, 0.0)
@@ -23,7 +23,7 @@ def test_another_model_is_tried_at_once_and_begins_anew():
     assert not retries.rests(MODEL, 0.0)
 
 
-def test_success_is_the_end_of_it():
+def test_success_clears_the_failures():
     retries = ActivationRetries(first_pause_s=1.0)
     retries.failed(MODEL, 0.0)
     retries.succeeded(OTHER)

@@ -1,9 +1,10 @@
-"""Who runs next, who waits, and who makes room."""
+"""Admission: the next request to run, waiting ones, and displaced ones."""
 
 import asyncio
 from dataclasses import replace
 
 import msgspec
+import pytest
 
 from services.agent.admission import SUSPECT_CRASHES
 from services.agent.settings import PullSettings
@@ -19,7 +20,9 @@ from tests.unit.agent.plans import a_plan
 from tests.unit.agent.rig import AgentRig, open_agent
 from tests.unit.agent.tasks import admitting
 
-FILLER_RESUME = lane_of(BEST_EFFORT).resume_name
+pytestmark = pytest.mark.virtual_time
+
+BEST_EFFORT_RESUME = lane_of(BEST_EFFORT).resume_name
 
 
 async def hold_all(rig: AgentRig, *requests: QueuedRequest) -> None:
@@ -28,7 +31,7 @@ async def hold_all(rig: AgentRig, *requests: QueuedRequest) -> None:
 
 
 async def rested(rig: AgentRig) -> set[str]:
-    """What runs once admission has looked several times and changed nothing more."""
+    """Running requests once admission has run several times without further changes."""
     for _ in range(5):
         rig.state.wake()
         for _ in range(10):
@@ -36,11 +39,11 @@ async def rested(rig: AgentRig) -> set[str]:
     return set(rig.state.runs)
 
 
-def fillers(count: int) -> list[QueuedRequest]:
+def best_effort_work(count: int) -> list[QueuedRequest]:
     return [a_request(f"f{number}", slo=BEST_EFFORT) for number in range(count)]
 
 
-async def test_the_windows_head_runs_first_and_the_engines_slots_are_the_limit(rig: AgentRig):
+async def test_window_head_runs_first_up_to_the_engines_slots(rig: AgentRig):
     rig.engine.max_running = 1
     await hold_all(rig, a_request("later", slo=BATCH), a_request("sooner"))
     async with admitting(rig):
@@ -50,7 +53,7 @@ async def test_the_windows_head_runs_first_and_the_engines_slots_are_the_limit(r
         await rig.engine.began("later")
 
 
-async def test_kv_memory_is_the_limit_at_the_requests_full_length(rig: AgentRig):
+async def test_kv_memory_limits_requests_at_their_full_length(rig: AgentRig):
     """4 + 46 tokens each: two fit into 120."""
     rig.engine.kv_capacity_tokens = 120
     await hold_all(rig, *(a_request(f"r{n}", sampling=sampling(46)) for n in range(3)))
@@ -58,8 +61,8 @@ async def test_kv_memory_is_the_limit_at_the_requests_full_length(rig: AgentRig)
         assert await rested(rig) == {"r0", "r1"}
 
 
-async def test_what_fits_nowhere_runs_alone(rig: AgentRig):
-    """The engine knows best how to refuse it."""
+async def test_request_larger_than_the_engine_runs_alone(rig: AgentRig):
+    """The engine itself refuses it."""
     rig.engine.kv_capacity_tokens = 10
     await hold_all(rig, a_request("r"))
     async with admitting(rig):
@@ -68,14 +71,14 @@ async def test_what_fits_nowhere_runs_alone(rig: AgentRig):
 
 async def test_best_effort_leaves_slots_for_urgent_arrivals(rig: AgentRig):
     """Three quarters of eight slots."""
-    await hold_all(rig, *fillers(8))
+    await hold_all(rig, *best_effort_work(8))
     async with admitting(rig):
         assert len(await rested(rig)) == 6
         await hold_all(rig, a_request("urgent"))
         assert "urgent" in await rested(rig)
 
 
-async def test_filler_of_great_age_leaves_those_slots_too(rig: AgentRig):
+async def test_aged_best_effort_also_leaves_those_slots(rig: AgentRig):
     old = NOW - 2 * rig.pull.aging_bound_s
     await hold_all(rig, *(a_request(f"f{n}", slo=BEST_EFFORT, arrived_at=old) for n in range(8)))
     async with admitting(rig):
@@ -84,25 +87,27 @@ async def test_filler_of_great_age_leaves_those_slots_too(rig: AgentRig):
         assert "urgent" in await rested(rig)
 
 
-async def test_relegated_work_counts_as_filler(
+async def test_relegated_work_counts_as_best_effort(
     registry: ModelRegistry, tokenizers: dict[ModelName, Tokenizer]
 ):
     pull = PullSettings(best_effort_running_share=0.5)
     async with open_agent(registry, tokenizers, pull=pull) as rig:
-        await hold_all(rig, *fillers(3), *(a_request(f"r{n}", relegated=True) for n in range(3)))
+        await hold_all(
+            rig, *best_effort_work(3), *(a_request(f"r{n}", relegated=True) for n in range(3))
+        )
         async with admitting(rig):
             assert await rested(rig) == {"r0", "r1", "r2", "f0"}
 
 
-async def test_one_filler_may_always_run(rig: AgentRig):
+async def test_one_best_effort_request_may_always_run(rig: AgentRig):
     rig.engine.max_running = 1
-    await hold_all(rig, *fillers(2))
+    await hold_all(rig, *best_effort_work(2))
     async with admitting(rig):
         assert await rested(rig) == {"f0"}
 
 
-async def test_filler_makes_room_for_work_with_a_reachable_slo(rig: AgentRig):
-    """The one that loses least goes, and its progress with it."""
+async def test_best_effort_yields_to_work_with_a_reachable_slo(rig: AgentRig):
+    """The run that loses least is evicted, together with its progress."""
     rig.engine.kv_capacity_tokens = 100
     await hold_all(rig, *(a_request(f"f{n}", slo=BEST_EFFORT) for n in range(3)))
     async with admitting(rig):
@@ -116,11 +121,11 @@ async def test_filler_makes_room_for_work_with_a_reachable_slo(rig: AgentRig):
         await hold_all(rig, a_request("urgent"))
         await rig.engine.began("urgent")
         assert await rested(rig) == {"f0", "f2", "urgent"}
-        evicted = await rig.requeued(FILLER_RESUME)
+        evicted = await rig.requeued(BEST_EFFORT_RESUME)
         assert (evicted.request_id, evicted.progress.token_ids) == ("f1", (20,))
 
 
-async def test_reachable_work_makes_no_room_for_others(rig: AgentRig):
+async def test_reachable_work_does_not_yield_to_other_work(rig: AgentRig):
     rig.engine.max_running = 1
     await hold_all(rig, a_request("first", slo=BATCH))
     async with admitting(rig):
@@ -130,15 +135,15 @@ async def test_reachable_work_makes_no_room_for_others(rig: AgentRig):
         assert rig.state.runs["first"].ending is None  # type: ignore[index]  # a NewType
 
 
-async def test_filler_makes_no_room_for_filler(rig: AgentRig):
+async def test_best_effort_does_not_yield_to_best_effort(rig: AgentRig):
     rig.engine.kv_capacity_tokens = 30
-    await hold_all(rig, *fillers(2))
+    await hold_all(rig, *best_effort_work(2))
     async with admitting(rig):
         assert await rested(rig) == {"f0"}
         assert all(run.ending is None for run in rig.state.runs.values())
 
 
-async def test_a_suspect_waits_until_it_is_alone(rig: AgentRig):
+async def test_suspect_waits_until_it_can_run_alone(rig: AgentRig):
     await hold_all(rig, a_request("healthy"))
     async with admitting(rig):
         assert await rested(rig) == {"healthy"}
@@ -152,13 +157,13 @@ async def test_a_suspect_waits_until_it_is_alone(rig: AgentRig):
         await rig.engine.began("next")
 
 
-async def test_one_crash_makes_no_suspect(rig: AgentRig):
+async def test_one_crash_does_not_make_a_suspect(rig: AgentRig):
     await hold_all(rig, a_request("a"), a_request("b", crashes=SUSPECT_CRASHES - 1))
     async with admitting(rig):
         assert await rested(rig) == {"a", "b"}
 
 
-async def test_nothing_starts_while_the_instance_changes_its_model_or_drains(rig: AgentRig):
+async def test_nothing_starts_during_a_swap_or_a_drain(rig: AgentRig):
     rig.state.swaps = 1
     await hold_all(rig, a_request("r"))
     async with admitting(rig):
@@ -171,7 +176,7 @@ async def test_nothing_starts_while_the_instance_changes_its_model_or_drains(rig
         assert await rested(rig) == {"r"}
 
 
-async def test_what_came_back_waits_until_its_last_run_is_over(rig: AgentRig):
+async def test_returned_request_waits_until_its_last_run_is_over(rig: AgentRig):
     request = a_request("r")
     run, task = await rig.running(request)
     run.pulled.leaving = True
@@ -185,8 +190,8 @@ async def test_what_came_back_waits_until_its_last_run_is_over(rig: AgentRig):
         assert rig.state.runs[request.request_id] is not run
 
 
-async def test_a_request_counts_as_running_from_the_moment_it_leaves_the_window(rig: AgentRig):
-    """No swap may find the instance empty in between."""
+async def test_request_counts_as_running_once_it_leaves_the_window(rig: AgentRig):
+    """A swap must never see the instance empty in between."""
     await hold_all(rig, a_request("r"))
     created: list[int] = []
 
@@ -200,10 +205,8 @@ async def test_a_request_counts_as_running_from_the_moment_it_leaves_the_window(
     assert created == [1]
 
 
-async def test_what_is_late_before_it_began_leaves_an_engine_where_others_wait(
-    rig: AgentRig, monkeypatch
-):
-    """It would keep its place in the window; pulled again, it is relegated."""
+async def test_late_request_leaves_an_engine_where_others_wait(rig: AgentRig, monkeypatch):
+    """The request would keep its place in the window; pulled again, it is relegated."""
     snapshot = rig.engine.snapshot
     monkeypatch.setattr(rig.engine, "snapshot", lambda: replace(snapshot(), waiting=1))
     await hold_all(rig, a_request("begun"), a_request("waits"))
@@ -218,8 +221,8 @@ async def test_what_is_late_before_it_began_leaves_an_engine_where_others_wait(
         assert back.request_id == "waits"
 
 
-async def test_no_more_goes_back_than_waits_in_the_engine(rig: AgentRig, monkeypatch):
-    """A prefill that runs has cost much already."""
+async def test_handed_back_requests_do_not_exceed_those_waiting(rig: AgentRig, monkeypatch):
+    """A running prefill has already cost much."""
     snapshot = rig.engine.snapshot
     waits = lambda: int("waits" in rig.engine.running)  # noqa: E731
     monkeypatch.setattr(rig.engine, "snapshot", lambda: replace(snapshot(), waiting=waits()))
@@ -233,8 +236,8 @@ async def test_no_more_goes_back_than_waits_in_the_engine(rig: AgentRig, monkeyp
         assert set(rig.state.runs) == {"prefilling"}
 
 
-async def test_what_a_new_head_displaces_makes_room_for_it(rig: AgentRig):
-    """Reachable as it is: the plan says that its group comes later (QLM §5)."""
+async def test_requests_of_a_later_group_yield_to_a_new_head(rig: AgentRig):
+    """Although it is reachable: the plan places its group later (QLM §5)."""
     chat, batch = lane_of(), lane_of(BATCH)
     rig.engine.max_running = 1
     await hold_all(rig, a_request("later", slo=BATCH))

@@ -1,6 +1,7 @@
-"""Several messages of one request, older and newer ones: at-least-once delivery has them."""
+"""Several messages of one request, older and newer ones, as at-least-once delivery produces."""
 
 import msgspec
+import pytest
 
 from services.agent.state import Ending
 from shared.contracts.control import RunStop, StopReason
@@ -10,11 +11,13 @@ from tests.queued import a_request, lane_of
 from tests.unit.agent.rig import AgentRig
 from tests.unit.agent.tasks import working
 
+pytestmark = pytest.mark.virtual_time
+
 LANE, RESUME = lane_of().queue_name, lane_of().resume_name
 
 
-async def test_a_newer_copy_of_what_only_waits_takes_its_place(rig: AgentRig):
-    """The producer knows of the newer one, and would stop whatever began as the older one."""
+async def test_newer_copy_replaces_a_waiting_request(rig: AgentRig):
+    """The producer knows the newer one, and would stop a run that began as the older one."""
     await rig.hold(a_request("r"))
     progress = Progress(token_ids=(20, 21))
     await rig.put(a_request("r", hop=2, progress=progress), queue=RESUME)
@@ -27,7 +30,7 @@ async def test_a_newer_copy_of_what_only_waits_takes_its_place(rig: AgentRig):
     await rig.residency.hand_back_window()
 
 
-async def test_an_older_copy_changes_nothing(rig: AgentRig):
+async def test_older_copy_changes_nothing(rig: AgentRig):
     await rig.hold(newer := a_request("r", hop=2))
     await rig.put(a_request("r"))
     rig.sources(LANE)
@@ -38,13 +41,13 @@ async def test_an_older_copy_changes_nothing(rig: AgentRig):
     await rig.residency.hand_back_window()
 
 
-async def test_a_newer_copy_is_not_lost_when_the_producer_stops_the_older_run(rig: AgentRig):
+async def test_newer_copy_survives_a_stop_of_the_older_run(rig: AgentRig):
     run, task = await rig.running(a_request("r"))
     newer = a_request("r", hop=2)
     await rig.put(newer, queue=RESUME)
     rig.sources(RESUME)
     await rig.puller.pull_now(1)
-    await rig.tell(
+    await rig.deliver(
         RunStop(request_id=run.request.request_id, run_id=run.run_id, reason=StopReason.SUPERSEDED)
     )
     await task
@@ -56,7 +59,7 @@ async def test_a_newer_copy_is_not_lost_when_the_producer_stops_the_older_run(ri
     )
 
 
-async def test_nor_is_it_pulled_again_and_again_meanwhile(rig: AgentRig):
+async def test_newer_copy_is_not_pulled_repeatedly_meanwhile(rig: AgentRig):
     run, task = await rig.running(a_request("r"))
     await rig.put(a_request("r", hop=2), queue=RESUME)
     rig.sources(RESUME)

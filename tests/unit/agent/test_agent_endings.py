@@ -1,4 +1,4 @@
-"""Each way out of the agent: what is published, and that the ack comes after."""
+"""Each way out of the agent: published messages, followed by the acknowledgement."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,6 +19,8 @@ from tests.clocks import NOW
 from tests.queued import BATCH, MODEL, a_request, lane_of, sampling
 from tests.unit.agent.parts import EVICT_HOLD_S
 from tests.unit.agent.rig import REPLY, AgentRig, decode_observed, listen
+
+pytestmark = pytest.mark.virtual_time
 
 RESUME = lane_of().resume_name
 RELEGATED = relegated_name(MODEL)
@@ -70,9 +72,7 @@ WAYS_OUT = [
 
 
 @pytest.mark.parametrize(("ending", "exchange"), WAYS_OUT)
-async def test_nothing_is_acknowledged_before_the_broker_has_what_follows(
-    rig: AgentRig, ending: Ending, exchange: str
-):
+async def test_ack_follows_the_confirm_of_the_outcome(rig: AgentRig, ending: Ending, exchange: str):
     request = a_request(reply_to=REPLY)
     pulled = await rig.pulled(request)
     rig.broker.down.add(exchange)
@@ -84,9 +84,7 @@ async def test_nothing_is_acknowledged_before_the_broker_has_what_follows(
 
 
 @pytest.mark.parametrize(("ending", "exchange"), WAYS_OUT)
-async def test_an_outage_delays_the_acknowledgement_only(
-    rig: AgentRig, ending: Ending, exchange: str
-):
+async def test_outage_only_delays_the_acknowledgement(rig: AgentRig, ending: Ending, exchange: str):
     request = a_request(reply_to=REPLY)
     pulled = await rig.pulled(request)
     rig.broker.down.add(exchange)
@@ -107,7 +105,7 @@ async def test_every_copy_of_the_request_is_acknowledged(rig: AgentRig, ending: 
 
 
 @pytest.mark.parametrize("ending", [relegate, hand_back, evict, crashed])
-async def test_what_goes_back_is_one_hop_further(rig: AgentRig, ending: Ending):
+async def test_returned_request_is_one_hop_further(rig: AgentRig, ending: Ending):
     request = a_request(reply_to=REPLY, hop=4)
     await ending(rig, await rig.pulled(request))
     queue = RELEGATED if ending is relegate else RESUME
@@ -116,7 +114,7 @@ async def test_what_goes_back_is_one_hop_further(rig: AgentRig, ending: Ending):
     assert (back.request_id, back.lane, back.reply_to) == (request.request_id, request.lane, REPLY)
 
 
-async def test_an_eviction_takes_progress_along_and_is_written_down(rig: AgentRig):
+async def test_evicted_request_carries_progress_and_the_eviction(rig: AgentRig):
     pulled = await rig.pulled(a_request(reply_to=REPLY))
     run = run_of(pulled, 20, 21)
     await rig.endings.evict(run)
@@ -128,8 +126,8 @@ async def test_an_eviction_takes_progress_along_and_is_written_down(rig: AgentRi
     assert attempts.crashes == 0
 
 
-async def test_what_was_evicted_here_is_left_to_others_for_a_while(rig: AgentRig):
-    """Even when the notice of it comes round."""
+async def test_evicted_request_is_not_pulled_here_for_a_while(rig: AgentRig):
+    """Even when its own notice arrives."""
     await rig.endings.evict(run_of(await rig.pulled(a_request()), 20))
     rig.sources(RESUME)
     rig.residency.noticed(RESUME)
@@ -144,7 +142,7 @@ async def test_a_crash_is_counted(rig: AgentRig):
     assert (back.attempts.crashes, back.attempts.evictions) == (2, 0)
 
 
-async def test_a_relegated_request_says_so_and_keeps_to_its_queue(rig: AgentRig):
+async def test_relegated_request_is_marked_and_stays_in_its_queue(rig: AgentRig):
     await rig.endings.relegate(await rig.pulled(a_request()))
     relegated = await rig.requeued(RELEGATED)
     assert relegated.attempts.relegated
@@ -153,13 +151,13 @@ async def test_a_relegated_request_says_so_and_keeps_to_its_queue(rig: AgentRig)
     assert await rig.far.ready(RESUME) == 0
 
 
-async def test_agents_are_told_of_what_goes_back(rig: AgentRig):
+async def test_agents_are_notified_of_returned_requests(rig: AgentRig):
     notices = await listen(rig, topology.CONTROL, topology.CONTROL_LANE)
     await rig.endings.hand_back(await rig.pulled(a_request()))
     assert await rig.far.ready(notices) == 1
 
 
-async def test_tokens_of_an_evicted_run_are_out_before_the_next_run_can_begin(rig: AgentRig):
+async def test_tokens_of_an_evicted_run_precede_the_next_run(rig: AgentRig):
     request = a_request("r", reply_to=REPLY)
     run, task = await rig.running(request)
     for token in (20, 21):
@@ -175,11 +173,11 @@ async def test_tokens_of_an_evicted_run_are_out_before_the_next_run_can_begin(ri
     await task
 
 
-async def test_the_own_new_message_is_not_taken_for_a_copy_of_the_old(rig: AgentRig):
+async def test_own_new_message_is_not_merged_with_the_old_one(rig: AgentRig):
     """
-    Between the publish and the ack of an eviction another worker may pull what was published.
+    Between the publish and the ack of an eviction another worker may pull the new message.
 
-    Taken for a copy, it would be acknowledged with the old message, and the request lost.
+    Merged as a copy, it would be acknowledged with the old message, and the request lost.
     """
     request = a_request("r", reply_to=REPLY)
     run, task = await rig.running(request)
@@ -219,7 +217,7 @@ async def test_a_finished_request_is_observed_once(rig: AgentRig):
     assert await rig.far.ready(observed) == 0
 
 
-async def test_how_long_a_text_was_is_told_once_it_was_counted(rig: AgentRig):
+async def test_observation_has_the_text_length_once_counted(rig: AgentRig):
     observed = await listen(rig, topology.TELEMETRY, topology.OBSERVED_REQUEST_KEY)
     await complete(rig, await rig.pulled(a_request("text", prompt="über\n", prompt_tokens=9)))
     await complete(rig, await rig.pulled(a_request("ids", prompt=(1, 2))))
@@ -233,7 +231,7 @@ async def test_how_long_a_text_was_is_told_once_it_was_counted(rig: AgentRig):
     }
 
 
-async def test_an_observation_says_what_ended_the_answer(rig: AgentRig):
+async def test_observation_has_the_finish_reason(rig: AgentRig):
     observed = await listen(rig, topology.TELEMETRY, topology.OBSERVED_REQUEST_KEY)
     request = a_request("cut", sampling=sampling(1, ignore_eos=False))
     await complete(rig, await rig.pulled(request))
@@ -242,19 +240,26 @@ async def test_an_observation_says_what_ended_the_answer(rig: AgentRig):
     assert not seen.ignore_eos
 
 
-async def test_the_wait_that_was_foretold_is_told_with_the_end(rig: AgentRig):
-    """To the producer, and to the estimator with what it was foretold of."""
+async def test_predicted_wait_is_reported_at_the_end(rig: AgentRig):
+    """Reported to the producer, and to the estimator together with the prediction."""
     observed = await listen(rig, topology.TELEMETRY, topology.OBSERVED_REQUEST_KEY)
-    told = WaitForecast(mean_s=2.5, sd_s=0.5)
-    request = a_request(foretold=told, grouped_at=NOW - 1.0, reply_to=REPLY)
+    reported = WaitForecast(mean_s=2.5, sd_s=0.5)
+    request = a_request(predicted_wait=reported, grouped_at=NOW - 1.0, reply_to=REPLY)
     await complete(rig, await rig.pulled(request))
 
     seen = decode_observed((await rig.far.take(observed)).body)
-    assert (seen.foretold, seen.grouped_at) == (told, NOW - 1.0)
-    assert (await rig.completed()).timings.foretold == told
+    assert (seen.predicted_wait, seen.grouped_at) == (reported, NOW - 1.0)
+    assert (await rig.completed()).timings.predicted_wait == reported
 
 
-async def test_a_final_that_nobody_waits_for_is_unclaimed(rig: AgentRig):
+async def test_final_without_a_bound_queue_is_unclaimed(rig: AgentRig):
+    await complete(rig, await rig.pulled(a_request(reply_to="gone")))
+    assert await rig.far.ready(topology.UNCLAIMED_FINALS) == 1
+
+
+async def test_final_is_unclaimed_even_if_its_queue_was_deleted(rig: AgentRig):
+    """A final that no queue takes must not be acknowledged away."""
+    await rig.far.delete_queue(topology.UNCLAIMED_FINALS)
     await complete(rig, await rig.pulled(a_request(reply_to="gone")))
     assert await rig.far.ready(topology.UNCLAIMED_FINALS) == 1
 
@@ -275,10 +280,10 @@ async def test_a_final_that_nobody_waits_for_is_unclaimed(rig: AgentRig):
         # Equation 3: the last token by arrival + 4.
         (Slo(ttlt_s=4.0), (3.0, 4.0), True, 0),
         (Slo(ttlt_s=4.0), (1.0, 4.1), False, 0),
-        # Both, and the sooner of both ends.
+        # Both targets, and the earlier deadline applies.
         (Slo(ttft_s=2.0, ttlt_s=4.0), (1.0, 4.1), False, 0),
         (Slo(ttlt_s=9.0, deadline_at=NOW + 3), (1.0, 3.1), False, 0),
-        # Best effort always attains.
+        # Best effort is always attained.
         (Slo(), (1e6,), True, 0),
     ],
 )
@@ -295,13 +300,13 @@ def test_verdicts_of_equations_1_to_3(
     assert verdict.ttlt_s == pytest.approx(token_times_s[-1])
 
 
-def test_a_run_without_tokens_is_judged_by_its_end():
+def test_verdict_of_a_run_without_tokens_uses_its_end():
     pulled = Pulled(request=a_request(slo=Slo(ttft_s=2.0)), deliveries=[], pulled_at=NOW)
     verdicts = [verdict_of(Run(pulled=pulled), finished_at=NOW + at).attained for at in (1, 3)]
     assert verdicts == [True, False]
 
 
-def test_the_longest_pause_is_kept_over_runs():
+def test_longest_pause_is_kept_across_runs():
     pulled = Pulled(request=a_request(slo=BATCH), deliveries=[], pulled_at=NOW)
     run = Run(pulled=pulled, max_tbt_s=0.7)
     for at in (1.0, 1.5, 1.6):

@@ -1,4 +1,4 @@
-"""What the engine is told of a request."""
+"""Data of a request that the engine receives."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.queued import a_request
 from tests.unit.agent.rig import AgentRig
 
 
-async def test_relegated_work_has_no_claim_in_the_engine(rig: AgentRig):
+async def test_relegated_work_has_no_priority_in_the_engine(rig: AgentRig):
     _, task = await rig.running(
         a_request("r", slo=Slo(ttft_s=1.0), attempts=Attempts(relegated=True))
     )
@@ -21,7 +21,7 @@ async def test_relegated_work_has_no_claim_in_the_engine(rig: AgentRig):
     assert seen.slo == Slo()
 
 
-async def test_the_engine_learns_all_that_scheduling_policies_use(rig: AgentRig):
+async def test_engine_request_has_all_inputs_of_scheduling_policies(rig: AgentRig):
     slo = Slo(ttft_s=1.0, tbt_s=0.05)
     request = a_request(
         "r", tenant=TenantId("acme"), application="chat", importance=Importance.LOW, slo=slo
@@ -45,7 +45,7 @@ async def test_the_engine_learns_all_that_scheduling_policies_use(rig: AgentRig)
     ],
     ids=["interactive", "relegated", "non-interactive", "best effort"],
 )
-async def test_what_may_have_to_give_way_is_checkpointed(
+async def test_request_that_may_be_displaced_is_checkpointed(
     rig: AgentRig, slo: Slo, *, relegated: bool, checkpointed: bool
 ):
     _, task = await rig.running(a_request("r", slo=slo, attempts=Attempts(relegated=relegated)))
@@ -60,20 +60,20 @@ def resumed(slo: Slo, *, tokens: int) -> QueuedRequest:
     return a_request("r", slo=slo, arrived_at=NOW, progress=progress)
 
 
-def test_a_run_that_goes_on_has_the_deadline_of_its_next_token():
+def test_resumed_run_has_the_deadline_of_its_next_token():
     """Eq. 2: the 21st token is due after 1 s and 20 gaps of 0.1 s."""
     slo = engine_slo(resumed(Slo(ttft_s=1.0, tbt_s=0.1), tokens=20), NOW + 1.0)
 
     assert (slo.ttft_s, slo.tbt_s) == (pytest.approx(3.0), 0.1)
 
 
-def test_a_run_that_was_lost_for_long_is_urgent_and_not_late():
+def test_run_lost_for_long_is_urgent_and_not_late():
     slo = engine_slo(resumed(Slo(ttft_s=1.0, tbt_s=0.1), tokens=20), NOW + 60.0)
 
     assert slo.ttft_s == pytest.approx(61.0)
 
 
-def test_an_answer_with_a_deadline_keeps_it_when_it_goes_on():
+def test_completion_deadline_is_kept_when_resumed():
     slo = Slo(ttlt_s=30.0)
 
     assert engine_slo(resumed(slo, tokens=20), NOW + 60.0) == slo

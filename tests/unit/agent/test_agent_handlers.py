@@ -1,4 +1,4 @@
-"""What the agent does with each message."""
+"""Handling of each message by the agent."""
 
 import pytest
 
@@ -24,13 +24,15 @@ from tests.queued import MODEL, OTHER, a_request, lane_of
 from tests.unit.agent.plans import a_plan
 from tests.unit.agent.rig import REPLY, AgentRig, listen
 
+pytestmark = pytest.mark.virtual_time
+
 LANE, RESUME = lane_of().queue_name, lane_of().resume_name
 I1, R = InstanceId("i1"), RequestId("r")
 decode_status: Decoder[InstanceStatus] = Decoder(InstanceStatus)
 
 
-async def test_a_plan_is_taken_in(rig: AgentRig):
-    await rig.tell(a_plan(OTHER, epoch=3))
+async def test_plan_is_stored(rig: AgentRig):
+    await rig.deliver(a_plan(OTHER, epoch=3))
     assert rig.state.plan == a_plan(OTHER, epoch=3)
 
 
@@ -38,69 +40,69 @@ async def test_a_notice_wakes_a_source(rig: AgentRig):
     rig.sources(LANE)
     rig.state.order.empty(LANE, rig.clock.now())
     rig.state.pull_wake.clear()
-    await rig.tell(LaneNonempty(queue=LANE))
+    await rig.deliver(LaneNonempty(queue=LANE))
     assert rig.state.pull_wake.is_set()
     assert rig.state.order.next(rig.clock.now(), best_effort_room=False) is not None
 
 
 @pytest.mark.parametrize("queue", ["relegated", "lane.x", "resume.1.tiny-llama.x"])
-async def test_a_broken_notice_harms_nobody(rig: AgentRig, queue: str):
-    delivery = await rig.tell(LaneNonempty(queue=queue))
+async def test_invalid_notice_is_ignored(rig: AgentRig, queue: str):
+    delivery = await rig.deliver(LaneNonempty(queue=queue))
     assert delivery.settlements == [Settlement.REJECT]
 
 
-async def test_the_newest_profile_of_this_kind_of_engine_is_kept(rig: AgentRig):
+async def test_newest_profile_of_this_kind_of_engine_is_kept(rig: AgentRig):
     def profile(version: int, engine: str = "scripted") -> Profile:
         return Profile(model=MODEL, engine=engine, device="paper", version=version, at=0.0)
 
     for each in (profile(2), profile(3), profile(1), profile(9, "other")):
-        await rig.tell(each)
+        await rig.deliver(each)
     assert rig.state.profiles == {MODEL: profile(3)}
 
 
-async def test_a_stopped_run_is_acknowledged_and_nothing_else(rig: AgentRig):
+async def test_stopped_run_is_only_acknowledged(rig: AgentRig):
     run, task = await rig.running(a_request("r", reply_to=REPLY))
     await rig.replies()
-    await rig.tell(RunStop(request_id=R, run_id=run.run_id, reason=StopReason.DUPLICATE))
+    await rig.deliver(RunStop(request_id=R, run_id=run.run_id, reason=StopReason.DUPLICATE))
     await task
     assert await rig.replies() == []
     assert await rig.far.ready(RESUME) == 0
     assert await rig.back_in_lane(LANE) == 0
 
 
-async def test_a_stop_of_another_run_is_ignored(rig: AgentRig):
+async def test_stop_of_another_run_is_ignored(rig: AgentRig):
     run, task = await rig.running(a_request("r"))
-    await rig.tell(RunStop(request_id=R, run_id=RunId("other"), reason=StopReason.DUPLICATE))
+    await rig.deliver(RunStop(request_id=R, run_id=RunId("other"), reason=StopReason.DUPLICATE))
     assert run.ending is None
     await rig.engine.abort(R)
     await task
 
 
-async def test_a_running_request_is_cancelled(rig: AgentRig):
+async def test_running_request_is_cancelled(rig: AgentRig):
     _, task = await rig.running(a_request("r", reply_to=REPLY))
-    await rig.tell(RequestCancel(request_id=R, reply_to=REPLY))
+    await rig.deliver(RequestCancel(request_id=R, reply_to=REPLY))
     await task
     assert (await rig.failed()).error.code == "cancelled"
     assert await rig.back_in_lane(LANE) == 0
 
 
-async def test_a_waiting_request_is_cancelled(rig: AgentRig):
+async def test_waiting_request_is_cancelled(rig: AgentRig):
     await rig.hold(a_request("r", reply_to=REPLY))
-    await rig.tell(RequestCancel(request_id=R, reply_to=REPLY))
+    await rig.deliver(RequestCancel(request_id=R, reply_to=REPLY))
     assert (await rig.failed()).error.code == "cancelled"
     assert len(rig.state.window) == 0
     assert await rig.back_in_lane(LANE) == 0
 
 
-async def test_the_copy_of_a_run_that_is_on_its_way_out_is_cancelled(rig: AgentRig):
-    """The broker has given the request here again before it told so to who put it back."""
+async def test_cancel_reaches_the_copy_of_an_ending_run(rig: AgentRig):
+    """The broker has redelivered the request here before it confirmed the publish."""
     request = a_request("r", reply_to=REPLY)
     run, task = await rig.running(request)
     rig.broker.down.add(topology.LANES)
     end_run(rig.state, rig.engine, run, Ending.EVICTED)
     await eventually(lambda: run.pulled.leaving)
     await rig.hold(request)
-    await rig.tell(RequestCancel(request_id=R, reply_to=REPLY))
+    await rig.deliver(RequestCancel(request_id=R, reply_to=REPLY))
     waiting = len(rig.state.window)
     rig.broker.down.clear()
     await task
@@ -110,14 +112,14 @@ async def test_the_copy_of_a_run_that_is_on_its_way_out_is_cancelled(rig: AgentR
     assert run.ending is Ending.EVICTED
 
 
-async def test_the_cancellation_of_a_request_that_is_elsewhere_is_remembered(rig: AgentRig):
-    await rig.tell(RequestCancel(request_id=R, reply_to=REPLY))
+async def test_cancellation_of_a_request_elsewhere_is_remembered(rig: AgentRig):
+    await rig.deliver(RequestCancel(request_id=R, reply_to=REPLY))
     assert (R, REPLY) in rig.state.cancelled
 
 
-async def test_nobody_cancels_anothers_request_by_its_id(rig: AgentRig):
+async def test_cancel_does_not_affect_another_tenants_request(rig: AgentRig):
     await rig.hold(a_request("r", reply_to=REPLY))
-    await rig.tell(RequestCancel(request_id=R, reply_to="reply.of-another"))
+    await rig.deliver(RequestCancel(request_id=R, reply_to="reply.of-another"))
     assert len(rig.state.window) == 1
 
 
@@ -130,17 +132,17 @@ async def test_cancellations_are_forgotten_oldest_first(
     assert list(rig.state.cancelled) == [("b", REPLY), ("c", REPLY)]
 
 
-async def test_an_eviction_by_command(rig: AgentRig):
+async def test_command_evicts_a_request(rig: AgentRig):
     _, task = await rig.running(a_request("r"))
-    await rig.tell(EvictRequest(instance_id=I1, request_id=R))
+    await rig.deliver(EvictRequest(instance_id=I1, request_id=R))
     await task
     assert (await rig.requeued(RESUME)).attempts.evictions == 1
 
 
-async def test_a_drain_hands_the_window_back_and_lets_runs_finish(rig: AgentRig):
+async def test_drain_hands_the_window_back_and_lets_runs_finish(rig: AgentRig):
     run, task = await rig.running(a_request("runs"))
     await rig.hold(a_request("waits"))
-    await rig.tell(DrainInstance(instance_id=I1))
+    await rig.deliver(DrainInstance(instance_id=I1))
     assert rig.state.draining
     assert (await rig.requeued(RESUME)).request_id == "waits"
     assert (run.ending, rig.stop.is_set()) == (None, False)
@@ -148,17 +150,17 @@ async def test_a_drain_hands_the_window_back_and_lets_runs_finish(rig: AgentRig)
     await task
 
 
-async def test_a_drain_with_exit_ends_the_service(rig: AgentRig):
-    await rig.tell(DrainInstance(instance_id=I1, exit=True))
+async def test_drain_with_exit_ends_the_service(rig: AgentRig):
+    await rig.deliver(DrainInstance(instance_id=I1, exit=True))
     assert rig.stop.is_set()
 
 
-async def test_a_snapshot_is_answered_with_a_status(rig: AgentRig):
+async def test_snapshot_is_answered_with_a_status(rig: AgentRig):
     statuses = await listen(rig, topology.TELEMETRY, "status.#")
     await rig.hold(a_request("waits"))
     run, task = await rig.running(a_request("runs"))
     rig.state.plan = a_plan(MODEL, epoch=7)
-    await rig.tell(SnapshotRequested())
+    await rig.deliver(SnapshotRequested())
     status = decode_status((await rig.far.take(statuses)).body)
     assert (status.instance_id, status.model, status.plan_epoch) == ("i1", MODEL, 7)
     assert (status.running, status.waiting) == (1, 1)
@@ -169,7 +171,7 @@ async def test_a_snapshot_is_answered_with_a_status(rig: AgentRig):
     await task
 
 
-async def test_kinds_from_the_future_are_ignored(rig: AgentRig):
+async def test_unknown_message_kinds_are_ignored(rig: AgentRig):
     delivery = LooseDelivery(body=b'{"kind": "lso.teleport.v1"}')
     await rig.handler.handle(delivery)
     assert delivery.settlements == [Settlement.ACK]

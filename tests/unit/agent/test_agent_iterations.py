@@ -1,4 +1,4 @@
-"""What an agent reports of its engine's iterations."""
+"""Reports of an engine's iterations by its agent."""
 
 from collections.abc import AsyncIterator
 
@@ -41,15 +41,15 @@ async def reported(rig: AgentRig, *iterations: EngineIteration) -> IterationsObs
     return decode((await rig.far.take(queue)).body)
 
 
-async def test_iterations_are_reported_with_the_pairs_of_their_prefills(rig: AgentRig):
+async def test_reported_iterations_have_the_pairs_of_their_prefills(rig: AgentRig):
     observed = await reported(rig, iteration(1), iteration(4))
 
     assert observed.iterations == (iteration(1).timed(), iteration(4).timed())
-    # Whole ones; a half is a token's half of itself.
+    # Whole pairs; half a pair is a token with itself.
     assert observed.prefill_pairs == (10, 42)
 
 
-async def test_of_many_a_sample_is_reported_each_with_its_own_pairs(rig: AgentRig):
+async def test_sample_of_many_iterations_keeps_its_own_pairs(rig: AgentRig):
     observed = await reported(rig, *(iteration(2 * n) for n in range(3 * MAX_ITERATIONS)))
 
     assert len(observed.iterations) == len(observed.prefill_pairs) == MAX_ITERATIONS

@@ -1,13 +1,15 @@
-"""Activating, warming and cooling models: what is done, what is refused."""
+"""Activating, warming and cooling models: effects and refusals."""
 
 import asyncio
+
+import pytest
 
 from services.agent.state import Ending
 from shared.contracts.base import ModelName, RequestId
 from shared.contracts.control import LsoOutcome
 from shared.contracts.errors import EngineError, NoRoomError
 from shared.contracts.requests import FinishReason
-from solver.planning.lsos import (
+from solver.planning.lso.operations import (
     Activate,
     Cool,
     Warm,
@@ -19,6 +21,8 @@ from tests.unit.agent.rig import REPLY, AgentRig
 from tests.unit.agent.scripted_engine import AbleEngine
 from tests.unit.agent.tasks import counted, run_lso, working
 
+pytestmark = pytest.mark.virtual_time
+
 DONE, ALREADY = LsoOutcome.DONE, LsoOutcome.ALREADY
 REFUSED, FAILED = LsoOutcome.REFUSED, LsoOutcome.FAILED
 LANE, RESUME = lane_of().queue_name, lane_of().resume_name
@@ -26,20 +30,20 @@ R = RequestId("r")
 
 
 class TestActivate:
-    async def test_the_model_becomes_active(self, able: AgentRig):
+    async def test_model_becomes_active(self, able: AgentRig):
         result = await run_lso(able, Activate(model=OTHER))
 
         assert (result.outcome, result.num_bytes) == (DONE, 2000)
         assert (able.state.model, able.state.swapping) == (OTHER, False)
         assert (await run_lso(able, Activate(model=OTHER))).outcome is ALREADY
 
-    async def test_an_unknown_model_is_refused_with_those_there_are(self, able: AgentRig):
+    async def test_unknown_model_error_lists_the_known_ones(self, able: AgentRig):
         result = await run_lso(able, Activate(model=ModelName("gpt-99")))
 
         assert result.outcome is REFUSED
         assert MODEL in result.message
 
-    async def test_a_failure_says_what_the_engine_said(self, able: AgentRig):
+    async def test_failure_has_the_engines_message(self, able: AgentRig):
         able.engine.fail_activate = [EngineError("no memory on the device")]
 
         result = await run_lso(able, Activate(model=OTHER))
@@ -47,7 +51,7 @@ class TestActivate:
         assert (result.outcome, result.message) == (FAILED, "no memory on the device")
         assert (able.state.model, able.state.swapping) == (None, False)
 
-    async def test_what_drains_in_time_is_not_evicted(self, able: AgentRig):
+    async def test_run_that_drains_in_time_is_not_evicted(self, able: AgentRig):
         _, task = await able.running(a_request("r"))
         swap = asyncio.create_task(run_lso(able, Activate(model=OTHER, drain_s=60.0)))
         await eventually(lambda: able.state.swapping)
@@ -57,7 +61,7 @@ class TestActivate:
         await task
         assert (able.state.totals.completed, able.state.totals.evicted) == (1, 0)
 
-    async def test_what_does_not_is(self, able: AgentRig):
+    async def test_run_that_does_not_drain_in_time_is_evicted(self, able: AgentRig):
         await able.running(a_request("r"))
 
         result = await run_lso(able, Activate(model=OTHER, drain_s=0.01))
@@ -66,7 +70,7 @@ class TestActivate:
         assert (await able.requeued(RESUME)).request_id == "r"
         assert counted(able, "lsos_total", kind="evict", outcome="done") == 1
 
-    async def test_an_operators_model_stays_until_the_next_plan(self, able: AgentRig):
+    async def test_operators_model_stays_until_the_next_plan(self, able: AgentRig):
         async with working(able.residency.work(able.stop), able):
             able.residency.plan_changed(a_plan(MODEL, epoch=1))
             assert (await able.residency.activate(OTHER)).outcome is DONE
@@ -76,9 +80,7 @@ class TestActivate:
             able.residency.plan_changed(a_plan(MODEL, epoch=2))
             await eventually(lambda: able.state.model == MODEL)
 
-    async def test_an_order_that_changes_nothing_opens_no_door_while_another_swaps(
-        self, able: AgentRig
-    ):
+    async def test_no_op_order_does_not_admit_during_another_swap(self, able: AgentRig):
         _, task = await able.running(a_request("r"))
         swap = asyncio.create_task(run_lso(able, Activate(model=OTHER, drain_s=60.0)))
         await eventually(lambda: able.state.swapping)
@@ -89,13 +91,13 @@ class TestActivate:
         await task
         assert not able.state.swapping
 
-    async def test_a_request_between_two_models_goes_back(self, able: AgentRig):
+    async def test_request_between_two_models_is_returned(self, able: AgentRig):
         able.engine.model = OTHER
         run = able.runner.begin(await able.pulled(a_request("r")))
         await able.runner.run(run)
         assert await able.far.ready(RESUME) == 1
 
-    async def test_one_that_was_cancelled_there_ends(self, able: AgentRig):
+    async def test_request_cancelled_between_two_models_ends(self, able: AgentRig):
         able.engine.model = OTHER
         run = able.runner.begin(await able.pulled(a_request("r", reply_to=REPLY)))
         run.ending = Ending.CANCELLED
@@ -104,7 +106,7 @@ class TestActivate:
 
 
 class TestWarm:
-    async def test_weights_come_into_host_memory_and_leave_it(
+    async def test_weights_are_loaded_into_and_removed_from_host_memory(
         self, able: AgentRig, engine: AbleEngine
     ):
         result = await run_lso(able, Warm(model=OTHER))
@@ -115,7 +117,7 @@ class TestWarm:
         assert (await run_lso(able, Cool(model=OTHER))).outcome is ALREADY
         assert engine.warmed == []
 
-    async def test_a_model_that_finds_no_room_is_refused_as_the_engine_says(
+    async def test_model_without_room_is_refused_with_the_engines_message(
         self, able: AgentRig, engine: AbleEngine
     ):
         engine.fail_warm = [NoRoomError("1999 of 2000 bytes are taken")]
@@ -124,15 +126,15 @@ class TestWarm:
 
         assert (result.outcome, result.message) == (REFUSED, "1999 of 2000 bytes are taken")
 
-    async def test_the_active_model_is_not_cooled(self, able: AgentRig):
+    async def test_active_model_is_not_cooled(self, able: AgentRig):
         assert (await run_lso(able, Cool(model=MODEL))).outcome is REFUSED
 
-    async def test_a_failure_is_one(self, able: AgentRig, engine: AbleEngine):
+    async def test_failed_warm_is_a_failure(self, able: AgentRig, engine: AbleEngine):
         engine.fail_warm = [EngineError("the disk is gone")]
 
         assert (await run_lso(able, Warm(model=OTHER))).message == "the disk is gone"
 
-    async def test_the_plans_next_model_is_warmed_beside_the_work(
+    async def test_next_model_of_the_plan_is_warmed_during_work(
         self, able: AgentRig, engine: AbleEngine
     ):
         async with working(able.residency.work(able.stop), able):

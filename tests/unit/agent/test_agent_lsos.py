@@ -1,4 +1,4 @@
-"""What each operation does, what it refuses, and what it says when it is repeated."""
+"""Each operation: its effect, its refusals, and its result when repeated."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ from shared.contracts.errors import EngineError
 from shared.contracts.requests import FinishReason
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
-from solver.planning.lsos import (
+from solver.planning.lso.operations import (
     Activate,
     Checkpoint,
     ClearCaches,
@@ -31,6 +31,8 @@ from tests.unit.agent.rig import AgentRig, open_agent
 from tests.unit.agent.scripted_engine import AbleEngine
 from tests.unit.agent.tasks import counted, run_lso
 
+pytestmark = pytest.mark.virtual_time
+
 DONE, ALREADY = LsoOutcome.DONE, LsoOutcome.ALREADY
 REFUSED, FAILED = LsoOutcome.REFUSED, LsoOutcome.FAILED
 LANE, RESUME = lane_of().queue_name, lane_of().resume_name
@@ -38,7 +40,7 @@ R = RequestId("r")
 
 
 class TestEvict:
-    async def test_a_run_goes_back_with_its_progress(self, able: AgentRig):
+    async def test_run_is_returned_with_its_progress(self, able: AgentRig):
         ran, task = await able.running(a_request("r"))
         able.engine.emit("r", 20, 21)
         await eventually(lambda: ran.token_ids == [20, 21])
@@ -49,7 +51,7 @@ class TestEvict:
         assert (await able.requeued(RESUME)).progress.token_ids == (20, 21)
         assert task.done() or await asyncio.wait_for(task, 60) is None
 
-    async def test_again_is_already(self, able: AgentRig):
+    async def test_repeated_eviction_is_already_done(self, able: AgentRig):
         await able.running(a_request("r"))
         await run_lso(able, Evict(request_ids=(R,)))
 
@@ -58,7 +60,7 @@ class TestEvict:
         assert result.outcome is ALREADY
         assert "evicted" in result.message
 
-    async def test_what_finishes_first_is_not_evicted(self, able: AgentRig):
+    async def test_run_that_finishes_first_is_not_evicted(self, able: AgentRig):
         await able.running(a_request("r"))
         able.engine.emit("r", 20, finish=FinishReason.LENGTH)
 
@@ -67,13 +69,13 @@ class TestEvict:
         assert result.outcome is ALREADY
         assert await able.far.ready(RESUME) == 0
 
-    async def test_an_unknown_request_is_refused(self, able: AgentRig):
+    async def test_unknown_request_is_refused(self, able: AgentRig):
         result = await run_lso(able, Evict(request_ids=(R,)))
 
         assert result.outcome is REFUSED
         assert "r is unknown to i1" in result.message
 
-    async def test_a_waiting_request_is_refused(self, able: AgentRig):
+    async def test_waiting_request_is_refused(self, able: AgentRig):
         await able.hold(a_request("r"))
 
         result = await run_lso(able, Evict(request_ids=(R,)))
@@ -81,7 +83,7 @@ class TestEvict:
         assert (result.outcome, len(able.state.window)) == (REFUSED, 1)
         assert "waits in the window" in result.message
 
-    async def test_a_group_goes_in_one_operation(self, able: AgentRig):
+    async def test_group_is_evicted_in_one_operation(self, able: AgentRig):
         names = tuple(RequestId(f"r{number}") for number in range(4))
         for name in names:
             await able.running(a_request(name))
@@ -93,7 +95,7 @@ class TestEvict:
 
 
 class TestPull:
-    async def test_one_pull_now_also_from_a_queue_that_seemed_empty(self, able: AgentRig):
+    async def test_pull_also_reads_a_queue_that_seemed_empty(self, able: AgentRig):
         able.sources(LANE)
         able.state.order.empty(LANE, able.clock.now())
         for name in ("a", "b", "c"):
@@ -104,7 +106,7 @@ class TestPull:
         assert (result.outcome, result.message) == (DONE, "2 pulled")
         assert len(able.state.window) == 2
 
-    async def test_the_bounds_hold(
+    async def test_pull_stays_within_the_bounds(
         self, registry: ModelRegistry, tokenizers: dict[ModelName, Tokenizer]
     ):
         async with open_agent(registry, tokenizers, pull=PullSettings(window=1)) as rig:
@@ -117,8 +119,8 @@ class TestPull:
         assert [result.outcome for result in results] == [DONE, REFUSED]
         assert "1 of 1 requests" in results[1].message
 
-    async def test_the_engines_token_capacity_is_a_bound(self, able: AgentRig):
-        """28 tokens each: one may always wait, a second while the first leaves some of 30."""
+    async def test_token_capacity_of_the_engine_is_a_bound(self, able: AgentRig):
+        """28 tokens each: one may always wait, a second only while the first leaves some of 30."""
         able.engine.kv_capacity_tokens = 30
         able.sources(LANE)
         for name in ("a", "b", "c"):
@@ -128,21 +130,21 @@ class TestPull:
 
         assert len(able.state.window) == 2
 
-    async def test_nothing_to_pull_is_already(self, able: AgentRig):
+    async def test_pull_with_empty_queues_is_already_done(self, able: AgentRig):
         able.sources(LANE)
         await able.put(a_request("r"))
         await able.far.take(LANE)
 
         assert (await run_lso(able, Pull())).outcome is ALREADY
 
-    async def test_a_draining_instance_refuses(self, able: AgentRig):
+    async def test_draining_instance_refuses_to_pull(self, able: AgentRig):
         able.state.draining = True
 
         assert (await run_lso(able, Pull())).outcome is REFUSED
 
 
 class TestEngine:
-    async def test_limits_change_while_it_runs(self, able: AgentRig, engine: AbleEngine):
+    async def test_limits_change_on_a_running_engine(self, able: AgentRig, engine: AbleEngine):
         assert (await run_lso(able, SetScheduling(max_running=4))).outcome is DONE
         assert (await run_lso(able, SetScheduling(token_budget=256))).outcome is DONE
         assert (await run_lso(able, SetScheduling(token_budget=256))).outcome is ALREADY
@@ -151,7 +153,7 @@ class TestEngine:
         assert limits == [(NO_LIMIT, 4), (256, 4)]
         assert (await run_lso(able, SetScheduling())).outcome is REFUSED
 
-    async def test_preemption_says_whether_there_was_anything_to_drop(
+    async def test_preemption_reports_whether_there_was_work_to_drop(
         self, able: AgentRig, engine: AbleEngine
     ):
         assert (await run_lso(able, Preempt())).outcome is DONE
@@ -165,7 +167,7 @@ class TestEngine:
 
 
 class TestCheckpoint:
-    async def test_from_its_next_run_on_the_request_is_checkpointed(self, able: AgentRig):
+    async def test_request_is_checkpointed_from_its_next_run_on(self, able: AgentRig):
         pulled = await able.pulled(a_request("r"))
         able.state.hold(pulled)
 
@@ -177,10 +179,10 @@ class TestCheckpoint:
         able.engine.emit("r", 20, finish=FinishReason.LENGTH)
         await task
 
-    async def test_an_engine_without_host_memory_for_its_model_refuses(
+    async def test_engine_without_host_memory_for_its_model_refuses(
         self, able: AgentRig, engine: AbleEngine
     ):
-        """Its backend can keep KV, but not of every model."""
+        """Its backend supports checkpoints, but not for every model."""
         able.state.hold(await able.pulled(a_request("r")))
         engine.host_kv_capacity_bytes = 0
 
@@ -199,7 +201,7 @@ class TestCheckpoint:
         ],
         ids=["interactive", "batch", "best effort", "relegated"],
     )
-    async def test_what_gives_way_is_checkpointed_anyway(
+    async def test_displaceable_request_is_checkpointed_anyway(
         self,
         able: AgentRig,
         fields: dict[str, Any],
@@ -211,7 +213,7 @@ class TestCheckpoint:
         await able.engine.abort(R)
         await task
 
-    async def test_an_unknown_request_is_refused(self, able: AgentRig):
+    async def test_unknown_request_is_refused(self, able: AgentRig):
         assert (await run_lso(able, Checkpoint(request_id=R))).outcome is REFUSED
 
 
@@ -221,7 +223,7 @@ class TestCheckpoint:
      Checkpoint(request_id=R)],
     ids=lambda lso: lso.kind,
 )  # fmt: skip
-async def test_an_engine_that_cannot_says_so(rig: AgentRig, lso: Lso):
+async def test_engine_without_the_capability_refuses(rig: AgentRig, lso: Lso):
     result = await run_lso(rig, lso)
 
     assert result.outcome is REFUSED
@@ -229,7 +231,7 @@ async def test_an_engine_that_cannot_says_so(rig: AgentRig, lso: Lso):
 
 
 class TestExecutor:
-    async def test_operations_follow_one_another(self, able: AgentRig):
+    async def test_operations_run_one_after_another(self, able: AgentRig):
         """The eviction was ordered first, so that the activation finds nothing to evict."""
         await able.running(a_request("r"))
         evicted, activated = await asyncio.gather(
@@ -239,7 +241,7 @@ class TestExecutor:
         assert (evicted.outcome, activated.outcome) == (DONE, DONE)
         assert "evicted" not in activated.message
 
-    async def test_weights_on_their_way_keep_no_run_waiting(
+    async def test_loading_of_weights_does_not_delay_operations_on_runs(
         self, able: AgentRig, engine: AbleEngine, monkeypatch: pytest.MonkeyPatch
     ):
         arrived = asyncio.Event()
@@ -257,14 +259,14 @@ class TestExecutor:
         arrived.set()
         assert (await warming).outcome is DONE
 
-    async def test_what_fails_ends_its_sequence(self, able: AgentRig):
+    async def test_failure_ends_its_sequence(self, able: AgentRig):
         able.engine.fail_activate = [EngineError("no")]
 
         results = await able.executor.run(Activate(model=OTHER), Preempt())
 
         assert [result.outcome for result in results] == [FAILED]
 
-    async def test_a_broken_operation_harms_nobody(
+    async def test_broken_operation_does_not_affect_others(
         self, able: AgentRig, engine: AbleEngine, monkeypatch: pytest.MonkeyPatch
     ):
         async def broken() -> bool:
@@ -277,11 +279,11 @@ class TestExecutor:
         assert (result.outcome, result.message) == (FAILED, "ZeroDivisionError: oops")
         assert counted(able, "lso_duration_seconds_count", kind="preempt") == 1
 
-    async def test_every_end_is_counted(self, able: AgentRig):
+    async def test_every_result_is_counted(self, able: AgentRig):
         await able.running(a_request("r"))
         for _ in range(2):
             await run_lso(able, Evict(request_ids=(R,)))
-        await run_lso(able, Evict(request_ids=(RequestId("nobody"),)))
+        await run_lso(able, Evict(request_ids=(RequestId("absent"),)))
 
         outcomes = {
             outcome: counted(able, "lsos_total", kind="evict", outcome=outcome)

@@ -1,4 +1,4 @@
-"""Instances for which nobody plans: what they bring up by themselves, and when they do not."""
+"""Instances without a plan: which models they activate by themselves, and when."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -23,6 +23,8 @@ from tests.unit.agent.plans import a_plan
 from tests.unit.agent.rig import AgentRig
 from tests.unit.agent.tasks import working
 
+pytestmark = pytest.mark.virtual_time
+
 MOST_WAIT_S = LEAST_WAIT_S + WAIT_SPREAD_S
 STEP_S = 0.25
 
@@ -35,7 +37,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def following(rig: AgentRig) -> AsyncIterator[None]:
-    """The loops that a service runs."""
+    """Run the loops of a service."""
     async with (
         working(rig.residency.work(rig.stop), rig),
         working(rig.orphanhood.watch(rig.stop), rig),
@@ -46,7 +48,7 @@ async def following(rig: AgentRig) -> AsyncIterator[None]:
 async def spend(
     clock: FakeClock, seconds: float, until: Callable[[], bool] = lambda: False
 ) -> None:
-    """Time passes, little by little."""
+    """Advance the clock in small steps."""
     for _ in range(round(seconds / STEP_S)):
         if until():
             return
@@ -54,13 +56,13 @@ async def spend(
         await asyncio.sleep(0.02)
 
 
-def stand_still(rig: AgentRig, seconds: float) -> None:
+def stall(rig: AgentRig, seconds: float) -> None:
     rig.clock.advance(seconds)
     rig.stall_clock.advance(seconds)
 
 
 async def put_work(rig: AgentRig, model: ModelName = OTHER) -> str:
-    """Work for *model* waits, and a notice tells so."""
+    """Put work for *model* into a queue, with a notice."""
     lane = lane_of(model=model).queue_name
     await rig.put(a_request(base=model, lane=lane))
     rig.residency.noticed(lane)
@@ -68,7 +70,7 @@ async def put_work(rig: AgentRig, model: ModelName = OTHER) -> str:
 
 
 async def looks(rig: AgentRig, seconds: float) -> ModelName | None:
-    """What the looks of so many seconds find."""
+    """Results of all looks within *seconds*."""
     for _ in range(round(seconds / LOOK_PERIOD_S)):
         if (model := await rig.orphanhood.look()) is not None:
             return model
@@ -76,7 +78,7 @@ async def looks(rig: AgentRig, seconds: float) -> ModelName | None:
     return None
 
 
-async def test_an_agent_without_a_model_follows_the_notices_at_once(rig: AgentRig):
+async def test_agent_without_a_model_follows_notices_at_once(rig: AgentRig):
     rig.state.model = None
     async with following(rig):
         rig.residency.noticed(lane_of(model=OTHER).queue_name)
@@ -84,7 +86,7 @@ async def test_an_agent_without_a_model_follows_the_notices_at_once(rig: AgentRi
     assert rig.state.totals.swaps == 0
 
 
-async def test_work_of_another_model_is_served_after_patience(rig: AgentRig):
+async def test_work_of_another_model_is_served_after_the_patience(rig: AgentRig):
     await put_work(rig)
     async with following(rig):
         await spend(rig.clock, PATIENCE_S - 0.5)
@@ -95,7 +97,7 @@ async def test_work_of_another_model_is_served_after_patience(rig: AgentRig):
     assert rig.engine.activations == [OTHER]
 
 
-async def test_a_stale_plan_is_no_longer_waited_for(rig: AgentRig):
+async def test_stale_plan_is_not_waited_for(rig: AgentRig):
     rig.residency.plan_changed(a_plan(MODEL))
     await put_work(rig)
     async with following(rig):
@@ -103,7 +105,7 @@ async def test_a_stale_plan_is_no_longer_waited_for(rig: AgentRig):
         await eventually(lambda: rig.state.model == OTHER)
 
 
-async def test_a_busy_agent_does_not_leave_its_work(rig: AgentRig):
+async def test_busy_agent_keeps_its_model(rig: AgentRig):
     await rig.hold(a_request("r"))
     await put_work(rig)
     async with following(rig):
@@ -111,14 +113,14 @@ async def test_a_busy_agent_does_not_leave_its_work(rig: AgentRig):
     assert rig.engine.activations == []
 
 
-async def test_work_that_came_and_went_between_two_looks_is_work(rig: AgentRig):
+async def test_work_that_came_and_went_between_two_checks_counts(rig: AgentRig):
     rig.clock.advance(PATIENCE_S)
     assert rig.orphanhood.is_alone()
     rig.state.totals.pull(lane_of().queue_name, rig.clock.now())
     assert not rig.orphanhood.is_alone()
 
 
-async def test_a_notice_of_an_empty_queue_swaps_nothing(rig: AgentRig):
+async def test_notice_of_an_empty_queue_causes_no_swap(rig: AgentRig):
     await topology.declare_work_queue(rig.far, lane_of(model=OTHER).queue_name)
     async with following(rig):
         rig.residency.noticed(lane_of(model=OTHER).queue_name)
@@ -127,26 +129,26 @@ async def test_a_notice_of_an_empty_queue_swaps_nothing(rig: AgentRig):
     assert rig.engine.activations == []
 
 
-async def test_a_plan_does_not_age_while_the_process_stands_still(rig: AgentRig):
+async def test_plan_does_not_age_while_the_process_is_stalled(rig: AgentRig):
     rig.residency.plan_changed(a_plan(MODEL))
     async with following(rig):
         await spend(rig.clock, 1.0)
         await put_work(rig)
-        stand_still(rig, 14.0)
+        stall(rig, 14.0)
         await spend(rig.clock, PATIENCE_S - 2.0)
         assert rig.orphanhood.has_plan()
     assert rig.engine.activations == []
 
 
-async def test_what_comes_right_after_a_stall_is_not_of_the_future(rig: AgentRig):
+async def test_plan_time_after_a_stall_is_not_in_the_future(rig: AgentRig):
     rig.orphanhood.attend()
-    stand_still(rig, 14.0)
+    stall(rig, 14.0)
     rig.residency.plan_changed(a_plan(MODEL))
     assert rig.orphanhood.has_plan()
     assert rig.state.plan_at == rig.clock.now()
 
 
-async def test_a_plan_does_not_age_without_a_connection(rig: AgentRig):
+async def test_plan_does_not_age_without_a_connection(rig: AgentRig):
     rig.residency.plan_changed(a_plan(MODEL))
     await put_work(rig)
     async with following(rig):
@@ -157,7 +159,7 @@ async def test_a_plan_does_not_age_without_a_connection(rig: AgentRig):
     assert rig.engine.activations == []
 
 
-async def test_patience_begins_anew_after_a_connection_that_was_lost_unseen(rig: AgentRig):
+async def test_patience_restarts_after_an_unnoticed_connection_loss(rig: AgentRig):
     rig.clock.advance(PATIENCE_S)
     assert rig.orphanhood.is_alone()
     rig.broker.drop_connection()
@@ -166,8 +168,8 @@ async def test_patience_begins_anew_after_a_connection_that_was_lost_unseen(rig:
     assert rig.orphanhood.is_alone()
 
 
-async def test_a_swap_is_followed_by_a_rest(rig: AgentRig):
-    """Work of both models waits all the time, and nothing pulls here."""
+async def test_swap_is_followed_by_the_full_patience(rig: AgentRig):
+    """Work of both models waits all the time, and no instance pulls it here."""
     swapped_at: list[float] = []
     activate = rig.engine.activate
 
@@ -186,7 +188,7 @@ async def test_a_swap_is_followed_by_a_rest(rig: AgentRig):
     assert all(b - a >= PATIENCE_S for a, b in pairwise(swapped_at))
 
 
-async def test_one_look_is_not_enough(rig: AgentRig):
+async def test_one_look_is_not_enough_to_swap(rig: AgentRig):
     lane = await put_work(rig)
     assert await rig.orphanhood.look() is None
     rig.clock.advance(LEAST_WAIT_S - 0.1)
@@ -195,8 +197,8 @@ async def test_one_look_is_not_enough(rig: AgentRig):
     assert await looks(rig, 5.0) is None
 
 
-async def test_a_false_count_only_delays(rig: AgentRig, monkeypatch: pytest.MonkeyPatch):
-    """RabbitMQ counts a queue that does not answer it in time as empty."""
+async def test_wrong_count_only_delays(rig: AgentRig, monkeypatch: pytest.MonkeyPatch):
+    """RabbitMQ reports a queue that does not answer in time as empty."""
     await put_work(rig)
     counts = iter([1, 1, 0])
     depth = rig.broker.depth
@@ -210,7 +212,7 @@ async def test_a_false_count_only_delays(rig: AgentRig, monkeypatch: pytest.Monk
     assert await looks(rig, MOST_WAIT_S + 1.0) == OTHER
 
 
-async def test_a_broker_that_does_not_count_is_asked_again(
+async def test_broker_that_does_not_count_is_asked_again(
     rig: AgentRig, monkeypatch: pytest.MonkeyPatch
 ):
     await put_work(rig)
@@ -224,7 +226,7 @@ async def test_a_broker_that_does_not_count_is_asked_again(
     assert await looks(rig, MOST_WAIT_S + 1.0) == OTHER
 
 
-async def test_only_one_at_a_time_brings_a_model_up(rig: AgentRig):
+async def test_only_one_instance_at_a_time_claims_a_model(rig: AgentRig):
     claim = topology.claim_queue(OTHER)
     await rig.far.declare_queue(claim)
     async with rig.orphanhood.claim(OTHER) as is_ours:
@@ -237,10 +239,10 @@ async def test_only_one_at_a_time_brings_a_model_up(rig: AgentRig):
     assert await rig.far.depth(claim.name) is None
 
 
-async def test_of_three_idle_agents_one_serves_what_waits(
+async def test_one_of_three_idle_agents_serves_waiting_work(
     rig: AgentRig, registry: ModelRegistry, tokenizers: dict[ModelName, Tokenizer]
 ):
-    """Activation takes longer than their waits differ."""
+    """Activation takes longer than the difference of their waits."""
     parts: list[AgentParts] = [rig]
     async with AsyncExitStack() as stack:
         for name in ("i2", "i3"):
@@ -276,7 +278,7 @@ async def test_of_three_idle_agents_one_serves_what_waits(
 
 
 def slow(part: AgentParts, loaded: asyncio.Event) -> None:
-    """Activation waits for *loaded*."""
+    """Delay activation until *loaded*."""
     activate = part.engine.activate
 
     async def activated(model: ModelName) -> float:

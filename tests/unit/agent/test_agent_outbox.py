@@ -1,6 +1,8 @@
-"""Tokens on their way out."""
+"""Batching of tokens for producers."""
 
 import asyncio
+
+import pytest
 
 from shared.broker import topology
 from shared.contracts.base import RequestId, RunId
@@ -8,6 +10,8 @@ from shared.contracts.requests import TokenChunk, TokensEmitted
 from tests.brokers import eventually
 from tests.queued import a_request
 from tests.unit.agent.rig import REPLY, AgentRig
+
+pytestmark = pytest.mark.virtual_time
 
 
 def chunk(run: str, offset: int, *tokens: int) -> TokenChunk:
@@ -24,21 +28,21 @@ async def batches(rig: AgentRig) -> list[list[TokenChunk]]:
     return [list(reply.chunks) for reply in await rig.replies() if isinstance(reply, TokensEmitted)]
 
 
-async def test_chunks_of_one_run_become_one(rig: AgentRig):
+async def test_chunks_of_one_run_are_merged(rig: AgentRig):
     rig.outbox.add_tokens(REPLY, chunk("a", 3, 20))
     rig.outbox.add_tokens(REPLY, chunk("a", 4, 21, 22))
     await rig.outbox.flush_all()
     assert await batches(rig) == [[chunk("a", 3, 20, 21, 22)]]
 
 
-async def test_runs_to_one_destination_share_a_message(rig: AgentRig):
+async def test_runs_with_one_destination_share_a_message(rig: AgentRig):
     rig.outbox.add_tokens(REPLY, chunk("a", 0, 20))
     rig.outbox.add_tokens(REPLY, chunk("b", 5, 30))
     await rig.outbox.flush_all()
     assert await batches(rig) == [[chunk("a", 0, 20), chunk("b", 5, 30)]]
 
 
-async def test_destinations_do_not_share(rig: AgentRig):
+async def test_destinations_do_not_share_messages(rig: AgentRig):
     rig.outbox.add_tokens(REPLY, chunk("a", 0, 20))
     rig.outbox.add_tokens("elsewhere", chunk("b", 0, 30))
     await rig.outbox.flush(REPLY)
@@ -47,7 +51,7 @@ async def test_destinations_do_not_share(rig: AgentRig):
     assert rig.broker.sent == [REPLY, "elsewhere"]
 
 
-async def test_nothing_is_sent_twice_and_nothing_is_no_message(rig: AgentRig):
+async def test_tokens_are_sent_once_and_empty_messages_never(rig: AgentRig):
     await rig.outbox.flush_all()
     rig.outbox.add_tokens(REPLY, chunk("a", 0, 20))
     await rig.outbox.flush_all()
@@ -55,7 +59,7 @@ async def test_nothing_is_sent_twice_and_nothing_is_no_message(rig: AgentRig):
     assert rig.broker.sent == [REPLY]
 
 
-async def test_tokens_that_cannot_be_sent_are_dropped_and_the_final_makes_up_for_them(
+async def test_unsendable_tokens_are_dropped_and_are_in_the_final(
     rig: AgentRig,
 ):
     rig.outbox.add_tokens(REPLY, chunk("a", 0, 20))
@@ -66,7 +70,7 @@ async def test_tokens_that_cannot_be_sent_are_dropped_and_the_final_makes_up_for
     assert await batches(rig) == []
 
 
-async def test_a_queue_that_is_not_there_is_declared(rig: AgentRig):
+async def test_missing_queue_is_declared(rig: AgentRig):
     request = a_request()
     await rig.outbox.queue(request.lane, request)
     await rig.far.delete_queue(request.lane)
@@ -74,7 +78,7 @@ async def test_a_queue_that_is_not_there_is_declared(rig: AgentRig):
     assert await rig.requeued(request.lane) == request
 
 
-async def test_a_queue_is_put_into_whatever_happens_meanwhile(rig: AgentRig):
+async def test_publish_to_a_queue_retries_through_outages(rig: AgentRig):
     request = a_request()
     rig.broker.lose_connection()
     task = asyncio.create_task(rig.outbox.queue(request.lane, request))

@@ -1,4 +1,4 @@
-"""What is pulled, and what becomes of it before it runs."""
+"""Pulled requests, and their handling before they run."""
 
 import math
 from collections.abc import AsyncIterator
@@ -27,6 +27,8 @@ from tests.queued import BATCH, BEST_EFFORT, MODEL, OTHER, a_request, lane_of, s
 from tests.unit.agent.rig import REPLY, AgentRig, open_agent
 from tests.unit.agent.tasks import admitting, working
 
+pytestmark = pytest.mark.virtual_time
+
 LANE, RESUME = lane_of().queue_name, lane_of().resume_name
 SLOW = Profile(
     model=MODEL,
@@ -41,7 +43,7 @@ SLOW = Profile(
 
 @asynccontextmanager
 async def pulling(rig: AgentRig, *lanes: str) -> AsyncIterator[None]:
-    """A worker that pulls from *lanes*, which are those of chat turns by default."""
+    """Run a worker that pulls from *lanes*, by default those of chat turns."""
     rig.sources(*(lanes or (LANE,)))
     async with working(rig.puller.work(rig.stop), rig):
         yield
@@ -56,7 +58,7 @@ async def quiet(rig: AgentRig, lane: str = LANE) -> None:
     await eventually(empty)
 
 
-async def test_waiting_requests_come_into_the_window(rig: AgentRig):
+async def test_waiting_requests_enter_the_window(rig: AgentRig):
     for name in ("a", "b"):
         await rig.put(a_request(name))
     async with pulling(rig):
@@ -65,11 +67,11 @@ async def test_waiting_requests_come_into_the_window(rig: AgentRig):
     assert await rig.back_in_lane(LANE) == 2
 
 
-async def test_a_queue_that_is_not_there_is_asked_for_again_on_notice(rig: AgentRig):
+async def test_missing_queue_is_tried_again_on_notice(rig: AgentRig):
     rig.sources(LANE)
     assert await rig.puller.pull_now(1) == 0
     now = rig.clock.now()
-    assert rig.state.order.wake_at(now, best_effort_room=True) == now + 10.0
+    assert rig.state.order.wake_at(now, best_effort_room=True) == now + 600.0
     async with pulling(rig):
         await rig.put(a_request("a"))
         assert rig.state.order.nonempty(LANE, rig.clock.now())
@@ -77,7 +79,7 @@ async def test_a_queue_that_is_not_there_is_asked_for_again_on_notice(rig: Agent
         await eventually(lambda: len(rig.state.window) == 1)
 
 
-async def test_a_redelivered_duplicate_joins_the_request_that_is_here(rig: AgentRig):
+async def test_redelivered_duplicate_joins_the_known_request(rig: AgentRig):
     request = a_request("r", reply_to=REPLY)
     await rig.hold(request)
     await rig.put(request)
@@ -88,7 +90,7 @@ async def test_a_redelivered_duplicate_joins_the_request_that_is_here(rig: Agent
     assert await rig.back_in_lane(LANE) == 0
 
 
-async def test_a_duplicate_of_a_running_request_joins_it_too(rig: AgentRig):
+async def test_duplicate_of_a_running_request_joins_it(rig: AgentRig):
     request = a_request("r")
     run, task = await rig.running(request)
     await rig.put(request)
@@ -100,7 +102,7 @@ async def test_a_duplicate_of_a_running_request_joins_it_too(rig: AgentRig):
     assert await rig.back_in_lane(LANE) == 0
 
 
-async def test_another_producers_request_under_the_same_id_waits_its_turn(rig: AgentRig):
+async def test_other_producers_request_with_the_same_id_waits(rig: AgentRig):
     mine = a_request("r", reply_to=REPLY)
     theirs = a_request("r", reply_to="reply.of-another")
     await rig.hold(mine)
@@ -112,8 +114,8 @@ async def test_another_producers_request_under_the_same_id_waits_its_turn(rig: A
     assert len(rig.state.pulled[mine.request_id].deliveries) == 1
 
 
-async def test_a_hopeless_request_is_relegated(rig: AgentRig):
-    """10 s of prefill against 5 s to the first token."""
+async def test_infeasible_request_is_relegated(rig: AgentRig):
+    """10 s of prefill, with a target of 5 s to the first token."""
     rig.state.profiles[MODEL] = SLOW
     await rig.put(a_request("r"))
     async with pulling(rig):
@@ -123,7 +125,7 @@ async def test_a_hopeless_request_is_relegated(rig: AgentRig):
 
 
 @pytest.mark.parametrize(("pace_s", "relegated"), [(0.15, 0), (6.0, 1), (math.inf, 1)])
-async def test_batch_work_on_a_loaded_instance_is_judged_by_what_iterations_take(
+async def test_infeasibility_of_batch_work_uses_the_pace_under_load(
     rig: AgentRig, pace_s: float, relegated: int
 ):
     """24 tokens within 100 s; an iteration of 1024 tokens would take 10 s for each."""
@@ -139,7 +141,7 @@ async def test_batch_work_on_a_loaded_instance_is_judged_by_what_iterations_take
     assert rig.state.totals.relegated == relegated
 
 
-async def test_a_relegated_request_is_taken(rig: AgentRig):
+async def test_relegated_request_is_pulled(rig: AgentRig):
     rig.state.profiles[MODEL] = SLOW
     queue = relegated_name(MODEL)
     await rig.put(a_request("r", relegated=True), queue)
@@ -148,7 +150,7 @@ async def test_a_relegated_request_is_taken(rig: AgentRig):
         await eventually(lambda: len(rig.state.window) == 1)
 
 
-async def test_a_request_of_another_model_is_handed_back(rig: AgentRig):
+async def test_request_of_another_model_is_handed_back(rig: AgentRig):
     """The lane was pulled from just before a swap."""
     request = a_request("r", base=OTHER)
     await rig.put(request, LANE)
@@ -159,7 +161,7 @@ async def test_a_request_of_another_model_is_handed_back(rig: AgentRig):
 
 
 @pytest.mark.parametrize("flag", ["swaps", "draining"])
-async def test_nothing_is_pulled_while_it_could_not_be_served(rig: AgentRig, flag: str):
+async def test_nothing_is_pulled_that_cannot_be_served(rig: AgentRig, flag: str):
     setattr(rig.state, flag, True)
     await rig.put(a_request("r"))
     async with pulling(rig):
@@ -169,7 +171,7 @@ async def test_nothing_is_pulled_while_it_could_not_be_served(rig: AgentRig, fla
         assert await rig.far.ready(LANE) == 1
 
 
-async def test_a_cancelled_request_ends_when_it_is_pulled(rig: AgentRig):
+async def test_cancelled_request_ends_when_it_is_pulled(rig: AgentRig):
     request = a_request("r", reply_to=REPLY)
     rig.state.cancel(request.request_id, request.reply_to)
     await rig.put(request)
@@ -185,7 +187,7 @@ async def test_a_cancelled_request_ends_when_it_is_pulled(rig: AgentRig):
     [b"\xff", b"{}", b'{"kind": "request.queued.v9"}'],
     ids=["no JSON", "no kind", "unknown kind"],
 )
-async def test_what_is_no_request_is_buried_with_its_reason(rig: AgentRig, body: bytes):
+async def test_undecodable_message_is_dead_lettered_with_a_reason(rig: AgentRig, body: bytes):
     await topology.declare_work_queue(rig.far, LANE)
     message = OutMessage(body=body, message_id="m1", reply_to=REPLY)
     await rig.far.publish(topology.LANES, LANE, message)
@@ -200,7 +202,7 @@ async def test_what_is_no_request_is_buried_with_its_reason(rig: AgentRig, body:
     assert await rig.back_in_lane(LANE) == 0
 
 
-async def test_a_request_that_could_not_go_back_to_its_lane_is_buried(rig: AgentRig):
+async def test_request_with_an_invalid_lane_is_dead_lettered(rig: AgentRig):
     await rig.put(a_request("r", lane="no lane at all"), LANE)
     async with pulling(rig):
         await eventually(lambda: topology.DEAD in rig.broker.attempts)
@@ -225,7 +227,7 @@ async def test_the_window_is_bounded(
         assert await rig.far.ready(LANE) == 1
 
 
-async def test_beyond_the_engines_slots_no_more_is_pulled_than_can_soon_start(rig: AgentRig):
+async def test_pulls_beyond_free_slots_are_limited_to_work_starting_soon(rig: AgentRig):
     """Eight slots; then each waiting request is 2.8 s of work, and 2 s are enough."""
     rig.state.profiles[MODEL] = Profile(
         model=MODEL, engine="e", device="d", version=1, at=0.0, token_rate_per_s=10.0
@@ -237,7 +239,7 @@ async def test_beyond_the_engines_slots_no_more_is_pulled_than_can_soon_start(ri
         assert await rig.far.ready(LANE) == 12 - rig.engine.max_running
 
 
-async def test_one_request_may_always_wait_however_long_it_is(rig: AgentRig):
+async def test_one_request_may_always_wait_regardless_of_length(rig: AgentRig):
     rig.engine.max_running = 0
     for _ in range(2):
         await rig.put(a_request(sampling=sampling(2000)))
@@ -259,16 +261,16 @@ async def test_best_effort_has_a_share_of_the_window(
             assert await rig.far.ready(lane) == 2
 
 
-async def test_waiting_best_effort_work_keeps_no_urgent_request_out(rig: AgentRig):
-    """The window has 4 s of best effort, twice what may wait, and there is but one slot."""
+async def test_waiting_best_effort_does_not_block_urgent_requests(rig: AgentRig):
+    """The window has 4 s of best effort, twice the limit, and there is only one slot."""
     rig.engine.max_running = 1
-    await rig.hold(a_request("filler", slo=BEST_EFFORT, sampling=sampling(2000)))
+    await rig.hold(a_request("dump", slo=BEST_EFFORT, sampling=sampling(2000)))
     await rig.put(a_request("urgent"))
     async with pulling(rig):
         await eventually(lambda: "urgent" in rig.state.window)
 
 
-async def test_a_worker_survives_the_brokers_absence(rig: AgentRig, monkeypatch):
+async def test_worker_survives_a_broker_outage(rig: AgentRig, monkeypatch):
     monkeypatch.setattr("services.agent.puller.BROKER_RETRY_S", 0.01)
     await rig.put(a_request("r"))
     rig.broker.lose_connection()
@@ -279,10 +281,10 @@ async def test_a_worker_survives_the_brokers_absence(rig: AgentRig, monkeypatch)
         await eventually(lambda: len(rig.state.window) == 1)
 
 
-async def test_a_queue_that_is_refused_keeps_no_other_from_being_pulled(
+async def test_refused_queue_does_not_block_other_pulls(
     rig: AgentRig, monkeypatch: pytest.MonkeyPatch
 ):
-    """What cannot be handed back is put back where it was."""
+    """A request that cannot be handed back is returned to its queue."""
     mine, theirs = a_request("mine"), a_request("theirs", base=OTHER)
     await rig.put(theirs, queue=RESUME)
     await rig.put(mine)
@@ -297,10 +299,12 @@ async def test_a_queue_that_is_refused_keeps_no_other_from_being_pulled(
     assert await rig.far.ready(RESUME) == 1
 
 
-async def test_what_waits_inside_the_engine_is_held_too(
+async def test_requests_waiting_inside_the_engine_count_as_held(
     registry: ModelRegistry, tokenizers: dict[ModelName, Tokenizer]
 ):
-    """Two of eight slots are taken, and the window of two is full until one has its first token."""
+    """
+    Two of eight slots are in use, and the window of two is full until one has its first token.
+    """
     async with open_agent(registry, tokenizers, pull=PullSettings(window=2)) as rig:
         for number in range(4):
             await rig.put(a_request(f"r{number}"))
@@ -314,7 +318,7 @@ async def test_what_waits_inside_the_engine_is_held_too(
 
 
 class TestBacklog:
-    """With no running slot free, what waits is counted with its answers."""
+    """Without a free running slot, waiting requests count with their answers."""
 
     PROFILE = Profile(
         model=MODEL,
@@ -345,7 +349,7 @@ class TestBacklog:
             (0, 0.9, 4 * 0.1 + 1.2816 * 2 * 0.04),
         ],
     )
-    async def test_it_is_a_quantile_of_what_is_predicted(
+    async def test_backlog_is_a_quantile_of_the_prediction(
         self, rig: AgentRig, max_running: int, level: float, expected_s: float
     ):
         seen_s = await self.backlog_s(rig, max_running=max_running, level=level)
@@ -353,15 +357,13 @@ class TestBacklog:
         assert seen_s == pytest.approx(expected_s, rel=1e-4)
         await rig.residency.hand_back_window()
 
-    async def test_it_tells_long_prefills_in_part_where_it_pulls_and_whole_where_one_plans(
-        self, rig: AgentRig
-    ):
+    async def test_long_prefills_count_partly_for_pulls_and_fully_for_plans(self, rig: AgentRig):
         rig.state.profiles[MODEL] = self.PROFILE
         for name in "abcd":
             await rig.hold(a_request(name, prompt_tokens=4000, sampling=sampling(1)))
         engine = replace(rig.engine.snapshot(), max_running=100)
-        told = pull_state(rig.state, engine, PullBounds(max_backlog_s=2.0))
+        reported = pull_state(rig.state, engine, PullBounds(max_backlog_s=2.0))
 
-        assert told.backlog_s == pytest.approx(4 * 0.5)
-        assert told.whole_backlog_s == pytest.approx(4 * 4.0)
+        assert reported.backlog_s == pytest.approx(4 * 0.5)
+        assert reported.whole_backlog_s == pytest.approx(4 * 4.0)
         await rig.residency.hand_back_window()

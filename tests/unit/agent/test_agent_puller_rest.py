@@ -1,4 +1,4 @@
-"""A puller that may not pull rests, however much waits for it."""
+"""A puller that may not pull sleeps, regardless of waiting work."""
 
 import asyncio
 import math
@@ -15,12 +15,14 @@ from tests.queued import BEST_EFFORT, a_request, lane_of
 from tests.unit.agent.rig import AgentRig
 from tests.unit.agent.tasks import working
 
+pytestmark = pytest.mark.virtual_time
+
 LANE = a_request(slo=BEST_EFFORT).lane
 WATCHED_S = 0.3
 
 
 class Looks:
-    """How often the engine is looked at."""
+    """Counts how often the engine is inspected."""
 
     def __init__(self, rig: AgentRig, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -32,11 +34,13 @@ class Looks:
         return self._snapshot()
 
 
-async def test_one_full_of_filler_rests_and_goes_on_when_some_has_left(
+async def test_puller_full_of_best_effort_sleeps_until_some_leaves(
     rig: AgentRig, monkeypatch: pytest.MonkeyPatch
 ):
-    fillers = [a_request(f"f{n}", slo=BEST_EFFORT) for n in range(rig.pull.best_effort_window)]
-    for request in fillers:
+    best_effort_work = [
+        a_request(f"f{n}", slo=BEST_EFFORT) for n in range(rig.pull.best_effort_window)
+    ]
+    for request in best_effort_work:
         await rig.hold(request)
     await rig.put(a_request("waits", slo=BEST_EFFORT))
     lane = Source(queue=LANE, kind=SourceKind.LANE, time_left_s=math.inf)
@@ -47,15 +51,15 @@ async def test_one_full_of_filler_rests_and_goes_on_when_some_has_left(
         assert looks.count < 10
         assert await rig.far.ready(LANE) == 1
 
-        rig.state.release(fillers[0].request_id)
+        rig.state.release(best_effort_work[0].request_id)
         rig.state.wake()
         await eventually(lambda: "waits" in rig.state.window)
     await rig.residency.hand_back_window()
 
 
 @pytest.mark.parametrize("why", ["drains", "swaps", "restarts"])
-async def test_what_was_routed_to_one_that_may_not_pull_goes_back(rig: AgentRig, why: str):
-    """Nobody else reads its inbox."""
+async def test_routed_request_is_returned_when_pulling_is_not_allowed(rig: AgentRig, why: str):
+    """No other instance reads its inbox."""
     lane = a_request("routed").lane
     inbox = inbox_name(rig.state.instance_id)
     rig.state.order.set_sources(
@@ -83,7 +87,7 @@ async def test_what_was_routed_to_one_that_may_not_pull_goes_back(rig: AgentRig,
         assert not rig.reporter.status().takes_in
 
 
-async def test_one_that_drains_rests(rig: AgentRig, monkeypatch: pytest.MonkeyPatch):
+async def test_draining_puller_sleeps(rig: AgentRig, monkeypatch: pytest.MonkeyPatch):
     await rig.put(a_request("waits", slo=BEST_EFFORT))
     rig.sources(LANE)
     rig.state.draining = True

@@ -1,4 +1,4 @@
-"""Which model is active, and what a swap does to the work of the one before."""
+"""The active model, and the effect of a swap on the previous model's work."""
 
 import asyncio
 from itertools import pairwise
@@ -21,6 +21,8 @@ from tests.unit.agent.plans import a_plan
 from tests.unit.agent.rig import AgentRig, decode_queued, listen, open_agent
 from tests.unit.agent.tasks import admitting, working
 
+pytestmark = pytest.mark.virtual_time
+
 RESUME = lane_of().resume_name
 decode_engine: Decoder[ModelActivated] = Decoder(ModelActivated)
 
@@ -35,7 +37,7 @@ def following(rig: AgentRig):
     return working(rig.residency.work(rig.stop), rig)
 
 
-async def test_the_plans_first_segment_becomes_active(rig: AgentRig):
+async def test_first_segment_of_the_plan_becomes_active(rig: AgentRig):
     events = await listen(rig, topology.TELEMETRY, topology.OBSERVED_ENGINE_KEY)
     async with following(rig):
         rig.residency.plan_changed(a_plan(OTHER, MODEL))
@@ -47,33 +49,33 @@ async def test_the_plans_first_segment_becomes_active(rig: AgentRig):
     assert (event.model, event.source, event.duration_s) == (OTHER, Residency.COLD, 0.5)
 
 
-async def test_a_plan_of_the_active_model_swaps_nothing(rig: AgentRig):
+async def test_plan_of_the_active_model_causes_no_swap(rig: AgentRig):
     rig.residency.plan_changed(a_plan(MODEL, OTHER, lanes=(lane_of().queue_name,)))
     async with following(rig):
         await eventually(lambda: RESUME in rig.state.order.queues)
     assert rig.engine.activations == []
 
 
-async def test_a_plan_of_a_lower_epoch_is_ignored(rig: AgentRig):
+async def test_plan_with_a_lower_epoch_is_ignored(rig: AgentRig):
     rig.residency.plan_changed(a_plan(MODEL, epoch=5))
     rig.residency.plan_changed(a_plan(OTHER, epoch=4))
     assert rig.state.plan == a_plan(MODEL, epoch=5)
 
 
-async def test_a_plan_of_the_same_epoch_refreshes(rig: AgentRig):
+async def test_plan_with_the_same_epoch_refreshes_its_age(rig: AgentRig):
     rig.residency.plan_changed(a_plan(MODEL, epoch=5))
     rig.clock.advance(3.0)
     rig.residency.plan_changed(a_plan(MODEL, epoch=5))
     assert rig.state.plan_at == rig.clock.now()
 
 
-async def test_models_that_it_may_not_serve_are_passed_over(rig: AgentRig):
+async def test_models_that_it_may_not_serve_are_skipped(rig: AgentRig):
     rig.residency.plan_changed(a_plan(ModelName("a model of others"), OTHER))
     async with following(rig):
         await eventually(lambda: rig.state.model == OTHER)
 
 
-async def test_an_empty_plan_changes_nothing(rig: AgentRig):
+async def test_empty_plan_changes_nothing(rig: AgentRig):
     rig.residency.noticed(lane_of(model=OTHER).queue_name)
     rig.clock.advance(2 * PATIENCE_S)
     rig.residency.plan_changed(a_plan())
@@ -82,7 +84,7 @@ async def test_an_empty_plan_changes_nothing(rig: AgentRig):
     assert rig.state.model == MODEL
 
 
-async def test_a_swap_hands_the_window_back_and_evicts_what_runs(rig: AgentRig):
+async def test_swap_hands_the_window_back_and_evicts_runs(rig: AgentRig):
     await rig.hold(a_request("waits"))
     run, task = await rig.running(a_request("runs"))
     rig.engine.emit("runs", 20)
@@ -96,7 +98,7 @@ async def test_a_swap_hands_the_window_back_and_evicts_what_runs(rig: AgentRig):
     assert await rig.back_in_lane(lane_of().queue_name) == 0
 
 
-async def test_a_swap_waits_for_pulls_under_way(rig: AgentRig):
+async def test_swap_waits_for_pulls_in_progress(rig: AgentRig):
     rig.state.pulling = 1
     async with following(rig):
         rig.residency.plan_changed(a_plan(OTHER))
@@ -106,7 +108,7 @@ async def test_a_swap_waits_for_pulls_under_way(rig: AgentRig):
         await eventually(lambda: rig.state.model == OTHER)
 
 
-async def test_a_draining_agent_does_not_swap(rig: AgentRig):
+async def test_draining_agent_does_not_swap(rig: AgentRig):
     rig.state.draining = True
     async with following(rig):
         rig.residency.plan_changed(a_plan(OTHER))
@@ -114,8 +116,8 @@ async def test_a_draining_agent_does_not_swap(rig: AgentRig):
     assert rig.engine.activations == []
 
 
-async def test_a_model_that_cannot_be_activated_is_not_served_and_tried_again(rig: AgentRig):
-    """The one before may be gone as well: requests for it must not fail on an empty engine."""
+async def test_failed_activation_is_retried_without_serving(rig: AgentRig):
+    """The previous model may be gone as well: its requests must not fail on an empty engine."""
     rig.engine.fail_activate = [EngineError("no memory"), EngineError("no memory")]
     async with following(rig):
         rig.residency.plan_changed(a_plan(OTHER))
@@ -124,10 +126,10 @@ async def test_a_model_that_cannot_be_activated_is_not_served_and_tried_again(ri
     assert rig.engine.activations == [OTHER]
 
 
-async def test_a_model_that_cannot_be_activated_lets_the_one_before_serve_longer_and_longer(
+async def test_failed_activations_let_the_previous_model_serve_longer(
     rig: AgentRig, monkeypatch: pytest.MonkeyPatch
 ):
-    """For each try the instance is emptied."""
+    """Each attempt empties the instance."""
     tried: list[float] = []
 
     async def refuse(_model: ModelName) -> float:
@@ -151,7 +153,7 @@ async def test_a_model_that_cannot_be_activated_lets_the_one_before_serve_longer
     assert not rig.state.swapping
 
 
-async def test_a_dead_engine_comes_back_with_its_model(rig: AgentRig):
+async def test_dead_engine_restarts_with_its_model(rig: AgentRig):
     rig.engine.fail_start = [EngineError("not yet"), EngineError("not yet")]
     rig.engine.die()
     async with following(rig):
@@ -160,7 +162,7 @@ async def test_a_dead_engine_comes_back_with_its_model(rig: AgentRig):
     assert (rig.engine.starts, rig.state.totals.crashes, rig.state.model) == (3, 1, MODEL)
 
 
-async def test_a_model_that_does_not_come_back_leaves_the_engine_to_the_plans(
+async def test_engine_that_lost_its_model_follows_plans(
     rig: AgentRig, monkeypatch: pytest.MonkeyPatch
 ):
     activate = rig.engine.activate
@@ -179,7 +181,7 @@ async def test_a_model_that_does_not_come_back_leaves_the_engine_to_the_plans(
     assert rig.state.totals.crashes == 1
 
 
-async def test_without_a_plan_it_is_tried_again(rig: AgentRig):
+async def test_lost_model_is_retried_without_a_plan(rig: AgentRig):
     rig.engine.fail_activate = [EngineError("no memory"), EngineError("no memory")]
     rig.engine.die()
     async with following(rig):
@@ -187,7 +189,7 @@ async def test_without_a_plan_it_is_tried_again(rig: AgentRig):
         await eventually(lambda: rig.state.model == MODEL)
 
 
-async def test_what_waits_here_does_not_wait_for_a_dead_engine(rig: AgentRig):
+async def test_window_is_handed_back_when_the_engine_dies(rig: AgentRig):
     await rig.hold(a_request("waiting"))
     rig.engine.fail_start = [EngineError("not yet")] * 1000
     rig.engine.die()
@@ -197,8 +199,8 @@ async def test_what_waits_here_does_not_wait_for_a_dead_engine(rig: AgentRig):
         assert (await rig.requeued(RESUME)).request_id == "waiting"
 
 
-async def test_a_request_survives_the_engines_death(rig: AgentRig):
-    """Back to its resume queue, and from there to a fresh engine: nothing is lost on the way."""
+async def test_request_survives_the_engines_death(rig: AgentRig):
+    """Back to its resume queue, and from there to a new engine: nothing is lost."""
     run, task = await rig.running(a_request("r"))
     rig.engine.emit("r", 20)
     await eventually(lambda: run.token_ids == [20])
@@ -214,8 +216,8 @@ async def test_a_request_survives_the_engines_death(rig: AgentRig):
 
 
 async def test_sources_are_the_plans_lanes_and_their_companions(rig: AgentRig):
-    chat, filler = lane_of(), lane_of(BEST_EFFORT)
-    rig.residency.plan_changed(a_plan(MODEL, lanes=(chat.queue_name, filler.queue_name)))
+    chat, best_effort = lane_of(), lane_of(BEST_EFFORT)
+    rig.residency.plan_changed(a_plan(MODEL, lanes=(chat.queue_name, best_effort.queue_name)))
     async with following(rig):
         await eventually(lambda: chat.queue_name in rig.state.order.queues)
     assert set(rig.state.order.queues) == {
@@ -223,13 +225,13 @@ async def test_sources_are_the_plans_lanes_and_their_companions(rig: AgentRig):
         relegated_name(MODEL),
         *(
             name
-            for key in (chat, filler)
+            for key in (chat, best_effort)
             for name in (key.queue_name, key.overflow_name, key.resume_name)
         ),
     }
 
 
-async def test_noticed_queues_of_the_active_model_are_sources_too(rig: AgentRig):
+async def test_noticed_queues_of_the_active_model_are_also_sources(rig: AgentRig):
     batch, foreign = lane_of(BATCH), lane_of(model=OTHER)
     async with following(rig):
         for queue in (batch.overflow_name, RESUME, foreign.queue_name, "headway.other"):
@@ -246,14 +248,14 @@ async def test_noticed_queues_of_the_active_model_are_sources_too(rig: AgentRig)
 
 
 @pytest.mark.parametrize("queue", ["lane.1.tiny-llama.x", "overflow.", "resume.1.tiny-llama.soon"])
-async def test_a_notice_of_an_impossible_queue_is_refused(rig: AgentRig, queue: str):
-    """Taken in, it would end the agent when it looks for the queue's deadline."""
+async def test_notice_of_an_invalid_queue_is_refused(rig: AgentRig, queue: str):
+    """Otherwise the agent would fail when it reads the queue's deadline."""
     with pytest.raises(ContractError):
         rig.residency.noticed(queue)
     assert rig.state.noticed == {}
 
 
-async def test_other_plans_are_followed_after_a_swap(rig: AgentRig):
+async def test_plans_are_followed_after_a_swap(rig: AgentRig):
     async with following(rig):
         for number, model in enumerate((OTHER, MODEL, OTHER), start=1):
             rig.residency.plan_changed(a_plan(model, epoch=number))
@@ -266,14 +268,14 @@ async def test_other_plans_are_followed_after_a_swap(rig: AgentRig):
     [(400, 0.0001, 1), (2, 0.05, 0)],
     ids=["much to do, little to compute again", "nearly done"],
 )
-async def test_a_swap_waits_or_evicts_whichever_is_predicted_to_be_cheaper(
+async def test_swap_drains_or_evicts_whichever_is_predicted_cheaper(
     registry: ModelRegistry,
     tokenizers: dict[ModelName, Tokenizer],
     output_tokens: int,
     linear_s: float,
     evicted: int,
 ):
-    """With all the time in the world to drain: 60 s."""
+    """With a long drain limit: 60 s."""
     async with open_agent(registry, tokenizers, swap_drain_s=60.0) as rig:
         rig.state.profiles[MODEL] = Profile(
             model=MODEL,

@@ -1,4 +1,4 @@
-"""A run that goes on where another was ended."""
+"""Runs that resume where an earlier run ended."""
 
 import pytest
 
@@ -21,13 +21,15 @@ from tests.queued import MODEL, a_request, lane_of, sampling
 from tests.unit.agent.rig import REPLY, AgentRig, open_agent
 from tests.unit.agent.streamed import streamed_text, streamed_tokens, tokens_of
 
+pytestmark = pytest.mark.virtual_time
+
 RESUME = lane_of().resume_name
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("done", [1, 5, 9])
-async def test_a_resumed_run_goes_on_where_the_first_was_ended(rig: AgentRig, done: int):
-    """A cut inside a character and inside what may become a stop string."""
+async def test_resumed_run_continues_where_the_first_ended(rig: AgentRig, done: int):
+    """A cut inside a character and inside a possible stop string."""
     tokens = tokens_of(rig, "naïve 日本 thre and so on")
     request = a_request("r", reply_to=REPLY, sampling=sampling(99, stop=("three",)))
     run, task = await rig.running(request)
@@ -54,10 +56,10 @@ async def test_a_resumed_run_goes_on_where_the_first_was_ended(rig: AgentRig, do
 
 
 @pytest.mark.parametrize("cut", [1, 7, 23])
-async def test_the_answer_of_a_whole_run_and_of_a_resumed_one_are_the_same(
+async def test_whole_and_resumed_runs_give_the_same_answer(
     registry: ModelRegistry, tokenizers: dict[ModelName, Tokenizer], cut: int
 ):
-    """On the simulated engine, whose answers are hashes of all tokens before."""
+    """On the simulated engine, whose answers are hashes of all previous tokens."""
     settings = SimulatedSettings(time_scale=0.0)
     engine = SimulatedEngine([registry.entry(MODEL)], settings, SystemClock())
     async with open_agent(registry, tokenizers, engine=engine) as rig:
@@ -78,7 +80,7 @@ async def test_the_answer_of_a_whole_run_and_of_a_resumed_one_are_the_same(
         await engine.close()
 
 
-async def test_progress_that_is_a_whole_answer_needs_no_engine(rig: AgentRig):
+async def test_progress_with_a_whole_answer_needs_no_engine(rig: AgentRig):
     words = tokens_of(rig, "all done")
     request = a_request(
         "r", reply_to=REPLY, sampling=sampling(len(words)), progress=Progress(token_ids=words)
@@ -89,8 +91,8 @@ async def test_progress_that_is_a_whole_answer_needs_no_engine(rig: AgentRig):
     assert rig.engine.requests == {}
 
 
-async def test_half_a_character_at_the_end_of_whole_progress_is_shown_as_such(rig: AgentRig):
-    """As it is when the same tokens come from one run."""
+async def test_half_a_character_at_the_end_of_progress_is_shown(rig: AgentRig):
+    """The same as when all tokens come from one run."""
     tokens = tokens_of(rig, "a 日")[:-1]
     whole = a_request("whole", reply_to=REPLY, sampling=sampling(len(tokens)))
     _, task = await rig.running(whole)
@@ -105,7 +107,7 @@ async def test_half_a_character_at_the_end_of_whole_progress_is_shown_as_such(ri
     assert (await rig.completed()).text == expected
 
 
-async def test_progress_that_has_reached_a_stop_string_is_a_whole_answer(rig: AgentRig):
+async def test_progress_that_reached_a_stop_string_is_a_whole_answer(rig: AgentRig):
     tokens = tokens_of(rig, "one two three")
     request = a_request(
         "r",

@@ -1,4 +1,4 @@
-"""One request on the engine: what it streams, and how it ends."""
+"""One request on the engine: its stream and its end."""
 
 import asyncio
 
@@ -24,11 +24,13 @@ from tests.queued import a_request, lane_of, sampling
 from tests.unit.agent.rig import REPLY, AgentRig
 from tests.unit.agent.streamed import streamed_text, streamed_tokens, tokens_of
 
+pytestmark = pytest.mark.virtual_time
+
 RESUME = lane_of().resume_name
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
-async def test_a_stream_is_announced_then_streamed_then_final(rig: AgentRig):
+async def test_stream_is_start_then_tokens_then_final(rig: AgentRig):
     words = tokens_of(rig, "good morning everyone")
     _, task = await rig.running(a_request("r", reply_to=REPLY))
     rig.engine.emit("r", words[0])
@@ -46,8 +48,8 @@ async def test_a_stream_is_announced_then_streamed_then_final(rig: AgentRig):
     assert streamed_text(replies) == "good morning everyone"
 
 
-async def test_the_last_tokens_are_confirmed_before_the_final_goes(rig: AgentRig):
-    """They go by another channel otherwise, and could come after it."""
+async def test_last_tokens_are_confirmed_before_the_final(rig: AgentRig):
+    """Otherwise they use another channel, and could arrive after it."""
     assert isinstance(rig.broker, UnreliableBroker)
     _, task = await rig.running(a_request("r", reply_to=REPLY))
     rig.broker.attempts.clear()
@@ -61,7 +63,7 @@ async def test_the_last_tokens_are_confirmed_before_the_final_goes(rig: AgentRig
     assert REPLY not in rig.broker.sent
 
 
-async def test_the_final_says_everything(rig: AgentRig):
+async def test_final_is_self_contained(rig: AgentRig):
     words = tokens_of(rig, "good morning")
     request = a_request("r", reply_to=REPLY, tenant=TenantId("acme"), prompt=(10, 11, 12))
     run, task = await rig.running(request)
@@ -85,7 +87,7 @@ async def test_the_final_says_everything(rig: AgentRig):
     assert final.verdict.attained
 
 
-async def test_first_tokens_go_at_once_and_later_ones_are_gathered(rig: AgentRig):
+async def test_first_tokens_are_sent_at_once_and_later_ones_batched(rig: AgentRig):
     run, task = await rig.running(a_request("r", reply_to=REPLY))
     rig.engine.emit("r", 20)
     rig.engine.emit("r", 21)
@@ -99,14 +101,14 @@ async def test_first_tokens_go_at_once_and_later_ones_are_gathered(rig: AgentRig
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_who_wants_the_final_only_gets_the_final_only(rig: AgentRig):
+async def test_final_only_request_gets_only_the_final(rig: AgentRig):
     _, task = await rig.running(a_request("r", reply_to=REPLY, reply_mode=ReplyMode.FINAL))
     rig.engine.emit("r", 20, finish=LENGTH)
     await task
     assert [type(reply) for reply in await rig.replies()] == [RequestCompleted]
 
 
-async def test_a_request_without_a_reply_queue_still_runs_and_is_acknowledged(rig: AgentRig):
+async def test_request_without_a_reply_queue_runs_and_is_acknowledged(rig: AgentRig):
     request = a_request("r")
     _, task = await rig.running(request)
     rig.engine.emit("r", 20, finish=LENGTH)
@@ -115,7 +117,7 @@ async def test_a_request_without_a_reply_queue_still_runs_and_is_acknowledged(ri
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3])
-async def test_a_stop_string_ends_the_answer_however_it_is_split(rig: AgentRig, pieces: int):
+async def test_stop_string_ends_the_answer_however_it_is_split(rig: AgentRig, pieces: int):
     words = tokens_of(rig, "one two three four")
     _, task = await rig.running(a_request("r", reply_to=REPLY, sampling=sampling(stop=(" thr",))))
     for at in range(0, len(words), pieces):
@@ -130,7 +132,7 @@ async def test_a_stop_string_ends_the_answer_however_it_is_split(rig: AgentRig, 
     assert isinstance(final, RequestCompleted)
     assert (final.text, final.finish_reason) == ("one two", STOP)
     assert streamed_text(replies) == "one two"
-    # None beyond the one that completes the stop string.
+    # None after the token that completes the stop string.
     assert final.token_ids == words[: len(tokens_of(rig, "one two thr"))]
     assert streamed_tokens(replies) == final.token_ids
 
@@ -161,8 +163,8 @@ async def test_half_a_character_is_never_streamed(rig: AgentRig):
     assert word.startswith(streamed_text(replies))
 
 
-async def test_output_is_cut_to_what_the_real_prompt_leaves(rig: AgentRig):
-    """The ingress guessed from bytes; here is the truth."""
+async def test_output_is_limited_by_the_actual_prompt(rig: AgentRig):
+    """The intake predicted the length from bytes; the agent counts."""
     request = a_request("r", prompt=(20,) * 4000, sampling=sampling(500))
     _, task = await rig.running(request)
     assert rig.engine.requests[request.request_id].sampling.max_tokens == 96
@@ -170,7 +172,7 @@ async def test_output_is_cut_to_what_the_real_prompt_leaves(rig: AgentRig):
     await task
 
 
-async def test_a_prompt_that_does_not_fit_is_refused_by_name(rig: AgentRig):
+async def test_prompt_that_does_not_fit_is_refused_with_the_field(rig: AgentRig):
     request = a_request("r", reply_to=REPLY, prompt=(20,) * 4096)
     await rig.runner.run(rig.runner.begin(await rig.pulled(request)))
     error = (await rig.failed()).error
@@ -178,14 +180,14 @@ async def test_a_prompt_that_does_not_fit_is_refused_by_name(rig: AgentRig):
     assert await rig.far.ready(topology.DEAD_LETTERS) == 1
 
 
-async def test_what_the_engine_refuses_fails_alone(rig: AgentRig):
+async def test_request_refused_by_the_engine_fails_alone(rig: AgentRig):
     _, task = await rig.running(a_request("r", reply_to=REPLY))
     rig.engine.refuse("r")
     await task
     assert (await rig.failed()).error.code == "engine_refused"
 
 
-async def test_a_bug_ends_one_request_and_not_the_agent(rig: AgentRig):
+async def test_bug_ends_one_request_and_not_the_agent(rig: AgentRig):
     request = a_request("r", reply_to=REPLY)
     _, task = await rig.running(request)
     rig.engine.fail("r", OverflowError("can't serialize ints bigger than 64 bits"))
@@ -196,10 +198,10 @@ async def test_a_bug_ends_one_request_and_not_the_agent(rig: AgentRig):
     assert await rig.back_in_lane(request.lane) == 0
 
 
-async def test_an_ending_that_fails_gives_the_request_back_and_harms_no_other(
+async def test_failed_ending_returns_the_request_and_affects_no_other(
     rig: AgentRig, monkeypatch: pytest.MonkeyPatch
 ):
-    """As when the broker forbids the message, or what it goes to exists with other properties."""
+    """E.g. when the broker rejects the message, or its target exists with other properties."""
     first, other = a_request("first", reply_to=REPLY), a_request("other", reply_to=REPLY)
     run, task = await rig.running(first)
     _, beside = await rig.running(other)
@@ -221,7 +223,7 @@ async def test_an_ending_that_fails_gives_the_request_back_and_harms_no_other(
     assert await rig.back_in_lane(first.lane) == 0
 
 
-async def test_an_ending_that_fails_after_its_acknowledgement_gives_nothing_back(
+async def test_ending_that_fails_after_its_ack_returns_nothing(
     rig: AgentRig, monkeypatch: pytest.MonkeyPatch
 ):
     request = a_request("r", reply_to=REPLY)
@@ -239,7 +241,7 @@ async def test_an_ending_that_fails_after_its_acknowledgement_gives_nothing_back
     assert await rig.back_in_lane(request.lane) == 0
 
 
-async def test_after_the_engines_death_a_request_goes_back_with_its_progress(rig: AgentRig):
+async def test_engine_crash_returns_the_request_with_its_progress(rig: AgentRig):
     run, task = await rig.running(a_request("r", reply_to=REPLY))
     rig.engine.emit("r", 20, 21)
     await eventually(lambda: len(run.token_ids) == 2)
@@ -250,7 +252,7 @@ async def test_after_the_engines_death_a_request_goes_back_with_its_progress(rig
     assert (returned.attempts.crashes, returned.attempts.hop) == (1, 1)
 
 
-async def test_a_request_under_which_the_engine_died_too_often_is_poison(rig: AgentRig):
+async def test_request_with_too_many_crashes_is_poison(rig: AgentRig):
     request = a_request("r", reply_to=REPLY, crashes=MAX_CRASHES - 1)
     _, task = await rig.running(request)
     rig.engine.die()
@@ -261,7 +263,7 @@ async def test_a_request_under_which_the_engine_died_too_often_is_poison(rig: Ag
     assert await rig.back_in_lane(request.lane) == 0
 
 
-async def test_a_run_that_is_ended_before_the_engine_knows_it_never_reaches_it(rig: AgentRig):
+async def test_run_ended_early_never_reaches_the_engine(rig: AgentRig):
     run = rig.runner.begin(await rig.pulled(a_request("r", reply_to=REPLY)))
     end_run(rig.state, rig.engine, run, Ending.EVICTED)
     await asyncio.wait_for(rig.runner.run(run), 60)
@@ -271,7 +273,7 @@ async def test_a_run_that_is_ended_before_the_engine_knows_it_never_reaches_it(r
     )
 
 
-async def test_a_cancelled_run_ends_with_an_error_and_no_dead_letter(rig: AgentRig):
+async def test_cancelled_run_ends_with_an_error_and_no_dead_letter(rig: AgentRig):
     run, task = await rig.running(a_request("r", reply_to=REPLY))
     end_run(rig.state, rig.engine, run, Ending.CANCELLED)
     await task
@@ -279,7 +281,7 @@ async def test_a_cancelled_run_ends_with_an_error_and_no_dead_letter(rig: AgentR
     assert await rig.far.ready(topology.DEAD_LETTERS) == 0
 
 
-async def test_an_answer_that_was_complete_when_it_was_evicted_is_delivered(rig: AgentRig):
+async def test_answer_complete_at_its_eviction_is_delivered(rig: AgentRig):
     run, task = await rig.running(a_request("r", reply_to=REPLY))
     rig.engine.emit("r", 20, finish=LENGTH)
     end_run(rig.state, rig.engine, run, Ending.EVICTED)

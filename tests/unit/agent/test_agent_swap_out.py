@@ -1,4 +1,4 @@
-"""A swapped-out request stays its instance's: resumed here, or evicted in the end, never lost."""
+"""A swapped-out request is kept by its instance: resumed here, or finally evicted, never lost."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from shared.contracts.estimates import LatencyCoefficients, Profile
 from shared.contracts.requests import FinishReason, QueuedRequest, RunStarted
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
-from solver.planning.lsos import Activate, Evict, Lso, SwapIn, SwapOut
+from solver.planning.lso.operations import Activate, Evict, Lso, SwapIn, SwapOut
 from tests.brokers import eventually
 from tests.queued import BEST_EFFORT, MODEL, OTHER, a_request, lane_of
 from tests.unit.agent.parts import LEASE_S
@@ -21,6 +21,8 @@ from tests.unit.agent.rig import REPLY, AgentRig, open_agent
 from tests.unit.agent.scripted_engine import AbleEngine
 from tests.unit.agent.streamed import streamed_tokens
 from tests.unit.agent.tasks import admitting, run_lso
+
+pytestmark = pytest.mark.virtual_time
 
 DONE, ALREADY = LsoOutcome.DONE, LsoOutcome.ALREADY
 REFUSED = LsoOutcome.REFUSED
@@ -33,7 +35,7 @@ async def outcome(rig: AgentRig, lso: Lso) -> LsoOutcome:
 
 
 async def begun(rig: AgentRig, request: QueuedRequest, *tokens: int) -> None:
-    """A request of the window that runs and has given *tokens*."""
+    """A request of the window that runs and has generated *tokens*."""
     await rig.hold(request)
     await rig.engine.began(request.request_id)
     rig.engine.emit(request.request_id, *tokens)
@@ -41,7 +43,7 @@ async def begun(rig: AgentRig, request: QueuedRequest, *tokens: int) -> None:
     await eventually(lambda: run.token_ids == list(tokens))
 
 
-async def test_it_rests_unacknowledged_and_goes_on_where_it_was(able: AgentRig):
+async def test_swapped_out_request_stays_unacknowledged_and_resumes(able: AgentRig):
     async with admitting(able):
         await begun(able, a_request("r", reply_to=REPLY), 20, 21)
         assert await outcome(able, SwapOut(request_id=R, rest_s=1.0)) is DONE
@@ -60,8 +62,8 @@ async def test_it_rests_unacknowledged_and_goes_on_where_it_was(able: AgentRig):
     assert await able.back_in_lane(LANE) == 0
 
 
-async def test_a_rest_that_outlives_its_lease_is_refused(able: AgentRig):
-    """It would become an eviction before it could go on."""
+async def test_rest_longer_than_its_lease_is_refused(able: AgentRig):
+    """The request would be evicted before it could resume."""
     async with admitting(able):
         await begun(able, a_request("r", reply_to=REPLY), 20)
         result = await run_lso(able, SwapOut(request_id=R, rest_s=LEASE_S + 1))
@@ -70,7 +72,7 @@ async def test_a_rest_that_outlives_its_lease_is_refused(able: AgentRig):
         assert "cannot rest for 31 s: its lease ends after 30 s" in result.message
 
 
-async def test_with_room_it_goes_on_by_itself_once_it_has_rested(able: AgentRig):
+async def test_rested_request_resumes_when_there_is_room(able: AgentRig):
     async with admitting(able):
         await begun(able, a_request("r"), 20)
         await outcome(able, SwapOut(request_id=R, rest_s=5.0))
@@ -86,7 +88,7 @@ async def test_with_room_it_goes_on_by_itself_once_it_has_rested(able: AgentRig)
     assert sample == 1
 
 
-async def test_its_lease_over_it_is_evicted(able: AgentRig):
+async def test_request_is_evicted_when_its_lease_ends(able: AgentRig):
     async with admitting(able):
         await begun(able, a_request("r"), 20)
         await outcome(able, SwapOut(request_id=R, rest_s=LEASE_S))
@@ -98,7 +100,7 @@ async def test_its_lease_over_it_is_evicted(able: AgentRig):
     assert await able.back_in_lane(LANE) == 0
 
 
-async def test_it_leaves_with_its_model(able: AgentRig):
+async def test_swapped_out_request_leaves_with_its_model(able: AgentRig):
     async with admitting(able):
         await begun(able, a_request("r"), 20)
         await outcome(able, SwapOut(request_id=R, rest_s=9.0))
@@ -106,7 +108,7 @@ async def test_it_leaves_with_its_model(able: AgentRig):
         assert (await able.requeued(RESUME)).progress.token_ids == (20,)
 
 
-async def test_a_drain_evicts_it(able: AgentRig):
+async def test_drain_evicts_a_swapped_out_request(able: AgentRig):
     async with admitting(able):
         await begun(able, a_request("r"), 20)
         await outcome(able, SwapOut(request_id=R, rest_s=9.0))
@@ -116,7 +118,7 @@ async def test_a_drain_evicts_it(able: AgentRig):
     assert (back.progress.token_ids, back.attempts.evictions) == ((20,), 1)
 
 
-async def test_it_can_be_evicted(able: AgentRig):
+async def test_swapped_out_request_can_be_evicted(able: AgentRig):
     async with admitting(able):
         await begun(able, a_request("r"), 20)
         await outcome(able, SwapOut(request_id=R, rest_s=9.0))
@@ -124,28 +126,30 @@ async def test_it_can_be_evicted(able: AgentRig):
         assert (await able.requeued(RESUME)).progress.token_ids == (20,)
 
 
-async def test_it_can_be_cancelled(able: AgentRig):
+async def test_swapped_out_request_can_be_cancelled(able: AgentRig):
     async with admitting(able):
         await begun(able, a_request("r", reply_to=REPLY), 20)
         await outcome(able, SwapOut(request_id=R, rest_s=9.0))
-        await able.tell(RequestCancel(request_id=R, reply_to=REPLY))
+        await able.deliver(RequestCancel(request_id=R, reply_to=REPLY))
         assert (await able.failed()).error.code == "cancelled"
     assert able.state.num_waiting == 0
     assert await able.back_in_lane(LANE) == 0
 
 
-async def test_a_cancel_while_it_is_being_swapped_out_is_heard(able: AgentRig):
+async def test_cancel_during_a_swap_out_is_applied(able: AgentRig):
     async with admitting(able):
         await begun(able, a_request("r", reply_to=REPLY), 20)
         run = able.state.runs[R]
-        run.ending = Ending.SWAPPED_OUT  # as the operation does, before the engine has let go
-        await able.tell(RequestCancel(request_id=R, reply_to=REPLY))
+        run.ending = (
+            Ending.SWAPPED_OUT
+        )  # as the operation does, before the engine has ended the run
+        await able.deliver(RequestCancel(request_id=R, reply_to=REPLY))
         await able.engine.abort(run.engine_id)
         assert (await able.failed()).error.code == "cancelled"
     assert (able.state.num_waiting, able.state.swapped_out) == (0, {})
 
 
-async def test_a_second_copy_of_its_message_is_served_with_it(able: AgentRig):
+async def test_second_copy_of_its_message_is_served_with_it(able: AgentRig):
     """Redelivered after a lost connection, while it rests here."""
     request = a_request("r")
     able.sources(LANE)
@@ -162,8 +166,8 @@ async def test_a_second_copy_of_its_message_is_served_with_it(able: AgentRig):
     assert await able.back_in_lane(LANE) == 0
 
 
-async def test_a_crash_of_the_agent_brings_it_back(able: AgentRig):
-    """Nothing was acknowledged: the broker has it still."""
+async def test_crash_of_the_agent_redelivers_it(able: AgentRig):
+    """Nothing was acknowledged: the broker still has it."""
     async with admitting(able):
         await begun(able, a_request("r"), 20)
         await outcome(able, SwapOut(request_id=R, rest_s=9.0))
@@ -171,11 +175,11 @@ async def test_a_crash_of_the_agent_brings_it_back(able: AgentRig):
 
 
 @pytest.mark.parametrize("kind", [SwapOut, SwapIn])
-async def test_an_unknown_request_is_refused(able: AgentRig, kind: type[SwapOut | SwapIn]):
+async def test_unknown_request_is_refused(able: AgentRig, kind: type[SwapOut | SwapIn]):
     assert await outcome(able, kind(request_id=R)) is REFUSED
 
 
-async def test_repeating_it_changes_nothing(able: AgentRig):
+async def test_repeated_swap_out_changes_nothing(able: AgentRig):
     async with admitting(able):
         await begun(able, a_request("r"), 20)
         assert await outcome(able, SwapIn(request_id=R)) is ALREADY
@@ -183,20 +187,20 @@ async def test_repeating_it_changes_nothing(able: AgentRig):
         assert await outcome(able, SwapOut(request_id=R, rest_s=9.0)) is ALREADY
 
 
-async def test_what_waits_and_never_ran_is_neither_swapped_out_nor_in(able: AgentRig):
+async def test_request_that_never_ran_is_neither_swapped_out_nor_in(able: AgentRig):
     await able.hold(a_request("r"))
     assert await outcome(able, SwapOut(request_id=R)) is REFUSED
     assert await outcome(able, SwapIn(request_id=R)) is REFUSED
 
 
-async def test_an_instance_that_drains_swaps_nothing_out(able: AgentRig):
+async def test_draining_instance_refuses_to_swap_out(able: AgentRig):
     async with admitting(able):
         await begun(able, a_request("r"), 20)
         able.state.draining = True
         assert await outcome(able, SwapOut(request_id=R)) is REFUSED
 
 
-async def test_without_room_it_is_not_swapped_in(able: AgentRig):
+async def test_swap_in_without_room_is_refused(able: AgentRig):
     async with admitting(able):
         await begun(able, a_request("r"), 20)
         await outcome(able, SwapOut(request_id=R, rest_s=9.0))
@@ -204,14 +208,14 @@ async def test_without_room_it_is_not_swapped_in(able: AgentRig):
         await begun(able, a_request("another"), 20)
         (result,) = await able.executor.run(SwapIn(request_id=R))
         assert result.outcome is REFUSED
-        assert "1 of 1 run" in result.message
+        assert "1 of 1 requests run" in result.message
         assert set(able.state.swapped_out) == {R}
 
 
 @pytest.mark.parametrize(
-    ("transfer_bytes_per_s", "swapped"), [(1e12, {"filler"}), (1.0, set())], ids=["fast", "slow"]
+    ("transfer_bytes_per_s", "swapped"), [(1e12, {"dump"}), (1.0, set())], ids=["fast", "slow"]
 )
-async def test_filler_makes_room_the_cheaper_way(
+async def test_best_effort_is_displaced_in_the_cheaper_way(
     registry: ModelRegistry,
     tokenizers: dict[ModelName, Tokenizer],
     engine: AbleEngine,
@@ -232,17 +236,17 @@ async def test_filler_makes_room_the_cheaper_way(
             latency=LatencyCoefficients(constant_s=0.01, linear_s=1e-3),
         )
         async with admitting(rig):
-            await begun(rig, a_request("filler", slo=BEST_EFFORT), 20)
+            await begun(rig, a_request("dump", slo=BEST_EFFORT), 20)
             await rig.hold(a_request("urgent"))
             await rig.engine.began("urgent")
             assert set(rig.state.swapped_out) == swapped
             rig.engine.emit("urgent", 20, finish=FinishReason.LENGTH)
             if swapped:
-                assert (await rig.engine.began("filler")).progress == (20,)
+                assert (await rig.engine.began("dump")).progress == (20,)
 
 
-async def test_each_run_has_a_name_of_its_own_on_the_engine(able: AgentRig):
-    """What the engine still has under way of the run before must not reach this one."""
+async def test_each_run_has_a_unique_id_on_the_engine(able: AgentRig):
+    """Outputs that the engine still has of the previous run must not reach this one."""
     async with admitting(able):
         await begun(able, a_request("r"), 20)
         first = able.engine.requests[R].request_id

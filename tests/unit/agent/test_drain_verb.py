@@ -10,8 +10,8 @@ import pytest
 from services.agent import cli
 from services.agent.settings import Settings
 from shared.broker import topology
-from shared.broker.memory import MemoryBroker
-from shared.broker.memory_hub import MemoryHub
+from shared.broker.memory.broker import MemoryBroker
+from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import BindingSpec, Delivery, Settlement
 from shared.contracts.base import InstanceId
 from shared.contracts.telemetry import InstanceStatus
@@ -37,7 +37,7 @@ async def drained(
     exits: bool = False,
     timeout_s: float = 10.0,
 ) -> int:
-    """The exit code, where the instance says *statuses* and then nothing more."""
+    """The exit code if the instance publishes *statuses* and then nothing more."""
     hub = MemoryHub()
 
     @asynccontextmanager
@@ -66,40 +66,40 @@ async def drained(
         return await cli.drain(Settings(instance_id="i1"), given)
 
 
-async def test_an_instance_that_says_that_it_is_empty_is_drained(
+async def test_instance_that_reports_empty_is_drained(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     code = await drained(monkeypatch, [says(draining=False), says(running=2), says()])
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
 
     assert code == 0
-    assert msgspec.json.decode(told.out) == {"instance_id": "i1", "drained": True}
-    assert told.err.splitlines() == ["0 running, 0 waiting", "2 running, 0 waiting"]
+    assert msgspec.json.decode(printed.out) == {"instance_id": "i1", "drained": True}
+    assert printed.err.splitlines() == ["0 running, 0 waiting", "2 running, 0 waiting"]
 
 
-async def test_an_instance_that_falls_silent_is_not_drained(
+async def test_instance_that_stops_reporting_is_not_drained(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     code = await drained(monkeypatch, [says(running=2)])
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
 
     assert code == 1
-    assert msgspec.json.decode(told.out)["drained"] is False
-    assert "fell silent" in told.err
+    assert msgspec.json.decode(printed.out)["drained"] is False
+    assert "stopped reporting" in printed.err
 
 
-async def test_one_that_is_to_exit_may_fall_silent(
+async def test_exiting_instance_may_stop_reporting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     code = await drained(monkeypatch, [says(running=2)], exits=True)
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
 
     assert code == 0
-    assert msgspec.json.decode(told.out)["drained"] is True
-    assert "silent" not in told.err
+    assert msgspec.json.decode(printed.out)["drained"] is True
+    assert "silent" not in printed.err
 
 
-async def test_nobody_is_drained_before_it_was_heard(
+async def test_instance_without_a_status_is_not_drained(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     code = await drained(monkeypatch, [says()], timeout_s=0.0)

@@ -1,4 +1,4 @@
-"""Operators' orders: from the command line over the broker to an operation, and back."""
+"""Operators' commands: from the command line over the broker to an operation, and back."""
 
 import argparse
 import asyncio
@@ -27,10 +27,12 @@ from shared.contracts.control import (
     LsoSwapIn,
     LsoSwapOut,
 )
-from solver.planning.lsos import Lso
+from solver.planning.lso.operations import Lso
 from tests.brokers import eventually
 from tests.queued import OTHER, a_request, lane_of
 from tests.unit.agent.rig import AgentRig
+
+pytestmark = pytest.mark.virtual_time
 
 I1, R = InstanceId("i1"), RequestId("r")
 LANE, RESUME = lane_of().queue_name, lane_of().resume_name
@@ -38,7 +40,7 @@ LANE, RESUME = lane_of().queue_name, lane_of().resume_name
 
 @pytest.fixture
 async def listening(rig: AgentRig) -> AsyncIterator[AgentRig]:
-    """The agent hears commands."""
+    """Let the agent consume commands."""
     queue = topology.private_queue("agent.test")
     await rig.broker.declare_queue(queue)
     key = topology.command_instance("i1")
@@ -55,7 +57,7 @@ async def ordered(rig: AgentRig, command: LsoCommand) -> LsoAnswered:
     return answer
 
 
-async def test_an_order_is_carried_out_and_answered(listening: AgentRig):
+async def test_command_is_executed_and_answered(listening: AgentRig):
     await listening.running(a_request("r"))
 
     answer = await ordered(listening, EvictRequest(instance_id=I1, request_id=R))
@@ -64,7 +66,7 @@ async def test_an_order_is_carried_out_and_answered(listening: AgentRig):
     assert (await listening.requeued(RESUME)).request_id == "r"
 
 
-async def test_pulls_and_limits_by_order(listening: AgentRig):
+async def test_commands_pull_and_set_limits(listening: AgentRig):
     listening.sources(LANE)
     await listening.put(a_request("r"))
 
@@ -76,26 +78,28 @@ async def test_pulls_and_limits_by_order(listening: AgentRig):
     assert "scheduling" in limited.message
 
 
-async def test_a_model_by_order_says_how_long_it_stays(listening: AgentRig):
+async def test_activate_command_reports_how_long_the_model_stays(listening: AgentRig):
     answer = await ordered(listening, LsoActivate(instance_id=I1, model=OTHER))
 
     assert (answer.outcome, listening.state.model) == (LsoOutcome.DONE, OTHER)
     assert "until the next plan" in answer.message
 
 
-async def test_a_model_that_is_not_served_is_refused(listening: AgentRig):
+async def test_model_that_is_not_served_is_refused(listening: AgentRig):
     answer = await ordered(listening, LsoActivate(instance_id=I1, model=ModelName("gpt-99")))
 
     assert answer.outcome is LsoOutcome.REFUSED
     assert "gpt-99" in answer.message
 
 
-async def test_an_order_for_another_instance_is_refused(listening: AgentRig):
-    """Sent to the wrong key; whoever gets it must not obey."""
-    queue, binding = topology.answer_queue()
+async def test_command_for_another_instance_is_refused(listening: AgentRig):
+    """Sent with the wrong key; the receiver must not obey."""
+    queue = topology.temporary_queue("answer")
     await listening.far.declare_queue(queue)
-    await listening.far.bind(binding)
-    await listening.tell(
+    await listening.far.bind(
+        BindingSpec(exchange=topology.REPLIES, queue=queue.name, routing_key=queue.name)
+    )
+    await listening.deliver(
         EvictRequest(instance_id=InstanceId("i2"), request_id=R, reply_to=queue.name)
     )
     body = b""
@@ -110,24 +114,24 @@ async def test_an_order_for_another_instance_is_refused(listening: AgentRig):
     assert b"'i1', not 'i2'" in body
 
 
-async def test_the_same_command_again_gets_the_same_answer(listening: AgentRig):
-    """Without doing it again: the request may be back by then."""
+async def test_repeated_command_gets_the_same_answer(listening: AgentRig):
+    """Without repeating the operation: the request may have returned by then."""
     request = a_request("r")
     await listening.running(request)
     command = EvictRequest(instance_id=I1, request_id=R, command_id="c1")
-    await listening.tell(command)
+    await listening.deliver(command)
     await eventually(lambda: not listening.state.runs)
     await listening.far.take(RESUME)
     await listening.running(request)
 
-    await listening.tell(command)
+    await listening.deliver(command)
     await asyncio.sleep(0.05)
 
     assert set(listening.state.runs) == {R}
 
 
-async def test_nobody_there_is_said_at_once(rig: AgentRig):
-    command = LsoClear(instance_id=InstanceId("nobody"))
+async def test_missing_agent_is_reported_at_once(rig: AgentRig):
+    command = LsoClear(instance_id=InstanceId("absent"))
 
     assert await order(rig.far, command, timeout_s=60.0) is PublishOutcome.UNROUTABLE
 
@@ -156,7 +160,7 @@ def parsed(*arguments: str) -> argparse.Namespace:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_line_is_a_command(line: str, command: LsoCommand):
+def test_each_line_maps_to_a_command(line: str, command: LsoCommand):
     given = parsed(*line.split())
     sub_verb = next(each for each in SUB_VERBS if each.name == given.lso)
 
@@ -168,7 +172,7 @@ def test_a_line_is_a_command(line: str, command: LsoCommand):
     ["", "dance", "evict", "pull --count 0", "checkpoint", "checkpoint r --clear",
      "swap-out r --rest -1", "set --token-budget 0"],
 )  # fmt: skip
-def test_nonsense_is_a_usage_error(line: str, capsys: pytest.CaptureFixture[str]):
+def test_invalid_values_are_usage_errors(line: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as exited:
         parsed(*line.split())
 
@@ -179,15 +183,15 @@ def test_nonsense_is_a_usage_error(line: str, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("pull --count many", "--count: 'many' is no whole number"),
+        ("pull --count many", "--count: 'many' is not an integer"),
         ("pull --count -2", "--count: -2 is below 1"),
-        ("set --max-running 1.5", "--max-running: '1.5' is no whole number"),
-        ("swap-out r --rest soon", "--rest: 'soon' is no number of seconds"),
-        ("swap-out r --rest nan", "--rest: nan is no time to wait"),
-        ("warm m --timeout inf", "--timeout: inf is no time to wait"),
+        ("set --max-running 1.5", "--max-running: '1.5' is not an integer"),
+        ("swap-out r --rest soon", "--rest: 'soon' is not a number of seconds"),
+        ("swap-out r --rest nan", "--rest: nan is not a duration"),
+        ("warm m --timeout inf", "--timeout: inf is not a duration"),
     ],
 )
-def test_a_usage_error_says_which_value_is_wrong(
+def test_usage_error_names_the_wrong_value(
     line: str, message: str, capsys: pytest.CaptureFixture[str]
 ):
     with pytest.raises(SystemExit):
@@ -204,15 +208,15 @@ def test_a_usage_error_says_which_value_is_wrong(
         (f"set --max-running {10**30}", "lso set: message breaks its schema"),
     ],
 )
-async def test_what_no_agent_could_read_is_not_sent(
+async def test_command_that_breaks_the_schema_is_not_sent(
     line: str, message: str, capsys: pytest.CaptureFixture[str]
 ):
-    """It would never be answered."""
+    """An agent would never answer it."""
     assert await cli.lso(Settings(instance_id="i1", registry="unused"), parsed(*line.split())) == 2
     assert message in capsys.readouterr().err
 
 
-def test_settings_before_and_after_the_operation_both_hold():
+def test_settings_before_and_after_the_operation_both_apply():
     given = parsed("--set", "instance_id=i1", "evict", "r", "--set", "log_level=info", "--json")
 
     assert (given.set, given.json) == (["instance_id=i1", "log_level=info"], True)
@@ -223,7 +227,7 @@ async def test_set_without_a_limit_is_a_usage_error(capsys: pytest.CaptureFixtur
     assert "--token-budget" in capsys.readouterr().err
 
 
-def test_every_command_is_an_operation_and_has_a_verb():
+def test_every_command_has_an_operation_and_a_verb():
     given = argparse.Namespace(
         count=1, request_id=R, rest=0.0, clear=False, model=OTHER, token_budget=1, max_running=None
     )

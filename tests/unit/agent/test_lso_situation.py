@@ -1,4 +1,4 @@
-"""What operations are decided on: sizes, room and predictions."""
+"""Inputs for the choice of operations: sizes, room and predictions."""
 
 import json
 import math
@@ -17,11 +17,13 @@ from shared.contracts.estimates import LatencyCoefficients, OutputTokens, Profil
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Slo
 from shared.contracts.requests import FinishReason
-from solver.planning.lso_facts import facts_of
+from solver.planning.lso.facts import facts_of
 from tests.brokers import eventually
 from tests.queued import BEST_EFFORT, MODEL, a_request, sampling
 from tests.unit.agent.rig import AgentRig
 from tests.unit.agent.tasks import admitting
+
+pytestmark = pytest.mark.virtual_time
 
 
 def entry(path: Path, **fields: int) -> ModelEntry:
@@ -45,7 +47,7 @@ def entry(path: Path, **fields: int) -> ModelEntry:
     ],
     ids=["Llama 3 8B", "without grouped queries", "says nothing"],
 )  # fmt: skip
-def test_kv_of_a_token_is_what_the_models_shape_says(
+def test_kv_bytes_per_token_follow_from_the_models_shape(
     tmp_path: Path, config: dict[str, object], num_bytes: int
 ):
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -53,12 +55,12 @@ def test_kv_of_a_token_is_what_the_models_shape_says(
     assert kv_bytes_per_token(entry(tmp_path)) == num_bytes
 
 
-def test_a_model_without_files_has_unknown_sizes(tmp_path: Path):
+def test_model_without_files_has_unknown_sizes(tmp_path: Path):
     assert kv_bytes_per_token(entry(tmp_path / "nowhere")) == 0
     assert weight_bytes(entry(tmp_path / "nowhere")) == 0
 
 
-def test_weights_are_as_large_as_the_registry_says_or_the_files_are(tmp_path: Path):
+def test_weight_sizes_come_from_the_registry_or_the_files(tmp_path: Path):
     for number in range(2):
         (tmp_path / f"part-{number}.safetensors").write_bytes(b"x" * 100)
 
@@ -66,8 +68,8 @@ def test_weights_are_as_large_as_the_registry_says_or_the_files_are(tmp_path: Pa
     assert weight_bytes(entry(tmp_path, weight_bytes=7)) == 7
 
 
-async def test_what_is_leaving_has_left(rig: AgentRig):
-    """Else the room that it gives up would be made twice."""
+async def test_leaving_requests_count_as_gone(rig: AgentRig):
+    """Otherwise the room that they free would be made twice."""
     async with admitting(rig):
         await rig.hold(a_request("stays"))
         await rig.hold(a_request("goes", slo=BEST_EFFORT))
@@ -95,7 +97,7 @@ async def test_what_is_leaving_has_left(rig: AgentRig):
     ],
     ids=["token", "no pace", "end", "end of a chat", "best effort", "relegated"],
 )
-async def test_a_run_may_stand_still_until_its_next_token_or_its_end_would_be_late(
+async def test_slack_ends_at_the_next_token_or_the_completion_deadline(
     rig: AgentRig, fields: dict[str, Any], slack_s: float
 ):
     """Five of 25 tokens are there; each takes 10 ms."""
@@ -124,10 +126,10 @@ async def test_a_run_may_stand_still_until_its_next_token_or_its_end_would_be_la
     [(1, 99), (40, 60), (90, 10), (99, 10), (500, 10), (2040, 8)],
     ids=["begun", "under way", "nearly done", "about to end", "longer than expected", "limit"],
 )
-async def test_what_is_left_of_a_run_is_left_of_its_expected_answer(
+async def test_remaining_time_follows_from_the_expected_answer(
     rig: AgentRig, num_tokens: int, left: int
 ):
-    """Of 100 tokens, where 2048 are allowed; each takes 10 ms."""
+    """Expected are 100 tokens, with a limit of 2048; each takes 10 ms."""
     rig.state.profiles[MODEL] = Profile(
         model=MODEL,
         engine="scripted",
@@ -149,7 +151,7 @@ async def test_what_is_left_of_a_run_is_left_of_its_expected_answer(
     await task
 
 
-async def test_without_a_profile_nobody_can_tell_what_may_stand_still(rig: AgentRig):
+async def test_remaining_time_is_unknown_without_a_profile(rig: AgentRig):
     _, task = await rig.running(a_request("r"))
 
     (work,) = rig.observer.situation().running
@@ -159,7 +161,7 @@ async def test_without_a_profile_nobody_can_tell_what_may_stand_still(rig: Agent
     await task
 
 
-async def test_the_speed_of_transfers_is_the_prior_until_some_were_measured(rig: AgentRig):
+async def test_transfer_rate_is_the_prior_until_measured(rig: AgentRig):
     snapshot = rig.engine.snapshot()
     measured = replace(
         snapshot, checkpoints=CheckpointTotals(restored_bytes=3_000_000, restore_s=0.5)
@@ -169,18 +171,18 @@ async def test_the_speed_of_transfers_is_the_prior_until_some_were_measured(rig:
     assert rig.observer.costs(measured).transfer_bytes_per_s == 6_000_000
 
 
-async def test_the_status_tells_what_operations_are_decided_on(rig: AgentRig):
+async def test_status_has_the_inputs_for_the_choice_of_operations(rig: AgentRig):
     async with admitting(rig):
         await rig.hold(a_request("stays"))
-        await rig.hold(a_request("filler", slo=BEST_EFFORT))
-        await rig.engine.began("filler")
-        told = rig.reporter.status().lso
+        await rig.hold(a_request("dump", slo=BEST_EFFORT))
+        await rig.engine.began("dump")
+        reported = rig.reporter.status().lso
         situation = rig.observer.situation()
 
-    assert told is not None
-    assert told == facts_of(situation)
-    assert sorted((each.requests, each.gives_way) for each in told.running) == [
+    assert reported is not None
+    assert reported == facts_of(situation)
+    assert sorted((each.requests, each.gives_way) for each in reported.running) == [
         (1, False),
         (1, True),
     ]
-    assert told.transfer_bytes_per_s == float(4 << 30)
+    assert reported.transfer_bytes_per_s == float(4 << 30)

@@ -1,15 +1,19 @@
-"""Publishing on channels that a broker is slow to close."""
+"""Publishing on channels that the broker closes slowly."""
 
 import asyncio
 from typing import Any
 
-from shared.broker.amqp_publisher import AmqpPublisher
+import pytest
+
+from shared.broker.amqp.publisher import AmqpPublisher
 from shared.broker.protocol import OutMessage, PublishOutcome
 from tests.brokers import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 
 class SlowChannel:
-    """Takes what is published once it *may*, and is never closed in time."""
+    """Accepts publishes once it *may*, and never closes in time."""
 
     is_closed = False
 
@@ -26,6 +30,8 @@ class SlowChannel:
 class Channels:
     """A connection that hands out slow channels."""
 
+    timeout_s = 1.0
+
     def __init__(self) -> None:
         self.opened = 0
         self.may_publish = asyncio.Event()
@@ -35,10 +41,10 @@ class Channels:
         return SlowChannel(self.may_publish)
 
 
-async def test_a_channel_that_is_not_closed_in_time_changes_no_outcome() -> None:
-    """The second publish under one message id has a channel of its own, closed after it."""
+async def test_a_slow_channel_close_changes_no_outcome() -> None:
+    """The second publish under one message id gets its own channel, closed after it."""
     connection = Channels()
-    publisher = AmqpPublisher(connection, timeout_s=1.0)  # type: ignore[arg-type]  # a fake
+    publisher = AmqpPublisher(connection)  # type: ignore[arg-type]  # a fake
     message = OutMessage(body=b"a", message_id="m")
     publishing = [asyncio.create_task(publisher.publish("x", "k", message)) for _ in range(2)]
     await eventually(lambda: connection.opened == 2)

@@ -1,14 +1,16 @@
-"""What is put back after losses and deletions, with a broker that only answers."""
+"""Restoration after losses and deletions, with a broker that only answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
 import pytest
 
-from shared.broker.amqp_restore import AmqpRestorer
+from shared.broker.amqp.restore import AmqpRestorer
 from shared.broker.protocol import BindingSpec, QueueSpec
 from shared.contracts.errors import QueueNotFoundError
 from tests.brokers import eventually
+
+pytestmark = pytest.mark.virtual_time
 
 QUEUES = {name: QueueSpec(name=name, exclusive=True) for name in ("a", "b")}
 BINDINGS = {
@@ -18,7 +20,7 @@ BINDINGS = {
 
 
 class Subscription:
-    """Runs once it was started."""
+    """Runs after `start`."""
 
     def __init__(self, begun: Callable[["Subscription"], None]) -> None:
         self._begun = begun
@@ -50,7 +52,7 @@ class Rig:
         self.meanwhile(spec.routing_key)
 
     async def restore(self) -> None:
-        """Lose all, put it back; twice, since the restorer has to outlive the first."""
+        """Lose and restore everything; twice, since the restorer must outlive the first time."""
         for _ in range(2):
             self.restorer.lost()
             self.restorer.wake()
@@ -62,7 +64,7 @@ async def rig() -> AsyncIterator[Rig]:
     made = Rig()
     task = asyncio.create_task(made.restorer.run(), name="restorer")
     yield made
-    # A restorer that has ended hands its reason to the test.
+    # Show the exception of a restorer that has ended.
     assert not task.done(), task.exception()
     task.cancel()
 
@@ -71,7 +73,7 @@ def other(name: str, names: Iterable[str]) -> str:
     return next(each for each in names if each != name)
 
 
-async def test_a_queue_that_is_forgotten_meanwhile_is_not_put_back(rig: Rig) -> None:
+async def test_a_queue_forgotten_meanwhile_is_not_restored(rig: Rig) -> None:
     for spec in QUEUES.values():
         rig.restorer.remember_queue(spec)
     rig.meanwhile = lambda name: rig.restorer.forget_queue(other(name, QUEUES))
@@ -81,7 +83,7 @@ async def test_a_queue_that_is_forgotten_meanwhile_is_not_put_back(rig: Rig) -> 
     assert len(set(rig.declared)) == 1
 
 
-async def test_a_binding_that_is_forgotten_meanwhile_is_not_put_back(rig: Rig) -> None:
+async def test_a_binding_forgotten_meanwhile_is_not_restored(rig: Rig) -> None:
     rig.restorer.remember_queue(QUEUES["a"])
     for spec in BINDINGS.values():
         rig.restorer.remember_binding(spec)
@@ -97,18 +99,18 @@ async def test_a_binding_that_is_forgotten_meanwhile_is_not_put_back(rig: Rig) -
     assert len(set(rig.bound)) == 1
 
 
-async def test_a_subscription_that_is_cancelled_meanwhile_stays_so(rig: Rig) -> None:
+async def test_a_subscription_cancelled_meanwhile_is_not_restored(rig: Rig) -> None:
     started: list[Subscription] = []
 
     def begun(subscription: Subscription) -> None:
         started.append(subscription)
         for each in made:
             if each is not subscription:
-                rig.restorer.discard(each)  # type: ignore[arg-type]  # a fake
+                rig.restorer.subscriptions.discard(each)  # type: ignore[arg-type]  # a fake
 
     made = [Subscription(begun), Subscription(begun)]
     for each in made:
-        rig.restorer.add(each)  # type: ignore[arg-type]  # a fake
+        rig.restorer.subscriptions.add(each)  # type: ignore[arg-type]  # a fake
     rig.restorer.wake()
     await eventually(lambda: rig.restorer.complete)
 
@@ -116,7 +118,7 @@ async def test_a_subscription_that_is_cancelled_meanwhile_stays_so(rig: Rig) -> 
 
 
 class Consumer(Subscription):
-    """Runs once it was started, and only while its queue was *declared*."""
+    """Runs after `start`, and only while its queue is *declared*."""
 
     def __init__(self, queue: str, declared: list[str]) -> None:
         super().__init__(lambda _: None)
@@ -129,14 +131,14 @@ class Consumer(Subscription):
         await super().start()
 
 
-async def test_a_consumed_queue_that_is_deleted_while_connected_is_put_back(rig: Rig) -> None:
-    """Nothing was lost but it: a connection that stands brings nobody to declare it again."""
+async def test_a_consumed_queue_deleted_while_connected_is_restored(rig: Rig) -> None:
+    """Without a connection loss, nothing else would trigger its declaration."""
     for spec in QUEUES.values():
         rig.restorer.remember_queue(spec)
     for binding in BINDINGS.values():
         rig.restorer.remember_binding(binding)
     consumer = Consumer("a", rig.declared)
-    rig.restorer.add(consumer)  # type: ignore[arg-type]  # a fake
+    rig.restorer.subscriptions.add(consumer)  # type: ignore[arg-type]  # a fake
     rig.restorer.wake()
     await eventually(lambda: rig.restorer.complete)
 
@@ -145,9 +147,9 @@ async def test_a_consumed_queue_that_is_deleted_while_connected_is_put_back(rig:
     assert sorted(rig.bound) == sorted(BINDINGS)
 
 
-async def test_a_deleted_queue_that_others_declare_is_waited_for(rig: Rig) -> None:
+async def test_a_deleted_queue_declared_by_others_is_awaited(rig: Rig) -> None:
     consumer = Consumer("a", rig.declared)
-    rig.restorer.add(consumer)  # type: ignore[arg-type]  # a fake
+    rig.restorer.subscriptions.add(consumer)  # type: ignore[arg-type]  # a fake
     rig.restorer.wake()
     await asyncio.sleep(0)
     await asyncio.sleep(0)

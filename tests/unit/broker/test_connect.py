@@ -1,10 +1,10 @@
-"""Which URL opens what."""
+"""Selection of the broker by URL."""
 
 import pytest
 
 from shared.broker.connect import open_broker
-from shared.broker.memory import MemoryBroker
-from shared.broker.memory_hub import MemoryHub
+from shared.broker.memory.broker import MemoryBroker
+from shared.broker.memory.hub import MemoryHub
 from shared.contracts.errors import SettingsError
 
 
@@ -23,7 +23,7 @@ async def test_memory_with_a_hub_opens_an_in_process_client():
         ("amqp://localhost/", MemoryHub()),
     ],
 )
-async def test_anything_else_is_a_settings_error(url: str, hub: MemoryHub | None):
+async def test_other_urls_are_settings_errors(url: str, hub: MemoryHub | None):
     with pytest.raises(SettingsError, match="broker URL"):
         async with open_broker(url, client_name="test", hub=hub):
             pass

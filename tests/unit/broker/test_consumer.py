@@ -1,12 +1,12 @@
-"""What the dispatcher does with messages, kinds and errors."""
+"""Dispatch of messages, kinds and errors."""
 
 import pytest
 from structlog.testing import capture_logs
 
 from shared.broker import consumer
 from shared.broker.consumer import Dispatcher, settlement_for
-from shared.broker.memory import MemoryBroker
-from shared.broker.memory_hub import MemoryHub
+from shared.broker.memory.broker import MemoryBroker
+from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import (
     BindingSpec,
     Delivery,
@@ -45,7 +45,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch):
 
 
 async def handle(broker: MemoryBroker, dispatcher: Dispatcher, body: bytes) -> str:
-    """Where the message is afterwards."""
+    """Return the location of the message afterwards."""
     await broker.publish("", "q", OutMessage(body=body))
     delivery = await broker.get("q")
     assert delivery is not None
@@ -64,7 +64,7 @@ def raising(error: Exception) -> Dispatcher[None]:
     return Dispatcher({RequestCancel: on_cancel}, None)
 
 
-async def test_the_handler_of_the_message_type_is_called_with_the_context(broker: MemoryBroker):
+async def test_the_handler_of_the_message_type_gets_the_context(broker: MemoryBroker):
     calls = []
 
     async def on_cancel(message: RequestCancel, ctx: str, delivery: Delivery) -> None:
@@ -104,11 +104,13 @@ async def test_a_handler_may_choose_the_settlement_or_settle_itself(broker: Memo
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value,
 )
-async def test_what_a_handler_raises_decides(broker: MemoryBroker, error: Exception, place: str):
+async def test_the_exception_decides_the_settlement(
+    broker: MemoryBroker, error: Exception, place: str
+):
     assert await handle(broker, raising(error), encode(CANCEL)) == place
 
 
-async def test_our_own_bugs_are_logged_with_their_trace(broker: MemoryBroker):
+async def test_unexpected_exceptions_are_logged_with_a_traceback(broker: MemoryBroker):
     with capture_logs() as logs:
         await handle(broker, raising(ZeroDivisionError()), encode(CANCEL))
 
@@ -119,7 +121,7 @@ async def test_our_own_bugs_are_logged_with_their_trace(broker: MemoryBroker):
 @pytest.mark.parametrize(
     ("on_unknown", "place"), [(Settlement.ACK, "gone"), (Settlement.REJECT, "dead-letters")]
 )
-async def test_unknown_kinds_are_left_to_the_caller(
+async def test_unknown_kinds_are_settled_as_configured(
     broker: MemoryBroker, on_unknown: Settlement, place: str
 ):
     async def never(message: RequestCancel, ctx: None, delivery: Delivery) -> None:
@@ -155,6 +157,6 @@ async def test_contract_errors_may_be_answered_instead(broker: MemoryBroker):
     assert body == b'{"kind":"request.cancel.v1"}'
 
 
-def test_the_first_row_that_fits_counts():
+def test_the_first_matching_row_applies():
     assert settlement_for(BrokerUnavailableError("x")) is Settlement.REQUEUE
     assert settlement_for(KeyError("x")) is Settlement.REJECT

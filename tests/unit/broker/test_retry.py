@@ -1,16 +1,20 @@
-"""Publishing through outages, against an in-process broker that really goes away."""
+"""Publishing through outages, against an in-process broker that really stops."""
 
 import asyncio
-import time
+from itertools import islice
 
 import pytest
 
-from shared.broker.memory import MemoryBroker
-from shared.broker.memory_hub import MemoryHub
-from shared.broker.protocol import OutMessage, PublishOutcome, QueueSpec, QueueType, Settlement
-from shared.broker.retry import Backoff, publish_until_confirmed
+from shared.broker import topology
+from shared.broker.memory.broker import MemoryBroker
+from shared.broker.memory.hub import MemoryHub
+from shared.broker.protocol import OutMessage, PublishOutcome, QueueSpec, QueueType
+from shared.broker.retry import Backoff, publish_until_confirmed, publish_until_routed
 from shared.contracts.errors import BrokerConflictError, BrokerUnavailableError
-from shared.runtime.attention import STALL_S
+from shared.runtime.stall_detector import STALL_S
+from tests.virtual_time import stall
+
+pytestmark = pytest.mark.virtual_time
 
 QUICK = Backoff(first_s=0.001, max_s=0.002)
 
@@ -61,39 +65,8 @@ async def test_answers_are_not_retried(broker: MemoryBroker):
         await publish_until_confirmed(broker, "none", "q", message)
 
 
-async def test_a_full_queue_may_be_waited_for(broker: MemoryBroker):
-    await broker.publish("", "q", OutMessage(body=b"first"))
-    publishing = asyncio.ensure_future(
-        publish_until_confirmed(
-            broker, "", "q", OutMessage(body=b"second"), retry_refused=True, backoff=QUICK
-        )
-    )
-    await asyncio.sleep(0)
-    first = await broker.get("q")
-    assert first is not None
-    await first.settle(Settlement.ACK)
-
-    assert await publishing is PublishOutcome.CONFIRMED
-
-
-async def test_waiting_for_a_full_queue_ends_too(broker: MemoryBroker):
-    await broker.publish("", "q", OutMessage(body=b"first"))
-
-    outcome = await publish_until_confirmed(
-        broker,
-        "",
-        "q",
-        OutMessage(body=b"second"),
-        retry_refused=True,
-        give_up_after_s=0.0,
-        backoff=QUICK,
-    )
-
-    assert outcome is PublishOutcome.REFUSED
-
-
 class Unconfirmed(MemoryBroker):
-    """Its confirms get lost the first times, each after a wait, and after standing still."""
+    """Loses the first confirms, each after a wait, and after a stall."""
 
     def __init__(self, hub: MemoryHub, *, times: int, wait_s: float, stall_s: float) -> None:
         super().__init__(hub)
@@ -107,11 +80,11 @@ class Unconfirmed(MemoryBroker):
         if self._left < 0:
             return outcome
         await asyncio.sleep(self._wait_s)
-        time.sleep(self._stall_s)
+        stall(self._stall_s)
         raise BrokerUnavailableError("no confirm in time")
 
 
-async def test_time_that_the_process_stood_still_does_not_count(hub: MemoryHub):
+async def test_stalls_of_the_process_do_not_count(hub: MemoryHub):
     async with Unconfirmed(hub, times=1, wait_s=0.0, stall_s=STALL_S + 0.1) as broker:
         await broker.declare_queue(QueueSpec(name="twice", type=QueueType.CLASSIC))
 
@@ -125,7 +98,7 @@ async def test_time_that_the_process_stood_still_does_not_count(hub: MemoryHub):
     assert len(set(broker.tried)) == 1
 
 
-async def test_time_that_the_broker_is_silent_for_counts(hub: MemoryHub):
+async def test_silence_of_the_broker_counts(hub: MemoryHub):
     async with Unconfirmed(hub, times=9, wait_s=STALL_S + 0.5, stall_s=0.0) as broker:
         await broker.declare_queue(QueueSpec(name="once", type=QueueType.CLASSIC))
 
@@ -137,9 +110,49 @@ async def test_time_that_the_broker_is_silent_for_counts(hub: MemoryHub):
     assert len(broker.tried) == 1
 
 
-def test_waits_double_up_to_the_ceiling_and_are_shortened_by_at_most_half():
+def test_waits_double_up_to_the_ceiling_with_at_most_half_jitter():
     backoff = Backoff(first_s=1.0, max_s=3.0)
 
-    assert [backoff.delay_s(attempt, 1.0) for attempt in range(4)] == [1.0, 2.0, 3.0, 3.0]
-    assert backoff.delay_s(1, 0.0) == 1.0
-    assert backoff.delay_s(10_000, 1.0) == 3.0
+    waits = list(islice(backoff.delays(), 40))
+    ceilings = [1.0, 2.0] + [3.0] * 38
+    assert all(0.5 * most <= wait <= most for wait, most in zip(waits, ceilings, strict=True))
+    assert len(set(waits)) > 1
+
+
+async def test_an_unroutable_message_is_published_again_once_its_queue_is_declared(
+    broker: MemoryBroker,
+):
+    await topology.declare(broker)
+    await broker.delete_queue(topology.UNCLAIMED_FINALS)
+    await publish_until_routed(
+        broker, topology.UNCLAIMED, "reply.gone", OutMessage(body=b"final"), backoff=QUICK
+    )
+
+    assert await broker.depth(topology.UNCLAIMED_FINALS) is not None
+    delivery = await broker.get(topology.UNCLAIMED_FINALS)
+    assert delivery is not None
+    assert delivery.body == b"final"
+
+
+async def test_an_unroutable_message_waits_for_an_operator_without_permission_to_declare(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+):
+    async def refuse(_broker: object) -> None:
+        raise BrokerConflictError("access refused")
+
+    await topology.declare(broker)
+    await broker.delete_queue(topology.UNCLAIMED_FINALS)
+    with monkeypatch.context() as patch:
+        patch.setattr(topology, "declare", refuse)
+        publishing = asyncio.create_task(
+            publish_until_routed(
+                broker, topology.UNCLAIMED, "reply.gone", OutMessage(body=b"final"), backoff=QUICK
+            )
+        )
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not publishing.done()
+    await topology.declare(broker)
+    await publishing
+
+    assert await broker.get(topology.UNCLAIMED_FINALS) is not None

@@ -1,4 +1,4 @@
-"""What the estimator learns, keeps and publishes."""
+"""State that the estimator learns, keeps and publishes."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from services.estimator.handlers import HANDLERS
-from services.estimator.observations import time_multiples
 from services.estimator.state import EstimatorState, Learner
+from services.estimator.telemetry_adapters import time_multiples
 from shared.broker.consumer import Dispatcher
 from shared.broker.protocol import Settlement
 from shared.contracts.base import InstanceId, Message, ModelName, RequestId, TenantId, encode
@@ -23,8 +23,8 @@ from shared.contracts.telemetry import (
     RequestObserved,
     Residency,
 )
-from solver.prediction.decode_lengths import PRIOR as LENGTH_PRIOR
-from solver.prediction.latency_model import predict_batch_s, predict_s
+from solver.prediction.latency.latency_model import predict_batch_s, predict_s
+from solver.prediction.lengths.decode_lengths import PRIOR as LENGTH_PRIOR
 from tests.clocks import NOW
 from tests.deliveries import LooseDelivery
 
@@ -79,7 +79,7 @@ def request(application: str = "chat", **fields: Any) -> RequestObserved:
 
 
 def iterations(count: int = 40) -> IterationsObserved:
-    """10 ms and 0.1 ms a token."""
+    """Iterations of 10 ms plus 0.1 ms per token."""
     return IterationsObserved(
         instance_id=I1,
         model=M,
@@ -102,7 +102,7 @@ def activated(source: Residency, duration_s: float) -> ModelActivated:
     return ModelActivated(instance_id=I1, model=M, source=source, duration_s=duration_s, at=0.0)
 
 
-def test_iterations_teach_latency_and_throughput():
+def test_latency_and_throughput_are_learnt_from_iterations():
     known = learner()
     known.on_iterations(iterations())
     profile = known.profile(NOW)
@@ -116,7 +116,7 @@ def test_iterations_teach_latency_and_throughput():
     assert profile.num_iterations == 40
 
 
-def test_a_restored_model_is_not_thrown_away_for_the_first_second_of_decodes():
+def test_restored_model_survives_the_first_second_of_decodes():
     known = learner()
     earlier = Profile(model=M, engine="e", device="d", version=7, at=0.0, latency=TRUE)
     known.restore(earlier)
@@ -175,7 +175,7 @@ def mixed(count: int = 400) -> IterationsObserved:
 
 
 def behind_40000_s(observed: IterationsObserved) -> float:
-    """A chunk of 2048 tokens there, by what *observed* teaches."""
+    """Predicted time of a chunk of 2048 tokens there, learnt from *observed*."""
     known = learner()
     known.on_iterations(observed)
     latency = known.profile(NOW).latency
@@ -183,7 +183,7 @@ def behind_40000_s(observed: IterationsObserved) -> float:
     return predict_s(latency, compute_tokens=2048, context_tokens=40_000)
 
 
-def test_agents_that_tell_pairs_teach_what_a_chunk_behind_a_long_context_takes():
+def test_chunks_behind_long_contexts_are_learnt_from_pairs():
     exact_s = predict_s(TRUE, compute_tokens=2048, context_tokens=40_000)
 
     assert exact_s == pytest.approx(0.134, rel=0.01)
@@ -191,8 +191,8 @@ def test_agents_that_tell_pairs_teach_what_a_chunk_behind_a_long_context_takes()
 
 
 @pytest.mark.parametrize("pairs", [(), (1, 2, 3)])
-def test_agents_that_do_not_tell_pairs_of_each_iteration_teach_the_rest(pairs: tuple[int, ...]):
-    """Older ones, and what no agent of ours sends."""
+def test_other_terms_are_learnt_without_pairs_of_each_iteration(pairs: tuple[int, ...]):
+    """Such messages come from older agents, or are malformed."""
     observed = msgspec.structs.replace(mixed(), prefill_pairs=pairs)
     known = learner()
     known.on_iterations(observed)
@@ -206,16 +206,16 @@ def test_agents_that_do_not_tell_pairs_of_each_iteration_teach_the_rest(pairs: t
     )
 
 
-def test_iterations_that_tell_pairs_are_held_against_what_these_take():
+def test_iterations_with_pairs_are_predicted_with_them():
     observed = mixed(40)
     multiples = time_multiples(observed, TRUE)
 
     assert np.median(np.abs(np.array(multiples) - 1)) < 0.05
-    untold = msgspec.structs.replace(observed, prefill_pairs=())
-    assert min(time_multiples(untold, TRUE)) < 0.6
+    silent = msgspec.structs.replace(observed, prefill_pairs=())
+    assert min(time_multiples(silent, TRUE)) < 0.6
 
 
-async def test_published_latency_models_are_held_against_what_comes_next():
+async def test_published_latency_models_are_evaluated_on_later_iterations():
     state = estimator()
     handler = Dispatcher(HANDLERS, state)
 
@@ -234,11 +234,11 @@ async def test_published_latency_models_are_held_against_what_comes_next():
     seen = known.profile(NOW).latency_calibration
     assert seen is not None
     assert (seen.count, seen.at) == (40, NOW)
-    assert seen.bias == pytest.approx(-0.5, abs=0.02), "it was taken to be twice as fast"
+    assert seen.bias == pytest.approx(-0.5, abs=0.02), "it was predicted to be twice as fast"
     assert seen.spread < 0.05
 
 
-def test_a_profile_tells_how_wrong_the_one_before_was():
+def test_profile_has_the_error_of_the_previous_one():
     known = learner()
     known.on_iterations(iterations())
     assert known.profile(NOW).latency_error is None
@@ -253,7 +253,7 @@ def test_a_profile_tells_how_wrong_the_one_before_was():
     assert profile.latency_bias == pytest.approx(-0.2, abs=0.02)
 
 
-def test_requests_teach_lengths_by_application_and_prefill_time():
+def test_lengths_by_application_and_prefill_times_are_learnt():
     known = learner()
     for _ in range(1000):
         known.on_request(request("chat", output_tokens=10))
@@ -267,7 +267,7 @@ def test_requests_teach_lengths_by_application_and_prefill_time():
     assert (profile.prefill_s.mean, profile.prefill_s.count) == (0.5, 2000)
 
 
-def test_answers_that_their_limit_cut_are_longer_than_they_look():
+def test_truncated_answers_count_as_longer_than_observed():
     ended, cut = learner(), learner()
     for _ in range(100):
         ended.on_request(request(output_tokens=40, finish_reason=FinishReason.STOP))
@@ -277,7 +277,7 @@ def test_answers_that_their_limit_cut_are_longer_than_they_look():
     assert means[1] > LENGTH_PRIOR.mean
 
 
-def test_answers_that_the_model_could_not_end_say_nothing_of_lengths():
+def test_answers_that_the_model_could_not_end_are_ignored():
     known = learner()
     known.on_request(request(ignore_eos=True))
     profile = known.profile(NOW)
@@ -285,7 +285,7 @@ def test_answers_that_the_model_could_not_end_say_nothing_of_lengths():
     assert profile.prefill_s is not None
 
 
-def test_limits_that_agents_do_not_tell_of_count_as_none():
+def test_unreported_limits_count_as_none():
     known = learner()
     for _ in range(2):
         known.on_request(request(output_tokens=40, max_tokens=0))
@@ -295,7 +295,7 @@ def test_limits_that_agents_do_not_tell_of_count_as_none():
     assert calibration.bias > 0
 
 
-def test_a_models_answers_are_as_long_on_any_device():
+def test_answer_lengths_are_shared_across_devices():
     state = estimator()
     state.learner(M, "e", "slow").on_request(request(output_tokens=40))
     for device, count in (("slow", 1), ("fast", 1)):
@@ -304,25 +304,25 @@ def test_a_models_answers_are_as_long_on_any_device():
     assert state.learner("other", "e", "slow").profile(NOW).output_tokens == {}
 
 
-def test_requests_that_did_not_end_well_teach_nothing():
+def test_requests_that_did_not_complete_are_not_learnt_from():
     known = learner()
     known.on_request(request(outcome="cancelled"))
     assert known.profile(NOW).output_tokens == {}
 
 
 class TestWaits:
-    """Of requests that were grouped at 1 s and given to the engine at 2 s."""
+    """Waits of requests that were grouped at 1 s and passed to the engine at 2 s."""
 
     @staticmethod
-    def told(mean_s: float, **fields: Any) -> RequestObserved:
-        foretold = WaitForecast(mean_s=mean_s, sd_s=0.5)
-        return request(**({"grouped_at": 1.0, "foretold": foretold} | fields))
+    def reported(mean_s: float, **fields: Any) -> RequestObserved:
+        predicted_wait = WaitForecast(mean_s=mean_s, sd_s=0.5)
+        return request(**({"grouped_at": 1.0, "predicted_wait": predicted_wait} | fields))
 
-    def test_forecasts_are_held_against_what_came(self):
-        """Half of them were told 3 s, the others half a second."""
+    def test_wait_forecasts_are_compared_with_actual_waits(self):
+        """Half of the forecasts were 3 s, the others half a second."""
         known = learner()
         for mean_s in (3.0, 0.5) * 15:
-            known.on_request(self.told(mean_s))
+            known.on_request(self.reported(mean_s))
         seen = known.profile(NOW).wait_calibration
 
         assert seen is not None
@@ -333,7 +333,7 @@ class TestWaits:
     @pytest.mark.parametrize(
         "fields",
         [
-            {"foretold": None},
+            {"predicted_wait": None},
             {"grouped_at": 0.0},
             {"evictions": 1},
             {"crashes": 1},
@@ -342,16 +342,16 @@ class TestWaits:
         ],
         ids=str,
     )
-    def test_what_was_not_foretold_or_waited_twice_is_not_judged(self, fields: dict[str, Any]):
+    def test_waits_without_a_forecast_or_repeated_are_ignored(self, fields: dict[str, Any]):
         known = learner()
-        known.on_request(self.told(3.0, **fields))
+        known.on_request(self.reported(3.0, **fields))
 
         assert known.profile(NOW).wait_calibration is None
 
-    def test_where_nobody_waits_quantiles_are_not_judged(self):
+    def test_quantiles_of_zero_waits_are_not_evaluated(self):
         known = learner()
         for _ in range(30):
-            known.on_request(self.told(0.0, grouped_at=1.99))
+            known.on_request(self.reported(0.0, grouped_at=1.99))
         seen = known.profile(NOW).wait_calibration
 
         assert seen is not None
@@ -368,7 +368,7 @@ class TestWaits:
         pytest.param({"first_token_at": 0.0, "output_tokens": 0}, id="no token"),
     ],
 )
-def test_who_did_not_begin_once_says_nothing_of_prefill(fields: dict[str, Any]):
+def test_prefills_that_did_not_begin_exactly_once_are_ignored(fields: dict[str, Any]):
     known = learner()
     known.on_request(request(**fields))
     assert known.profile(NOW).prefill_s is None
@@ -382,20 +382,20 @@ def test_applications_beyond_the_limit_are_forgotten():
     assert {name: each.count for name, each in lengths.items()} == {"*": 4, "a": 2, "c": 1}
 
 
-def test_swaps_teach_what_they_cost_from_where():
+def test_swap_costs_are_learnt_by_origin():
     known = learner()
     for source, duration_s in ((Residency.COLD, 4.0), (Residency.WARM, 1.0)):
         known.on_activated(activated(source, duration_s))
     assert known.profile(NOW).swap_s == {"cold": 4.0, "warm": 1.0}
 
 
-def test_before_anything_is_learnt_the_prior_stands():
+def test_prior_is_used_before_anything_is_learnt():
     profile = learner(PRIOR).profile(NOW)
     for name in ("latency", "token_rate_per_s", "prefill_s", "output_tokens", "swap_s"):
         assert getattr(profile, name) == getattr(PRIOR, name)
 
 
-def test_what_is_learnt_replaces_the_prior_term_by_term():
+def test_learnt_terms_replace_the_prior_one_by_one():
     known = learner(PRIOR)
     known.on_request(request(output_tokens=10))
     known.on_activated(activated(Residency.WARM, 1.0))
@@ -406,7 +406,7 @@ def test_what_is_learnt_replaces_the_prior_term_by_term():
     assert profile.swap_s == {"cold": 12.0, "warm": 1.0}
 
 
-def test_of_a_models_stored_lengths_the_latest_count():
+def test_latest_of_a_models_stored_lengths_is_used():
     older = msgspec.structs.replace(
         PRIOR,
         device="d2",
@@ -423,12 +423,12 @@ def test_versions_grow_even_if_the_clock_does_not():
     assert versions == sorted(set(versions))
 
 
-def test_a_fresh_estimator_overrules_the_one_before():
+def test_new_estimator_overrules_the_previous_one():
     """Its versions begin with the time, not with one."""
     assert learner().profile(NOW).version > PRIOR.version
 
 
-def test_profiles_that_were_published_are_not_changed_until_something_comes():
+def test_published_profiles_are_unchanged_without_new_messages():
     known = learner()
     assert known.changed
     known.profile(NOW)
@@ -437,24 +437,24 @@ def test_profiles_that_were_published_are_not_changed_until_something_comes():
     assert known.changed
 
 
-async def test_messages_reach_the_learner_of_their_model_engine_and_device():
+async def test_messages_reach_the_learner_of_their_key():
     state = EstimatorState(iteration_memory=2000, request_memory=500, max_applications=9)
     handler = Dispatcher(HANDLERS, state)
 
-    async def tell(message: Message) -> None:
+    async def deliver(message: Message) -> None:
         delivery = LooseDelivery(body=encode(message))
         await handler.handle(delivery)
         assert delivery.settlements == [Settlement.ACK]
 
-    await tell(activated(Residency.COLD, 3.0))
-    assert state.learners == {}, "whose engine it was is not known yet"
-    await tell(
+    await deliver(activated(Residency.COLD, 3.0))
+    assert state.learners == {}, "the instance's engine is not known yet"
+    await deliver(
         InstanceStatus(instance_id=I1, incarnation="x", seq=1, at=0.0, engine="e", device="d")
     )
-    await tell(activated(Residency.COLD, 4.0))
-    await tell(request())
-    await tell(iterations())
-    await tell(request(device="other"))
+    await deliver(activated(Residency.COLD, 4.0))
+    await deliver(request())
+    await deliver(iterations())
+    await deliver(request(device="other"))
     assert set(state.learners) == {(M, "e", "d"), (M, "e", "other")}
     profile = state.learners[M, "e", "d"].profile(NOW)
     assert (profile.swap_s, profile.num_iterations) == ({"cold": 4.0}, 40)

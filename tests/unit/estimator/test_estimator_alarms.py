@@ -1,4 +1,4 @@
-"""What the estimator warns of."""
+"""Alarms of the estimator."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -8,26 +8,28 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from services.estimator.alarms import InstanceWatch, raise_alarms
-from services.estimator.metrics import EstimatorMetrics
-from services.estimator.observations import time_multiples
+from services.estimator.metrics import estimator_metrics
 from services.estimator.service import serve
 from services.estimator.settings import AlarmSettings, Settings
 from services.estimator.state import EstimatorState
+from services.estimator.telemetry_adapters import time_multiples
 from shared.broker import topology
-from shared.broker.memory import MemoryBroker
-from shared.broker.memory_hub import MemoryHub
+from shared.broker.memory.broker import MemoryBroker
+from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import BindingSpec, OutMessage, QueueSpec, QueueType
 from shared.contracts.base import Decoder, InstanceId, ModelName, encode
 from shared.contracts.errors import SettingsError
 from shared.contracts.estimates import AlarmKind, AlarmRaised, LatencyCoefficients
 from shared.contracts.telemetry import Iteration, IterationsObserved
 from shared.runtime.cli import Ports
-from shared.runtime.clock import SystemClock
 from shared.runtime.health import Health
 from shared.runtime.settings import load
-from solver.prediction.alarms import AlarmOptions
+from solver.prediction.alarms.alarm import AlarmOptions
 from tests.brokers import eventually
 from tests.clocks import NOW
+from tests.virtual_time import LoopClock
+
+pytestmark = pytest.mark.virtual_time
 
 M = ModelName("m")
 LATENCY = LatencyCoefficients(constant_s=0.01, linear_s=1e-4)
@@ -35,7 +37,7 @@ HEARD = QueueSpec(name="heard", type=QueueType.CLASSIC)
 
 
 def computed(instance: str, *, times: float = 1.0, device: str = "d") -> IterationsObserved:
-    """Iterations of 10 ms and 0.1 ms a token, *times* over."""
+    """Iterations of 10 ms plus 0.1 ms per token, slowed down by a factor of *times*."""
     return IterationsObserved(
         instance_id=InstanceId(instance),
         model=M,
@@ -63,7 +65,7 @@ def observe(watch: InstanceWatch, observed: IterationsObserved) -> None:
 
 
 async def rounds(broker: MemoryBroker, watch: InstanceWatch, **times: float) -> None:
-    """As many as it takes."""
+    """Run as many rounds as an alarm needs."""
     for number in range(2):
         for instance, each in times.items():
             observe(watch, computed(instance, times=each))
@@ -72,7 +74,7 @@ async def rounds(broker: MemoryBroker, watch: InstanceWatch, **times: float) -> 
 
 @asynccontextmanager
 async def listening():
-    """A broker, and what it was told: (alarms) so far."""
+    """A broker, and the alarms published so far."""
     broker = MemoryBroker(MemoryHub())
     async with broker:
         await topology.declare(broker)
@@ -91,7 +93,7 @@ async def heard(broker: MemoryBroker) -> list[AlarmRaised]:
     return alarms
 
 
-async def test_an_instance_slower_than_its_peers_is_told_of_once():
+async def test_slow_instance_is_reported_once():
     async with listening() as broker:
         watch = a_watch()
         with capture_logs() as logs:
@@ -106,7 +108,7 @@ async def test_an_instance_slower_than_its_peers_is_told_of_once():
         assert (watch.num_slow, watch.num_raised) == (1, 1)
 
 
-async def test_the_leader_hears_it():
+async def test_alarm_reaches_the_leader():
     async with listening() as broker:
         await rounds(broker, a_watch(), i1=1.0, i2=2.0)
 
@@ -115,7 +117,7 @@ async def test_the_leader_hears_it():
         assert depth.ready == 1
 
 
-async def test_that_it_is_over_is_logged():
+async def test_end_of_an_alarm_is_logged():
     async with listening() as broker:
         watch = a_watch()
         await rounds(broker, watch, i1=1.0, i2=2.0)
@@ -128,7 +130,7 @@ async def test_that_it_is_over_is_logged():
         assert (watch.num_slow, watch.num_raised) == (0, 1)
 
 
-async def test_instances_of_other_devices_are_no_peers():
+async def test_instances_of_other_devices_are_not_peers():
     async with listening() as broker:
         watch = a_watch()
         for number in range(3):
@@ -140,7 +142,7 @@ async def test_instances_of_other_devices_are_no_peers():
         assert list(watch.levels()) == []
 
 
-def test_iterations_that_say_nothing_of_time_are_left_out():
+def test_iterations_without_a_time_are_left_out():
     observed = computed("i1", times=2.0)
     nothing = tuple(
         Iteration(compute_tokens=tokens, context_tokens=0, num_decodes=0, duration_s=duration_s)
@@ -173,7 +175,7 @@ def test_metrics_show_alarms_and_paces():
     state = EstimatorState(
         iteration_memory=100, request_memory=100, max_applications=1, watch=a_watch()
     )
-    EstimatorMetrics(registry, state)
+    estimator_metrics(registry, state)
     for number in range(2):
         for instance, times in (("i1", 1.0), ("i2", 2.0)):
             observe(state.watch, computed(instance, times=times))
@@ -187,7 +189,7 @@ def test_metrics_show_alarms_and_paces():
     assert pace == pytest.approx(2.0)
 
 
-async def test_a_running_estimator_warns_of_what_it_is_told():
+async def test_running_estimator_raises_alarms():
     hub = MemoryHub()
 
     @asynccontextmanager
@@ -199,7 +201,7 @@ async def test_a_running_estimator_warns_of_what_it_is_told():
     ports = Ports(
         settings=settings,
         open_broker=open_broker,
-        clock=SystemClock(),
+        clock=LoopClock(),
         health=Health(service="estimator"),
     )
     stop = asyncio.Event()
@@ -228,7 +230,7 @@ async def test_a_running_estimator_warns_of_what_it_is_told():
     assert {alarm.instance_id for alarm in alarms} == {"i2"}
 
 
-def test_thresholds_without_a_band_are_refused_by_name():
+def test_thresholds_in_the_wrong_order_are_refused_by_name():
     with pytest.raises(SettingsError, match=r"clear_below is 1\.6: .*below raise_above, 1\.5"):
         load(
             Settings,

@@ -1,9 +1,9 @@
-"""Profiles as people read them."""
+"""Profiles as text for operators."""
 
 import msgspec
 import pytest
 
-from services.estimator.shown import MOST_APPLICATIONS, lines_of
+from services.estimator.profile_report import MOST_APPLICATIONS, lines_of
 from shared.contracts.base import ModelName
 from shared.contracts.estimates import (
     Calibration,
@@ -40,9 +40,9 @@ def shown(profile: Profile = PROFILE) -> list[str]:
     return list(lines_of([profile], [], now=NOW))
 
 
-def test_a_profile_is_read_at_a_glance():
+def test_profile_is_shown_as_a_table():
     assert shown() == [
-        "residuals are predicted less realised: negative is optimistic",
+        "residuals are predicted minus actual: negative is optimistic",
         "",
         "tiny on vllm cpu, 0.5 s ago",
         "  iterations  320 learnt",
@@ -70,13 +70,13 @@ def test_a_profile_is_read_at_a_glance():
     ]
 
 
-def test_what_is_not_known_is_left_out():
+def test_unknown_values_are_left_out():
     bare = Profile(model=ModelName("m"), engine="e", device="d", version=1, at=NOW)
 
     assert shown(bare)[1:] == ["", "m on e d, 0.0 s ago", "  iterations  0 learnt"]
 
 
-def test_of_many_applications_the_latest_are_shown():
+def test_most_recent_of_many_applications_are_shown():
     many = {"*": CHAT} | {f"a{n}": CHAT for n in range(MOST_APPLICATIONS + 7)}
     lines = shown(msgspec.structs.replace(PROFILE, output_tokens=many))
     named = [line.split()[0] for line in lines if "31" in line]
@@ -86,16 +86,16 @@ def test_of_many_applications_the_latest_are_shown():
 
 
 @pytest.mark.parametrize(
-    ("age_s", "told"),
+    ("age_s", "reported"),
     [(-2.0, "0.0 s"), (0.04, "0.0 s"), (119.0, "119.0 s"), (120.0, "2.0 min"), (7200.0, "2.0 h")],
 )
-def test_ages_are_told_in_the_largest_unit_that_fits(age_s: float, told: str):
+def test_ages_are_shown_in_the_largest_unit_that_fits(age_s: float, reported: str):
     profile = msgspec.structs.replace(PROFILE, at=NOW - age_s)
 
-    assert shown(profile)[2] == f"tiny on vllm cpu, {told} ago"
+    assert shown(profile)[2] == f"tiny on vllm cpu, {reported} ago"
 
 
-def test_a_bias_of_nothing_has_no_sign_of_optimism():
+def test_bias_rounded_to_zero_is_shown_without_a_minus_sign():
     tiny = Calibration(count=30, bias=-0.0001, spread=0.0, at=NOW)
 
     assert "  residual    +0.0 ± 0.0 % of 30 iterations, 0.0 s ago" in shown(
@@ -103,7 +103,7 @@ def test_a_bias_of_nothing_has_no_sign_of_optimism():
     )
 
 
-def test_trees_are_told_with_what_came_of_them():
+def test_trees_are_shown_with_their_quality():
     trees = TreesInForce(
         version=3, at=NOW - 3 * 86400, samples=1600, coverage=((0.5, 0.513), (0.9, 0.895))
     )
@@ -113,13 +113,13 @@ def test_trees_are_told_with_what_came_of_them():
     )
 
 
-def test_waits_are_told_with_what_came_of_their_forecasts():
+def test_waits_are_shown_with_the_errors_of_forecasts():
     assert shown(msgspec.structs.replace(PROFILE, wait_calibration=SEEN))[8] == (
         "  waits       -1.25 ± 4.00 s of 30 requests, 88 % in p90, 90.0 s ago"
     )
 
 
-def test_profiles_follow_each_other():
+def test_several_profiles_are_shown_in_order():
     lines = list(lines_of([PROFILE, msgspec.structs.replace(PROFILE, device="gpu")], [], now=NOW))
 
     assert [line for line in lines if line.startswith("tiny")] == [
@@ -128,7 +128,7 @@ def test_profiles_follow_each_other():
     ]
 
 
-def test_routers_are_shown_with_the_profile_that_they_predict_by():
+def test_routers_are_shown_with_the_profile_of_their_predictions():
     trust = RoutingTrust(
         engine=PROFILE.engine,
         device=PROFILE.device,

@@ -1,4 +1,4 @@
-"""What the estimator has learnt, on disk."""
+"""Storage of learnt profiles on disk."""
 
 from pathlib import Path
 
@@ -10,14 +10,14 @@ from shared.contracts.errors import SettingsError
 from tests.unit.estimator.test_estimator import PRIOR
 
 
-def test_a_stored_profile_is_read_back(tmp_path: Path):
+def test_stored_profile_is_read_back(tmp_path: Path):
     store = ProfileStore(tmp_path / "made")
     assert store.load() == ()
     store.save(PRIOR)
     assert ProfileStore(tmp_path / "made").load() == (PRIOR,)
 
 
-def test_a_profile_replaces_its_predecessor_and_no_other(tmp_path: Path):
+def test_profile_replaces_its_predecessor_and_no_other(tmp_path: Path):
     store = ProfileStore(tmp_path)
     store.load()
     newer = msgspec.structs.replace(PRIOR, version=6)
@@ -30,24 +30,24 @@ def test_a_profile_replaces_its_predecessor_and_no_other(tmp_path: Path):
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff\xfe", b'{"kind": "\xff"}', b'{"kind": "profile.published.v1"}']
 )
-def test_a_corrupt_file_is_refused_by_name(tmp_path: Path, content: bytes):
+def test_corrupt_file_is_refused_by_name(tmp_path: Path, content: bytes):
     (tmp_path / "broken.json").write_bytes(content)
     with pytest.raises(SettingsError, match=r"broken\.json"):
         ProfileStore(tmp_path).load()
 
 
-def test_what_a_crash_left_half_written_is_no_profile(tmp_path: Path):
+def test_half_written_file_of_a_crash_is_ignored(tmp_path: Path):
     (tmp_path / "half.part").write_bytes(b"{")
     assert ProfileStore(tmp_path).load() == ()
 
 
-def test_without_a_directory_nothing_is_kept():
+def test_without_a_directory_nothing_is_stored():
     store = ProfileStore(None)
     store.save(PRIOR)
     assert store.load() == ()
 
 
-def test_a_disk_that_takes_nothing_ends_nothing(
+def test_full_disk_does_not_stop_the_estimator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     store = ProfileStore(tmp_path)
@@ -59,8 +59,8 @@ def test_a_disk_that_takes_nothing_ends_nothing(
 
     monkeypatch.setattr(Path, "write_bytes", full)
     store.save(msgspec.structs.replace(PRIOR, version=6))
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
 
-    assert "profile.not_saved" in told.out + told.err
+    assert "profile.not_saved" in printed.out + printed.err
     assert store.load() == (PRIOR,)
     assert [file.suffix for file in tmp_path.iterdir()] == [".json"]

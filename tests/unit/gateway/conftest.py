@@ -1,4 +1,4 @@
-"""Tiny models without weights, made once."""
+"""Tiny models without weights, created once."""
 
 from pathlib import Path
 

@@ -20,7 +20,7 @@ COMPLETION = {"model": MODEL, "prompt": "hello there"}
 
 
 class FixedClock:
-    """Time that stands still."""
+    """A constant clock."""
 
     def now(self) -> float:
         return NOW

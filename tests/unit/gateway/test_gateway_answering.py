@@ -1,4 +1,4 @@
-"""From a generation to what the client gets, however the client behaves."""
+"""Sending a generation to clients of any behaviour."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,7 @@ from services.gateway.channel import Channel
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.outcomes import Outcome
 from services.gateway.replies import Renderer
-from services.gateway.shapes import CompletionShape
+from services.gateway.shapes import COMPLETIONS
 from shared.contracts.base import RequestId
 from shared.producer.effects import NewTokens
 from shared.producer.generation import Generation
@@ -26,7 +26,7 @@ async def _never_read(_message: Any) -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_client_that_reads_nothing_is_given_up(
+async def test_client_that_does_not_read_is_dropped(
     intake_rig: IntakeRig, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(answering, "LAST_WORD_S", 0.01)
@@ -34,9 +34,7 @@ async def test_a_client_that_reads_nothing_is_given_up(
     generation.append(NewTokens(offset=0, token_ids=(10,), text="hello"))
     answer = Answering(
         accepted=intake_rig.completion(stream=True),
-        renderer=Renderer(
-            CompletionShape(), request_id="r", model=MODEL, created=0, include_usage=False
-        ),
+        renderer=Renderer(COMPLETIONS, request_id="r", model=MODEL, created=0, include_usage=False),
         channel=Channel(_never_read, {}),
         metrics=GatewayMetrics(CollectorRegistry()),
         clock=FixedClock(),

@@ -1,4 +1,4 @@
-"""Error bodies as OpenAI's clients expect them."""
+"""Error bodies in the format of OpenAI's clients."""
 
 import msgspec
 import pytest
@@ -58,7 +58,7 @@ def test_retry_after_is_whole_seconds_and_at_least_one():
     assert error_headers(ErrorInfo(message="m", code="c")) == {}
 
 
-def test_outcome_of_any_status_is_known():
+def test_every_status_has_an_outcome():
     outcomes = {outcome_of(ErrorInfo(message="m", code="c", status=n)) for n in range(400, 600)}
 
     assert outcomes == {Outcome.REFUSED, Outcome.UNAVAILABLE, Outcome.TIMEOUT, Outcome.FAILED}

@@ -1,4 +1,4 @@
-"""One HTTP request, with a mesh that takes nothing."""
+"""One HTTP request, with a mesh that accepts nothing."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from services.gateway.exchange import Exchange
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai import CompletionBody
 from services.gateway.settings import Settings
-from services.gateway.shapes import CompletionShape
-from services.gateway.state import Endpoint, Gateway
+from services.gateway.shapes import COMPLETIONS
+from services.gateway.state import Gateway
 from services.gateway.tenants import Tenants
 from shared.contracts.errors import TransientError
 from shared.contracts.ingress import InferenceRequest
@@ -22,7 +21,7 @@ from tests.unit.gateway.rig import COMPLETION, IntakeRig
 
 
 class Producer:
-    """Notes what it is given and refuses it."""
+    """Records and refuses requests."""
 
     def __init__(self) -> None:
         self.given: list[InferenceRequest] = []
@@ -33,7 +32,7 @@ class Producer:
 
 
 class Request:
-    """As much of a request as an exchange looks at; *read* is set once its body is."""
+    """The parts of a request that an exchange uses; *read* is set once its body is read."""
 
     def __init__(self) -> None:
         self.headers: dict[str, str] = {}
@@ -62,9 +61,9 @@ def gateway_of(rig: IntakeRig, producer: Producer, clock: FakeClock) -> Gateway:
     )
 
 
-async def test_a_request_that_waits_for_a_thread_has_arrived_before(intake_rig: IntakeRig) -> None:
+async def test_arrival_time_precedes_the_wait_for_a_thread(intake_rig: IntakeRig) -> None:
     clock, producer, request, free = FakeClock(), Producer(), Request(), Event()
-    endpoint = Endpoint(name="completions", body_type=CompletionBody, shape=CompletionShape())
+    endpoint = COMPLETIONS
     exchange = Exchange(
         gateway_of(intake_rig, producer, clock),
         endpoint,

@@ -25,7 +25,7 @@ from shared.contracts.errors import ContractError
 from shared.contracts.qos import Importance
 
 
-def test_no_headers_ask_for_nothing():
+def test_no_headers_request_nothing():
     assert parse_hints({}) == Hints()
 
 
@@ -42,7 +42,7 @@ def test_deadline_is_unix_milliseconds():
     assert parse_hints({DEADLINE: "1700000000500"}).deadline_at == 1_700_000_000.5
 
 
-def test_deadline_in_seconds_is_taken_for_the_mistake_that_it_is():
+def test_deadline_in_seconds_is_refused():
     with pytest.raises(ContractError) as caught:
         parse_hints({DEADLINE: "1700000000"})
 
@@ -59,11 +59,11 @@ def test_deadline_in_seconds_is_taken_for_the_mistake_that_it_is():
         ({PRIORITY: "1", PRIORITY_LOWER_FIRST: "7"}, 1),
     ],
 )
-def test_priority_is_higher_first_inside(headers: dict[str, str], priority: int):
+def test_priority_is_higher_first_internally(headers: dict[str, str], priority: int):
     assert parse_hints(headers).priority == priority
 
 
-def test_the_rest_is_taken_as_it_is():
+def test_other_headers_are_passed_unchanged():
     headers = {
         OBJECTIVE[1]: "batch",
         FAIRNESS_ID[1]: "acme",
@@ -75,7 +75,7 @@ def test_the_rest_is_taken_as_it_is():
     }
 
     assert parse_hints(headers) == Hints(
-        tier="batch",
+        objective="batch",
         fairness_id="acme",
         importance=Importance.LOW,
         application="summaries",
@@ -102,7 +102,7 @@ def test_the_rest_is_taken_as_it_is():
         (TIMEOUT, "0"),
     ],
 )
-def test_bad_value_is_refused_by_the_name_of_its_header(name: str, value: str):
+def test_invalid_value_is_refused_with_the_header_name(name: str, value: str):
     with pytest.raises(ContractError) as caught:
         parse_hints({name: value})
 

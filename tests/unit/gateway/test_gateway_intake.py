@@ -1,4 +1,4 @@
-"""What is accepted, as what, and what is refused, how."""
+"""Accepted requests and their form, and refusals."""
 
 import msgspec
 import pytest
@@ -42,7 +42,7 @@ def test_chat_is_tokenized_through_the_template(intake_rig: IntakeRig):
     assert (accepted.stream, accepted.include_usage) == (True, True)
 
 
-def test_published_form_survives_its_own_schema(intake_rig: IntakeRig):
+def test_published_form_satisfies_its_own_schema(intake_rig: IntakeRig):
     ingress = intake_rig.chat(stop=["x"], seed=3, service_tier="flex").ingress
 
     decoded = msgspec.json.decode(msgspec.json.encode(ingress), type=InferenceRequest)
@@ -70,7 +70,7 @@ def test_random_request_without_a_seed_gets_one(
         ({PRIORITY: "4"}, 3, 4),
     ],
 )
-def test_body_priority_is_lower_first_and_headers_beat_it(
+def test_body_priority_is_lower_first_and_headers_override_it(
     intake_rig: IntakeRig, headers: dict[str, str], body: int | None, priority: int
 ):
     assert intake_rig.completion(headers, priority=body).ingress.priority == priority
@@ -93,7 +93,7 @@ def test_importance_comes_from_header_body_or_service_tier(intake_rig: IntakeRig
 
 
 @pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6, 7]]])
-def test_token_ids_pass_as_they_are(intake_rig: IntakeRig, prompt: object):
+def test_token_ids_are_passed_unchanged(intake_rig: IntakeRig, prompt: object):
     assert intake_rig.completion(prompt=prompt).ingress.prompt == (5, 6, 7)
 
 
@@ -130,6 +130,11 @@ def test_nulls_mean_not_given(intake_rig: IntakeRig):
         ({"best_of": 2}, 400, "unsupported_parameter", "best_of"),
         ({"logprobs": 5}, 400, "unsupported_parameter", "logprobs"),
         ({"echo": True}, 400, "unsupported_parameter", "echo"),
+        ({"logprobs": 0}, 400, "unsupported_parameter", "logprobs"),
+        ({"min_p": 0.1}, 400, "unsupported_parameter", "min_p"),
+        ({"deadline": 1e308}, 400, "invalid_request", "deadline"),
+        ({"deadline": 1000 * NOW}, 400, "invalid_request", "deadline"),
+        ({"slo": {"deadline_at": 1e308}}, 400, "invalid_request", "deadline"),
         ({"tools": [{}]}, 400, "unsupported_parameter", "tools"),
         (
             {"response_format": {"type": "json_object"}},
@@ -148,7 +153,7 @@ def test_nulls_mean_not_given(intake_rig: IntakeRig):
         ({"stream_options": {"include_usage": True}}, 400, "invalid_request", "stream_options"),
     ],
 )
-def test_refusal_names_what_is_wrong(
+def test_refusal_names_the_problem(
     intake_rig: IntakeRig,
     fields: dict[str, object],
     status: int,
@@ -170,7 +175,7 @@ def test_refusal_names_what_is_wrong(
         (b'{"model":"m","messages":[{"content":"x"}]}', "messages[0].role"),
     ],
 )
-def test_a_field_that_is_missing_is_named(intake_rig: IntakeRig, raw: bytes, param: str):
+def test_missing_field_is_named(intake_rig: IntakeRig, raw: bytes, param: str):
     with pytest.raises(ContractError) as caught:
         intake_rig.raw(raw, chat=True)
 
@@ -178,7 +183,7 @@ def test_a_field_that_is_missing_is_named(intake_rig: IntakeRig, raw: bytes, par
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"[]", b"nul", b'{"model":"\\ud800"}'])
-def test_what_is_no_request_at_all_is_a_bad_request(intake_rig: IntakeRig, raw: bytes):
+def test_undecodable_body_is_a_bad_request(intake_rig: IntakeRig, raw: bytes):
     with pytest.raises(ContractError) as caught:
         intake_rig.raw(raw)
 
@@ -202,7 +207,7 @@ FIELDS = sorted(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=6), st.booleans())
-def test_no_body_breaks_the_intake(
+def test_any_body_is_accepted_or_refused(
     intake_rig: IntakeRig,
     fields: dict[str, object],
     chat: bool,  # noqa: FBT001  a drawn value
@@ -222,14 +227,14 @@ def test_no_body_breaks_the_intake(
         max_size=3,
     )
 )
-def test_no_conversation_breaks_the_intake(intake_rig: IntakeRig, messages: list[object]):
+def test_any_conversation_is_accepted_or_refused(intake_rig: IntakeRig, messages: list[object]):
     raw = msgspec.json.encode(CHAT | {"messages": messages})
 
     assert _status(intake_rig, raw, chat=True) in (200, 400)
 
 
 def _status(rig: IntakeRig, raw: bytes, *, chat: bool) -> int:
-    """What is accepted must survive the grouper's reading of it, too."""
+    """Accepted requests must also satisfy the grouper's schema."""
     try:
         ingress = rig.raw(raw, chat=chat).ingress
     except ContractError as error:

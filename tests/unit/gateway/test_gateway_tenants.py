@@ -1,4 +1,4 @@
-"""Who is let in, as whom, and how often at once."""
+"""Authentication, tenants, and limits of open requests."""
 
 import pytest
 
@@ -17,11 +17,11 @@ def tenants(*, keys: dict[str, str] | None = None, trust: bool = False, limit: i
     )
 
 
-def test_without_keys_everybody_is_the_default_tenant():
+def test_without_keys_every_request_is_of_the_default_tenant():
     assert tenants().authenticate(None) == "default"
 
 
-def test_key_tells_the_tenant():
+def test_key_determines_the_tenant():
     some = tenants(keys={"k1": "acme", "k2": "beta"})
 
     assert some.authenticate("Bearer k2") == "beta"
@@ -29,14 +29,14 @@ def test_key_tells_the_tenant():
 
 
 @pytest.mark.parametrize("header", [None, "", "k1", "Basic k1", "Bearer", "Bearer nope"])
-def test_anything_else_is_not_let_in(header: str | None):
+def test_other_credentials_are_rejected(header: str | None):
     with pytest.raises(ContractError) as caught:
         tenants(keys={"k1": "acme"}).authenticate(header)
 
     assert caught.value.status == 401
 
 
-def test_fairness_id_is_dropped_unless_trusted():
+def test_fairness_id_is_ignored_unless_trusted():
     acme, hints = TenantId("acme"), Hints(fairness_id="beta")
 
     assert tenants().effective(acme, hints) == "acme"
@@ -44,7 +44,7 @@ def test_fairness_id_is_dropped_unless_trusted():
     assert tenants(trust=True).effective(acme, Hints()) == "acme"
 
 
-def test_slots_are_counted_per_tenant_and_given_back():
+def test_slots_are_counted_per_tenant_and_released():
     some, acme = tenants(limit=1), TenantId("acme")
     with some.slot(acme):
         with pytest.raises(CapacityError), some.slot(acme):

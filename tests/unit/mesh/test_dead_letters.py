@@ -1,13 +1,13 @@
-"""Looking into the dead letters, and giving them another chance."""
+"""Listing and requeueing dead letters."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 
-from services.mesh.dead_letters import DeadLetter, drop, peek, requeue
-from services.planner.refusals import bury
+from services.mesh.dead_letters import DeadLetter, drop, keep, process, requeue
+from services.planner.grouper.refusals import dead_letter
 from shared.broker import topology
-from shared.broker.memory_hub import MemoryHub
+from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import OutMessage
 from shared.contracts.base import Decoder, encode
 from shared.contracts.errors import MeshError
@@ -26,15 +26,15 @@ async def broker() -> AsyncIterator[UnreliableBroker]:
 
 
 async def refused(broker: UnreliableBroker, name: str) -> None:
-    """A message that a grouper has buried."""
+    """A message dead-lettered by a grouper."""
     delivery = LooseDelivery(
         body=b'{"model": "m"}', message_id=name, queue=topology.GLOBAL_REST, reply_to="r"
     )
-    await bury(broker, delivery, reason=f"bad: {name}")
+    await dead_letter(broker, delivery, reason=f"bad: {name}")
 
 
 async def poisoned(broker: UnreliableBroker, request: QueuedRequest) -> None:
-    """A request that an agent has buried."""
+    """A request dead-lettered by an agent."""
     await broker.publish(
         topology.DEAD,
         request.lane,
@@ -53,12 +53,14 @@ def everything(_letter: DeadLetter) -> bool:
 
 
 async def ids(broker: UnreliableBroker, limit: int = 100) -> list[str | None]:
-    return [letter.id for letter in await peek(broker, limit=limit, wanted=everything)]
+    return [
+        letter.id for letter in await process(broker, limit=limit, action=keep, wanted=everything)
+    ]
 
 
-async def test_looking_says_what_where_and_why(broker: UnreliableBroker):
+async def test_peek_shows_content_queue_and_reason(broker: UnreliableBroker):
     await refused(broker, "a")
-    (letter,) = await peek(broker, limit=10, wanted=everything)
+    (letter,) = await process(broker, limit=10, action=keep, wanted=everything)
     assert letter == DeadLetter(
         id="a",
         reason="bad: a",
@@ -69,7 +71,7 @@ async def test_looking_says_what_where_and_why(broker: UnreliableBroker):
     )
 
 
-async def test_looking_changes_neither_order_nor_number(broker: UnreliableBroker):
+async def test_peek_changes_neither_order_nor_number(broker: UnreliableBroker):
     for name in "abcde":
         await refused(broker, name)
     for limit in (1, 3, 5, 50):
@@ -77,21 +79,21 @@ async def test_looking_changes_neither_order_nor_number(broker: UnreliableBroker
         assert await broker.ready(topology.DEAD_LETTERS) == 5
 
 
-async def test_looking_hundreds_of_times_loses_nothing(broker: UnreliableBroker):
+async def test_hundreds_of_peeks_lose_nothing(broker: UnreliableBroker):
     await refused(broker, "a")
     for _ in range(topology.DELIVERY_LIMIT * 3):
-        await peek(broker, limit=1, wanted=everything)
+        await process(broker, limit=1, action=keep, wanted=everything)
     assert await ids(broker) == ["a"]
 
 
-async def test_nothing_there_is_no_trouble(broker: UnreliableBroker):
-    assert await peek(broker, limit=5, wanted=everything) == []
-    assert await requeue(broker, limit=5, wanted=everything) == []
+async def test_empty_queue_is_handled(broker: UnreliableBroker):
+    assert await process(broker, limit=5, action=keep, wanted=everything) == []
+    assert await process(broker, limit=5, action=requeue, wanted=everything) == []
 
 
-async def test_a_refused_message_goes_through_the_front_door_again(broker: UnreliableBroker):
+async def test_refused_message_goes_to_the_global_queue_again(broker: UnreliableBroker):
     await refused(broker, "a")
-    (moved,) = await requeue(broker, limit=10, wanted=everything)
+    (moved,) = await process(broker, limit=10, action=requeue, wanted=everything)
     assert moved.id == "a"
     again = await broker.take(topology.GLOBAL_REST)
     assert (again.body, again.message_id, again.reply_to) == (b'{"model": "m"}', "a", "r")
@@ -99,57 +101,49 @@ async def test_a_refused_message_goes_through_the_front_door_again(broker: Unrel
     assert await broker.ready(topology.DEAD_LETTERS) == 0
 
 
-async def test_an_admitted_request_goes_to_its_lane_with_a_clean_record(broker: UnreliableBroker):
+async def test_admitted_request_goes_to_its_lane_with_reset_attempts(broker: UnreliableBroker):
     progress = Progress(token_ids=(20, 21))
     request = a_request("r", crashes=3, hop=7, progress=progress, reply_to="x")
     await poisoned(broker, request)
-    await requeue(broker, limit=10, wanted=everything)
+    await process(broker, limit=10, action=requeue, wanted=everything)
     again = decode((await broker.take(request.lane)).body)
     assert (again.attempts, again.progress, again.reply_to) == (Attempts(), progress, "x")
 
 
-async def test_only_what_is_wanted_moves_and_the_rest_stays_in_order(broker: UnreliableBroker):
+async def test_only_wanted_letters_move_and_the_rest_keeps_its_order(broker: UnreliableBroker):
     for name in "abcde":
         await refused(broker, name)
-    moved = await requeue(broker, limit=100, wanted=lambda letter: letter.id in ("b", "d"))
+    moved = await process(
+        broker, limit=100, action=requeue, wanted=lambda letter: letter.id in ("b", "d")
+    )
     assert [letter.id for letter in moved] == ["b", "d"]
     assert await ids(broker) == ["a", "c", "e"]
     assert await broker.ready(topology.GLOBAL_REST) == 2
 
 
-async def test_only_what_is_wanted_is_seen_or_dropped(broker: UnreliableBroker):
+async def test_only_wanted_letters_are_shown_or_deleted(broker: UnreliableBroker):
     for name in "abcde":
         await refused(broker, name)
-    seen = await peek(broker, limit=100, wanted=lambda letter: letter.id == "c")
-    dropped = await drop(broker, limit=100, wanted=lambda letter: letter.id == "b")
-    await drop(broker, limit=2, wanted=everything)
+    seen = await process(broker, limit=100, action=keep, wanted=lambda letter: letter.id == "c")
+    dropped = await process(broker, limit=100, action=drop, wanted=lambda letter: letter.id == "b")
+    await process(broker, limit=2, action=drop, wanted=everything)
 
     assert ([letter.id for letter in seen], [letter.id for letter in dropped]) == (["c"], ["b"])
     assert await ids(broker) == ["d", "e"]
     assert await broker.ready(topology.GLOBAL_REST) == 0
 
 
-async def test_no_more_than_the_limit_is_looked_at(broker: UnreliableBroker):
+async def test_no_more_letters_than_the_limit_are_read(broker: UnreliableBroker):
     for name in "abc":
         await refused(broker, name)
-    await requeue(broker, limit=2, wanted=everything)
+    await process(broker, limit=2, action=requeue, wanted=everything)
     assert await ids(broker) == ["c"]
 
 
-async def test_what_cannot_be_published_stays_dead(broker: UnreliableBroker):
+async def test_unpublishable_letter_stays(broker: UnreliableBroker):
     await refused(broker, "a")
     await broker.delete_queue(topology.GLOBAL_REST)
     with pytest.raises(MeshError, match="stays"):
-        await requeue(broker, limit=10, wanted=everything)
+        await process(broker, limit=10, action=requeue, wanted=everything)
     broker.drop_connection()
     assert await ids(broker) == ["a"]
-
-
-async def test_a_request_of_a_learnt_lane_goes_to_the_lasting_one(broker: UnreliableBroker):
-    """Its own lane may have been deleted since."""
-    await poisoned(broker, a_request("p", lane="lane.1.tiny-llama.high.4.long-3"))
-    await requeue(broker, limit=10, wanted=everything)
-
-    again = decode((await broker.take("lane.1.tiny-llama.high.4.long")).body)
-    assert again.lane == "lane.1.tiny-llama.high.4.long"
-    assert await broker.depth("lane.1.tiny-llama.high.4.long-3") is None

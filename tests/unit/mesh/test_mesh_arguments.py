@@ -1,4 +1,4 @@
-"""What the verbs of `headway` take, and what their help says."""
+"""Arguments and help texts of the verbs of `headway`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def own_logging() -> Iterator[None]:
 
 
 def help_of(*given: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What `headway … --help` prints, on one line."""
+    """The output of `headway … --help`, on one line."""
     with pytest.raises(SystemExit) as end:
         main([*given, "--help"])
     assert end.value.code == 0
@@ -31,7 +31,7 @@ def help_of(*given: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     "given", [["up"], ["submit"], ["top"], ["queues"], ["dead-letter", "peek"]]
 )
-def test_verbs_take_a_broker(given: list[str]):
+def test_verbs_accept_a_broker(given: list[str]):
     options = parser(amqp_url="", registry=None).parse_args([*given, "--amqp-url", SECRET_URL])
 
     assert options.amqp_url == SECRET_URL
@@ -46,7 +46,7 @@ def test_verbs_take_a_broker(given: list[str]):
         ["up", "--json"],
     ],
 )
-def test_verbs_refuse_what_they_have_no_use_for(
+def test_verbs_refuse_arguments_without_effect(
     given: list[str], capsys: pytest.CaptureFixture[str]
 ):
     with pytest.raises(SystemExit) as end:
@@ -58,7 +58,7 @@ def test_verbs_refuse_what_they_have_no_use_for(
 
 @pytest.mark.parametrize("argument", OF_ONE_REQUEST)
 @pytest.mark.usefixtures("own_logging")
-def test_what_describes_a_single_request_is_refused_beside_a_file(
+def test_arguments_of_a_single_request_are_refused_with_a_file(
     argument: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     value = "low" if argument == "--importance" else "3"
@@ -78,6 +78,6 @@ def test_help_shows_no_password(
     assert "secret" not in help_of(verb, capsys=capsys)
 
 
-def test_the_planners_verb_is_called_as_it_was(capsys: pytest.CaptureFixture[str]):
+def test_usage_of_the_planners_verb_has_the_name_as_called(capsys: pytest.CaptureFixture[str]):
     assert help_of("plan", capsys=capsys).startswith("usage: headway plan ")
     assert help_of("plan", "show", capsys=capsys).startswith("usage: headway plan show ")

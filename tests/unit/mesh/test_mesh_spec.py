@@ -1,4 +1,4 @@
-"""From a spec to the settings of every process."""
+"""Settings of every process from a spec."""
 
 from pathlib import Path
 from typing import Any
@@ -44,19 +44,19 @@ def test_every_process_has_a_name_and_a_service():
     }
 
 
-def test_all_settings_are_ones_that_their_service_takes():
+def test_all_settings_are_valid_for_their_service():
     for service, values in spec().service_settings().values():
         settings = msgspec.convert(values, TYPES[service])
         assert (settings.amqp_url, settings.registry) == ("amqp://b/", "models.json")
 
 
-def test_roles_are_divided():
+def test_roles_are_divided_among_planners():
     processes = spec().service_settings()
     assert processes["grouper-0"][1]["roles"] == ["grouper"]
     assert processes["leader-0"][1]["roles"] == ["leader"]
 
 
-def test_an_agents_own_settings_go_beside_its_name_and_engine():
+def test_further_settings_of_an_agent_are_merged():
     own = {"engine": {"simulated": {"time_scale": 0.0}}, "initial_model": "m"}
     agents = (AgentSpec(instance_id="a", settings=own),)
     _, values = spec(agents=agents).service_settings()["agent-a"]

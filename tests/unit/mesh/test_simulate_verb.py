@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.mesh import cli_simulate
+from services.mesh import checkout_verbs
 from services.mesh.cli import main
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -24,7 +24,8 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_tiny_run_gives_figures_as_json():
+@pytest.mark.slow
+def test_tiny_run_gives_figures_as_json():
     done = simulate("--qps", "2", "--hours", "0.01", "--dispatch", "pull", "--json")
     figures = msgspec.json.decode(done.stdout)
 
@@ -34,37 +35,37 @@ def test_a_tiny_run_gives_figures_as_json():
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "printed"),
     [
         ("2023-11-16 18:15:47,many,44\n", "ContextTokens: 'many'"),
         ("2023-11-16 18:15:47,374,\n", "GeneratedTokens: ''"),
         ("yesterday,374,44\n", "TIMESTAMP: 'yesterday'"),
     ],
 )
-def test_a_bad_row_is_told_by_file_line_and_field(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], row: str, told: str
+def test_invalid_row_is_reported_by_file_line_and_field(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], row: str, printed: str
 ):
     trace = tmp_path / "trace.csv"
     trace.write_text(HEADER + ROW + row)
     code = main(["simulate", "--trace", str(trace), "--trace-times"])
 
     assert code == 2
-    assert f"{trace}:3: {told}" in capfd.readouterr().err
+    assert f"{trace}:3: {printed}" in capfd.readouterr().err
 
 
-def test_a_senseless_option_is_wrong_usage(capfd: pytest.CaptureFixture[str]):
+def test_invalid_option_is_a_usage_error(capfd: pytest.CaptureFixture[str]):
     code = main(["simulate", "--wave", "5:-1"])
-    told = capfd.readouterr().err
+    printed = capfd.readouterr().err
 
     assert code == 2
-    assert "argument --wave: '5:-1' is not LOW:HIGH" in told
-    assert "Traceback" not in told
+    assert "argument --wave: '5:-1' is not LOW:HIGH" in printed
+    assert "Traceback" not in printed
 
 
-def test_without_a_checkout_it_says_what_to_do(
+def test_missing_checkout_error_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(cli_simulate, "_MODULE", "ops_of_no_checkout.sim")
+    monkeypatch.setitem(checkout_verbs.PROGRAMS, "simulate", "ops_of_no_checkout.sim")
 
     assert main(["simulate", "--qps", "2"]) == 2
     assert "part of a checkout" in capsys.readouterr().err

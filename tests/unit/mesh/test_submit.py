@@ -1,4 +1,4 @@
-"""Publishing a file of requests: each line has its final, whatever becomes of the others."""
+"""Publishing a file of requests: each line gets its final, independently of the others."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,13 +8,15 @@ import pytest
 
 from services.mesh.submit import submit_all
 from shared.broker import topology
-from shared.broker.memory_hub import MemoryHub
+from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import Delivery, OutMessage, PublishOutcome, Settlement
 from shared.contracts.base import encode
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.requests import Final, RequestFailed
 from tests.deliveries import UnreliableBroker
 from tests.unit.producer.builders import completed
+
+pytestmark = pytest.mark.virtual_time
 
 
 class Full(UnreliableBroker):
@@ -38,7 +40,7 @@ async def broker() -> AsyncIterator[Full]:
 
 @asynccontextmanager
 async def mesh(broker: Full) -> AsyncIterator[list[str]]:
-    """Answers each request a moment later; gives the ids of those that came."""
+    """Answer each request a moment later; return the ids of received requests."""
     came: list[str] = []
 
     async def answer(delivery: Delivery) -> None:
@@ -56,16 +58,16 @@ async def mesh(broker: Full) -> AsyncIterator[list[str]]:
 
 
 def lines(ids: str) -> list[InferenceRequest]:
-    """A request for each letter."""
+    """A request for each letter of *ids*."""
     return [InferenceRequest(model="m", prompt="x", id=each) for each in ids]
 
 
 def codes(finals: list[Final]) -> list[str]:
-    """What failed, and `ok` for what did not."""
+    """Error codes of the finals, `ok` for completed ones."""
     return [each.error.code if isinstance(each, RequestFailed) else "ok" for each in finals]
 
 
-async def test_a_refused_line_fails_alone(broker: Full, capsys: pytest.CaptureFixture[str]):
+async def test_refused_line_fails_alone(broker: Full, capsys: pytest.CaptureFixture[str]):
     async with mesh(broker) as came:
         finals = await submit_all(broker, lines("abacdefg"), user_id=None, concurrency=3)
 
@@ -75,7 +77,7 @@ async def test_a_refused_line_fails_alone(broker: Full, capsys: pytest.CaptureFi
     assert len(capsys.readouterr().out.splitlines()) == 8
 
 
-async def test_what_cannot_be_published_fails_alone(broker: Full):
+async def test_unpublishable_line_fails_alone(broker: Full):
     broker.down.add(topology.REQUESTS)
     lost = await submit_all(broker, lines("ab"), user_id=None, patience_s=0.01)
     broker.down.clear()
@@ -86,7 +88,7 @@ async def test_what_cannot_be_published_fails_alone(broker: Full):
     assert codes(full) == ["over_capacity"]
 
 
-async def test_a_line_without_an_id_that_fails_has_one(broker: Full):
+async def test_failed_line_without_an_id_gets_one(broker: Full):
     broker.down.add(topology.REQUESTS)
     request = InferenceRequest(model="m", prompt="x")
     (final,) = await submit_all(broker, [request], user_id=None, patience_s=0.01)
@@ -94,7 +96,7 @@ async def test_a_line_without_an_id_that_fails_has_one(broker: Full):
     assert final.request_id.startswith("req-")
 
 
-async def test_a_full_global_queue_is_waited_for(broker: Full):
+async def test_full_global_queue_is_retried(broker: Full):
     broker.refusals = 2
     async with mesh(broker):
         finals = await submit_all(broker, lines("a"), user_id=None)
@@ -102,7 +104,7 @@ async def test_a_full_global_queue_is_waited_for(broker: Full):
     assert codes(finals) == ["ok"]
 
 
-async def test_a_batch_survives_a_broker_that_is_away_for_a_minute(
+async def test_batch_survives_a_broker_outage_of_a_minute(
     broker: Full, monkeypatch: pytest.MonkeyPatch
 ):
     loop = asyncio.get_running_loop()

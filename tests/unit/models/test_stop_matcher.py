@@ -1,4 +1,4 @@
-"""Stop strings in text that comes in pieces."""
+"""Detection of stop strings in streamed text."""
 
 from itertools import pairwise
 
@@ -23,7 +23,9 @@ def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
 
 
 @given(stop_lists, texts, splits)
-def test_splits_do_not_matter(stops: list[str], text: str, splits: list[int]) -> None:
+def test_the_result_does_not_depend_on_splits(
+    stops: list[str], text: str, splits: list[int]
+) -> None:
     edges = [0, *splits, len(text)]
     pieces = [text[low:high] for low, high in pairwise(edges)]
 
@@ -40,7 +42,7 @@ def test_the_answer_is_the_text_before_the_stop(stops: list[str], text: str) -> 
 
 
 @given(stop_lists, texts)
-def test_nothing_of_a_stop_string_is_shown(stops: list[str], text: str) -> None:
+def test_no_part_of_a_stop_string_is_shown(stops: list[str], text: str) -> None:
     shown, _ = run(stops, list(text))
 
     assert not any(stop in shown for stop in stops if stop)
@@ -66,7 +68,7 @@ def test_text_that_cannot_begin_a_stop_string_is_shown_at_once() -> None:
     assert matcher.push("nd") == ("End", False)
 
 
-def test_nothing_follows_a_stop() -> None:
+def test_no_text_follows_a_stop() -> None:
     matcher = StopMatcher(["."])
     matcher.push("a.b")
 

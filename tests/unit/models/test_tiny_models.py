@@ -1,4 +1,4 @@
-"""Tiny models: what is on disk, and when it is made again."""
+"""Tiny models: files on disk, and conditions for rebuilding them."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,7 @@ from shared.models.registry import ModelRegistry
 from shared.models.tiny import TINY_MODELS, main, make_tiny_models
 from shared.models.tiny_tokenizer import VOCAB_SIZE
 from shared.models.tokenizer import Tokenizer
+from tests import requirements
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def test_any_text_survives_the_tokenizer(registry: ModelRegistry) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_chat_names_the_roles_and_asks_the_assistant(registry: ModelRegistry) -> None:
+def test_chat_template_names_the_roles_and_prompts_the_assistant(registry: ModelRegistry) -> None:
     tokenizer = Tokenizer.load(Path(registry.entry(registry.bases[0]).path))
     bos, end, system, user, assistant = 1, 3, 4, 5, 6
     chat = (
@@ -60,7 +61,7 @@ def test_chat_names_the_roles_and_asks_the_assistant(registry: ModelRegistry) ->
     assert tokenizer.encode(chat) == (bos, system, a, end, user, b, end, assistant)
 
 
-def test_models_that_are_there_are_not_made_again(tmp_path: Path) -> None:
+def test_existing_models_are_not_rebuilt(tmp_path: Path) -> None:
     make_tiny_models(tmp_path, weights=False)
     before = (tmp_path / "tiny-llama" / "config.json").stat().st_ino
     make_tiny_models(tmp_path, weights=False)
@@ -68,7 +69,7 @@ def test_models_that_are_there_are_not_made_again(tmp_path: Path) -> None:
     assert (tmp_path / "tiny-llama" / "config.json").stat().st_ino == before
 
 
-def test_stale_models_are_made_again(tmp_path: Path) -> None:
+def test_stale_models_are_rebuilt(tmp_path: Path) -> None:
     make_tiny_models(tmp_path, weights=False)
     stamp = tmp_path / "tiny-llama" / "stamp.json"
     good = stamp.read_bytes()
@@ -79,8 +80,8 @@ def test_stale_models_are_made_again(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_weights_are_added_to_models_without_them_and_are_always_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("safetensors")
+def test_weights_are_added_to_models_without_them_and_deterministic(tmp_path: Path) -> None:
+    requirements.module("safetensors")
     first, second = tmp_path / "first", tmp_path / "second"
     make_tiny_models(first, weights=False)
     make_tiny_models(first)
@@ -91,7 +92,7 @@ def test_weights_are_added_to_models_without_them_and_are_always_the_same(tmp_pa
         assert architecture.weight_bytes < len(weights) < architecture.weight_bytes + 10_000
 
 
-def test_the_command_prints_where_the_registry_is(
+def test_the_command_prints_the_path_of_the_registry(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--out", str(tmp_path), "--no-weights", "--json"]) == 0

@@ -1,4 +1,4 @@
-"""Text to tokens and back, in one go and in pieces."""
+"""Conversion between text and tokens, whole and in pieces."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ BYTE_LEVEL = Tokenizer(train_tokenizer(), None)
 token_ids = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=40)
 cuts = st.lists(st.integers(0, 40), max_size=8).map(sorted)
 texts = st.text(max_size=30).filter(
-    # Hypothesis draws constants of the code, too, and special tokens are not decoded.
+    # Hypothesis also draws constants of the code, and special tokens are not decoded.
     lambda text: not any(token in text for token in SPECIAL_TOKENS)
 )
 
@@ -50,14 +50,14 @@ def in_pieces(tokenizer: Tokenizer, ids: list[int], cuts: list[int]) -> str:
 
 
 @given(token_ids, cuts)
-def test_pieces_join_to_the_whole_text(ids: list[int], cuts: list[int]) -> None:
+def test_joined_pieces_equal_the_whole_text(ids: list[int], cuts: list[int]) -> None:
     assert in_pieces(BYTE_LEVEL, ids, [min(cut, len(ids)) for cut in cuts]) == BYTE_LEVEL.decode(
         ids
     )
 
 
 @given(texts, cuts)
-def test_pieces_of_real_text_are_never_half_characters(text: str, cuts: list[int]) -> None:
+def test_pieces_of_real_text_never_split_characters(text: str, cuts: list[int]) -> None:
     ids = list(BYTE_LEVEL.encode(text))
     decoder = BYTE_LEVEL.decoder()
     pieces = [decoder.push([token]) for token in ids]
@@ -68,7 +68,7 @@ def test_pieces_of_real_text_are_never_half_characters(text: str, cuts: list[int
 
 
 @given(st.lists(st.sampled_from(["▁the", "▁queue", "s", "é", "日", "🎉"]), max_size=12))
-def test_other_tokenizers_stream_whole_characters_too(words: list[str]) -> None:
+def test_other_tokenizers_also_stream_whole_characters(words: list[str]) -> None:
     tokenizer = byte_fallback()
     vocabulary = tokenizer._tokenizer.get_vocab()
     ids = [
@@ -88,7 +88,7 @@ def test_other_tokenizers_stream_whole_characters_too(words: list[str]) -> None:
 
 
 @given(token_ids, st.integers(0, 40))
-def test_a_decoder_with_prior_tokens_goes_on_where_they_ended(ids: list[int], cut: int) -> None:
+def test_a_decoder_with_prior_tokens_continues_after_them(ids: list[int], cut: int) -> None:
     first = BYTE_LEVEL.decoder()
     before = first.push(ids[:cut])
     second = BYTE_LEVEL.decoder(ids[:cut])
@@ -96,7 +96,7 @@ def test_a_decoder_with_prior_tokens_goes_on_where_they_ended(ids: list[int], cu
     assert before + second.push(ids[cut:]) + second.flush() == BYTE_LEVEL.decode(ids)
 
 
-def test_token_ids_pass_as_they_are() -> None:
+def test_token_ids_are_passed_through() -> None:
     assert BYTE_LEVEL.encode((0, 5, VOCAB_SIZE - 1)) == (0, 5, VOCAB_SIZE - 1)
 
 
@@ -115,7 +115,7 @@ def test_chat_without_a_template_is_refused() -> None:
     assert refused.value.param == "messages"
 
 
-def test_parts_that_are_not_text_are_refused() -> None:
+def test_non_text_parts_are_refused() -> None:
     template = ChatTemplate("{{ messages[0]['content'] }}", {})
 
     with pytest.raises(ContractError, match="image_url") as refused:
@@ -123,7 +123,7 @@ def test_parts_that_are_not_text_are_refused() -> None:
     assert refused.value.param == "messages"
 
 
-def test_a_template_that_refuses_says_why() -> None:
+def test_a_refusal_by_the_template_includes_its_reason() -> None:
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
 
     with pytest.raises(ContractError, match="roles must alternate"):
@@ -142,7 +142,7 @@ def test_a_template_that_refuses_says_why() -> None:
         "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
     ],
 )
-def test_a_template_that_fails_on_these_messages_refuses_them(source: str) -> None:
+def test_messages_that_make_the_template_fail_are_refused(source: str) -> None:
     template = ChatTemplate("{% set content = messages[0]['content'] %}" + source, {})
 
     with pytest.raises(ContractError, match="chat template") as refused:
@@ -151,7 +151,7 @@ def test_a_template_that_fails_on_these_messages_refuses_them(source: str) -> No
     assert (refused.value.status, refused.value.param) == (400, "messages")
 
 
-def test_a_template_cannot_reach_out_of_its_sandbox() -> None:
+def test_a_template_cannot_escape_its_sandbox() -> None:
     template = ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", {})
 
     with pytest.raises(ContractError, match="chat template"):

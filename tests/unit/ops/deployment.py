@@ -1,4 +1,4 @@
-"""The compose file, the Dockerfile and the wheel, as tests want to see them."""
+"""The compose file, the Dockerfile and the wheel, parsed for tests."""
 
 import re
 import subprocess
@@ -38,7 +38,7 @@ def pyproject() -> dict[str, Any]:
 
 
 class Container:
-    """One entry of the compose file that runs a service of ours."""
+    """One entry of the compose file that runs a Headway service."""
 
     def __init__(self, name: str, entry: dict[str, Any], service: str) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class Container:
 
     @property
     def settings(self) -> ServiceSettings:
-        """What its environment makes of its settings."""
+        """Settings that its environment gives."""
         settings: ServiceSettings = load(
             self.cli.settings_type, service=self.service, environ=self.environment
         )
@@ -77,7 +77,7 @@ def compose() -> dict[str, Any]:
 
 
 def containers() -> list[Container]:
-    """Everything whose image starts one of our services."""
+    """Every container whose image starts a Headway service."""
     entrypoints = dict(_entrypoints())
     return [
         Container(name, entry, entrypoints[entry["build"]["target"]].removeprefix("headway-"))
@@ -103,7 +103,7 @@ def parent(stage: str) -> str:
 
 
 def installed_extras(stage: str) -> list[str]:
-    """Extras of the wheel that a stage installs itself."""
+    """Extras of the wheel that a stage itself installs."""
     for line in stages()[stage]:
         if match := re.search(r'pip install .*\.whl\)\[([a-z,]+)\]"', line):
             return match.group(1).split(",")

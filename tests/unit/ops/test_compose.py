@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from shared.broker.definitions import GRANTS
+from ops.generate.definitions import GRANTS
 from shared.runtime.settings import SHARED_FIELDS
 from tests.unit.ops.deployment import (
     ROOT,
@@ -74,7 +74,7 @@ def test_variables_arrive_in_the_settings(container: Container):
 
 
 @each
-def test_the_healthcheck_asks_a_port_that_is_served(container: Container):
+def test_the_healthcheck_uses_a_served_port(container: Container):
     check = container.entry["healthcheck"]["test"]
 
     assert check == ["CMD", f"headway-{container.service}", "health"]
@@ -105,7 +105,7 @@ def test_every_service_user_has_a_container():
 
 
 @each
-def test_it_waits_for_a_broker_that_answers_and_models_that_are_made(container: Container):
+def test_services_wait_for_the_broker_and_the_models(container: Container):
     waits = {name: on["condition"] for name, on in container.entry["depends_on"].items()}
 
     assert waits.pop("rabbitmq") == "service_healthy"
@@ -139,7 +139,7 @@ def test_models_are_made_in_the_volumes_that_services_read():
     assert written == read == {"models", "models-gpu"}
 
 
-def test_instances_have_names_of_their_own():
+def test_instances_have_unique_names():
     agents = [container for container in CONTAINERS if container.service == "agent"]
     names = [agent.environment["HEADWAY_AGENT_INSTANCE_ID"] for agent in agents]
 

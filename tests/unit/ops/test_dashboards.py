@@ -1,25 +1,25 @@
-"""What is scraped and drawn is what the services give."""
+"""Scraped and drawn series are those that the services export."""
 
 import json
 import re
 
 import pytest
 import yaml
+from cachetools import FIFOCache
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from services.agent.metrics import AgentMetrics
 from services.agent.state import AgentState
-from services.estimator.metrics import EstimatorMetrics
+from services.estimator.metrics import estimator_metrics
 from services.estimator.state import EstimatorState
 from services.gateway.metrics import GatewayMetrics
-from services.planner.metrics import GrouperMetrics, LeaderMetrics
-from services.planner.plan_metrics import PlanMetrics
-from services.planner.state import GrouperState, LeaderState, RecentIds
+from services.planner.metrics import LeaderMetrics, grouper_metrics
+from services.planner.state import GrouperState, LeaderState
 from shared.contracts.base import InstanceId
 from shared.runtime.clock import SystemClock
-from solver.prediction.prompt_lengths import PromptLengths
+from solver.prediction.lengths.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
 from solver.scheduling.pulling import PullOrder
 from solver.scheduling.window import Window
@@ -31,18 +31,17 @@ FAMILY = re.compile(r"^# TYPE (\S+) (\S+)$", re.MULTILINE)
 
 @pytest.fixture
 def series() -> set[str]:
-    """Names of all series that the services can give."""
+    """Names of all series that the services can export."""
     registry = CollectorRegistry()
     GatewayMetrics(registry)
-    GrouperMetrics(
+    grouper_metrics(
         registry,
-        GrouperState(shares=TenantShares(max_share=1.0, free_tokens=0), recent=RecentIds(1)),
+        GrouperState(shares=TenantShares(max_share=1.0, free_tokens=0), recent=FIFOCache(1)),
         PromptLengths(),
     )
     leader = LeaderState(active_since=1.0)
     LeaderMetrics(registry, leader)
-    PlanMetrics(registry, leader)
-    EstimatorMetrics(
+    estimator_metrics(
         registry, EstimatorState(iteration_memory=100, request_memory=100, max_applications=1)
     )
     state = AgentState(
@@ -63,7 +62,7 @@ def expressions() -> list[str]:
     return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
 
 
-def test_everything_drawn_is_measured(series: set[str]):
+def test_every_drawn_series_is_exported(series: set[str]):
     drawn = {name for e in expressions() for name in re.findall(r"headway_\w+", e)}
 
     assert drawn - series == set()

@@ -1,4 +1,4 @@
-"""What the documents say about the code can be found in it."""
+"""Statements of the documents about the code are true."""
 
 import inspect
 import pkgutil
@@ -11,13 +11,13 @@ from services.mesh.arguments import parser
 from shared.contracts.base import ModelName
 from shared.contracts.errors import ContractError
 from shared.contracts.lanes import LaneLayout, relegated_name
-from solver.planning.lanes import ALIVE_WORK_VERSIONS, all_lanes
+from solver.planning.lanes import all_lanes
 from tests.unit.ops.deployment import CLIS, ROOT, SHARED_VERBS
 
 DOCS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "ops/docs").rglob("*.md")])
 each = pytest.mark.parametrize("document", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 NOT_FOR_PRODUCERS = {"duplicate_request", "internal"}
-"""Of the Python library, and of a branch that no request reaches."""
+"""Codes of the Python library, and of a branch that no request reaches."""
 
 
 DEFAULT_CODE = inspect.signature(ContractError).parameters["code"].default
@@ -29,7 +29,7 @@ def codes(text: str) -> set[str]:
 
 
 @each
-def test_links_lead_somewhere(document: Path):
+def test_links_have_a_target(document: Path):
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
 
     assert [link for link in links if not (document.parent / link).exists()] == []
@@ -82,23 +82,19 @@ def test_every_error_code_is_documented_and_no_other():
     assert documented - LITESTARS == raised - NOT_FOR_PRODUCERS
 
 
-def queues_of_a_model(work_version: int) -> int:
-    """Lanes and companions, while no lane of an older version is gone."""
+def queues_of_a_model() -> int:
+    """Lanes and companion queues."""
     model = ModelName("m")
-    lanes = all_lanes((model,), LaneLayout(work_version=work_version))
+    lanes = all_lanes((model,), LaneLayout())
     names = {n for key in lanes for n in (key.queue_name, key.overflow_name, key.resume_name)}
     return len({*names, relegated_name(model)})
 
 
-def test_as_many_queues_of_a_model_are_told_as_there_may_be():
+def test_the_documented_number_of_queues_of_a_model_is_the_maximum():
     operations = (ROOT / "ops/docs/operations.md").read_text()
-    figures = (
-        r"has up to (\d+):.*?(\d+) queues with one version, (\d+) with two, .*?(\d+), with four"
-    )
-    told = re.search(figures, operations)
+    reported = re.search(r"has up to (\d+):", operations)
 
-    assert told is not None
-    versions = (0, 1, 2, ALIVE_WORK_VERSIONS)
-    assert [int(number) for number in told.groups()] == [queues_of_a_model(v) for v in versions]
+    assert reported is not None
+    assert int(reported[1]) == queues_of_a_model()
     compose = (ROOT / "docker-compose.yml").read_text()
-    assert f"a model has up to {queues_of_a_model(ALIVE_WORK_VERSIONS)}." in compose
+    assert f"a model has up to {queues_of_a_model()}." in compose

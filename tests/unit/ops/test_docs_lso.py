@@ -1,4 +1,4 @@
-"""What the page on LSOs lists is what there is."""
+"""Lists of the page on LSOs are complete and correct."""
 
 from msgspec.structs import fields
 
@@ -6,7 +6,7 @@ from services.agent.backends.base import Capability
 from services.agent.lso.cli import SUB_VERBS
 from services.agent.settings import LsoSettings
 from shared.contracts.control import LsoOutcome
-from solver.planning.lsos import Lso
+from solver.planning.lso.operations import Lso
 from tests.unit.ops.deployment import ROOT
 from tests.unit.ops.test_docs_tables import names, table
 
@@ -14,14 +14,16 @@ PAGE = ROOT / "ops/docs/lso.md"
 
 
 def test_operations_are_listed():
-    here = (kind for kind in Lso.__subclasses__() if kind.__module__ == "solver.planning.lsos")
+    here = (
+        kind for kind in Lso.__subclasses__() if kind.__module__ == "solver.planning.lso.operations"
+    )
     kinds = list(dict.fromkeys(kind.kind for kind in here))
 
     assert [row[0].strip("`") for row in table_of("what it does")] == kinds
 
 
 def table_of(second_column: str) -> list[list[str]]:
-    """The table whose first two columns are `operation` and this."""
+    """The table whose first two columns are `operation` and *second_column*."""
     _, body = PAGE.read_text().split(f"| operation | {second_column} |")
     rows = body.split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from msgspec.structs import fields
 
-from ops.bench.__main__ import BENCHES
+from ops.bench.__main__ import BENCHES, BY_NAME
+from ops.bench.__main__ import parser as bench_parser
 from ops.sim.arguments import parser
 from ops.sim.lengths import MIXES
 from ops.sim.policies import policy_names
@@ -19,11 +20,11 @@ from services.agent.backends.settings import VllmSettings
 from services.agent.backends.totals import SchedulingTotals
 from services.agent.settings import PullSettings
 from services.estimator.settings import AlarmSettings, TreesSettings
-from services.planner.policies import PLAN_POLICIES
+from services.planner.leader.policies import PLAN_POLICIES
 from services.planner.settings import RoutingSettings
 from solver.planning.review import Cause
-from solver.prediction.coverage import CoverageOptions
-from solver.prediction.prefill_features import FEATURES
+from solver.prediction.calibration.coverage import CoverageOptions
+from solver.prediction.prefill.features import FEATURES
 from solver.routing.options import VARIANTS
 from tests.unit.ops.deployment import ROOT
 
@@ -31,8 +32,9 @@ SCHEDULING = ROOT / "ops/docs/scheduling.md"
 PLANNING = ROOT / "ops/docs/planning.md"
 PREDICTION = ROOT / "ops/docs/prediction.md"
 ROUTING = ROOT / "ops/docs/routing.md"
+BENCH_TABLE = ROOT / "ops/docs/benches.md"
 SIMULATE = ROOT / "ops/docs/simulate.md"
-SOURCES = ("solver", "shared", "services", "ops/sim")
+SOURCES = ("solver", "shared", "services", "ops/sim", "ops/baselines", "ops/profiling")
 
 
 def table(document: Path, header: str) -> list[list[str]]:
@@ -43,7 +45,7 @@ def table(document: Path, header: str) -> list[list[str]]:
 
 
 def names(document: Path, header: str) -> list[str]:
-    """What is in backticks in the first column."""
+    """Names in backticks in the first column."""
     return [name for row in table(document, header) for name in re.findall(r"`([^`]+)`", row[0])]
 
 
@@ -152,4 +154,17 @@ def test_workloads_of_the_simulator_are_named():
 
 
 def test_benches_are_listed():
-    assert set(names(ROOT / "README.md", "bench")) == set(BENCHES)
+    assert set(names(BENCH_TABLE, "bench")) == {*BENCHES, *BY_NAME}
+
+
+def test_options_of_the_benches_are_listed():
+    known = set(re.findall(r"--[a-z]+", bench_parser().format_help())) - {"--help"}
+    listed = {option.split()[0] for option in names(BENCH_TABLE, "option")}
+
+    assert listed == known
+
+
+def test_the_help_of_the_benches_refers_to_a_document_that_exists():
+    mentioned = re.findall(r"[\w/]+\.md", bench_parser().format_help())
+
+    assert [(ROOT / path).exists() for path in mentioned] == [True]

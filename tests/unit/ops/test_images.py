@@ -56,7 +56,7 @@ def test_a_target_leaves_heavy_packages_of_others_out(target: str, unwanted: set
     assert packages(installed_extras(target)) & unwanted == set()
 
 
-def test_everything_but_the_gpu_image_is_under_the_lock_file():
+def test_every_image_except_the_gpu_one_uses_the_lock_file():
     locked = {stage for stage in EXTRAS if parent(stage) == "locked"}
     constrained = {
         stage
@@ -67,7 +67,7 @@ def test_everything_but_the_gpu_image_is_under_the_lock_file():
     assert locked == constrained == EXTRAS.keys() - {"agent-vllm"}
 
 
-def test_the_build_context_holds_all_that_is_copied():
+def test_the_build_context_contains_everything_that_is_copied():
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     allowed = {line[1:] for line in ignored if line.startswith("!")}
     copied = {
@@ -82,7 +82,7 @@ def test_the_build_context_holds_all_that_is_copied():
     assert [source for source in copied if not (ROOT / source).exists()] == []
 
 
-def test_the_wheel_stage_has_all_that_the_wheel_is_made_of():
+def test_the_wheel_stage_contains_all_inputs_of_the_wheel():
     copied = {s for line in stages()["wheel"] if "COPY" in line for s in line.split()[1:-1]}
     project = pyproject()
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]

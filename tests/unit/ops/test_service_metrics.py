@@ -1,7 +1,8 @@
-"""What services count is what happened, read when it is asked for."""
+"""Metrics of services match events, and are read at scrape time."""
 
 import msgspec
 import pytest
+from cachetools import FIFOCache
 from prometheus_client import CollectorRegistry
 
 from services.agent.backends.base import EngineRequest
@@ -9,10 +10,10 @@ from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from services.agent.metrics import AgentMetrics
 from services.agent.state import AgentState
-from services.estimator.metrics import EstimatorMetrics
+from services.estimator.metrics import estimator_metrics
 from services.estimator.state import EstimatorState
-from services.planner.metrics import MAX_LANES, GrouperMetrics, LeaderMetrics
-from services.planner.state import GrouperState, LeaderState, RecentIds
+from services.planner.metrics import MAX_LANES, LeaderMetrics, grouper_metrics
+from services.planner.state import GrouperState, LeaderState
 from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
 from shared.contracts.models import ModelEntry
 from shared.contracts.plans import PlanPublished, VirtualQueue
@@ -20,7 +21,7 @@ from shared.contracts.qos import QosClass
 from shared.contracts.requests import PromptText, Sampling, WaitForecast
 from shared.contracts.telemetry import Iteration, IterationsObserved, RequestObserved
 from shared.runtime.clock import SystemClock
-from solver.prediction.prompt_lengths import PromptLengths
+from solver.prediction.lengths.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
 from solver.scheduling.pulling import PullOrder
 from solver.scheduling.window import Window
@@ -144,7 +145,7 @@ class TestAgent:
     @pytest.mark.parametrize(
         ("outcome", "violated"), [("poison_request", 1), ("cancelled", 0)], ids=str
     )
-    async def test_what_ended_without_an_answer_has_no_times(
+    async def test_requests_without_an_answer_have_no_times(
         self, registry, metrics, outcome, violated
     ):
         async def ignore(_observed: RequestObserved) -> None: ...
@@ -160,10 +161,10 @@ class TestAgent:
 
 
 class TestGrouper:
-    def test_admitted_and_refused_are_those_of_the_state(self, registry):
-        state = GrouperState(shares=TenantShares(max_share=1.0, free_tokens=0), recent=RecentIds(1))
+    def test_admitted_and_rejected_counts_are_those_of_the_state(self, registry):
+        state = GrouperState(shares=TenantShares(max_share=1.0, free_tokens=0), recent=FIFOCache(1))
         lengths = PromptLengths()
-        GrouperMetrics(registry, state, lengths)
+        grouper_metrics(registry, state, lengths)
         state.admitted, state.refused = 5, 1
         state.shares.admit("r", TenantId("t"), 40)
 
@@ -223,9 +224,9 @@ class TestLeader:
 
 
 class TestEstimator:
-    def test_a_profile_shows_what_it_rests_on(self, registry):
+    def test_a_profile_shows_its_sample_counts(self, registry):
         state = EstimatorState(iteration_memory=100, request_memory=100, max_applications=1)
-        EstimatorMetrics(registry, state)
+        estimator_metrics(registry, state)
         assert value(registry, "headway_estimator_profiles") == 0
 
         learner = state.learner("m1", "simulated", "cpu")
@@ -251,9 +252,9 @@ class TestEstimator:
         prefill_s = value(registry, "headway_estimator_prefill_seconds", **labels)
         assert prefill_s == pytest.approx(0.3)
 
-    def test_residuals_are_those_of_what_was_published(self, registry):
+    def test_residuals_are_those_published(self, registry):
         state = EstimatorState(iteration_memory=100, request_memory=100, max_applications=1)
-        EstimatorMetrics(registry, state)
+        estimator_metrics(registry, state)
         learner = state.learner("m1", "simulated", "cpu")
         labels = {"model": "m1", "engine": "simulated", "device": "cpu"}
         residual = "headway_estimator_latency_residual_ratio"
@@ -264,17 +265,19 @@ class TestEstimator:
         assert value(registry, residual, **labels) == -0.5
         assert value(registry, "headway_estimator_latency_residual_sd_ratio", **labels) == 0
 
-    def test_waits_are_shown_as_they_were_foretold_and_as_they_came(self, registry):
+    def test_predicted_and_actual_waits_are_shown(self, registry):
         state = EstimatorState(iteration_memory=100, request_memory=100, max_applications=1)
-        EstimatorMetrics(registry, state)
+        estimator_metrics(registry, state)
         learner = state.learner("m1", "simulated", "cpu")
         labels = {"model": "m1", "engine": "simulated", "device": "cpu"}
         residual = "headway_estimator_wait_residual_seconds"
         assert value(registry, residual, **labels) is None
 
-        told = WaitForecast(mean_s=3.2, sd_s=1.0)
+        reported = WaitForecast(mean_s=3.2, sd_s=1.0)
         for _ in range(20):
-            learner.on_request(msgspec.structs.replace(OBSERVED, grouped_at=99.2, foretold=told))
+            learner.on_request(
+                msgspec.structs.replace(OBSERVED, grouped_at=99.2, predicted_wait=reported)
+            )
 
         assert value(registry, residual, **labels) == pytest.approx(2.2)
         assert value(registry, "headway_estimator_wait_residual_sd_seconds", **labels) == 0
@@ -283,7 +286,7 @@ class TestEstimator:
 
     def test_lengths_of_all_applications_are_shown_by_model(self, registry):
         state = EstimatorState(iteration_memory=100, request_memory=100, max_applications=1)
-        EstimatorMetrics(registry, state)
+        estimator_metrics(registry, state)
         learner = state.learner("m1", "simulated", "cpu")
         mean = "headway_estimator_output_tokens"
         assert value(registry, mean, model="m1") is None

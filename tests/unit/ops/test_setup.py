@@ -1,5 +1,6 @@
-"""What a set-up of `.venv` installs, and what it remembers."""
+"""Set-up of `.venv`: installed parts, and the remembered choice."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pip.mkdir(parents=True)
     monkeypatch.setattr(setup, "VENV", directory)
     monkeypatch.setattr(setup, "PYTHON", python)
+    monkeypatch.setattr(setup, "UV", python.parent / "uv")
     monkeypatch.setattr(setup, "VLLM_REASON", directory / "vllm-unavailable.txt")
     monkeypatch.setattr(setup, "NO_VLLM", directory / "setup-no-vllm")
     return directory
@@ -29,14 +31,15 @@ def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def stages(venv: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Stages that were gone through, none of which does anything."""
-    gone: list[str] = []
+    """Names of the stages that ran; none of them does anything."""
+    ran: list[str] = []
 
-    def stage(name: str, _install: Callable[[], bool], _inputs: list[Path]) -> None:
-        gone.append(name)
+    def stage(name: str, _run: Callable[[], bool], _inputs: list[Path]) -> None:
+        ran.append(name)
 
     monkeypatch.setattr(setup, "stage", stage)
-    return gone
+    monkeypatch.setattr(setup, "compiled_kernels", contextlib.nullcontext)
+    return ran
 
 
 def set_up(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -44,32 +47,102 @@ def set_up(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return setup.main()
 
 
-def test_vllm_is_installed_unless_it_was_left_out(
+def test_vllm_is_installed_unless_it_was_omitted(
     stages: list[str], venv: Path, monkeypatch: pytest.MonkeyPatch
 ):
     assert set_up(monkeypatch) == 0
-    assert stages == ["vllm", "headway", "kernels"]
+    assert stages == ["headway", "vllm"]
     assert not setup.VLLM_REASON.exists()
 
 
-def test_leaving_vllm_out_holds_until_it_is_wanted(
+def test_omitting_vllm_is_remembered_until_it_is_requested(
     stages: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     set_up(monkeypatch, "--no-vllm")
     set_up(monkeypatch)
-    assert stages == ["headway", "kernels"] * 2
+    assert stages == ["headway"] * 2
     assert "left out" in setup.VLLM_REASON.read_text()
 
     set_up(monkeypatch, "--vllm")
     set_up(monkeypatch)
-    assert stages[4:] == ["vllm", "headway", "kernels"] * 2
+    assert stages[2:] == ["headway", "vllm"] * 2
     assert not setup.VLLM_REASON.exists()
 
 
-def test_an_environment_without_pip_is_made_anew(
+def test_a_stage_runs_again_only_when_its_inputs_change_or_it_failed(venv: Path, tmp_path: Path):
+    lock, outcomes = tmp_path / "lock", iter([False, True, True])
+    ran: list[bool] = []
+
+    def run() -> bool:
+        ran.append(next(outcomes))
+        return ran[-1]
+
+    lock.write_text("a==1")
+    for _ in range(4):
+        setup.stage("vllm", run, [lock])
+    assert ran == [False, True]
+
+    lock.write_text("a==2")
+    setup.stage("vllm", run, [lock])
+    assert ran == [False, True, True]
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+def test_a_compilation_that_fails_during_an_install_runs_again_after_it(
+    failures: int, venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    runs = tmp_path / "runs"
+    monkeypatch.setattr(setup, "PYTHON", Path(sys.executable))
+    monkeypatch.setattr(
+        setup,
+        "COMPILE_KERNELS",
+        f"open({str(runs)!r}, 'a').write('.')\n"
+        f"raise SystemExit(len(open({str(runs)!r}).read()) <= {failures})",
+    )
+
+    if failures == 2:
+        with pytest.raises(SystemExit, match="did not compile"), setup.compiled_kernels():
+            pass
+    else:
+        with setup.compiled_kernels():
+            pass
+
+    assert len(runs.read_text()) == min(failures, 1) + 1
+    assert (venv / "setup-kernels.stamp").exists() == (failures < 2)
+
+
+def test_pips_configuration_is_handed_to_uv():
+    options = {
+        "extra-index-url": "https://one/simple\nhttps://two/simple",
+        "find-links": "/wheels /more",
+        "timeout": "60",
+        "cert": "/ca.pem",
+    }
+
+    assert setup.uv_environment(options, {"SSL_CERT_FILE": "/own.pem"}) == {
+        "UV_INDEX": "https://one/simple https://two/simple",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_FIND_LINKS": "/wheels,/more",
+        "UV_HTTP_TIMEOUT": "60",
+    }
+    assert setup.uv_environment({}, {}) == {}
+
+
+def test_packages_are_installed_with_pip_where_uv_is_absent(
+    venv: Path, monkeypatch: pytest.MonkeyPatch
+):
+    installed: list[tuple[str, ...]] = []
+    monkeypatch.setattr(setup, "has_uv", lambda: False)
+    monkeypatch.setattr(setup, "pip", lambda *arguments, **_: installed.append(arguments))
+    setup.install("-e", ".")
+
+    assert installed == [("--constraint", str(setup.LOCK), "-e", ".")]
+
+
+def test_an_environment_without_pip_is_created_again(
     stages: list[str], venv: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """As it is left where venv has no pip to install."""
+    """Its state where venv has no pip to install."""
     made: list[Path] = []
     monkeypatch.setattr(setup.venv, "create", lambda where, **_: made.append(where))
     set_up(monkeypatch)
@@ -80,7 +153,7 @@ def test_an_environment_without_pip_is_made_anew(
     assert made == [venv]
 
 
-def test_it_says_what_makes_environments(
+def test_set_up_prints_what_makes_environments(
     stages: list[str],
     venv: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -101,7 +174,7 @@ def test_it_says_what_makes_environments(
     ("given", "options"), [("", []), ("VLLM=no", ["--no-vllm"]), ("VLLM=yes", ["--vllm"])]
 )
 def test_make_passes_the_choice_on(given: str, options: list[str]):
-    told = subprocess.run(
+    printed = subprocess.run(
         ["make", "--dry-run", "demo", *given.split()],
         cwd=setup.ROOT,
         env={"PATH": os.environ["PATH"]},
@@ -110,4 +183,4 @@ def test_make_passes_the_choice_on(given: str, options: list[str]):
         check=True,
     )
 
-    assert told.stdout.splitlines()[0].split() == ["python3", "ops/setup.py", *options]
+    assert printed.stdout.splitlines()[0].split() == ["python3", "ops/setup.py", *options]

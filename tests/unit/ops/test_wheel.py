@@ -50,20 +50,20 @@ sys.exit(command.{function}())
     )
 
 
-def test_it_has_the_three_packages_and_nothing_else(unpacked: Path):
+def test_the_wheel_has_the_three_packages_and_nothing_else(unpacked: Path):
     packages = {path.name for path in unpacked.iterdir() if path.suffix != ".dist-info"}
 
     assert packages == {"services", "shared", "solver"}
 
 
-def test_it_says_that_it_is_typed(unpacked: Path):
+def test_the_wheel_is_marked_as_typed(unpacked: Path):
     typed = sorted(str(path.relative_to(unpacked)) for path in unpacked.glob("*/py.typed"))
 
     assert typed == ["services/py.typed", "shared/py.typed", "solver/py.typed"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_explains_itself(unpacked: Path, command: str):
+def test_a_command_prints_its_help(unpacked: Path, command: str):
     done = run(unpacked, command, "--help")
 
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""A registry made once, and a grouper on a broker of its own for each test."""
+"""A registry created once, and a grouper on a separate broker for each test."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""Leaders over the in-process broker, and the cluster that they hear of."""
+"""Leaders over the in-process broker, and the cluster whose messages they receive."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,13 +10,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from services.planner.handlers import NOTICE_HANDLERS, leader_state_handler
-from services.planner.leader import Leader
-from services.planner.policies import Planner
+from services.planner.leader.leader import Leader
+from services.planner.leader.policies import Planner
 from services.planner.settings import LeaderSettings
 from services.planner.state import LeaderState
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher
-from shared.broker.memory_hub import MemoryHub
+from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import OutMessage
 from shared.contracts.base import Decoder, InstanceId, Message, ModelName, encode
 from shared.contracts.lanes import LaneLayout
@@ -36,7 +36,7 @@ _seq = count(1)
 
 
 def status(name: str = "i1", *, active: ModelName | None = MODEL, **fields: Any) -> InstanceStatus:
-    """A heartbeat of an instance that can serve both models."""
+    """Status of an instance that can serve both models."""
     values: dict[str, Any] = {
         "incarnation": "first",
         "seq": next(_seq),
@@ -62,17 +62,17 @@ class LeaderRig:
     far: UnreliableBroker
     clock: FakeClock
     plans: str
-    """A queue that gets copies of all plans."""
+    """A queue that receives copies of all plans."""
     stack: AsyncExitStack
     leaders: list[Leader] = field(default_factory=list)
 
     async def leader(self, *, layout: LaneLayout | None = None, **settings: Any) -> Leader:
-        """One more leader, consuming as the service would."""
+        """Add a leader, consuming as in the service."""
         broker = await self.stack.enter_async_context(UnreliableBroker(self.hub))
         leader = Leader(
             broker=broker,
             settings=replace(SETTINGS, **settings),
-            planner=Planner("edf", SETTINGS.tier_weight),
+            planner=Planner("edf", SETTINGS.importance_weight),
             layout=layout or LaneLayout(),
             models=(MODEL, OTHER),
             state=LeaderState(),
@@ -91,7 +91,7 @@ class LeaderRig:
             await asyncio.sleep(0)
 
     async def wait_in_lane(self, *requests: QueuedRequest, queue: str | None = None) -> None:
-        """Put requests into their lanes, or all into *queue*."""
+        """Publish requests to their lanes, or all to *queue*."""
         for request in requests:
             name = queue or request.lane
             await topology.declare_work_queue(self.far, name)
@@ -119,7 +119,7 @@ def notices_of(leader: Leader) -> Dispatcher[Leader]:
 
 
 async def settled(cluster: LeaderRig, **settings: float) -> Leader:
-    """A leader that knows one instance and has listened long enough."""
+    """A leader that knows one instance and is past its settling time."""
     leader = await cluster.leader(**settings)
     await cluster.hear(status())
     cluster.clock.advance(1.5)

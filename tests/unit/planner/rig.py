@@ -7,15 +7,16 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
+from cachetools import FIFOCache
 
-from services.planner.grouper import Grouper
-from services.planner.intake import Intake
-from services.planner.obituaries import Obituaries
-from services.planner.routing import PULL, Routing
+from services.planner.grouper.dead_letter_replies import DeadLetterReplies
+from services.planner.grouper.grouper import Grouper
+from services.planner.grouper.intake import Intake
+from services.planner.routed.routing import PULL, Routing
 from services.planner.settings import GrouperSettings
-from services.planner.state import GrouperState, RecentIds
+from services.planner.state import GrouperState
 from shared.broker import topology
-from shared.broker.memory_hub import MemoryHub
+from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import BindingSpec, Delivery, OutMessage, QueueSpec, QueueType
 from shared.contracts.base import Decoder, InstanceId, ModelName, RequestId, TenantId, encode
 from shared.contracts.lanes import LaneLayout
@@ -23,14 +24,14 @@ from shared.contracts.qos import QosClass
 from shared.contracts.requests import QueuedRequest, RequestFailed
 from shared.contracts.telemetry import RequestObserved
 from shared.models.registry import ModelRegistry
-from solver.prediction.prompt_lengths import PromptLengths
+from solver.prediction.lengths.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
 from tests.clocks import NOW, FakeClock
 from tests.deliveries import UnreliableBroker
 from tests.queued import MODEL
 
-LANE = "lane.1.tiny-llama.high.12.short"
-"""Of `BODY`: best effort."""
+LANE = "lane.2.tiny-llama.high.12.w0"
+"""Lane of `BODY`: best effort."""
 BODY: dict[str, Any] = {"model": MODEL, "prompt": [10, 11, 12], "max_tokens": 8}
 REPLIES_TO = "replies-of-the-test"
 OBSERVED = RequestObserved(
@@ -51,7 +52,7 @@ OBSERVED = RequestObserved(
     finished_at=NOW,
     attained=True,
 )
-"""What an agent tells of a request that ended well."""
+"""Observation of a request that completed."""
 
 decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 decode_failed: Decoder[RequestFailed] = Decoder(RequestFailed)
@@ -72,13 +73,13 @@ def intake_of(
 
 @dataclass
 class GrouperRig:
-    """One grouper and the far side of its broker."""
+    """One grouper and the other side of its broker."""
 
     hub: MemoryHub
     broker: UnreliableBroker
-    """The grouper's."""
+    """The grouper's client."""
     far: UnreliableBroker
-    """The test's."""
+    """The test's client."""
     grouper: Grouper
     clock: FakeClock
 
@@ -91,7 +92,7 @@ class GrouperRig:
         kind: str = "inference.request.v1",
         user_id: str | None = None,
     ) -> None:
-        """As a producer would, to the global queue."""
+        """Publish to the global queue as a producer does."""
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         message = OutMessage(
             body=raw,
@@ -103,7 +104,7 @@ class GrouperRig:
         await self.far.publish(topology.REQUESTS, topology.REST_KEY, message)
 
     async def pull(self, queue: str = topology.GLOBAL_REST) -> Delivery:
-        """The next message, in the grouper's hands."""
+        """The next message, held by the grouper."""
         delivery = await self.broker.get(queue)
         assert delivery is not None
         return delivery
@@ -113,10 +114,10 @@ class GrouperRig:
         await self.publish(body, **fields)
         await self.grouper.on_request(await self.pull())
 
-    async def tell_obituary(self) -> None:
-        """Let the next dead letter's producer be told."""
-        obituaries = Obituaries(broker=self.broker, clock=self.clock)
-        await obituaries.on_obituary(await self.pull(topology.OBITUARIES))
+    async def handle_dead_letter(self) -> None:
+        """Handle the next dead letter."""
+        dead_letter_replies = DeadLetterReplies(broker=self.broker, clock=self.clock)
+        await dead_letter_replies.on_dead_letter(await self.pull(topology.DEAD_LETTER_REPLIES))
 
     async def queued(self, lane: str = LANE) -> QueuedRequest:
         return decode_queued((await self.far.take(lane)).body)
@@ -125,7 +126,7 @@ class GrouperRig:
         return decode_failed((await self.far.take(queue)).body)
 
     async def unsettled(self) -> int:
-        """Global messages that are back once the grouper's connection is gone."""
+        """Global messages that are redelivered once the grouper's connection is lost."""
         await self.broker.close()
         return await self.far.ready(topology.GLOBAL_REST)
 
@@ -150,7 +151,7 @@ async def open_grouper(
                     max_share=settings.max_tenant_share,
                     free_tokens=settings.free_outstanding_tokens,
                 ),
-                recent=RecentIds(settings.duplicate_memory),
+                recent=FIFOCache(settings.duplicate_memory),
             ),
             clock=clock,
             sender="grouper-of-the-test",
@@ -170,7 +171,7 @@ def routing_of(
 
 
 async def listen(broker: UnreliableBroker, exchange: str, routing_key: str) -> str:
-    """A queue that gets what is published to *exchange* from now on."""
+    """A queue that receives what is published to *exchange* from now on."""
     name = f"listen.{uuid4().hex}"
     await broker.declare_queue(QueueSpec(name=name, type=QueueType.CLASSIC))
     await broker.bind(BindingSpec(exchange=exchange, queue=name, routing_key=routing_key))
@@ -178,7 +179,7 @@ async def listen(broker: UnreliableBroker, exchange: str, routing_key: str) -> s
 
 
 def queued_bytes(request: QueuedRequest) -> OutMessage:
-    """*request* as it lies in a lane."""
+    """*request* as stored in a lane."""
     return OutMessage(
         body=encode(request),
         kind="request.queued.v1",

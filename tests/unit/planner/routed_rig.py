@@ -1,4 +1,4 @@
-"""Statuses and first tokens, as routing groupers hear them."""
+"""Statuses and first tokens, as routing groupers receive them."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def observed(*prefills: Prefill, instance_id: InstanceId = ONE) -> PrefillsObser
 
 
 def a_prefill(number: int) -> Prefill:
-    """Of a request that somebody else routed."""
+    """First token of a request that another grouper routed."""
     return Prefill(
         request_id=RequestId(f"other-{number}"),
         tenant=TenantId("acme"),

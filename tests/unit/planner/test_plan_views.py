@@ -1,4 +1,4 @@
-"""How plans are shown to people."""
+"""Text views of plans for operators."""
 
 import pytest
 from msgspec.structs import replace
@@ -34,7 +34,7 @@ def plan(*groups: PlacedGroup, epoch: int = 3, cause: str | None = None) -> Plan
     )
 
 
-def test_advice_on_scale_is_shown_where_it_says_more():
+def test_advice_is_shown_where_more_instances_are_advised():
     enough = AdvisedInstances(device="vllm h200", present=2, advised=2)
     more = AdvisedInstances(device="vllm a10", present=1, advised=4, attainment=0.995)
     shown = plan_views.queues(replace(plan(), advice=(enough, more)))
@@ -42,13 +42,13 @@ def test_advice_on_scale_is_shown_where_it_says_more():
     assert shown.splitlines()[1:] == ["vllm a10: 4 instances instead of 1, 99.5% then in time"]
 
 
-def test_queues_are_shown_head_first_with_what_is_foreseen():
+def test_queues_are_shown_head_first_with_forecasts():
     shown = plan_views.queues(
         plan(group(1, late_probability=0.5, time_left_s=7.0), group(0), group(0, I2), cause="drift")
     )
 
     assert shown.splitlines() == [
-        "epoch 3  by p  qlm, made anew for drift; 3 groups, 12.5% of the weight expected late",
+        "epoch 3  by p  qlm, replanned for drift; 3 groups, 12.5% of the weight expected late",
         "i1",
         "    1. lane.a/0  x8  turn in 0.0 s, best effort, late 0%",
         "    2. lane.a/1  x8  turn in 5.0 s, due in 7.0 s, late 50%",
@@ -57,8 +57,8 @@ def test_queues_are_shown_head_first_with_what_is_foreseen():
     ]
 
 
-def test_turns_are_shown_with_the_interval_that_holds_nine_of_ten():
-    """10 s with a deviation of 2 s; a leader that does not tell it shows the mean alone."""
+def test_turns_are_shown_with_their_90_percent_interval():
+    """10 s with a deviation of 2 s; without a reported deviation only the mean is shown."""
     certain = group(1, wait_s=10.0, wait_sd_s=2.0)
     shown = plan_views.queues(plan(certain, group(0)))
 
@@ -67,7 +67,7 @@ def test_turns_are_shown_with_the_interval_that_holds_nine_of_ten():
     assert "turn in 10.0 s (7.1 s to 13.6 s)" in plan_views.reasons(plan(certain))
 
 
-def test_reasons_say_what_other_places_would_cost():
+def test_reasons_show_the_cost_of_alternatives():
     other = OtherPlace(instance_id=I2, position=0, extra_cost=0.0125, wait_s=900.0)
     shown = plan_views.reasons(plan(group(1, others=(other,)), group(2, None, wait_s=None)))
 
@@ -89,7 +89,7 @@ SWAP = QueueHead(
 )
 
 
-def test_reasons_end_with_what_each_instance_does_and_why():
+def test_reasons_end_with_the_operations_of_each_instance():
     idle = QueueHead(instance_id=I2, active=ModelName("a"), model=ModelName("a"))
     shown = plan_views.reasons(replace(plan(), heads=(SWAP, idle)))
 
@@ -97,11 +97,11 @@ def test_reasons_end_with_what_each_instance_does_and_why():
         "i1: a -> b",
         "    evict  about 4 of lane.a  0.4 s  cheaper",
         "    dance  b                      ?  it must",
-        "i2: goes on with a, nothing else to do",
+        "i2: continues with a, nothing else to do",
     ]
 
 
-def test_an_instance_without_a_model_is_told_so():
+def test_instance_without_a_model_is_shown():
     heads = (
         QueueHead(instance_id=I1),
         QueueHead(instance_id=I2, model=ModelName("b"), lsos=(EVICT,)),
@@ -111,14 +111,14 @@ def test_an_instance_without_a_model_is_told_so():
     assert shown[1:3] == ["i1: has no model, nothing else to do", "i2: no model -> b"]
 
 
-def test_queues_whose_head_needs_another_model_are_marked():
+def test_queues_whose_head_needs_a_swap_are_marked():
     stays = QueueHead(instance_id=I2, active=ModelName("a"), model=ModelName("a"), lsos=(EVICT,))
     shown = plan_views.queues(replace(plan(group(0), group(0, I2)), heads=(SWAP, stays)))
 
     assert [line for line in shown.splitlines() if line.startswith("i")] == ["i1  a -> b", "i2"]
 
 
-def test_only_heads_of_queues_with_groups_that_are_explained_are_told():
+def test_only_heads_of_queues_with_explained_groups_are_shown():
     other = QueueHead(instance_id=I2)
     both = replace(plan(group(0), group(1, I2)), heads=(SWAP, other))
 
@@ -127,7 +127,7 @@ def test_only_heads_of_queues_with_groups_that_are_explained_are_told():
     assert plan_views.first(replace(both, groups=()), 2).heads == (SWAP, other)
 
 
-def test_a_difference_names_who_came_went_and_moved():
+def test_difference_names_groups_that_came_went_and_moved():
     before = plan(group(0), group(1), group(2))
     after = plan(group(1, position=0), group(2, I2, position=0), group(3), epoch=4, cause="first")
 
@@ -140,11 +140,11 @@ def test_a_difference_names_who_came_went_and_moved():
     ]
 
 
-def test_an_epoch_that_moved_nothing_says_so():
+def test_epoch_without_moves_is_reported():
     assert "nothing moved" in plan_views.difference(plan(group(0)), plan(group(0), epoch=4))
 
 
-def test_the_picture_puts_turns_on_one_time_axis_and_marks_the_late():
+def test_chart_has_one_time_axis_and_marks_late_groups():
     shown = plan_views.gantt(plan(group(0), group(2, late_probability=0.9), group(1, I2)))
     first, second, other = [line for line in shown.splitlines() if "lane.a" in line]
 
@@ -152,5 +152,5 @@ def test_the_picture_puts_turns_on_one_time_axis_and_marks_the_late():
 
 
 @pytest.mark.parametrize("groups", [(), (group(0, None, wait_s=None),)], ids=["none", "unserved"])
-def test_a_picture_of_nothing_says_so(groups: tuple[PlacedGroup, ...]):
+def test_empty_chart_is_reported(groups: tuple[PlacedGroup, ...]):
     assert plan_views.gantt(plan(*groups)) == "nothing waits"

@@ -1,4 +1,4 @@
-"""Replies of a run, with what does not matter filled in."""
+"""Replies of a run, with irrelevant fields filled in."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ ANSWER = tuple(range(100, 112))
 
 
 def text_of(token_ids: Sequence[int]) -> str:
-    """A text whose length says nothing about the number of its tokens; some have none."""
+    """Text whose length is independent of the number of tokens; some tokens have none."""
     return "".join("ab"[token % 2] * (token % 3) + f"{token}." for token in token_ids if token % 5)
 
 

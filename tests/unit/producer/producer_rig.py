@@ -1,4 +1,4 @@
-"""A producer against a broker; the test plays the mesh on the far side."""
+"""A producer against a broker; the test plays the mesh behind it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,23 +7,24 @@ from dataclasses import dataclass
 import msgspec
 
 from shared.broker import topology
-from shared.broker.memory import MemoryBroker
-from shared.broker.memory_hub import MemoryHub
+from shared.broker.memory.broker import MemoryBroker
+from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import BindingSpec, Broker, Delivery, OutMessage, Settlement
 from shared.contracts.base import encode
 from shared.contracts.control import Control
 from shared.contracts.ingress import InferenceRequest
 from shared.producer.producer import Producer
-from shared.runtime.clock import Clock, SystemClock
+from shared.runtime.clock import Clock
 from tests.brokers import eventually
 from tests.unit.producer.builders import REQUEST
+from tests.virtual_time import LoopClock
 
 BODY = InferenceRequest(model="m", prompt="hello", id=REQUEST)
 
 
 @dataclass
 class Rig:
-    """A producer, and the far side of the broker."""
+    """A producer, and the mesh's side of the broker."""
 
     hub: MemoryHub
     far: Broker
@@ -67,7 +68,7 @@ async def rig(
         async with Producer(
             near,
             name="test",
-            clock=clock or SystemClock(),
+            clock=clock or LoopClock(),
             user_id=user_id,
             give_up_after_s=0.1,
             silence_s=silence_s,

@@ -1,4 +1,4 @@
-"""What a producer makes of the replies to one request, rule by rule."""
+"""Assembly of the replies to one request, rule by rule."""
 
 from shared.contracts.base import InstanceId, RunId
 from shared.contracts.control import StopReason
@@ -69,7 +69,7 @@ def test_repeated_batch_is_dropped():
     assert feed(assembly, tokens("a", 0, 3), tokens("a", 3, 4)) == [part(3, 4)]
 
 
-def test_after_a_lost_batch_the_final_brings_the_rest():
+def test_final_delivers_the_rest_after_a_lost_batch():
     effects = feed(
         streaming(), started("a"), tokens("a", 0, 2), tokens("a", 5, 8), tokens("a", 8, 9)
     )
@@ -84,7 +84,7 @@ def test_tail_of_the_final_starts_where_the_stream_stopped():
     assert feed(assembly, completed("a")) == [part(2, 12), Finished(final=completed("a"))]
 
 
-def test_newer_run_at_the_same_hop_takes_over_and_the_older_is_stopped():
+def test_newer_run_at_the_same_hop_replaces_and_stops_the_older():
     """It may be the same broker message, redelivered after its agent died."""
     assembly = streaming()
     feed(assembly, started("a"), tokens("a", 0, 3))
@@ -94,7 +94,7 @@ def test_newer_run_at_the_same_hop_takes_over_and_the_older_is_stopped():
     assert effects == [stop("a", StopReason.SUPERSEDED), part(3, 6)]
 
 
-def test_run_of_a_lower_hop_is_stopped_itself():
+def test_run_of_a_lower_hop_is_stopped():
     assembly = streaming()
     feed(assembly, started("a", hop=2))
 
@@ -103,7 +103,7 @@ def test_run_of_a_lower_hop_is_stopped_itself():
     assert effects == [stop("b", StopReason.SUPERSEDED), part(0, 2)]
 
 
-def test_start_of_an_older_run_that_comes_again_does_not_unseat_the_newer():
+def test_repeated_start_of_an_older_run_does_not_replace_the_newer():
     assembly = streaming()
     feed(assembly, started("a"), started("b"))
 
@@ -112,7 +112,7 @@ def test_start_of_an_older_run_that_comes_again_does_not_unseat_the_newer():
     assert effects == [stop("a", StopReason.SUPERSEDED), part(0, 1)]
 
 
-def test_start_that_comes_twice_changes_nothing():
+def test_duplicate_start_changes_nothing():
     assembly = streaming()
     feed(assembly, started("a"), tokens("a", 0, 2))
 
@@ -128,7 +128,7 @@ def test_resumed_run_continues_at_its_offset():
     assert effects == [stop("a", StopReason.SUPERSEDED), part(4, 7)]
 
 
-def test_resumed_run_beyond_what_was_received_waits_for_the_final():
+def test_resumed_run_beyond_the_received_tokens_waits_for_the_final():
     assembly = streaming()
     feed(assembly, started("a"), tokens("a", 0, 2))
 
@@ -142,7 +142,7 @@ def test_resumed_run_beyond_what_was_received_waits_for_the_final():
 
 
 def test_run_resumed_inside_a_chunk_gives_its_text_with_the_final():
-    """Where in the text the offset lies is not known; the tokens are."""
+    """The offset's position in the tokens is known, but not its position in the text."""
     assembly = streaming()
     feed(assembly, started("a"), tokens("a", 0, 4))
 
@@ -179,7 +179,7 @@ def test_final_that_contradicts_the_stream_ends_it_with_an_error():
     assert feed(assembly, final) == [Diverged(), Finished(final=final)]
 
 
-def test_final_only_consumer_does_not_mind_other_tokens():
+def test_final_only_mode_ignores_other_tokens():
     assembly = RequestAssembly(REQUEST, streaming=False)
     final = completed("b", answer=OTHER)
 
@@ -191,7 +191,7 @@ def test_final_only_consumer_does_not_mind_other_tokens():
     ]
 
 
-def test_late_run_is_told_that_the_request_is_complete():
+def test_late_run_is_stopped_as_complete():
     assembly = streaming()
     feed(assembly, completed("a"))
 
@@ -225,8 +225,8 @@ def test_failure_of_another_run_is_ignored():
     assert feed(assembly, failed("b"), tokens("a", 0, 1)) == [part(0, 1)]
 
 
-def test_failure_of_a_run_whose_start_was_lost_waits_for_the_live_run_to_fall_silent():
-    """The message went from a dead agent's run to one that could not announce itself."""
+def test_failure_of_a_run_with_a_lost_start_waits_for_silence():
+    """The message moved from a dead agent's run to one whose start was lost."""
     assembly = streaming()
     feed(assembly, started("a"), failed("b"), now=100.0)
 
@@ -236,7 +236,7 @@ def test_failure_of_a_run_whose_start_was_lost_waits_for_the_live_run_to_fall_si
     assert late == [Finished(final=failed("b"))]
 
 
-def test_failure_of_a_run_that_was_replaced_never_wins():
+def test_failure_of_a_replaced_run_never_wins():
     assembly = streaming()
     feed(assembly, started("a"), started("b"), failed("a"), now=100.0)
 
@@ -249,7 +249,7 @@ def test_failure_without_any_live_run_finishes():
     assert feed(streaming(), failed("a")) == [Finished(final=failed("a"))]
 
 
-def test_failure_that_knows_no_run_waits_for_the_live_run_to_fall_silent():
+def test_failure_without_a_run_waits_for_silence_of_the_live_run():
     assembly = streaming()
     feed(assembly, started("a"), failed(), now=100.0)
 
@@ -259,7 +259,7 @@ def test_failure_that_knows_no_run_waits_for_the_live_run_to_fall_silent():
     assert late == [Finished(final=failed())]
 
 
-def test_sign_of_life_puts_a_held_failure_off():
+def test_activity_of_the_live_run_delays_a_held_failure():
     assembly = streaming()
     feed(assembly, started("a"), failed(), now=100.0)
     feed(assembly, tokens("a", 0, 1), now=109.0)

@@ -1,4 +1,4 @@
-"""Whatever happens to the replies on their way, the result looks exactly once."""
+"""Any disturbance of the replies leaves a result that looks exactly once."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -24,7 +24,7 @@ LENGTH = len(ANSWER)
 
 @st.composite
 def runs(draw: st.DrawFn, name: str) -> list[Reply]:
-    """One run's replies in order: it may resume, be chunked anyhow, and die anywhere."""
+    """One run's replies in order: it may resume, be chunked arbitrarily, and end anywhere."""
     offset = draw(st.integers(0, LENGTH))
     borders = sorted(draw(st.sets(st.integers(offset, LENGTH))) | {offset})
     replies: list[Reply] = [started(name, hop=draw(st.integers(0, 2)), offset=offset)]
@@ -91,7 +91,7 @@ def test_newest_run_of_the_highest_hop_is_never_stopped(replies: list[Reply]):
 
 
 @given(deliveries(), st.lists(st.sampled_from(["a", "b", None]), max_size=3))
-def test_any_ending_ends_once(replies: list[Reply], failures: list[str | None]):
+def test_every_ending_finishes_exactly_once(replies: list[Reply], failures: list[str | None]):
     assembly = RequestAssembly(REQUEST, streaming=True)
 
     effects = feed(assembly, [*replies, *(failed(run) for run in failures)])

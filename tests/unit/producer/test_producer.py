@@ -1,11 +1,11 @@
-"""A producer against a broker: what it publishes, and what it makes of replies."""
+"""A producer against a broker: its publishes, and its handling of replies."""
 
 import msgspec
 import pytest
 
 from shared.broker import topology
-from shared.broker.memory import MemoryBroker
-from shared.broker.memory_hub import MemoryHub
+from shared.broker.memory.broker import MemoryBroker
+from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import Broker, OutMessage
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
@@ -28,8 +28,10 @@ from tests.unit.producer.builders import (
 )
 from tests.unit.producer.producer_rig import BODY, rig
 
+pytestmark = pytest.mark.virtual_time
 
-async def test_request_carries_what_the_mesh_needs():
+
+async def test_request_message_is_complete():
     async with rig(user_id="guest", clock=FakeClock()) as it:
         await it.producer.submit(BODY, reply=ReplyMode.FINAL, traceparent="00-1-2-01")
 
@@ -43,7 +45,7 @@ async def test_request_carries_what_the_mesh_needs():
     assert delivery.headers["traceparent"] == "00-1-2-01"
 
 
-async def test_request_that_came_before_keeps_its_arrival():
+async def test_given_arrival_time_is_kept():
     async with rig(clock=FakeClock()) as it:
         body = msgspec.structs.replace(BODY, arrived_at=NOW - 2.5)
         await it.producer.submit(body, reply=ReplyMode.FINAL)
@@ -54,7 +56,7 @@ async def test_request_that_came_before_keeps_its_arrival():
     assert sent.arrived_at == NOW - 2.5
 
 
-async def test_interactive_requests_take_the_fast_queue():
+async def test_interactive_requests_use_the_fast_queue():
     async with rig() as it:
         body = msgspec.structs.replace(BODY, slo=Slo(ttft_s=1.0))
         await it.producer.submit(body, reply=ReplyMode.STREAM)
@@ -62,7 +64,7 @@ async def test_interactive_requests_take_the_fast_queue():
         assert (await it.requested(topology.GLOBAL_INTERACTIVE)).message_id == REQUEST
 
 
-async def test_generation_gives_parts_and_the_final():
+async def test_generation_yields_parts_and_the_final():
     async with rig() as it:
         generation = await it.producer.submit(BODY, reply=ReplyMode.STREAM)
         await it.reply(started("a"), tokens("a", 0, 5), tokens("a", 5, 9), completed("a"))
@@ -103,7 +105,7 @@ async def test_failure_ends_iteration_and_is_the_final():
         assert await generation.final() == failed()
 
 
-async def test_divergence_is_raised_while_iterating_and_the_final_still_comes():
+async def test_divergence_is_raised_while_iterating_but_the_final_still_comes():
     async with rig() as it:
         generation = await it.producer.submit(BODY, reply=ReplyMode.STREAM)
         other = completed("b", answer=(1, 2, 3))
@@ -114,7 +116,7 @@ async def test_divergence_is_raised_while_iterating_and_the_final_still_comes():
         assert await generation.final() == other
 
 
-async def test_replies_about_strangers_requests_and_garbage_are_ignored():
+async def test_replies_about_unknown_requests_and_garbage_are_ignored():
     async with rig() as it:
         generation = await it.producer.submit(BODY, reply=ReplyMode.STREAM)
         await it.far.publish(
@@ -133,7 +135,7 @@ async def _empty(broker: Broker, queue: str) -> bool:
     return depth is not None and depth.ready == 0
 
 
-async def test_failure_without_a_run_wins_over_a_run_that_fell_silent():
+async def test_failure_without_a_run_wins_over_a_silent_run():
     async with rig(silence_s=0.01) as it:
         generation = await it.producer.submit(BODY, reply=ReplyMode.STREAM)
         await it.reply(started("a"), failed())
@@ -141,7 +143,7 @@ async def test_failure_without_a_run_wins_over_a_run_that_fell_silent():
         assert await generation.final() == failed()
 
 
-async def test_same_id_twice_is_refused_while_the_first_is_on_its_way():
+async def test_duplicate_id_is_refused_while_the_first_is_in_progress():
     async with rig() as it:
         await it.producer.submit(BODY, reply=ReplyMode.STREAM)
 
@@ -151,7 +153,7 @@ async def test_same_id_twice_is_refused_while_the_first_is_on_its_way():
         assert (caught.value.status, caught.value.code) == (409, "duplicate_request")
 
 
-async def test_own_reply_queue_is_kept():
+async def test_given_reply_queue_is_kept():
     hub = MemoryHub()
     async with MemoryBroker(hub) as broker:
         await topology.declare(broker)

@@ -1,6 +1,8 @@
-"""Runs and requests that nobody wants any more are stopped."""
+"""Unwanted runs and requests are stopped."""
 
 import asyncio
+
+import pytest
 
 from shared.contracts.base import RequestId, RunId
 from shared.contracts.control import RequestCancel, RunStop, StopReason
@@ -8,8 +10,10 @@ from shared.contracts.requests import ReplyMode, RequestFailed
 from tests.unit.producer.builders import REQUEST, completed, started
 from tests.unit.producer.producer_rig import BODY, rig
 
+pytestmark = pytest.mark.virtual_time
 
-async def test_cancel_is_told_to_all_and_stops_every_later_run():
+
+async def test_cancel_is_broadcast_and_stops_every_later_run():
     async with rig() as it:
         generation = await it.producer.submit(BODY, reply=ReplyMode.STREAM)
 
@@ -50,7 +54,7 @@ async def test_run_that_starts_after_the_final_is_stopped():
         )
 
 
-async def test_end_cancels_what_is_outstanding_and_deletes_the_reply_queue():
+async def test_exit_cancels_outstanding_requests_and_deletes_the_reply_queue():
     async with rig() as it:
         generation = await it.producer.submit(BODY, reply=ReplyMode.STREAM)
         waiting = asyncio.ensure_future(generation.final())

@@ -1,12 +1,12 @@
-"""A producer that a broker or a mesh fails: what it raises, and that it keeps nothing."""
+"""Failures of the broker or the mesh: errors raised by a producer, without leftover state."""
 
 from dataclasses import replace
 
 import pytest
 
 from shared.broker import topology
-from shared.broker.memory import MemoryBroker
-from shared.broker.memory_hub import MemoryHub
+from shared.broker.memory.broker import MemoryBroker
+from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import BindingSpec
 from shared.contracts.base import RunId
 from shared.contracts.control import RunStop, StopReason
@@ -17,8 +17,10 @@ from shared.runtime.clock import SystemClock
 from tests.unit.producer.builders import REQUEST, started
 from tests.unit.producer.producer_rig import BODY, rig
 
+pytestmark = pytest.mark.virtual_time
 
-async def test_broker_that_stays_away_is_reported_and_nothing_is_kept():
+
+async def test_absent_broker_is_reported_and_no_state_is_kept():
     async with rig() as it:
         it.hub.stop()
 
@@ -27,13 +29,13 @@ async def test_broker_that_stays_away_is_reported_and_nothing_is_kept():
 
         assert it.producer.num_outstanding == 0
         it.hub.start()
-        # It might have arrived all the same: then nobody wants it any more.
+        # It might have arrived after all: then it must be stopped.
         await it.reply(started("b"))
         stop = RunStop(request_id=REQUEST, run_id=RunId("b"), reason=StopReason.CANCELLED)
         assert stop in [await it.controlled(), await it.controlled()]
 
 
-async def test_full_global_queue_is_a_lack_of_capacity():
+async def test_full_global_queue_is_a_capacity_error():
     hub = MemoryHub()
     async with MemoryBroker(hub) as broker:
         for exchange in topology.EXCHANGES:
@@ -50,7 +52,7 @@ async def test_full_global_queue_is_a_lack_of_capacity():
             assert producer.num_outstanding == 0
 
 
-async def test_without_the_meshs_queues_the_mesh_is_unavailable():
+async def test_missing_global_queues_make_the_mesh_unavailable():
     hub = MemoryHub()
     async with MemoryBroker(hub) as broker:
         for exchange in topology.EXCHANGES:

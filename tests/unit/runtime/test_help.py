@@ -1,4 +1,4 @@
-"""What the help of all commands says of their options."""
+"""Help texts of the options of all commands."""
 
 import argparse
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ops.profiling import cli, cli_shape
 from ops.sim.arguments import parser as simulator
-from services.mesh import cli_profile, cli_profile_shape
 from services.mesh.arguments import parser as mesh
 from shared.runtime.arguments import HelpFormatter, TextHelpFormatter, seconds
 from tests.unit.ops.deployment import CLIS
@@ -15,15 +15,15 @@ from tests.unit.ops.deployment import CLIS
 PARSERS = {
     "headway": mesh(amqp_url="amqp://h/", registry=None),
     "simulate": simulator(),
-    "profile": cli_profile._parser(),
-    "shape": cli_profile_shape._parser(),
+    "profile": cli._parser(),
+    "shape": cli_shape._parser(),
     **{service: cli._parser() for service, cli in CLIS.items()},
 }
 each = pytest.mark.parametrize("name", PARSERS)
 
 
 def below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """*parser* and those of its verbs, theirs included."""
+    """Yield *parser* and the parsers of its verbs, recursively."""
     yield parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -44,7 +44,7 @@ def test_every_option_is_explained(name: str):
 
 
 @each
-def test_every_parser_with_a_default_says_it(name: str):
+def test_every_parser_with_a_default_shows_it(name: str):
     mute = {
         parser.prog
         for parser in below(PARSERS[name])
@@ -56,7 +56,7 @@ def test_every_parser_with_a_default_says_it(name: str):
 
 
 @each
-def test_no_help_breaks(name: str):
+def test_every_help_text_renders(name: str):
     for parser in below(PARSERS[name]):
         text = parser.format_help()
         assert "(default: None)" not in text
@@ -70,7 +70,7 @@ def shown(text: str, default: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "default", "told"),
+    ("text", "default", "printed"),
     [
         ("seconds", 0.0, "seconds (default: 0.0)"),
         ("of the gateway", 8000, "of the gateway (default: 8000)"),
@@ -83,12 +83,14 @@ def shown(text: str, default: object) -> str:
         ("several", (), "several"),
     ],
 )
-def test_defaults_are_told_once_and_only_where_there_are_any(text: str, default: object, told: str):
-    assert shown(text, default) == told
+def test_defaults_are_shown_once_and_only_where_they_exist(
+    text: str, default: object, printed: str
+):
+    assert shown(text, default) == printed
 
 
 @pytest.mark.parametrize("text", ["-1", "nan", "inf", "soon"])
-def test_what_is_no_time_to_wait_is_refused_by_name(
+def test_invalid_durations_are_refused_by_name(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = argparse.ArgumentParser()

@@ -45,7 +45,7 @@ sys.exit(run_service("test", main, limit_s={limit_s}))
 
 
 def started(*, drain_s: float, limit_s: float | None = None) -> subprocess.Popen[str]:
-    """A service process that has reached its main."""
+    """Start a service process and wait until it runs its main."""
     code = SERVICE.format(drain_s=drain_s, limit_s=limit_s)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert line_of(process) == "serving"
@@ -59,7 +59,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that are gone after the test, whatever happens in it."""
+    """Processes that are killed after the test, whatever happens in it."""
     running: list[subprocess.Popen[str]] = []
     yield running
     for process in running:
@@ -86,7 +86,7 @@ def test_the_second_signal_cancels(processes: list[subprocess.Popen[str]]):
     assert process.wait(60) == EXIT_OK
 
 
-def test_a_drain_without_an_end_is_cancelled(processes: list[subprocess.Popen[str]]):
+def test_an_endless_drain_is_cancelled(processes: list[subprocess.Popen[str]]):
     process = started(drain_s=1000.0, limit_s=0.1)
     processes.append(process)
     process.send_signal(signal.SIGTERM)
@@ -103,7 +103,9 @@ def test_a_drain_without_an_end_is_cancelled(processes: list[subprocess.Popen[st
     ],
 )
 @pytest.mark.parametrize("grouped", [0, 1, 2])
-def test_the_reason_for_an_end_is_its_exit_code(error: Exception | None, code: int, grouped: int):
+def test_the_cause_of_the_end_decides_the_exit_code(
+    error: Exception | None, code: int, grouped: int
+):
     async def main(_stop: asyncio.Event) -> None:
         raised: Exception | None = error
         for _ in range(grouped):
@@ -126,12 +128,12 @@ def test_a_bug_is_not_hidden():
     "error",
     [
         BrokerUnavailableError("away"),
-        BrokerConflictError("somebody else's"),
+        BrokerConflictError("another client's"),
         BrokerAccessError("forbidden"),
         QueueNotFoundError("deleted"),
     ],
 )
-async def test_a_loop_survives_what_may_pass_and_ends_with_its_event(error: MeshError):
+async def test_a_loop_survives_transient_errors_and_ends_with_its_event(error: MeshError):
     stop, calls = asyncio.Event(), []
 
     async def action() -> None:
@@ -197,12 +199,12 @@ async def test_a_service_is_alive_before_it_is_ready():
         assert (await fetched(port, "/nothing"))[0] == 404
 
 
-async def test_port_0_serves_nothing():
+async def test_port_0_starts_no_server():
     async with serve_health(Health(service="x"), host="127.0.0.1", port=0):
         pass
 
 
-async def test_a_port_that_is_taken_is_named():
+async def test_an_address_in_use_is_named():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(SettingsError, match=f"127.0.0.1:{port}: Address already in use"):

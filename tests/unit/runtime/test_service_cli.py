@@ -1,4 +1,4 @@
-"""The command line that all services share."""
+"""The command line shared by all services."""
 
 import os
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     structlog.contextvars.clear_contextvars()
 
 
-def nobody() -> str:
-    """A broker URL where nothing listens."""
+def absent() -> str:
+    """A broker URL without a listener."""
     return f"amqp://127.0.0.1:{free_port()}/"
 
 
@@ -68,7 +68,7 @@ def test_settings_come_from_environment_and_file(
         (planner, ["show-plan", "--set", "amqp_url=http://x/"], "amqp://"),
     ],
 )
-def test_what_cannot_work_ends_with_2_and_says_why(
+def test_impossible_settings_end_with_2_and_a_reason(
     main, argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ):
     assert main(argv) == 2
@@ -82,7 +82,7 @@ def test_an_unknown_verb_ends_with_2(capsys: pytest.CaptureFixture[str]):
     assert "show-plan" in capsys.readouterr().err
 
 
-def test_the_health_of_a_service_that_is_not_there_ends_with_1(
+def test_health_of_a_stopped_service_ends_with_1(
     capsys: pytest.CaptureFixture[str],
 ):
     assert planner(["health", "--json", "--set", f"health_port={free_port()}"]) == 1
@@ -103,13 +103,13 @@ def test_the_health_of_a_service_that_is_not_there_ends_with_1(
 def test_without_a_broker_a_command_ends_with_3(
     main, argv: list[str], capsys: pytest.CaptureFixture[str]
 ):
-    assert main([*argv, "--set", f"amqp_url={nobody()}"]) == 3
+    assert main([*argv, "--set", f"amqp_url={absent()}"]) == 3
     assert "broker" in capsys.readouterr().err
 
 
 def test_without_a_broker_a_service_ends_with_3(tmp_path: Path):
     registry = make_tiny_models(tmp_path, weights=False)
-    argv = ["run", "--set", f"amqp_url={nobody()}", "--set", f"registry={registry}"]
+    argv = ["run", "--set", f"amqp_url={absent()}", "--set", f"registry={registry}"]
     assert planner(argv) == 3
 
 
@@ -117,7 +117,7 @@ def test_without_a_registry_a_service_ends_with_2(tmp_path: Path):
     assert planner(["run", "--set", f"registry={tmp_path / 'absent.json'}"]) == 2
 
 
-def test_topology_is_the_whole_table(capsys: pytest.CaptureFixture[str]):
+def test_topology_prints_the_whole_table(capsys: pytest.CaptureFixture[str]):
     assert planner(["topology", "--json"]) == 0
     shown = msgspec.json.decode(capsys.readouterr().out)
     assert [exchange["name"] for exchange in shown["exchanges"]] == [

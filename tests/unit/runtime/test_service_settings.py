@@ -1,4 +1,4 @@
-"""Where settings come from, and what is refused."""
+"""Sources of settings, and refused values."""
 
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ def written(directory: Path, values: dict[str, Any]) -> Path:
     return file
 
 
-def test_nothing_given_is_the_defaults():
+def test_defaults_apply_without_any_source():
     assert planner() == PlannerSettings()
 
 
-def test_flags_beat_environment_beats_file(tmp_path: Path):
+def test_flags_override_environment_which_overrides_the_file(tmp_path: Path):
     values = {"leader": {"plan_period_s": 1.0, "settle_s": 1.0, "scan_period_s": 1.0}}
     environ = {
         "HEADWAY_PLANNER_LEADER__PLAN_PERIOD_S": "2.0",
@@ -48,13 +48,13 @@ def test_flags_beat_environment_beats_file(tmp_path: Path):
     assert (leader.plan_period_s, leader.settle_s, leader.scan_period_s) == (3.0, 2.0, 1.0)
 
 
-def test_what_all_services_share_may_be_said_once_and_overruled_for_one():
+def test_shared_variables_apply_to_all_services_unless_overridden():
     environ = {"HEADWAY_AMQP_URL": "amqp://all/", "HEADWAY_LOG_LEVEL": "debug"}
     settings = planner(environ=environ | {"HEADWAY_PLANNER_AMQP_URL": "amqp://one/"})
     assert (settings.amqp_url, settings.log_level) == ("amqp://one/", "debug")
 
 
-def test_other_services_settings_are_none_of_ours():
+def test_settings_of_other_services_are_ignored():
     environ = {"HEADWAY_AGENT_INSTANCE_ID": "x", "HEADWAY_PLANNERS_X": "1", "PATH": "/"}
     assert planner(environ=environ) == PlannerSettings()
 
@@ -68,7 +68,7 @@ def test_lists_and_objects_are_given_as_json():
     assert (settings.grouper.rest_prefetch, settings.grouper.trusted_users) == (7, ("a", "b"))
 
 
-def test_nested_three_deep():
+def test_fields_nest_three_levels_deep():
     settings = load(
         AgentSettings,
         service="agent",
@@ -97,7 +97,7 @@ def test_nested_three_deep():
         ({"amqp_url": "y", "amqp_url.host": "x"}, "amqp_url"),
     ],
 )
-def test_what_is_wrong_is_refused_by_name(overrides: dict[str, str], named: str):
+def test_invalid_values_are_refused_by_name(overrides: dict[str, str], named: str):
     with pytest.raises(SettingsError, match=named):
         planner(overrides=overrides)
 
@@ -107,7 +107,7 @@ def test_an_unknown_variable_is_refused_by_name():
         planner(environ={"HEADWAY_PLANNER_LEADER__PLAN_PEROD_S": "1"})
 
 
-def test_what_must_be_given_is_named():
+def test_missing_required_fields_are_named():
     with pytest.raises(SettingsError, match="instance_id"):
         load(AgentSettings, service="agent", environ={})
 
@@ -138,12 +138,12 @@ def test_an_unknown_key_of_a_file_is_refused_by_name(tmp_path: Path):
         ("amqp://host/", "amqp://host/"),
     ],
 )
-def test_credentials_in_a_url_are_not_shown(url: str, shown: str):
+def test_credentials_in_a_url_are_masked(url: str, shown: str):
     assert masked(ServiceSettings(amqp_url=url))["amqp_url"] == shown
     assert masked_url(url) == shown
 
 
-def test_keys_of_tenants_are_not_shown():
+def test_tenant_keys_are_masked():
     settings = load(
         GatewaySettings, service="gateway", environ={}, overrides={"api_keys": '{"sesame": "acme"}'}
     )

@@ -3,86 +3,86 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 
 import msgspec
 import structlog
 
+from services.agent.backends.answering import AnsweringBackend
 from services.agent.backends.base import (
+    Capability,
     EngineIdentity,
     EngineOutput,
     EngineRequest,
     EngineSnapshot,
     SchedulingParameters,
+    capabilities_with,
 )
-from services.agent.backends.checks import check_request, finished_already, vocab_size_of
 from services.agent.backends.policies import create_policy
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.core import SimulatedEngineCore
-from services.agent.backends.simulated.identity import identity_of
 from services.agent.backends.simulated.models import SimulatedModels
-from services.agent.backends.simulated.outputs import deliver
 from services.agent.backends.simulated.safepoints import Passage, has_safepoints
-from services.agent.backends.stream import OutputStream
+from services.agent.backends.simulated.schedule import IterationResult
 from services.agent.backends.totals import EngineTotals
 from shared.contracts.base import ModelName, RequestId, Seconds
-from shared.contracts.errors import EngineError, NotActiveError, UnsupportedError
+from shared.contracts.errors import EngineError, UnsupportedError
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import QosClass
 from shared.contracts.telemetry import EngineIteration
 from shared.runtime.clock import Clock
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.latency import LatencyTable
 
 log = structlog.get_logger()
 
 _MAX_ITERATIONS = 4096
 _MAX_LAG_S = 0.1
-"""An engine that fell behind by more does not hurry to catch up."""
+"""Maximum lag behind real time that the engine catches up."""
 _IDLE_S = 0.001
 
 
-class SimulatedEngine:
+class SimulatedEngine(AnsweringBackend):
     """
     An engine backend that computes nothing.
 
     Answers are hashes of prompts. Differs from a real model: penalties, top-p and top-k are
     accepted and have no effect.
-
-    Args:
-        entries: Models that it can activate.
-        settings: Timing, memory and faults.
-        clock: What the scheduling policy compares deadlines with.
     """
 
     def __init__(
         self, entries: Iterable[ModelEntry], settings: SimulatedSettings, clock: Clock
     ) -> None:
-        self._entries = {entry.name: _fitted(entry, settings) for entry in entries}
+        fitted = [_fitted(entry, settings) for entry in entries]
+        self._models = SimulatedModels(fitted, settings)
+        super().__init__(fitted, self._models.residency)
         self._settings = settings
         self._clock = clock
-        self._models = SimulatedModels(self._entries.values(), settings)
-        self._residency = self._models.residency
-        self._is_activating = False
         self._core: SimulatedEngineCore | None = None
         self._passage = Passage(settings)
         self._ended = EngineTotals()
-        """Of models that were active before."""
-        self._vocab_size: int | None = None
+        """Totals of previously active models."""
         self._limits = SchedulingParameters(
             token_budget=settings.token_budget, max_running=settings.max_running
         )
-        self._streams: dict[RequestId, OutputStream] = {}
         self._iterations: deque[EngineIteration] = deque(maxlen=_MAX_ITERATIONS)
         self._work = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
 
     @property
     def identity(self) -> EngineIdentity:
-        return identity_of(self._settings)
+        return EngineIdentity(
+            engine="simulated",
+            device="simulated",
+            capabilities=capabilities_with(
+                {
+                    Capability.CHECKPOINT: self._settings.host_kv_tokens,
+                    Capability.LAYER_PREEMPTION: has_safepoints(self._settings),
+                }
+            ),
+        )
 
     async def prepare(self) -> None:
-        """Nothing takes time here."""
+        """No-op."""
 
     async def start(self) -> None:
         if self._loop_task is None:
@@ -96,14 +96,13 @@ class SimulatedEngine:
             return 0.0
         if self._streams:
             raise EngineError(f"{len(self._streams)} requests are running")
-        self._is_activating = True
+        self._residency.is_activating = True
         try:
             duration_s = await self._models.load(activation)
         finally:
-            self._is_activating = False
+            self._residency.is_activating = False
         self._require_alive()
         self._residency.activated(activation, duration_s)
-        self._vocab_size = vocab_size_of(entry)
         self._ended = self._totals()
         self._passage = Passage(self._settings)
         self._core = SimulatedEngineCore(
@@ -116,7 +115,7 @@ class SimulatedEngine:
                 ),
                 self._settings.scheduling,
             ),
-            vocab_size=self._vocab_size,
+            vocab_size=self._vocab_sizes[model],
         )
         self._apply_limits()
         return duration_s
@@ -131,38 +130,6 @@ class SimulatedEngine:
     async def cool(self, model: ModelName) -> None:
         self._require_known(model)
         self._models.cool(model)
-
-    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
-        core = self._core
-        if core is None or request.model != self._residency.active or self._is_activating:
-            self._require_alive()
-            raise NotActiveError(f"model {request.model!r} is not active")
-        entry = self._entries[request.model]
-        if reason := finished_already(entry, request):
-            yield EngineOutput(token_ids=(), finish_reason=reason)
-            return
-        check_request(entry, request, self._vocab_size)
-        if request.request_id in self._streams:
-            raise EngineError(f"request {request.request_id} is running already")
-        if self._settings.crash_on_token in request.prompt:
-            self._die()
-            raise EngineError("the engine died: injected fault", engine_dead=True)
-        stream = self._streams[request.request_id] = OutputStream()
-        core.add(request)
-        self._work.set()
-        self._on_arrival(core, request)
-        try:
-            async for output in stream.outputs():
-                yield output
-        finally:
-            await self.abort(request.request_id)
-
-    async def abort(self, request_id: RequestId) -> None:
-        stream = self._streams.pop(request_id, None)
-        if stream is not None:
-            stream.end()
-            if self._core is not None:
-                self._core.abort(request_id)
 
     async def set_scheduling(self, parameters: SchedulingParameters) -> None:
         self._limits = parameters
@@ -212,11 +179,19 @@ class SimulatedEngine:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    def _require_known(self, model: ModelName) -> ModelEntry:
-        entry = self._entries.get(model)
-        if entry is None:
-            raise EngineError(f"the engine has no model {model!r}")
-        return entry
+    def _submit(self, request: EngineRequest) -> None:
+        if self._settings.crash_on_token in request.prompt:
+            self._die()
+        core = self._core
+        if core is None:
+            raise EngineError("the engine died: injected fault", engine_dead=True)
+        core.add(request)
+        self._work.set()
+        self._on_arrival(core, request)
+
+    def _cancel(self, request_id: RequestId) -> None:
+        if self._core is not None:
+            self._core.abort(request_id)
 
     def _on_arrival(self, core: SimulatedEngineCore, request: EngineRequest) -> None:
         if request.slo.qos_class is not QosClass.BEST_EFFORT:
@@ -230,15 +205,10 @@ class SimulatedEngine:
             )
 
     def _totals(self) -> EngineTotals:
-        """Of all models so far."""
+        """Totals of all models so far."""
         if self._core is None:
             return self._ended
-        scheduling = replace(
-            self._core.totals,
-            layer_preemptions=self._passage.layer_preemptions,
-            dropped_tokens=self._passage.dropped_tokens,
-            yield_s=self._passage.yield_s,
-        )
+        scheduling = self._core.totals + self._passage.totals
         checkpoints = self._core.memory.host.totals
         return self._ended + EngineTotals(scheduling=scheduling, checkpoints=checkpoints)
 
@@ -259,19 +229,17 @@ class SimulatedEngine:
         self._ended = self._totals()
         self._core = None
         self._residency.clear()
-        for stream in self._streams.values():
-            stream.fail(EngineError("the engine died under the request", engine_dead=True))
-        self._streams.clear()
+        self._fail_streams("the engine died under the request")
 
     async def _serve(self) -> None:
         try:
             await self._iterate_forever()
-        except Exception:  # a bug in here must look like an engine's death, not like a slow one
+        except Exception:  # a bug here must look like a dead engine, not like a slow one
             log.exception("engine.died", engine="simulated")
             self._die()
 
     async def _iterate_forever(self) -> None:
-        """Iterate while there is work, each iteration as long as it says."""
+        """Iterate while there is work; each iteration lasts its simulated time."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -291,10 +259,26 @@ class SimulatedEngine:
             result = core.finish(begun)
             if result.iteration is not None:
                 self._iterations.append(result.iteration)
-            deliver(result.outputs, self._streams, core.prefill_times, self._clock.now())
+            self._deliver(core, result)
+
+    def _deliver(self, core: SimulatedEngineCore, result: IterationResult) -> None:
+        """Push tokens to their open streams; a first token ends the request's prefill."""
+        now = self._clock.now()
+        for each in result.outputs:
+            prefill_s = core.prefill_times.end(each.request_id, now) or 0.0
+            stream = self._streams.get(each.request_id)
+            if stream is not None:
+                stream.push(
+                    EngineOutput(
+                        token_ids=(each.token_id,),
+                        finish_reason=each.finish_reason,
+                        cached_tokens=each.cached_tokens,
+                        prefill_s=prefill_s,
+                    )
+                )
 
 
 def _fitted(entry: ModelEntry, settings: SimulatedSettings) -> ModelEntry:
-    """*entry* with a length that the engine's memory can hold."""
+    """Limit the length of *entry* to what the engine's memory can hold."""
     room = settings.kv_capacity_tokens // settings.block_tokens * settings.block_tokens
     return msgspec.structs.replace(entry, max_model_len=min(entry.max_model_len, room))

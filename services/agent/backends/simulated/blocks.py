@@ -1,4 +1,4 @@
-"""KV memory in blocks, with prefix caching, as vLLM's block pool does it."""
+"""KV memory in blocks with prefix caching, modelled on vLLM's block pool."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -11,12 +11,12 @@ def block_hashes(
     token_ids: Tokens, block_tokens: int, parents: Sequence[BlockHash] = ()
 ) -> list[BlockHash]:
     """
-    A hash per full block, each covering all tokens up to its end.
+    One hash per full block, each covering all tokens up to its end.
 
     Args:
         token_ids: The whole sequence.
         block_tokens: Tokens in a block.
-        parents: Hashes of the first blocks, if they are known already.
+        parents: Hashes of the first blocks, if known.
     """
     hashes = list(parents)
     for start in range(len(hashes) * block_tokens, len(token_ids) - block_tokens + 1, block_tokens):
@@ -28,9 +28,9 @@ def block_hashes(
 
 class BlockPool:
     """
-    Blocks in use, free blocks, and what free and used blocks contain.
+    Used and free KV blocks and their content.
 
-    Freed blocks keep their content until they are needed again, least recently freed first.
+    Freed blocks keep their content until they are allocated again, least recently freed first.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -51,7 +51,7 @@ class BlockPool:
         return 1.0 - len(self._free) / self._num_blocks
 
     def cached_prefix(self, hashes: Sequence[BlockHash]) -> list[int]:
-        """The blocks that hold the longest known prefix of *hashes*; not yet taken."""
+        """The blocks with the longest cached prefix of *hashes*; does not add a user to them."""
         blocks = []
         for content in hashes:
             block = self._by_content.get(content)
@@ -61,18 +61,20 @@ class BlockPool:
         return blocks
 
     def num_unused(self, blocks: Sequence[int]) -> int:
-        """How many of *blocks* count as free now, so that taking them lessens the room."""
+        """
+        Number of *blocks* without a user, i.e. by how many taking *blocks* reduces the free blocks.
+        """
         return sum(self._users[block] == 0 for block in blocks)
 
     def take(self, blocks: Sequence[int]) -> None:
-        """One more user for each of *blocks*."""
+        """Add a user to each of *blocks*."""
         for block in blocks:
             if self._users[block] == 0:
                 del self._free[block]
             self._users[block] += 1
 
     def allocate(self, count: int) -> list[int] | None:
-        """*count* empty blocks, or none at all if there are fewer."""
+        """Allocate *count* empty blocks; none at all if fewer are free."""
         if count > len(self._free):
             return None
         blocks = []
@@ -85,19 +87,19 @@ class BlockPool:
         return blocks
 
     def remember(self, block: int, content: BlockHash) -> None:
-        """*block* is full and holds *content*; of equal blocks the first stays the known one."""
+        """Register *content* of the full *block*; of equal blocks the first stays registered."""
         if content not in self._by_content:
             self._forget(block)
             self._by_content[content] = block
             self._content[block] = content
 
     def forget_unused(self) -> None:
-        """Free blocks contain nothing any more."""
+        """Discard the content of free blocks."""
         for block in self._free:
             self._forget(block)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """One user less for each of *blocks*; the sequence's last block is reused first."""
+        """Remove a user from each of *blocks*; the last block of the sequence is reused first."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if self._users[block] == 0:

@@ -19,8 +19,8 @@ from services.agent.backends.totals import SchedulingTotals
 from shared.contracts.base import RequestId, Seconds, UnixTime
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import QosClass
-from solver.prediction.latency_model import predict_s
-from solver.scheduling.decision import (
+from solver.prediction.latency.latency_model import predict_s
+from solver.scheduling.engine.decision import (
     BatchState,
     IterationOutcome,
     RequestView,
@@ -33,10 +33,10 @@ class SimulatedEngineCore:
     One engine with one model.
 
     Args:
-        entry: The model; requests are expected to fit it.
+        entry: The model; requests must fit it.
         settings: Limits and latency; KV must hold `max_model_len` tokens.
         policy: Used by this core alone.
-        vocab_size: Generated token ids are below.
+        vocab_size: Exclusive upper bound of generated token ids.
     """
 
     def __init__(
@@ -52,17 +52,21 @@ class SimulatedEngineCore:
         self._policy = policy
         self._vocab_size = vocab_size or settings.vocab_size
         self._token_budget = settings.token_budget
-        self._max_running = settings.max_running
+        self.max_running = settings.max_running
         self._block_tokens = settings.block_tokens
         self.memory = KvMemory(settings)
         self._running: list[Run] = []
         self._waiting: dict[RequestId, Run] = {}
         self._stalled = False
-        self._num_held = self._num_preempted = self._num_relegated = 0
+        self.totals = SchedulingTotals()
+        """Counters of the scheduling policy."""
         self.prefill_times = PrefillTimes()
-        """By the clock of `begin`; whoever hands tokens out ends them."""
+        """
+        Prefill times by the clock of `begin`; the code that delivers a first token ends its
+        prefill.
+        """
         self.last_budget_tokens = 0
-        """Of the last iteration."""
+        """Budget of the last iteration."""
 
     @property
     def num_running(self) -> int:
@@ -77,35 +81,21 @@ class SimulatedEngineCore:
         """Share of KV that unfinished requests hold, 0..1."""
         return self.memory.pool.utilization
 
-    @property
-    def totals(self) -> SchedulingTotals:
-        """What the policy has done so far."""
-        return SchedulingTotals(
-            held=self._num_held, preempted=self._num_preempted, relegated=self._num_relegated
-        )
-
-    @property
-    def max_running(self) -> int:
-        return self._max_running
-
     def limit(self, *, token_budget: int, max_running: int) -> None:
-        """Lower the limits from here on; those in the settings are the highest possible."""
+        """Lower the limits; those in the settings are the maximum."""
         self._token_budget = max(1, min(token_budget, self._settings.token_budget))
-        self._max_running = max(1, min(max_running, self._settings.max_running))
+        self.max_running = max(1, min(max_running, self._settings.max_running))
 
     def add(self, request: EngineRequest) -> None:
-        """Queue *request*; its id must be new and `checks.check_request` must have passed it."""
+        """Queue *request*; its id must be new, and `checks.check_request` must have accepted it."""
         stops = stop_tokens(self._entry, request)
         run = Run(
             request_id=request.request_id,
             tokens=[*request.prompt, *request.progress],
             num_prefill_tokens=len(request.prompt) + len(request.progress),
             room_tokens=output_room(self._entry, request),
-            num_tokens_before=len(request.progress),
-            min_tokens=request.sampling.min_tokens,
+            request=request,
             stops=stops,
-            checkpointed=request.checkpointed,
-            origin=request.origin or request.request_id,
             best_effort=request.slo.qos_class is QosClass.BEST_EFFORT,
             source=TokenSource(
                 request,
@@ -131,7 +121,7 @@ class SimulatedEngineCore:
         )
 
     def abort(self, request_id: RequestId) -> None:
-        """Forget the request and free its KV; unknown ids are ignored."""
+        """Remove the request and free its KV; unknown ids are ignored."""
         run = self._waiting.pop(request_id, None)
         if run is None:
             run = next((run for run in self._running if run.request_id == request_id), None)
@@ -143,7 +133,9 @@ class SimulatedEngineCore:
         self._leave(run)
 
     def clear_caches(self) -> None:
-        """Forget all KV that no running request owns; their host copies are made anew."""
+        """
+        Drop all KV that no running request owns; host copies of running requests are made again.
+        """
         self.memory.clear(self._running)
 
     def iterate(self, now: UnixTime) -> IterationResult:
@@ -151,7 +143,7 @@ class SimulatedEngineCore:
         return self.finish(self.begin(now))
 
     def begin(self, now: UnixTime) -> Pass:
-        """Decide what is computed from *now* on, and allocate the memory for it."""
+        """Decide what is computed from *now* on, and allocate its memory."""
         schedule = Schedule(self._policy.decide(now, self._batch_state()), self._token_budget)
         self.last_budget_tokens = schedule.budget_tokens
         stopped = [run for run in self._running if run.request_id in schedule.decision.preempted]
@@ -166,7 +158,7 @@ class SimulatedEngineCore:
         for run in admitted:
             if not run.num_output_tokens:
                 self.prefill_times.begin(run.request_id, now)
-        # The policy wanted what memory does not allow. Nobody rests next time, and whoever is
+        # The policy's choice does not fit memory. In the next iteration no request is held, and the
         # first in order starts if there is room.
         self._stalled = not schedule.parts
         begun = Pass(
@@ -186,7 +178,10 @@ class SimulatedEngineCore:
         return begun
 
     def finish(self, begun: Pass) -> IterationResult:
-        """What *begun* has left of it is computed; requests aborted since give nothing."""
+        """
+        Complete the parts of *begun* that were not dropped; requests aborted since `begin` give no
+        output.
+        """
         iteration = begun.iteration()
         outputs = (self._advance(run, count) for run, count in begun.parts if not run.ended)
         return IterationResult(
@@ -196,7 +191,7 @@ class SimulatedEngineCore:
         )
 
     def online_prefills_s(self) -> dict[RequestId, Seconds]:
-        """Predicted time of the prefill of each waiting request with targets."""
+        """Predicted prefill times of the waiting requests with targets."""
         latency = self._settings.latency
         return {
             run.request_id: predict_s(
@@ -210,7 +205,7 @@ class SimulatedEngineCore:
         return BatchState(
             running=self._running,
             num_waiting=len(self._waiting),
-            max_running=self._max_running,
+            max_running=self.max_running,
             max_budget_tokens=self._token_budget,
             free_kv_tokens=UNLIMITED_TOKENS
             if self._stalled
@@ -218,15 +213,15 @@ class SimulatedEngineCore:
         )
 
     def _schedule_running(self, schedule: Schedule) -> list[Run]:
-        """Give running requests their tokens; returns those preempted for want of KV."""
+        """Give running requests their tokens; return those preempted for lack of KV."""
         starved: list[Run] = []
         index = 0
-        # Victims leave at the end, so what is before the index stays.
+        # Victims are removed from the end, so entries before the index stay.
         while index < len(self._running) and schedule.budget_tokens > 0:
             run = self._running[index]
             index += 1
             if schedule.is_held(run) and not self._stalled:
-                self._num_held += 1
+                self.totals.held += 1
                 continue
             count = schedule.share(run)
             while not self.memory.grow(run, count):
@@ -238,10 +233,10 @@ class SimulatedEngineCore:
         return starved
 
     def _admit(self, schedule: Schedule) -> list[Run]:
-        """Start waiting requests in the policy's order, up to the first without room."""
+        """Start waiting requests in the policy's order, up to the first that does not fit."""
         admitted: list[Run] = []
         for request_id in schedule.decision.order:
-            if schedule.budget_tokens == 0 or len(self._running) >= self._max_running:
+            if schedule.budget_tokens == 0 or len(self._running) >= self.max_running:
                 break
             run = self._waiting[request_id]
             if not self.memory.begin(run):
@@ -256,7 +251,7 @@ class SimulatedEngineCore:
         return admitted
 
     def _preempt(self, run: Run) -> None:
-        self._num_preempted += 1
+        self.totals.preempted += 1
         self._running.remove(run)
         self.memory.pool.release(run.blocks)
         run.preempt()
@@ -265,7 +260,7 @@ class SimulatedEngineCore:
     def _leave(self, run: Run) -> None:
         run.ended = True
         self.memory.pool.release(run.blocks)
-        self._num_relegated += is_relegated(self._policy, run.request_id)
+        self.totals.relegated += is_relegated(self._policy, run.request_id)
         self._policy.remove(run.request_id)
 
     def _advance(self, run: Run, count: int) -> TokenOutput | None:

@@ -1,4 +1,4 @@
-"""KV checkpoints in simulated host memory, and the time that copying takes."""
+"""KV checkpoints in simulated host memory, and the time of copies."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,17 +8,14 @@ from services.agent.backends.host_index import BlockHash, HostIndex
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.run import Run
 from services.agent.backends.totals import CheckpointTotals
-from shared.contracts.base import Seconds
+from shared.contracts.base import RequestId, Seconds
 
 _ALL = 1 << 60
 
 
 class HostMemory:
     """
-    Copies what vLLM's engine core copies with our KV connector, and when it does.
-
-    Args:
-        settings: Room and time.
+    Makes the same KV copies, at the same points, as vLLM's engine core with Headway's KV connector.
     """
 
     def __init__(self, settings: SimulatedSettings) -> None:
@@ -38,11 +35,11 @@ class HostMemory:
         return self._index.num_slots * self._block_bytes
 
     def restorable(self, hashes: Sequence[BlockHash], first: int) -> int:
-        """How many blocks of *hashes* from the *first* on have copies, without a gap."""
+        """Number of blocks of *hashes* from *first* on that have copies, without a gap."""
         return max(0, self._index.num_known(hashes) - first)
 
     def restore(self, hashes: Sequence[BlockHash], first: int) -> None:
-        """Copy *hashes* from the *first* on back; all of them have copies."""
+        """Copy *hashes* from *first* on back; all of them must have copies."""
         self._index.touch(hashes)
         count = len(hashes) - first
         self._due_s += count * self._block_copy_s
@@ -54,13 +51,14 @@ class HostMemory:
         )
 
     def save(self, run: Run, num_full: int) -> None:
-        """Copy those of the first *num_full* blocks of *run* that host memory has not."""
-        if not run.checkpointed or num_full <= run.num_saved:
+        """Copy the first *num_full* blocks of *run* to host memory, except those already there."""
+        if not run.request.checkpointed or num_full <= run.num_saved:
             return
         hashes = run.hashes[:num_full]
         known = self._index.num_known(hashes)
         count = len(self._index.store(hashes)) if known >= run.num_saved else 0
-        # Copies that went with another run are made again; without room it is saved no further.
+        # Copies that were dropped with another run are made again; once host memory is full, no
+        # further blocks of this run are saved.
         run.num_saved = num_full
         if known + count < num_full:
             run.num_saved = known if self._index.num_used < self._index.num_slots else _ALL
@@ -73,24 +71,29 @@ class HostMemory:
         )
 
     def track(self, run: Run) -> None:
-        """*run* is new to the engine."""
-        if run.checkpointed:
-            self._claims.begin(run.origin, lambda: run.hashes)
+        """Register *run*, which is new to the engine."""
+        if run.request.checkpointed:
+            self._claims.begin(_origin(run), lambda: run.hashes)
 
     def leave(self, run: Run) -> None:
-        """*run* was aborted, and may come back as another one."""
-        self._claims.leave(run.origin)
+        """Record that *run* was aborted; its request may resume as another run."""
+        self._claims.leave(_origin(run))
 
     def release(self, run: Run) -> None:
-        """*run* has given its whole answer."""
-        self._claims.finish(run.origin)
+        """Release the copies of *run*, which has generated its whole answer."""
+        self._claims.finish(_origin(run))
 
     def take_due_s(self) -> Seconds:
-        """Time for all copies since the last call; the next iteration takes so much longer."""
+        """Time of all copies since the last call, added to the next iteration."""
         due_s, self._due_s = self._due_s, 0.0
         return due_s
 
     def clear(self) -> None:
-        """Forget all copies."""
+        """Drop all copies."""
         self._index.clear()
         self._claims.clear()
+
+
+def _origin(run: Run) -> RequestId:
+    """Request that *run* belongs to."""
+    return run.request.origin or run.request_id

@@ -11,7 +11,7 @@ from services.agent.backends.simulated.run import Run
 
 class KvMemory:
     """
-    What runs hold, and what is left of earlier ones.
+    KV of current runs, and cached KV of earlier ones.
 
     Args:
         settings: Sizes, and the time of copies.
@@ -24,10 +24,10 @@ class KvMemory:
 
     def begin(self, run: Run) -> bool:
         """
-        Give *run* what is known of its tokens, if all of them fit into free memory.
+        Allocate blocks for all known tokens of *run*, if they fit into free memory.
 
-        Its KV is then that of `num_computed_tokens`: cached blocks, and after them those that
-        have copies in host memory.
+        `num_computed_tokens` then covers the KV found: cached blocks, followed by blocks restored
+        from host memory.
         """
         size = self._block_tokens
         run.hashes = block_hashes(tuple(run.tokens), size, run.hashes)
@@ -45,7 +45,10 @@ class KvMemory:
         return True
 
     def grow(self, run: Run, count: int) -> bool:
-        """Blocks for *count* more tokens; false, and nothing taken, if there are too few."""
+        """
+        Allocate blocks for *count* more tokens; false, without allocating, if too few blocks are
+        free.
+        """
         end = run.num_computed_tokens + count
         blocks = self.pool.allocate(max(0, -(-end // self._block_tokens) - len(run.blocks)))
         if blocks is None:
@@ -54,7 +57,7 @@ class KvMemory:
         return True
 
     def compute(self, run: Run, count: int) -> None:
-        """*count* more tokens of *run* are computed; it has grown by them."""
+        """Count *count* more tokens of *run* as computed; `grow` has allocated their blocks."""
         size = self._block_tokens
         first_full = run.num_computed_tokens // size
         run.num_computed_tokens += count
@@ -65,18 +68,18 @@ class KvMemory:
             self.pool.remember(run.blocks[index], run.hashes[index])
 
     def save(self, run: Run) -> None:
-        """Copy what *run* has computed to host memory, if it is to be."""
+        """Copy what *run* has computed to host memory, if the run is checkpointed."""
         self.host.save(run, run.num_computed_tokens // self._block_tokens)
 
     def clear(self, running: Iterable[Run]) -> None:
-        """Forget what none of *running* owns; their host copies are made anew."""
+        """Drop KV that none of *running* owns; their host copies are made again."""
         self.pool.forget_unused()
         self.host.clear()
         for run in running:
             run.num_saved = 0
 
     def _restore(self, run: Run, usable: Sequence[BlockHash]) -> int:
-        """Copy back the blocks that follow those of *run*; there is room for them."""
+        """Copy back the blocks that follow those of *run*; the caller ensures that they fit."""
         first = len(run.blocks)
         count = self.host.restorable(usable, first)
         blocks = self.pool.allocate(count) or []

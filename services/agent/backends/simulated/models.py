@@ -1,4 +1,4 @@
-"""Which models the simulated engine holds, and the time that moving them takes."""
+"""Residency of models in the simulated engine, and the time of moving them."""
 
 import asyncio
 from collections.abc import Iterable
@@ -11,15 +11,15 @@ from shared.contracts.models import ModelEntry
 from shared.contracts.telemetry import ActivationPath, Residency
 
 _ENGINE_OVERHEAD_BYTES = 512 << 20
-"""Of a parked engine, beside the weights; as a real one's on a CPU."""
+"""Memory of a parked engine without weights; similar to a real one on a CPU."""
 
 
 class SimulatedModels:
     """
-    Models that are active, parked, or cold.
+    Active, parked and cold models.
 
     Args:
-        entries: All that can be activated.
+        entries: Models that can be activated.
         settings: Times and memory.
     """
 
@@ -37,7 +37,7 @@ class SimulatedModels:
         )
 
     async def load(self, activation: Activation) -> Seconds:
-        """Take the simulated time of *activation*; `activated` comes after."""
+        """Wait for the simulated time of *activation*; the caller then calls `activated`."""
         self.residency.drop(activation.drop)
         duration_s = self._activation_s[activation.path]
         await asyncio.sleep(duration_s * self._time_scale)
@@ -45,13 +45,13 @@ class SimulatedModels:
 
     async def warm(self, model: ModelName) -> Seconds:
         """
-        Load *model* into an engine of its own, which is parked.
+        Load *model* into its own parked engine.
 
         Returns:
-            Simulated seconds it took; 0 when it is active or warm.
+            Simulated seconds that it took; 0 if the model is active or warm.
 
         Raises:
-            NoRoomError: It does not fit.
+            NoRoomError: The model does not fit into the host memory for warm models.
         """
         if self.residency.residency(model) is not Residency.COLD:
             return 0.0
@@ -68,10 +68,10 @@ class SimulatedModels:
 
     def cool(self, model: ModelName) -> None:
         """
-        Take *model* out of host memory.
+        Unload *model* from host memory.
 
         Raises:
-            EngineError: It is active.
+            EngineError: The model is active.
         """
         if model == self.residency.active:
             raise EngineError(f"{model} is active; activate another model first")

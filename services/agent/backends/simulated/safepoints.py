@@ -1,72 +1,78 @@
-"""Iterations of the simulated engine in real time, and where they can be cut (ConServe §4.3)."""
+"""Iterations of the simulated engine in real time, and their safepoints (ConServe §4.3)."""
 
 import asyncio
 import math
 
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.schedule import Pass, iteration_of
+from services.agent.backends.totals import SchedulingTotals
 from shared.contracts.base import Seconds
-from solver.scheduling.layer_preemption import RunningIteration, preempts
+from solver.scheduling.engine.layer_preemption import RunningIteration, preempts
 
 
 def has_safepoints(settings: SimulatedSettings) -> bool:
-    """Whether iterations are cut; other policies would go on with what was dropped."""
+    """
+    Return whether iterations can be preempted at safepoints: only with `qoserve`, since other
+    policies would continue with the dropped work.
+    """
     return settings.safepoint_layers > 0 and settings.policy == "qoserve"
 
 
 class Passage:
     """
-    The time that an engine's iterations take.
+    Real-time execution of an engine's iterations.
 
-    A cut comes at the next of the safepoints, which are evenly spaced. What best-effort requests
-    computed until then is lost; the others are then computed from the first layer, as in vLLM.
-
-    Args:
-        settings: Of the engine.
+    A preemption takes effect at the next of the evenly spaced safepoints. What best-effort requests
+    computed until then is lost; the other requests are then computed from the first layer, as in
+    vLLM.
     """
 
     def __init__(self, settings: SimulatedSettings) -> None:
         self._scale = settings.time_scale
         self._interval = math.inf
-        """Safepoint to safepoint, as a share of the iteration."""
+        """Distance between safepoints, as a share of the iteration."""
         if has_safepoints(settings):
             self._interval = settings.safepoint_layers / settings.num_layers
         self._wanted = asyncio.Event()
         self._wanted_at = 0.0
         self._running: tuple[Pass, RunningIteration] | None = None
-        self.layer_preemptions = 0
-        self.dropped_tokens = 0
-        self.yield_s: Seconds = 0.0
-        """Real seconds from demands to safepoints."""
+        self.totals = SchedulingTotals()
+        """
+        Counters of preemptions at safepoints; the time from demands to safepoints is real time.
+        """
 
     async def spend(self, begun: Pass, begun_at: float) -> float:
         """
-        Wait until *begun* is computed, or what is left of it.
+        Wait until *begun*, or its remaining part after a preemption, is computed.
 
         Args:
             begun: May lose its best-effort part here.
-            begun_at: By the loop's clock, as what is returned: the end.
+            begun_at: Start of the iteration, by the loop's clock.
+
+        Returns:
+            End of the iteration, by the loop's clock.
         """
         duration_s = begun.iteration().duration_s * self._scale
         due = begun_at + duration_s
         safepoint = await self._cut_at(begun, begun_at, due)
         if safepoint < due:
             await _sleep_until(safepoint)
-            self.layer_preemptions += 1
-            self.dropped_tokens += begun.drop_offline()
-            self.yield_s += safepoint - self._wanted_at
+            self.totals.layer_preemptions += 1
+            self.totals.dropped_tokens += begun.drop_offline()
+            self.totals.yield_s += safepoint - self._wanted_at
             due = safepoint + begun.iteration().duration_s * self._scale
         await _sleep_until(due)
         return due
 
     def arrived(self, *, slack_s: Seconds, prefill_s: Seconds, online_s: Seconds) -> None:
         """
-        A request with targets waits from now on; cuts the iteration if it would be late without.
+        Register an arrived request with targets; preempt the running iteration if the request would
+        be late otherwise.
 
         Args:
-            slack_s: Until its first token is due, in real time.
-            prefill_s: Predicted, of it alone.
-            online_s: Predicted prefill of it and of those that wait already.
+            slack_s: Real time until its first token is due.
+            prefill_s: Predicted prefill of this request alone.
+            online_s: Predicted prefill of this request and of those already waiting.
         """
         if self._running is not None:
             iteration, now = self._running[1], asyncio.get_running_loop().time()
@@ -80,7 +86,7 @@ class Passage:
                 self.preempt()
 
     def preempt(self) -> bool:
-        """Cut the running iteration; whether it has best-effort work."""
+        """Preempt the iteration at its next safepoint; return whether it has best-effort work."""
         if self._running is None or not self._running[1].offline_tokens:
             return False
         if not self._wanted.is_set():
@@ -89,7 +95,7 @@ class Passage:
         return True
 
     async def _cut_at(self, begun: Pass, begun_at: float, due: float) -> float:
-        """When the iteration is cut; infinite if it is not."""
+        """Time of the safepoint at which the iteration is preempted; infinite if it is not."""
         offline_tokens = begun.offline_tokens
         if not offline_tokens or self._interval >= 1 or due <= begun_at:
             return math.inf

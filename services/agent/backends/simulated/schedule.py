@@ -1,4 +1,4 @@
-"""What one iteration computes, while it is being put together."""
+"""An iteration of the simulated engine, while it is being scheduled and after that."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from shared.contracts.base import RequestId, Seconds
 from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.requests import FinishReason
 from shared.contracts.telemetry import EngineIteration
-from solver.prediction.latency_model import predict_batch_s
-from solver.scheduling.decision import IterationDecision
+from solver.prediction.latency.latency_model import predict_batch_s
+from solver.scheduling.engine.decision import IterationDecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationResult:
-    """One iteration. Nothing was computed if the policy held all that could run."""
+    """One iteration. Nothing was computed if the policy held all requests that could run."""
 
     duration_s: Seconds
     outputs: tuple[TokenOutput, ...]
@@ -34,7 +34,7 @@ class IterationResult:
 
 
 class Schedule:
-    """Requests with the tokens that each of them computes, within a budget."""
+    """Scheduled requests with their token counts, within a budget."""
 
     def __init__(self, decision: IterationDecision, max_budget_tokens: int) -> None:
         self.decision = decision
@@ -42,32 +42,32 @@ class Schedule:
         self.budget_tokens = max(1, min(decision.token_budget, max_budget_tokens))
 
     def is_held(self, run: Run) -> bool:
-        """The policy lets *run* rest; decodes never do."""
+        """True if the policy holds *run*; decodes are never held."""
         return run.is_prefill and run.request_id in self.decision.held
 
     def share(self, run: Run) -> int:
-        """Tokens that *run* may compute of what is left."""
+        """Tokens that *run* may compute of the remaining budget."""
         count = min(len(run.tokens) - run.num_computed_tokens, self.budget_tokens)
         cap = self.decision.per_request_cap
         return count if cap is None or not run.is_prefill else min(count, max(1, cap))
 
     def take(self, run: Run, count: int) -> None:
-        """*run* computes *count* tokens; its memory is allocated."""
+        """Schedule *count* tokens of *run*; their memory is allocated."""
         self.parts.append((run, count))
         self.budget_tokens -= count
 
 
 @dataclass(slots=True)
 class Pass:
-    """One iteration that has begun; until it is over nothing of it counts."""
+    """A running iteration; its results count only when it is over."""
 
     parts: list[tuple[Run, int]]
     latency: LatencyCoefficients
     copy_s: Seconds = 0.0
-    """For copies of KV before it."""
+    """Time of the KV copies that precede the iteration."""
 
     def iteration(self) -> EngineIteration:
-        """As telemetry reports it; takes no time if it computes nothing."""
+        """Telemetry record; zero time if nothing is computed."""
         computed = iteration_of(self.parts, self.latency)
         if not self.parts:
             return computed
@@ -75,14 +75,14 @@ class Pass:
 
     @property
     def offline_tokens(self) -> int:
-        """Of requests without target."""
+        """Tokens of requests without targets."""
         return sum(count for run, count in self.parts if run.best_effort)
 
     def drop_offline(self) -> int:
         """
-        Leave best-effort requests out; returns their tokens.
+        Remove best-effort requests; return the number of their tokens.
 
-        As in vLLM the rest is computed from the first layer then.
+        As in vLLM, the other requests are then computed from the first layer.
         """
         dropped = self.offline_tokens
         self.parts = [(run, count) for run, count in self.parts if not run.best_effort]
@@ -90,7 +90,7 @@ class Pass:
 
 
 def iteration_of(parts: Sequence[tuple[Run, int]], latency: LatencyCoefficients) -> EngineIteration:
-    """The iteration that computes *parts*, before it does."""
+    """Predicted record of the iteration that computes *parts*."""
     compute_tokens = sum(count for _, count in parts)
     context_tokens = sum(run.num_computed_tokens for run, _ in parts)
     prefill_pairs = sum(

@@ -1,4 +1,4 @@
-"""The simulated model: the next token is a hash of the model's name and all tokens before."""
+"""The simulated model: the next token is a hash of the model's name and all previous tokens."""
 
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -16,17 +16,17 @@ def _packed(token_ids: Iterable[int]) -> bytes:
 
 class TokenSource:
     """
-    Draws one answer.
+    Generates the tokens of one answer.
 
-    A token depends on the model's name, the tokens before it and, if sampling is random, the
-    seed: a run that resumes with progress goes on as the first one would have.
+    A token depends on the model's name, the previous tokens and, if sampling is random, the seed: a
+    run that resumes with progress continues exactly as the earlier run would have.
 
     Args:
-        request: Whose answer.
-        stops: Tokens that end it.
+        request: Request of the answer.
+        stops: Tokens that end the answer.
         first_token: Smallest ordinary token; those below are special.
-        vocab_size: One more than the largest.
-        mean_output_tokens: Of answers whose length is not limited otherwise.
+        vocab_size: Exclusive upper bound of tokens.
+        mean_output_tokens: Mean length of answers that no limit and no stop condition ends.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class TokenSource:
         self._mean_output_tokens = mean_output_tokens
 
     def next(self, *, may_stop: bool) -> int:
-        """The next token; one of the stops only if *may_stop*."""
+        """The next token; a stop token only if *may_stop*."""
         drawn = int.from_bytes(self._hash.digest(), "little")
         if may_stop and self._stops and drawn % self._mean_output_tokens == 0:
             token = self._stops[0]

@@ -1,1 +1,5 @@
-"""vLLM as an engine backend: a front that never imports it, and a host process that does."""
+"""
+vLLM as an engine backend, one package per process: `front`, `host`, `core` and `worker`.
+
+`shared` and `kv` are used by several of them.
+"""

@@ -1,4 +1,4 @@
-"""An engine that copies KV as our connector tells it to, without vLLM."""
+"""A fake engine that copies KV as Headway's connector requests, without vLLM."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ BLOCK_TOKENS = 4
 
 @dataclass
 class Request:
-    """One of vLLM's, as far as checkpoints look at it; *text* is its tokens."""
+    """The fields of a vLLM request that checkpoints use; *text* is its tokens."""
 
     request_id: str
     text: str
@@ -32,9 +32,9 @@ class Request:
 
 class Engine:
     """
-    An engine whose KV of a block is a digest of all tokens up to its end.
+    A fake engine whose KV of a block is a digest of all tokens up to its end.
 
-    It takes the free block that was freed last, so that blocks change hands at once, and it
+    It allocates the block that was freed last, so that blocks change owners at once, and it
     writes garbage into what an aborted iteration would have computed.
     """
 
@@ -71,7 +71,7 @@ class Engine:
         del self.requests[name]
 
     def iterate(self, counts: dict[str, int], *, aborted: frozenset[str] = frozenset()) -> None:
-        """Compute so many tokens of each request, but not of those *aborted* inside the pass."""
+        """Compute *counts* tokens of each request, except those *aborted* inside the pass."""
         for name in counts:
             self._begin(self.requests[name])
         for name, count in counts.items():
@@ -84,14 +84,14 @@ class Engine:
         self.store.carry_out(transfers)
         self._forward(counts, aborted)
         if aborted:
-            self.store.carry_out(transfers)  # once more, for those that are left
+            self.store.carry_out(transfers)  # again, for the remaining requests
         for name, count in counts.items():
             self.requests[name].num_computed_tokens += count * (name not in aborted)
         if set(counts) != aborted or not counts:
             self.checkpoints.complete(transfers.step)
 
     def _begin(self, request: Request) -> None:
-        """Load what there is, as a scheduler does for a waiting request."""
+        """Load existing copies, as a scheduler does for a waiting request."""
         if request.blocks:
             return
         num_tokens = self.checkpoints.match(request, 0)
@@ -111,7 +111,7 @@ class Engine:
                 self.kv[request.blocks[index]] = 255 if garbage else digest(request.text[:upto])
 
     def check(self, request: Request) -> None:
-        """All that counts as computed is what it should be."""
+        """Check that all KV that counts as computed is correct."""
         for index in range(request.num_computed_tokens // BLOCK_TOKENS):
             expected = digest(request.text[: (index + 1) * BLOCK_TOKENS])
             assert self.kv[request.blocks[index]].tolist() == expected.tolist()

@@ -1,4 +1,4 @@
-"""Simulated engine cores, and what they answer until nothing is left."""
+"""Simulated engine cores, and their answers until all requests have ended."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def request(name: str, length: int = 32, max_tokens: int = 8, **fields: Any) -> 
 
 
 def drain(core: SimulatedEngineCore) -> tuple[dict[str, list[int]], list[EngineIteration]]:
-    """Every request's tokens, and all iterations until nothing is left."""
+    """Tokens of every request, and all iterations until none is left."""
     answers: dict[str, list[int]] = {}
     iterations = []
     while core.num_running + core.num_waiting:

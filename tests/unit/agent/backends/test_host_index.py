@@ -1,4 +1,4 @@
-"""Which KV blocks have a copy in host memory."""
+"""Index of KV blocks with a copy in host memory."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from services.agent.backends.host_index import HostIndex
 
 
 def chain(*names: str) -> list[bytes]:
-    """Blocks of a sequence; like the real hashes, each covers those before it."""
+    """Blocks of a sequence; as with real hashes, each covers those before it."""
     return ["/".join(names[: end + 1]).encode() for end in range(len(names))]
 
 
@@ -21,7 +21,7 @@ def test_blocks_are_stored_once() -> None:
     assert index.slots(chain("a", "b", "c")) == [0, 1, 2]
 
 
-def test_what_is_known_ends_where_sequences_part() -> None:
+def test_known_prefix_ends_where_sequences_diverge() -> None:
     index = HostIndex(8)
     index.store(chain("a", "b", "c"))
 
@@ -30,7 +30,7 @@ def test_what_is_known_ends_where_sequences_part() -> None:
     assert index.num_known([]) == 0
 
 
-def test_the_least_recently_used_sequence_loses_its_last_block_first() -> None:
+def test_least_recently_used_sequence_loses_its_last_block_first() -> None:
     index = HostIndex(5)
     index.store(chain("a", "b", "c"))
     index.store(chain("x", "y"))
@@ -42,7 +42,7 @@ def test_the_least_recently_used_sequence_loses_its_last_block_first() -> None:
     assert index.num_known(chain("a", "b", "c")) == 3
 
 
-def test_a_shared_beginning_lives_as_long_as_its_most_recent_user() -> None:
+def test_shared_prefix_lives_as_long_as_its_most_recent_user() -> None:
     index = HostIndex(4)
     index.store(chain("a", "b", "c"))
     index.store(chain("a", "x"))
@@ -52,7 +52,7 @@ def test_a_shared_beginning_lives_as_long_as_its_most_recent_user() -> None:
     assert index.num_known(chain("a", "x")) == 2
 
 
-def test_a_sequence_larger_than_the_memory_is_stored_as_far_as_it_goes() -> None:
+def test_sequence_larger_than_the_memory_is_stored_partly() -> None:
     index = HostIndex(3)
     index.store(chain("x"))
 
@@ -61,7 +61,7 @@ def test_a_sequence_larger_than_the_memory_is_stored_as_far_as_it_goes() -> None
     assert index.num_known(chain("a", "b", "c", "d")) == 3
 
 
-def test_what_is_released_makes_room_and_what_others_begin_with_stays() -> None:
+def test_release_frees_blocks_except_prefixes_of_others() -> None:
     index = HostIndex(5)
     index.store(chain("a", "b", "c", "d"))
     index.store(chain("a", "b", "x"))
@@ -74,7 +74,7 @@ def test_what_is_released_makes_room_and_what_others_begin_with_stays() -> None:
     assert index.num_used == 2
 
 
-def test_nothing_is_stored_without_memory_and_nothing_is_left_after_a_clear() -> None:
+def test_store_without_memory_and_after_a_clear_is_empty() -> None:
     none, some = HostIndex(0), HostIndex(4)
     some.store(chain("a", "b"))
     some.clear()
@@ -89,10 +89,8 @@ ACTIONS = st.sampled_from(["store", "store", "store", "release", "clear"])
 
 
 @given(st.integers(0, 8), st.lists(st.tuples(ACTIONS, SEQUENCES), max_size=40))
-def test_the_index_and_the_slots_never_disagree(
-    num_slots: int, actions: list[tuple[str, list[str]]]
-) -> None:
-    """A memory that is filled as the index says holds at each time what the index says."""
+def test_index_and_slots_always_agree(num_slots: int, actions: list[tuple[str, list[str]]]) -> None:
+    """A memory that is filled according to the index always holds what the index says."""
     index = HostIndex(num_slots)
     memory: dict[int, bytes] = {}
     for action, names in actions:

@@ -20,9 +20,9 @@ from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Slo
 from shared.contracts.requests import Sampling
 from solver.scheduling.baselines import FixedChunkEdf, FixedChunkFcfs, FixedChunkSrpf
-from solver.scheduling.latency import LatencyTable
-from solver.scheduling.options import DEFAULT
-from solver.scheduling.qoserve import QoServePolicy
+from solver.scheduling.engine.latency import LatencyTable
+from solver.scheduling.engine.options import DEFAULT
+from solver.scheduling.engine.qoserve import QoServePolicy
 
 ENTRY = ModelEntry(name=ModelName("m"), path="", architecture="", max_model_len=1024)
 SOON, LATE = Slo(ttft_s=5.0, tbt_s=1.0), Slo(ttft_s=0.001)
@@ -69,7 +69,7 @@ def serve(core: SimulatedEngineCore, now: float = 100.0) -> list[str]:
         ("qoserve", QoServePolicy),
     ],
 )
-def test_each_name_is_a_policy(name: PolicyName, kind: type) -> None:
+def test_each_name_creates_a_policy(name: PolicyName, kind: type) -> None:
     table = LatencyTable(tokens_s=(0.0, 1.0))
 
     assert type(create_policy(name, table, SchedulingSettings())) is kind
@@ -83,7 +83,7 @@ def test_qoserve_is_the_default_of_both_backends() -> None:
     assert settings.vllm.scheduling.options() == replace(DEFAULT, aging_bound_s=600)
 
 
-def test_scheduling_settings_are_the_policys_options() -> None:
+def test_scheduling_settings_map_to_policy_options() -> None:
     settings = msgspec.convert(
         {
             "max_chunk_tokens": 512,
@@ -115,22 +115,20 @@ def test_scheduling_settings_are_the_policys_options() -> None:
         {"chunk": 1},
     ],
 )
-def test_settings_that_make_no_sense_are_refused(fields: dict[str, float]) -> None:
+def test_contradictory_settings_are_refused(fields: dict[str, float]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(fields, SchedulingSettings)
 
 
 @pytest.mark.parametrize(("blocks", "block_tokens"), [(10, 16), (10, 32), (3, 128), (0, 128)])
-def test_a_prompt_that_fits_by_the_policys_count_fits_in_blocks(
-    blocks: int, block_tokens: int
-) -> None:
+def test_prompt_that_fits_by_token_count_fits_in_blocks(blocks: int, block_tokens: int) -> None:
     free = free_tokens(blocks, block_tokens)
     fitting = [n for n in range(1, blocks * block_tokens + 1) if n + 16 <= free]
 
     assert all(-(-n // block_tokens) <= blocks for n in fitting)
 
 
-def test_an_urgent_request_overtakes_a_prefill_that_has_begun() -> None:
+def test_urgent_request_overtakes_a_begun_prefill() -> None:
     core = core_of()
     core.add(request("long", 600))
     core.iterate(100.0)
@@ -141,7 +139,7 @@ def test_an_urgent_request_overtakes_a_prefill_that_has_begun() -> None:
     assert core.totals.preempted == 0
 
 
-def test_a_half_prefilled_request_gives_its_memory_to_an_urgent_one() -> None:
+def test_half_prefilled_request_yields_memory_to_an_urgent_one() -> None:
     core = core_of()
     core.add(request("long", 700))
     core.iterate(100.0)
@@ -152,7 +150,7 @@ def test_a_half_prefilled_request_gives_its_memory_to_an_urgent_one() -> None:
     assert core.kv_utilization == 0.0
 
 
-def test_a_request_that_is_late_already_is_relegated_and_served() -> None:
+def test_request_that_is_already_late_is_relegated_and_served() -> None:
     core = core_of()
     core.add(request("late", 200, LATE))
     core.add(request("in time", 200, SOON))
@@ -162,14 +160,14 @@ def test_a_request_that_is_late_already_is_relegated_and_served() -> None:
 
 
 @pytest.mark.parametrize("block_tokens", [16, 32, 128])
-def test_a_prompt_that_fills_the_memory_is_served(block_tokens: int) -> None:
+def test_prompt_that_fills_the_memory_is_served(block_tokens: int) -> None:
     core = core_of(block_tokens=block_tokens)
     core.add(request("large", 1020))
 
     assert serve(core) == ["large"]
 
 
-def test_the_chunk_follows_limits_that_are_lowered_at_run_time() -> None:
+def test_chunk_follows_limits_lowered_at_run_time() -> None:
     core = core_of()
     core.add(request("long", 500))
     core.limit(token_budget=32, max_running=4)
@@ -179,7 +177,7 @@ def test_the_chunk_follows_limits_that_are_lowered_at_run_time() -> None:
     assert (result.iteration.compute_tokens, core.last_budget_tokens) == (32, 32)
 
 
-def test_nothing_is_left_of_held_and_waiting_requests_that_are_aborted() -> None:
+def test_aborted_held_and_waiting_requests_leave_nothing() -> None:
     core = core_of()
     core.add(request("long", 600))
     core.iterate(100.0)

@@ -1,4 +1,4 @@
-"""Which models stay in host memory, and by which path the next one becomes active."""
+"""Models in host memory, and the path by which the next one becomes active."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def activate(made: ResidencyTable, model: ModelName, duration_s: float = 2.0) ->
     return activation
 
 
-def test_the_least_recently_active_model_goes_first() -> None:
+def test_least_recently_active_model_is_dropped_first() -> None:
     made = table(warm_bytes=100)
     for model in (A, B):
         assert activate(made, model).drop == ()
@@ -53,7 +53,7 @@ def test_the_least_recently_active_model_goes_first() -> None:
     assert made.used_bytes == 100
 
 
-def test_a_parked_engine_is_the_cheapest_and_takes_nothing_from_others() -> None:
+def test_parked_engine_is_cheapest_and_drops_nothing() -> None:
     made = table(warm_bytes=200, shapes=("s", "s", "t"))
     activate(made, A)
     made.parked(B)
@@ -61,7 +61,7 @@ def test_a_parked_engine_is_the_cheapest_and_takes_nothing_from_others() -> None
     assert made.residency(A) is Residency.WARM
 
 
-def test_weights_go_into_an_engine_of_the_same_shape() -> None:
+def test_weights_are_loaded_into_an_engine_of_equal_shape() -> None:
     made = table(warm_bytes=200, shapes=("s", "s", "t"))
     activate(made, A)
     assert activate(made, C).path is ActivationPath.COLD
@@ -77,14 +77,14 @@ def test_models_without_a_shape_never_share_an_engine() -> None:
     assert activate(made, B).path is ActivationPath.COLD
 
 
-def test_without_memory_for_warm_models_the_former_one_goes() -> None:
+def test_without_warm_memory_the_former_model_is_dropped() -> None:
     made = table(warm_bytes=0)
     activate(made, A)
     assert activate(made, B).drop == (A,)
     assert made.residency(A) is Residency.COLD
 
 
-def test_held_weights_shorten_the_start_and_count_until_an_engine_has_them() -> None:
+def test_held_weights_shorten_the_start_and_count_until_loaded() -> None:
     made = table(warm_bytes=110)
     activate(made, A)
     made.held(B)
@@ -94,17 +94,17 @@ def test_held_weights_shorten_the_start_and_count_until_an_engine_has_them() -> 
     assert (made.residency(A), made.used_bytes) == (Residency.WARM, 100)
 
 
-def test_held_weights_of_the_active_model_count_for_nothing() -> None:
+def test_held_weights_of_the_active_model_are_not_counted() -> None:
     made = table(warm_bytes=105)
     activate(made, A)
     made.held(B)
     assert activate(made, B).drop == ()
     assert made.used_bytes == 100
-    # When it leaves, both would not fit: who was active longest ago goes.
+    # When it leaves, both would not fit: the model active longest ago is dropped.
     assert activate(made, C).drop == (A,)
 
 
-def test_an_engine_that_died_is_no_path_any_more() -> None:
+def test_dead_engine_offers_no_path() -> None:
     made = table(warm_bytes=200)
     activate(made, A)
     made.held(B)
@@ -113,13 +113,13 @@ def test_an_engine_that_died_is_no_path_any_more() -> None:
     assert (made.active, made.path(B)) == (None, ActivationPath.START)
 
 
-def test_the_dearer_path_is_taken_when_it_has_measured_cheaper() -> None:
+def test_nominally_dearer_path_is_taken_when_measured_cheaper() -> None:
     made = table(warm_bytes=1000, shapes=("s", "s", "s"))
     activate(made, A, duration_s=0.5)
     assert made.path(B) is ActivationPath.COLD  # as measured just now, against a prior of 1 s
 
 
-def test_one_bad_moment_does_not_rule_a_path_out_for_ever() -> None:
+def test_one_slow_activation_does_not_exclude_a_path_forever() -> None:
     made = table(warm_bytes=1000, shapes=("s", "s", "s"))
     activate(made, A, duration_s=5.0)
     assert activate(made, B, duration_s=60.0).path is ActivationPath.RELOAD
@@ -132,7 +132,7 @@ def test_one_bad_moment_does_not_rule_a_path_out_for_ever() -> None:
     assert ActivationPath.RELOAD in taken
 
 
-def test_a_path_that_stays_dear_is_tried_seldom() -> None:
+def test_path_that_stays_slow_is_tried_rarely() -> None:
     made = table(warm_bytes=1000, shapes=("s", "s", "s"))
     taken = []
     for _ in range(300):
@@ -144,14 +144,14 @@ def test_a_path_that_stays_dear_is_tried_seldom() -> None:
     assert 1 <= taken.count(ActivationPath.RELOAD) <= 15
 
 
-def test_activation_times_are_measured_once_known() -> None:
+def test_measured_activation_times_replace_priors() -> None:
     made = table(warm_bytes=0)
     assert made.activate_s(A) == 5.0
     activate(made, A, duration_s=2.0)
     assert made.activate_s(A) == 0.0
     made.clear()
     assert (made.active, made.activate_s(A)) == (None, 2.0)
-    # The other model's time is not known, but the path's is.
+    # The other model's time is not known, but that of the path is.
     assert made.activate_s(B) == 2.0
 
 
@@ -162,7 +162,7 @@ def test_activation_times_are_measured_once_known() -> None:
     ),
     shapes=st.tuples(*[st.sampled_from(("", "s"))] * 3),
 )
-def test_the_budget_is_kept_whatever_happens(warm_bytes, steps, shapes) -> None:
+def test_warm_memory_never_exceeds_the_budget(warm_bytes, steps, shapes) -> None:
     made = table(warm_bytes=warm_bytes, shapes=shapes)
     for step, model in steps:
         cold = made.residency(model) is Residency.COLD
@@ -187,13 +187,13 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelEntry]:
     return {name: registry.entry(name) for name in registry.bases}
 
 
-def test_engines_of_one_architecture_have_one_shape(entries: dict[str, ModelEntry]) -> None:
+def test_engines_of_one_architecture_have_equal_shapes(entries: dict[str, ModelEntry]) -> None:
     shapes = {name: engine_shape(entry) for name, entry in entries.items()}
     assert shapes["tiny-llama"] == shapes["tiny-llama-b"] != ""
     assert shapes["tiny-qwen"] != shapes["tiny-llama"]
 
 
-def test_a_model_without_a_configuration_has_no_shape(tmp_path: Path) -> None:
+def test_model_without_a_configuration_has_no_shape(tmp_path: Path) -> None:
     entry = ModelEntry(name=A, path=str(tmp_path), architecture="x", max_model_len=16)
     assert engine_shape(entry) == ""
 
@@ -210,7 +210,7 @@ async def test_weights_are_held_and_released(entries: dict[str, ModelEntry]) -> 
     held.close()
 
 
-async def test_weights_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+async def test_error_for_unreadable_weights_names_the_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "nowhere")
     entry = ModelEntry(name=A, path=str(tmp_path), architecture="x", max_model_len=16)
     with pytest.raises(EngineError, match="cannot read the weights of a"):

@@ -1,4 +1,4 @@
-"""Cells: what traffic they stand for, and what measuring one gives."""
+"""Cells: their traffic, and the figures of measuring one."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def test_without_shares_the_classes_are_those_of_table_3() -> None:
     assert Cell().scenario().classes == CLASSES
 
 
-def test_shares_are_in_proportion() -> None:
+def test_shares_are_normalised() -> None:
     classes = Cell(classes="two-tbt", shares=(1, 3)).scenario().classes
 
     assert [c.share for c in classes] == [0.25, 0.75]
@@ -33,19 +33,19 @@ def test_a_single_class_has_all_of_the_traffic() -> None:
     assert Cell(classes="tight", only_class="Q3").scenario().classes == (expected,)
 
 
-def test_replicas_are_behind_a_round_robin_unless_they_pull() -> None:
+def test_replicas_have_a_round_robin_unless_they_pull() -> None:
     assert Cell().scenario().pull is None
     assert Cell(dispatch="pull").scenario().pull == PullOptions()
 
 
-def test_the_window_of_replicas_that_pull_is_passed_on() -> None:
+def test_the_window_of_pulling_replicas_is_passed_on() -> None:
     pull = Cell(dispatch="pull", window=3).scenario().pull
 
     assert pull is not None
     assert pull.bounds.window == 3
 
 
-def test_a_goodput_lies_between_two_rates_that_were_tried() -> None:
+def test_a_goodput_is_between_two_tried_rates() -> None:
     cell = Cell(kind="goodput", policy="sarathi-fcfs", rate_rps=3.0, hours=0.02, only_class="Q1",
                 tolerance=0.05)  # fmt: skip
     figures = measure(cell)
@@ -64,14 +64,14 @@ def test_a_wave_gives_the_rolling_p99_of_each_class() -> None:
 
 
 @pytest.mark.parametrize("kind", ["simulate", "goodput", "replicas", "iterations"])
-def test_every_kind_says_what_it_cost_and_can_be_kept(kind: str) -> None:
+def test_every_kind_reports_its_cost_and_is_json_able(kind: str) -> None:
     figures = measure(Cell(kind=kind, rate_rps=2.0, hours=0.01, tolerance=0.5, allowed=0.5))
 
     assert figures["cell_cpu_s"] > 0
     assert msgspec.json.decode(msgspec.json.encode(figures)).keys() == figures.keys()
 
 
-def test_the_number_of_cells_that_are_held_counts_each_once(tmp_path: Path) -> None:
+def test_the_number_of_stored_cells_counts_each_once(tmp_path: Path) -> None:
     store = Store(tmp_path, code_of())
     held, missing = Cell(hours=1), Cell(hours=2)
     store.put(held, {"violations": 0.0})

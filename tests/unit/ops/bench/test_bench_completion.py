@@ -1,4 +1,4 @@
-"""Groups on simulated engines, foretold before they are served."""
+"""Groups on simulated engines, predicted before they are served."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ from shared.contracts.requests import (
     Usage,
     WaitForecast,
 )
-from solver.prediction.completion_calibration import Foretold
+from solver.prediction.calibration.completion_calibration import PredictedTime
 from solver.prediction.time_distribution import TimeDistribution
 
 
@@ -40,7 +40,7 @@ def load() -> Load:
     return made
 
 
-def test_all_groups_that_came_at_a_length_are_judged(load: Load):
+def test_all_groups_at_a_length_are_judged(load: Load):
     passed = load.forecaster.passed
     lengths = [each.forecast.queue_length for each in passed]
 
@@ -51,7 +51,7 @@ def test_all_groups_that_came_at_a_length_are_judged(load: Load):
         assert each.wait_s < each.completion_s
 
 
-def test_waits_are_near_what_was_foretold(load: Load):
+def test_waits_are_near_their_predictions(load: Load):
     figures = figures_of(load.forecaster.passed)
 
     assert figures["waiting"]["R2, not corrected"] > 0.9
@@ -64,8 +64,8 @@ def test_nothing_is_corrected_before_enough_groups_have_passed(load: Load):
     assert passed[-1].forecast.corrected
 
 
-def test_a_first_batch_is_of_those_that_began_before_it_emptied():
-    """Of 24 requests beside 8 others those count that begin before 6 are done: 8, then 5 more."""
+def test_a_first_batch_has_the_requests_that_began_before_it_emptied():
+    """Among 24 requests beside 8 others, those begun before 6 are done count: 8, then 5."""
     how = served(MISTRAL_7B, A100)
     assert how is not None
     requests = [
@@ -89,7 +89,7 @@ def test_a_first_batch_is_of_those_that_began_before_it_emptied():
     assert all(each.begun_at < each.first_token_at < each.finished_at for each in batch)
 
 
-def test_a_model_that_does_not_fit_is_refused():
+def test_a_model_that_does_not_fit_is_rejected():
     with pytest.raises(ValueError, match="a10 cannot serve llama-70b"):
         Load(LLAMA_70B, A10, seed=0)
 
@@ -102,16 +102,16 @@ def test_r_squared_is_of_the_forecasts_and_not_of_a_line():
     assert r_squared([2.0, 4.0, 6.0], actual) < 0
 
 
-def test_coverage_is_told_with_corrections_and_without():
+def test_coverage_is_reported_with_and_without_corrections():
     narrow, wide = TimeDistribution.of(10.0, 0.01), TimeDistribution.of(10.0, 4.0)
     times = np.array([8.0, 10.0, 20.0])
 
-    assert covered([(Foretold(narrow, wide), float(each)) for each in times]) == (2 / 3, 1 / 3)
+    assert covered([(PredictedTime(narrow, wide), float(each)) for each in times]) == (2 / 3, 1 / 3)
 
 
 @pytest.mark.parametrize("engine", ["simulated", "vllm"])
-def test_each_model_of_the_mesh_has_an_agent_that_serves_no_other(engine: str):
-    """Or a plan might move a queue that is under measurement."""
+def test_each_model_of_the_mesh_has_its_own_agent(engine: str):
+    """Otherwise a plan might move a queue that is under measurement."""
     specs = [each.values() for each in agents(engine)]
 
     assert [each["models"] for each in specs] == [[model] for model in MODELS]
@@ -119,12 +119,12 @@ def test_each_model_of_the_mesh_has_an_agent_that_serves_no_other(engine: str):
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
-    """A producer that knows what comes."""
+class PredictingProducer:
+    """A producer with known results."""
 
     timings: Timings
 
-    async def submit(self, body: InferenceRequest, *, reply: ReplyMode) -> "Foreseen":
+    async def submit(self, body: InferenceRequest, *, reply: ReplyMode) -> "PredictingProducer":
         assert reply is ReplyMode.FINAL
         assert body.model == MODELS[0]
         return self
@@ -146,10 +146,8 @@ class Foreseen:
 
 
 @pytest.mark.parametrize(("submitted_at", "begun_at"), [(5.0, 5.0), (7.5, 7.0)])
-async def test_a_turn_comes_when_the_engine_is_given_the_request(
-    submitted_at: float, begun_at: float
-):
-    """Unless it was evicted after its first token, and given to the engine again."""
+async def test_a_turn_comes_when_the_engine_gets_the_request(submitted_at: float, begun_at: float):
+    """Except if it was evicted after its first token and given to the engine again."""
     timings = Timings(
         arrived_at=1.0,
         grouped_at=2.0,
@@ -163,10 +161,10 @@ async def test_a_turn_comes_when_the_engine_is_given_the_request(
     served = answer.served
     assert (served.begun_at, served.first_token_at, served.finished_at) == (begun_at, 7.0, 9.0)
     assert answer.wait_s == begun_at - 2.0
-    assert answer.foretold is None
+    assert answer.predicted_wait is None
 
 
-async def test_an_answer_has_what_its_grouper_foretold():
+async def test_an_answer_contains_its_groupers_forecast():
     timings = Timings(
         arrived_at=1.0,
         grouped_at=2.0,
@@ -174,26 +172,26 @@ async def test_an_answer_has_what_its_grouper_foretold():
         submitted_at=4.0,
         first_token_at=7.0,
         finished_at=9.0,
-        foretold=WaitForecast(mean_s=2.5, sd_s=0.5),
+        predicted_wait=WaitForecast(mean_s=2.5, sd_s=0.5),
     )
     answer = await answer_of(timings)
 
-    assert answer.foretold is not None
-    assert (answer.foretold.mean_s, answer.foretold.sd_s) == (2.5, 0.5)
+    assert answer.predicted_wait is not None
+    assert (answer.predicted_wait.mean_s, answer.predicted_wait.sd_s) == (2.5, 0.5)
 
 
 async def answer_of(timings: Timings) -> Answer:
-    producer: Any = Foreseen(timings)
+    producer: Any = PredictingProducer(timings)
     answer = await ModelLoad(producer=producer, model=MODELS[0], seed=0).ask()
     assert answer is not None
     return answer
 
 
-def test_an_engine_is_refused_by_benches_that_choose_their_own(
+def test_engine_option_is_rejected_by_benches_without_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr("sys.argv", ["bench", "quartz", "--engine", "vllm"])
     with pytest.raises(SystemExit):
         main()
 
-    assert "--engine is for completion only" in capsys.readouterr().err
+    assert "--engine is only valid for completion" in capsys.readouterr().err

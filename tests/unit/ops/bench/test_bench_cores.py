@@ -1,4 +1,4 @@
-"""Cores for instances under measurement, and what others take meanwhile."""
+"""Cores for instances under measurement, and the load of other processes."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ _BUSY = "print('ready', flush=True)\nwhile True: pass"
 
 @contextmanager
 def process(code: str) -> Iterator[int]:
-    """A process that runs *code* and has said that it is ready."""
+    """A process that runs *code* and has reported that it is ready."""
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"ready\n"
@@ -36,7 +36,7 @@ def process(code: str) -> Iterator[int]:
 
 
 def cores_of(pid: int) -> set[frozenset[int]]:
-    """Where the threads of a process and of its children may run."""
+    """Cores on which the threads of a process and of its children may run."""
     root = psutil.Process(pid)
     return {
         frozenset(os.sched_getaffinity(thread.id))
@@ -46,7 +46,7 @@ def cores_of(pid: int) -> set[frozenset[int]]:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are needed")
-def test_each_process_has_a_core_of_its_own_with_all_its_threads_and_children():
+def test_each_process_with_threads_and_children_has_its_own_core():
     first, second = sorted(os.sched_getaffinity(0))[:2]
     with process(_PARENT) as one, process(_PARENT) as other:
         given = give_cores([one, other])
@@ -65,7 +65,7 @@ def test_with_fewer_cores_than_processes_nothing_changes():
         assert cores_of(pid) == {everywhere}
 
 
-def test_a_process_that_has_ended_is_passed_over():
+def test_an_ended_process_is_skipped():
     with process(_BUSY) as pid:
         pass
 
@@ -74,7 +74,7 @@ def test_a_process_that_has_ended_is_passed_over():
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Its busy seconds, and the time: both are as the test says."""
+    """Busy seconds and time as set by the test."""
     said = [0.0, 1000.0]
     idle = psutil.cpu_times()._replace(**dict.fromkeys(psutil.cpu_times()._fields, 0.0))
     monkeypatch.setattr(psutil, "cpu_times", lambda: idle._replace(user=said[0]))
@@ -83,8 +83,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return said
 
 
-def test_what_our_children_compute_is_not_taken_by_others(machine: list[float]):
-    """Of ten busy seconds a child takes at least 0.3, and we what it takes to look at it."""
+def test_load_of_child_processes_is_not_other_load(machine: list[float]):
+    """In ten busy seconds a child takes at least 0.3, and this process takes its sampling time."""
     with process(_BUSY) as pid:
         others = OtherLoad()
         until_s = sum(psutil.Process(pid).cpu_times()[:2]) + 0.3
@@ -96,8 +96,8 @@ def test_what_our_children_compute_is_not_taken_by_others(machine: list[float]):
     assert 0 < others.share(1000.0, 1010.0) < 9.7 / 20
 
 
-def test_the_share_is_of_the_time_that_is_asked_for(machine: list[float]):
-    """Of two cores others take one, later none."""
+def test_the_share_is_of_the_requested_time(machine: list[float]):
+    """Other processes use one of two cores, later none."""
     others = OtherLoad()
     for busy_s, now in ((10.0, 1010.0), (10.5, 1020.0)):
         machine[:] = busy_s, now
@@ -109,7 +109,7 @@ def test_the_share_is_of_the_time_that_is_asked_for(machine: list[float]):
     assert others.share(1004.9, 1005.1) == pytest.approx(0.5, abs=0.01)
 
 
-async def test_what_others_take_is_followed(monkeypatch: pytest.MonkeyPatch):
+async def test_other_load_is_followed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ops.bench.cores.SAMPLE_S", 0.01)
     others = OtherLoad()
     looks: list[OtherLoad] = []

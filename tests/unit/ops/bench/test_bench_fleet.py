@@ -1,9 +1,9 @@
-"""What the fleet bench sends, and what it expects."""
+"""Requests of the fleet bench, and its expected outcomes."""
 
 from ops.bench.fleet import CLASSES, KILLED, MODELS, body_of, predicted, workload
 
 
-def test_equal_seeds_send_the_same():
+def test_equal_seeds_send_equal_requests():
     assert workload(1, rate_rps=5.0, duration_s=10.0) == workload(1, rate_rps=5.0, duration_s=10.0)
     assert workload(1, rate_rps=5.0, duration_s=10.0) != workload(2, rate_rps=5.0, duration_s=10.0)
 
@@ -17,7 +17,7 @@ def test_prompts_have_their_length_and_begin_differently():
     assert {body.model for body in bodies} == set(MODELS)
 
 
-def test_what_is_expected_is_told_of_every_request():
+def test_every_request_has_an_expected_outcome():
     work = workload(0, rate_rps=4.0, duration_s=20.0)
     found = predicted(work, seed=0, kill_at_s=10.0)
 

@@ -1,4 +1,4 @@
-"""The latency benchmark: what it learns from, and how it judges."""
+"""The latency benchmark: its training data and its judgement."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ from shared.contracts.telemetry import EngineIteration
 from shared.runtime.clock import SystemClock
 
 
-def test_simulated_steps_have_noise_and_what_the_profile_says():
+def test_simulated_steps_have_noise_and_exact_times():
     steps = simulated_steps(load("28"), "A100-80GB", seed=0, duration_s=40.0)
     ratios = np.array([each.iteration.duration_s / each.exact_s for each in steps])
     chunks = [
@@ -47,7 +47,7 @@ def test_equal_seeds_give_equal_steps():
     assert first == again != other
 
 
-def test_a_fifth_is_disturbed_and_only_in_its_time():
+def test_a_fifth_of_the_iterations_is_disturbed_only_in_time():
     steps = [
         EngineIteration(
             compute_tokens=n, context_tokens=7, num_decodes=1, duration_s=0.01, prefill_pairs=1.0
@@ -61,7 +61,7 @@ def test_a_fifth_is_disturbed_and_only_in_its_time():
     assert all(each.duration_s == 0.01 or each.duration_s > 0.0199 for each in after)
 
 
-def test_a_profile_is_judged_on_what_was_not_learnt_from():
+def test_a_profile_is_judged_on_held_out_iterations():
     result = Result(name="latency_model", seed=0, quick=True)
     wrong = latency_model._simulated(result, "2x", 0, duration_s=30.0)
     counts = result.figures["a100-llama3-8b-2x: iterations"]
@@ -110,7 +110,7 @@ def test_measured_steps_are_judged_by_their_own_times():
 
 def test_the_median_load_counts():
     other = measured_steps(1000)
-    # One whose engine grows three times as slow once all is learnt, beside two that do not.
+    # One engine that becomes three times as slow after training, beside two that do not.
     slowed = [
         msgspec.structs.replace(each, duration_s=each.duration_s * (3 if number > 600 else 1))
         for number, each in enumerate(other)
@@ -123,7 +123,7 @@ def test_the_median_load_counts():
     assert [line.holds for line in result.lines] == [True, True]
 
 
-def test_an_engine_that_waited_for_a_cpu_is_told_and_not_judged(
+def test_an_engine_that_waited_for_a_cpu_is_reported_and_not_judged(
     capfd: pytest.CaptureFixture[str],
 ):
     result = Result(name="latency_model", seed=0, quick=True)
@@ -143,8 +143,8 @@ def test_too_few_measured_steps_are_not_judged(capfd: pytest.CaptureFixture[str]
     assert "120 iterations are too few" in capfd.readouterr().err
 
 
-def test_what_a_process_group_has_run_is_read():
-    """One of its own: in the tests' group others end, and take what they ran out of the sum."""
+def test_the_cpu_time_of_a_process_group_is_read():
+    """A separate group: in the tests' group, ending processes would reduce the sum."""
     code = (
         "import sys; print(flush=True)\n"
         "for _ in sys.stdin:\n"
@@ -171,8 +171,8 @@ def test_what_a_process_group_has_run_is_read():
     assert scheduled_s(-1) == (0.0, 0.0)
 
 
-async def test_steps_of_an_engine_are_those_of_the_load(monkeypatch: pytest.MonkeyPatch):
-    """The simulated engine instead of vLLM, under the same load, all of which it may finish."""
+async def test_steps_of_an_engine_match_the_load(monkeypatch: pytest.MonkeyPatch):
+    """The simulated engine instead of vLLM, under the same load, which it may finish."""
     cached: list[int] = []
     served: list[list[Served]] = []
 
@@ -212,7 +212,7 @@ async def test_steps_of_an_engine_are_those_of_the_load(monkeypatch: pytest.Monk
         planned = planned_load(seed=number, rate_rps=rate_rps, duration_s=0.3)
         assert [each.planned for each in served[number]] == planned
         assert all(each.finished for each in served[number])
-        # The last token of an answer is never computed with.
+        # The last token of an answer is never an input.
         computed = sum(len(each.prompt) + each.output_tokens - 1 for each in planned)
         assert sum(each.compute_tokens for each in measured.iterations) == (
             computed - cached[number]

@@ -1,4 +1,4 @@
-"""The planner's bench: what its cells measure, and how lines are drawn from figures."""
+"""The planner's bench: measurements of its cells, and lines derived from figures."""
 
 import asyncio
 import time
@@ -35,7 +35,7 @@ def searches(size: Size, by_budget: dict[float, list[float]]) -> dict[Cell, dict
 
 
 def others() -> dict[Cell, dict[str, Any]]:
-    """One of everything that is no search."""
+    """One cell of every kind except searches."""
     replan = plan(0.9, moved_share=0.01, over_keeping=-0.1, keeping_attainment=0.8)
     tiny = {"optimal": True, "over_optimum": 0.0, "proved": True, "program_over_optimum": 0.0}
     published = {
@@ -71,7 +71,7 @@ class TestLines:
         assert value(result, "800x50: mean points below 60 s at 1 s") == pytest.approx(1.0)
         assert shown == {"1 s": "1.00 (1.50)"}
 
-    def test_without_the_reference_nothing_is_said_of_it(self) -> None:
+    def test_without_the_reference_its_lines_are_missing(self) -> None:
         result = reported(searches(MIDDLE, {1.0: [0.97]}))
 
         assert value(result, "800x50: mean points below 60 s at 1 s") is None
@@ -87,7 +87,7 @@ class TestLines:
         assert value(result, "200x16: points of fcfs over ours at 1 s") == pytest.approx(-47)
         assert not result.holds
 
-    def test_the_first_plan_is_judged_by_what_it_took(self) -> None:
+    def test_the_first_plan_is_judged_by_its_cpu_time(self) -> None:
         cell = Cell(kind="search", size=LARGE, seed=0, budget_s=0.0)
 
         slow = reported({cell: plan(0.9, spent_s=0.3, moves=0)})
@@ -108,7 +108,7 @@ class TestLines:
             ("loop", "planning_ms", 10.1),
         ],
     )
-    def test_each_promise_has_a_line(self, kind: str, name: str, bad: float) -> None:
+    def test_each_acceptance_bound_has_a_line(self, kind: str, name: str, bad: float) -> None:
         found = others()
         (cell,) = [cell for cell in found if cell.kind == kind]
         result = Result(name="planner", seed=0, quick=False)
@@ -119,7 +119,7 @@ class TestLines:
 
 
 class TestEventLoop:
-    async def test_what_holds_the_loop_is_seen_whoever_it_is(self) -> None:
+    async def test_any_block_of_the_loop_is_detected(self) -> None:
         async def holding() -> None:
             await asyncio.sleep(0.01)
             time.sleep(0.05)
@@ -151,7 +151,7 @@ class TestCells:
         assert {size.instances for size in tiny} == {2}
 
     @pytest.mark.parametrize("kind", ["search", "rules", "replan", "tiny", "routing"])
-    def test_what_is_measured_can_be_kept(self, kind: str, tmp_path: Path) -> None:
+    def test_measured_figures_are_json_able(self, kind: str, tmp_path: Path) -> None:
         cell = Cell(kind=kind, size=TINY, seed=0, budget_s=0.01)
         figures = measure(cell)
         store: Store[Cell] = Store(tmp_path, lambda _: b"code")
@@ -160,7 +160,8 @@ class TestCells:
         assert store.get(cell) == figures
         assert store.get(msgspec.structs.replace(cell, seed=2)) is None
 
-    def test_a_search_is_better_than_a_rule_and_says_what_it_took(self) -> None:
+    @pytest.mark.slow
+    def test_a_search_beats_a_rule_and_reports_its_time(self) -> None:
         size = Size(30, 3, 3)
         ours = measure(Cell(kind="search", size=size, seed=0, budget_s=1.0))
         rules = measure(Cell(kind="rules", size=size, seed=0))
@@ -191,7 +192,7 @@ class TestPublished:
         assert sum(group.num_requests for group in snapshot.groups) == 3000
         assert len(snapshot.instances) == 50
 
-    def test_groups_of_a_lane_follow_the_times_at_which_requests_came(self) -> None:
+    def test_groups_of_a_lane_follow_arrival_times(self) -> None:
         snapshot = snapshot_of(counted(0, 20_000))
         by_lane: dict[str, list[float]] = {}
         for group in snapshot.groups:

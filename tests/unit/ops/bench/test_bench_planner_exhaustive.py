@@ -7,11 +7,11 @@ import pytest
 from ops.bench.planner_exhaustive import optimum
 from ops.bench.planner_instances import instance
 from ops.bench.planner_keeping import total_cost
-from solver.planning.order_baselines.edf import edf_batching
+from solver.planning.orders.rules import edf_batching
 from tests.planning_problems import NEVER, Group, Instance, a_problem, an_order
 
 
-def test_it_is_the_least_cost_of_all_plans() -> None:
+def test_optimum_is_the_least_cost_of_all_plans() -> None:
     groups = [
         Group(model=0, deadline_s=12, work_var=9),
         Group(model=1, deadline_s=25, drain_s=2),
@@ -30,7 +30,7 @@ def test_it_is_the_least_cost_of_all_plans() -> None:
     assert optimum(problem) < max(every)
 
 
-def test_models_stay_where_they_may_be() -> None:
+def test_optimum_respects_permitted_instances() -> None:
     groups = [Group(model=1, deadline_s=30), Group(model=0, deadline_s=30)]
     only_one = Instance(active=0, activate_s=(0.0, NEVER))
     problem = a_problem(groups, [only_one, Instance(active=1, activate_s=(NEVER, 0.0))])
@@ -38,13 +38,13 @@ def test_models_stay_where_they_may_be() -> None:
     assert optimum(problem) == pytest.approx(total_cost(problem, an_order([1], [0])))
 
 
-def test_a_rule_is_not_better_than_the_optimum() -> None:
+def test_a_rule_is_never_better_than_the_optimum() -> None:
     problem = instance(0, 4, 2, 3)
 
     assert optimum(problem) <= total_cost(problem, edf_batching(problem)) + 1e-12
 
 
-def test_what_cannot_be_tried_is_refused() -> None:
+def test_unsupported_problems_are_rejected() -> None:
     many = a_problem([Group() for _ in range(9)], [Instance(), Instance()])
     lonely = a_problem([Group()], [Instance()])
     nowhere = a_problem([Group(model=1)], [Instance(activate_s=(0.0, NEVER))] * 2)
@@ -52,5 +52,5 @@ def test_what_cannot_be_tried_is_refused() -> None:
     for problem in (many, lonely):
         with pytest.raises(ValueError, match="two instances"):
             optimum(problem)
-    with pytest.raises(ValueError, match="nobody"):
+    with pytest.raises(ValueError, match="no instance may serve"):
         optimum(nowhere)

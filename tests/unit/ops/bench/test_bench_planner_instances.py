@@ -1,4 +1,4 @@
-"""Planning problems by chance: possible, alike for equal seeds, and as harsh as promised."""
+"""Random planning problems: valid, equal for equal seeds, and as difficult as specified."""
 
 from dataclasses import fields, replace
 
@@ -13,7 +13,7 @@ from ops.bench.planner_instances import (
     is_interactive,
     urgent_arrivals,
 )
-from solver.planning.problem import NONE, GroupArrays, PlanningProblem, QueueOrder
+from solver.planning.problem.problem import NONE, GroupArrays, PlanningProblem, QueueOrder
 
 SIZES = [(7, 2, 3), (20, 2, 3), (200, 16, 6), (800, 50, 8), (1600, 100, 12)]
 
@@ -26,7 +26,7 @@ def same(left: PlanningProblem, right: PlanningProblem) -> bool:
 
 
 def halves(problem: PlanningProblem) -> QueueOrder:
-    """All groups on two instances, by turns."""
+    """All groups alternating on two instances."""
     even, odd = np.arange(0, problem.num_groups, 2), np.arange(1, problem.num_groups, 2)
     starts = [0, len(even)] + [problem.num_groups] * (problem.num_instances - 1)
     return QueueOrder(
@@ -34,13 +34,13 @@ def halves(problem: PlanningProblem) -> QueueOrder:
     )
 
 
-def test_equal_arguments_give_equal_problems_and_other_seeds_give_others() -> None:
+def test_problems_depend_on_the_seed_only() -> None:
     assert same(instance(3, 40, 4, 4), instance(3, 40, 4, 4))
     assert not same(instance(3, 40, 4, 4), instance(4, 40, 4, 4))
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_group_can_be_served_by_someone(size: tuple[int, int, int]) -> None:
+def test_every_group_can_be_served(size: tuple[int, int, int]) -> None:
     problem = instance(0, *size)
 
     able = np.isfinite(problem.instances.activate_s[:, problem.groups.model])
@@ -49,7 +49,7 @@ def test_every_group_can_be_served_by_someone(size: tuple[int, int, int]) -> Non
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_quantities_are_possible(size: tuple[int, int, int]) -> None:
+def test_quantities_are_valid(size: tuple[int, int, int]) -> None:
     problem = instance(1, *size)
 
     groups, instances = problem.groups, problem.instances
@@ -76,7 +76,7 @@ def test_some_models_do_not_fit_small_devices_which_take_three_times_as_long() -
     assert problem.groups.work_s[A10] == pytest.approx(3 * problem.groups.work_s[A100])
 
 
-def test_an_interactive_group_takes_at_most_a_quarter_of_its_slo_on_a_large_device() -> None:
+def test_an_interactive_group_takes_at_most_a_quarter_of_its_slo() -> None:
     groups = instance(0, 800, 50, 8).groups
     interactive = is_interactive(instance(0, 800, 50, 8))
 
@@ -86,7 +86,7 @@ def test_an_interactive_group_takes_at_most_a_quarter_of_its_slo_on_a_large_devi
     assert (groups.work_s[A100] > 10)[~interactive].all()
 
 
-def test_interactive_groups_are_no_more_than_could_be_served_in_time() -> None:
+def test_interactive_groups_are_feasible() -> None:
     many = instance(0, 2000, 10, 8)
     calm = instance(0, 2000, 10, 8, replace(HARSH, urgent_load=0.5))
 
@@ -101,8 +101,8 @@ def test_longer_lengths_vary_more() -> None:
 
 
 @pytest.mark.parametrize("size", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
-def test_a_problem_of_nothing_is_refused(size: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="needs groups"):
+def test_an_empty_problem_is_rejected(size: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="needs at least one group"):
         instance(0, *size)
 
 
@@ -117,7 +117,7 @@ def test_urgent_arrivals_are_last_interactive_and_in_no_queue() -> None:
     assert (after.running.instance[60:] == NONE).all()
 
 
-def test_urgent_arrivals_find_the_order_that_runs_and_slightly_other_estimates() -> None:
+def test_urgent_arrivals_keep_the_running_order_with_new_estimates() -> None:
     before = instance(0, 60, 4, 4)
 
     after = urgent_arrivals(before, halves(before), 16, seed=1)

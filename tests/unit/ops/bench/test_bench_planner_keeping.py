@@ -1,18 +1,18 @@
-"""Keeping a plan: what runs stays, arrivals join, and moves are counted."""
+"""Keeping a plan: running groups stay, arrivals join, and moves are counted."""
 
 import numpy as np
 import pytest
 
 from ops.bench.planner_instances import instance, urgent_arrivals
 from ops.bench.planner_keeping import kept, num_moved, total_cost
-from solver.planning.order_baselines.edf import edf_batching
+from solver.planning.orders.rules import edf_batching
 from tests.planning_problems import Group, Instance, a_problem, an_order, queues_of
 
 BUSY = Instance(active=0)
 NEW = (-1, -1)
 
 
-def test_what_runs_keeps_its_place() -> None:
+def test_running_groups_keep_their_place() -> None:
     groups = [Group() for _ in range(5)]
     running = [(1, 0), (0, 1), (0, 0), (1, 1), NEW]
 
@@ -23,7 +23,7 @@ def test_what_runs_keeps_its_place() -> None:
     assert sorted(group for queue in queues for group in queue) == [0, 1, 2, 3, 4]
 
 
-def test_an_urgent_arrival_goes_to_a_head_and_one_with_time_to_an_end() -> None:
+def test_an_urgent_arrival_goes_to_a_head_and_others_to_an_end() -> None:
     running = [(0, 0), (0, 1), NEW]
     old = [Group(deadline_s=12), Group(deadline_s=22)]
 
@@ -34,7 +34,7 @@ def test_an_urgent_arrival_goes_to_a_head_and_one_with_time_to_an_end() -> None:
     assert queues_of(kept(calm)) == [[0, 1, 2]]
 
 
-def test_keeping_moves_nothing_and_planning_anew_does() -> None:
+def test_keeping_moves_nothing_and_replanning_does() -> None:
     before = instance(0, 60, 4, 4)
     problem = urgent_arrivals(before, edf_batching(before), 16, seed=1)
 
@@ -45,14 +45,14 @@ def test_keeping_moves_nothing_and_planning_anew_does() -> None:
     assert np.sort(keeping.groups).tolist() == list(range(76))
 
 
-def test_an_arrival_moves_nowhere() -> None:
+def test_an_arrival_does_not_count_as_moved() -> None:
     problem = a_problem([Group(), Group()], [BUSY, BUSY], running=[(0, 0), NEW])
 
     assert num_moved(problem, an_order([0], [1])) == 0
     assert num_moved(problem, an_order([1], [0])) == 1
 
 
-def test_a_plan_that_leaves_a_group_out_has_no_cost() -> None:
+def test_a_plan_without_one_group_has_no_cost() -> None:
     problem = a_problem([Group(), Group()], [BUSY])
 
     with pytest.raises(ValueError, match="exactly once"):

@@ -1,4 +1,4 @@
-"""Probes end early only when nothing can change their verdict."""
+"""Probes end early only when nothing can change their result."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ SHORT = Scenario(
 
 @pytest.fixture
 def num_iterations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry, counting the iterations of all replicas from now on."""
+    """One entry: the iterations of all replicas from now on."""
     counted = [0]
     iterate = SimulatedReplica.iterate
 
@@ -33,7 +33,7 @@ def num_iterations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("rate_rps", [3.0, 9.0, 30.0])
-def test_a_share_that_is_allowed_is_exact(rate_rps: float, replicas: int) -> None:
+def test_an_allowed_share_is_exact(rate_rps: float, replicas: int) -> None:
     scenario = replace(SHORT, rate_rps=rate_rps, replicas=replicas)
 
     assert probed_share(scenario, allowed=1.0) == violation_share(scenario.run().requests)
@@ -41,14 +41,14 @@ def test_a_share_that_is_allowed_is_exact(rate_rps: float, replicas: int) -> Non
 
 @pytest.mark.parametrize("allowed", [0.0, 0.01, 0.3])
 @pytest.mark.parametrize("rate_rps", [2.0, 4.0, 8.0, 16.0])
-def test_the_verdict_is_that_of_the_whole_simulation(rate_rps: float, allowed: float) -> None:
+def test_the_probe_agrees_with_the_whole_simulation(rate_rps: float, allowed: float) -> None:
     scenario = replace(SHORT, rate_rps=rate_rps, replicas=2)
     whole = violation_share(scenario.run().requests)
 
     assert (probed_share(scenario, allowed=allowed) <= allowed) == (whole <= allowed)
 
 
-def test_a_hopeless_simulation_ends_early(num_iterations: list[int]) -> None:
+def test_a_clearly_failing_simulation_ends_early(num_iterations: list[int]) -> None:
     scenario = replace(SHORT, rate_rps=30.0)
     probed_share(scenario, allowed=1.0)
     whole = num_iterations[0]
@@ -65,7 +65,7 @@ def test_a_hopeless_simulation_ends_early(num_iterations: list[int]) -> None:
         replace(SHORT, drain=True),
     ],
 )
-def test_what_is_not_round_robin_is_simulated_whole(scenario: Scenario) -> None:
+def test_other_dispatch_than_round_robin_is_simulated_whole(scenario: Scenario) -> None:
     expected = violation_share(scenario.run().requests)
 
     assert probed_share(scenario, allowed=0.0) == expected

@@ -1,4 +1,4 @@
-"""QLM's benchmark: which simulations, kept where, judged how."""
+"""QLM's benchmark: simulations, storage, and judgement."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def every_cell() -> list[MeshCell]:
     return [*plan.judged((0, 1, 2)), *plan.quick(0), *swept]
 
 
-def test_every_cell_has_a_system_that_exists():
+def test_every_cell_has_an_existing_system():
     assert {cell.arm for cell in every_cell()} <= set(ARMS)
 
 
@@ -42,13 +42,13 @@ def test_every_judged_workload_is_run_under_every_baseline():
             assert replace(reference, arm=arm, seed=4) in cells
 
 
-def test_every_figure_has_an_axis_and_a_word_of_the_paper():
+def test_every_figure_has_an_axis_and_the_papers_values():
     for figure in plan.swept(0):
         assert figure in LABELS or figure == "21"
         assert figure.partition(",")[0] in PAPER
 
 
-def test_the_load_is_a_share_of_what_the_instances_can_do():
+def test_the_load_is_a_share_of_the_instances_capacity():
     half, whole = (replace(plan.W_B, load=load).traffic().rate_rps for load in (0.5, 1.0))
     twice = replace(plan.W_B, load=0.5, instances=4).traffic().rate_rps
 
@@ -56,7 +56,7 @@ def test_the_load_is_a_share_of_what_the_instances_can_do():
     assert whole == pytest.approx(twice)
 
 
-def test_a10s_take_the_place_of_a100s():
+def test_a10s_replace_a100s():
     devices = MeshCell(workload="7B", instances=6, a10=2).fleet().devices
 
     assert len(devices) == 6
@@ -64,7 +64,7 @@ def test_a10s_take_the_place_of_a100s():
     assert devices.count(A10) == 2
 
 
-def test_what_was_made_is_not_made_again(tmp_path: Path):
+def test_stored_cells_are_not_measured_again(tmp_path: Path):
     store: Store[MeshCell] = Store(tmp_path, lambda _: b"code")
     cell = MeshCell(seed=3)
     store.put(cell, FIGURES)
@@ -73,7 +73,7 @@ def test_what_was_made_is_not_made_again(tmp_path: Path):
     assert store.get(replace(cell, seed=4)) is None
 
 
-def test_figures_are_told_and_drawn(tmp_path: Path):
+def test_figures_are_printed_and_drawn(tmp_path: Path):
     figures = plan.swept(0)
     found = dict.fromkeys(every_cell(), FIGURES)
     rows = tables(found, figures)
@@ -88,7 +88,7 @@ def test_waits_grow_with_the_place_in_the_queue():
     assert min(waiting_is_linear(0).values()) > 0.98
 
 
-def test_bringing_back_is_compared_with_computing_again():
+def test_restoring_is_compared_with_recomputing():
     rows = eviction_and_swap().values()
 
     assert all(row["again ms"] > 0 and row["back ms"] > 0 for row in rows)

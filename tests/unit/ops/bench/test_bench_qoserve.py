@@ -1,4 +1,4 @@
-"""QoServe's figures: what is counted from cells, and that what is missing is left out."""
+"""QoServe's figures: derived from cells; missing ones are left out."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ Figures = dict[Cell, dict[str, Any]]
 
 
 def tiny(cell: Cell) -> Figures:
-    """What *cell* gives in half a minute, in its place."""
+    """A half-minute version of *cell*."""
     return {cell: measure(replace(cell, hours=1 / 120))}
 
 
@@ -24,7 +24,7 @@ def goodputs(rates: dict[Cell, float]) -> Figures:
     return {cell: {"goodput_rps": rate} for cell, rate in rates.items()}
 
 
-def test_nothing_measured_gives_no_figure() -> None:
+def test_without_measurements_there_is_no_figure() -> None:
     assert numbered({}, 0) == tables({}, 0) == {}
 
 
@@ -81,7 +81,7 @@ def test_gains_over_the_baselines_are_ratios_of_goodputs() -> None:
     assert row["ours / EDF"] == pytest.approx(1.4)
 
 
-def test_polyserve_needs_engines_for_each_bin_and_ours_for_all_traffic() -> None:
+def test_polyserve_counts_engines_for_each_bin() -> None:
     found = goodputs(
         {cells.polyserve("Q1", seed=0): 2.5, cells.polyserve("Q2", seed=0): 4.0}
         | {cells.two_tbt(share, seed=0): 5.0 for share in cells.TBT_SHARES}
@@ -92,7 +92,7 @@ def test_polyserve_needs_engines_for_each_bin_and_ours_for_all_traffic() -> None
     assert row["75 % at 50 ms"] == "PolyServe 15+4, ours 10"
 
 
-def test_polyserve_is_not_shown_in_part() -> None:
+def test_incomplete_polyserve_figures_are_not_shown() -> None:
     assert numbered(goodputs({cells.polyserve("Q1", seed=0): 2.5}), 0) == {}
 
 
@@ -104,19 +104,19 @@ def test_a_silo_is_the_sum_of_its_classes() -> None:
     )
     row = numbered(found, 0)["Niyama Fig 7a, GPUs for 50/s"]
 
-    # 50/3 a second of each class: 9 + 5 + 4, against 50 / 4.
+    # 50/3 per second of each class: 9 + 5 + 4, against 50 / 4.
     assert row["code"] == "silo 9+5+4, ours 13 (28 % fewer)"
 
 
 @pytest.mark.parametrize(("rate_rps", "per_replica_rps", "count"), [(50, 5, 10), (50, 4.9, 11)])
-def test_gpus_are_whole(rate_rps: float, per_replica_rps: float, count: int) -> None:
+def test_numbers_of_gpus_are_whole(rate_rps: float, per_replica_rps: float, count: int) -> None:
     assert num_gpus(rate_rps, per_replica_rps) == count
 
 
-def test_a_replica_that_bears_nothing_is_never_enough() -> None:
+def test_a_replica_without_capacity_is_never_enough() -> None:
     assert num_gpus(50, 0.0) == float("inf")
 
 
 @pytest.mark.parametrize("made", [quick, full])
-def test_every_cell_stands_for_a_scenario(made: Callable[[int], list[Cell]]) -> None:
+def test_every_cell_has_a_scenario(made: Callable[[int], list[Cell]]) -> None:
     assert all(cell.scenario().classes for cell in made(0))

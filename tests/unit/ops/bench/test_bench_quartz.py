@@ -1,4 +1,4 @@
-"""QUARTZ's benchmark: which simulations, at which loads, and what of them is told."""
+"""QUARTZ's benchmark: simulations, loads, and reported figures."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ FIGURES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_every_load_that_is_needed_is_searched_and_every_cell_told(*, quick: bool):
+def test_every_needed_load_is_searched_and_every_cell_reported(*, quick: bool):
     seeds = (0,) if quick else (0, 1, 2)
     loads = {cell: {"rate_rps": 5.0} for cell in plan.searches(seeds, quick=quick)}
     cells = plan.cells(loads, seeds, quick=quick)
@@ -38,7 +38,7 @@ def test_every_load_that_is_needed_is_searched_and_every_cell_told(*, quick: boo
 
     assert {cell.variant for cell in cells} <= {*VARIANTS, PULL}
     assert quick or {cell.routers for cell in cells} == {1, plan.ROUTERS}
-    assert quick or rows["who decides, bursty: pull"]["P50 ms"] == 400
+    assert quick or rows["policy, bursty: pull"]["P50 ms"] == 400
     assert quick or rows["routers, 3: default"]["hits %"] == 15.0
     assert rows["5, mixed: default"]["P99 ms"] == 2000
     assert rows["5, mixed: default"]["wait s"] == 4.0
@@ -81,8 +81,8 @@ def test_pulling_is_measured_like_any_policy(cell: RoutingCell):
     assert 0 <= found["violations"] < 0.5
 
 
-def test_the_number_of_routers_is_part_of_a_cell_only_where_there_are_several():
-    """So that figures of one router stay where they were kept."""
+def test_cells_of_a_single_router_omit_the_number_of_routers():
+    """So that stored figures of one router remain valid."""
     one = RoutingCell(variant="quartz", rate_rps=4.0)
 
     assert b"routers" not in msgspec.json.encode(one)
@@ -97,13 +97,13 @@ def figures(violations: float, p99_s: float) -> dict[str, Any]:
     ("violations", "p99_s", "holds"),
     [(0.05, 2.0, [True, True]), (0.12, 2.0, [False, True]), (0.05, 2.2, [True, False])],
 )
-def test_three_routers_are_held_against_one(violations: float, p99_s: float, holds: list[bool]):
+def test_three_routers_are_compared_with_one(violations: float, p99_s: float, holds: list[bool]):
     """0.88 met is less than 0.95 of 0.95; 2.2 s is more than 1.05 of 2 s."""
     loads = {LoadCell(seed=0): {"rate_rps": 5.0}}
     found = {
-        place(loads, 0, name): told
+        place(loads, 0, name): reported
         for name in plan.SHARED
-        for place, told in ((plan.main, FIGURES), (plan.shared, figures(violations, p99_s)))
+        for place, reported in ((plan.main, FIGURES), (plan.shared, figures(violations, p99_s)))
     }
     result = Result(name="quartz", seed=0, quick=False)
     judge_several_routers(result, loads, found, (0,), quick=False)

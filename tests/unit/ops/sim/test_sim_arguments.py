@@ -1,4 +1,4 @@
-"""The simulator's options: what makes no sense is refused, by name, before anything runs."""
+"""The simulator's options: invalid values are rejected, by name, before anything runs."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ REFUSED = [
     *(("--most", value, WHOLE) for value in ("0", "-3", "1.5")),
     *(("--replicas", value, WHOLE) for value in ("0", "two")),
     *(("--window", value, WHOLE) for value in ("0",)),
-    *(("--work-edge", value, WHOLE) for value in ("0", "-5")),
+    *(("--work-classes", value, "a whole number from 1 to 32") for value in ("0", "33")),
     *(("--kv-tokens", value, WHOLE) for value in ("0", "-5")),
     *(("--seed", value, "a whole number from 0 on") for value in ("-1",)),
     *(
@@ -44,7 +44,7 @@ REFUSED = [
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The last line of what a refused call says; fails if it is not refused."""
+    """Last line of the output of a rejected call; fails if it is accepted."""
     try:
         code: object = main(arguments)
     except SystemExit as stopped:
@@ -64,30 +64,30 @@ def _unable_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_unable_to_run")
 @pytest.mark.parametrize(("option", "value", "limit"), REFUSED)
-def test_a_senseless_value_is_refused_with_option_value_and_limit(
+def test_an_invalid_value_is_rejected_with_option_value_and_limit(
     capsys: pytest.CaptureFixture[str], option: str, value: str, limit: str
 ) -> None:
-    told = refusal(capsys, "--dispatch", "pull", option, value)
+    printed = refusal(capsys, "--dispatch", "pull", option, value)
 
-    assert f"argument {option}: " in told
-    assert repr(value) in told
-    assert limit in told
+    assert f"argument {option}: " in printed
+    assert repr(value) in printed
+    assert limit in printed
 
 
 @pytest.mark.usefixtures("_unable_to_run")
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "printed"),
     [
         (("--compare", "edf,abacus"), "argument --compare: no policy 'abacus'; known: "),
-        (("--silo", "0:1:1"), "--silo has no replica for Q1, of which --mix has a share"),
+        (("--silo", "0:1:1"), "--silo has no replica for Q1, but --mix has a share of it"),
         (("--hours", "1e9"), "--qps 3 for --hours 1e+09 is 1.08e+13 requests, more than 10000000"),
         (("--wave", "0:1e308"), "--wave 1e+308 for --hours 1 is inf requests, more than 10000000"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+def test_incompatible_options_are_rejected(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], printed: str
 ) -> None:
-    assert told in refusal(capsys, *arguments)
+    assert printed in refusal(capsys, *arguments)
 
 
 @pytest.mark.usefixtures("_unable_to_run")
@@ -101,33 +101,33 @@ def test_what_does_not_go_together_is_refused(
         ("misses", "a file that ends in .jpg, .pdf, .png, .svg"),
     ],
 )
-def test_a_picture_that_cannot_be_written_is_refused_and_nothing_is_made(
+def test_a_picture_that_cannot_be_written_is_rejected_without_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, limit: str
 ) -> None:
     (tmp_path / "a_file").touch()
     (tmp_path / "a_directory.png").mkdir()
     before = sorted(tmp_path.rglob("*"))
-    told = refusal(capsys, "--plot", str(tmp_path / name))
+    printed = refusal(capsys, "--plot", str(tmp_path / name))
 
-    assert "argument --plot: " in told
-    assert repr(str(tmp_path / name)) in told
-    assert limit in told
+    assert "argument --plot: " in printed
+    assert repr(str(tmp_path / name)) in printed
+    assert limit in printed
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.usefixtures("_unable_to_run")
-def test_a_picture_without_permission_is_refused(
+def test_a_picture_without_permission_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)
-    told = refusal(capsys, "--plot", str(tmp_path / "misses.png"))
+    printed = refusal(capsys, "--plot", str(tmp_path / "misses.png"))
 
-    assert "argument --plot: " in told
-    assert "a file that may be written" in told
+    assert "argument --plot: " in printed
+    assert "a file that may be written" in printed
 
 
 @pytest.mark.usefixtures("_unable_to_run")
-def test_a_profile_of_another_form_is_refused(
+def test_a_profile_of_another_form_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profile = tmp_path / "engine.json"
@@ -136,7 +136,7 @@ def test_a_profile_of_another_form_is_refused(
     assert f"argument --profile: {str(profile)!r}: " in refusal(capsys, "--profile", str(profile))
 
 
-def test_values_at_their_limits_are_taken(tmp_path: Path) -> None:
+def test_values_at_their_limits_are_accepted(tmp_path: Path) -> None:
     picture = tmp_path / "misses.PNG"
     options = parser().parse_args([
         "--wave", "0:2:1", "--mix", "1:0:0", "--silo", "2:0:0", "--low-share", "1", "--allowed",

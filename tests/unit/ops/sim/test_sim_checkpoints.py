@@ -4,14 +4,14 @@ from math import inf
 
 import pytest
 
+from ops.baselines.scheduling.co_serving import SarathiPreemptive
 from ops.sim.checkpoints import CheckpointingReplica
 from ops.sim.engine import SimulatedReplica
 from ops.sim.limits import EngineLimits
 from ops.sim.request import Arrival, SimRequest
 from shared.contracts.base import RequestId
 from shared.contracts.qos import Slo
-from solver.scheduling.co_serving_baselines import SarathiPreemptive
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.latency import LatencyTable
 
 LATENCY = LatencyTable(tuple(0.001 * n for n in range(101)))
 """A token takes 1 ms."""
@@ -30,7 +30,7 @@ def served(link_tokens_per_s: float) -> tuple[CheckpointingReplica, SimRequest]:
     """
     An offline prompt of 240 tokens; at 150 ms, when 160 are computed, an online one of 160.
 
-    There are 320 tokens of KV, so that the offline request gives its KV up for it.
+    There are 320 tokens of KV, so the offline request must give up its KV.
     """
     offline = request("offline", 0.0, 240, 2, Slo())
     replica = CheckpointingReplica(
@@ -44,8 +44,8 @@ def served(link_tokens_per_s: float) -> tuple[CheckpointingReplica, SimRequest]:
     return replica, offline
 
 
-def test_a_preempted_request_goes_on_from_its_copy() -> None:
-    """Copied are the 80 tokens of the first iteration; those of the last one are lost."""
+def test_a_preempted_request_resumes_from_its_copy() -> None:
+    """The 80 tokens of the first iteration are copied; those of the last one are lost."""
     replica, offline = served(1e9)
 
     assert offline.num_preempted == 1
@@ -54,7 +54,7 @@ def test_a_preempted_request_goes_on_from_its_copy() -> None:
     assert replica.totals.tokens == 241 + 160 + 80
 
 
-def test_recomputing_is_what_copies_save() -> None:
+def test_copies_save_recomputing() -> None:
     offline = request("offline", 0.0, 240, 2, Slo())
     replica = SimulatedReplica(SarathiPreemptive(80), LATENCY, LIMITS)
     replica.run([offline, request("chat", 0.15, 160, 1, CHAT)])
@@ -64,7 +64,7 @@ def test_recomputing_is_what_copies_save() -> None:
 
 
 def test_a_slow_link_copies_less() -> None:
-    """In the second iteration of 80 ms it copies 40 tokens."""
+    """During the second iteration of 80 ms it copies 40 tokens."""
     replica, _ = served(501.0)
 
     assert replica.restored_tokens == 40
@@ -72,7 +72,7 @@ def test_a_slow_link_copies_less() -> None:
 
 
 def test_a_request_waits_until_its_copy_is_back() -> None:
-    """Nothing else runs then: 80 tokens at 1 a millisecond are 80 ms of idle time."""
+    """Nothing else runs then: 80 tokens at 1 per millisecond are 80 ms of idle time."""
     fast, slow = served(1e9)[1], served(1001.0)[1]
 
     assert fast.finished_at is not None

@@ -37,14 +37,15 @@ def test_equal_scenarios_give_equal_figures() -> None:
     assert first == second
 
 
-def test_stopping_when_all_deadlines_have_passed_changes_no_verdict() -> None:
+@pytest.mark.slow
+def test_stopping_after_the_last_deadline_changes_no_verdict() -> None:
     crowded = replace(SHORT, rate_rps=60.0, policy="sarathi-fcfs")
     stopped, drained = (replace(crowded, drain=drain).run() for drain in (False, True))
 
     assert violation_share(stopped.requests) == violation_share(drained.requests) > 0
 
 
-def test_a_silo_serves_each_class_on_replicas_of_its_own() -> None:
+def test_a_silo_serves_each_class_on_separate_replicas() -> None:
     silo = (("Q1", "sarathi-fcfs", 2), ("Q2", "edf", 1), ("Q3", "sarathi-srpf:2048", 1))
     outcome = replace(SHORT, silo=silo, drain=True).run()
 
@@ -52,12 +53,12 @@ def test_a_silo_serves_each_class_on_replicas_of_its_own() -> None:
     assert all(r.finished_at is not None for r in outcome.requests)
 
 
-def test_a_class_without_replicas_is_refused() -> None:
+def test_a_class_without_replicas_is_rejected() -> None:
     with pytest.raises(ValueError, match="no replicas for class"):
         replace(SHORT, silo=(("Q1", "edf", 1),)).run()
 
 
-def test_a_request_that_fits_no_engine_is_refused() -> None:
+def test_a_request_that_fits_no_engine_is_rejected() -> None:
     with pytest.raises(ValueError, match="KV tokens"):
         replace(SHORT, kv_capacity_tokens=512).run()
 
@@ -73,7 +74,7 @@ def test_the_least_number_of_replicas_is_found(needed: int, found: int | None) -
     assert least_replicas(lambda n: float(n < needed), allowed=0.01, most=8) == found
 
 
-def test_goodput_is_found_to_the_tolerance() -> None:
+def test_goodput_is_found_within_the_tolerance() -> None:
     found = highest_rate(
         lambda rate: float(rate > 3.3), allowed=0.01, low_rps=0, high_rps=8, tolerance_rps=0.01
     )
@@ -81,7 +82,8 @@ def test_goodput_is_found_to_the_tolerance() -> None:
     assert found == pytest.approx(3.3, abs=0.01)
 
 
-def test_the_command_answers_how_many_replicas(
+@pytest.mark.slow
+def test_the_command_finds_the_number_of_replicas(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plot = tmp_path / "plot.png"
@@ -118,7 +120,7 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         ["--find-goodput", "--wave", "1:2"],
     ],
 )
-def test_wrong_usage_is_told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_reported(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code = main(["--hours", "0.01", *arguments])
     except SystemExit as refused:
@@ -128,7 +130,7 @@ def test_wrong_usage_is_told(arguments: list[str], capsys: pytest.CaptureFixture
     assert capsys.readouterr().err != ""
 
 
-def test_a_benchmark_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+def test_a_benchmark_resumes_after_an_interruption(tmp_path: Path) -> None:
     cell = Cell(hours=0.01, rate_rps=2.0)
     first = dict(kept([cell], Store(tmp_path, code_of()), measure, workers=1))
     again = kept([cell, cell], Store(tmp_path, code_of()), made_twice, workers=1)
@@ -137,9 +139,9 @@ def test_a_benchmark_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 
 
 def made_twice(cell: Cell) -> dict[str, Any]:
-    raise AssertionError(f"{cell} was made already")
+    raise AssertionError(f"{cell} was already measured")
 
 
-def test_a_quick_benchmark_is_part_of_what_it_shows_in_full() -> None:
+def test_a_quick_benchmark_is_part_of_the_full_one() -> None:
     assert {cell.policy for cell in quick(0)} <= {cell.policy for cell in full(0)}
     assert len(set(full(0))) > 100

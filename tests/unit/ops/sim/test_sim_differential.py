@@ -18,10 +18,10 @@ from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Slo
 from shared.contracts.requests import Sampling
 from solver.scheduling.baselines import FixedChunkEdf, FixedChunkFcfs
-from solver.scheduling.decision import BatchState, IterationDecision, SchedulingPolicy
-from solver.scheduling.latency import LatencyTable
-from solver.scheduling.options import VARIANTS
-from solver.scheduling.qoserve import QoServePolicy
+from solver.scheduling.engine.decision import BatchState, IterationDecision, SchedulingPolicy
+from solver.scheduling.engine.latency import LatencyTable
+from solver.scheduling.engine.options import VARIANTS
+from solver.scheduling.engine.qoserve import QoServePolicy
 
 BUDGET, RUNNING, KV = 64, 8, 512
 LATENCY = LatencyCoefficients(constant_s=0.005, linear_s=1e-4, context_s=1e-6)
@@ -30,7 +30,7 @@ ENTRY = ModelEntry(name=ModelName("m"), path="", architecture="", max_model_len=
 
 
 class Chancy:
-    """Holds and caps prefills by a hash, so that several are half done at a time."""
+    """Holds and caps prefills by a hash, so that several are partially done at a time."""
 
     def __init__(self) -> None:
         self._queue = FixedChunkFcfs(48)
@@ -42,7 +42,7 @@ class Chancy:
     def decide(self, now: float, batch: BatchState) -> IterationDecision:
         self._turn += 1
         prefills = [run.request_id for run in batch.running if run.is_prefill]
-        # With memory to spare, since resting prefills that fill it would leave nothing to do.
+        # Only with enough free memory, because paused prefills that fill it would block everything.
         rest = self._turn % 3 if batch.free_kv_tokens >= KV // 2 else 0
         held = prefills[:rest] if len(prefills) > rest else []
         return IterationDecision(
@@ -88,7 +88,7 @@ def steps_of_the_core(
         EngineRequest(
             request_id=RequestId(str(number)),
             model=ENTRY.name,
-            # A first token of its own each, so that no prefix is shared.
+            # A unique first token for each, so that no prefix is shared.
             prompt=(number + 100, *range(10, 9 + prompt)),
             sampling=Sampling(max_tokens=answer, temperature=0, ignore_eos=True),
             slo=Slo(ttft_s=ttft_s, tbt_s=0.02),

@@ -1,4 +1,4 @@
-"""Several routers, and instances that pull: the simulated cluster before other fronts."""
+"""Several routers, and instances that pull: the simulated cluster with other fronts."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,8 @@ from ops.sim.routing.cluster import RoutingCluster, RoutingOutcome, simulate_fro
 from ops.sim.routing.fronts import PulledQueue, Routers, RouterSeat
 from ops.sim.routing.predictors import LEVELS, OraclePrefills, prefills_for, seat_of
 from ops.sim.routing.workload import MIXES, RoutedArrival, RoutedTraffic
-from solver.prediction.prefill_features import feature_matrix
-from solver.prediction.quantile_fit import fit_quantile_trees
+from solver.prediction.prefill.features import feature_matrix
+from solver.prediction.prefill.quantile_fit import fit_quantile_trees
 from solver.routing.admission_queue import Assignment
 from solver.routing.options import VARIANTS
 from solver.routing.prefills import request_features
@@ -48,14 +48,15 @@ def misses(outcome: RoutingOutcome) -> int:
 
 
 @pytest.mark.parametrize("front", [routers(3), pulled()], ids=["three routers", "pulled"])
-def test_everything_is_served_once(front: Routers | PulledQueue):
+def test_every_request_is_served_once(front: Routers | PulledQueue):
     outcome = simulate_front(traffic(), CLUSTER, front)
 
     assert all(request.finished_at is not None for request in outcome.requests)
     assert len(outcome.assignments) == len(outcome.requests)
 
 
-def test_three_routers_that_tell_each_other_do_about_as_well_as_one():
+@pytest.mark.slow
+def test_three_routers_with_shared_state_do_about_as_well_as_one():
     work = traffic(400, 4.5)
     one, three = (misses(simulate_front(work, CLUSTER, routers(count))) for count in (1, 3))
 
@@ -68,44 +69,46 @@ def row_of(assignment: Assignment) -> NDArray[np.float64]:
 
 @pytest.fixture
 def _small_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a formula, instead of a simulated trace: what routers tell each other matters here."""
+    """
+    Trees of a formula instead of a simulated trace: only the exchange between routers matters.
+    """
     known = requests_of(NOMINAL, 500, seed=1)
     trees = fit_quantile_trees(matrix_of(known), times_of(known), levels=LEVELS)
     monkeypatch.setattr(predictors, "trained", lambda _: trees)
 
 
 @pytest.mark.usefixtures("_small_trees")
-def test_routers_correct_by_what_others_saw_once_they_are_told():
-    """Prefills take three times as long as the trees say; the second router has seen none."""
+def test_routers_correct_by_the_observations_of_others():
+    """Prefills take three times as long as predicted; the second router has not seen any."""
     known = predictors.trained(2.0)
     one, other = (prefills_for(VARIANTS["quartz"], 2.0, origin=name) for name in ("one", "other"))
     outcome = simulate_front(traffic(300), CLUSTER, routers(1))
     assignments = list(outcome.assignments.values())
     last = assignments[-1]
 
-    def told_s() -> list[float]:
+    def predicted_s() -> list[float]:
         return [each.predict(last.request, [last.candidate])[0].mean_s for each in (one, other)]
 
-    (raw_s, _) = told_s()
+    (raw_s, _) = predicted_s()
     for each in assignments:
         one.observe(each, 3 * float(known.predict(row_of(each)).mean_s[0]))
     seats = [seat_of(one), seat_of(other)]
-    assert told_s() == [pytest.approx(3 * raw_s, rel=0.1), raw_s]
+    assert predicted_s() == [pytest.approx(3 * raw_s, rel=0.1), raw_s]
 
     for _ in range(2):
         assert seats[1].share is not None
         seats[1].share([one, one])
-    assert told_s() == pytest.approx([3 * raw_s] * 2, rel=0.1)
+    assert predicted_s() == pytest.approx([3 * raw_s] * 2, rel=0.1)
 
 
-def test_an_instance_never_holds_more_than_its_bounds_allow():
+def test_an_instance_never_holds_more_than_its_bounds():
     held = _HeldAtMost(pulled(window=3, max_backlog_s=1e6))
     simulate_front(traffic(200, 20.0), CLUSTER, held)
 
     assert held.most == 3
 
 
-def test_what_is_due_first_is_pulled_first():
+def test_the_earliest_deadline_is_pulled_first():
     queue = pulled(RoutingCluster(latency=LATENCY, num_instances=1), window=1)
     work = traffic(60, 20.0)
     outcome = simulate_front(work, RoutingCluster(latency=LATENCY, num_instances=1), queue)
@@ -132,7 +135,7 @@ def test_a_slow_instance_serves_less():
 
 
 class _HeldAtMost(PulledQueue):
-    """Remembers the most that any instance held."""
+    """Records the most that any instance held."""
 
     def __init__(self, inner: PulledQueue) -> None:
         self.__dict__.update(inner.__dict__)

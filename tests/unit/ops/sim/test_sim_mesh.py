@@ -54,6 +54,7 @@ def test_every_request_is_served_once_and_whole(arm: str):
     assert useful == outcome.tokens - outcome.wasted_tokens
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_runs():
     first, second = small("qlm"), small("qlm")
 
@@ -128,7 +129,7 @@ def test_a_cold_model_takes_longer_than_a_warm_one():
     assert cold.activate_s(B, 100.0) == 0.5 * VICUNA_13B.warm_s
 
 
-def test_host_memory_is_not_overfilled():
+def test_host_memory_is_not_exceeded():
     weights = HostWeights(
         TWO | {C: LLAMA_70B}, budget_bytes=MISTRAL_7B.weight_bytes, swap_scale=1.0
     )
@@ -137,7 +138,7 @@ def test_host_memory_is_not_overfilled():
     assert weights.activate_s(B, 0.0) == VICUNA_13B.cold_s
 
 
-def test_the_window_holds_no_more_than_it_may():
+def test_the_window_is_not_exceeded():
     long = [(A, arrival(prompt=400, output=400)) for _ in range(400)]
     rig = Rig(Conduct(window=5), *long)
     rig.follow(0.0, A)
@@ -152,7 +153,7 @@ def test_the_window_holds_no_more_than_it_may():
     assert rig.instance.engine.num_running > 5
 
 
-def test_stock_engines_serve_what_the_window_has_of_the_active_model_then_change():
+def test_stock_engines_finish_the_active_model_in_the_window_then_swap():
     stock = ARMS["fcfs"].conduct
     rig = Rig(stock, (A, arrival()), (B, arrival()), (A, arrival()))
     rig.follow(0.0, A, B, A)
@@ -166,8 +167,10 @@ def test_stock_engines_serve_what_the_window_has_of_the_active_model_then_change
     assert second.first_token_at > third.finished_at + VICUNA_13B.warm_s
 
 
-def test_what_a_new_head_displaces_goes_back_with_its_answer():
-    """B heads the queue, A comes back later: running A beyond the drain's limit is evicted."""
+def test_work_displaced_by_a_new_head_keeps_its_answer():
+    """
+    B heads the queue and A comes later: running requests of A beyond the drain limit are evicted.
+    """
     rig = Rig(
         Conduct(drain_limit_s=0.0),
         (A, arrival(output=2000, ttlt_s=3000)),
@@ -189,7 +192,7 @@ def test_what_a_new_head_displaces_goes_back_with_its_answer():
     assert rig.requests[2].finished_at < rig.requests[0].finished_at
 
 
-def test_what_cannot_be_in_time_gives_way():
+def test_infeasible_requests_are_relegated():
     rig = Rig(Conduct(), (A, arrival(ttlt_s=0.01)), (A, arrival(ttlt_s=100)))
     rig.follow(0.0, A)
 
@@ -210,14 +213,14 @@ def test_an_a10_is_slower_holds_less_and_cannot_serve_every_model():
     assert served(LLAMA_70B, A10) is None
 
 
-def test_tail_models_share_what_the_frequent_ones_leave():
+def test_tail_models_share_the_rest_of_the_arrivals():
     frequent, rare = tailed(4, 8, 0.5)
 
     assert sum(frequent) + sum(rare) == pytest.approx(1.0)
     assert sum(rare) == pytest.approx(0.5 * sum(frequent))
 
 
-def test_traffic_has_the_shares_that_were_asked_for():
+def test_traffic_has_the_requested_shares():
     traffic = MeshTraffic(
         models={A: 1.0}, rate_rps=50.0, duration_s=100.0, interactive=0.3, mega=0.1
     )
@@ -230,7 +233,7 @@ def test_traffic_has_the_shares_that_were_asked_for():
     assert sum(each.share for each in classes(0.3)) == pytest.approx(1.0)
 
 
-def test_a_queue_may_be_all_that_there_is():
+def test_traffic_may_consist_of_the_initial_queue_only():
     traffic = MeshTraffic(models={A: 1.0}, rate_rps=0.0, duration_s=10.0, queue=3)
 
     assert [each.arrival.arrived_at for each in traffic.arrivals()] == [0.0, 0.0, 0.0]

@@ -1,4 +1,4 @@
-"""The mesh's engine: iterations counted instead of walked."""
+"""The mesh's engine: iterations computed in bulk."""
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +13,7 @@ from ops.sim.request import Arrival, SimRequest
 from shared.contracts.base import ModelName, RequestId
 from shared.contracts.qos import Slo
 from solver.scheduling.baselines import FixedChunkFcfs
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.latency import LatencyTable
 
 TABLE = LatencyTable(tuple(0.01 + 1e-5 * n for n in range(1025)), pair_s=1e-9, context_s=1e-7)
 ONE_SECOND = LatencyTable(tuple(1.0 if n else 0.0 for n in range(1025)))
@@ -45,7 +45,7 @@ sizes = st.tuples(
     capacity=st.sampled_from([900, 2000, 100_000]),
     max_running=st.sampled_from([2, 8, 64]),
 )
-def test_gives_the_iterations_of_the_token_by_token_replica(
+def test_iterations_equal_those_of_the_token_by_token_replica(
     gaps: list[tuple[float, int, int]], capacity: int, max_running: int
 ):
     at, arrivals = 0.0, []
@@ -72,7 +72,7 @@ def test_gives_the_iterations_of_the_token_by_token_replica(
 
 
 def test_a_prompt_and_its_answer_take_an_iteration_each():
-    """Prompt in one iteration, which gives the first token; two more for the rest."""
+    """The prompt takes one iteration, which gives the first token; the rest takes two more."""
     engine = BatchEngine(ONE_SECOND, BatchLimits(kv_capacity_tokens=1000))
     one = request(0, 100, 3)
     engine.add(one, 5.0)
@@ -83,7 +83,7 @@ def test_a_prompt_and_its_answer_take_an_iteration_each():
     assert engine.totals.busy_s == 3.0
 
 
-def test_an_evicted_request_goes_on_with_its_answer_and_computes_the_rest_again():
+def test_an_evicted_request_resumes_its_answer_and_recomputes_its_kv():
     engine = BatchEngine(ONE_SECOND, BatchLimits(kv_capacity_tokens=1000))
     one = request(0, 100, 10)
     engine.add(one, 0.0)
@@ -100,7 +100,7 @@ def test_an_evicted_request_goes_on_with_its_answer_and_computes_the_rest_again(
     assert one.finished_at == 16.0
 
 
-def test_a_swapped_out_request_brings_its_kv_back_instead_of_computing_it():
+def test_a_swapped_out_request_restores_its_kv():
     limits = BatchLimits(kv_capacity_tokens=1000, restore_s_per_token=0.01)
     engine = BatchEngine(ONE_SECOND, limits)
     one = request(0, 100, 10)
@@ -128,13 +128,13 @@ def test_a_static_batch_begins_together_and_ends_before_the_next():
     assert [run.finished_at for run in runs] == [2.0, 5.0, 6.0]
 
 
-def test_a_request_that_can_never_fit_is_refused():
+def test_a_request_that_can_never_fit_is_rejected():
     engine = BatchEngine(ONE_SECOND, BatchLimits(kv_capacity_tokens=100))
 
     with pytest.raises(ValueError, match="does not fit"):
         engine.add(request(0, 90, 11), 0.0)
 
 
-def test_a_budget_that_decodes_could_exceed_is_refused():
+def test_a_budget_below_the_maximum_decodes_is_rejected():
     with pytest.raises(ValueError, match="budget"):
         BatchLimits(kv_capacity_tokens=100, max_running=256, token_budget=256)

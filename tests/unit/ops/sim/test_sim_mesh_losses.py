@@ -1,4 +1,4 @@
-"""An instance of the simulated mesh dies: its work begins anew elsewhere."""
+"""An instance of the simulated mesh dies: its work begins again elsewhere."""
 
 from ops.sim.mesh.arms import ARMS
 from ops.sim.mesh.cluster import Loss, MeshOptions, MeshOutcome, simulate_mesh
@@ -21,7 +21,7 @@ def served(*losses: Loss) -> MeshOutcome:
     return simulate_mesh(traffic.arrivals(), options)
 
 
-def test_all_of_it_is_served_whole_by_who_is_left():
+def test_remaining_instances_serve_all_requests_completely():
     outcome = served(Loss(number=0, at=LOST_AT_S))
     began_before = [r for r in outcome.requests if r.finished_at and r.finished_at < LOST_AT_S]
     others = [r for r in outcome.requests if r not in began_before]
@@ -31,8 +31,8 @@ def test_all_of_it_is_served_whole_by_who_is_left():
     assert {r.instance_id for r in others} == {"a100-1"}
 
 
-def test_answers_begin_anew():
-    """Whoever had its first token from the lost instance gets it again, later."""
+def test_answers_begin_again():
+    """Requests with a first token from the lost instance get it again, later."""
     calm = {r.request_id: r for r in served().requests}
     struck = served(Loss(number=0, at=LOST_AT_S))
     again = [
@@ -47,7 +47,7 @@ def test_answers_begin_anew():
     assert struck.wasted_tokens > 0
 
 
-def test_losses_are_in_the_order_of_time_and_reproducible():
+def test_losses_are_in_order_of_time_and_reproducible():
     loss = Loss(number=1, at=LOST_AT_S)
 
     assert [r.finished_at for r in served(loss).requests] == [

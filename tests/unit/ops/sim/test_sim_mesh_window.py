@@ -1,4 +1,4 @@
-"""What instances of the simulated mesh take from lanes, and what its planners see of them."""
+"""Pulls of the simulated mesh's instances, and the view of its planners."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from ops.sim.mesh.conduct import by_arrival, by_deadline
 from ops.sim.mesh.kinds import A10, A100, MISTRAL_7B, Fleet
 from ops.sim.mesh.lanes import AnswerLengths, MeshLanes
-from ops.sim.mesh.planners import TIER_WEIGHT, GeneratorPlanner, shepherd_policy
+from ops.sim.mesh.planners import IMPORTANCE_WEIGHT, GeneratorPlanner, shepherd_policy
 from ops.sim.mesh.profiling import measured
 from ops.sim.mesh.request import MeshRequest
 from ops.sim.mesh.snapshot import grouped, one_by_one
@@ -16,7 +16,7 @@ from ops.sim.request import Arrival
 from shared.contracts.base import InstanceId, ModelName
 from shared.contracts.plans import LaneQuota, Segment
 from shared.contracts.qos import Slo
-from solver.planning.building import (
+from solver.planning.problem.snapshot import (
     ClusterSnapshot,
     InstanceView,
     planning_problem,
@@ -27,7 +27,7 @@ A, B = ModelName("a"), ModelName("b")
 
 
 class Waiting:
-    """Requests of given model, arrival and time left, in their lanes."""
+    """Requests of given models, arrivals and times left, in their lanes."""
 
     def __init__(self, *requests: tuple[ModelName, float, float]) -> None:
         self.requests = [
@@ -79,7 +79,7 @@ def test_a_quota_is_not_exceeded():
     assert [queue.pull_head(), queue.pull_head()] == [waiting.requests[0], None]
 
 
-def test_segments_of_which_nothing_waits_leave_the_head():
+def test_segments_without_waiting_requests_leave_the_head():
     waiting = Waiting((A, 0.0, 60.0), (B, 0.0, 60.0))
     queue = waiting.queue(waiting.segment(A, r0=1), waiting.segment(B, r1=1))
     queue.pull_head()
@@ -88,7 +88,7 @@ def test_segments_of_which_nothing_waits_leave_the_head():
     assert [segment.model for segment in queue.segments()] == [B]
 
 
-def test_what_is_more_urgent_than_the_plan_is_taken_wherever_it_is_planned():
+def test_more_urgent_requests_are_taken_wherever_they_are_planned():
     waiting = Waiting((A, 0.0, 600.0), (A, 0.0, 60.0), (A, 0.0, 3000.0), (B, 0.0, 20.0))
     queue = waiting.queue(waiting.segment(A, r0=1))
     pulled = [queue.pull_urgent() for _ in range(3)]
@@ -96,14 +96,14 @@ def test_what_is_more_urgent_than_the_plan_is_taken_wherever_it_is_planned():
     assert pulled == [waiting.requests[1], waiting.requests[0], None]
 
 
-def test_looking_ahead_takes_from_any_segment_in_order():
+def test_looking_ahead_pulls_from_any_segment_in_order():
     waiting = Waiting((A, 0.0, 60.0), (B, 0.0, 20.0))
     queue = waiting.queue(waiting.segment(A, r0=1), waiting.segment(B, r1=1))
 
     assert [queue.pull_any() for _ in range(3)] == [*waiting.requests, None]
 
 
-def test_what_is_put_back_is_next_in_its_old_order():
+def test_returned_requests_are_next_in_their_old_order():
     waiting = Waiting((A, 0.0, 60.0), (A, 1.0, 60.0), (A, 2.0, 60.0))
     lane = waiting.requests[0].lane
     first, second = waiting.lanes.take(lane), waiting.lanes.take(lane)
@@ -113,7 +113,7 @@ def test_what_is_put_back_is_next_in_its_old_order():
     assert [waiting.lanes.take(lane) for _ in range(3)] == waiting.requests
 
 
-def test_what_is_relegated_waits_without_a_deadline():
+def test_a_relegated_request_waits_without_a_deadline():
     waiting = Waiting((A, 0.0, 60.0), (A, 1.0, 60.0))
     late = waiting.lanes.take(waiting.requests[0].lane)
     waiting.lanes.relegate(late, 5.0)
@@ -140,7 +140,7 @@ def profiles():
     return measured(fleet, {A: [each.arrival for each in arrivals]}, max_running=128)
 
 
-def test_a_profile_tells_a_third_of_the_speed(profiles):
+def test_a_profile_shows_a_third_of_the_speed(profiles):
     fast, slow = profiles["a100", A], profiles["a10", A]
 
     assert 2 < fast.rates.token_rate_per_s / slow.rates.token_rate_per_s < 10
@@ -157,7 +157,7 @@ def view(number: int, device: str) -> InstanceView:
     )
 
 
-def test_equal_generators_give_equal_plans_and_every_waiting_request_a_place(profiles):
+def test_equal_generators_give_equal_complete_plans(profiles):
     waiting = Waiting(*((model, 0.1 * n, 60.0) for n in range(40) for model in (A, B)))
     views = [view(0, "a100"), view(1, "a10")]
 
@@ -166,7 +166,7 @@ def test_equal_generators_give_equal_plans_and_every_waiting_request_a_place(pro
             profiles,
             lambda lanes, known, now: grouped(lanes, known, batch_multiple=4.0, now=now),
             moves_per_s=50_000.0,
-            options=ReviewOptions(tier_weight=TIER_WEIGHT),
+            options=ReviewOptions(importance_weight=IMPORTANCE_WEIGHT),
             seed=0,
         )
         return list(planner.plan(waiting.lanes, views, 5.0))
@@ -178,7 +178,7 @@ def test_equal_generators_give_equal_plans_and_every_waiting_request_a_place(pro
     assert sum(quotas) == 80
 
 
-def test_shepherds_partition_lasts_and_houses_models_that_come_later(profiles):
+def test_shepherds_partition_is_kept_and_hosts_later_models(profiles):
     policy = shepherd_policy(period=10)
     views = (view(0, "a100"), view(1, "a10"))
     rates = {key: each.rates for key, each in profiles.items()}
@@ -187,7 +187,7 @@ def test_shepherds_partition_lasts_and_houses_models_that_come_later(profiles):
         waiting = Waiting(*((model, 0.0, 60.0) for model in models))
         groups = grouped(waiting.lanes, profiles, batch_multiple=4.0, now=1.0)
         snapshot = ClusterSnapshot(now=1.0, groups=groups, instances=views, rates=rates)
-        order = policy(planning_problem(snapshot, tier_weight=TIER_WEIGHT))
+        order = policy(planning_problem(snapshot, importance_weight=IMPORTANCE_WEIGHT))
         return len(np.unique(order.groups))
 
     assert [served(A), served(A, B), served(B)] == [1, 2, 1]

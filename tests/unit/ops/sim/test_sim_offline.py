@@ -1,8 +1,9 @@
-"""Co-serving workloads and what is measured of them."""
+"""Co-serving workloads and their figures."""
 
 import numpy as np
 import pytest
 
+from ops.baselines.scheduling.co_serving import NonPreemptive
 from ops.bench.conserve_cells import Cell, measure
 from ops.sim.engine import SimulatedReplica
 from ops.sim.limits import EngineLimits
@@ -12,8 +13,7 @@ from ops.sim.profiles import load
 from ops.sim.request import Arrival
 from shared.contracts.base import RequestId
 from shared.contracts.qos import Slo
-from solver.scheduling.co_serving_baselines import NonPreemptive
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.latency import LatencyTable
 
 CHAT = Slo(ttft_s=0.5, tbt_s=0.07)
 
@@ -57,8 +57,8 @@ def test_the_backlog_has_all_data_sets_and_waits_from_the_start() -> None:
     assert np.mean(prompts) == pytest.approx(np.mean(means), rel=0.1)
 
 
-def test_throughput_and_waste_add_up_to_what_was_computed() -> None:
-    """Each offline token counts once; online ones are what is left."""
+def test_throughput_and_waste_add_up_to_the_computed_tokens() -> None:
+    """Each offline token counts once; the rest are online tokens."""
     harvest = CoServing(slo=CHAT, rate_rps=4, duration_s=20).run(replica("sarathi-preemptive:2048"))
     figures = harvest.figures()
     online = sum(r.num_computed_tokens for r in harvest.online)
@@ -69,15 +69,15 @@ def test_throughput_and_waste_add_up_to_what_was_computed() -> None:
 
 
 def test_a_dry_backlog_is_an_error() -> None:
-    """Figures of an engine that had no offline work left would say nothing."""
+    """Figures of an engine without offline work would be meaningless."""
     latency = LatencyTable(tuple(1e-8 * n for n in range(2049)))
     fast = SimulatedReplica(NonPreemptive(2048), latency, EngineLimits())
     with pytest.raises(RuntimeError, match="dry"):
         CoServing(slo=CHAT, duration_s=5).run(fast)
 
 
-def test_targets_are_multiples_of_what_online_work_alone_sees() -> None:
-    """At a low rate those of 2 requests a second, not those of pure decoding."""
+def test_targets_are_multiples_of_online_only_latencies() -> None:
+    """At a low rate those of 2 requests per second, not those of decoding alone."""
     cell = Cell(figure="6a", systems=("ours",), rate_rps=1.0, duration_s=10.0)
     measured = measure(cell)
 

@@ -1,4 +1,4 @@
-"""The judge of plans, by hand-computed queues and by the normal cases it must come to."""
+"""The judge of plans, by hand-computed queues and by the normal limit."""
 
 import math
 from dataclasses import replace
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ops.sim.plans import judge
-from solver.planning.problem import PlanningProblem
+from solver.planning.problem.problem import PlanningProblem
 from tests.planning_problems import NEVER, Group, Instance, a_problem, an_order
 
 BUSY = Instance(active=0)
@@ -32,7 +32,7 @@ def test_work_adds_up_along_a_queue_and_tails_do_not() -> None:
     assert verdict.attainment() == pytest.approx(2 / 3)
 
 
-def test_a_group_waits_for_what_its_instance_has_pulled_already() -> None:
+def test_a_group_waits_for_the_pulled_work_of_its_instance() -> None:
     servers = [Instance(active=0, available_s=20)]
 
     late = judge(a_problem([Group(deadline_s=19)], servers), an_order([0])).late_share()
@@ -56,7 +56,7 @@ def test_another_model_waits_for_the_drain_and_its_activation() -> None:
     assert verdict.setup_s == pytest.approx(8)
 
 
-def test_what_runs_now_drains_before_the_first_swap_and_only_then() -> None:
+def test_running_work_drains_only_before_the_first_swap() -> None:
     servers = [Instance(active=0, drain_s=6)]
     groups = [Group(model=0, deadline_s=1), Group(model=1, deadline_s=10.9)]
 
@@ -73,7 +73,7 @@ def test_a_group_finishes_one_request_after_another() -> None:
     assert verdict.late_probability() == pytest.approx([1.0])
 
 
-def test_many_requests_are_followed_in_parts_that_give_the_same_share() -> None:
+def test_large_groups_are_followed_in_parts_with_the_same_share() -> None:
     groups = [Group(num_requests=1600, work_s=160, deadline_s=80)]
 
     verdict = judge(a_problem(groups, [BUSY]), an_order([0]))
@@ -90,7 +90,7 @@ def test_younger_requests_have_later_deadlines() -> None:
     assert verdict.late_share() == pytest.approx([0, 10 / 11])
 
 
-def test_a_slow_device_is_slow() -> None:
+def test_a_slow_device_takes_longer() -> None:
     groups = [Group(work_s=10), Group(deadline_s=25)]
 
     fast = judge(a_problem(groups, [BUSY]), an_order([0, 1]))
@@ -108,7 +108,7 @@ def test_a_group_in_no_queue_is_late_unless_it_has_no_deadline() -> None:
     assert verdict.late_share().tolist() == [0, 1, 0]
 
 
-def test_attainment_is_weighted_and_of_a_part() -> None:
+def test_attainment_is_weighted_and_can_be_of_a_part() -> None:
     groups = [Group(weight=30, deadline_s=1), Group(weight=10, deadline_s=1)]
     problem = a_problem(groups, [BUSY])
 
@@ -119,7 +119,7 @@ def test_attainment_is_weighted_and_of_a_part() -> None:
     assert verdict.attainment(np.array([False, False])) == pytest.approx(1)
 
 
-def test_independent_work_comes_to_the_normal_law() -> None:
+def test_independent_work_tends_to_the_normal_distribution() -> None:
     """Twenty groups ahead, each with a tenth of deviation: the sum of variances."""
     groups = [Group(work_var=1.0) for _ in range(20)] + [Group(deadline_s=203)]
 
@@ -128,7 +128,7 @@ def test_independent_work_comes_to_the_normal_law() -> None:
     assert verdict.late_share()[20] == pytest.approx(phi(-3 / math.sqrt(20)), abs=0.01)
 
 
-def test_an_error_common_to_a_model_adds_up_within_it_and_not_across_models() -> None:
+def test_a_common_error_adds_up_within_a_model_and_not_across_models() -> None:
     one = [Group(model=0) for _ in range(4)]
     two = [Group(model=0) for _ in range(2)] + [Group(model=1) for _ in range(2)]
     servers = [Instance(active=0, activate_s=(0.0, 0.0))]
@@ -142,7 +142,7 @@ def test_an_error_common_to_a_model_adds_up_within_it_and_not_across_models() ->
     assert late(two) == pytest.approx(phi(-2 / math.sqrt(2.0)), abs=0.01)
 
 
-def test_availability_and_tails_are_uncertain_too() -> None:
+def test_availability_and_tails_are_also_uncertain() -> None:
     problem = a_problem(
         [Group(tail_s=50, tail_var=9, deadline_s=155)],
         [Instance(active=0, available_s=100, available_var=16)],
@@ -162,7 +162,7 @@ def test_more_variance_gives_more_spread_between_scenarios() -> None:
     assert 0 == sd(0.0) < sd(0.05) < sd(0.2)
 
 
-def test_equal_seeds_give_equal_luck_and_other_seeds_other_luck() -> None:
+def test_scenarios_depend_on_the_seed_only() -> None:
     problem = a_problem([Group(work_var=25), Group(deadline_s=10)], [BUSY], rate_error=0.1)
 
     first, again, other = (judge(problem, an_order([0, 1]), seed=seed) for seed in (1, 1, 2))
@@ -171,7 +171,7 @@ def test_equal_seeds_give_equal_luck_and_other_seeds_other_luck() -> None:
     assert not np.array_equal(first.late, other.late)
 
 
-def test_impossible_plans_are_refused() -> None:
+def test_impossible_plans_are_rejected() -> None:
     problem = a_problem([Group(model=1)], [Instance(activate_s=(0.0, NEVER)), BUSY])
 
     with pytest.raises(ValueError, match="two places"):

@@ -1,4 +1,4 @@
-"""Latency profiles that come with the project."""
+"""Latency profiles shipped with the project."""
 
 from pathlib import Path
 
@@ -25,12 +25,12 @@ def test_every_profile_is_usable(name: str) -> None:
 
 
 def test_h100_gives_conserves_published_times() -> None:
-    # 2048 tokens fresh take 51 ms, behind 40,000 they take 124 ms.
+    # 2048 tokens without context take 51 ms, after 40,000 they take 124 ms.
     assert ms("h100", 2048) == pytest.approx(51, rel=0.03)
     assert ms("h100", 2048, before=40_000) == pytest.approx(124, rel=0.03)
 
 
-def test_calibrations_differ_in_what_small_chunks_cost() -> None:
+def test_calibrations_differ_in_the_cost_of_small_chunks() -> None:
     gains = {name: (2432 / ms(name, 2432)) / (256 / ms(name, 256)) for name in ("28", "2x", "raw")}
 
     assert gains["raw"] < gains["28"] < gains["2x"]
@@ -56,9 +56,7 @@ def test_a_fitted_profile_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "message"), [("{", "not JSON"), (None, "no profile")])
-def test_a_profile_that_is_none_is_refused(
-    tmp_path: Path, content: str | None, message: str
-) -> None:
+def test_an_invalid_profile_is_rejected(tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "profile.json"
     if content is not None:
         file.write_text(content)

@@ -1,4 +1,4 @@
-"""Replicas that pull from shared lanes: nothing is lost, nothing exceeds its bounds."""
+"""Replicas that pull from shared lanes: nothing is lost, no bound is exceeded."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ def test_equal_pulling_scenarios_give_equal_figures() -> None:
 
 
 @pytest.mark.parametrize("rate_rps", [3.0, 8.0])
-def test_without_bounds_one_replica_is_as_if_it_saw_everything(rate_rps: float) -> None:
+def test_one_replica_without_bounds_equals_full_visibility(rate_rps: float) -> None:
     scenario = replace(SHORT, rate_rps=rate_rps)
     pulled = replace(scenario, pull=UNBOUNDED).run()
     full = replace(scenario, pull=None).run()
@@ -55,7 +55,7 @@ def test_without_bounds_one_replica_is_as_if_it_saw_everything(rate_rps: float) 
     assert [r.finished_at for r in full.requests] == [r.finished_at for r in pulled.requests]
 
 
-def test_a_replica_never_holds_more_than_its_window_nor_its_memory(
+def test_a_replica_never_exceeds_its_window_or_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waiting = []
@@ -76,7 +76,7 @@ def test_a_replica_never_holds_more_than_its_window_nor_its_memory(
     assert min(free) >= 0
 
 
-def test_under_overload_a_small_window_keeps_most_of_what_full_visibility_does() -> None:
+def test_a_small_window_keeps_most_of_full_visibility_in_overload() -> None:
     scenario = replace(SHORT, rate_rps=12.0, duration_s=120.0)
     pulled, full = (
         1 - violation_share(replace(scenario, pull=pull).run().requests)
@@ -86,15 +86,15 @@ def test_under_overload_a_small_window_keeps_most_of_what_full_visibility_does()
     assert pulled >= 0.9 * full
 
 
-def test_what_misses_in_any_case_gives_way_to_what_can_be_kept() -> None:
-    """A long request that cannot make it is relegated, and the short ones behind it are not."""
-    hopeless = Arrival(
+def test_infeasible_requests_give_way_to_feasible_ones() -> None:
+    """A long infeasible request is relegated, and the short ones behind it are not."""
+    infeasible = Arrival(
         arrived_at=0.0, prompt_tokens=8000, output_tokens=4, class_name="x", slo=Slo(ttft_s=0.2)
     )
-    short = replace(hopeless, prompt_tokens=200, slo=Slo(ttft_s=1.0))
+    short = replace(infeasible, prompt_tokens=200, slo=Slo(ttft_s=1.0))
     requests = [
         SimRequest(RequestId(str(number)), arrival)
-        for number, arrival in enumerate([hopeless, *[short] * 8])
+        for number, arrival in enumerate([infeasible, *[short] * 8])
     ]
     profile = load("28")
     replica = LateBoundReplica(
@@ -107,7 +107,7 @@ def test_what_misses_in_any_case_gives_way_to_what_can_be_kept() -> None:
     assert all(r.finished_at is not None for r in requests)
 
 
-def test_lanes_are_first_in_first_out_by_band_and_work() -> None:
+def test_lanes_are_fifo_by_band_and_work() -> None:
     arrival = Arrival(
         arrived_at=0.0, prompt_tokens=100, output_tokens=8, class_name="x", slo=Slo(ttft_s=6)
     )
@@ -122,4 +122,5 @@ def test_lanes_are_first_in_first_out_by_band_and_work() -> None:
 
 def test_silos_do_not_pull() -> None:
     assert main(["--dispatch", "pull", "--silo", "1:1:1"]) == 2
-    assert main(["--window", "4"]) == 2
+    assert main(["--window", "4", "--silo", "1:1:1"]) == 2
+    assert main(["--work-classes", "4", "--dispatch", "round-robin"]) == 2

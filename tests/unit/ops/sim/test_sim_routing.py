@@ -52,7 +52,8 @@ def test_traffic_is_in_order_and_equal_for_equal_seeds(mix: str):
     assert {each.arrival.slo for each in arrivals} <= {INTERACTIVE, LONG}
 
 
-def test_bursts_leave_the_mean_rate_as_it_is():
+@pytest.mark.slow
+def test_bursts_do_not_change_the_mean_rate():
     arrivals = traffic("bursty", rate_rps=20.0, count=6000)
 
     assert 6000 / arrivals[-1].arrival.arrived_at == pytest.approx(20.0, rel=0.06)
@@ -68,7 +69,7 @@ def test_a_prefix_matches_in_whole_blocks_and_never_all_of_the_prompt():
     assert cache.match_tokens(asked("other", 300, ("other", 100))) == 0
 
 
-def test_what_was_used_longest_ago_leaves_the_cache_first():
+def test_the_least_recently_used_prefix_leaves_the_cache_first():
     cache = PrefixCache()
     for key in ("one", "two", "three"):
         cache.store(asked(key, 100), 100)
@@ -111,7 +112,7 @@ def test_cached_tokens_are_not_computed_again():
     assert times[1] < 0.2 * times[0]
 
 
-def test_a_slowdown_holds_for_its_time():
+def test_a_slowdown_applies_during_its_time():
     cluster = RoutingCluster(latency=LATENCY, scale=SCALE)
     slow = replace(cluster, slowdown=Slowdown(factor=2.0, begins_at=0.0, ends_at=1e9))
     oracle = OraclePrefills(LATENCY, SCALE)
@@ -123,13 +124,13 @@ def test_a_slowdown_holds_for_its_time():
     assert other.end_s == pytest.approx(2 * one.end_s)
 
 
-def test_jain_is_one_for_equal_and_one_over_n_for_one_who_has_all():
+def test_jain_is_one_for_equal_values_and_one_over_n_for_a_single_one():
     assert jain([3, 3, 3]) == pytest.approx(1.0)
     assert jain([1, 0, 0, 0]) == pytest.approx(0.25)
 
 
 def test_shares_are_max_min_fair():
-    """Of 12: who asks for 2 gets it, the others share the rest."""
+    """A total of 12: a request for 2 is met, the others share the rest."""
     asked_for = {TenantId("a"): 2.0, TenantId("b"): 8.0, TenantId("c"): 50.0}
 
     assert list(max_min_shares(asked_for, 12.0).values()) == pytest.approx([2, 5, 5])

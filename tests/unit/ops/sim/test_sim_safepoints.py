@@ -4,6 +4,7 @@ from math import inf
 
 import pytest
 
+from ops.baselines.scheduling.co_serving import SarathiPreemptive
 from ops.sim.engine import SimulatedReplica
 from ops.sim.limits import EngineLimits
 from ops.sim.offline import TimedRequest
@@ -11,8 +12,7 @@ from ops.sim.request import Arrival, SimRequest
 from ops.sim.safepoints import SAFEPOINT_S, SAFEPOINTS, LayerwiseReplica
 from shared.contracts.base import RequestId
 from shared.contracts.qos import Slo
-from solver.scheduling.co_serving_baselines import SarathiPreemptive
-from solver.scheduling.latency import LatencyTable
+from solver.scheduling.engine.latency import LatencyTable
 
 LATENCY = LatencyTable(tuple(0.001 * n for n in range(101)))
 """A token takes 1 ms; iterations have 80 tokens, so a safepoint comes every 10 ms."""
@@ -45,7 +45,7 @@ def test_an_arrival_ends_offline_work_at_the_next_safepoint() -> None:
     assert replica.dropped_tokens == 80
 
 
-def test_what_was_dropped_is_computed_again() -> None:
+def test_dropped_work_is_computed_again() -> None:
     """All 80 tokens, from 110 ms on."""
     offline = request("offline", 0.0, 80, 1, Slo())
     served(offline, request("chat", 0.025, 80, 1, CHAT))
@@ -66,7 +66,7 @@ def test_online_decodes_of_a_cut_iteration_get_their_token() -> None:
     assert chat.gaps_s[0] == pytest.approx(0.03 + 0.001 * 5 / 8, abs=1e-3)
 
 
-def test_a_patient_replica_waits_when_the_first_token_will_be_in_time() -> None:
+def test_a_patient_replica_waits_if_the_first_token_will_be_in_time() -> None:
     """55 ms are left and the prompt takes 80: within four times 50 ms, not within two."""
     for patience, num_cuts in ((4.0, 0), (2.0, 1)):
         replica = served(

@@ -1,4 +1,4 @@
-"""Searches: what they find was tried, and so was what it is told from."""
+"""Searches: the result was tried, and so was the next rate that fails."""
 
 from collections.abc import Callable
 from math import exp
@@ -26,14 +26,14 @@ def late_rise(rate_rps: float) -> float:
 def searched(
     violations: Callable[[float], float], start_rps: float | None
 ) -> tuple[float, dict[float, float]]:
-    """What is found between 0 and 20, and the share of every rate that was tried."""
+    """The result between 0 and 20, and the share of every tried rate."""
     tried: dict[float, float] = {}
 
-    def told(rate_rps: float) -> float:
+    def reported(rate_rps: float) -> float:
         return tried.setdefault(rate_rps, violations(rate_rps))
 
     found = highest_rate(
-        told,
+        reported,
         allowed=ALLOWED,
         low_rps=0.0,
         high_rps=20.0,
@@ -45,7 +45,7 @@ def searched(
 
 @pytest.mark.parametrize("violations", [smooth, step, late_rise])
 @pytest.mark.parametrize("start_rps", [None, 0.5, 3.0, 4.0, 4.5, 19.0, 30.0])
-def test_the_goodput_was_tried_and_so_was_a_rate_just_above_that_is_too_high(
+def test_the_goodput_and_a_failing_rate_just_above_were_tried(
     violations: Callable[[float], float], start_rps: float | None
 ) -> None:
     found, tried = searched(violations, start_rps)
@@ -56,7 +56,7 @@ def test_the_goodput_was_tried_and_so_was_a_rate_just_above_that_is_too_high(
 
 
 @pytest.mark.parametrize("start_rps", [None, 4.0])
-def test_where_every_rate_is_too_high_the_goodput_is_the_lower_end(
+def test_if_every_rate_fails_the_goodput_is_the_lower_end(
     start_rps: float | None,
 ) -> None:
     found, tried = searched(lambda _rate: 1.0, start_rps)
@@ -66,7 +66,7 @@ def test_where_every_rate_is_too_high_the_goodput_is_the_lower_end(
 
 
 @pytest.mark.parametrize("start_rps", [None, 4.0, 30.0])
-def test_where_no_rate_is_too_high_the_upper_end_was_tried(start_rps: float | None) -> None:
+def test_if_no_rate_fails_the_upper_end_was_tried(start_rps: float | None) -> None:
     found, tried = searched(lambda _rate: 0.0, start_rps)
 
     assert found == 20.0
@@ -81,7 +81,7 @@ def test_a_good_guess_takes_fewer_tries_than_halving(start_rps: float) -> None:
     assert len(tried) <= 6
 
 
-def test_nothing_allowed_means_no_violation_at_all() -> None:
+def test_an_allowance_of_zero_means_no_violation_at_all() -> None:
     found = highest_rate(
         lambda rate: 1e-9 if rate > 2 else 0.0,
         allowed=0.0,

@@ -1,4 +1,4 @@
-"""Latency figures: who was never served counts as endless."""
+"""Latency figures: requests that were never served count as infinite."""
 
 from ops.sim.request import Arrival, SimRequest
 from ops.sim.summary import latency_quantiles, rolling_p99
@@ -24,24 +24,24 @@ def served(
     return request
 
 
-def test_latency_is_to_the_first_token_if_interactive_and_else_to_the_last() -> None:
+def test_latency_is_to_the_first_token_if_interactive_else_to_the_last() -> None:
     interactive, batch = served(first=2.0), served(slo=BATCH, first=2.0)
 
     assert (latency_quantiles([interactive]) or {})["p50"] == 2.0
     assert (latency_quantiles([batch]) or {})["p50"] == 3.0
 
 
-def test_a_quantile_among_requests_that_were_never_served_is_endless() -> None:
+def test_a_quantile_among_unserved_requests_is_infinite() -> None:
     quantiles = latency_quantiles([served(first=1.0), served(first=2.0), served()])
 
     assert quantiles == {"p50": 2.0, "p95": None, "p99": None}
 
 
-def test_no_requests_have_no_latency() -> None:
+def test_without_requests_there_is_no_latency() -> None:
     assert latency_quantiles([]) is None
 
 
-def test_a_rolling_p99_is_of_the_window_in_which_requests_arrived() -> None:
+def test_a_rolling_p99_is_of_the_window_of_arrival() -> None:
     requests = [
         served(arrived_at=0.0, first=1.0),
         served(arrived_at=59.0, first=62.0),

@@ -68,7 +68,7 @@ def test_a_power_map_keeps_order_and_hits_the_percentiles(
     assert min(mapped) >= 1
 
 
-def test_lengths_that_are_all_equal_cannot_be_mapped() -> None:
+def test_equal_lengths_cannot_be_mapped() -> None:
     with pytest.raises(ValueError, match="90th percentile"):
         power_mapped([5, 5, 5], 10, 20)
 
@@ -83,7 +83,7 @@ def test_a_trace_is_read_in_order_of_time(tmp_path: Path) -> None:
     assert trace.outputs == (10, 8, 1)
 
 
-def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_form_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "other.csv"
     file.write_text("a,b\n1,2\n")
 
@@ -131,7 +131,7 @@ def test_equal_seeds_give_equal_workloads() -> None:
     assert first != other
 
 
-def test_lengths_have_the_mean_that_is_asked_for() -> None:
+def test_lengths_have_the_requested_mean() -> None:
     shares, tokens = (0.0, 0.5, 1.0), (10.0, 20.0, 110.0)
     drawn = LengthModel(shares=shares, tokens=tokens, mean=35.0).draw(rng(1), 200_000)
 
@@ -139,7 +139,7 @@ def test_lengths_have_the_mean_that_is_asked_for() -> None:
     assert np.quantile(drawn, 0.5) == pytest.approx(20, abs=1)
 
 
-def test_a_mean_that_the_quantiles_exclude_is_refused() -> None:
+def test_a_mean_outside_the_quantiles_is_rejected() -> None:
     lengths = LengthModel(shares=(0.0, 0.5, 1.0), tokens=(10.0, 20.0, 110.0), mean=5.0)
 
     with pytest.raises(ValueError, match="not between 15"):

@@ -1,11 +1,11 @@
-"""The operations that are chosen for a situation, and which they are in brief."""
+"""The operations chosen for a situation, and their short form for comparisons."""
 
 from typing import Any
 
 from shared.contracts.plans import Segment
-from solver.planning.lso_actions import lso_actions
-from solver.planning.lso_situation import HeadChange
-from solver.planning.lsos import Lso
+from solver.planning.lso.actions import lso_actions
+from solver.planning.lso.operations import Lso
+from solver.planning.lso.situation import HeadChange
 from tests.unit.solver.planning.situations import situation
 
 
@@ -14,7 +14,7 @@ def actions(queue: tuple[Segment, ...], **fields: Any) -> tuple[Lso, ...]:
 
 
 def brief(lsos: tuple[Lso, ...]) -> list[tuple[Any, ...]]:
-    """Kind and object of each."""
+    """Kind and object of each operation."""
     found: list[tuple[Any, ...]] = []
     for lso in lsos:
         what = [

@@ -1,16 +1,14 @@
-"""Request groups for tests, with what does not matter filled in."""
+"""Request groups for tests, with defaults for irrelevant fields."""
 
 from shared.contracts.base import ModelName
-from shared.contracts.lanes import LaneKey, LaneLayout, WorkClass
+from shared.contracts.lanes import LaneKey, LaneLayout
 from shared.contracts.qos import Importance
-from solver.planning.grouping import GroupId, RequestGroup, Spread
+from solver.planning.problem.grouping import GroupId, RequestGroup, Spread
 
 
 def a_group(model: ModelName, number: int = 0, **fields: object) -> RequestGroup:
     """Ten requests of a hundred tokens, due a minute after Unix time 100."""
-    key = LaneKey.of(
-        LaneLayout(), model=model, importance=Importance.LOW, band=5, work=WorkClass.SHORT
-    )
+    key = LaneKey.of(LaneLayout(), model=model, importance=Importance.LOW, band=5, work=0)
     known = {
         "group_id": GroupId(key.queue_name, number),
         "key": key,

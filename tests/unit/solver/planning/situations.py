@@ -1,4 +1,4 @@
-"""Instances that are about to follow another queue, with what does not matter filled in."""
+"""Instances with a changing virtual queue, with defaults for irrelevant fields."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from shared.contracts.base import ModelName, RequestId
 from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.plans import LaneQuota, Segment
-from solver.planning.evict_or_swap import KvCosts
-from solver.planning.lso_situation import RunningWork, Situation
+from solver.planning.lso.evict_or_swap import KvCosts
+from solver.planning.lso.situation import RunningWork, Situation
 
 A, B, C, D = (ModelName(name) for name in "abcd")
 EVICTS = KvCosts(

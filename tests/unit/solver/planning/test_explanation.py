@@ -1,4 +1,4 @@
-"""What a group's other places would cost, against plans that are really made so."""
+"""Cost of a group's other places, compared with actually changed plans."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solver.planning.explanation import OtherPlace, PlacedGroup, explain
-from solver.planning.objective import plan_cost
-from solver.planning.problem import NONE, PlanningProblem, QueueOrder
+from solver.planning.problem.objective import plan_cost
+from solver.planning.problem.problem import NONE, PlanningProblem, QueueOrder
 from tests.planning_problems import (
     NEVER,
     Group,
@@ -22,7 +22,7 @@ TWO = (Instance(active=0), Instance(active=0))
 
 
 def moved(problem: PlanningProblem, order: QueueOrder, group: int, place: OtherPlace) -> QueueOrder:
-    """*order* with the group where *place* says."""
+    """*order* with the group moved to *place*."""
     queues = [
         [int(each) for each in order.queue(index) if each != group]
         for index in range(problem.num_instances)
@@ -36,7 +36,7 @@ def of(placed: tuple[PlacedGroup, ...], group: int) -> PlacedGroup:
 
 
 class TestPlaces:
-    def test_who_is_likeliest_to_be_late_comes_first(self):
+    def test_the_likeliest_to_be_late_comes_first(self):
         problem = a_problem([Group(), Group(deadline_s=1.0), Group(deadline_s=500.0)], TWO)
         placed = explain(problem, an_order([0, 1], [2]), most=0)
 
@@ -52,7 +52,7 @@ class TestPlaces:
         assert of(placed, 0).turn_sd_s == 0.0
         assert of(placed, 2).turn_sd_s == pytest.approx((2 * 4.0 + 2.0**2) ** 0.5)
 
-    def test_what_nobody_may_serve_has_no_place(self):
+    def test_groups_without_a_permitted_instance_have_no_place(self):
         problem = a_problem(
             [Group(model=1, deadline_s=1.0)], [Instance(activate_s=(5.0, NEVER), active=0)]
         )
@@ -65,7 +65,7 @@ class TestPlaces:
 
 class TestOtherPlaces:
     def test_a_free_instance_is_a_better_place(self):
-        """Behind another group half of it is late; next door nothing is."""
+        """Behind another group half of it is late; on the free instance nothing is."""
         problem = a_problem([Group(), Group(deadline_s=15.0)], TWO)
         placed = of(explain(problem, an_order([0, 1], []), most=2), 1)
         best = placed.others[0]
@@ -73,7 +73,7 @@ class TestOtherPlaces:
         assert best.extra_cost < -0.2
         assert (best.turn_s, placed.turn_s) == (0.0, 10.0)
 
-    def test_a_swap_makes_a_place_dear(self):
+    def test_a_swap_makes_a_place_expensive(self):
         problem = a_problem([Group(deadline_s=12.0)], (Instance(active=0), Instance(active=1)))
         placed = of(explain(problem, an_order([0], []), most=1), 0)
         (other,) = placed.others
@@ -81,7 +81,7 @@ class TestOtherPlaces:
         assert (other.instance, other.turn_s) == (1, 5.0)
         assert other.extra_cost > 0
 
-    def test_only_as_many_are_looked_into_as_asked_for(self):
+    def test_other_places_are_computed_only_for_the_requested_number(self):
         problem = a_problem([Group(deadline_s=1.0), Group(deadline_s=2.0)], TWO)
         placed = explain(problem, an_order([0], [1]), most=1)
 
@@ -89,7 +89,7 @@ class TestOtherPlaces:
 
     @settings(max_examples=30)
     @given(st.integers(0, 10_000))
-    def test_the_extra_cost_is_that_of_the_plan_with_the_group_there(self, seed: int):
+    def test_the_extra_cost_equals_that_of_the_changed_plan(self, seed: int):
         problem = a_random_problem(seed, num_groups=7, num_instances=3, num_models=2)
         order = a_random_order(problem, seed)
         now = plan_cost(problem, order).total

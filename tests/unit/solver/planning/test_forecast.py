@@ -1,4 +1,4 @@
-"""What a plan promises to the next request of a lane, and what becomes of that until it comes."""
+"""Forecasts for the next request of a lane, when planned and updated until it comes."""
 
 from dataclasses import replace
 
@@ -9,13 +9,6 @@ from hypothesis import strategies as st
 
 from shared.contracts.base import InstanceId, ModelName
 from shared.contracts.plans import LaneForecast
-from solver.planning.building import (
-    DEFAULT_RATE_ERROR,
-    ClusterSnapshot,
-    InstanceView,
-    ServiceRates,
-    planning_problem,
-)
 from solver.planning.forecast import (
     empty_lane_forecasts,
     forecast_now,
@@ -23,8 +16,15 @@ from solver.planning.forecast import (
     late_with,
     retry_after_s,
 )
-from solver.planning.grouping import Spread
-from solver.planning.order_baselines.queues import order_of
+from solver.planning.orders.queues import order_of
+from solver.planning.problem.grouping import Spread
+from solver.planning.problem.snapshot import (
+    DEFAULT_RATE_ERROR,
+    ClusterSnapshot,
+    InstanceView,
+    ServiceRates,
+    planning_problem,
+)
 from tests.unit.solver.planning.groups import a_group
 
 A, B = ModelName("a"), ModelName("b")
@@ -55,18 +55,16 @@ def cluster(*instances: InstanceView, num_groups: int = 3) -> ClusterSnapshot:
     )
 
 
-def foretold(snapshot: ClusterSnapshot, *queues: list[int]) -> tuple[LaneForecast, ...]:
-    """By a plan in which instances have these groups in this order."""
-    problem = planning_problem(snapshot, tier_weight=WEIGHTS)
+def predicted_wait(snapshot: ClusterSnapshot, *queues: list[int]) -> tuple[LaneForecast, ...]:
+    """Forecasts by a plan in which instances have these groups in this order."""
+    problem = planning_problem(snapshot, importance_weight=WEIGHTS)
     return lane_forecasts(snapshot, problem, order_of(queues))
 
 
 class TestLanesInAPlan:
     @given(st.permutations(range(3)))
-    def test_who_comes_next_waits_for_all_groups_of_the_lane_in_whatever_order(
-        self, order: list[int]
-    ):
-        (lane,) = foretold(cluster(), order)
+    def test_the_next_request_waits_for_all_groups_of_its_lane(self, order: list[int]):
+        (lane,) = predicted_wait(cluster(), order)
 
         assert lane.lane == LANE
         assert lane.wait_s == pytest.approx(30.0)
@@ -76,42 +74,40 @@ class TestLanesInAPlan:
     @pytest.mark.parametrize(
         ("overflow", "wait_s"), [(0, 30.0), (5, 25.0), (10, 20.0), (28, 2.0), (30, 0.0), (99, 0.0)]
     )
-    def test_who_comes_next_passes_what_is_above_its_tenants_share(
-        self, overflow: int, wait_s: float
-    ):
-        (lane,) = foretold(replace(cluster(), overflow={LANE: overflow}), [0, 1, 2])
+    def test_the_next_request_passes_overflow(self, overflow: int, wait_s: float):
+        (lane,) = predicted_wait(replace(cluster(), overflow={LANE: overflow}), [0, 1, 2])
 
         assert lane.wait_s == pytest.approx(wait_s)
 
-    def test_an_instance_that_is_done_earlier_makes_the_lane_no_faster_to_end(self):
-        """Two groups on one instance, one on the other, and both take what comes."""
-        (lane,) = foretold(cluster(instance("i"), instance("j")), [0, 2], [1])
+    def test_an_instance_that_is_done_earlier_does_not_shorten_the_wait(self):
+        """Two groups on one instance, one on the other, and both serve new requests."""
+        (lane,) = predicted_wait(cluster(instance("i"), instance("j")), [0, 2], [1])
 
         assert lane.wait_s == pytest.approx(20.0)
         assert lane.request_s == pytest.approx(0.5)
 
-    def test_all_instances_that_have_the_model_serve_what_comes(self):
-        """As in an empty lane: one request that waits there makes those after it no slower."""
+    def test_all_instances_with_the_model_serve_new_requests(self):
+        """As in an empty lane: one request that waits there does not slow down those after it."""
         four = [instance(name) for name in "ijkl"]
         snapshot = replace(cluster(*four), groups=(a_group(A, num_requests=1),))
-        (lane,) = foretold(snapshot, [0], [], [], [])
+        (lane,) = predicted_wait(snapshot, [0], [], [], [])
 
         assert lane.request_s == pytest.approx(1.0 / 4)
 
-    def test_what_was_pulled_before_comes_first(self):
-        (lane,) = foretold(cluster(instance(backlog_s=7.0)), [0, 1, 2])
+    def test_pulled_work_comes_first(self):
+        (lane,) = predicted_wait(cluster(instance(backlog_s=7.0)), [0, 1, 2])
 
         assert lane.wait_s == pytest.approx(37.0)
 
-    def test_the_spread_is_of_the_work_before_and_of_the_throughput(self):
-        (lane,) = foretold(cluster(), [0, 1, 2])
+    def test_the_spread_comes_from_earlier_work_and_the_throughput(self):
+        (lane,) = predicted_wait(cluster(), [0, 1, 2])
 
         work_sd_s = np.sqrt(3 * 10 * (30.0**2 + 40.0**2)) / 100
         assert lane.wait_sd_s == pytest.approx(np.hypot(work_sd_s, 0.1 * 30.0), rel=0.02)
 
-    def test_a_lane_that_nobody_serves_has_no_wait(self):
+    def test_a_lane_without_an_instance_has_no_wait(self):
         snapshot = replace(cluster(), groups=(a_group(ModelName("c")),))
-        (lane,) = foretold(snapshot, [])
+        (lane,) = predicted_wait(snapshot, [])
 
         assert (lane.wait_s, lane.wait_sd_s) == (None, None)
         assert lane.late_probability == 1.0
@@ -122,9 +118,9 @@ class TestEmptyLanes:
         snapshot = replace(cluster(*instances), groups=())
         typical = [a_group(model, num_requests=1)]
         order = order_of([[] for _ in snapshot.instances])
-        return empty_lane_forecasts(snapshot, order, typical, tier_weight=WEIGHTS)
+        return empty_lane_forecasts(snapshot, order, typical, importance_weight=WEIGHTS)
 
-    def test_who_comes_next_waits_for_what_the_first_free_instance_has_pulled(self):
+    def test_the_next_request_waits_for_work_pulled_by_the_first_free_instance(self):
         (lane,) = self.forecasts(instance("i", 5.0), instance("j", 2.0))
 
         assert lane.wait_s == pytest.approx(2.0)
@@ -132,41 +128,43 @@ class TestEmptyLanes:
         assert lane.request_s == pytest.approx(0.5)
         assert lane.late_probability == 0.0
 
-    def test_models_that_nobody_has_active_are_left_to_plans(self):
+    def test_inactive_models_have_no_empty_lane_forecast(self):
         assert self.forecasts(instance(), model=B) == ()
 
-    def test_without_such_lanes_there_is_nothing_to_tell(self):
+    def test_without_empty_lanes_there_are_no_forecasts(self):
         order = order_of([[0, 1, 2]])
 
-        assert empty_lane_forecasts(cluster(), order, [], tier_weight=WEIGHTS) == ()
+        assert empty_lane_forecasts(cluster(), order, [], importance_weight=WEIGHTS) == ()
 
-    def test_what_other_lanes_have_there_goes_before_if_it_is_no_later(self):
-        """Three groups of ten seconds, due after 60 s; and 2 s that were pulled."""
+    def test_planned_work_with_no_later_deadline_goes_before(self):
+        """Three groups of ten seconds, due after 60 s; and 2 s of pulled work."""
         snapshot, order = cluster(instance(backlog_s=2.0)), order_of([[0, 1, 2]])
         typical = [
             a_group(A, num_requests=1, oldest_deadline_at=at, youngest_deadline_at=at)
             for at in (110.0, 200.0)
         ]
-        sooner, later = empty_lane_forecasts(snapshot, order, typical, tier_weight=WEIGHTS)
+        sooner, later = empty_lane_forecasts(snapshot, order, typical, importance_weight=WEIGHTS)
 
         assert (sooner.wait_s, later.wait_s) == (pytest.approx(2.0), pytest.approx(32.0))
 
 
-TOLD = LaneForecast(lane=LANE, wait_s=10.0, wait_sd_s=2.0, request_s=0.5, tail_s=1.0, tail_sd_s=1.5)
+REPORTED = LaneForecast(
+    lane=LANE, wait_s=10.0, wait_sd_s=2.0, request_s=0.5, tail_s=1.0, tail_sd_s=1.5
+)
 
 
 class TestSinceThePlan:
-    def test_instances_went_on_and_requests_came(self):
-        now = forecast_now(TOLD, age_s=4.0, came=[(2.0, 6)])
+    def test_forecast_now_subtracts_service_and_adds_arrivals(self):
+        now = forecast_now(REPORTED, age_s=4.0, came=[(2.0, 6)])
 
         assert now.wait_s == pytest.approx(10.0 - 4.0 + 3.0)
         assert now.wait_sd_s == pytest.approx(2.0 + 3.0 * DEFAULT_RATE_ERROR)
 
-    def test_a_lane_is_empty_at_most(self):
-        assert forecast_now(TOLD, age_s=60.0, came=()).wait_s == 0.0
-        assert forecast_now(TOLD, age_s=60.0, came=[(0.0, 2)]).wait_s == pytest.approx(1.0)
+    def test_the_updated_wait_is_never_negative(self):
+        assert forecast_now(REPORTED, age_s=60.0, came=()).wait_s == 0.0
+        assert forecast_now(REPORTED, age_s=60.0, came=[(0.0, 2)]).wait_s == pytest.approx(1.0)
 
-    def test_what_came_is_worked_off_too(self):
+    def test_new_arrivals_are_also_worked_off(self):
         """An idle lane with one request a second that takes half of it is never full."""
         idle = LaneForecast(lane=LANE, wait_s=0.0, wait_sd_s=0.0, request_s=0.5)
         steady = [(9.0 - n, 9.0 - n) for n in range(9)]
@@ -174,20 +172,20 @@ class TestSinceThePlan:
         assert forecast_now(idle, age_s=9.5, came=steady).wait_s == 0.0
         assert forecast_now(idle, age_s=9.5, came=[*steady, (0.0, 4)]).wait_s == pytest.approx(2.0)
 
-    def test_a_wait_that_is_not_known_stays_so(self):
+    def test_an_unknown_wait_stays_unknown(self):
         unserved = LaneForecast(lane=LANE, late_probability=1.0)
 
         assert forecast_now(unserved, age_s=4.0, came=[(2.0, 6)]) is unserved
 
-    def test_so_does_a_spread_that_an_older_leader_does_not_tell(self):
-        told = LaneForecast(lane=LANE, wait_s=10.0, request_s=0.5)
+    def test_a_missing_spread_from_an_older_leader_stays_missing(self):
+        reported = LaneForecast(lane=LANE, wait_s=10.0, request_s=0.5)
 
-        assert forecast_now(told, age_s=4.0, came=[(2.0, 6)]).wait_sd_s is None
+        assert forecast_now(reported, age_s=4.0, came=[(2.0, 6)]).wait_sd_s is None
 
     @given(age_s=st.floats(0, 100), came=st.integers(0, 100), more=st.integers(1, 100))
-    def test_more_that_came_is_never_a_shorter_wait(self, age_s: float, came: int, more: int):
+    def test_more_arrivals_never_shorten_the_wait(self, age_s: float, came: int, more: int):
         first, second = (
-            forecast_now(TOLD, age_s=age_s, came=[(0.0, n)]) for n in (came, came + more)
+            forecast_now(REPORTED, age_s=age_s, came=[(0.0, n)]) for n in (came, came + more)
         )
 
         assert first.wait_s is not None
@@ -199,26 +197,24 @@ class TestLateness:
     @pytest.mark.parametrize(
         ("left_s", "late"), [(11.0, 0.5), (13.5, 0.1587), (8.5, 0.8413), (60.0, 0.0)]
     )
-    def test_the_wait_and_what_follows_it_must_fit_into_the_time_left(
-        self, left_s: float, late: float
-    ):
-        """11 s in the mean, deviation 2.5."""
-        assert late_with(TOLD, left_s) == pytest.approx(late, abs=1e-4)
+    def test_wait_and_tail_must_fit_into_the_time_left(self, left_s: float, late: float):
+        """Mean 11 s, deviation 2.5 s."""
+        assert late_with(REPORTED, left_s) == pytest.approx(late, abs=1e-4)
 
-    def test_without_any_spread_it_is_one_or_the_other(self):
+    def test_without_spread_the_probability_is_zero_or_one(self):
         exact = LaneForecast(lane=LANE, wait_s=10.0, wait_sd_s=0.0)
 
         assert (late_with(exact, 10.5), late_with(exact, 9.5)) == (0.0, 1.0)
 
     @pytest.mark.parametrize("wait_s", [None, 10.0])
-    def test_without_a_wait_or_its_spread_the_lanes_last_group_tells(self, wait_s: float | None):
+    def test_without_a_wait_or_spread_the_last_groups_probability_counts(
+        self, wait_s: float | None
+    ):
         assert late_with(LaneForecast(lane=LANE, wait_s=wait_s, late_probability=0.25), 1.0) == 0.25
 
     @pytest.mark.parametrize(
         ("left_s", "retry_s"), [(4.0, 7.0), (0.5, 10.0), (-5.0, 10.0), (60.0, 1.0)]
     )
-    def test_who_is_refused_is_told_when_there_is_time_for_it_again(
-        self, left_s: float, retry_s: float
-    ):
-        """Or, where no wait would be in time, when the lane has been worked off."""
-        assert retry_after_s(TOLD, left_s) == pytest.approx(retry_s)
+    def test_retry_after_is_when_the_request_would_be_in_time(self, left_s: float, retry_s: float):
+        """If it would be late without any wait, this is when the lane has been worked off."""
+        assert retry_after_s(REPORTED, left_s) == pytest.approx(retry_s)

@@ -11,17 +11,15 @@ from shared.contracts.errors import ContractError
 from shared.contracts.lanes import (
     LaneKey,
     LaneLayout,
-    WorkClass,
     model_of,
     relegated_name,
-    work_version_of,
 )
 from shared.contracts.qos import Importance
 from solver.planning.lanes import (
     all_lanes,
     band_lower_edge_s,
     band_of,
-    is_bygone,
+    earlier_lanes,
     lane_for,
     work_class_of,
 )
@@ -32,7 +30,9 @@ layouts = st.builds(
     first_band_s=st.floats(0.01, 10),
     band_ratio=st.floats(1.1, 10),
     num_bands=st.integers(1, 32),
-    work_version=st.integers(0, 99),
+    first_work_tokens=st.integers(1, 10_000),
+    work_ratio=st.floats(1.1, 10),
+    num_work_classes=st.integers(1, 32),
 )
 models = st.text(min_size=1, max_size=60, alphabet=st.characters(exclude_categories=["Cs"])).map(
     ModelName
@@ -43,7 +43,7 @@ keys = st.builds(
     model=models,
     importance=st.sampled_from(Importance),
     band=st.integers(0, 32),
-    work=st.sampled_from(WorkClass),
+    work=st.integers(0, 31),
 )
 
 
@@ -81,7 +81,7 @@ def test_a_request_lies_between_the_edges_of_its_band(layout: LaneLayout, time_l
 
 
 @given(layout=layouts, left=st.lists(st.floats(-10, 1e6), min_size=2, max_size=2))
-def test_more_time_is_never_a_sooner_band(layout: LaneLayout, left: list[float]):
+def test_more_time_never_gives_an_earlier_band(layout: LaneLayout, left: list[float]):
     sooner, later = sorted(left)
     assert band_of(sooner, layout) <= band_of(later, layout)
 
@@ -100,7 +100,7 @@ def test_fifo_in_a_lane_is_edf_up_to_one_band(
         if band >= layout.num_bands - 1 and layout.num_bands > 1:
             continue  # open-ended
         if layout.num_bands == 1:
-            continue  # likewise
+            continue  # as above
         edge_s = band_lower_edge_s(band, layout)
         width_s = layout.first_band_s if band == 0 else (layout.band_ratio - 1) * edge_s
         latest = -math.inf
@@ -109,49 +109,33 @@ def test_fifo_in_a_lane_is_edf_up_to_one_band(
             latest = max(latest, deadline_at)
 
 
-def test_work_is_long_from_the_edge_on():
-    assert [work_class_of(tokens, 100) for tokens in (99.9, 100)] == [
-        WorkClass.SHORT,
-        WorkClass.LONG,
-    ]
-
-
-def test_a_model_may_have_an_edge_of_its_own():
-    layout = LaneLayout(work_edge_tokens=100, work_version=3, work_edges={"m": 40})
-    names = [
-        lane_for(
-            model=ModelName(model),
-            importance=Importance.LOW,
-            time_left_s=math.inf,
-            work_tokens=50,
-            layout=layout,
-        ).queue_name
-        for model in ("m", "n")
-    ]
-
-    assert names == ["lane.1.m.low.12.long-3", "lane.1.n.low.12.short-3"]
-
-
-def test_the_lanes_of_older_learnt_edges_are_still_looked_for():
-    lanes = all_lanes((ModelName("m"),), LaneLayout(num_bands=1, work_version=6))
-
-    versions = {work_version_of(lane.queue_name) for lane in lanes}
-    assert versions == {0, 3, 4, 5, 6}
-    assert len(lanes) == len({lane.queue_name for lane in lanes}) == 5 * 8
-
-
-@pytest.mark.parametrize("name", ["lane.1.m.high.3.long-5", "overflow.1.a-7.high.3.short-5"])
-def test_a_lane_is_bygone_four_versions_later(name: str):
-    assert [is_bygone(name, version) for version in (0, 5, 8, 9)] == [False, False, False, True]
-
-
 @pytest.mark.parametrize(
-    "name",
-    ["lane.1.a-7.high.3.short", "resume.1.m.5", "resume.1.m-2.5", "relegated.m-2", "inbox.i-3"],
+    ("work_tokens", "work"),
+    [
+        (0, 0),
+        (400, 0),
+        (400.1, 1),
+        (600, 1),
+        (601, 2),
+        (900, 2),
+        (10_251, 8),
+        (10_252, 9),
+        (1e9, 9),
+    ],
 )
-def test_other_queues_are_never_bygone(name: str):
-    assert work_version_of(name) == 0
-    assert not is_bygone(name, 99)
+def test_work_classes_grow_by_half_and_the_last_is_open(work_tokens: float, work: int):
+    assert work_class_of(work_tokens, LaneLayout()) == work
+
+
+@given(layout=layouts, work_tokens=st.floats(0, 1e6))
+def test_work_lies_between_the_edges_of_its_class(layout: LaneLayout, work_tokens: float):
+    work = work_class_of(work_tokens, layout)
+    assert 0 <= work < layout.num_work_classes
+    upper = layout.first_work_tokens * layout.work_ratio**work
+    if work < layout.num_work_classes - 1:
+        assert work_tokens <= upper * (1 + 1e-6)
+    if work > 0:
+        assert work_tokens > upper / layout.work_ratio * (1 - 1e-6)
 
 
 def test_lane_of_a_request():
@@ -162,24 +146,17 @@ def test_lane_of_a_request():
         work_tokens=5000,
         layout=LAYOUT,
     )
-    assert key.queue_name == "lane.1.m.low.3.long"
+    assert key.queue_name == "lane.2.m.low.3.w7"
 
 
 @given(key=keys)
-def test_a_lane_survives_its_names(key: LaneKey):
+def test_a_lane_is_recovered_from_its_name(key: LaneKey):
     assert LaneKey.parse(key.queue_name) == key
     assert LaneKey.parse(key.overflow_name) == key
 
 
 @given(key=keys)
-def test_a_lasting_lane_is_the_operators(key: LaneKey):
-    assert work_version_of(key.lasting.queue_name) == 0
-    assert key.lasting.resume_name == key.resume_name
-    assert key.lasting.lasting == key.lasting
-
-
-@given(key=keys)
-def test_every_name_of_a_lane_leads_to_its_model(key: LaneKey):
+def test_every_name_of_a_lane_gives_its_model(key: LaneKey):
     names = (key.queue_name, key.overflow_name, key.resume_name, relegated_name(key.model))
     assert [model_of(name) for name in names] == [key.model] * 4
 
@@ -190,7 +167,7 @@ def test_different_lanes_have_different_names(one: LaneKey, other: LaneKey):
 
 
 @pytest.mark.parametrize("model", ["org/Model-7B.v1.2", "a.b", "über/模型", "%2E", "lane", " "])
-def test_awkward_models_have_names_of_six_words(model: str):
+def test_unusual_model_names_give_lane_names_of_six_words(model: str):
     key = LaneKey(layout=1, model=ModelName(model), importance="high", band=3, work="short")
     assert len(key.queue_name.split(".")) == 6
     assert LaneKey.parse(key.queue_name).model == model
@@ -207,6 +184,10 @@ def test_awkward_models_have_names_of_six_words(model: str):
         "lane.1.m.middle.3.short",
         "lane.1.m.high.b.short",
         "lane.1.m.high.3.medium",
+        "lane.2.m.high.3.3",
+        "lane.2.m.high.3.w",
+        "lane.2.m.high.3.w03",
+        "lane.2.m.high.3.w3-1",
         "lane.1.m.high.3.short-",
         "lane.1.m.high.3.short-0",
         "lane.1.m.high.3.short-01",
@@ -215,11 +196,19 @@ def test_awkward_models_have_names_of_six_words(model: str):
         "lane.1.m.n.high.3.short",
     ],
 )
-def test_other_names_are_no_lanes(name: str):
+def test_other_names_are_not_lanes(name: str):
     with pytest.raises(ContractError, match="not a lane name"):
         LaneKey.parse(name)
 
 
 def test_every_possible_lane_is_listed_once():
     lanes = all_lanes((ModelName("a"), ModelName("b")), LAYOUT)
-    assert len(lanes) == len(set(lanes)) == 2 * 2 * 7 * 2
+    assert len(lanes) == len(set(lanes)) == 2 * 2 * 7 * 10
+
+
+def test_lanes_of_version_1_are_listed_until_they_are_empty():
+    names = {key.queue_name for key in earlier_lanes((ModelName("a"),), LAYOUT)}
+    assert len(names) == 2 * 7 * 2 * 5
+    assert {"lane.1.a.high.3.short", "lane.1.a.low.6.long-4"} <= names
+    assert not names & {key.queue_name for key in all_lanes((ModelName("a"),), LAYOUT)}
+    assert earlier_lanes((ModelName("a"),), LaneLayout(version=1)) == ()

@@ -1,4 +1,4 @@
-"""When a plan is made anew, and when it is kept."""
+"""When a new plan is made, and when the old one is kept."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,18 +7,18 @@ from itertools import count
 import pytest
 
 from shared.contracts.base import InstanceId, ModelName
-from solver.planning.building import ClusterSnapshot, InstanceView, ServiceRates
-from solver.planning.grouping import GroupId, RequestGroup
+from solver.planning.problem.grouping import GroupId, RequestGroup
+from solver.planning.problem.snapshot import ClusterSnapshot, InstanceView, ServiceRates
 from solver.planning.review import Cause, Review, ReviewOptions, review
 from tests.unit.solver.planning.groups import a_group
 
 A, B = ModelName("a"), ModelName("b")
 NOW = 100.0
-OPTIONS = ReviewOptions(tier_weight={"high": 4.0, "low": 1.0}, budget_s=0.01)
+OPTIONS = ReviewOptions(importance_weight={"high": 4.0, "low": 1.0}, budget_s=0.01)
 
 
 def ticking() -> Callable[[], float]:
-    """A clock that goes a millisecond each time somebody looks."""
+    """A clock that advances by a millisecond with each reading."""
     ticks = count()
     return lambda: 0.001 * next(ticks)
 
@@ -53,14 +53,14 @@ def world() -> ClusterSnapshot:
     return snapshot_of(a_group(A, 0), a_group(B, 0), a_group(A, 1))
 
 
-def test_the_first_plan_is_made_because_there_is_none(world: ClusterSnapshot):
+def test_the_first_plan_is_made_if_there_is_none(world: ClusterSnapshot):
     first = reviewed(world)
 
     assert first.cause is Cause.FIRST
     assert sorted(first.order.groups.tolist()) == [0, 1, 2]
 
 
-def test_without_a_reason_the_plan_stays(world: ClusterSnapshot):
+def test_the_plan_is_kept_without_a_reason(world: ClusterSnapshot):
     first = reviewed(world)
     second = reviewed(following(world, first), first)
 
@@ -69,7 +69,7 @@ def test_without_a_reason_the_plan_stays(world: ClusterSnapshot):
     assert second.basis == first.basis
 
 
-def test_served_groups_leave_and_are_no_reason(world: ClusterSnapshot):
+def test_served_groups_cause_no_new_plan(world: ClusterSnapshot):
     first = reviewed(world)
     rest = following(world, first, groups=world.groups[1:])
 
@@ -85,20 +85,22 @@ def test_served_groups_leave_and_are_no_reason(world: ClusterSnapshot):
     ],
     ids=["one went", "one came", "one has other models"],
 )
-def test_other_instances_are_a_reason(world: ClusterSnapshot, instances: tuple[InstanceView, ...]):
+def test_other_instances_cause_a_new_plan(
+    world: ClusterSnapshot, instances: tuple[InstanceView, ...]
+):
     first = reviewed(world)
 
     assert reviewed(following(world, first, instances=instances), first).cause is Cause.INSTANCES
 
 
-def test_a_swap_that_was_planned_is_no_reason(world: ClusterSnapshot):
+def test_a_planned_swap_causes_no_new_plan(world: ClusterSnapshot):
     first = reviewed(world)
     swapped = (instance("i", active=B), instance("j"))
 
     assert reviewed(following(world, first, instances=swapped), first).cause is None
 
 
-def test_groups_without_a_place_are_a_reason(world: ClusterSnapshot):
+def test_groups_without_a_place_cause_a_new_plan(world: ClusterSnapshot):
     first = reviewed(world)
     more = following(world, first, groups=(*world.groups, a_group(B, 7)))
     second = reviewed(more, first)
@@ -107,7 +109,7 @@ def test_groups_without_a_place_are_a_reason(world: ClusterSnapshot):
     assert 3 in second.order.groups.tolist()
 
 
-def test_what_would_be_late_now_is_a_reason(world: ClusterSnapshot):
+def test_new_lateness_causes_a_new_plan(world: ClusterSnapshot):
     """Both instances have pulled more than they can do in time."""
     first = reviewed(world)
     busy = tuple(
@@ -119,7 +121,7 @@ def test_what_would_be_late_now_is_a_reason(world: ClusterSnapshot):
     assert set(second.alarms) == {group.group_id for group in world.groups}
 
 
-def test_another_pace_is_a_reason(world: ClusterSnapshot):
+def test_another_throughput_causes_a_new_plan(world: ClusterSnapshot):
     first = reviewed(world)
     faster = {key: ServiceRates(token_rate_per_s=1300.0) for key in world.rates}
     little = {key: ServiceRates(token_rate_per_s=1100.0) for key in world.rates}
@@ -128,8 +130,8 @@ def test_another_pace_is_a_reason(world: ClusterSnapshot):
     assert reviewed(following(world, first, rates=little), first).cause is None
 
 
-def test_a_group_that_has_become_unlikely_to_be_in_time_is_a_reason_once():
-    """A little late work is no violation, but its group is an alarm that was none before."""
+def test_a_group_that_becomes_unlikely_in_time_causes_one_new_plan():
+    """A little late work is not a violation, but its group is a new alarm."""
     little = a_group(A, 5, num_requests=1)
     world = snapshot_of(little, *(a_group(A, number, num_requests=120) for number in range(5)))
     first = reviewed(world)
@@ -142,13 +144,13 @@ def test_a_group_that_has_become_unlikely_to_be_in_time_is_a_reason_once():
     assert (third.cause, third.alarms) == (None, (due.group_id,))
 
 
-def test_an_alarm_that_somebody_raised_is_a_reason(world: ClusterSnapshot):
+def test_a_raised_alarm_causes_a_new_plan(world: ClusterSnapshot):
     first = reviewed(world)
 
     assert reviewed(following(world, first, alarms_raised=1), first).cause is Cause.ALARMS
 
 
-def test_forecasts_tell_of_every_lane_in_which_something_waits(world: ClusterSnapshot):
+def test_every_lane_with_waiting_requests_has_a_forecast(world: ClusterSnapshot):
     first = reviewed(world)
 
     assert {each.lane for each in first.forecasts} == {
@@ -158,7 +160,7 @@ def test_forecasts_tell_of_every_lane_in_which_something_waits(world: ClusterSna
     assert all((each.wait_sd_s or 0.0) > 0 for each in first.forecasts)
 
 
-def test_a_lane_that_nobody_serves_has_no_turn():
+def test_a_lane_without_an_instance_has_no_turn():
     first = reviewed(snapshot_of(a_group(ModelName("unknown"), 0)))
     (forecast,) = first.forecasts
 
@@ -166,7 +168,7 @@ def test_a_lane_that_nobody_serves_has_no_turn():
     assert first.alarms == (GroupId(forecast.lane, 0),)
 
 
-def test_without_work_there_is_an_empty_plan():
+def test_without_work_the_plan_is_empty():
     first = reviewed(snapshot_of())
 
     assert len(first.order.groups) == 0

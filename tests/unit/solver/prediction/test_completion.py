@@ -28,20 +28,20 @@ PROMPT, OUTPUT = TokenMoments.of(161.0), TokenMoments.of(338.0, 300.0)
 
 
 def test_waiting_is_the_tokens_ahead_over_the_throughput():
-    """Equations 2 and 3: 100 answers of 338 and 300 tokens, at 2000 in a second."""
+    """Equations 2 and 3: 100 answers of 338 and 300 tokens, at 2000 tokens per second."""
     wait = waiting_time(Ahead.of(100.0, OUTPUT), A100)
 
     assert float(wait.mean_s) == pytest.approx(100 * 338 / 2000)
     assert float(wait.sd_s) == pytest.approx(math.sqrt(100) * 300 / 2000)
 
 
-def test_prompts_ahead_take_their_time_too():
+def test_prompts_ahead_also_take_time():
     wait = waiting_time(Ahead.of(100.0, PROMPT.plus(OUTPUT)), A100)
 
     assert float(wait.mean_s) == pytest.approx(100 * (161 + 338) / 2000)
 
 
-def test_a_throughput_that_errs_spreads_long_waits_in_proportion():
+def test_a_rate_error_spreads_long_waits_in_proportion():
     erring = ServiceParameters(token_rate_per_s=2000.0, rate_error=0.1)
     counts = np.array([1e2, 1e4])
     waits = waiting_time(Ahead.of(counts, TokenMoments.of(338.0)), erring)
@@ -49,8 +49,8 @@ def test_a_throughput_that_errs_spreads_long_waits_in_proportion():
     np.testing.assert_allclose(waits.sd_s / waits.mean_s, [0.1, 0.1])
 
 
-def test_an_engine_with_free_places_takes_some_at_once():
-    """An empty engine of 64 places: as much as 64 answers' remainders need not be waited for."""
+def test_an_engine_with_free_slots_takes_some_requests_at_once():
+    """An empty engine of 64 slots: the remainders of 64 answers need not be waited for."""
     ahead = Ahead.of(np.array([10.0, 1000.0]), OUTPUT)
     full = waiting_time(ahead, A100, output=OUTPUT)
     empty = waiting_time(ahead, A100, output=OUTPUT, running=0.0)
@@ -61,7 +61,7 @@ def test_an_engine_with_free_places_takes_some_at_once():
     assert full.mean_s[1] - empty.mean_s[1] == pytest.approx(64 * remainder / 2000)
 
 
-def test_what_runs_adds_to_the_uncertainty():
+def test_running_requests_add_to_the_uncertainty():
     ahead = Ahead.of(1000.0, OUTPUT)
 
     assert waiting_time(ahead, A100, output=OUTPUT).sd_s > waiting_time(ahead, A100).sd_s
@@ -76,7 +76,7 @@ def test_completion_is_waiting_prefill_and_decode():
     assert float(found.variance) == pytest.approx(4 + 0.01 + (300 * 1.5 * 0.02) ** 2)
 
 
-def test_a_group_of_one_is_done_when_its_request_is():
+def test_a_group_of_one_ends_with_its_request():
     wait = TimeDistribution.of([10.0, 40.0], [4.0, 9.0])
     output = TokenMoments.of([338.0, 100.0], [200.0, 20.0])
     work = GroupWork(num_requests=np.ones(2), prompt=TokenMoments.of([9.0, 9.0]), output=output)
@@ -90,8 +90,8 @@ def test_a_group_of_one_is_done_when_its_request_is():
 
 
 @pytest.mark.parametrize("count", [4, 40, 400])
-def test_a_group_is_done_when_the_last_of_its_requests_is(count: int):
-    """Equation 5 against 4000 drawn groups, whose waits are the others' tokens."""
+def test_a_group_ends_with_its_last_request(count: int):
+    """Equation 5 against 4000 random groups, whose waits are the others' tokens."""
     random = np.random.default_rng(count)
     sigma = math.sqrt(math.log1p((300 / 338) ** 2))
     outputs = random.lognormal(math.log(338) - sigma**2 / 2, sigma, (4000, 50 + count))
@@ -111,7 +111,7 @@ def test_a_group_is_done_when_the_last_of_its_requests_is(count: int):
         assert float(found.quantile(level)) == pytest.approx(np.quantile(drawn_s, level), rel=0.05)
 
 
-def test_answers_of_one_length_end_in_order():
+def test_answers_of_equal_length_end_in_order():
     work = GroupWork(num_requests=np.array(100.0), prompt=PROMPT, output=TokenMoments.of(200.0))
     found = group_completion_time(TimeDistribution.of(7.0), work, A100)
 
@@ -130,13 +130,13 @@ def test_a_limit_on_answers_bounds_the_last_one():
     assert float(group_completion_time(wait, limited, A100).quantile(0.9)) < 7.4 + 15
 
 
-def test_an_empty_group_is_refused():
+def test_an_empty_group_is_rejected():
     work = GroupWork(num_requests=np.zeros(1), prompt=PROMPT, output=OUTPUT)
     with pytest.raises(ValueError, match="num_requests of a group must be 1 or more"):
         group_completion_time(TimeDistribution.of([1.0]), work, A100)
 
 
-def test_tokens_and_counts_out_of_their_limits_are_refused():
+def test_tokens_and_counts_out_of_their_limits_are_rejected():
     with pytest.raises(ValueError, match="mean and sd of tokens"):
         TokenMoments.of(10.0, -1.0)
     with pytest.raises(ValueError, match="num_requests ahead"):

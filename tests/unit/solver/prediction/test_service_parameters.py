@@ -23,7 +23,7 @@ def served(*, prompt: int = 100, output: int = 11, first_s: float = 1.0, end_s: 
     )
 
 
-def test_one_batch_tells_prefill_decode_inefficiency_and_throughput():
+def test_one_batch_gives_prefill_decode_inefficiency_and_throughput():
     """Three requests of 111 tokens stay for 2, 2 and 3 s; decodes take 0.1, 0.1 and 0.2 s."""
     found = from_first_batch([served(), served(), served(end_s=3.0)])
 
@@ -35,7 +35,7 @@ def test_one_batch_tells_prefill_decode_inefficiency_and_throughput():
     assert found.batch == 3
 
 
-def test_one_long_answer_does_not_hide_the_rate_at_which_places_become_free():
+def test_one_long_answer_does_not_lower_the_rate():
     """Nine answers of 1 s and one of 10 s: by the whole time the rate would be a tenth."""
     batch = [served(end_s=1.0, first_s=0.5) for _ in range(9)]
     batch.append(served(output=191, first_s=0.5, end_s=10.0))
@@ -51,18 +51,18 @@ def test_answers_of_one_token_have_no_decode():
     assert found.inefficiency == 1.0
 
 
-def test_an_empty_batch_is_refused():
-    with pytest.raises(ValueError, match="a first batch needs a request"):
+def test_an_empty_batch_is_rejected():
+    with pytest.raises(ValueError, match="a first batch needs at least one request"):
         from_first_batch([])
 
 
-def test_without_telemetry_the_first_batch_stands():
+def test_without_telemetry_the_first_batch_is_used():
     first = from_first_batch([served()])
 
     assert ServiceTelemetry(first).parameters == first
 
 
-def test_telemetry_moves_throughput_batch_and_inefficiency():
+def test_telemetry_changes_throughput_batch_and_inefficiency():
     first = from_first_batch([served()])
     telemetry = ServiceTelemetry(first)
     for _ in range(20):
@@ -87,7 +87,7 @@ def test_old_reports_are_forgotten():
     assert telemetry.parameters.token_rate_per_s == pytest.approx(400.0, rel=0.01)
 
 
-def test_the_throughput_is_less_certain_the_more_it_swings_and_the_fewer_reports_there_are():
+def test_rate_error_grows_with_variation_and_with_fewer_reports():
     def error(swing: float, reports: int) -> float:
         telemetry = ServiceTelemetry(from_first_batch([served()]))
         for number in range(reports):
@@ -99,7 +99,7 @@ def test_the_throughput_is_less_certain_the_more_it_swings_and_the_fewer_reports
 
 
 @pytest.mark.parametrize(("tokens", "busy_s"), [(0.0, 1.0), (5.0, 0.0), (math.nan, 1.0)])
-def test_intervals_that_say_nothing_are_passed_over(tokens: float, busy_s: float):
+def test_intervals_without_information_are_ignored(tokens: float, busy_s: float):
     first = from_first_batch([served()])
     telemetry = ServiceTelemetry(first)
     telemetry.observe_busy(tokens=tokens, busy_s=busy_s, running=1.0)
@@ -116,11 +116,11 @@ def test_intervals_that_say_nothing_are_passed_over(tokens: float, busy_s: float
         ("prefill_var", math.inf, "finite"),
     ],
 )
-def test_parameters_out_of_their_limits_are_refused(field: str, value: float, limit: str):
+def test_parameters_out_of_their_limits_are_rejected(field: str, value: float, limit: str):
     with pytest.raises(ValueError, match=f"{field} must .*{limit}"):
         replace(ServiceParameters(token_rate_per_s=1.0), **{field: value})
 
 
-def test_times_out_of_order_are_refused():
+def test_times_out_of_order_are_rejected():
     with pytest.raises(ValueError, match="must be in this order"):
         served(first_s=3.0, end_s=2.0)

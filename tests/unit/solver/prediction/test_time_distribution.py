@@ -6,7 +6,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from solver.prediction.time_distribution import TimeDistribution, certain, normal_quantile
+from solver.prediction.time_distribution import TimeDistribution, normal_quantile
 
 
 def test_samples_of_a_lognormal_time_have_its_quantiles():
@@ -20,8 +20,8 @@ def test_samples_of_a_lognormal_time_have_its_quantiles():
         assert time.quantile(level) == pytest.approx(np.quantile(samples, level), rel=0.02)
 
 
-def test_of_many_terms_the_quantiles_are_the_normal_ones():
-    """A sum of 10,000 answers of 338 tokens, with as much spread."""
+def test_quantiles_of_many_terms_are_normal():
+    """A sum of 10,000 answers of 338 tokens with an equal deviation."""
     mean, variance = 10_000 * 338.0, 10_000 * 338.0**2
     normal = NormalDist(mean, math.sqrt(variance))
 
@@ -31,7 +31,7 @@ def test_of_many_terms_the_quantiles_are_the_normal_ones():
         )
 
 
-def test_a_quantile_and_the_probability_below_it_are_inverse():
+def test_quantile_and_cdf_are_inverse():
     times = TimeDistribution.of([1.0, 20.0], [0.5, 3.0])
 
     assert times.cdf(times.quantile(0.9)) == pytest.approx([0.9, 0.9])
@@ -45,13 +45,13 @@ def test_the_interval_holds_its_share():
 
 
 def test_a_certain_time_is_a_step():
-    time = certain(3.0)
+    time = TimeDistribution.of(3.0)
 
     assert [float(time.cdf(each)) for each in (2.9, 3.0, 3.1)] == [0.0, 1.0, 1.0]
     assert float(time.quantile(0.05)) == float(time.quantile(0.95)) == 3.0
 
 
-def test_no_wait_at_all_is_certain_whatever_its_variance():
+def test_a_zero_wait_is_certain_whatever_its_variance():
     assert float(TimeDistribution.of(0.0, 4.0).quantile(0.99)) == 0.0
 
 
@@ -63,12 +63,12 @@ def test_sums_have_the_sums_of_the_moments():
 
 
 @pytest.mark.parametrize(("mean_s", "variance"), [(-1.0, 0.0), (math.inf, 0.0), (1.0, math.nan)])
-def test_moments_that_no_time_has_are_refused(mean_s: float, variance: float):
+def test_impossible_moments_are_rejected(mean_s: float, variance: float):
     with pytest.raises(ValueError, match="of a time must be finite and 0 or more"):
         TimeDistribution.of(mean_s, variance)
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, -0.1])
-def test_levels_at_the_edges_are_refused(level: float):
+def test_levels_of_zero_and_one_are_rejected(level: float):
     with pytest.raises(ValueError, match=r"above 0 and below 1, not"):
         normal_quantile(level)

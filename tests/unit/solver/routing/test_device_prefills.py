@@ -1,10 +1,10 @@
-"""Instances of several devices: each predicted and corrected by its own."""
+"""Instances of several devices: each is predicted and corrected separately."""
 
 import pytest
 
 from shared.contracts.base import InstanceId
 from shared.contracts.estimates import LatencyCoefficients
-from solver.prediction.latency_prefills import LatencyPrefills
+from solver.prediction.prefill.latency_prefills import LatencyPrefills
 from solver.routing.admission_queue import Assignment
 from solver.routing.device_prefills import LEVELS, DevicePrefills
 from solver.routing.options import VARIANTS
@@ -31,50 +31,52 @@ def candidates() -> list[Candidate]:
     return [Candidate(instance_id=each) for each in (A, B, C)]
 
 
-def observe(told: DevicePrefills, instance_id: InstanceId, prefill_s: float, count: int) -> None:
+def observe(
+    reported: DevicePrefills, instance_id: InstanceId, prefill_s: float, count: int
+) -> None:
     for number in range(count):
         request = routed(number)
         candidate = Candidate(instance_id=instance_id)
-        (estimate,) = told.predict(request, [candidate])
-        told.observe(
+        (estimate,) = reported.predict(request, [candidate])
+        reported.observe(
             Assignment(request=request, candidate=candidate, estimate=estimate, key=0.0), prefill_s
         )
 
 
-def test_each_candidate_is_asked_of_its_own_device_in_order():
+def test_each_candidate_uses_its_own_device_in_order():
     means = [each.mean_s for each in prefills().predict(routed(0), candidates())]
 
     assert means == pytest.approx([0.1, 0.4, 0.1])
 
 
-def test_what_one_device_does_corrects_no_other():
-    told = prefills()
-    observe(told, B, 0.8, 100)
-    means = [each.mean_s for each in told.predict(routed(0), candidates())]
+def test_observations_of_one_device_correct_no_other():
+    reported = prefills()
+    observe(reported, B, 0.8, 100)
+    means = [each.mean_s for each in reported.predict(routed(0), candidates())]
 
     assert means == pytest.approx([0.1, 0.8, 0.1], rel=1e-2)
 
 
-def test_trust_is_lost_on_one_device_for_all():
-    told = prefills()
-    observe(told, B, 4.0, 100)
+def test_one_untrusted_device_ends_trust_for_all():
+    reported = prefills()
+    observe(reported, B, 4.0, 100)
 
-    assert not told.is_trusted
-    assert [key for key, each in told.monitors.items() if not each.trusted] == [SLOW]
+    assert not reported.is_trusted
+    assert [key for key, each in reported.monitors.items() if not each.trusted] == [SLOW]
 
 
-def test_another_model_begins_without_corrections_and_the_same_one_changes_nothing():
-    told = prefills()
-    observe(told, B, 0.8, 100)
-    told.use(SLOW, latency(9e-4), "s1")
-    same = told.predict(routed(0), candidates())[1].mean_s
-    told.use(SLOW, latency(9e-4), "s2")
-    other = told.predict(routed(0), candidates())[1].mean_s
+def test_only_a_different_model_resets_corrections():
+    reported = prefills()
+    observe(reported, B, 0.8, 100)
+    reported.use(SLOW, latency(9e-4), "s1")
+    same = reported.predict(routed(0), candidates())[1].mean_s
+    reported.use(SLOW, latency(9e-4), "s2")
+    other = reported.predict(routed(0), candidates())[1].mean_s
 
     assert (same, other) == (pytest.approx(0.8, rel=1e-2), pytest.approx(0.9))
 
 
-def test_corrections_travel_between_routers_of_the_same_model_only():
+def test_corrections_are_shared_only_for_the_same_model():
     teacher, same, other = prefills(), prefills("two"), prefills("three")
     other.use(SLOW, latency(4e-4), "s2")
     observe(teacher, B, 0.8, 100)
@@ -86,26 +88,26 @@ def test_corrections_travel_between_routers_of_the_same_model_only():
     assert other.predict(routed(0), candidates())[1].mean_s == pytest.approx(0.4)
 
 
-def test_a_device_that_nobody_has_told_of_is_predicted_by_a_prior():
-    told = DevicePrefills(options=VARIANTS["default"], origin="one")
-    told.device_of = {A: FAST}
-    (estimate,) = told.predict(routed(0, tokens=1000), [Candidate(instance_id=A)])
+def test_an_unknown_device_is_predicted_by_a_prior():
+    reported = DevicePrefills(options=VARIANTS["default"], origin="one")
+    reported.device_of = {A: FAST}
+    (estimate,) = reported.predict(routed(0, tokens=1000), [Candidate(instance_id=A)])
 
     assert 0 < estimate.mean_s < 1
 
 
-def test_without_calibration_nothing_is_corrected_and_all_is_trusted():
-    told = prefills(policy="no-calibration")
-    observe(told, B, 4.0, 100)
+def test_without_calibration_all_is_trusted_and_uncorrected():
+    reported = prefills(policy="no-calibration")
+    observe(reported, B, 4.0, 100)
 
-    assert told.is_trusted
-    assert told.snapshots() == ()
-    assert told.predict(routed(0), candidates())[1].mean_s == pytest.approx(0.4)
+    assert reported.is_trusted
+    assert reported.snapshots() == ()
+    assert reported.predict(routed(0), candidates())[1].mean_s == pytest.approx(0.4)
 
 
-def test_what_is_gone_is_not_distrusted_for_ever():
-    told = prefills()
-    observe(told, B, 4.0, 100)
-    del told.device_of[B]
+def test_devices_that_are_gone_do_not_block_trust():
+    reported = prefills()
+    observe(reported, B, 4.0, 100)
+    del reported.device_of[B]
 
-    assert told.is_trusted
+    assert reported.is_trusted

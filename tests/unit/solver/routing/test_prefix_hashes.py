@@ -1,4 +1,4 @@
-"""Equal beginnings have equal names, and nothing else has."""
+"""Equal beginnings have equal hashes, different ones do not."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,20 +17,20 @@ def said(*contents: str) -> tuple[ChatMessage, ...]:
     return tuple(ChatMessage(role="user", content=each) for each in contents)
 
 
-def test_only_full_parts_count():
+def test_only_full_parts_have_a_hash():
     assert prefix_hashes("x" * (PART_BYTES - 1), None) == ()
     assert len(prefix_hashes("x" * 2 * PART_BYTES, None)) == 2
     assert len(prefix_hashes((7,) * (3 * PART_TOKENS + 1), None)) == 3
 
 
-def test_a_part_stands_for_all_text_before_it():
+def test_a_hash_covers_all_text_before_it():
     first = prefix_hashes("a" * PART_BYTES + "c" * PART_BYTES, None)
     second = prefix_hashes("b" * PART_BYTES + "c" * PART_BYTES, None)
 
     assert first[1] != second[1]
 
 
-def test_a_next_turn_begins_as_the_one_before():
+def test_a_next_turn_shares_the_hashes_of_the_previous():
     before = said("s" * 700, "q" * 700)
     after = (*before, *said("and now?" * 100))
 
@@ -39,13 +39,13 @@ def test_a_next_turn_begins_as_the_one_before():
     )
 
 
-def test_text_in_parts_is_the_same_text():
+def test_text_in_parts_has_the_same_hashes():
     listed = (ChatMessage(role="user", content=[{"type": "text", "text": "t" * 1000}]),)
 
     assert prefix_hashes(None, listed) == prefix_hashes(None, said("t" * 1000))
 
 
-def test_long_prompts_are_told_apart_up_to_a_bound():
+def test_long_prompts_are_distinguished_up_to_a_bound():
     assert len(prefix_hashes((1,) * (PART_TOKENS * (MOST_PARTS + 9)), None)) == MOST_PARTS
     assert part_tokens(MOST_PARTS, 10**6) == PART_TOKENS
 
@@ -70,6 +70,6 @@ def test_prompts_share_exactly_the_parts_that_they_begin_with(
     )
 
 
-def test_ids_that_no_vocabulary_has_begin_like_nothing_else():
+def test_ids_outside_any_vocabulary_match_no_other_prompt():
     for token_id in (-1, 2**32, 2**64 - 1):
         assert prefix_hashes((token_id, *[7] * 2 * PART_TOKENS), None) == ()

@@ -1,4 +1,4 @@
-"""What is thought to be cached: what was computed lately, as far as there was room for it."""
+"""Assumed content of a prefix cache: recently computed prompts, as far as there was room."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from solver.routing.prefix_index import PrefixIndex
 PART = 100.0
 
 
-def test_what_was_computed_is_matched_up_to_the_first_difference():
+def test_a_computed_prompt_matches_up_to_the_first_difference():
     index = PrefixIndex(10_000)
     index.store((1, 2, 3), PART)
 
@@ -16,7 +16,7 @@ def test_what_was_computed_is_matched_up_to_the_first_difference():
     assert index.matched_parts((9, 1, 2)) == 0
 
 
-def test_the_end_of_the_oldest_prompt_goes_first():
+def test_the_end_of_the_oldest_prompt_is_dropped_first():
     index = PrefixIndex(4 * PART)
     index.store((1, 2, 3), PART)
     index.store((1, 7, 8), PART)
@@ -33,26 +33,26 @@ def test_a_smaller_cache_holds_less():
     assert index.matched_parts((1, 2, 3, 4)) == 2
 
 
-def test_room_believed_in_follows_what_requests_find():
+def test_assumed_room_follows_what_requests_find():
     index = PrefixIndex(10_000)
     for _ in range(10):
         index.observe(500, 0)
-    shrunk = index.believed_tokens
+    shrunk = index.assumed_tokens
     for _ in range(1000):
         index.observe(500, 480)
 
     assert shrunk < 4000
-    assert index.believed_tokens == 10_000
+    assert index.assumed_tokens == 10_000
 
 
-def test_requests_that_were_to_find_nothing_say_nothing():
+def test_requests_without_assumed_tokens_change_nothing():
     index = PrefixIndex(10_000)
     index.observe(0, 0)
 
-    assert index.believed_tokens == 10_000
+    assert index.assumed_tokens == 10_000
 
 
-def test_another_model_has_nothing_cached():
+def test_clearing_removes_all_prefixes():
     index = PrefixIndex(10_000)
     index.store((1, 2), PART)
     index.clear()
@@ -64,7 +64,7 @@ prefixes = st.lists(st.integers(0, 12), min_size=1, max_size=8, unique=True).map
 
 
 @given(st.lists(st.tuples(prefixes, st.floats(1, 500)), max_size=40), st.floats(100, 3000))
-def test_never_more_than_there_is_room_for(
+def test_the_assumed_room_is_never_exceeded(
     stored: list[tuple[tuple[int, ...], float]], capacity: float
 ):
     index = PrefixIndex(capacity)
@@ -75,7 +75,7 @@ def test_never_more_than_there_is_room_for(
         assert 0 <= index.matched_parts(prefix) <= len(prefix)
 
 
-def test_parts_of_no_tokens_are_not_kept_for_ever():
+def test_parts_of_zero_tokens_are_bounded():
     index = PrefixIndex(100.0)
     for number in range(1000):
         index.store([number], -1.0 if number % 2 else 0.0)

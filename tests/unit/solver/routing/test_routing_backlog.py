@@ -1,4 +1,4 @@
-"""Expected waits, and the soft state that routers share."""
+"""Expected waits, and the state that routers share."""
 
 import pytest
 from hypothesis import given
@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from shared.contracts.base import InstanceId, RequestId
 from shared.contracts.routing import InstanceLoad, SoftState, WorkTotals
-from solver.routing.backlog import LOST_AFTER_S, OVERDUE_S, Backlog
-from solver.routing.soft_state import merged
+from solver.routing.backlog import LOST_AFTER_S, OVERDUE_S, Backlog, merged
 
 W, X = InstanceId("w"), InstanceId("x")
 
@@ -32,7 +31,7 @@ def test_waits_add_up_means_and_end_with_first_tokens():
     assert backlog.expected_wait_s(X, 0.75) == 0
 
 
-def test_work_decays_while_it_is_served_but_not_beyond_a_typical_request():
+def test_work_decays_by_at_most_a_typical_request():
     backlog = Backlog("r")
     for number in (1, 2):
         backlog.dispatch(assigned(backlog, number, 1.0), 0.0)
@@ -42,7 +41,7 @@ def test_work_decays_while_it_is_served_but_not_beyond_a_typical_request():
 
 
 def test_a_slow_instance_has_longer_waits():
-    """It took 2 s for what was expected to take 1 s."""
+    """It took 2 s for an expected 1 s."""
     backlog = Backlog("r")
     for number in range(10):
         request_id = assigned(backlog, number, 1.0, at=2.0 * number)
@@ -53,7 +52,7 @@ def test_a_slow_instance_has_longer_waits():
     assert backlog.expected_wait_s(W, 20.0) == pytest.approx(2.0, rel=0.1)
 
 
-def test_reports_correct_what_the_engine_is_thought_to_hold():
+def test_reports_correct_the_assumed_engine_work():
     backlog = Backlog("r")
     backlog.dispatch(assigned(backlog, 1, 1.0), 0.0)
     backlog.observe(W, InstanceLoad(seq=2, at=0.0, prefill_backlog_tokens=600), 0.0)
@@ -63,7 +62,7 @@ def test_reports_correct_what_the_engine_is_thought_to_hold():
     assert backlog.load(W).seq == 2
 
 
-def test_lost_first_tokens_do_not_count_for_ever():
+def test_lost_first_tokens_stop_counting():
     backlog = Backlog("r")
     backlog.dispatch(assigned(backlog, 1, 1.0), 0.0)
     late = 2 * LOST_AFTER_S
@@ -72,8 +71,8 @@ def test_lost_first_tokens_do_not_count_for_ever():
     assert backlog.expected_wait_s(W, late) == 0
 
 
-def test_what_is_given_up_says_nothing_of_how_fast_its_instance_is():
-    """Sent elsewhere after a hundredth of what it would have taken, time and again."""
+def test_dropped_requests_do_not_change_the_pace():
+    """Repeatedly sent elsewhere after a hundredth of the expected time."""
     one, other = Backlog("one"), Backlog("other")
     for number in range(50):
         request_id = assigned(one, number, 1.0, at=number)
@@ -90,7 +89,7 @@ def test_what_is_given_up_says_nothing_of_how_fast_its_instance_is():
         assert backlog.expected_wait_s(W, 50.0) == pytest.approx(1.0)
 
 
-def test_what_another_router_sees_served_tells_how_fast_an_instance_is():
+def test_service_seen_by_another_router_gives_the_pace():
     one, other = Backlog("one"), Backlog("other")
     for number in range(20):
         request_id = assigned(one, number, 1.0, at=2.0 * number)
@@ -107,23 +106,23 @@ NOW = 1_750_000_000.0
 
 
 def served(backlog: Backlog, number: int, at: float) -> None:
-    """A request of a second's work that took a second."""
+    """A request of a second's expected work that took a second."""
     request_id = assigned(backlog, number, 1.0, at=at)
     backlog.dispatch(request_id, at)
     backlog.finish(request_id, at + 1.0)
 
 
 def paces(one: Backlog, other: Backlog, *, begin: float, count: int = 20) -> list[float]:
-    """Of the instance, as *other* sees it while *one* sends it work."""
+    """Paces of the instance, as *other* sees them while *one* sends it work."""
     found = []
     for number in range(count):
         served(one, number, begin + number)
         other.adopt(one.snapshot(), begin + number + 1.0)
-        found.append(other._instance(W).pace.value)
+        found.append(other._instances[W].pace.value)
     return found
 
 
-def test_who_hears_of_a_router_for_the_first_time_has_not_seen_what_it_did_before():
+def test_a_newly_known_router_has_no_earlier_service():
     one, other = Backlog("one"), Backlog("other")
     for number in range(1000):
         served(one, number, NOW + number)
@@ -131,7 +130,7 @@ def test_who_hears_of_a_router_for_the_first_time_has_not_seen_what_it_did_befor
     assert all(0.7 < pace < 1.4 for pace in paces(one, other, begin=NOW + 1000.0))
 
 
-def test_a_router_that_comes_back_has_not_done_everything_just_now():
+def test_a_returning_router_did_not_just_serve_everything():
     one, other = Backlog("one"), Backlog("other")
     paces(one, other, begin=NOW)
     other.forget("one")
@@ -141,7 +140,7 @@ def test_a_router_that_comes_back_has_not_done_everything_just_now():
     assert all(0.7 < pace < 1.4 for pace in paces(one, other, begin=NOW + 130.0))
 
 
-def test_while_others_send_nothing_an_instance_is_not_slow_but_idle():
+def test_an_instance_without_work_is_idle_not_slow():
     one, other = Backlog("one"), Backlog("other")
     for number in range(30):
         request_id = assigned(one, number, 0.2, at=NOW + 10.0 * number)
@@ -150,11 +149,11 @@ def test_while_others_send_nothing_an_instance_is_not_slow_but_idle():
         one.finish(request_id, NOW + 10.0 * number + 0.2)
         other.adopt(one.snapshot(), NOW + 10.0 * number + 0.2)
 
-    assert 0.7 < other._instance(W).pace.value < 1.4
+    assert 0.7 < other._instances[W].pace.value < 1.4
 
 
 @pytest.mark.parametrize("waiting", [0, 99])
-def test_what_only_waits_does_not_stop_the_engine(waiting: int):
+def test_work_that_only_waits_does_not_stop_the_engine(waiting: int):
     backlog = Backlog("r")
     backlog.dispatch(assigned(backlog, 0, 1.0), 0.0)
     for number in range(1, waiting + 1):
@@ -163,7 +162,7 @@ def test_what_only_waits_does_not_stop_the_engine(waiting: int):
     assert backlog.engine_wait_s(W, 0.9) == pytest.approx(0.1)
 
 
-def test_what_tokens_cost_is_learnt_anew_when_an_engine_changes():
+def test_the_cost_of_tokens_follows_a_change_of_engine():
     backlog = Backlog("r")
     for number in range(20_000):
         assigned(backlog, number, 1.0)
@@ -199,7 +198,7 @@ def test_routers_count_each_others_work():
     assert other.expected_wait_s(W, 0.0) == pytest.approx(0.75)
 
 
-def test_nobody_is_told_about_themselves():
+def test_own_work_in_the_state_of_others_is_ignored():
     one, other = Backlog("one"), Backlog("other")
     request_id = assigned(one, 1, 0.5)
     other.adopt(one.snapshot(), 0.0)
@@ -209,8 +208,8 @@ def test_nobody_is_told_about_themselves():
     assert one.expected_wait_s(W, 0.0) == 0
 
 
-def test_work_of_all_routers_is_told_in_tokens():
-    """A thousand tokens for a second here; the other's half second is taken for 500."""
+def test_work_of_all_routers_is_converted_to_tokens():
+    """A thousand tokens for a second here; the other's half second counts as 500."""
     one, other = Backlog("one"), Backlog("other")
     first = assigned(one, 1, 0.25)
     assigned(other, 1, 0.5)
@@ -229,7 +228,7 @@ def test_work_of_all_routers_is_told_in_tokens():
     sizes=st.lists(st.tuples(st.floats(0.001, 10), st.sampled_from([0, 1, 2])), max_size=20),
     reported=st.integers(0, 100_000),
 )
-def test_tokens_are_at_least_those_reported_and_no_fewer_than_are_outstanding(
+def test_outstanding_tokens_are_at_least_the_reported_ones(
     sizes: list[tuple[float, int]], reported: int
 ):
     """Sizes in proportion to tokens; stage 2 has its first token."""
@@ -292,7 +291,7 @@ def test_waits_are_never_negative(sizes: list[float], times: list[float], report
         assert 0 <= backlog.engine_wait_s(W, at) <= backlog.expected_wait_s(W, at)
 
 
-def test_what_went_elsewhere_does_not_count_for_ever():
+def test_requests_served_elsewhere_stop_counting():
     """The engine has work all the time, and the request was relegated."""
     backlog = Backlog("r")
     backlog.dispatch(assigned(backlog, 1, 1.0), 0.0)
@@ -303,7 +302,7 @@ def test_what_went_elsewhere_does_not_count_for_ever():
     assert backlog.is_idle(W)
 
 
-def test_absurd_totals_of_others_are_a_number_of_tokens():
+def test_absurd_totals_of_others_give_a_finite_number():
     backlog = Backlog("r")
     assigned(backlog, 1, 0.01)
     work = WorkTotals(version=1, assigned_s=1.7e308, num_assigned=1)

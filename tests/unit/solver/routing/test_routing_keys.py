@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solver.routing.candidates import candidate_set
 from solver.routing.dispatch_key import Admission, KeyInputs, KeyWeights, dispatch_key
-from solver.routing.score import pressure_penalty_s, routing_score_s
+from solver.routing.placement import candidate_set, pressure_penalty_s, routing_score_s
 from tests.routed import INSTANCES
 
 PUBLISHED = KeyWeights(aging=0.02, fairness=0.10)
@@ -37,7 +36,7 @@ def test_of_equal_sizes_the_more_urgent_has_the_smaller_deadline_key():
 def test_keys_age_monotonically(
     admission: Admission, at: float, later_s: float, target_s: float, size_s: float
 ):
-    """Of two equal requests the later never goes first, whatever its target."""
+    """Between two equal requests the later never goes first, whatever its target."""
     early = KeyInputs(
         arrived_at=at, deadline_at=at + target_s, size_s=size_s, service_rate_per_s=10
     )

@@ -1,4 +1,4 @@
-"""Trees with calibration and monitor, as a router asks them."""
+"""Trees with calibration and monitor, as used by a router."""
 
 import math
 
@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from shared.contracts.base import InstanceId, RequestId, TenantId
 from shared.contracts.qos import Slo
-from solver.prediction.calibration import BucketedCalibration
-from solver.prediction.coverage import CoverageMonitor
-from solver.prediction.quantile_fit import fit_quantile_trees
-from solver.prediction.quantile_trees import Prediction, QuantileTrees
+from solver.prediction.calibration.coverage import CoverageMonitor
+from solver.prediction.calibration.prefill_calibration import BucketedCalibration
+from solver.prediction.prefill.quantile_fit import fit_quantile_trees
+from solver.prediction.prefill.quantile_trees import Prediction, QuantileTrees
 from solver.routing.admission_queue import Assignment
 from solver.routing.prefills import MOST_S, CalibratedPrefills
 from solver.routing.request import Candidate, RoutedRequest
@@ -52,31 +52,31 @@ def asked(each: Request) -> tuple[RoutedRequest, Candidate]:
     return routed, candidate
 
 
-def observed(told: CalibratedPrefills, *, factor: float) -> None:
-    """Requests like those trained on, that take *factor* times as long."""
+def observed(reported: CalibratedPrefills, *, factor: float) -> None:
+    """Requests like the training ones that take *factor* times as long."""
     for each in LATER:
         request, candidate = asked(each)
-        (estimate,) = told.predict(request, [candidate])
+        (estimate,) = reported.predict(request, [candidate])
         assignment = Assignment(request=request, candidate=candidate, estimate=estimate, key=0)
-        told.observe(assignment, factor * each.prefill_s)
+        reported.observe(assignment, factor * each.prefill_s)
 
 
-def test_a_quantile_is_above_the_mean_and_the_same_beside_other_candidates(trees: QuantileTrees):
-    told = prefills(trees)
+def test_quantiles_exceed_means_and_candidates_are_independent(trees: QuantileTrees):
+    reported = prefills(trees)
     request, candidate = asked(LATER[0])
-    (alone,) = told.predict(request, [candidate])
+    (alone,) = reported.predict(request, [candidate])
 
     assert alone.quantile_s > alone.mean_s > 0
-    assert told.predict(request, [candidate, candidate]) == [alone, alone]
+    assert reported.predict(request, [candidate, candidate]) == [alone, alone]
 
 
-def test_what_was_observed_corrects_quantiles_and_means_and_not_the_trees(trees: QuantileTrees):
-    told = prefills(trees)
+def test_observations_correct_predictions_but_not_the_trees(trees: QuantileTrees):
+    reported = prefills(trees)
     request, candidate = asked(LATER[0])
-    (before,) = told.predict(request, [candidate])
-    observed(told, factor=3.0)
-    (after,) = told.predict(request, [candidate])
-    raw = told.raw(request, [candidate])
+    (before,) = reported.predict(request, [candidate])
+    observed(reported, factor=3.0)
+    (after,) = reported.predict(request, [candidate])
+    raw = reported.raw(request, [candidate])
 
     assert after.mean_s == pytest.approx(3 * before.mean_s, rel=0.5)
     assert after.quantile_s > 2 * before.quantile_s
@@ -84,27 +84,27 @@ def test_what_was_observed_corrects_quantiles_and_means_and_not_the_trees(trees:
 
 
 def test_predictions_are_not_trusted_while_prefills_take_far_longer(trees: QuantileTrees):
-    told = CalibratedPrefills(trees, level=0.95, monitor=CoverageMonitor())
-    assert told.is_trusted
-    observed(told, factor=3.0)
+    reported = CalibratedPrefills(trees, level=0.95, monitor=CoverageMonitor())
+    assert reported.is_trusted
+    observed(reported, factor=3.0)
 
-    assert not told.is_trusted
-
-
-def test_without_a_monitor_they_are_always_trusted(trees: QuantileTrees):
-    told = CalibratedPrefills(trees, level=0.9)
-    observed(told, factor=3.0)
-
-    assert told.is_trusted
+    assert not reported.is_trusted
 
 
-def test_a_level_that_was_not_fitted_is_refused(trees: QuantileTrees):
+def test_without_a_monitor_predictions_are_always_trusted(trees: QuantileTrees):
+    reported = CalibratedPrefills(trees, level=0.9)
+    observed(reported, factor=3.0)
+
+    assert reported.is_trusted
+
+
+def test_an_unfitted_level_is_rejected(trees: QuantileTrees):
     with pytest.raises(ValueError, match=r"no trees for level 0\.5"):
         CalibratedPrefills(trees, level=0.5)
 
 
 @pytest.mark.parametrize("time_s", [math.inf, math.nan, -1.0, 1e300])
-def test_no_estimate_spoils_sums(time_s: float):
+def test_invalid_estimates_become_the_upper_bound(time_s: float):
     class Absurd:
         levels = LEVELS
 

@@ -25,7 +25,7 @@ def order_of(policy: Router, *, now: float = 1.0) -> list[str]:
 
 
 def waiting(options: RoutingOptions) -> Router:
-    """One instance, kept busy, before which a long and two short requests wait."""
+    """One busy instance with a long and two short requests waiting for it."""
     policy = router(options, (W,))
     policy.submit(routed(0, tokens=9000), 0.0)
     policy.dispatch(0.0)
@@ -43,7 +43,7 @@ def test_the_smallest_score_is_chosen():
     assert set(chosen) == set(INSTANCES)
 
 
-def test_a_prefix_match_is_worth_as_much_waiting_as_it_saves():
+def test_a_prefix_match_outweighs_as_much_waiting_as_it_saves():
     """750 of 1,000 tokens saved are 0.1125 s at the quantile: more than 0.05 s of waiting."""
     policy = router(ALL)
     policy.submit(routed(0, tokens=500, cached={W: 1}), 0.0)
@@ -63,7 +63,7 @@ def test_an_engine_without_free_memory_is_avoided():
     assert policy.submit(routed(0, cached={W: 900}), 0.0).instance_id == Z
 
 
-def test_locality_goes_where_the_prefix_is_and_else_to_the_least_loaded():
+def test_locality_prefers_the_prefix_then_the_least_loaded():
     policy = router(VARIANTS["locality-aware"])
     assert [policy.submit(routed(n, cached={Y: 5}), 0.0).instance_id for n in range(3)] == [Y] * 3
     assert policy.submit(routed(9), 0.0).instance_id == W
@@ -80,7 +80,7 @@ def test_waiting_requests_are_dispatched_by_key(name: str, expected: list[str]):
     assert order_of(policy) == expected
 
 
-def test_what_a_tenant_was_served_lately_delays_it():
+def test_recent_service_of_a_tenant_delays_it():
     policy = router(replace(VARIANTS["token-fair"]), (W,))
     policy.submit(routed(0, tokens=9000, tenant="a"), 0.0)
     policy.dispatch(0.0)
@@ -95,7 +95,7 @@ def test_what_a_tenant_was_served_lately_delays_it():
     assert order_of(policy) == ["3", "2"]
 
 
-def test_what_can_no_longer_be_in_time_goes_after_what_still_can():
+def test_late_requests_go_after_feasible_ones():
     """At 3 s request 1, due at 2 s, is late; request 2, larger by 0.6 s, is due at 10 s."""
     options = replace(VARIANTS["quartz"], late_penalty_s=1.0)
     late, at_once = (router(each, (W,)) for each in (options, VARIANTS["quartz"]))
@@ -110,8 +110,8 @@ def test_what_can_no_longer_be_in_time_goes_after_what_still_can():
     assert order_of(at_once, now=3.0) == ["1", "2"]
 
 
-def test_predictions_know_what_waits_before_an_instance_and_what_others_sent_there():
-    """The report is of a second ago; what has been assigned since counts, too."""
+def test_predictions_include_work_that_waits_and_work_of_other_routers():
+    """The report is a second old; work assigned since also counts."""
     policy = router(ALL, (W,))
     assert policy.submit(routed(0, tokens=3000), 0.0).candidate.prefill_backlog_tokens == 0
     assert policy.submit(routed(1, tokens=500), 0.0).candidate.prefill_backlog_tokens == 3000
@@ -134,7 +134,7 @@ def test_fallback_is_first_come_first_served_and_ends():
     assert order_of(policy)[0] == "4"
 
 
-def test_baselines_have_nothing_to_fall_back_from():
+def test_baselines_have_no_fallback():
     policy = waiting(VARIANTS["routing-only"])
     assert not policy.is_fallen_back
     never = waiting(VARIANTS["fifo-ll"])
@@ -142,7 +142,7 @@ def test_baselines_have_nothing_to_fall_back_from():
     assert not never.is_fallen_back
 
 
-def test_what_is_given_up_while_it_waits_is_not_dispatched():
+def test_a_discarded_request_is_not_dispatched():
     policy = router(VARIANTS["quartz"], (W,))
     policy.submit(routed(0, tokens=9000), 0.0)
     policy.dispatch(0.0)
@@ -165,7 +165,7 @@ def test_unknown_requests_change_nothing():
     assert policy.backlog.num_outstanding(W) == 0
 
 
-def test_what_waited_for_an_instance_that_is_gone_is_known_no_longer():
+def test_requests_of_a_removed_instance_are_forgotten():
     policy = router(VARIANTS["quartz"], (W,))
     policy.submit(routed(0, tokens=9000), 0.0)
     policy.dispatch(0.0)
@@ -182,7 +182,7 @@ def test_what_waited_for_an_instance_that_is_gone_is_known_no_longer():
     assert order_of(policy) == ["2"]
 
 
-def test_an_instance_that_comes_is_used_at_once():
+def test_a_new_instance_is_used_at_once():
     policy = router(VARIANTS["fifo-ll"], (W,))
     policy.submit(routed(0), 0.0)
     assert policy.change_instances((W, X), 0.0) == []
@@ -191,7 +191,7 @@ def test_an_instance_that_comes_is_used_at_once():
     assert {str(each.instance_id) for each in policy.dispatch(0.0)} == {str(W), str(X)}
 
 
-def test_the_end_of_what_was_sent_long_ago_is_not_waited_for():
+def test_requests_sent_long_ago_are_forgotten():
     policy = router(VARIANTS["fifo-ll"], (W, X))
     for number in range(3):
         policy.submit(routed(number, at=number), number)
@@ -203,8 +203,8 @@ def test_the_end_of_what_was_sent_long_ago_is_not_waited_for():
     assert sent.instance_id == X  # W still has the last one
 
 
-def test_what_is_routed_again_is_expected_once():
-    """Its lane was closed after its inbox was, and the broker delivered it again."""
+def test_a_request_routed_again_is_expected_once():
+    """Its lane was closed after its inbox was, and the broker redelivered it."""
     policy = router(VARIANTS["default"], (W,))
     for at in range(3):
         policy.submit(routed(1), at)
@@ -217,7 +217,7 @@ def test_what_is_routed_again_is_expected_once():
     assert sent.request.request_id == "2"
 
 
-def test_a_second_first_token_says_nothing():
+def test_a_second_first_token_is_ignored():
     policy = router(VARIANTS["default"], (W,))
     policy.submit(routed(1), 0.0)
     policy.dispatch(0.0)

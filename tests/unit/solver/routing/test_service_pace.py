@@ -1,4 +1,4 @@
-"""How fast one instance works, and what does not count as work."""
+"""Pace of one instance, and the time that does not count as work."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from solver.routing.service_pace import ServicePace
 
 
 def after(*waits_s: float) -> ServicePace:
-    """Works of 0.1 s, each ended so long after the one before."""
+    """Pace after works of 0.1 s that end *waits_s* after one another."""
     pace, now = ServicePace(), 1000.0
     pace.begin(now)
     for wait_s in waits_s:
@@ -15,13 +15,13 @@ def after(*waits_s: float) -> ServicePace:
     return pace
 
 
-def test_it_is_expected_work_per_second_of_service() -> None:
+def test_pace_is_expected_work_per_second_of_service() -> None:
     assert after(*[0.1] * 200).value == pytest.approx(1.0)
     assert after(*[0.2] * 200).value == pytest.approx(0.5, rel=0.1)
     assert after(*[0.05] * 200).value == pytest.approx(2.0, rel=0.1)
 
 
-def test_a_host_that_stood_still_looks_a_little_slower_however_long_it_did() -> None:
+def test_a_stall_of_any_length_lowers_the_pace_only_slightly() -> None:
     steady = [0.1] * 100
 
     assert after(*steady, 8.0).value == after(*steady, 40.0).value > 0.8

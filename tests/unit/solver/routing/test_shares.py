@@ -18,10 +18,10 @@ def shares(*, max_share: float = 0.6, free_tokens: int = 100) -> TenantShares:
 
 
 @given(actions=actions)
-def test_totals_are_the_sums_of_what_is_outstanding(
+def test_totals_are_the_sums_of_outstanding_tokens(
     actions: list[tuple[bool, int, TenantId, int]],
 ):
-    """Admitting twice and finishing twice, or the unknown, count once and not at all."""
+    """Repeated or unknown requests do not change the totals."""
     counted, expected = shares(), dict[str, tuple[TenantId, int]]()
     for admits, number, tenant, tokens in actions:
         if admits:
@@ -44,7 +44,7 @@ def test_a_single_tenant_is_never_above_its_share(tokens: list[int]):
         counted.admit(str(number), A, each)
 
 
-def test_beside_others_a_tenant_may_hold_its_share_and_no_more():
+def test_a_tenant_beside_others_may_hold_its_share_and_no_more():
     """400 of others: 600 of 1000 are 60 %, 610 of 1010 are not."""
     counted = shares()
     counted.admit("b", B, 400)

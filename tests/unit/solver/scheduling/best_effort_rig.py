@@ -1,21 +1,26 @@
-"""Best-effort work beside interactive work, as the tests of what it may take set it up."""
+"""Best-effort work beside interactive work: fixtures for tests of its limits."""
 
 from dataclasses import replace
 
 from shared.contracts.base import RequestId
 from shared.contracts.qos import Slo
 from shared.contracts.telemetry import Iteration
-from solver.scheduling.decision import BatchState, IterationDecision, IterationOutcome, RequestView
-from solver.scheduling.entry import Entry
-from solver.scheduling.latency import LatencyTable
-from solver.scheduling.options import VARIANTS, SchedulingOptions
-from solver.scheduling.qoserve import QoServePolicy
+from solver.scheduling.engine.decision import (
+    BatchState,
+    IterationDecision,
+    IterationOutcome,
+    RequestView,
+)
+from solver.scheduling.engine.entry import Entry
+from solver.scheduling.engine.latency import LatencyTable
+from solver.scheduling.engine.options import VARIANTS, SchedulingOptions
+from solver.scheduling.engine.qoserve import QoServePolicy
 from tests.unit.solver.scheduling.running import Running
 
 LATENCY = LatencyTable(tuple(1e-4 * n for n in range(8193)), context_s=1e-6)
 """A token takes 0.1 ms, reading a token of context 1 µs."""
 OPTIONS = replace(VARIANTS["conserve"], curve_chunking=False, latency_margin=0.0)
-CHAT, FILLER = Slo(ttft_s=1, tbt_s=0.1), Slo()
+CHAT, DUMP = Slo(ttft_s=1, tbt_s=0.1), Slo()
 
 
 def entry_of(place: int, prompt: int = 1000) -> Entry:
@@ -24,7 +29,7 @@ def entry_of(place: int, prompt: int = 1000) -> Entry:
         arrived_at=0.0,
         prompt_tokens=prompt,
         max_tokens=100,
-        slo=FILLER,
+        slo=DUMP,
     )
     return Entry(view, place)
 
@@ -40,7 +45,7 @@ def batch_of(*running: Running, free_kv_tokens: int = 10_000) -> BatchState:
 
 
 class Rig:
-    """A policy, and an engine that is told what it holds."""
+    """A policy, and an engine with given contents."""
 
     def __init__(self, options: SchedulingOptions = OPTIONS) -> None:
         self.policy = QoServePolicy(LATENCY, options)

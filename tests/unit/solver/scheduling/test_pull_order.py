@@ -1,4 +1,4 @@
-"""Which queue the next request is taken from."""
+"""Choice of the queue for the next pull."""
 
 import math
 
@@ -30,7 +30,7 @@ def wake_of(order: PullOrder, now: float = NOW, *, room: bool = True) -> float:
     return order.wake_at(now, best_effort_room=room)
 
 
-FILLER = source("filler", math.inf)
+DUMP = source("dump", math.inf)
 
 
 def test_without_sources_there_is_nothing_to_pull():
@@ -43,7 +43,7 @@ def test_the_most_urgent_band_goes_first():
     assert next_of(order_of(source("later", 10), source("sooner", 1))) == "sooner"
 
 
-def test_at_equal_deadlines_what_was_evicted_goes_first():
+def test_at_equal_deadlines_evicted_requests_go_first():
     order = order_of(source("lane"), source("resume", kind=SourceKind.RESUME))
     assert next_of(order) == "resume"
 
@@ -58,18 +58,18 @@ def test_overflow_waits_until_its_own_lane_is_empty():
     assert next_of(order) == "lane"
 
 
-def test_nothing_is_asked_soon_that_may_not_be_pulled():
-    """What may be pulled is pulled, so that whoever sleeps has a time until which it may."""
+def test_the_wake_time_ignores_sources_that_may_not_be_pulled():
+    """Sources that may be pulled are pulled, so the wake time is when the next one may be."""
     overflow = Source(queue="overflow", kind=SourceKind.OVERFLOW, time_left_s=1.0, behind="lane")
-    order = order_of(source("lane"), overflow, FILLER)
+    order = order_of(source("lane"), overflow, DUMP)
     order.hold("lane", NOW + 2)
 
     assert next_of(order, room=False) is None
     assert wake_of(order, room=False) == NOW + 2
-    assert (next_of(order), wake_of(order)) == ("filler", 0.0)
+    assert (next_of(order), wake_of(order)) == ("dump", 0.0)
 
 
-def test_who_has_work_before_it_leaves_what_has_just_come_to_others():
+def test_a_busy_instance_leaves_new_requests_to_others():
     order = order_of(source("lane"), source("inbox", 1.0, SourceKind.INBOX))
     for queue in ("lane", "inbox"):
         order.empty(queue, NOW)
@@ -81,31 +81,31 @@ def test_who_has_work_before_it_leaves_what_has_just_come_to_others():
     assert next_of(order) == "inbox"
 
 
-def test_a_queue_that_was_not_empty_is_asked_at_once():
+def test_a_queue_that_was_not_empty_is_polled_at_once():
     order = order_of(source("lane"))
     order.nonempty("lane", NOW, held_s=5.0)
     assert next_of(order) == "lane"
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6))
-def test_more_work_defers_no_less_and_never_long(one: float, other: float):
+def test_more_work_never_defers_less_and_never_for_long(one: float, other: float):
     less, more = sorted((one, other))
     assert 0 <= deference_s(less) <= deference_s(more) <= 0.1
 
 
-def test_relegated_work_is_filler():
+def test_relegated_work_counts_as_best_effort():
     order = order_of(source("relegated", 0.0, SourceKind.RELEGATED), source("lane", 100))
     assert next_of(order) == "lane"
     assert next_of(order_of(source("relegated", 0.0, SourceKind.RELEGATED)), room=False) is None
 
 
-def test_the_last_deadline_seen_stands_for_the_next():
+def test_the_last_deadline_seen_is_used_for_the_next():
     order = order_of(source("one", 10), source("other", 12))
     order.pulled("one", NOW + 13)
     assert next_of(order) == "other"
 
 
-def test_an_empty_source_is_left_alone_for_the_poll_period():
+def test_an_empty_source_is_not_polled_for_the_poll_period():
     order = order_of(source("lane"))
     order.empty("lane", NOW)
     assert next_of(order, NOW + POLL_S - 0.01) is None
@@ -120,44 +120,65 @@ def test_a_notice_ends_the_wait():
     assert next_of(order, NOW + 0.1) == "lane"
 
 
-def test_a_queue_that_is_not_there_is_asked_for_seldom_or_on_notice():
+def test_a_missing_queue_is_polled_rarely_or_on_notice():
     order = order_of(source("resume"))
-    order.absent("resume", NOW)
+    order.absent("resume", NOW, asked_at=NOW)
     assert next_of(order, NOW + 5 * POLL_S) is None
-    assert wake_of(order) == NOW + 10.0
-    assert next_of(order, NOW + 10.0) == "resume"
-    order.absent("resume", NOW + 10.0)
-    order.nonempty("resume", NOW + 10.1)
-    assert next_of(order, NOW + 10.1) == "resume"
+    assert wake_of(order) == NOW + 600.0
+    assert next_of(order, NOW + 600.0) == "resume"
+    order.absent("resume", NOW + 600.0, asked_at=NOW + 600.0)
+    order.nonempty("resume", NOW + 600.1)
+    assert next_of(order, NOW + 600.1) == "resume"
 
 
-def test_a_notice_of_a_foreign_queue_is_none_of_ours():
+def test_a_notice_that_overtakes_the_answer_of_a_poll_wins():
+    order = order_of(source("resume"))
+    order.nonempty("resume", NOW + 0.1)
+    order.absent("resume", NOW + 0.2, asked_at=NOW)
+    assert next_of(order, NOW + 0.2) == "resume"
+
+
+def test_every_queue_is_polled_again_after_missed_notices():
+    order = order_of(source("lane"), source("resume"))
+    order.empty("lane", NOW)
+    order.absent("resume", NOW, asked_at=NOW)
+    order.look_again(NOW)
+    assert wake_of(order) <= NOW
+    order.empty("lane", NOW + 50.0)
+    order.absent("resume", NOW + 50.0, asked_at=NOW + 50.0)
+    assert next_of(order, NOW + 60.0) in {"lane", "resume"}
+    order.absent("resume", NOW + 60.0, asked_at=NOW + 60.0)
+    order.empty("lane", NOW + 600.0)
+    assert wake_of(order) == NOW + 600.0 + POLL_S
+
+
+def test_a_notice_of_a_foreign_queue_is_ignored():
     assert not order_of(source("lane")).nonempty("other", NOW)
 
 
-def test_filler_comes_when_nothing_urgent_is_there():
-    order = order_of(source("lane"), FILLER)
+def test_best_effort_is_pulled_when_nothing_urgent_is_there():
+    order = order_of(source("lane"), DUMP)
     order.empty("lane", NOW)
-    assert next_of(order) == "filler"
+    assert next_of(order) == "dump"
 
 
-def test_filler_needs_room():
-    order = order_of(FILLER)
+def test_best_effort_needs_room():
+    order = order_of(DUMP)
     assert next_of(order, room=False) is None
 
 
-def test_one_pull_of_so_many_is_filler_even_under_load():
-    order = order_of(source("lane"), FILLER, best_effort_every=4)
-    assert [next_of(order) for _ in range(8)] == [*["lane"] * 3, "filler"] * 2
+def test_a_share_of_pulls_is_best_effort_even_under_load():
+    order = order_of(source("lane"), DUMP, best_effort_every=4)
+    assert [next_of(order) for _ in range(8)] == [*["lane"] * 3, "dump"] * 2
 
 
-def test_without_filler_no_pull_is_kept_for_it():
+def test_without_best_effort_no_pull_is_kept_for_it():
     order = order_of(source("lane"), best_effort_every=2)
     assert {next_of(order) for _ in range(10)} == {"lane"}
 
 
 def test_the_inbox_is_found_whatever_else_waits():
-    """Who may not pull has to return what is in it."""
+    """An instance that may not pull has to return its contents."""
     order = order_of(source("lane", 0.0), source("inbox", 9.0, SourceKind.INBOX))
     found = order.inbox(NOW)
     assert found is not None
@@ -168,7 +189,7 @@ def test_the_inbox_is_found_whatever_else_waits():
     assert (order_of(source("lane")).inbox(NOW), order_of().inbox_at()) == (None, math.inf)
 
 
-def test_a_held_queue_is_left_alone():
+def test_a_held_queue_is_not_polled():
     order = order_of(source("resume", kind=SourceKind.RESUME))
     order.hold("resume", NOW + 2)
     assert next_of(order, NOW + 1.99) is None
@@ -177,7 +198,7 @@ def test_a_held_queue_is_left_alone():
 
 
 def test_a_notice_does_not_end_a_hold():
-    """Whoever evicts announces the request that it puts back; it must not take that bait."""
+    """The eviction itself announces the requeued request; it must not be pulled straight back."""
     order = order_of(source("resume", kind=SourceKind.RESUME))
     order.hold("resume", NOW + 2)
     order.nonempty("resume", NOW)
@@ -192,7 +213,7 @@ def test_a_hold_outlives_a_change_of_sources():
     assert next_of(order, NOW + 2) == "resume"
 
 
-def test_sources_that_stay_keep_what_was_learnt():
+def test_remaining_sources_keep_what_was_learned():
     order = order_of(source("lane"))
     order.empty("lane", NOW)
     order.set_sources([source("lane"), source("new", 50)], NOW)

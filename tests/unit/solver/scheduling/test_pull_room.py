@@ -1,4 +1,4 @@
-"""How much may be pulled ahead of time."""
+"""Limits of pulling ahead of time."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from solver.scheduling.pull_room import (
     Held,
     PullBounds,
     counted_s,
-    has_filler_room,
+    has_best_effort_room,
     has_room,
     is_loaded,
     work_s,
@@ -21,12 +21,12 @@ counts = st.integers(0, 50)
 held = st.builds(
     Held,
     num_regular=counts,
-    num_filler=counts,
+    num_best_effort=counts,
     num_pulling=st.integers(0, 8),
     regular_s=seconds,
-    filler_s=seconds,
+    best_effort_s=seconds,
     regular_tokens=counts,
-    filler_tokens=counts,
+    best_effort_tokens=counts,
 )
 bounds = st.builds(
     PullBounds,
@@ -37,12 +37,12 @@ bounds = st.builds(
 )
 
 
-def test_an_idle_instance_may_pull_anything():
+def test_an_idle_instance_may_pull_any_request():
     assert has_room(Held(), BOUNDS)
-    assert has_filler_room(Held(), BOUNDS)
+    assert has_best_effort_room(Held(), BOUNDS)
 
 
-def test_the_window_counts_pulls_under_way():
+def test_the_window_counts_pulls_in_progress():
     assert has_room(Held(num_regular=2, num_pulling=1), BOUNDS)
     assert not has_room(Held(num_regular=2, num_pulling=2), BOUNDS)
 
@@ -52,13 +52,13 @@ def test_the_backlog_is_bounded_in_seconds():
     assert not has_room(Held(num_regular=1, regular_s=1.0), BOUNDS)
 
 
-def test_filler_keeps_no_regular_request_out_but_by_its_number():
-    assert has_room(Held(num_filler=2, filler_s=50.0), BOUNDS)
-    assert not has_filler_room(Held(num_filler=1, filler_s=50.0), BOUNDS)
-    assert not has_filler_room(Held(num_filler=2), BOUNDS)
+def test_best_effort_limits_regular_pulls_only_by_its_number():
+    assert has_room(Held(num_best_effort=2, best_effort_s=50.0), BOUNDS)
+    assert not has_best_effort_room(Held(num_best_effort=1, best_effort_s=50.0), BOUNDS)
+    assert not has_best_effort_room(Held(num_best_effort=2), BOUNDS)
 
 
-def test_without_a_free_slot_the_whole_answers_are_waited_for():
+def test_without_a_free_slot_whole_answers_are_waited_for():
     assert work_s(prefill_s=1.0, whole_s=9.0, num_free_slots=1) == 1.0
     assert work_s(prefill_s=1.0, whole_s=9.0, num_free_slots=0) == 9.0
     assert work_s(prefill_s=1.0, whole_s=0.5, num_free_slots=0) == 1.0
@@ -73,12 +73,12 @@ def test_one_long_prompt_does_not_stop_an_instance_from_pulling():
 
 
 @given(held=held, bounds=bounds)
-def test_room_for_filler_is_room(held: Held, bounds: PullBounds):
-    assert has_room(held, bounds) or not has_filler_room(held, bounds)
+def test_room_for_best_effort_implies_room(held: Held, bounds: PullBounds):
+    assert has_room(held, bounds) or not has_best_effort_room(held, bounds)
 
 
 @given(held=held, bounds=bounds)
-def test_more_bounds_never_mean_less_room(held: Held, bounds: PullBounds):
+def test_larger_bounds_never_mean_less_room(held: Held, bounds: PullBounds):
     wider = replace(
         bounds,
         window=bounds.window + 1,
@@ -86,7 +86,7 @@ def test_more_bounds_never_mean_less_room(held: Held, bounds: PullBounds):
         max_tokens=bounds.max_tokens + 1,
     )
     assert has_room(held, bounds) <= has_room(held, wider)
-    assert has_filler_room(held, bounds) <= has_filler_room(held, wider)
+    assert has_best_effort_room(held, bounds) <= has_best_effort_room(held, wider)
 
 
 @given(held=held, bounds=bounds)
@@ -98,7 +98,7 @@ def test_more_held_never_means_more_room(held: Held, bounds: PullBounds):
         regular_tokens=held.regular_tokens + 1,
     )
     assert has_room(more, bounds) <= has_room(held, bounds)
-    assert has_filler_room(more, bounds) <= has_filler_room(held, bounds)
+    assert has_best_effort_room(more, bounds) <= has_best_effort_room(held, bounds)
 
 
 @given(bounds=bounds, work=st.lists(seconds, max_size=100))
@@ -118,8 +118,8 @@ def test_half_the_backlog_is_a_load():
     assert not is_loaded(Held(num_regular=1, regular_s=0.4), BOUNDS)
 
 
-def test_no_more_is_pulled_than_the_engines_memory_holds():
-    """QLM §5 pulls while the running batch is below the capacity; one may always wait."""
+def test_pulls_stop_at_the_engines_memory():
+    """QLM §5 pulls while the running batch is below the capacity; one request may always wait."""
     bounds = replace(BOUNDS, max_tokens=100)
 
     assert has_room(Held(num_regular=1, regular_tokens=99), bounds)
@@ -127,9 +127,9 @@ def test_no_more_is_pulled_than_the_engines_memory_holds():
     assert has_room(Held(), replace(BOUNDS, max_tokens=0))
 
 
-def test_the_memory_that_filler_may_need_keeps_only_filler_out():
+def test_best_effort_memory_blocks_only_best_effort():
     bounds = replace(BOUNDS, max_tokens=100)
-    held = Held(num_filler=1, filler_tokens=100)
+    held = Held(num_best_effort=1, best_effort_tokens=100)
 
     assert has_room(held, bounds)
-    assert not has_filler_room(held, bounds)
+    assert not has_best_effort_room(held, bounds)

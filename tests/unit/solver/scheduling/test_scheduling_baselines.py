@@ -7,7 +7,7 @@ from shared.contracts.base import RequestId
 from shared.contracts.qos import Slo
 from shared.contracts.telemetry import Iteration
 from solver.scheduling.baselines import FixedChunk, FixedChunkEdf, FixedChunkFcfs
-from solver.scheduling.decision import BatchState, IterationOutcome, RequestView
+from solver.scheduling.engine.decision import BatchState, IterationOutcome, RequestView
 
 BATCH = BatchState(
     running=(), num_waiting=0, max_running=8, max_budget_tokens=256, free_kv_tokens=4096
@@ -37,7 +37,7 @@ def outcome(*, admitted: tuple[str, ...] = (), preempted: tuple[str, ...] = ()) 
     )
 
 
-def test_first_come_is_first_served() -> None:
+def test_requests_are_served_in_order_of_arrival() -> None:
     policy = FixedChunkFcfs(64)
     for name, arrived_at in (("late", 2.0), ("early", 1.0), ("late too", 2.0)):
         policy.add(view(name, arrived_at=arrived_at))
@@ -66,7 +66,7 @@ def test_a_preempted_request_gets_its_old_place_back() -> None:
     assert order(policy) == ["b", "c"]
 
 
-def test_removed_requests_are_forgotten_wherever_they_were() -> None:
+def test_removed_requests_are_forgotten_in_any_state() -> None:
     policy = FixedChunkFcfs(64)
     for name in "abc":
         policy.add(view(name))
@@ -77,7 +77,7 @@ def test_removed_requests_are_forgotten_wherever_they_were() -> None:
     assert order(policy) == ["c"]
 
 
-def test_the_budget_is_fixed_but_within_what_the_engine_allows() -> None:
+def test_the_budget_is_fixed_within_the_engines_limit() -> None:
     assert FixedChunkFcfs(64).decide(0.0, BATCH).token_budget == 64
     assert FixedChunkFcfs(1024).decide(0.0, BATCH).token_budget == 256
 

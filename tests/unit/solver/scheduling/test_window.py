@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from shared.contracts.base import RequestId
 from shared.contracts.qos import Slo
 from shared.contracts.requests import QueuedRequest
-from solver.scheduling.keys import Tier, edf_key, tier_of
+from solver.scheduling.engine.entry import Rank
+from solver.scheduling.keys import edf_key, rank_of
 from solver.scheduling.window import Window, tokens_needed
 from tests.clocks import NOW
 from tests.queued import BATCH, BEST_EFFORT, CHAT, a_request
@@ -55,8 +56,8 @@ def take(window: Window, request: QueuedRequest) -> None:
 @given(specs=specs)
 def test_each_tier_is_served_in_order_of_its_key(specs: list[tuple[Slo, bool, float, int]]):
     requests = requests_of(specs)
-    for tier in Tier:
-        window = filled([request for request in requests if tier_of(request) is tier])
+    for rank in Rank:
+        window = filled([request for request in requests if rank_of(request) is rank])
         expected = sorted(window, key=lambda request: edf_key(request, aging_bound_s=BOUND_S))
         assert drained(window) == [request.request_id for request in expected]
 
@@ -74,36 +75,39 @@ def test_removing_leaves_the_order_of_the_others(
 
 
 @given(specs=specs)
-def test_counts_and_tokens_add_up_to_nothing_in_the_end(
+def test_counts_and_tokens_end_at_zero(
     specs: list[tuple[Slo, bool, float, int]],
 ):
     requests = requests_of(specs)
     window = filled(requests)
-    assert [window.count(tier) for tier in Tier] == [
-        sum(tier_of(request) is tier for request in requests) for tier in Tier
+    assert [window.count(rank) for rank in Rank] == [
+        sum(rank_of(request) is rank for request in requests) for rank in Rank
     ]
     assert window.tokens == sum(tokens_needed(request) for request in requests)
     drained(window)
-    assert (len(window), window.tokens, [window.count(tier) for tier in Tier]) == (0, 0, [0, 0, 0])
+    assert (len(window), window.tokens, [window.count(rank) for rank in Rank]) == (0, 0, [0, 0, 0])
 
 
 def test_reachable_work_goes_before_relegated_and_that_before_best_effort():
-    filler = a_request("filler", slo=BEST_EFFORT, arrived_at=NOW - 50)
+    best_effort = a_request("dump", slo=BEST_EFFORT, arrived_at=NOW - 50)
     relegated = a_request("relegated", relegated=True)
     chat = a_request("chat", slo=BATCH)
-    assert drained(filled([filler, relegated, chat])) == ["chat", "relegated", "filler"]
+    assert drained(filled([best_effort, relegated, chat])) == ["chat", "relegated", "dump"]
 
 
-def test_aged_filler_goes_before_reachable_work_with_a_later_deadline():
-    filler = a_request("filler", slo=BEST_EFFORT, arrived_at=NOW - BOUND_S)
+def test_aged_best_effort_goes_before_reachable_work_with_a_later_deadline():
+    best_effort = a_request("dump", slo=BEST_EFFORT, arrived_at=NOW - BOUND_S)
     late, soon = a_request("late", slo=BATCH), a_request("soon", arrived_at=NOW - 5.001)
-    window = filled([filler, late, soon])
-    assert drained(window) == ["soon", "filler", "late"]
+    window = filled([best_effort, late, soon])
+    assert drained(window) == ["soon", "dump", "late"]
 
 
-def test_filler_that_has_not_aged_does_not_overtake():
-    filler = a_request("filler", slo=BEST_EFFORT, arrived_at=NOW - BOUND_S + 1)
-    assert drained(filled([filler, a_request("chat", slo=Slo(ttlt_s=500))])) == ["chat", "filler"]
+def test_best_effort_that_has_not_aged_does_not_overtake():
+    best_effort = a_request("dump", slo=BEST_EFFORT, arrived_at=NOW - BOUND_S + 1)
+    assert drained(filled([best_effort, a_request("chat", slo=Slo(ttlt_s=500))])) == [
+        "chat",
+        "dump",
+    ]
 
 
 def test_priority_breaks_ties_only():
@@ -123,12 +127,12 @@ def test_nothing_starves(gaps: list[float], slos: list[Slo]):
     """
     One request is served for each that comes, so the window never empties by itself.
 
-    Filler older than the bound waits only for those whose deadlines lie before the bound, and
-    none that comes after it has one.
+    Best-effort and relegated work older than the bound waits only for requests whose deadlines are
+    before the bound, and no later request has one.
     """
     now = NOW
-    filler = a_request("filler", slo=BEST_EFFORT)
-    window = filled([filler, a_request("first", slo=BATCH)])
+    best_effort = a_request("dump", slo=BEST_EFFORT)
+    window = filled([best_effort, a_request("first", slo=BATCH)])
     aged_at = NOW + BOUND_S
     for number in range(2000):
         now += gaps[number % len(gaps)] + 0.5
@@ -137,22 +141,22 @@ def test_nothing_starves(gaps: list[float], slos: list[Slo]):
         head = window.peek(now)
         assert head is not None
         take(window, head)
-        if head is filler:
+        if head is best_effort:
             return
         assert now < aged_at or head.deadline_at <= aged_at
-    raise AssertionError("filler was never served")
+    raise AssertionError("best-effort work was never served")
 
 
 def test_a_request_that_comes_back_relegated_is_in_its_new_tier_only():
     window = filled([a_request("r"), a_request("other", slo=BATCH)])
     window.remove(RequestId("r"))
     window.add(a_request("r", relegated=True))
-    assert window.peek_tier(Tier.REACHABLE) is not None
+    assert window.peek_rank(Rank.REGULAR) is not None
     assert drained(window) == ["other", "r"]
 
 
-def test_the_head_of_an_empty_window_is_nothing():
+def test_an_empty_window_has_no_head():
     window = Window(aging_bound_s=BOUND_S)
     assert window.peek(NOW) is None
-    assert window.peek_tier(Tier.REACHABLE) is None
+    assert window.peek_rank(Rank.REGULAR) is None
     assert window.remove(RequestId("r")) is None

@@ -1,8 +1,8 @@
 """
-KV checkpoints in host memory, through a KV connector of vLLM's. Runs in the engine core.
+KV checkpoints in host memory, through a vLLM KV connector. Runs in the engine core.
 
 ConServe §4.4: a request's KV is copied to host memory block by block while it grows, so that
-taking its memory away costs nothing and giving it back costs a copy instead of computing.
-`checkpoints` decides in the scheduler what is copied where, `transfers` is what it tells the
-worker, `store` copies, and `connector` is all that vLLM sees.
+evicting it costs nothing and restoring it costs a copy instead of computing. In the scheduler,
+`checkpoints` decides which blocks are copied to which slots; `transfers` is the message to the
+worker, `store` copies, and `connector` is the only part that vLLM sees.
 """

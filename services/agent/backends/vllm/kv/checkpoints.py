@@ -1,4 +1,4 @@
-"""The scheduler's side of KV checkpoints: which blocks are copied, and which come back."""
+"""The scheduler's side of KV checkpoints: selects the blocks to save and to restore."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ class Tracked(Protocol):
     num_tokens: int
     num_computed_tokens: int
     block_hashes: Sequence[BlockHash]
-    """Of the blocks whose tokens are known."""
+    """Hashes of the blocks whose tokens are known."""
 
 
 @dataclass(slots=True)
@@ -25,9 +25,9 @@ class _Run:
     request: Tracked
     origin: str
     num_noted: int = 0
-    """Blocks that were copied or whose copy is on its way."""
+    """Blocks that were copied or are being copied."""
     is_left: bool = False
-    """It is copied no further, until it begins again."""
+    """True if no further blocks of the request are copied until it begins again."""
 
 
 class _Mark(NamedTuple):
@@ -40,21 +40,21 @@ class _Mark(NamedTuple):
 
 class Checkpoints:
     """
-    Decides what one engine copies: ConServe §4.4.
+    Selects the copies of one engine: ConServe §4.4.
 
-    Differs: whole blocks, by content, so that whoever begins with the same tokens has them, too;
-    blocks are saved between iterations; and a request that comes back is restored in the iteration
-    in which it begins, layer by layer ahead of the forward pass, and not in one before.
+    Differs: copies are whole blocks, found by content, so that any request that begins with the
+    same tokens can use them; blocks are saved between iterations; and a request that comes back is
+    restored in the iteration in which it begins, layer by layer ahead of the forward pass, and not
+    in one before.
 
-    A block is saved when the iteration that completed it is known to be over, and before the
-    next one computes: what was aborted inside a forward pass is never saved, and nothing is
-    lost when a request loses its memory or ends in between. The index then knows the copy, and
-    the next iteration may load it, since saves go first. A slot changes hands only here, and
-    the worker carries out what it is told in this order: so every load finds what the index
-    promised.
+    A block is saved after the iteration that completed it is known to be over, and before the next
+    one computes: what was aborted inside a forward pass is never saved, and nothing is lost if a
+    request loses its memory or ends in between. The index then knows the copy, and the next
+    iteration may load it, since saves precede loads. Slots are reassigned only here, and the worker
+    executes transfers in this order: so every load finds what the index promised.
 
     Args:
-        index: Of the host memory; written here only.
+        index: Index of the host memory; written here only.
         block_tokens: Tokens in a block.
     """
 
@@ -64,9 +64,9 @@ class Checkpoints:
         self._block_tokens = block_tokens
         self._runs: dict[str, _Run] = {}
         self._matches: dict[str, int] = {}
-        """Blocks that a waiting request has on the device, when it was last asked about."""
+        """Waiting request -> number of its blocks on the device, as of its last `match`."""
         self._marks: deque[tuple[int, list[_Mark]]] = deque()
-        """By step, those that are not over."""
+        """Marks of unfinished iterations, by step."""
         self._saves: list[Transfer] = []
         self._loads: list[Transfer] = []
         self._cleared = False
@@ -74,7 +74,7 @@ class Checkpoints:
 
     @property
     def has_work(self) -> bool:
-        """The worker is to be told something, even if nothing is computed."""
+        """True if the worker must get a message, even if nothing is computed."""
         return self._cleared or bool(self._saves)
 
     def track(self, request: Tracked, origin: str) -> None:
@@ -86,7 +86,7 @@ class Checkpoints:
         """
         Tokens of *request* beyond its first *num_computed_tokens* that can be loaded.
 
-        Whole blocks; one token at least is left to be computed.
+        The tokens fill whole blocks; at least one token is left to be computed.
         """
         most = min((request.num_tokens - 1) // self._block_tokens, len(request.block_hashes))
         first = num_computed_tokens // self._block_tokens
@@ -96,12 +96,12 @@ class Checkpoints:
 
     def admit(self, request: Tracked, block_ids: Sequence[int], num_tokens: int) -> None:
         """
-        *request* has memory now and begins.
+        Record that *request* begins with allocated memory.
 
         Args:
-            request: It was asked about by `match` in this iteration, or has no tokens to load.
+            request: `match` was called for it in this iteration, or it has no tokens to load.
             block_ids: All its blocks.
-            num_tokens: To load, of those that `match` gave.
+            num_tokens: Tokens to load, of those that `match` returned.
         """
         first = self._matches.pop(request.request_id, 0)
         run = self._runs.get(request.request_id)
@@ -118,11 +118,11 @@ class Checkpoints:
         self, num_scheduled: Mapping[str, int], block_ids_of: Callable[[str], Sequence[int]]
     ) -> Transfers:
         """
-        What the iteration that was just scheduled copies.
+        Transfers of the iteration that was just scheduled.
 
         Args:
             num_scheduled: Tokens by request, not yet counted as computed.
-            block_ids_of: All blocks of a scheduled request.
+            block_ids_of: Returns all blocks of a scheduled request.
         """
         self._step += 1
         marks = []
@@ -132,7 +132,7 @@ class Checkpoints:
                 continue
             computed = run.request.num_computed_tokens
             full = (computed + count) // self._block_tokens
-            # What was aborted is computed again.
+            # Aborted work is computed again.
             run.num_noted = min(run.num_noted, computed // self._block_tokens)
             if full > run.num_noted:
                 block_ids = block_ids_of(request_id)[run.num_noted : full]
@@ -152,9 +152,9 @@ class Checkpoints:
 
     def complete(self, step: int) -> None:
         """
-        The iteration *step* is over; its requests have as many computed tokens as it left them.
+        Record that the iteration *step* is over and its requests' computed tokens are final.
 
-        Earlier ones of which that was not said were aborted.
+        Earlier iterations that were not completed this way were aborted.
         """
         while self._marks and self._marks[0][0] <= step:
             of_step, marks = self._marks.popleft()
@@ -162,14 +162,14 @@ class Checkpoints:
                 self._save(mark)
 
     def abort(self, request_id: str) -> None:
-        """The request has ended and may come back, as another one that begins with its tokens."""
+        """Record that the request was aborted; another request with its tokens may resume it."""
         self._matches.pop(request_id, None)
         run = self._runs.pop(request_id, None)
         if run is not None:
             self._claims.leave(run.origin)
 
     def finish(self, request_id: str) -> None:
-        """The request has ended well. Host memory is for those that are to go on, or may."""
+        """Release the copies of a finished request, except those that others still use."""
         self._matches.pop(request_id, None)
         run = self._runs.pop(request_id, None)
         if run is not None:
@@ -177,7 +177,7 @@ class Checkpoints:
             self._claims.finish(run.origin)
 
     def clear(self) -> None:
-        """Forget all copies; running requests are saved anew."""
+        """Drop all copies; running requests are saved again."""
         self._index.clear()
         self._claims.clear()
         self._marks.clear()
@@ -202,8 +202,8 @@ class Checkpoints:
         slots = self._index.store(hashes) if known >= first else []
         self._saves += map(Transfer, block_ids[known - first :], slots)
         if known + len(slots) < full:
-            # Copies that it shared went with a request that has finished: they are made again.
-            # Or there is no room for it, or not beside what else is running: what has a copy
-            # serves for a shorter restore, and to fight for more would cost too much.
+            # Either shared copies were dropped with a finished request, and are made again, or host
+            # memory has no room for the request: then existing copies still shorten a restore, and
+            # evicting others for more would cost too much.
             run.num_noted = known
             run.is_left = self._index.num_used == self._index.num_slots

@@ -1,9 +1,10 @@
 """
-vLLM's connector for KV checkpoints in the host memory of a CPU engine.
+vLLM connector for KV checkpoints in the host memory of a CPU engine.
 
 On a GPU vLLM's own offloader (`kv_offloading_size` among a model's `engine_args`) copies with
-pinned memory, a stream of its own and events, and is maintained with the model runners that it
-depends on; it refuses CPUs. So this one serves CPUs only, where a copy is a plain memory copy.
+pinned memory, a separate stream and events, and is maintained with the model runners that it
+depends on; it refuses CPUs. This connector therefore serves CPUs only, where a copy is a plain
+memory copy.
 
 The interfaces of vLLM used here are experimental; the contract suite fails when they change.
 """
@@ -24,41 +25,41 @@ from vllm.v1.request import RequestStatus
 
 from services.agent.backends.host_index import HostIndex
 from services.agent.backends.totals import CheckpointTotals
-from services.agent.backends.vllm.core_settings import refusal
 from services.agent.backends.vllm.kv.checkpoints import Checkpoints
 from services.agent.backends.vllm.kv.layout import block_bytes, layers_of, obstacle
 from services.agent.backends.vllm.kv.store import HostStore
 from services.agent.backends.vllm.kv.transfers import Transfers
-from services.agent.backends.vllm.qos import read_qos
+from services.agent.backends.vllm.shared.core_settings import refusal
+from services.agent.backends.vllm.shared.qos import read_qos
 
 log = structlog.get_logger()
 
 
 @dataclass
 class HostKvMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped to mypy
-    """To the worker, with every iteration."""
+    """Message to the worker with every iteration."""
 
     transfers: Transfers
 
 
 @dataclass
 class HostKvReport(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM is untyped to mypy
-    """From the worker, with every iteration that came to its end."""
+    """Report of the worker with every iteration that was not preempted."""
 
     step: int
     totals: CheckpointTotals
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """There is one worker."""
+        """Not supported: there is only one worker."""
         raise NotImplementedError(f"a second worker reported {other}")
 
 
 class HostKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM is untyped
     """
-    Both sides; vLLM makes one object of each.
+    Scheduler side and worker side; vLLM creates one object of each.
 
-    Configured by `kv_connector_extra_config`: `host_kv_bytes`, the budget; and `required`,
-    whether an engine that cannot have checkpoints is to start without.
+    Configured by `kv_connector_extra_config`: `host_kv_bytes`, the budget; and `required`: fail
+    instead of starting without checkpoints.
 
     Raises:
         ValueError: Checkpoints are required, and the model, the configuration or the budget
@@ -75,38 +76,38 @@ class HostKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         if reason is not None and self._required:
             raise refusal(
                 vllm_config.additional_config,
-                f"engine.vllm.host_kv_bytes: {reason}; 0 is no KV checkpoints",
+                f"engine.vllm.host_kv_bytes: {reason}; set it to 0 to turn KV checkpoints off",
             )
         if reason is not None and role is KVConnectorRole.SCHEDULER:
             log.warning("checkpoints.refused", reason=reason)
         self._slot_bytes = 0 if reason else block_bytes(kv_cache_config)
         num_slots = 0 if reason else options["host_kv_bytes"] // self._slot_bytes
-        # The scheduler's side.
+        # Scheduler side.
         self._index = HostIndex(num_slots)
         self._checkpoints = Checkpoints(
             self._index, block_tokens=vllm_config.cache_config.block_size
         )
         self.totals = CheckpointTotals()
-        """As the worker last said."""
-        # The worker's side.
+        """Totals last reported by the worker."""
+        # Worker side.
         self._store: HostStore | None = None
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A copy that is not made costs computing, no answer."""
+        """False: a missing copy costs computing time, not an answer."""
         return False
 
     @property
     def used_bytes(self) -> int:
-        """Host memory that copies take."""
+        """Host memory occupied by copies."""
         return self._index.num_used * self._slot_bytes
 
     @property
     def capacity_bytes(self) -> int:
-        """Host memory that they may take."""
+        """Host memory budget of copies."""
         return self._index.num_slots * self._slot_bytes
 
-    # The scheduler's side.
+    # Scheduler side.
 
     def on_new_request(self, request: Any) -> None:
         params = request.sampling_params
@@ -155,7 +156,7 @@ class HostKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         self._checkpoints.clear()
         return True
 
-    # The worker's side.
+    # Worker side.
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         if not self._index.num_slots:
@@ -165,20 +166,20 @@ class HostKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         except ValueError as error:
             if self._required:
                 raise refusal(self._vllm_config.additional_config, str(error)) from error
-            # Nothing is reported then, so nothing is ever saved.
+            # Without a store nothing is reported, so nothing is ever saved.
             log.warning("checkpoints.refused", reason=str(error))
 
     def handle_preemptions(self, kv_connector_metadata: HostKvMetadata) -> None:
         """
-        Before anything is written by the iteration: saves are of what was there before.
+        Save before the iteration overwrites any KV; begin loads.
 
-        Loads begin here and go on beside the forward pass.
+        Loads continue during the forward pass.
         """
         if self._store is not None:
             self._store.carry_out(kv_connector_metadata.transfers)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Nothing is left to do."""
+        """No-op: `handle_preemptions` has begun the loads."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         if self._store is not None:
@@ -187,10 +188,13 @@ class HostKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Blocks are saved when all of their layers are computed."""
+        """No-op: blocks are saved when all of their layers are computed."""
 
     def wait_for_save(self) -> None:
-        """The forward pass is over, or was cut: nothing is on its way into the next."""
+        """
+        Wait for all copies after a forward pass, complete or preempted, so that no copy overlaps
+        the next forward pass.
+        """
         if self._store is not None:
             self._store.finish()
 

@@ -1,4 +1,4 @@
-"""How vLLM lays KV out, and where checkpoints cannot follow it."""
+"""vLLM's layout of KV, and configurations that checkpoints do not support."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,16 +11,16 @@ from services.agent.backends.vllm.kv.store import LayerBlocks
 
 
 def obstacle(vllm_config: Any, kv_cache_config: Any, host_kv_bytes: int) -> str | None:
-    """Why there can be no checkpoints; none if there can."""
+    """Why checkpoints are impossible; None if they are possible."""
     if not current_platform.is_cpu():
-        return "a GPU has vLLM's own offloader, `kv_offloading_size` among `engine_args`"
+        return "a GPU needs vLLM's own offloader, `kv_offloading_size` among `engine_args`"
     if vllm_config.parallel_config.world_size > 1:
         return "the model is spread over several workers"
     if vllm_config.speculative_config is not None:
-        return "speculative decoding writes KV that may not stay"
+        return "speculative decoding writes KV that may be discarded"
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
-        return "only models with full attention in all layers have KV that is all in blocks"
+        return "only models with full attention in all layers keep all KV in blocks"
     size = block_bytes(kv_cache_config)
     if host_kv_bytes < size:
         return f"{host_kv_bytes} bytes do not hold one block of {size}"
@@ -36,14 +36,14 @@ def block_bytes(kv_cache_config: Any) -> int:
 
 def layers_of(kv_caches: Mapping[str, torch.Tensor], size: int) -> dict[str, LayerBlocks]:
     """
-    The bytes of each layer's KV by name, without layers that share that of one before them.
+    The bytes of each layer's KV by name, without layers that share the KV of an earlier one.
 
     Args:
         kv_caches: Tensors with a row for each block, by layer.
         size: Bytes of a block in all layers.
 
     Raises:
-        ValueError: A block's bytes are not next to each other, or another number.
+        ValueError: A block's bytes are not contiguous, or their number is not *size*.
     """
     layers: dict[str, LayerBlocks] = {}
     seen: set[int] = set()

@@ -15,26 +15,26 @@ from services.agent.backends.vllm.kv.transfers import Transfer, Transfers
 from shared.contracts.base import Seconds
 
 _AT_ONCE_BYTES = 1 << 20
-"""What is faster copied than handed to another thread."""
+"""Loads up to this size are copied directly, since a thread would be slower."""
 
 LayerBlocks = npt.NDArray[np.uint8]
-"""KV of a layer, uint8[num_blocks, bytes of a block]; writes go to the engine's memory."""
+"""KV of a layer, uint8[num_blocks, bytes of a block]; writes change the engine's memory."""
 
 
 class HostStore:
     """
     Copies of KV blocks, in slots of one block with all its layers.
 
-    Saving is done at once, by the engine's thread: it is a plain memory copy of what an iteration
-    has completed, some hundredths of the time that computing it took even with a tiny model.
-    Loading is done layer by layer in a thread beside the forward pass, which waits for a layer's
-    copies when it comes to that layer. So an iteration of others is held up by the first layer's
-    share, unless copying a layer takes longer than computing one.
+    Saving is synchronous, in the engine's thread: it is a plain memory copy of what an iteration
+    has completed, a few hundredths of the time that computing it took even with a tiny model.
+    Loading runs layer by layer in a thread, concurrently with the forward pass, which waits for a
+    layer's copies when it reaches that layer. So the other requests of an iteration are delayed by
+    the first layer's share only, unless copying a layer takes longer than computing one.
 
     Args:
-        num_slots: The memory's size; the system gives it as it is used.
+        num_slots: Size of the memory; the system provides it as it is used.
         layers: The engine's KV by name, in the order in which it is computed.
-        at_once_bytes: Loads up to this size are not worth a thread.
+        at_once_bytes: Loads up to this size are copied without a thread.
     """
 
     def __init__(
@@ -60,20 +60,21 @@ class HostStore:
         self._slots = np.frombuffer(self._memory, dtype=np.uint8).reshape(num_slots, -1)
         self._filled = np.zeros(num_slots, dtype=bool)
         self.step = 0
-        """Of what was carried out last."""
+        """Last step whose transfers were carried out."""
         self.failed: frozenset[int] = frozenset()
         """
-        Blocks that it did not load, since their slot was never filled. That is a bug; they are
-        to be computed instead.
+        Blocks that were not loaded because their slot was never filled. That is a bug; these
+        blocks must be computed instead.
         """
         self.totals = CheckpointTotals()
 
     def carry_out(self, transfers: Transfers) -> None:
         """
-        Copy what *transfers* say, before the iteration writes any KV.
+        Carry out the copies in *transfers*, before the iteration writes any KV.
 
-        Without effect when it is done already: what was aborted inside its forward pass is
-        carried out again without some requests, and saved blocks may be written by then.
+        No-op for a step that is done already: an iteration that was preempted inside its forward
+        pass is carried out again without some requests, and saved blocks may be overwritten by
+        then.
         """
         if transfers.step == self.step:
             return
@@ -89,12 +90,12 @@ class HostStore:
         self._load(filled)
 
     def wait_for(self, layer: str) -> None:
-        """Until the copies of *layer* are there; at once when none is on its way."""
+        """Wait for the copies of *layer*; return immediately if none is in progress."""
         if layer in self._loading:
             self._loading[layer].result()
 
     def finish(self) -> None:
-        """Until all copies are there; counts the time that making them took."""
+        """Wait for all copies, and count the time that they took."""
         copying_s = sum(each.result() for each in self._loading.values())
         self._loading.clear()
         self.totals = replace(self.totals, restore_s=self.totals.restore_s + copying_s)
@@ -118,7 +119,7 @@ class HostStore:
         )
 
     def _load(self, transfers: Sequence[Transfer]) -> None:
-        """Copy blocks from host memory, or begin to."""
+        """Copy blocks from host memory, or begin to copy them in a thread."""
         if not transfers:
             return
         num_bytes = len(transfers) * self.slot_bytes
@@ -145,6 +146,6 @@ class HostStore:
         return time.perf_counter() - begun
 
     def _clear(self) -> None:
-        """Give the memory back to the system."""
+        """Return the memory to the system."""
         self._filled[:] = False
         self._memory.madvise(mmap.MADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""What the scheduler's side of the connector and the worker's say to each other."""
+"""Messages between the scheduler's side of the connector and the worker's."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,15 +14,15 @@ class Transfer(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
     """
-    What one iteration copies before it computes: first all saves in order, then all loads.
+    Copies of one iteration before it computes: first all saves in order, then all loads.
 
-    A saved block is complete but may belong to another request by now, which will write it in
-    this iteration.
+    A saved block is complete but may already belong to another request, which will overwrite it
+    in this iteration.
     """
 
     step: int
-    """Counts iterations; one that is carried out again copies nothing again."""
+    """Iteration counter; an iteration that is carried out again copies nothing again."""
     saves: tuple[Transfer, ...] = ()
     loads: tuple[Transfer, ...] = ()
     cleared: bool = False
-    """All copies are forgotten, before anything else."""
+    """Drop all copies before anything else."""

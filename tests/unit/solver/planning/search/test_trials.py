@@ -1,4 +1,4 @@
-"""How a budget is spent: trials where there is time for several, never losing the best plan."""
+"""Use of the budget: trials if there is time for several, and the best plan is never lost."""
 
 from itertools import count
 
@@ -7,8 +7,8 @@ import pytest
 
 from ops.bench.planner_instances import instance
 from solver.planning.generator import kept_order
-from solver.planning.objective import plan_cost
-from solver.planning.problem import PlanningProblem, QueueOrder
+from solver.planning.problem.objective import plan_cost
+from solver.planning.problem.problem import PlanningProblem, QueueOrder
 from solver.planning.search.annealing import Annealer
 from solver.planning.search.evaluation import load
 from solver.planning.search.state import empty_state
@@ -17,7 +17,7 @@ from solver.planning.search.trials import MOVES_AT_ONCE, Search
 
 
 class Watched(Annealer):
-    """Remembers what it was told."""
+    """Records its calls."""
 
     def __init__(self, problem: PlanningProblem, start: QueueOrder) -> None:
         tables, state = tables_of(problem), empty_state(problem)
@@ -25,7 +25,7 @@ class Watched(Annealer):
         super().__init__(tables, state, seed=0)
         self.temperatures: list[float] = []
         self.restarts: list[int] = []
-        """After how many runs."""
+        """Number of runs before each restart."""
 
     def run(self, num_moves: int, *, hot: float, cold: float) -> None:
         super().run(num_moves, hot=hot, cold=cold)
@@ -37,17 +37,17 @@ class Watched(Annealer):
 
 
 def searched(num_groups: int, looks: int) -> tuple[Watched, Search, PlanningProblem]:
-    """A search for a plan made anew, in a budget of *looks* at the clock."""
+    """A search for a new plan, in a budget of *looks* clock readings."""
     problem = instance(0, num_groups, 3, 3)
     start = kept_order(problem)
     annealer = Watched(problem, start)
     ticks = count()
     search = Search(annealer, problem.num_groups, lambda: next(ticks) / looks)
-    search.anew(start)
+    search.everywhere(start)
     return annealer, search, problem
 
 
-def test_a_small_problem_is_tried_four_times_and_finished_from_the_best() -> None:
+def test_a_small_problem_gets_four_trials_and_a_final_phase() -> None:
     annealer, _, _ = searched(10, 1000)
 
     assert len(annealer.restarts) == 4
@@ -59,7 +59,7 @@ def test_a_small_problem_is_tried_four_times_and_finished_from_the_best() -> Non
     assert last[0] < 0.3 * annealer.temperatures[0]
 
 
-def test_a_large_problem_is_searched_once() -> None:
+def test_a_large_problem_gets_a_single_search() -> None:
     annealer, _, _ = searched(200, 40)
 
     assert annealer.restarts == []
@@ -73,27 +73,27 @@ def test_moves_are_counted_and_end_with_the_budget() -> None:
     assert 80 <= len(annealer.temperatures) <= 100
 
 
-def test_without_a_budget_nothing_is_tried() -> None:
+def test_without_a_budget_no_move_is_tried() -> None:
     problem = instance(0, 10, 3, 3)
     start = kept_order(problem)
     annealer = Watched(problem, start)
     search = Search(annealer, 10, lambda: 1.0)
-    search.anew(start)
+    search.everywhere(start)
     search.from_plan()
 
     assert search.num_moves == 0
     assert annealer.temperatures == []
 
 
-def test_a_plan_in_force_is_searched_near_by() -> None:
+def test_a_plan_in_force_is_searched_locally() -> None:
     problem = instance(0, 10, 3, 3)
     annealer = Watched(problem, kept_order(problem))
     ticks = count()
     Search(annealer, 10, lambda: next(ticks) / 20).from_plan()
-    anew, _, _ = searched(10, 20)
+    everywhere, _, _ = searched(10, 20)
 
     assert annealer.restarts == []
-    assert max(annealer.temperatures) < 0.1 * max(anew.temperatures)
+    assert max(annealer.temperatures) < 0.1 * max(everywhere.temperatures)
 
 
 def test_a_restart_keeps_the_best_plan_and_its_cost() -> None:

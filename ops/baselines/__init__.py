@@ -1,0 +1,1 @@
+"""Baselines and reference programs that benches and simulations compare Headway with."""

@@ -1,0 +1,1 @@
+"""Plan generators of other papers, and programs that solve small instances exactly."""

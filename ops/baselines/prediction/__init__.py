@@ -1,0 +1,1 @@
+"""QoServe's random forest of iteration times."""

@@ -1,0 +1,111 @@
+"""Iteration time from a random forest, and the largest chunk within a time (QoServe §3.6)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from shared.contracts.base import Seconds
+from shared.contracts.estimates import LatencyCoefficients
+from shared.contracts.telemetry import Iteration
+from solver.prediction.latency.latency_model import predict_s
+from solver.prediction.prefill.tree_walk import Floats, Forest, walk
+
+FEATURES = ("compute_tokens", "context_tokens", "num_decodes")
+CHUNK_STEP_TOKENS = 8
+"""Chunks above eight tokens are multiples of this step, because kernels compute in tiles."""
+_LEAST_S = 1e-6
+
+
+class Decodes(NamedTuple):
+    """Rest of an iteration that a chunk is added to; includes the chunk's own context."""
+
+    num_decodes: int
+    context_tokens: int
+    """Previously computed tokens that all requests of the iteration attend to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationForest:
+    """
+    A fitted forest as flat arrays: made by `iteration_forest_fit`, evaluated by compiled kernels.
+
+    Trees give logarithms of multiples of a latency model's time.
+
+    Source: QoServe §3.6.1: a random forest of a batch's time, tuned to err towards small chunks.
+    Differs: trees of multiples instead of seconds. Served iterations have few chunk sizes, and
+        trees alone return the same for all sizes between two of them.
+    Decided: the forest's safety margin is its own uncertainty, a high quantile over its trees, and
+        it allows no chunk that makes an iteration larger than those it learned from; the paper does
+        not say how.
+    """
+
+    base: LatencyCoefficients
+    forest: Forest
+    """One output for each tree."""
+    level: float
+    """Quantile over the trees by which chunks are chosen, 0..1."""
+    most_tokens: int
+    """Most tokens computed in any iteration that the forest learned from."""
+
+    def predict_s(self, iterations: Floats) -> Floats:
+        """
+        Expected times of *iterations*: float64[n], positive.
+
+        Args:
+            iterations: float64[n, 3], columns as in `FEATURES`.
+        """
+        multiples: Floats = np.exp(self._logarithms(iterations).mean(axis=1))
+        return self._base_s(iterations) * multiples
+
+    def cautious_s(self, iterations: Floats) -> Floats:
+        """Times that a share `level` of the trees do not exceed; otherwise like `predict_s`."""
+        multiples: Floats = np.exp(np.quantile(self._logarithms(iterations), self.level, axis=1))
+        return self._base_s(iterations) * multiples
+
+    def largest_chunk(self, budget_s: Seconds, beside: Decodes, *, most_tokens: int) -> int:
+        """
+        Tokens of a prefill that fit into one iteration with *beside* within *budget_s*.
+
+        More time never gives fewer tokens: no smaller chunk takes too long either.
+
+        Args:
+            budget_s: Time of the whole iteration.
+            beside: The rest of the iteration.
+            most_tokens: Upper limit of the chunk.
+
+        Returns:
+            0 when even one token takes too long.
+        """
+        most_tokens = min(most_tokens, self.most_tokens - beside.num_decodes)
+        step = CHUNK_STEP_TOKENS
+        chunks = np.r_[1:step, step : most_tokens + 1 : step]
+        chunks = chunks[chunks <= most_tokens]
+        iterations = np.empty((len(chunks), len(FEATURES)))
+        iterations[:, 0] = chunks + beside.num_decodes
+        iterations[:, 1:] = beside.context_tokens, beside.num_decodes
+        fits = self.cautious_s(iterations) <= budget_s
+        # Stop at the first chunk that does not fit, even if the trees predict that larger ones fit.
+        num_fitting = len(fits) if fits.all() else int(np.argmin(fits))
+        return int(chunks[num_fitting - 1]) if num_fitting else 0
+
+    def _base_s(self, iterations: Floats) -> Floats:
+        return base_s(self.base, iterations)
+
+    def _logarithms(self, iterations: Floats) -> Floats:
+        """float64[n, num_trees]."""
+        return walk(np.ascontiguousarray(iterations, dtype=np.float64), self.forest)
+
+
+def iteration_matrix(iterations: Sequence[Iteration]) -> Floats:
+    """float64[n, 3], columns as in `FEATURES`."""
+    rows = [(each.compute_tokens, each.context_tokens, each.num_decodes) for each in iterations]
+    return np.array(rows, dtype=np.float64).reshape(-1, len(FEATURES))
+
+
+def base_s(base: LatencyCoefficients, iterations: Floats) -> Floats:
+    """Prediction of *base* for each row: float64[n], at least a clock's resolution."""
+    tokens, contexts = iterations[:, 0], iterations[:, 1]
+    predicted_s = predict_s(base, compute_tokens=tokens, context_tokens=contexts)
+    return np.maximum(predicted_s, _LEAST_S)

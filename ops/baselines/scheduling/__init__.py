@@ -1,0 +1,1 @@
+"""Engine scheduling policies of other papers."""

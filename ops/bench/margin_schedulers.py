@@ -1,0 +1,33 @@
+"""Schedulers of the arms of `ops.bench engine_margins`: the policy with a given margin."""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from services.agent.backends.policies import create_policy
+from services.agent.backends.vllm.core.layer_preemption import PreemptibleScheduler
+
+
+class _WithMargin(PreemptibleScheduler):
+    margin: float
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        settings = self.settings
+        self._policy = create_policy(
+            settings.policy,
+            self._learner.table,
+            replace(settings.scheduling, latency_margin=self.margin),
+        )
+
+
+class NoMargin(_WithMargin):
+    """Nothing is reserved for prediction errors."""
+
+    margin = 0.0
+
+
+class FivePercent(_WithMargin):
+    """A twentieth of the time until the next token is due is reserved."""
+
+    margin = 0.05

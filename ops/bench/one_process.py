@@ -1,0 +1,129 @@
+"""
+The simulated engine behind HTTP in one process: the baseline of `ops.bench overhead`.
+
+It does only what a server without queues needs: the same HTTP server, tokenizer, engine and answer
+format as a mesh. `python -m ops.bench.one_process REGISTRY PORT ENGINE` runs it until a signal;
+ENGINE are the engine's settings as JSON.
+"""
+
+import argparse
+import asyncio
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+from litestar.types import Receive, Scope, Send
+
+from services.agent.answer import AnswerText
+from services.agent.backends.base import EngineRequest
+from services.agent.backends.settings import SimulatedSettings
+from services.agent.backends.simulated.backend import SimulatedEngine
+from services.gateway.channel import Channel
+from services.gateway.openai import ChatBody, decode_body
+from services.gateway.replies import SSE_DONE, Renderer, sse, usage_of
+from services.gateway.shapes import CHAT
+from shared.contracts.base import ModelName, RequestId
+from shared.contracts.models import ModelEntry
+from shared.contracts.qos import Slo
+from shared.contracts.requests import Sampling, Tokens, Usage
+from shared.models.registry import ModelRegistry
+from shared.models.tokenizer import Tokenizer
+from shared.runtime.clock import SystemClock
+from shared.runtime.health import serve_http
+from shared.runtime.lifecycle import run_service
+
+
+class Server:
+    """
+    An ASGI application that answers streamed chat completions.
+
+    Args:
+        engine: Has the model of *entry* active.
+    """
+
+    def __init__(self, engine: SimulatedEngine, entry: ModelEntry) -> None:
+        self._engine = engine
+        self._entry = entry
+        self._tokenizer = Tokenizer.load(Path(entry.path))
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                return
+            body, more = body + message["body"], message["more_body"]
+        await self._answer(decode_body(body, ChatBody), Channel(send, {}))
+
+    async def _answer(self, body: ChatBody, channel: Channel) -> None:
+        request_id = f"req-{uuid4().hex}"
+        renderer = Renderer(
+            CHAT,
+            request_id=request_id,
+            model=body.model,
+            created=int(time.time()),
+            include_usage=True,
+        )
+        prompt = self._tokenizer.encode(body.content)
+        answer, num_tokens = AnswerText(self._tokenizer.decoder(), ()), 0
+        async for output in self._engine.generate(self._request(request_id, body, prompt)):
+            _, text, _ = answer.push(output.token_ids)
+            opening = b"" if num_tokens else renderer.opening()
+            num_tokens += len(output.token_ids)
+            await channel.event(opening + renderer.part(text))
+        tail = renderer.part(answer.end())
+        usage = Usage(
+            prompt_tokens=len(prompt),
+            completion_tokens=num_tokens,
+            total_tokens=len(prompt) + num_tokens,
+        )
+        closing = {"choices": [], "usage": usage_of(usage)}
+        await channel.event(tail + sse(msgspec.json.encode(closing)) + SSE_DONE)
+        await channel.end()
+
+    def _request(self, request_id: str, body: ChatBody, prompt: Tokens) -> EngineRequest:
+        return EngineRequest(
+            request_id=RequestId(request_id),
+            model=self._entry.name,
+            prompt=prompt,
+            sampling=Sampling(
+                max_tokens=body.max_tokens or 1,
+                temperature=body.temperature or 0.0,
+                ignore_eos=bool(body.ignore_eos),
+            ),
+            slo=body.slo or Slo(),
+            arrived_at=time.time(),
+        )
+
+
+async def serve(
+    registry: ModelRegistry, port: int, settings: SimulatedSettings, stop: asyncio.Event
+) -> None:
+    """Serve the registry's first model until *stop*."""
+    entry = registry.entry(ModelName(registry.bases[0]))
+    engine = SimulatedEngine([entry], settings, SystemClock())
+    await engine.start()
+    await engine.activate(entry.name)
+    async with serve_http(Server(engine, entry), host="127.0.0.1", port=port):
+        await stop.wait()
+    await engine.close()
+
+
+def main() -> int:
+    """Run until SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m ops.bench.one_process", description=__doc__)
+    parser.add_argument("registry", type=Path)
+    parser.add_argument("port", type=int)
+    parser.add_argument(
+        "engine", type=lambda text: msgspec.json.decode(text, type=SimulatedSettings)
+    )
+    options = parser.parse_args()
+    registry = ModelRegistry.load(options.registry)
+    return run_service(
+        "one-process", lambda stop: serve(registry, options.port, options.engine, stop)
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Generators of committed files: RabbitMQ definitions and the AsyncAPI document."""

@@ -1,0 +1,51 @@
+"""Grid of the measured iterations of an engine."""
+
+from dataclasses import dataclass
+
+from shared.contracts.base import Seconds
+from shared.contracts.errors import SettingsError
+from solver.prediction.latency.iteration_fit import IterationWork
+
+_LEAST_REPEATS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Prompts in chunks of each size, alone and with each batch of decodes with each context."""
+
+    chunks: tuple[int, ...] = (16, 64, 256, 512, 1024, 2048)
+    """Tokens of a prompt in one iteration."""
+    contexts: tuple[int, ...] = (64, 512, 2048)
+    """Prompt tokens of each decode."""
+    batches: tuple[int, ...] = (8, 32)
+    """Numbers of decodes."""
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("chunks", "contexts", "batches"):
+            values = getattr(self, name)
+            if not values or min(values) < 1:
+                raise SettingsError(f"{name}: all values must be at least 1: {values}")
+        if self.repeats < _LEAST_REPEATS:
+            raise SettingsError(
+                f"repeats must be at least {_LEAST_REPEATS}, since one is used for validation: "
+                f"{self.repeats}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One iteration with at most one prefill."""
+
+    work: IterationWork
+    num_decodes: int
+    decode_context_tokens: int
+    """Prompt tokens of each decode."""
+    before: int
+    """Tokens of the iteration's prefill that were computed before; 0 without a prefill."""
+    duration_s: Seconds
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of the iteration's prefill; 0 without a prefill."""
+        return self.work.tokens - self.num_decodes

@@ -1,0 +1,89 @@
+"""Shape of a decoder-only transformer: the fields that determine the time of its layers."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+DType = Literal["bfloat16", "float16", "float32"]
+_BYTES: dict[DType, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """
+    Dense layers with grouped-query attention and a gated MLP, as in Llama.
+
+    Biases and rotary embeddings are left out: their time is negligible.
+    """
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    """Must divide `num_heads`."""
+    head_size: int
+    vocab_size: int
+    max_tokens: int
+    """Maximum tokens of prompt and answer."""
+    max_tokens_field: str
+    """Field of `config.json` that has the limit `max_tokens`."""
+    dtype: DType
+
+    @property
+    def query_width(self) -> int:
+        """Width of the queries of all heads."""
+        return self.num_heads * self.head_size
+
+    @property
+    def kv_width(self) -> int:
+        """Width of the keys of one token, and of the values."""
+        return self.num_kv_heads * self.head_size
+
+    @property
+    def layer_weights(self) -> int:
+        """Parameters in the matrices of one layer."""
+        attention = self.hidden_size * (2 * self.query_width + 2 * self.kv_width)
+        return attention + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of the matrices of one layer."""
+        return _BYTES[self.dtype] * self.layer_weights
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the embeddings; the LM head has the same size."""
+        return _BYTES[self.dtype] * self.vocab_size * self.hidden_size
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the whole model, with an LM head that is not tied to the embeddings."""
+        return self.num_layers * self.layer_bytes + 2 * self.table_bytes
+
+    @property
+    def layer_kv_bytes_per_token(self) -> int:
+        """Bytes of the keys and values of one token in one layer."""
+        return 2 * _BYTES[self.dtype] * self.kv_width
+
+    def flops(self, *, tokens: int, pairs: float, answers: int) -> float:
+        """
+        Multiplications and additions of one iteration.
+
+        Args:
+            tokens: Computed tokens.
+            pairs: Pairs of a token and one that it attends to, of prefills and decodes.
+            answers: Requests whose next token is computed.
+        """
+        layer = 2.0 * tokens * self.layer_weights + 4.0 * pairs * self.query_width
+        return self.num_layers * layer + 2.0 * answers * self.vocab_size * self.hidden_size
+
+    def kv_capacity_tokens(self, *, free_bytes: int, utilization: float) -> int:
+        """
+        Tokens of KV that fit, with all weights, into *utilization* of a device's *free_bytes*.
+
+        Computed like vLLM's, without the memory that an iteration needs. 0 if the weights do not
+        fit.
+        """
+        room = utilization * free_bytes - self.weight_bytes
+        return max(0, int(room / (self.num_layers * self.layer_kv_bytes_per_token)))

@@ -1,0 +1,165 @@
+"""
+vLLM's schedulers with telemetry and limits that change at run time. Run in the engine core.
+
+The interfaces of vLLM used here are private to it; the contract suite fails when they change.
+"""
+
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from services.agent.backends.base import EngineLoad
+from services.agent.backends.totals import CheckpointTotals, SchedulingTotals
+from services.agent.backends.vllm.core.prefill_reports import PrefillTimeReporter
+from services.agent.backends.vllm.core.work import ScheduledWork, work_of
+from services.agent.backends.vllm.kv.connector import HostKvConnector
+from services.agent.backends.vllm.shared.core_settings import core_settings
+from services.agent.backends.vllm.shared.stats import StatsWriter
+from shared.contracts.telemetry import Iteration
+
+
+class Timed:
+    """
+    Mixin over a vLLM scheduler: times iterations, publishes the load, applies the front's limits.
+
+    An iteration lasts from `schedule` to `update_from_output`, but begins no earlier than the
+    end of the previous one. With asynchronous scheduling that is the time from result to result.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Attribute of vLLM, which is untyped.
+        self.vllm_config: Any
+        self.scheduler_config: Any
+        self.kv_cache_manager: Any
+        self.kv_cache_config: Any
+        self.connector: Any
+        self.requests: dict[str, Any]
+        self.running: list[Any]
+        self.current_step: int
+        self.prev_step_scheduled_req_ids: set[str]
+        self.block_size: int
+        self.max_num_scheduled_tokens: int
+        self.max_num_active_reqs: int
+        self.settings = core_settings(self.vllm_config.additional_config)
+        self.in_flight: deque[ScheduledWork] = deque()
+        """
+        Iterations scheduled and not yet updated, oldest first; empty between synchronous
+        iterations.
+        """
+        self.last_end = 0.0
+        """End of the last iteration, by the performance counter."""
+        self.totals = SchedulingTotals()
+        """Counters of the scheduling policy."""
+        self._prefills = PrefillTimeReporter()
+        self._stats = StatsWriter(Path(self.settings.stats_path))
+        self._largest_budget = self.max_num_scheduled_tokens
+        self._largest_active = self.max_num_active_reqs
+        self._publish()
+
+    def apply_limits(self) -> None:
+        """Set the next iteration's token budget and limit of running requests."""
+        token_budget, max_running = self._stats.limits()
+        self.max_num_scheduled_tokens = min(
+            token_budget or self._largest_budget, self._largest_budget
+        )
+        self.max_num_active_reqs = min(max_running or self._largest_active, self._largest_active)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        begun = time.perf_counter()
+        self.apply_limits()
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]  # a mixin
+        admitted = [data.req_id for data in output.scheduled_new_reqs]
+        admitted += output.scheduled_cached_reqs.resumed_req_ids
+        for request_id in admitted:
+            request = self.requests[request_id]
+            # The number includes tokens generated before a preemption; it is fixed until the next
+            # preemption.
+            request.headway_prefill_tokens = request.num_tokens
+            if not request.num_output_tokens:
+                self._prefills.times.begin(request_id, begun)
+        work = work_of(output.num_scheduled_tokens, self.requests, begun)
+        self.on_scheduled(work, admitted)
+        # Outputs, including empty ones, return in the order of scheduling.
+        self.in_flight.append(work)
+        self.on_output(output, admitted)
+        return output
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().update_from_output(*args, **kwargs)  # type: ignore[misc]  # a mixin
+        end = time.perf_counter()
+        self._prefills.annotate((each for one in result.values() for each in one.outputs), end)
+        work = self.in_flight.popleft()
+        duration_s = end - max(work.begun, self.last_end)
+        self.last_end = end
+        if work.tokens:
+            iteration = work.iteration(duration_s)
+            self._stats.write(iteration)
+            if not work.cut:
+                self.on_iteration(work, iteration)
+        self._publish()
+        return result
+
+    def on_scheduled(self, work: ScheduledWork, admitted: list[str]) -> None:
+        """
+        Called when the next iteration is decided; the requests *admitted* were waiting before.
+        """
+
+    def on_output(self, output: Any, admitted: list[str]) -> None:
+        """Called with the complete result of `schedule`; the newest of `in_flight` is its work."""
+
+    def on_iteration(self, work: ScheduledWork, iteration: Iteration) -> None:
+        """Called when an iteration that computed something, with nothing dropped, is over."""
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]  # a mixin
+        self._prefills.times.pause(request.request_id, time.perf_counter())
+
+    def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
+        finished = super().finish_requests(*args, **kwargs)  # type: ignore[misc]  # a mixin
+        for request in finished:
+            self._prefills.forget(request.request_id)
+        # After the last abort there may be no further iteration to publish the freed memory.
+        self._publish()
+        return finished
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        done: bool = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]  # a mixin
+        if self.connector is not None:
+            # Regardless of the caller's argument: weights may have changed.
+            self.connector.reset_cache()
+        if not done:
+            # vLLM does nothing while requests run, but blocks that they do not own can be dropped.
+            pool = self.kv_cache_manager.block_pool
+            pool.evict_blocks({block.block_id for block in pool.blocks if block.ref_cnt == 0})
+        self._publish()
+        return done
+
+    def _publish(self) -> None:
+        host = self.connector if isinstance(self.connector, HostKvConnector) else None
+        running, waiting = self.get_request_counts()  # type: ignore[attr-defined]  # vLLM's
+        self._stats.publish(
+            EngineLoad(
+                running=running,
+                waiting=waiting,
+                kv_utilization=self.kv_cache_manager.usage,
+                kv_capacity_tokens=self.kv_cache_config.num_blocks * self.block_size,
+                token_budget=self.max_num_scheduled_tokens,
+                scheduling=self.totals,
+                checkpoints=CheckpointTotals() if host is None else host.totals,
+                host_kv_bytes=0 if host is None else host.used_bytes,
+                host_kv_capacity_bytes=0 if host is None else host.capacity_bytes,
+            )
+        )
+
+
+class TimedScheduler(Timed, Scheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
+    """vLLM's synchronous scheduler with telemetry and limits."""
+
+
+class AsyncTimedScheduler(Timed, AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
+    """vLLM's asynchronous scheduler with telemetry and limits."""

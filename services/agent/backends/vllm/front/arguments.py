@@ -1,0 +1,136 @@
+"""vLLM's engine arguments for a model; computed in the front, used in the host."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from services.agent.backends.settings import VllmSettings
+from services.agent.backends.vllm.shared.core_settings import CONFIG_KEY, CoreSettings
+from services.agent.backends.vllm.shared.workers import (
+    CPU_WORKER,
+    SAFEPOINT_WORKERS,
+    WITHOUT_SAFEPOINTS,
+)
+from shared.contracts.models import ModelEntry
+
+CPU_KV_CACHE_BYTES = 128 << 20
+_CPU_BLOCK_TOKENS = 32
+_SAFEPOINT_LAYERS = 4
+_CPU_HOST_KV_BYTES = 256 << 20
+_STOCK = (
+    "services.agent.backends.vllm.core.scheduler.TimedScheduler",
+    "services.agent.backends.vllm.core.scheduler.AsyncTimedScheduler",
+)
+_POLICY = (
+    "services.agent.backends.vllm.core.policy_scheduler.PolicyScheduler",
+    "services.agent.backends.vllm.core.policy_scheduler.AsyncPolicyScheduler",
+)
+"""Scheduler classes: synchronous, asynchronous."""
+_PREEMPTIBLE = "services.agent.backends.vllm.core.layer_preemption.PreemptibleScheduler"
+
+
+def safepoint_layers(settings: VllmSettings, *, is_cpu: bool) -> int:
+    """
+    Layers between safepoints; 0 if unsupported: other policies would continue with dropped work.
+    """
+    if settings.policy != "qoserve":
+        return 0
+    if settings.safepoint_layers is not None:
+        return settings.safepoint_layers
+    tested = is_cpu and settings.eager and not settings.async_scheduling
+    return _SAFEPOINT_LAYERS if tested else 0
+
+
+def has_checkpoints(settings: VllmSettings, *, is_cpu: bool) -> bool:
+    """Return whether engines copy KV to host memory, provided that the model allows it."""
+    return is_cpu and settings.host_kv_bytes != 0
+
+
+def _checkpoints(settings: VllmSettings) -> dict[str, Any]:
+    """Keyword arguments of `KVTransferConfig`."""
+    required = settings.host_kv_bytes is not None
+    return {
+        "kv_connector": "HostKvConnector",
+        "kv_connector_module_path": "services.agent.backends.vllm.kv.connector",
+        "kv_role": "kv_both",
+        # Blocks that cannot be loaded are computed.
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "host_kv_bytes": host_kv_bytes(settings),
+            "required": required,
+        },
+    }
+
+
+def host_kv_bytes(settings: VllmSettings) -> int:
+    """Budget of one engine's host copies of KV on a CPU."""
+    return _CPU_HOST_KV_BYTES if settings.host_kv_bytes is None else settings.host_kv_bytes
+
+
+def engine_arguments(
+    entry: ModelEntry, settings: VllmSettings, *, is_cpu: bool, stats_path: Path
+) -> dict[str, Any]:
+    """
+    Keyword arguments of `AsyncEngineArgs`.
+
+    Args:
+        entry: The model; its own `engine_args` take precedence.
+        settings: Settings of the backend.
+        is_cpu: True if vLLM runs on a CPU; selects defaults that the settings leave open.
+        stats_path: File of the engine's `StatsWriter`.
+    """
+    arguments: dict[str, Any] = {
+        "model": entry.path,
+        # Lets parked engines release the device.
+        "enable_sleep_mode": not is_cpu,
+        "max_model_len": entry.max_model_len,
+        "skip_tokenizer_init": True,
+        "enforce_eager": settings.eager,
+        "dtype": settings.dtype or ("float32" if is_cpu else "auto"),
+        "max_num_seqs": settings.max_running,
+        "max_num_batched_tokens": max(settings.token_budget, settings.max_running),
+        "enable_prefix_caching": settings.prefix_caching,
+        "async_scheduling": settings.async_scheduling,
+        "scheduler_cls": (_STOCK if settings.policy == "stock" else _POLICY)[
+            settings.async_scheduling
+        ],
+        "worker_cls": CPU_WORKER if is_cpu else "auto",
+        "additional_config": {
+            CONFIG_KEY: msgspec.to_builtins(
+                CoreSettings(
+                    stats_path=str(stats_path),
+                    policy="fcfs" if settings.policy == "stock" else settings.policy,
+                    scheduling=settings.scheduling,
+                    latency=settings.latency,
+                    safepoint_layers=safepoint_layers(settings, is_cpu=is_cpu),
+                    safepoints_required=settings.safepoint_layers is not None,
+                )
+            )
+        },
+        "enable_log_requests": False,
+        "disable_log_stats": True,
+    }
+    if safepoint_layers(settings, is_cpu=is_cpu):
+        # Set these also with asynchronous scheduling: the host then reports why safepoints do not
+        # work.
+        arguments |= {"scheduler_cls": _PREEMPTIBLE, "worker_cls": SAFEPOINT_WORKERS[is_cpu]}
+    kv_cache_bytes = settings.kv_cache_bytes or (CPU_KV_CACHE_BYTES if is_cpu else None)
+    if kv_cache_bytes is not None:
+        arguments["kv_cache_memory_bytes"] = kv_cache_bytes
+    block_tokens = settings.block_tokens or (_CPU_BLOCK_TOKENS if is_cpu else None)
+    if block_tokens is not None:
+        arguments["block_size"] = block_tokens
+    if has_checkpoints(settings, is_cpu=is_cpu):
+        arguments["kv_transfer_config"] = _checkpoints(settings)
+    return arguments | entry.engine_args
+
+
+def without_safepoints(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Engine *arguments* for a Headway policy in an engine without preemption inside a forward pass.
+    """
+    is_async = bool(arguments.get("async_scheduling"))
+    worker = WITHOUT_SAFEPOINTS[arguments["worker_cls"]]
+    return {**arguments, "scheduler_cls": _POLICY[is_async], "worker_cls": worker}

@@ -1,0 +1,268 @@
+"""vLLM as an engine backend: the front, which runs in the agent and never imports vLLM."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+import structlog
+
+from services.agent.backends.answering import AnsweringBackend
+from services.agent.backends.base import (
+    Capability,
+    EngineIdentity,
+    EngineOutput,
+    EngineRequest,
+    EngineSnapshot,
+    SchedulingParameters,
+    capabilities_with,
+)
+from services.agent.backends.checks import stop_tokens
+from services.agent.backends.settings import VllmSettings
+from services.agent.backends.stream import OutputStream
+from services.agent.backends.vllm.front.arguments import has_checkpoints, safepoint_layers
+from services.agent.backends.vllm.front.link import HostLink
+from services.agent.backends.vllm.front.models import EngineModels
+from services.agent.backends.vllm.front.process import vllm_unavailable_reason
+from services.agent.backends.vllm.front.telemetry import EngineTelemetry
+from services.agent.backends.vllm.shared.wire import (
+    Abort,
+    ClearCaches,
+    EngineDied,
+    HostEvent,
+    HostReady,
+    Outputs,
+    Reply,
+    RunFailed,
+    RunOutput,
+    Submit,
+)
+from shared.contracts.base import ModelName, RequestId, Seconds
+from shared.contracts.errors import EngineError, UnsupportedError
+from shared.contracts.models import ModelEntry
+from shared.contracts.requests import FinishReason
+from shared.contracts.telemetry import EngineIteration
+
+log = structlog.get_logger()
+
+
+class VllmEngine(AnsweringBackend):
+    """
+    vLLM engines in a host process, one of them active and others parked.
+
+    Args:
+        entries: Models that can be activated.
+        settings: Settings of the host and its engines.
+    """
+
+    def __init__(self, entries: Iterable[ModelEntry], settings: VllmSettings) -> None:
+        entries = tuple(entries)
+        self._telemetry = EngineTelemetry()
+        self._models = EngineModels(entries, settings, self._telemetry)
+        super().__init__(entries, self._models.residency)
+        self._settings = settings
+        self._launching = asyncio.Lock()
+        self._link: HostLink | None = None
+        self._host: HostReady | None = None
+        self._alive = False
+        self._clear_lock = asyncio.Lock()
+
+    @property
+    def identity(self) -> EngineIdentity:
+        return identity_of(self._settings, self._host)
+
+    @property
+    def host_pid(self) -> int | None:
+        """Process id of the engine host; its engines are in the process group of the same id."""
+        return None if self._link is None else self._link.pid
+
+    async def prepare(self) -> None:
+        async with self._launching:
+            if self._link is not None:
+                return
+            reason = vllm_unavailable_reason() if self._settings.python is None else None
+            if reason is not None:
+                raise EngineError(reason)
+            self._link = await HostLink.launch(
+                self._settings,
+                architectures=[entry.architecture for entry in self._entries.values()],
+                scratch=self._telemetry.directory(),
+                on_event=self._on_event,
+                on_lost=self._on_lost,
+            )
+
+    async def start(self) -> None:
+        begun = time.monotonic()
+        await self.prepare()
+        if self._link is None:
+            raise EngineError("the engine host ended before it was ready", engine_dead=True)
+        self._host = await self._link.ready()
+        self._models.on_host(is_cpu=self._host.is_cpu)
+        self._alive = True
+        log.info("engine.started", duration_s=round(time.monotonic() - begun, 3))
+
+    async def activate(self, model: ModelName) -> Seconds:
+        self._require_known(model)
+        link = self._require_alive()
+        if model == self._residency.active and not self._residency.is_activating:
+            return 0.0
+        if self._streams:
+            raise EngineError("requests are running")
+        if self._models.loading:
+            raise EngineError("another model is being loaded")
+        return await self._models.activate(model, link)
+
+    async def warm(self, model: ModelName) -> Seconds:
+        self._require_known(model)
+        link = self._require_alive()
+        if self._models.loading:
+            raise EngineError("another model is being loaded")
+        return await self._models.warm(model, link)
+
+    async def cool(self, model: ModelName) -> None:
+        self._require_known(model)
+        self._models.cool(model, self._require_alive())
+
+    async def set_scheduling(self, parameters: SchedulingParameters) -> None:
+        self._telemetry.limit(self._residency.active, parameters)
+
+    async def clear_caches(self) -> None:
+        async with self._clear_lock:
+            timeout_s = self._settings.activate_timeout_s
+            try:
+                await self._require_alive().ask(ClearCaches(), timeout_s)
+            except TimeoutError:
+                raise EngineError(f"caches were not cleared within {timeout_s} s") from None
+
+    async def preempt_now(self) -> bool:
+        if Capability.LAYER_PREEMPTION not in self.identity.capabilities:
+            raise UnsupportedError("engine.vllm has no safepoints with these settings")
+        monitor = self._telemetry.monitor(self._residency.active)
+        return monitor is not None and monitor.preempt()
+
+    def snapshot(self) -> EngineSnapshot:
+        load = self._telemetry.load(self._residency.active)
+        running = min(load.running, len(self._streams))
+        return EngineSnapshot(
+            model=self._residency.active,
+            running=running,
+            waiting=len(self._streams) - running,
+            kv_utilization=load.kv_utilization,
+            kv_capacity_tokens=load.kv_capacity_tokens,
+            max_running=self._telemetry.max_running(self._settings.max_running),
+            models=self._residency.states(),
+            warm_capacity_bytes=self._settings.warm_bytes,
+            token_budget=load.token_budget,
+            scheduling=load.scheduling,
+            checkpoints=load.checkpoints,
+            host_kv_bytes=load.host_kv_bytes,
+            host_kv_capacity_bytes=load.host_kv_capacity_bytes,
+        )
+
+    def drain_iterations(self) -> tuple[EngineIteration, ...]:
+        return self._telemetry.drain(self._residency.active)
+
+    @property
+    def alive(self) -> bool:
+        return self._alive
+
+    async def close(self) -> None:
+        self._end("the engine was closed")
+        async with self._launching:
+            link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+        self._models.close()
+        self._telemetry.close()
+
+    def _require_alive(self) -> HostLink:
+        if self._link is None or not self._alive:
+            raise EngineError("the engine is not running", engine_dead=True)
+        return self._link
+
+    def _submit(self, request: EngineRequest) -> None:
+        stops = stop_tokens(self._entries[request.model], request)
+        self._require_alive().send(Submit(request, stops))
+        monitor = self._telemetry.monitor(request.model)
+        if monitor is not None:
+            monitor.arrived(request)
+
+    def _answered(self, request: EngineRequest) -> None:
+        monitor = self._telemetry.monitor(request.model)
+        if monitor is not None:
+            monitor.answered(request.request_id)
+
+    def _cancel(self, request_id: RequestId) -> None:
+        if self._link is not None:
+            self._link.send(Abort(request_id))
+
+    def _on_event(self, event: HostEvent) -> None:
+        match event:
+            case Outputs():
+                self._on_outputs(event)
+            case RunFailed():
+                stream = self._streams.get(RequestId(event.request_id))
+                if stream is not None:
+                    stream.fail(EngineError(event.message))
+            case EngineDied():
+                self._on_engine_died(event)
+            case HostReady() | Reply():
+                pass
+
+    def _on_outputs(self, event: Outputs) -> None:
+        for run in event.runs:
+            stream = self._streams.get(RequestId(run.request_id))
+            if stream is not None:
+                deliver(run, stream)
+
+    def _on_engine_died(self, event: EngineDied) -> None:
+        model = ModelName(event.model)
+        log.error("engine.died", model=model, reason=event.message)
+        was_active = model == self._residency.active
+        self._models.lose_engine(model)
+        if was_active:
+            self._alive = False
+            self._fail_streams(event.message)
+
+    def _on_lost(self, message: str) -> None:
+        log.error("engine.died", reason=message)
+        self._link = None
+        self._end(message)
+
+    def _end(self, message: str) -> None:
+        self._alive = False
+        self._models.lose_engines()
+        self._fail_streams(message)
+
+
+def identity_of(settings: VllmSettings, host: HostReady | None) -> EngineIdentity:
+    """Version and device are known once there is a *host*; until then a CPU is assumed."""
+    is_cpu = host is None or host.is_cpu
+    capabilities = capabilities_with(
+        {
+            Capability.CHECKPOINT: has_checkpoints(settings, is_cpu=is_cpu),
+            Capability.LAYER_PREEMPTION: safepoint_layers(settings, is_cpu=is_cpu),
+        }
+    )
+    if host is None:
+        return EngineIdentity(engine="vllm", device="unknown", capabilities=capabilities)
+    version = host.version.partition("+")[0]  # without the build suffix
+    return EngineIdentity(engine=f"vllm-{version}", device=host.device, capabilities=capabilities)
+
+
+_FINISHES = frozenset({"", *(reason.value for reason in FinishReason)})
+"""Valid finish reasons; vLLM also has `abort`, `error` and `repetition`."""
+
+
+def deliver(run: RunOutput, stream: OutputStream) -> None:
+    """Push new tokens of *run*, or its failure."""
+    if run.finish not in _FINISHES:
+        stream.fail(EngineError(f"the engine ended the run: {run.finish}"))
+        return
+    stream.push(
+        EngineOutput(
+            token_ids=run.token_ids,
+            finish_reason=FinishReason(run.finish) if run.finish else None,
+            cached_tokens=run.cached_tokens,
+            prefill_s=run.prefill_s,
+        )
+    )

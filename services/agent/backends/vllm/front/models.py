@@ -1,0 +1,245 @@
+"""Models of vLLM engines as seen by the front: activation, warming, cooling."""
+
+import time
+from collections.abc import Iterable
+
+import structlog
+
+from services.agent.backends.residency import Activation, Footprint, ResidencyTable
+from services.agent.backends.settings import VllmSettings
+from services.agent.backends.vllm.front.arguments import (
+    CPU_KV_CACHE_BYTES,
+    engine_arguments,
+    has_checkpoints,
+    host_kv_bytes,
+)
+from services.agent.backends.vllm.front.link import HostLink
+from services.agent.backends.vllm.front.telemetry import EngineTelemetry
+from services.agent.backends.vllm.shared.wire import (
+    Activate,
+    Drop,
+    Warm,
+)
+from services.agent.backends.weights import HostWeights, engine_shape, weight_bytes
+from shared.contracts.base import ModelName, Seconds
+from shared.contracts.errors import EngineError, NoRoomError
+from shared.contracts.models import ModelEntry
+from shared.contracts.telemetry import ActivationPath, Residency
+
+log = structlog.get_logger()
+
+_PRIOR_S = {
+    ActivationPath.PARKED: 0.05,
+    ActivationPath.RELOAD: 1.0,
+    ActivationPath.START: 8.0,
+    ActivationPath.COLD: 10.0,
+}
+_ENGINE_OVERHEAD_BYTES = 384 << 20
+"""Host memory of a parked engine in addition to weights and KV, until it is measured."""
+
+
+class EngineModels:
+    """
+    The models of one host.
+
+    Args:
+        entries: Models that can be activated.
+        settings: Settings of the backend.
+        telemetry: Telemetry of the engines; updated here.
+    """
+
+    def __init__(
+        self, entries: Iterable[ModelEntry], settings: VllmSettings, telemetry: EngineTelemetry
+    ) -> None:
+        self._entries = {entry.name: entry for entry in entries}
+        self._settings = settings
+        self._telemetry = telemetry
+        self._weights = HostWeights()
+        self._is_cpu = True
+        self.loading: set[ModelName] = set()
+        """Models that are being activated or warmed; only this class writes it."""
+        self.residency = ResidencyTable(
+            {name: self._footprint(entry) for name, entry in self._entries.items()},
+            warm_bytes=settings.warm_bytes,
+            prior_s=_PRIOR_S,
+        )
+
+    def on_host(self, *, is_cpu: bool) -> None:
+        """Record that the host is up, and whether its engines run on a CPU."""
+        if is_cpu == self._is_cpu:
+            return
+        self._is_cpu = is_cpu
+        for name, entry in self._entries.items():
+            self.residency.measured(name, self._footprint(entry).engine_bytes)
+
+    async def activate(self, model: ModelName, link: HostLink) -> Seconds:
+        """
+        Make *model* the active one in the cheapest way.
+
+        Returns:
+            Seconds that it took; 0 if the model was already active.
+
+        Raises:
+            EngineError: The model cannot be loaded, or not in time; with `engine_dead`, the host is
+                gone.
+        """
+        activation = self.residency.activation(model)
+        if activation is None:
+            return 0.0
+        begun = time.monotonic()
+        arguments = self._prepare(activation)
+        command = Activate(
+            model, arguments, activation.drop, activation.donor or "", sleep=not self._is_cpu
+        )
+        self.residency.is_activating = True
+        try:
+            host_bytes = await self._loaded(link, command)
+        except EngineError:
+            self.forget([name for name in (model, activation.donor) if name is not None])
+            raise
+        finally:
+            self.residency.is_activating = False
+        duration_s = time.monotonic() - begun
+        self.residency.activated(activation, duration_s)
+        if activation.path in (ActivationPath.START, ActivationPath.COLD):
+            self._measured(model, host_bytes)
+        self._telemetry.limit(model)
+        return duration_s
+
+    async def warm(self, model: ModelName, link: HostLink) -> Seconds:
+        """
+        Load *model* into host memory while the active one continues to serve.
+
+        The model gets its own parked engine. Only its weights are held in host memory if another
+        engine could load them, or if an engine would not fit.
+
+        Returns:
+            Seconds that it took; 0 if the model is active or warm.
+
+        Raises:
+            NoRoomError: The model does not fit.
+            EngineError: The model cannot be loaded.
+        """
+        residency = self.residency
+        if residency.residency(model) is not Residency.COLD:
+            return 0.0
+        begun = time.monotonic()
+        wants_engine = residency.donor(model) is None and residency.room_for_engine(model)
+        if wants_engine and await self._has_warm_engine(model, link):
+            residency.parked(model)
+        elif residency.room_for_weights(model):
+            await self._weights.hold(self._entries[model])
+            residency.held(model)
+        else:
+            raise NoRoomError(
+                f"no room to warm {model}: {residency.used_bytes} of {residency.warm_bytes} bytes "
+                "of host memory are taken; cool another model, or raise engine.vllm.warm_bytes"
+            )
+        return time.monotonic() - begun
+
+    async def _has_warm_engine(self, model: ModelName, link: HostLink) -> bool:
+        """Create a parked engine; drop it if it is too large; return whether it is kept."""
+        self._telemetry.open(model)
+        fits = False
+        try:
+            command = Warm(model, self._arguments(model), sleep=not self._is_cpu)
+            self._measured(model, await self._loaded(link, command))
+            fits = self.residency.room_for_engine(model)
+        finally:
+            # Also after a cancellation, which would otherwise leave an unknown engine in the host.
+            if not fits:
+                self._telemetry.forget((model,))
+                link.send(Drop((model,)))
+        if not fits:
+            log.warning(
+                "engine.too_large",
+                model=model,
+                used_bytes=self.residency.used_bytes,
+                warm_bytes=self.residency.warm_bytes,
+            )
+        return fits
+
+    def cool(self, model: ModelName, link: HostLink) -> None:
+        """
+        Unload *model* from host memory, if it is warm.
+
+        Raises:
+            EngineError: It is active, or being loaded.
+        """
+        if model == self.residency.active or model in self.loading:
+            raise EngineError(f"{model} is active or being loaded; activate another model first")
+        link.send(Drop((model,)))
+        self.forget((model,))
+
+    def forget(self, models: Iterable[ModelName]) -> None:
+        """Record that *models* are cold."""
+        models = tuple(models)
+        self.residency.drop(models)
+        self._telemetry.forget(models)
+        for model in models:
+            self._weights.release(model)
+
+    def lose_engine(self, model: ModelName) -> None:
+        """Record that the engine of *model* is gone; held weights stay."""
+        self.residency.lose(model)
+        self._telemetry.forget((model,))
+
+    def lose_engines(self) -> None:
+        """Record that the host is gone with all engines."""
+        self.residency.clear()
+        self._telemetry.forget(self._entries)
+
+    def close(self) -> None:
+        """Release held weights."""
+        self._weights.close()
+
+    async def _loaded(self, link: HostLink, command: Activate | Warm) -> int:
+        """Send *command* and return the engine's host memory once the host has carried it out."""
+        model = ModelName(command.model)
+        self.loading.add(model)
+        try:
+            return await link.ask(command, self._settings.activate_timeout_s)
+        except TimeoutError:
+            link.kill()
+            raise EngineError(
+                f"{model} was not loaded within {self._settings.activate_timeout_s} s",
+                engine_dead=True,
+            ) from None
+        finally:
+            self.loading.discard(model)
+
+    def _prepare(self, activation: Activation) -> dict[str, object]:
+        """Update telemetry for *activation*, and return the engine's arguments."""
+        if activation.donor is not None:
+            self._telemetry.pass_on(activation.donor, activation.model)
+        elif activation.path is not ActivationPath.PARKED:
+            self._telemetry.open(activation.model)
+        self.forget(activation.drop)
+        return self._arguments(activation.model)
+
+    def _arguments(self, model: ModelName) -> dict[str, object]:
+        return engine_arguments(
+            self._entries[model],
+            self._settings,
+            is_cpu=self._is_cpu,
+            stats_path=self._telemetry.path(model),
+        )
+
+    def _measured(self, model: ModelName, host_bytes: int) -> None:
+        """Record the host memory of *model*'s engine as measured when it was created."""
+        if host_bytes:
+            self.residency.measured(model, host_bytes + self._later_bytes(self._entries[model]))
+
+    def _later_bytes(self, entry: ModelEntry) -> int:
+        """Host memory that an engine allocates later than its creation."""
+        if not self._is_cpu:
+            return weight_bytes(entry)  # allocated when the engine sleeps
+        copies = has_checkpoints(self._settings, is_cpu=True)
+        return host_kv_bytes(self._settings) if copies else 0
+
+    def _footprint(self, entry: ModelEntry) -> Footprint:
+        weights, later = weight_bytes(entry), self._later_bytes(entry)
+        made = _ENGINE_OVERHEAD_BYTES
+        if self._is_cpu:
+            made += weights + (self._settings.kv_cache_bytes or CPU_KV_CACHE_BYTES)
+        return Footprint(weight_bytes=weights, engine_bytes=made + later, shape=engine_shape(entry))

@@ -1,0 +1,70 @@
+"""The front's monitor of online arrivals, which demands preemptions (ConServe alg. 2)."""
+
+import time
+from pathlib import Path
+
+from services.agent.backends.base import EngineRequest
+from services.agent.backends.vllm.shared.safepoints import (
+    SafepointFront,
+    Wish,
+    demand_of,
+)
+from shared.contracts.base import RequestId, Seconds
+from shared.contracts.qos import QosClass
+from solver.prediction.latency.latency_model import predict_s
+from solver.scheduling.engine.layer_preemption import preempts
+
+
+class ArrivalMonitor(SafepointFront):
+    """
+    Monitor of one engine. Reads and writes shared memory, never waits.
+
+    Args:
+        path: File that the monitor creates for the engine core.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._prefills_s: dict[RequestId, Seconds] = {}
+        """Predicted prefills of online requests that have no first token yet."""
+
+    def arrived(self, request: EngineRequest) -> None:
+        """
+        Register *request*, sent to the engine; demand a preemption if it would be late otherwise.
+        """
+        if request.slo.qos_class is QosClass.BEST_EFFORT:
+            return
+        now, slack_s = time.monotonic(), self._slack_s(request)
+        coefficients = self.coefficients()
+        tokens = len(request.prompt) + len(request.progress)
+        predicted_s = predict_s(coefficients, compute_tokens=tokens, context_tokens=0)
+        self._prefills_s[request.request_id] = predicted_s
+        # Without the constant cost of an iteration: only the request's own tokens make it late in
+        # any case.
+        prefill_s = predicted_s - coefficients.constant_s
+        online_s = sum(self._prefills_s.values())
+        self.announce(Wish(now, demand_of(request.request_id), now + slack_s, online_s, prefill_s))
+        running = self.running()
+        if running is not None and preempts(
+            running[1], now=now, online_s=online_s, slack_s=slack_s, prefill_s=prefill_s
+        ):
+            self.want(running[0])
+
+    def answered(self, request_id: RequestId) -> None:
+        """Forget a request that has its first token or will get none."""
+        self._prefills_s.pop(request_id, None)
+
+    def preempt(self) -> bool:
+        """
+        Demand a preemption regardless of predictions; return whether there is best-effort work to
+        drop.
+        """
+        running = self.running()
+        if running is None or not running[1].offline_tokens:
+            return False
+        self.want(running[0])
+        return True
+
+    def _slack_s(self, request: EngineRequest) -> Seconds:
+        now = time.time()
+        return request.slo.planning_deadline_at(request.arrived_at or now) - now

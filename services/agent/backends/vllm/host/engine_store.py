@@ -1,0 +1,196 @@
+"""Engines of a host by model: creation, parking, weight reloads and shutdown."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import structlog
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from services.agent.backends.vllm.host.engines import end_engine, engine_bytes, make_engine
+from services.agent.backends.vllm.shared.wire import Activate, Warm
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+_CHECK_PERIOD_S = 0.1
+_RESET_TRIES = 100
+_RESET_PAUSE_S = 0.01
+"""Pause between attempts to drop a donor's KV while its last aborts are in progress."""
+
+
+class EngineStore:
+    """At most one engine is active; the others are parked."""
+
+    def __init__(self) -> None:
+        self._engines: dict[str, AsyncLLM] = {}
+        self._asleep: set[str] = set()
+        self._active: str | None = None
+        self._lost: set[str] = set()
+        """Engines that run but cannot serve."""
+
+    def get(self, model: str) -> AsyncLLM | None:
+        """The engine of *model*, or None."""
+        return self._engines.get(model)
+
+    async def activate(self, command: Activate) -> int:
+        """
+        Make the model's engine the active one.
+
+        Returns:
+            Host memory of its processes, in bytes; 0 when unknown.
+
+        Raises:
+            Exception: Any error of vLLM; then neither the model nor the donor has an engine, and
+                the previously active model continues to serve.
+        """
+        for model in command.drop:
+            self.shut_down(model)
+        engine = self._engines.get(command.model)
+        if engine is not None and engine.errored:
+            self.shut_down(command.model)
+        try:
+            # Put the active engine to sleep first, since a donor that wakes needs the device's
+            # memory.
+            if command.sleep and self._active not in (None, command.model, command.donor):
+                await self._sleep(str(self._active))
+            if command.donor in self._engines:
+                await self._reload(command)
+            engine = await self._awake(command)
+        except BaseException as error:
+            # Also after a cancellation: the engine may be half created, half awake, or have unknown
+            # weights.
+            self.shut_down(command.model)
+            self.shut_down(command.donor)
+            if isinstance(error, Exception):
+                await self._serve_on()
+            raise
+        self._active = command.model
+        return engine_bytes(engine)
+
+    async def warm(self, command: Warm) -> int:
+        """
+        Create an engine and park it, while the active one continues to serve.
+
+        Returns:
+            Host memory of the engine's processes, in bytes; 0 when unknown.
+
+        Raises:
+            Exception: Any error of vLLM.
+        """
+        # In a thread, since it blocks for seconds.
+        engine = await asyncio.to_thread(make_engine, command.engine_args)
+        self._engines[command.model] = engine
+        if command.sleep:
+            await self._sleep(command.model)
+        return engine_bytes(engine)
+
+    async def clear_caches(self) -> None:
+        """Drop all KV that no running request owns, on the device and on the host."""
+        for engine in tuple(self._engines.values()):
+            # A dead engine has no caches; `errored` reports its death.
+            with contextlib.suppress(EngineDeadError):
+                await _answered(engine, engine.reset_prefix_cache(reset_connector=True))
+
+    def errored(self) -> tuple[str, ...]:
+        """Models whose engines have died, or cannot be woken."""
+        return tuple(
+            model
+            for model, engine in self._engines.items()
+            if engine.errored or model in self._lost
+        )
+
+    def shut_down(self, model: str) -> None:
+        """End the engine of *model*, if there is one; blocks until its processes are gone."""
+        engine = self._taken(model)
+        if engine is not None:
+            end_engine(engine)
+
+    async def drop(self, model: str) -> None:
+        """Shut the engine of *model* down in a thread, while others serve."""
+        engine = self._taken(model)
+        if engine is not None:
+            await asyncio.to_thread(end_engine, engine)
+
+    def _taken(self, model: str) -> AsyncLLM | None:
+        """Remove and return the engine of *model*."""
+        self._asleep.discard(model)
+        self._lost.discard(model)
+        if model == self._active:
+            self._active = None
+        return self._engines.pop(model, None)
+
+    def close(self) -> None:
+        """Shut every engine down."""
+        for model in tuple(self._engines):
+            self.shut_down(model)
+
+    async def _serve_on(self) -> None:
+        """Wake the active engine, which was about to be replaced; if that fails, it is lost."""
+        active = self._active
+        if active is None or active not in self._asleep:
+            return
+        try:
+            await self._wake_up(active)
+        except Exception:  # any error of vLLM: `errored` reports the engine as lost
+            log.exception("engine.lost", model=active)
+            self._lost.add(active)
+
+    async def _awake(self, command: Activate) -> AsyncLLM:
+        """The model's engine, created if there is none."""
+        engine = self._engines.get(command.model)
+        if engine is None:
+            engine = self._engines[command.model] = make_engine(command.engine_args)
+        elif command.model in self._asleep:
+            await self._wake_up(command.model)
+        return engine
+
+    async def _reload(self, command: Activate) -> None:
+        """Load the model's weights into the donor's engine, which is idle."""
+        engine = self._engines[command.donor]
+        if command.donor in self._asleep:
+            await self._wake_up(command.donor)
+        weights = {"weights_path": command.engine_args["model"]}
+        await _answered(engine, engine.collective_rpc("reload_weights", kwargs=weights))
+        await _forget_kv(engine)
+        del self._engines[command.donor]
+        self._asleep.discard(command.donor)
+        if self._active == command.donor:
+            self._active = None
+        self._engines[command.model] = engine
+
+    async def _wake_up(self, model: str) -> None:
+        await _answered(self._engines[model], self._engines[model].wake_up())
+        self._asleep.discard(model)
+
+    async def _sleep(self, model: str) -> None:
+        await _answered(self._engines[model], self._engines[model].sleep(level=1))
+        self._asleep.add(model)
+
+
+async def _answered(engine: AsyncLLM, call: Awaitable[T]) -> T:
+    """
+    The answer of *engine*'s core to *call*; vLLM itself would wait forever for a dead core.
+
+    Raises:
+        EngineDeadError: The core died before it answered.
+    """
+    answer = asyncio.ensure_future(call)
+    try:
+        while not (await asyncio.wait((answer,), timeout=_CHECK_PERIOD_S))[0]:
+            if engine.errored:
+                raise EngineDeadError
+        return answer.result()
+    finally:
+        answer.cancel()
+
+
+async def _forget_kv(engine: AsyncLLM) -> None:
+    """Drop the KV of the old weights: vLLM identifies blocks by tokens only."""
+    for _ in range(_RESET_TRIES):
+        if await _answered(engine, engine.reset_prefix_cache(reset_connector=True)):
+            return
+        await asyncio.sleep(_RESET_PAUSE_S)
+    raise RuntimeError("the engine still holds KV of its former model")

@@ -1,0 +1,130 @@
+"""vLLM engines inside the host process, created by fork where that is safe."""
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import structlog
+import vllm
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.models.registry import ModelRegistry
+from vllm.platforms import current_platform
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.executor.abstract import Executor
+
+from services.agent.backends.vllm.front.arguments import without_safepoints
+from services.agent.backends.vllm.host.engine_processes import forked_cleanly
+from services.agent.backends.vllm.shared.core_settings import core_settings, refusal_reason
+from services.agent.backends.vllm.shared.safepoint_support import safepoint_refusal
+from services.agent.backends.vllm.shared.wire import HostReady
+from services.agent.backends.vllm.shared.workers import SAFEPOINT_WORKERS
+
+log = structlog.get_logger()
+
+_END_TIMEOUT_S = 10.0
+"""Time limit for killed processes to disappear, while the system frees their memory."""
+
+
+def describe() -> HostReady:
+    """Version of the installed vLLM, and its device."""
+    is_cpu = bool(current_platform.is_cpu())
+    device = "cpu" if is_cpu else str(current_platform.get_device_name())
+    return HostReady(version=str(vllm.__version__), device=device, is_cpu=is_cpu)
+
+
+def register_early(architectures: Iterable[str]) -> None:
+    """
+    Import model classes on a CPU, so that vLLM does not start a process to inspect each.
+
+    Such a process would import all of vLLM again. Not on a GPU: importing models could initialize
+    the device.
+    """
+    if not current_platform.is_cpu():
+        return
+    for architecture in architectures:
+        lazy = ModelRegistry.models.get(architecture)
+        if lazy is not None:
+            ModelRegistry.register_model(architecture, lazy.load_model_cls())
+
+
+def engine_bytes(engine: AsyncLLM) -> int:
+    """
+    Proportional set size of *engine*'s processes.
+
+    Returns:
+        Bytes; 0 where the system does not report it.
+    """
+    return sum(_proportional_bytes(process.pid or 0) for process in _processes(engine))
+
+
+def end_engine(engine: AsyncLLM) -> None:
+    """
+    Kill *engine*'s processes and wait until their memory is free.
+
+    They have nothing to clean up, and an orderly end takes a second for each.
+    """
+    processes = _processes(engine)
+    with contextlib.suppress(EngineDeadError):
+        engine.shutdown(timeout=0)
+    for process in processes:
+        process.join(_END_TIMEOUT_S)
+
+
+def _processes(engine: AsyncLLM) -> tuple[BaseProcess, ...]:
+    manager = getattr(engine.engine_core.resources, "engine_manager", None)
+    return tuple(getattr(manager, "processes", ()))
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    lines = (line.split() for line in rollup.splitlines())
+    return next((1024 * int(words[1]) for words in lines if words[0] == "Pss:"), 0)
+
+
+def make_engine(engine_args: dict[str, Any]) -> AsyncLLM:
+    """
+    Start an engine and load its model. Blocks for seconds.
+
+    Raises:
+        Exception: Any error of vLLM for arguments or models that it does not accept.
+    """
+    transfer = engine_args.get("kv_transfer_config")
+    if isinstance(transfer, dict):
+        engine_args = engine_args | {"kv_transfer_config": KVTransferConfig(**transfer)}
+    config = AsyncEngineArgs(**engine_args).create_engine_config()
+    if config.parallel_config.worker_cls in SAFEPOINT_WORKERS.values():
+        # Checked here, the reason reaches the front; a core that refuses to start cannot report it.
+        refusal = safepoint_refusal(config)
+        if refusal is not None and core_settings(config.additional_config).safepoints_required:
+            raise ValueError(refusal)
+        if refusal is not None:
+            log.warning("engine.without_safepoints", reason=refusal)
+            return make_engine(without_safepoints(engine_args))
+    try:
+        with forked_cleanly() if current_platform.is_cpu() else _spawned():
+            return AsyncLLM(
+                vllm_config=config,
+                executor_class=Executor.get_class(config),
+                log_stats=False,
+                log_requests=False,
+            )
+    except RuntimeError as error:
+        reason = refusal_reason(config.additional_config)
+        if reason is None:
+            raise
+        raise ValueError(reason) from error
+
+
+@contextlib.contextmanager
+def _spawned() -> Iterator[None]:
+    """Context in which engine cores are spawned, as CUDA requires."""
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    yield

@@ -1,0 +1,1 @@
+"""Messages, shared memory and settings that several of these processes use. Imports no vLLM."""

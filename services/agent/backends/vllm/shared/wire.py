@@ -1,0 +1,162 @@
+"""Messages between the front and the engine host over their unix socket."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from services.agent.backends.base import EngineRequest
+from shared.contracts.base import Seconds
+from shared.contracts.requests import Tokens
+
+T = TypeVar("T")
+
+_LENGTH = struct.Struct("<I")
+
+
+class _Frame(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class Activate(_Frame, frozen=True, array_like=True, tag=True):
+    """
+    Make the model active: in its own parked engine, in the engine of the donor, or in a new engine.
+
+    The engines in `drop` are shut down first. With `sleep`, engines sleep while they are parked.
+    """
+
+    model: str
+    engine_args: dict[str, Any]
+    drop: tuple[str, ...] = ()
+    donor: str = ""
+    sleep: bool = False
+
+
+class Warm(_Frame, frozen=True, array_like=True, tag=True):
+    """Create an engine for the model while the active engine serves, and park the new engine."""
+
+    model: str
+    engine_args: dict[str, Any]
+    sleep: bool = False
+
+
+class Drop(_Frame, frozen=True, array_like=True, tag=True):
+    """Shut these models' engines down."""
+
+    models: tuple[str, ...]
+
+
+class Submit(_Frame, frozen=True, array_like=True, tag=True):
+    """Run a request. Limits in its `sampling` count from the first token of the answer."""
+
+    request: EngineRequest
+    stop_token_ids: Tokens
+    """All tokens that end the answer."""
+
+
+class Abort(_Frame, frozen=True, array_like=True, tag=True):
+    """End a run; if it was running, no `Outputs` with a finish reason follows for it."""
+
+    request_id: str
+
+
+class ClearCaches(_Frame, frozen=True, array_like=True, tag=True):
+    """Drop all KV that no run owns, in every engine; `Reply` follows."""
+
+
+class Shutdown(_Frame, frozen=True, array_like=True, tag=True):
+    """Stop everything and exit."""
+
+
+HostCommand = Activate | Warm | Drop | Submit | Abort | ClearCaches | Shutdown
+
+
+class HostReady(_Frame, frozen=True, array_like=True, tag=True):
+    """vLLM is imported; no model is loaded."""
+
+    version: str
+    device: str
+    is_cpu: bool
+
+
+class Reply(_Frame, frozen=True, array_like=True, tag=True):
+    """
+    `Activate`, `Warm` or `ClearCaches` was carried out, or failed.
+
+    After a failed `Activate` or `Warm` neither the model nor the donor has an engine; the host
+    lives on.
+    """
+
+    model: str = ""
+    """Model of the command; empty for `ClearCaches`."""
+    error: str = ""
+    """Why the command failed; empty if it did not."""
+    host_bytes: int = 0
+    """Host memory of the engine's processes; 0 when unknown."""
+
+
+class RunOutput(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one run; `finish` is `stop`, `length` or empty."""
+
+    request_id: str
+    token_ids: Tokens
+    finish: str = ""
+    cached_tokens: int = 0
+    prefill_s: Seconds = 0.0
+    """Prefill time, sent with the first tokens; 0 if the engine did not report it."""
+
+
+class Outputs(_Frame, frozen=True, array_like=True, tag=True):
+    """New tokens of many runs, collected in one turn of the host's loop."""
+
+    runs: tuple[RunOutput, ...]
+
+
+class RunFailed(_Frame, frozen=True, array_like=True, tag=True):
+    """The engine refused the run."""
+
+    request_id: str
+    message: str
+
+
+class EngineDied(_Frame, frozen=True, array_like=True, tag=True):
+    """The model's engine is gone with all its runs; the host lives on."""
+
+    model: str
+    message: str
+
+
+HostEvent = HostReady | Reply | Outputs | RunFailed | EngineDied
+
+
+class Connection(Generic[T]):
+    """Frames of length-prefixed msgpack, sent and received in order; receives type *incoming*."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, incoming: Any
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(incoming)
+
+    def send(self, frame: msgspec.Struct) -> None:
+        """Queue *frame*; `frames` detects a peer that is gone."""
+        body = self._encoder.encode(frame)
+        self._writer.write(_LENGTH.pack(len(body)) + body)
+
+    async def frames(self) -> AsyncIterator[T]:
+        """Frames of the peer, until it closes or dies."""
+        while True:
+            try:
+                (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+                body = await self._reader.readexactly(length)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return
+            yield self._decoder.decode(body)
+
+    def close(self) -> None:
+        """Drop the connection; the peer's `frames` end."""
+        self._writer.close()

@@ -1,0 +1,151 @@
+"""
+Fitted trees on disk: `<directory>/<key>/v<N>.json`, each written once and atomically.
+
+`headway-estimator fit` writes them; a running estimator publishes the highest version of a key.
+"""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from services.estimator.telemetry_adapters import ProfileKey
+from services.estimator.trees.artefact_names import directory_name
+from shared.contracts.base import UnixTime
+from shared.contracts.errors import ContractError, SchemaMismatchError
+from solver.prediction.prefill.quantile_judgement import Judged
+
+_FILE = re.compile(r"v([1-9]\d{0,8})\.json")
+
+
+class LevelHeldOut(Judged, frozen=True):
+    """Quality of one quantile level on held-out samples."""
+
+    constant_loss_s: float
+    """Mean pinball loss of one constant quantile for all requests."""
+
+
+class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Quality of the trees' predictions on held-out samples."""
+
+    samples: int
+    levels: tuple[LevelHeldOut, ...]
+    mean_ratio: float
+    """Sum of expected times divided by sum of measured times, over all held-out samples."""
+
+
+class Artefact(msgspec.Struct, frozen=True, kw_only=True):
+    """Trees of one (model, engine, device), with their origin and quality."""
+
+    model: str
+    engine: str
+    device: str
+    version: int
+    created_at: UnixTime
+    samples: int
+    """Number of training samples, without the held-out ones."""
+    first_at: UnixTime
+    last_at: UnixTime
+    """First and last time at which routers published the samples."""
+    held_out: HeldOut
+    trees: msgspec.Raw
+    """Encoded by `solver.prediction.prefill.quantile_trees.encode`."""
+
+    @property
+    def key(self) -> ProfileKey:
+        return self.model, self.engine, self.device
+
+    @property
+    def coverage(self) -> tuple[tuple[float, float], ...]:
+        """(Level, share of held-out samples within the quantile of this level), levels rising."""
+        return tuple((each.level, each.coverage) for each in self.held_out.levels)
+
+
+def versions(folder: Path) -> dict[int, Path]:
+    """
+    The versions of one key, the lowest first; empty if there is no such folder.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    if not folder.is_dir():
+        return {}
+    matched = ((_FILE.fullmatch(file.name), file) for file in folder.iterdir())
+    return dict(sorted((int(match[1]), file) for match, file in matched if match))
+
+
+def read(file: Path) -> Artefact:
+    """
+    Read the artefact in *file*, with trees that can be evaluated.
+
+    Raises:
+        SchemaMismatchError: Its trees have other features, or it has a key or version other than
+            its path states; names the field.
+        ContractError: It is not an artefact; names the place of the error.
+        OSError: It cannot be read.
+    """
+    # Loads numba, which an estimator without trees does not need.
+    from solver.prediction.prefill.quantile_trees import decode  # noqa: PLC0415 - see above
+
+    try:
+        artefact = msgspec.json.decode(file.read_bytes(), type=Artefact)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ContractError(f"not an artefact of trees: {error}") from error
+    decode(bytes(artefact.trees))
+    SchemaMismatchError.check(
+        key=(file.parent.name, directory_name(artefact.key)),
+        version=(file.name, f"v{artefact.version}.json"),
+    )
+    return artefact
+
+
+def latest(files: Sequence[Path], refuse: Callable[[Path, Exception], None]) -> Artefact | None:
+    """
+    The artefact in the last readable file of *files*; None if no file is readable.
+
+    Calls *refuse* with each unreadable later file and the error.
+    """
+    for file in reversed(files):
+        try:
+            return read(file)
+        except (SchemaMismatchError, ContractError, OSError) as error:
+            refuse(file, error)
+    return None
+
+
+def write(directory: Path, artefact: Artefact) -> tuple[Artefact, Path]:
+    """
+    Write *artefact* as its key's next version.
+
+    Returns:
+        The artefact with its new version, and its file.
+
+    Raises:
+        OSError: It cannot be written; nothing has changed.
+    """
+    folder = directory / directory_name(artefact.key)
+    folder.mkdir(parents=True, exist_ok=True)
+    version = max(versions(folder), default=0) + 1
+    artefact = msgspec.structs.replace(artefact, version=version)
+    file = folder / f"v{version}.json"
+    part = folder / f"v{version}.{os.getpid()}.part"
+    try:
+        part.write_bytes(msgspec.json.encode(artefact))
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+    return artefact, file
+
+
+def folders(directory: Path) -> Sequence[Path]:
+    """
+    Folders of all keys; empty if there is no such directory.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    if not directory.is_dir():
+        return ()
+    return sorted(each for each in directory.iterdir() if each.is_dir())

@@ -1,0 +1,87 @@
+"""The life of a mesh: start, wait until ready, stop agents first."""
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Self
+
+from services.mesh.ready import wait_ready
+from services.mesh.spec import MeshSpec
+from shared.broker.protocol import Broker
+
+READY_TIMEOUT_S = 240.0
+
+
+class Mesh(ABC):
+    """
+    Runs a `MeshSpec` while the context is open.
+
+    Raises on entry:
+        MeshError: A service ended before the mesh was ready, or it was not ready in time.
+    """
+
+    def __init__(self, spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S) -> None:
+        self.spec = spec
+        self._ready_timeout_s = ready_timeout_s
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start every service."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """
+        Check that no started service has ended.
+
+        Raises:
+            MeshError: A service has ended; the message says how.
+        """
+
+    @abstractmethod
+    async def kill(self, name: str) -> None:
+        """End one service immediately, without a drain."""
+
+    @abstractmethod
+    async def restart(self, name: str) -> None:
+        """Start a service that was killed, with its former settings."""
+
+    @abstractmethod
+    async def stop_services(self, *, agents: bool) -> None:
+        """Stop all agents, or all other services."""
+
+    @abstractmethod
+    def open_broker(self, client_name: str) -> AbstractAsyncContextManager[Broker]:
+        """Open a client of the mesh's broker."""
+
+    async def stop(self) -> None:
+        """
+        Stop agents first, so that groupers can receive the requests that agents requeue; then the
+        rest.
+        """
+        await self.stop_services(agents=True)
+        await self.stop_services(agents=False)
+
+    async def __aenter__(self) -> Self:
+        try:
+            async with self.open_broker("headway-mesh") as broker:
+                await self.start()
+                await wait_ready(
+                    broker, self.spec, timeout_s=self._ready_timeout_s, check=self.check
+                )
+        except BaseException:  # cancelled or failed: what was started is stopped
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+
+def is_agent(name: str) -> bool:
+    """True for the name of an agent's process in a spec."""
+    return name.startswith("agent-")

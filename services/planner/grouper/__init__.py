@@ -1,0 +1,1 @@
+"""The grouper role: validates, admits and classifies requests into lanes."""

@@ -1,0 +1,65 @@
+"""Dead-letter replies: notifies producers of messages that the broker has dead-lettered."""
+
+import structlog
+
+from services.planner.grouper.intake import request_id_of
+from services.planner.grouper.refusals import send_failure
+from shared.broker import topology
+from shared.broker.protocol import Broker, Delivery, Settlement
+from shared.contracts.base import Decoder, RequestId
+from shared.contracts.errors import ContractError, TransientError
+from shared.contracts.requests import ErrorInfo, QueuedRequest
+from shared.runtime.clock import Clock
+
+log = structlog.get_logger()
+_decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
+
+
+class DeadLetterReplies:
+    """
+    Notifies producers of messages that the broker dead-letters from global queues and lanes.
+
+    A service that dead-letters a message itself also notifies the producer itself. Any number of
+    consumers compete.
+    """
+
+    def __init__(self, *, broker: Broker, clock: Clock) -> None:
+        self._broker = broker
+        self._clock = clock
+
+    async def on_dead_letter(self, delivery: Delivery) -> None:
+        """
+        Notify the producer if the broker dead-lettered the message and the producer is connected.
+        """
+        try:
+            if topology.REASON_HEADER not in delivery.headers and delivery.reply_to:
+                await self._reply(delivery, delivery.reply_to)
+        except TransientError:
+            await delivery.settle(Settlement.REQUEUE)
+        except Exception:  # a bug loses only this reply: the dead letter remains for operators
+            log.exception("dead_letter.unreadable")
+            await delivery.settle(Settlement.REJECT)
+        else:
+            await delivery.settle(Settlement.ACK)
+
+    async def _reply(self, delivery: Delivery, reply_to: str) -> None:
+        reason = delivery.headers.get("x-first-death-reason", "unknown")
+        await send_failure(
+            self._broker,
+            reply_to=reply_to,
+            request_id=_request_id_of(delivery),
+            error=ErrorInfo(
+                message=f"the broker dead-lettered the request: {reason}",
+                type="server_error",
+                code="dead_lettered",
+                status=500,
+            ),
+            now=self._clock.now(),
+        )
+
+
+def _request_id_of(delivery: Delivery) -> RequestId:
+    try:
+        return _decode_queued(delivery.body).request_id
+    except ContractError:
+        return request_id_of(delivery)

@@ -1,0 +1,270 @@
+"""The grouper: validate, admit, classify, publish with confirm, acknowledge."""
+
+import asyncio
+import secrets
+
+import msgspec
+import structlog
+
+from services.planner.grouper.admission import check_admission
+from services.planner.grouper.intake import Intake, request_id_of
+from services.planner.grouper.refusals import dead_letter, error_info, send_failure
+from services.planner.queued import queued_message
+from services.planner.routed.routing import Routing
+from services.planner.settings import GrouperSettings
+from services.planner.state import GrouperState, identity
+from shared.broker import topology
+from shared.broker.lane_notify import notify_nonempty
+from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
+from shared.broker.retry import publish_until_confirmed
+from shared.contracts.base import encode
+from shared.contracts.errors import CapacityError, ContractError, MeshError, TransientError
+from shared.contracts.estimates import Profile
+from shared.contracts.lanes import LaneKey, inbox_name
+from shared.contracts.plans import LanesForecast
+from shared.contracts.requests import QueuedRequest
+from shared.contracts.telemetry import LanesObserved, RequestObserved
+from shared.runtime.clock import Clock
+from solver.scheduling.window import tokens_needed
+
+log = structlog.get_logger()
+NOTICE_SPACING_S = 0.01
+OUTSTANDING_MEMORY_S = 6 * 3600.0
+"""
+Time after admission at which a request stops counting for its tenant, even if no message has
+reported the end of the request: that message may be lost.
+"""
+
+
+class Grouper:
+    """
+    Moves requests from the global queues to lanes. Any number of groupers compete.
+
+    Args:
+        intake: Validation and classification.
+        settings: Limits and shares.
+        state: Soft state, published each second.
+        sender: Name of this grouper in its reports.
+        routing: Chooses instances; None leaves all requests to be pulled.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker: Broker,
+        intake: Intake,
+        settings: GrouperSettings,
+        state: GrouperState,
+        clock: Clock,
+        sender: str,
+        routing: Routing | None = None,
+    ) -> None:
+        self._routing = routing
+        self._broker = broker
+        self._intake = intake
+        self._settings = settings
+        self.state = state
+        self._clock = clock
+        self._sender = sender
+        self._incarnation = secrets.token_hex(6)
+        self._noticed_at: dict[str, float] = {}
+        self._owed_notices: set[str] = set()
+        self._declaring = asyncio.Lock()
+        self._under_way: dict[str, asyncio.Event] = {}
+
+    async def on_request(self, delivery: Delivery) -> None:
+        """Process one message of a global queue and settle it."""
+        try:
+            await self._take_or_refuse(delivery)
+        except TransientError as error:
+            log.warning("request.deferred", error=str(error))
+            await delivery.settle(Settlement.REQUEUE)
+        except (
+            Exception
+        ):  # a bug ends this request only: its dead-letter reply reaches the producer
+            log.exception("request.broken")
+            await delivery.settle(Settlement.REJECT)
+
+    async def _take_or_refuse(self, delivery: Delivery) -> None:
+        try:
+            await self._take(delivery)
+        except (ContractError, CapacityError) as error:
+            await self._refuse(delivery, error)
+
+    async def _take(self, delivery: Delivery) -> None:
+        request = self._intake.accept(delivery, self._clock.now())
+        # A duplicate may be acknowledged only after the first one is confirmed in its lane.
+        key = identity(request.tenant, request.request_id)
+        while (other := self._under_way.get(key)) is not None:
+            await other.wait()
+        if key in self.state.recent:
+            log.info("request.repeated", request_id=request.request_id)
+            await delivery.settle(Settlement.ACK)
+            return
+        done = self._under_way[key] = asyncio.Event()
+        try:
+            queue = await self._put(request)
+            self.state.recent[key] = None
+        finally:
+            del self._under_way[key]
+            done.set()
+        await delivery.settle(Settlement.ACK)
+        await self._notify(queue)
+
+    async def _put(self, request: QueuedRequest) -> str:
+        """Publish an admitted request and count it; return the queue that it is in."""
+        now, tokens = self._clock.now(), tokens_needed(request)
+        check_admission(request, self.state, self._settings, now)
+        if self._routing is not None:
+            request = self._routing.stamped(request)
+        # Decided once, when the request arrives: later requests of its tenant do not change it.
+        above_share = self.state.shares.above_share(request.tenant, tokens)
+        # Counted before any await: concurrent requests of a burst must see each other in the
+        # totals, and the message that reports the end of a request must find it there.
+        is_new = self.state.admit(request.request_id, request.tenant, tokens, at=now)
+        try:
+            queue = await (self._overflowed(request) if above_share else self._placed(request))
+        except BaseException:  # also when cancelled: no other code reverts the count
+            if is_new:
+                self.state.finish(request.request_id, request.tenant)
+            raise
+        self.state.count(request, queue=queue, at=self._clock.now())
+        return queue
+
+    async def _placed(self, request: QueuedRequest) -> str:
+        return await self._routed(request) or await self._laned(request)
+
+    async def _routed(self, request: QueuedRequest) -> str | None:
+        """Publish to the inbox of the chosen instance; None if no instance was chosen."""
+        if self._routing is None:
+            return None
+        try:
+            instance_id = await self._routing.place(request)
+        except TransientError:
+            raise
+        except Exception:  # a bug in routing only sends the request to its lane
+            log.exception("routing.broken", request_id=request.request_id)
+            return None
+        if instance_id is None:
+            return None
+        inbox, message = inbox_name(instance_id), queued_message(request)
+        outcome = await publish_until_confirmed(self._broker, topology.LANES, inbox, message)
+        if outcome is not PublishOutcome.CONFIRMED:
+            log.info("inbox.closed", instance_id=instance_id, request_id=request.request_id)
+            return None
+        self.state.routed_at[instance_id] = self._clock.now()
+        return inbox
+
+    async def _laned(self, request: QueuedRequest) -> str:
+        queue = LaneKey.parse(request.lane).queue_name
+        predicted_wait = self.state.wait_forecast(request, self._clock.now())
+        with self.state.entry(request.lane):
+            await self._publish(
+                queue, msgspec.structs.replace(request, predicted_wait=predicted_wait)
+            )
+        return queue
+
+    async def _overflowed(self, request: QueuedRequest) -> str:
+        """Publish a request above its tenant's share to the overflow queue; never route it."""
+        queue = LaneKey.parse(request.lane).overflow_name
+        await self._publish(queue, request)
+        return queue
+
+    async def _publish(self, queue: str, request: QueuedRequest) -> None:
+        if queue not in self.state.declared:
+            await self._declare(queue)
+        message = queued_message(request)
+        outcome = await publish_until_confirmed(self._broker, topology.LANES, queue, message)
+        if outcome is PublishOutcome.UNROUTABLE:
+            await self._declare(queue)
+            outcome = await publish_until_confirmed(self._broker, topology.LANES, queue, message)
+        if outcome is not PublishOutcome.CONFIRMED:
+            raise TransientError(f"lane {queue} did not accept the request: {outcome.value}")
+
+    async def _declare(self, queue: str) -> None:
+        async with self._declaring:
+            await topology.declare_work_queue(self._broker, queue)
+            self.state.declared.add(queue)
+
+    async def _notify(self, queue: str) -> None:
+        """
+        Notify agents that *queue* is not empty, at most once per `NOTICE_SPACING_S`.
+
+        The last notice is never dropped.
+        """
+        now = self._clock.now()
+        if now - self._noticed_at.get(queue, 0.0) < NOTICE_SPACING_S:
+            self._owed_notices.add(queue)
+            return
+        await self._notice(queue, now)
+
+    async def _notice(self, queue: str, now: float) -> None:
+        self._noticed_at[queue] = now
+        self._owed_notices.discard(queue)
+        await notify_nonempty(self._broker, queue)
+
+    async def send_owed_notices(self) -> None:
+        """Send the notices that the minimum interval between notices has delayed."""
+        now = self._clock.now()
+        for queue in tuple(self._owed_notices):
+            await self._notice(queue, now)
+
+    async def _refuse(self, delivery: Delivery, error: MeshError) -> None:
+        info = error_info(error)
+        request_id = request_id_of(delivery)
+        log.info("request.refused", request_id=request_id, code=info.code, param=info.param)
+        self.state.refused += 1
+        await send_failure(
+            self._broker,
+            reply_to=delivery.reply_to,
+            request_id=request_id,
+            error=info,
+            now=self._clock.now(),
+        )
+        await dead_letter(self._broker, delivery, reason=f"{info.code}: {info.message}")
+        await delivery.settle(Settlement.ACK)
+
+    @property
+    def routing(self) -> Routing | None:
+        """The routing that chooses instances, if any."""
+        return self._routing
+
+    def on_ended(self, observed: RequestObserved) -> None:
+        """
+        Handle the end of a request: free its tenant's outstanding tokens, learn the prompt length.
+        """
+        if self._routing is not None:
+            self._routing.on_ended(observed)
+        self.state.finish(observed.request_id, observed.tenant)
+        self._intake.learn(observed)
+
+    def on_profile(self, profile: Profile) -> None:
+        """Store the estimator's profile: costs of an engine, and answer lengths of its model."""
+        self._intake.work.learn(profile)
+        if self._routing is not None:
+            self._routing.on_profile(profile)
+
+    def on_forecast(self, forecast: LanesForecast) -> None:
+        """Store the leader's forecasts of lanes."""
+        self.state.on_forecast(forecast, self._clock.now())
+
+    async def report(self) -> None:
+        """Publish lane totals."""
+        self.state.expire_outstanding(self._clock.now() - OUTSTANDING_MEMORY_S)
+        self.state.seq += 1
+        observed = LanesObserved(
+            sender=self._sender,
+            incarnation=self._incarnation,
+            seq=self.state.seq,
+            at=self._clock.now(),
+            layout=self._intake.layout.version,
+            lanes=tuple(counter.total(lane) for lane, counter in self.state.lanes.items()),
+            admitted=self.state.admitted,
+            refused=self.state.refused,
+            inboxes=self.state.inboxes_used(self._clock.now()),
+        )
+        await self._broker.send(
+            topology.TELEMETRY,
+            topology.LANES_KEY,
+            OutMessage(body=encode(observed), kind="lanes.observed.v1", persistent=False),
+        )

@@ -1,0 +1,70 @@
+"""Ends a request that will not be served: error final, then dead letter."""
+
+from shared.broker import topology
+from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome
+from shared.broker.retry import publish_until_confirmed, publish_until_routed
+from shared.contracts.base import RequestId, UnixTime, encode
+from shared.contracts.errors import CapacityError, ContractError, MeshError
+from shared.contracts.requests import ErrorInfo, RequestFailed
+
+
+def error_info(error: MeshError) -> ErrorInfo:
+    """Error information for the producer."""
+    if isinstance(error, ContractError):
+        kind = "timeout_error" if error.status == 504 else "invalid_request_error"  # noqa: PLR2004
+        return ErrorInfo(
+            message=str(error), type=kind, code=error.code, param=error.param, status=error.status
+        )
+    if isinstance(error, CapacityError):
+        return ErrorInfo(
+            message=str(error),
+            type="rate_limit_error",
+            code="over_capacity",
+            status=429,
+            retry_after_s=error.retry_after_s,
+        )
+    return ErrorInfo(message=str(error), type="server_error", code="internal", status=500)
+
+
+async def send_failure(
+    broker: Broker, *, reply_to: str | None, request_id: RequestId, error: ErrorInfo, now: UnixTime
+) -> None:
+    """
+    Deliver an error final, or leave it in `headway.unclaimed` if no queue is bound.
+
+    Raises:
+        BrokerUnavailableError: The broker stayed unavailable.
+    """
+    if reply_to is None:
+        return
+    message = OutMessage(
+        body=encode(RequestFailed(request_id=request_id, error=error, at=now)),
+        kind="request.failed.v1",
+        message_id=f"{request_id}/failed",
+        correlation_id=request_id,
+    )
+    outcome = await publish_until_confirmed(broker, topology.REPLIES, reply_to, message)
+    if outcome is not PublishOutcome.CONFIRMED:
+        await publish_until_routed(broker, topology.UNCLAIMED, reply_to, message)
+
+
+async def dead_letter(broker: Broker, delivery: Delivery, *, reason: str) -> None:
+    """
+    Copy *delivery* to the dead letters, with the reason that its producer was given.
+
+    Raises:
+        BrokerUnavailableError: The broker stayed unavailable.
+    """
+    await publish_until_routed(
+        broker,
+        topology.DEAD,
+        delivery.queue,
+        OutMessage(
+            body=delivery.body,
+            kind=delivery.kind,
+            message_id=delivery.message_id,
+            correlation_id=delivery.correlation_id,
+            reply_to=delivery.reply_to,
+            headers={topology.REASON_HEADER: reason[:500], "headway-queue": delivery.queue},
+        ),
+    )

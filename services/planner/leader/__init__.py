@@ -1,0 +1,1 @@
+"""The leader role: snapshot, plan, publish and report. Exactly one leader is active."""

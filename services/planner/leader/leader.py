@@ -1,0 +1,303 @@
+"""The leader: snapshot, plan, epochs. Exactly one is active; none is on the data path."""
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+
+import structlog
+
+from services.planner.leader.lane_forecasts import GROUPER_SILENT_S, forecasts_of
+from services.planner.leader.lso_preview import heads_of
+from services.planner.leader.orphaned_inboxes import InboxClaims
+from services.planner.leader.plan_report import advice_of, advised, cause_of, named_groups, waits_of
+from services.planner.leader.policies import Planned, Planner, shape_of
+from services.planner.leader.snapshot_builder import cluster_snapshot, lane_counts, lane_of
+from services.planner.settings import LeaderSettings
+from services.planner.state import LeaderState
+from shared.broker import topology
+from shared.broker.protocol import Broker, OutMessage
+from shared.broker.retry import send_best_effort
+from shared.contracts.base import ModelName, Seconds, UnixTime, encode, tag_of
+from shared.contracts.lanes import LaneLayout, relegated_name
+from shared.contracts.plans import LanesForecast, PlanExplained, PlanPublished, PlanRequested
+from shared.contracts.telemetry import LanesObserved
+from shared.runtime.clock import Clock
+from shared.runtime.stall_detector import StallDetector
+from solver.planning.lanes import all_lanes, earlier_lanes
+from solver.planning.review import Review
+from solver.prediction.calibration.lane_waits import LaneWaits
+
+log = structlog.get_logger()
+COUNTS_AT_ONCE = 8
+GROUPER_MEMORY_S = 600.0
+"""Time for which a grouper's totals are kept: its requests may still wait in lanes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Leader:
+    """Plans while this process is the active consumer of the leader queue."""
+
+    broker: Broker
+    settings: LeaderSettings
+    layout: LaneLayout
+    models: tuple[ModelName, ...]
+    state: LeaderState
+    planner: Planner
+    clock: Clock
+    leader_id: str
+    claims: InboxClaims = field(init=False)
+    attention: StallDetector = field(default_factory=StallDetector)
+    waits: LaneWaits = field(default_factory=LaneWaits)
+    _scanned_at: UnixTime = -math.inf
+    _sent_at: UnixTime = -math.inf
+    _planned: Planned | None = None
+    """The plan in force."""
+    _absent: set[str] = field(default_factory=set)
+    """
+    Queues that did not exist at the last check. Each check of such a queue costs a channel, so it
+    is checked again only after a notice or at a scan.
+    """
+    _noticed: set[str] = field(default_factory=set)
+    """Queues that were created while a count was in progress, which may have missed them."""
+
+    def __post_init__(self) -> None:
+        self.claims = InboxClaims(self.broker)
+
+    def activated(self) -> None:
+        """Called at a delivery: this process is the active consumer."""
+        if self.state.active_since is None:
+            now = self.state.active_since = self.clock.now()
+            # A process that does not lead receives no statuses: silence of instances counts from
+            # now.
+            self.state.seen_at = dict.fromkeys(self.state.seen_at, now)
+            self.claims.restart_grace(now)
+            self.waits.give_up()
+            self._scanned_at = self._sent_at = -math.inf
+            log.info("leader.elected", leader_id=self.leader_id)
+
+    def deposed(self) -> None:
+        """Give up the leader role after a lost connection; keep the view of the cluster."""
+        if self.state.active_since is not None:
+            self.state.active_since = None
+            # Another leader may plan meanwhile: later plans need a new epoch.
+            self.state.plans.clear()
+            log.info("leader.deposed", leader_id=self.leader_id)
+
+    async def plan(self) -> None:
+        """One round: update the view, count, plan, publish what changed."""
+        now, since = self.clock.now(), self.state.active_since
+        if since is None:
+            return
+        await self._look(now, leads_s=now - since)
+        # Lanes are counted one after another: a request that arrives meanwhile may count twice, but
+        # is not lost.
+        counted_at = self.clock.now()
+        await self._count()
+        self.waits.counted(lane_counts(self.state), self.clock.now())
+        if now - since < self.settings.settle_s:
+            return
+        # In a thread, and solving in a process, so that the event loop continues.
+        snapshot = await asyncio.to_thread(
+            cluster_snapshot,
+            self.state.copied(),
+            layout=self.layout,
+            settings=self.settings,
+            now=now,
+        )
+        if not snapshot.instances:
+            return  # no instance, or all are draining
+        planned = await self.planner.plan(snapshot)
+        if not self.state.leads:
+            return  # deposed meanwhile
+        solve_s = self.clock.now() - now
+        self._take(planned, now=now, solve_s=solve_s)
+        await self._publish(planned, now=now, solve_s=solve_s)
+        if planned.review is not None:
+            await self._forecast(planned, planned.review, counted_at)
+
+    async def _look(self, now: UnixTime, *, leads_s: Seconds) -> None:
+        """Update present and lost instances, their inboxes, and the possible lanes."""
+        await self.attend()
+        self.state.forget_groupers(now - GROUPER_MEMORY_S)
+        for name in self.state.forget_silent(now - self.settings.instance_timeout_s):
+            log.warning("instance.lost", instance_id=name)
+            self.claims.add(name, now)
+        for name in self.state.instances:
+            self.claims.returned(name)
+        if leads_s >= self.settings.instance_timeout_s:
+            await self.claims.work(now)
+        if now - self._scanned_at > self.settings.scan_period_s:
+            lanes = all_lanes(self.models, self.layout)
+            if self._scanned_at == -math.inf:
+                lanes += earlier_lanes(self.models, self.layout)
+            self.state.known_queues.update(key.queue_name for key in lanes)
+            self._absent.clear()
+            self._scanned_at = now
+
+    def on_lanes(self, observed: LanesObserved) -> None:
+        """
+        Handle a grouper's totals.
+
+        Absent instances whose inboxes the grouper used count as lost.
+        """
+        for lane in self.state.on_lanes(observed):
+            self.noticed(lane)
+        now = self.clock.now()
+        for each in observed.inboxes:
+            if each.instance_id not in self.state.instances:
+                self.claims.used(each.instance_id, now - each.idle_s, now)
+
+    async def attend(self) -> None:
+        """Extend peers' timeouts by stalls of this process; must be called continuously."""
+        self.state.excuse(self.attention.missed_s())
+
+    def _take(self, planned: Planned, *, now: UnixTime, solve_s: Seconds) -> None:
+        """Put *planned* in force."""
+        state = self.state
+        state.record.take(planned, state.places, now=now, duration_s=solve_s)
+        state.alarms_planned += planned.snapshot.alarms_raised
+        state.worker_restarts = self.planner.worker_restarts
+        state.places = planned.places
+        self._planned = planned
+
+    async def advise(self) -> None:
+        """Compute the number of instances needed; only when too many requests are expected late."""
+        planned = self._planned
+        options = self.settings.advice
+        review = planned.review if planned else None
+        if not self.state.leads or planned is None or review is None:
+            return
+        if review.cost.late_share <= 1 - options.target:
+            self.state.advice = ()
+            return
+        advice = await self.planner.advise(planned.snapshot, options)
+        self.state.advice = advised(advice)
+        for each in self.state.advice:
+            log.info(
+                "scale.advised",
+                device=each.device,
+                present=each.present,
+                advised=each.advised,
+                bound=each.bound,
+                attainment=each.attainment,
+            )
+
+    async def explain(self, asked: PlanRequested) -> None:
+        """Answer an operator; only the active leader does, once there is a plan."""
+        planned = self._planned
+        if not self.state.leads or planned is None:
+            return
+        groups = await self.planner.explain(planned, most=asked.others)
+        # Takes milliseconds for each instance that runs hundreds of requests.
+        heads = await asyncio.to_thread(
+            heads_of, planned, dict(self.state.instances), dict(self.state.profiles)
+        )
+        explained = PlanExplained(
+            epoch=self.state.epoch,
+            at=self.clock.now(),
+            leader_id=self.leader_id,
+            policy=planned.policy,
+            cause=cause_of(planned),
+            late_share=planned.review.cost.late_share if planned.review else 0.0,
+            groups=named_groups(planned.snapshot, groups),
+            heads=heads,
+            instances=tuple(sorted({*self.state.instances, *self.claims.lost})),
+            advice=advice_of(self.state),
+            waits=waits_of(self.waits),
+        )
+        message = OutMessage(body=encode(explained), kind=tag_of(PlanExplained), persistent=False)
+        await send_best_effort(self.broker, topology.REPLIES, asked.reply_to, message)
+
+    async def _count(self) -> None:
+        """Passive counts of all known lanes and their companions."""
+        queues: set[str] = set()
+        for lane in tuple(self.state.known_queues):
+            if (key := lane_of(lane)) is not None:
+                queues.update((key.queue_name, key.overflow_name, key.resume_name))
+        queues.update(relegated_name(model) for model in self.models)
+        queues -= self._absent
+        self._noticed.clear()
+        limit = asyncio.Semaphore(COUNTS_AT_ONCE)
+
+        async def count(queue: str) -> tuple[str, int | None]:
+            async with limit:
+                depth = await self.broker.depth(queue)
+            return queue, None if depth is None else depth.ready
+
+        counted = await asyncio.gather(*(count(queue) for queue in sorted(queues)))
+        self.state.waiting = {queue: ready for queue, ready in counted if ready is not None}
+        for queue, ready in counted:
+            if ready is None and queue not in self._noticed:
+                self._absent.add(queue)
+                self.state.known_queues.discard(queue)
+
+    def noticed(self, queue: str) -> None:
+        """Record a publish to *queue*: the queue exists."""
+        self._absent.discard(queue)
+        self._noticed.add(queue)
+        if lane_of(queue) is not None:
+            self.state.known_queues.add(queue)
+
+    async def _publish(self, planned: Planned, *, now: UnixTime, solve_s: Seconds) -> None:
+        queues, review = planned.queues, planned.review
+        changed = any(
+            (old := self.state.plans.get(queue.instance_id)) is None
+            or shape_of(old.queue) != shape_of(queue)
+            for queue in queues
+        )
+        if not changed and now - self._sent_at < self.settings.refresh_period_s:
+            return
+        if changed:
+            self.state.epoch += 1
+        self._sent_at = now
+        for queue in queues:
+            plan = PlanPublished(
+                epoch=self.state.epoch,
+                issued_at=now,
+                leader_id=self.leader_id,
+                queue=queue,
+                policy=planned.policy,
+                expected_late=review.cost.late_share if review else 0.0,
+                solve_s=solve_s,
+            )
+            self.state.plans[queue.instance_id] = plan
+            message = OutMessage(body=encode(plan), kind="plan.published.v1", persistent=False)
+            await self.broker.send(topology.PLANS, queue.instance_id, message)
+            await self.broker.send(
+                topology.TELEMETRY, topology.plan_key(queue.instance_id), message
+            )
+        if changed:
+            log.info(
+                "plan.applied",
+                epoch=self.state.epoch,
+                instances=len(queues),
+                policy=planned.policy,
+                cause=review.cause.value if review and review.cause else None,
+                late_share=review.cost.late_share if review else None,
+            )
+
+    async def _forecast(self, planned: Planned, review: Review, counted_at: UnixTime) -> None:
+        """
+        Publish lane forecasts, in each round even if the plan is unchanged: the lanes have changed.
+        """
+        lanes = await forecasts_of(
+            planned,
+            review,
+            self.state,
+            self.waits,
+            layout=self.layout,
+            settings=self.settings,
+            counted_at=counted_at,
+        )
+        if not self.state.leads:
+            return
+        now = self.clock.now()
+        forecast = LanesForecast(
+            epoch=self.state.epoch,
+            at=now,
+            age_s=max(0.0, now - counted_at),
+            lanes=lanes,
+            groupers=self.state.count_groupers(counted_at - GROUPER_SILENT_S),
+        )
+        message = OutMessage(body=encode(forecast), kind="lanes.forecast.v1", persistent=False)
+        await self.broker.send(topology.TELEMETRY, topology.FORECAST_KEY, message)

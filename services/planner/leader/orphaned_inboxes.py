@@ -1,0 +1,109 @@
+"""Inboxes of lost instances: their requests return to lanes, then the inboxes are deleted."""
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+from cachetools import FIFOCache
+
+from services.planner.queued import queued_message
+from shared.broker import topology
+from shared.broker.lane_notify import notify_nonempty
+from shared.broker.protocol import Broker, Delivery, PublishOutcome, Settlement
+from shared.broker.retry import publish_until_confirmed
+from shared.contracts.base import Decoder, UnixTime
+from shared.contracts.errors import ContractError, QueueNotFoundError, TransientError
+from shared.contracts.lanes import LaneKey, inbox_name
+from shared.contracts.requests import QueuedRequest
+
+log = structlog.get_logger()
+GRACE_S = 120.0
+"""
+Time that an inbox stays after the loss of its instance, in seconds: with heartbeats of 10 s the
+broker closes a dead connection after about 30 s.
+"""
+_decode: Decoder[QueuedRequest] = Decoder(QueuedRequest)
+
+
+@dataclass(slots=True)
+class InboxClaims:
+    """
+    Empties and deletes the inboxes of lost instances.
+
+    Deleting a queue drops its messages, delivered or not. So an inbox is unbound first, which
+    makes routed publishes unroutable; then drained; and deleted only after a time in which the
+    broker has certainly closed a stalled owner's connection and requeued its deliveries.
+    """
+
+    broker: Broker
+    _lost: dict[str, UnixTime] = field(default_factory=dict)
+    """Instance -> time at which it was lost."""
+    _deleted: FIFOCache[str, UnixTime] = field(default_factory=lambda: FIFOCache(1024))
+    """Instance -> time at which its inbox was found not to exist."""
+
+    def used(self, instance_id: str, at: UnixTime, now: UnixTime) -> None:
+        """Record a report that a request was published to an inbox whose owner is not present."""
+        if at > self._deleted.get(instance_id, -math.inf):
+            self.add(instance_id, now)
+
+    def add(self, instance_id: str, now: UnixTime) -> None:
+        """Record that *instance_id* is lost."""
+        self._lost.setdefault(instance_id, now)
+
+    def returned(self, instance_id: str) -> None:
+        """Record that *instance_id* is back; it declares its inbox itself."""
+        self._lost.pop(instance_id, None)
+
+    def restart_grace(self, now: UnixTime) -> None:
+        """
+        Restart the grace periods: instances may have returned and gone while another process led.
+        """
+        self._lost = dict.fromkeys(self._lost, now)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Instances whose inboxes may still exist."""
+        return tuple(self._lost)
+
+    async def work(self, now: UnixTime) -> None:
+        """Do one pass over the inboxes of lost instances that still exist."""
+        for instance_id, lost_at in tuple(self._lost.items()):
+            queue = inbox_name(instance_id)
+            if await self.broker.depth(queue) is None:
+                self._end(instance_id, now)
+                continue
+            await topology.close_work_queue(self.broker, queue)
+            await self._drain(queue)
+            if now - lost_at >= GRACE_S:
+                await self.broker.delete_queue(queue)
+                self._end(instance_id, now)
+                log.info("inbox.deleted", instance_id=instance_id)
+
+    def _end(self, instance_id: str, now: UnixTime) -> None:
+        del self._lost[instance_id]
+        self._deleted[instance_id] = now
+
+    async def _drain(self, queue: str) -> None:
+        with suppress(QueueNotFoundError):  # another leader has deleted it
+            while (delivery := await self.broker.get(queue)) is not None:
+                await self._return(delivery)
+
+    async def _return(self, delivery: Delivery) -> None:
+        """Return one request to the resume queue of its lane, which is served before the lane."""
+        try:
+            request = _decode(delivery.body)
+            resume = LaneKey.parse(request.lane).resume_name
+        except ContractError:
+            await delivery.settle(Settlement.REJECT)
+            return
+        attempts = msgspec.structs.replace(request.attempts, hop=request.attempts.hop + 1)
+        await topology.declare_work_queue(self.broker, resume)
+        message = queued_message(msgspec.structs.replace(request, attempts=attempts))
+        outcome = await publish_until_confirmed(self.broker, topology.LANES, resume, message)
+        if outcome is not PublishOutcome.CONFIRMED:
+            await delivery.settle(Settlement.REQUEUE)
+            raise TransientError(f"{resume} took nothing: {outcome.value}")
+        await delivery.settle(Settlement.ACK)
+        await notify_nonempty(self.broker, resume)

@@ -1,0 +1,77 @@
+"""Counters of a leader's plans since it started, and the predictions of its last plan."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from services.planner.leader.policies import Planned
+from shared.contracts.base import InstanceId, Seconds, UnixTime
+from shared.contracts.qos import QosClass
+from solver.planning.problem.grouping import GroupId, RequestGroup
+from solver.planning.review import Review
+
+KEPT, UNREVIEWED = "kept", "unreviewed"
+"""
+Labels of rounds without a replan cause: the plan in force was kept, or the plan comes from a policy
+that does not review plans.
+"""
+_Places = Mapping[GroupId, tuple[InstanceId, int]]
+
+
+@dataclass(slots=True)
+class PlanRecord:
+    """Counters of planning since the leader started, and figures of the last plan."""
+
+    rounds: Counter[str] = field(default_factory=Counter)
+    """Rounds by replan cause."""
+    rounds_s: Seconds = 0.0
+    moved: int = 0
+    """Groups that moved to another instance."""
+    made_at: UnixTime = 0.0
+    """Time of the last replan."""
+    late_share: dict[str, float] = field(default_factory=dict)
+    """Expected share of waiting requests that will be late, by class."""
+    alarmed: int = 0
+    """Groups whose probability to be in time is below the target confidence."""
+
+    def take(
+        self, planned: Planned, before: _Places, *, now: UnixTime, duration_s: Seconds
+    ) -> None:
+        """Count one round; *before* is the previous plan."""
+        review = planned.review
+        cause = _cause(review)
+        self.rounds[cause] += 1
+        self.rounds_s += duration_s
+        self.moved += sum(
+            group in before and before[group][0] != instance
+            for group, (instance, _) in planned.places.items()
+        )
+        if cause != KEPT:
+            self.made_at = now
+        self.late_share = {} if review is None else _late_share(planned, review.late_probability)
+        self.alarmed = 0 if review is None else len(review.alarms)
+
+
+def _cause(review: Review | None) -> str:
+    if review is None:
+        return UNREVIEWED
+    return KEPT if review.cause is None else review.cause.value
+
+
+def _late_share(planned: Planned, late: Mapping[GroupId, float]) -> dict[str, float]:
+    waiting: Counter[str] = Counter()
+    expected: dict[str, float] = {each.value: 0.0 for each in QosClass}
+    for group in planned.snapshot.groups:
+        name = _class_of(group).value
+        waiting[name] += group.num_requests
+        expected[name] += group.num_requests * late.get(group.group_id, 0.0)
+    return {name: share / max(1, waiting[name]) for name, share in expected.items()}
+
+
+def _class_of(group: RequestGroup) -> QosClass:
+    if group.interactive:
+        return QosClass.INTERACTIVE
+    return (
+        QosClass.BEST_EFFORT if math.isinf(group.oldest_deadline_at) else QosClass.NON_INTERACTIVE
+    )

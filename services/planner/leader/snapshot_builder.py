@@ -1,0 +1,288 @@
+"""Converts the leader's soft state to the snapshot that a plan is made from."""
+
+import contextlib
+import math
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from services.planner.leader.rates import (
+    PRIOR_OUTPUT,
+    PRIOR_PROMPT,
+    PRIOR_RATE_PER_S,
+    Rates,
+    batch_of,
+    device_of,
+    output_tokens,
+    rates_of,
+)
+from services.planner.settings import LeaderSettings
+from services.planner.state import LeaderState
+from shared.contracts.base import InstanceId, ModelName, Seconds, UnixTime
+from shared.contracts.errors import ContractError
+from shared.contracts.lanes import LaneKey, LaneLayout, model_of
+from shared.contracts.qos import Importance
+from shared.contracts.telemetry import InstanceStatus, LaneTotal, Residency
+from solver.planning.lanes import band_lower_edge_s
+from solver.planning.problem.arrival_curve import merged
+from solver.planning.problem.grouping import (
+    LaneStatistics,
+    RequestGroup,
+    Spread,
+    group_size,
+    groups_of,
+)
+from solver.planning.problem.snapshot import ClusterSnapshot, InstanceView, ServiceRates
+from solver.planning.reserved_capacity import LaneArrivals, with_reserved_capacity
+from solver.prediction.calibration.lane_waits import LaneCount
+
+
+def cluster_snapshot(
+    state: LeaderState, *, layout: LaneLayout, settings: LeaderSettings, now: UnixTime
+) -> ClusterSnapshot:
+    """Waiting requests and serving instances, as far as the leader knows."""
+    statuses = [status for _, status in sorted(state.instances.items()) if not status.draining]
+    lanes = _lanes(state, layout)
+    rates = rates_of(state, statuses)
+    able: dict[ModelName, list[InstanceStatus]] = {}
+    for status in statuses:
+        for entry in status.models:
+            able.setdefault(ModelName(entry.model), []).append(status)
+    groups = tuple(
+        group
+        for lane in lanes
+        for group in _groups(lane, able.get(lane.key.model, []), rates, settings, now)
+    )
+    snapshot = ClusterSnapshot(
+        now=now,
+        groups=groups,
+        instances=tuple(
+            _instance(status, rates, lock_s=_lock_s(state, settings, status, now))
+            for status in statuses
+        ),
+        rates=rates,
+        running=state.places,
+        overflow=_overflow(state),
+        alarms_raised=state.alarms_heard - state.alarms_planned,
+    )
+    return with_reserved_capacity(snapshot, lane_arrivals(state, layout), settings.express)
+
+
+def lane_of(queue: str) -> LaneKey | None:
+    """The lane whose own queue or overflow queue *queue* is; None for all other queues."""
+    with contextlib.suppress(ContractError):
+        return LaneKey.parse(queue)
+    return None
+
+
+def _lanes(state: LeaderState, layout: LaneLayout) -> list[LaneStatistics]:
+    """Waiting requests by lane; companion queues count for their lane."""
+    totals = _totals(state)
+    return [
+        _statistics(state, layout, key, waiting, totals.get(key.queue_name, ()))
+        for key, waiting in sorted(_waiting_by_lane(state, layout).items())
+    ]
+
+
+def lane_counts(state: LeaderState) -> dict[str, LaneCount]:
+    """Arrivals of each reported lane, and the requests waiting in it and its overflow."""
+    found, pulled = {}, _pulled_s(state)
+    for name, totals in _totals(state).items():
+        key = lane_of(name)
+        if key is not None:
+            overflow = state.waiting.get(key.overflow_name, 0)
+            waiting = state.waiting.get(key.queue_name, 0) + overflow
+            arrived = sum(total.requests - total.routed for total in totals)
+            found[name] = LaneCount(arrived, waiting, pulled.get(key.model, 0.0), overflow)
+    return found
+
+
+def _overflow(state: LeaderState) -> dict[str, int]:
+    """Requests in overflow by lane; lanes without overflow are left out."""
+    keys = {queue: lane_of(queue) for queue, ready in state.waiting.items() if ready}
+    return {
+        key.queue_name: state.waiting[queue]
+        for queue, key in keys.items()
+        if key is not None and queue == key.overflow_name
+    }
+
+
+def _pulled_s(state: LeaderState) -> dict[ModelName, Seconds]:
+    """Model -> duration of pulled work that has not begun, averaged over the model's instances."""
+    pulled: dict[ModelName, list[Seconds]] = {}
+    for status in state.instances.values():
+        if status.model is not None:
+            pulled.setdefault(status.model, []).append(_backlog_s(status))
+    return {model: fmean(each) for model, each in pulled.items()}
+
+
+def _backlog_s(status: InstanceStatus) -> Seconds:
+    """
+    Predicted backlog of an instance.
+
+    Without a reported `pull`, it is an upper bound that assumes answers of the longest possible
+    length.
+    """
+    pull = status.pull
+    if pull is None:
+        return status.backlog_s
+    return pull.backlog_s if pull.whole_backlog_s is None else pull.whole_backlog_s
+
+
+def empty_lanes(
+    state: LeaderState, layout: LaneLayout, now: UnixTime, *, but: Container[str]
+) -> list[RequestGroup]:
+    """
+    One typical request, arriving now, for each lane that has had arrivals and is not in *but*.
+    """
+    typical = (
+        replace(_statistics(state, layout, key, 1, totals), arrivals=())
+        for name, totals in sorted(_totals(state).items())
+        if name not in but and (key := lane_of(name)) is not None
+    )
+    return [group for lane in typical for group in groups_of(lane, size=1, now=now)]
+
+
+def _totals(state: LeaderState) -> Mapping[str, list[LaneTotal]]:
+    totals: dict[str, list[LaneTotal]] = {}
+    for observed in state.lanes.values():
+        for total in observed.lanes:
+            totals.setdefault(total.lane, []).append(total)
+    return totals
+
+
+def _waiting_by_lane(state: LeaderState, layout: LaneLayout) -> dict[LaneKey, int]:
+    waiting: dict[LaneKey, int] = {}
+    for queue, ready in state.waiting.items():
+        if ready == 0:
+            continue
+        key = lane_of(queue)
+        if key is None and queue.startswith(("resume.", "relegated.")):
+            key = _companion_lane(queue, layout)
+        if key is not None:
+            waiting[key] = waiting.get(key, 0) + ready
+    return waiting
+
+
+def _companion_lane(queue: str, layout: LaneLayout) -> LaneKey:
+    """The lane under which a companion queue of several lanes is planned."""
+    kind, *parts = queue.split(".")
+    resumed = kind == "resume"
+    return LaneKey(
+        # A resume queue keeps the layout that its name states until it is drained.
+        layout=int(parts[0]) if resumed else layout.version,
+        model=model_of(queue) or ModelName(""),
+        importance=Importance.LOW.value,
+        band=int(parts[-1]) if resumed else layout.best_effort_band,
+        work="w0",
+    )
+
+
+def _statistics(
+    state: LeaderState,
+    layout: LaneLayout,
+    key: LaneKey,
+    waiting: int,
+    totals: list[LaneTotal] | tuple[()],
+) -> LaneStatistics:
+    num = sum(total.requests for total in totals)
+    best_effort = key.band == layout.best_effort_band
+    if num == 0:
+        return LaneStatistics(
+            key=key,
+            waiting=waiting,
+            time_left_s=band_lower_edge_s(key.band, layout),
+            prompt_tokens=PRIOR_PROMPT,
+            output_tokens=PRIOR_OUTPUT,
+        )
+    prompt = sum(total.prompt_tokens for total in totals) / num
+    squares = sum(total.squared_prompt_tokens for total in totals) / num
+    return LaneStatistics(
+        key=key,
+        waiting=waiting,
+        arrivals=merged(total.arrivals for total in totals),
+        time_left_s=math.inf
+        if best_effort
+        else max(
+            band_lower_edge_s(key.band, layout), sum(total.time_left_s for total in totals) / num
+        ),
+        interactive=2 * sum(total.interactive for total in totals) > num,
+        prompt_tokens=Spread(prompt, math.sqrt(max(0.0, squares - prompt**2))),
+        output_tokens=output_tokens(state, key.model, sum(t.max_tokens for t in totals) / num),
+    )
+
+
+def _groups(
+    lane: LaneStatistics,
+    able: Sequence[InstanceStatus],
+    rates: Rates,
+    settings: LeaderSettings,
+    now: UnixTime,
+) -> list[RequestGroup]:
+    """Request groups of a lane; the *able* instances may serve them."""
+    tokens = max(1.0, lane.prompt_tokens.mean + lane.output_tokens.mean)
+    size = group_size(
+        lane,
+        average_batch=max((batch_of(status, tokens) for status in able), default=1.0),
+        token_rate_per_s=max(
+            (rates[device_of(status), lane.key.model].token_rate_per_s for status in able),
+            default=PRIOR_RATE_PER_S,
+        ),
+        batch_multiple=settings.group_batch_multiple,
+    )
+    return groups_of(lane, size=size, now=now)
+
+
+def _instance(status: InstanceStatus, rates: Rates, *, lock_s: Seconds) -> InstanceView:
+    others_s = [entry.activate_s for entry in status.models if entry.model != status.model]
+    # Reactivating the active model costs time only if another one was active in between.
+    back_s = sum(others_s) / len(others_s) if others_s else 0.0
+    active = ServiceRates()
+    if status.model:
+        active = rates.get((device_of(status), ModelName(status.model)), active)
+    return InstanceView(
+        instance_id=InstanceId(status.instance_id),
+        device=device_of(status),
+        active=status.model,
+        activate_s={
+            ModelName(entry.model): back_s
+            if entry.residency is Residency.ACTIVE
+            else entry.activate_s + lock_s
+            for entry in status.models
+        },
+        backlog_s=Spread(_backlog_s(status)),
+        drain_s=active.decode_s_per_token * PRIOR_OUTPUT.mean if status.running else 0.0,
+    )
+
+
+def _lock_s(
+    state: LeaderState, settings: LeaderSettings, status: InstanceStatus, now: UnixTime
+) -> Seconds:
+    """Remaining minimum residency of the active model, which avoids swapping between two bursts."""
+    model, since = state.model_since[status.instance_id]
+    return max(0.0, settings.min_residency_s - (now - since)) if model else 0.0
+
+
+def lane_arrivals(state: LeaderState, layout: LaneLayout) -> Iterator[LaneArrivals]:
+    """
+    Arrivals of every reported lane; a lane that several groupers fill occurs once per grouper.
+    """
+    for observed in state.lanes.values():
+        for total in observed.lanes:
+            key = _lane(total.lane)
+            if key is None or not total.requests:
+                continue
+            answer = output_tokens(state, key.model, total.max_tokens / total.requests).mean
+            yield LaneArrivals(
+                model=key.model,
+                least_left_s=band_lower_edge_s(key.band, layout),
+                arrivals=total.arrivals,
+                tokens=total.prompt_tokens / total.requests + answer,
+            )
+
+
+def _lane(queue: str) -> LaneKey | None:
+    try:
+        return LaneKey.parse(queue)
+    except ContractError:
+        return None

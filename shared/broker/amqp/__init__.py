@@ -1,0 +1,1 @@
+"""`Broker` over RabbitMQ, with aio-pika."""

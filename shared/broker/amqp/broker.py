@@ -1,0 +1,190 @@
+"""`Broker` over RabbitMQ."""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, cast
+
+from shared.broker.amqp.connection import AmqpConnection
+from shared.broker.amqp.getter import AmqpGetter
+from shared.broker.amqp.publisher import AmqpPublisher
+from shared.broker.amqp.restore import AmqpRestorer
+from shared.broker.amqp.subscription import AmqpSubscription
+from shared.broker.arguments import exchange_arguments, queue_arguments
+from shared.broker.protocol import (
+    BindingSpec,
+    Delivery,
+    DeliveryHandler,
+    ExchangeSpec,
+    OutMessage,
+    PublishOutcome,
+    QueueDepth,
+    QueueSpec,
+)
+from shared.broker.tasks import OwnedTasks
+from shared.contracts.errors import QueueNotFoundError
+
+
+class AmqpBroker:
+    """
+    RabbitMQ client on two connections: one publishes, the other does everything else.
+
+    Works on asyncio and uvloop. A deleted queue that this client declared as exclusive or expiring
+    is restored with its bindings after a reconnect, or immediately if this client consumes it.
+
+    Args:
+        url: `amqp://user:password@host/vhost`, or `amqps://`.
+        client_name: Shown in the management view.
+        heartbeat_s: Heartbeat interval; after about three without traffic the connection is given
+            up.
+        timeout_s: Maximum wait for an answer of the broker.
+        reconnect_s: Pause between reconnection attempts.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        client_name: str,
+        heartbeat_s: int = 10,
+        timeout_s: float = 5.0,
+        reconnect_s: float = 1.0,
+    ) -> None:
+        self._publishing, self._consuming = (
+            AmqpConnection(
+                url,
+                name=f"{client_name} {purpose}",
+                heartbeat_s=heartbeat_s,
+                timeout_s=timeout_s,
+                reconnect_s=reconnect_s,
+            )
+            for purpose in ("publish", "consume")
+        )
+        self._publisher = AmqpPublisher(self._publishing)
+        self._getter = AmqpGetter(self._consuming)
+        self._restorer = AmqpRestorer(
+            declare=self._declare_queue, bind=self._bind, is_up=lambda: self._consuming.up
+        )
+        self._lost_callbacks: list[Callable[[], None]] = []
+        self._tasks = OwnedTasks()
+
+    async def __aenter__(self) -> Self:
+        """
+        Connect.
+
+        Raises:
+            BrokerUnavailableError: No answer within `timeout_s`.
+            SettingsError: The broker refuses the login or the virtual host.
+        """
+        try:
+            await self._publishing.connect(on_lost=lambda: None, on_restored=lambda: None)
+            await self._consuming.connect(on_lost=self._on_lost, on_restored=self._restorer.wake)
+        except BaseException:  # cancelled or failed: undo what was begun and raise again
+            await self.close()
+            raise
+        self._tasks.spawn(self._restorer.run(), name="broker restorer")
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def connected(self) -> bool:
+        return self._publishing.up and self._consuming.up and self._restorer.complete
+
+    async def declare_exchange(self, spec: ExchangeSpec) -> None:
+        async with self._consuming.calling(f"declare exchange {spec.name}") as channel:
+            await channel.exchange_declare(
+                spec.name,
+                exchange_type=spec.type.value,
+                durable=True,
+                arguments=dict(exchange_arguments(spec)),
+            )
+
+    async def declare_queue(self, spec: QueueSpec) -> None:
+        await self._declare_queue(spec)
+        self._restorer.remember_queue(spec)
+
+    async def _declare_queue(self, spec: QueueSpec) -> None:
+        async with self._consuming.calling(f"declare queue {spec.name}") as channel:
+            await channel.queue_declare(
+                spec.name,
+                durable=spec.durable,
+                exclusive=spec.exclusive,
+                arguments=dict(queue_arguments(spec)),
+            )
+
+    async def bind(self, spec: BindingSpec) -> None:
+        await self._bind(spec)
+        self._restorer.remember_binding(spec)
+
+    async def _bind(self, spec: BindingSpec) -> None:
+        async with self._consuming.calling(f"bind {spec.queue}") as channel:
+            await channel.queue_bind(spec.queue, spec.exchange, spec.routing_key)
+
+    async def unbind(self, spec: BindingSpec) -> None:
+        self._restorer.forget_binding(spec)
+        async with self._consuming.calling(f"unbind {spec.queue}") as channel:
+            await channel.queue_unbind(spec.queue, spec.exchange, spec.routing_key)
+
+    async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
+        return await self._publisher.publish(exchange, routing_key, message)
+
+    async def send(self, exchange: str, routing_key: str, message: OutMessage) -> None:
+        await self._publisher.send(exchange, routing_key, message)
+
+    async def get(self, queue: str) -> Delivery | None:
+        return await self._getter.get(queue)
+
+    async def consume(
+        self, queue: str, handler: DeliveryHandler, *, prefetch: int
+    ) -> AmqpSubscription:
+        subscription = AmqpSubscription(
+            self._consuming,
+            queue=queue,
+            handler=handler,
+            prefetch=prefetch,
+            on_broken=self._restorer.wake,
+            on_cancelled=self._restorer.subscriptions.discard,
+        )
+        await subscription.start()
+        self._restorer.subscriptions.add(subscription)
+        return subscription
+
+    async def depth(self, queue: str) -> QueueDepth | None:
+        try:
+            async with self._consuming.calling(f"depth of {queue}") as channel:
+                answer = await channel.queue_declare(queue, passive=True)
+        except QueueNotFoundError:
+            return None
+        return QueueDepth(ready=answer.message_count or 0, consumers=answer.consumer_count or 0)
+
+    async def purge(self, queue: str) -> int:
+        async with self._consuming.calling(f"purge {queue}") as channel:
+            answer = await channel.queue_purge(queue)
+        return cast("int", answer.message_count)
+
+    async def delete_queue(self, queue: str) -> None:
+        self._restorer.forget_queue(queue)
+        async with self._consuming.calling(f"delete {queue}") as channel:
+            await channel.queue_delete(queue)
+
+    def on_connection_lost(self, callback: Callable[[], None]) -> None:
+        self._lost_callbacks.append(callback)
+
+    async def close(self) -> None:
+        """Close; idempotent. Unsettled deliveries return to their queues, in order."""
+        await self._tasks.cancel()
+        await self._restorer.close()
+        await self._getter.close()
+        await asyncio.gather(self._publishing.close(), self._consuming.close())
+
+    def _on_lost(self) -> None:
+        self._restorer.lost()
+        for callback in self._lost_callbacks:
+            callback()

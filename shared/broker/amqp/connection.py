@@ -1,0 +1,172 @@
+"""AMQP connection that reconnects by itself."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
+
+import structlog
+from aio_pika.connection import make_url
+from aio_pika.robust_connection import RobustConnection
+from aiormq.abc import AbstractConnection
+from aiormq.channel import Channel
+from aiormq.exceptions import ConnectionNotAllowed, ProbableAuthenticationError
+
+from shared.broker.amqp.errors import amqp_errors
+from shared.contracts.errors import BrokerUnavailableError, SettingsError
+
+log = structlog.get_logger()
+
+CLOSE_TIMEOUT_S = 5.0
+MAX_CHANNEL_NUMBER = 65535
+
+
+class AmqpConnection:
+    """
+    Reconnects by itself; hands out raw channels, which are not restored.
+
+    aio-pika's robust channels are not used: a single deleted queue makes their connection
+    fail to reconnect forever, and a channel error makes them reopen under running work.
+
+    Args:
+        url: `amqp://` or `amqps://`.
+        name: Shown in the management view.
+        heartbeat_s: Heartbeat interval; after about three without traffic the peer counts as dead.
+        timeout_s: Time limit for each round trip.
+        reconnect_s: Pause between reconnection attempts.
+    """
+
+    def __init__(
+        self, url: str, *, name: str, heartbeat_s: int, timeout_s: float, reconnect_s: float
+    ) -> None:
+        self._url = url
+        self._name = name
+        self._heartbeat_s = heartbeat_s
+        self.timeout_s = timeout_s
+        self._reconnect_s = reconnect_s
+        self._robust: RobustConnection | None = None
+        self._idle: list[Channel] = []
+        self._connected = False
+        self._closing = False
+        self._last_number = 0
+
+    @property
+    def up(self) -> bool:
+        return self._live() is not None
+
+    def _live(self) -> AbstractConnection | None:
+        robust = self._robust
+        if robust is None or robust.transport is None or not robust.connected.is_set():
+            return None
+        connection = robust.transport.connection
+        return None if connection.is_closed else connection
+
+    async def connect(
+        self, *, on_lost: Callable[[], None], on_restored: Callable[[], None]
+    ) -> None:
+        """
+        Connect once; later losses are repaired in the background.
+
+        Raises:
+            BrokerUnavailableError: No answer.
+            SettingsError: The broker rejects the user, the password or the virtual host.
+        """
+        robust = RobustConnection(
+            make_url(self._url, name=self._name, heartbeat=self._heartbeat_s),
+            reconnect_interval=self._reconnect_s,
+        )
+        try:
+            with amqp_errors(f"connect {self._name}"):
+                async with asyncio.timeout(self.timeout_s):
+                    await robust.connect(timeout=self.timeout_s)
+        except BrokerUnavailableError as error:
+            await robust.close()
+            if isinstance(error.__cause__, ProbableAuthenticationError | ConnectionNotAllowed):
+                raise SettingsError(f"the broker refuses the login: {error.__cause__}") from error
+            raise
+        except BaseException:  # cancelled or failed: undo what was begun and raise again
+            await robust.close()
+            raise
+        self._robust = robust
+
+        def lost(*_: Any) -> None:
+            # aio-pika calls this also for every failed attempt to reconnect.
+            if self._connected and not self._closing:
+                self._connected = False
+                self._idle.clear()
+                log.warning("broker.lost", connection=self._name)
+                on_lost()
+
+        def restored(*_: Any) -> None:
+            self._connected = True
+            log.info("broker.connected", connection=self._name)
+            on_restored()
+
+        self._connected = True
+        robust.close_callbacks.add(lost)
+        robust.reconnect_callbacks.add(restored)
+        log.info("broker.connected", connection=self._name)
+
+    async def open_channel(self, *, confirms: bool = False) -> Channel:
+        """Open a new channel. Its errors affect no other channel."""
+        with amqp_errors("open channel"):
+            connection = self._live()
+            if connection is None:
+                raise BrokerUnavailableError(f"{self._name} is not connected")
+            number = self._next_number(connection)
+            # Opening a channel on a connection that the broker has blocked never returns.
+            async with asyncio.timeout(self.timeout_s):
+                channel = await connection.channel(
+                    channel_number=number,
+                    publisher_confirms=confirms,
+                    on_return_raises=confirms,
+                    timeout=self.timeout_s,
+                )
+            # The declared type lacks the timeouts and `wait` of the only implementation.
+            return cast("Channel", channel)
+
+    def _next_number(self, connection: AbstractConnection) -> int:
+        """
+        Cycle through the channel numbers that the broker allows.
+
+        aiormq chooses the highest number plus one and so reuses a number that the broker has just
+        closed; if the answer to that close is still in transit, opening hangs.
+        """
+        highest = connection.connection_tune.channel_max or MAX_CHANNEL_NUMBER
+        for _ in range(highest):
+            self._last_number = self._last_number % highest + 1
+            if self._last_number not in connection.channels:
+                return self._last_number
+        raise BrokerUnavailableError(f"{self._name} has {highest} channels open")
+
+    @asynccontextmanager
+    async def calling(self, what: str) -> AsyncIterator[Channel]:
+        """
+        Channel for calls that may fail, with the errors of `amqp_errors`.
+
+        The channel is reused only after success: an error that the broker reports closes it.
+        """
+        with amqp_errors(what):
+            channel = self._idle.pop() if self._idle else None
+            if channel is None or channel.is_closed:
+                channel = await self.open_channel()
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    yield channel
+            except BaseException:  # cancelled or failed: undo what was begun and raise again
+                with suppress(TimeoutError):
+                    await channel.close(timeout=CLOSE_TIMEOUT_S)
+                raise
+            if not self._closing:
+                self._idle.append(channel)
+
+    async def close(self) -> None:
+        """Close; idempotent. Unacknowledged messages return to their queues."""
+        self._closing = True
+        self._idle.clear()
+        robust, self._robust = self._robust, None
+        if robust is None:
+            return
+        with suppress(BrokerUnavailableError), amqp_errors("close"):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await robust.close()

@@ -1,0 +1,92 @@
+"""Deliveries and the channels that they arrive on."""
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from typing import cast
+
+from aiormq.abc import DeliveredMessage
+from aiormq.channel import Channel
+
+from shared.broker.amqp.connection import CLOSE_TIMEOUT_S
+from shared.broker.amqp.errors import amqp_errors
+from shared.broker.protocol import Delivery, Settlement
+from shared.contracts.errors import MeshError
+
+SETTLE_TIMEOUT_S = 30.0
+"""Three heartbeat intervals, after which a connection that accepts no bytes has been given up."""
+
+
+class DeliveryChannel:
+    """
+    A channel and its number of unsettled deliveries.
+
+    An acknowledgement after the channel's close makes RabbitMQ close the whole connection, so
+    a channel is closed only when nothing on it can still be settled.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.raw = channel
+        self._unsettled = 0
+        self._retired = False
+        self._closed = False
+
+    @property
+    def gone(self) -> bool:
+        return self._closed or self.raw.is_closed
+
+    def deliver(self, message: DeliveredMessage, queue: str) -> Delivery:
+        self._unsettled += 1
+        properties = message.header.properties
+        headers = properties.headers or {}
+        count = headers.get("x-delivery-count")
+        return Delivery(
+            body=message.body,
+            kind=properties.message_type or "",
+            queue=queue,
+            routing_key=message.routing_key or "",
+            message_id=properties.message_id,
+            correlation_id=properties.correlation_id,
+            reply_to=properties.reply_to,
+            user_id=properties.user_id,
+            headers=headers,
+            redelivered=bool(message.redelivered),
+            delivery_count=count if isinstance(count, int) else 0,
+            settler=partial(self._settle, cast("int", message.delivery_tag)),
+        )
+
+    async def retire(self) -> None:
+        """Stop deliveries; close the channel now, or when the last open delivery is settled."""
+        self._retired = True
+        await self._close_when_done()
+
+    def abandon(self) -> None:
+        """Settle nothing more: the connection is about to be closed."""
+        self._closed = True
+
+    async def _settle(self, tag: int, how: Settlement) -> bool:
+        """Settle a delivery; False when the channel is gone, or accepted no bytes in time."""
+        sent = not self.gone
+        if sent:
+            try:
+                with amqp_errors("settle"):
+                    async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                        if how is Settlement.ACK:
+                            await self.raw.basic_ack(tag, wait=False)
+                        else:
+                            # Not basic.nack: from 4.3 on it does not count as a delivery.
+                            await self.raw.basic_reject(
+                                tag, requeue=how is Settlement.REQUEUE, wait=False
+                            )
+            except MeshError:
+                sent = False
+        self._unsettled -= 1
+        if self._retired:
+            await self._close_when_done()
+        return sent
+
+    async def _close_when_done(self) -> None:
+        if self._unsettled == 0 and not self.gone:
+            self._closed = True
+            with suppress(MeshError), amqp_errors("close channel"):
+                await self.raw.close(timeout=CLOSE_TIMEOUT_S)

@@ -1,0 +1,58 @@
+"""Translation of the AMQP library's exceptions."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiormq.exceptions import (
+    AMQPError,
+    ChannelAccessRefused,
+    ChannelLockedResource,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+)
+from pamqp.exceptions import PAMQPException
+
+from shared.contracts.errors import (
+    BrokerAccessError,
+    BrokerConflictError,
+    BrokerUnavailableError,
+    QueueNotFoundError,
+)
+
+
+@contextmanager
+def amqp_errors(what: str) -> Iterator[None]:
+    """
+    Translate exceptions raised by the operation *what*.
+
+    Raises:
+        QueueNotFoundError: 404.
+        BrokerConflictError: 405 locked, 406 precondition failed.
+        BrokerAccessError: 403.
+        BrokerUnavailableError: Any failure of the connection or channel, and timeouts.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        # aiormq raises CancelledError in tasks that wait on a dying connection; passed on, it would
+        # end a service's task as if it had been cancelled.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise BrokerUnavailableError(f"{what}: the connection was lost") from error
+    except ChannelNotFoundEntity as error:
+        raise QueueNotFoundError(f"{what}: {error}") from error
+    except ChannelAccessRefused as error:
+        raise BrokerAccessError(f"{what}: {error}") from error
+    except ChannelPreconditionFailed as error:
+        # RabbitMQ reports a forged user id as a failed precondition.
+        if "user_id" in str(error):
+            raise BrokerAccessError(f"{what}: {error}") from error
+        raise BrokerConflictError(f"{what}: {error}") from error
+    except ChannelLockedResource as error:
+        raise BrokerConflictError(f"{what}: {error}") from error
+    # RuntimeError: raised by aiormq and aio-pika for "closed in the meantime".
+    except (TimeoutError, AMQPError, PAMQPException, OSError, RuntimeError) as error:
+        detail = str(error) or type(error).__name__
+        raise BrokerUnavailableError(f"{what}: {detail}") from error

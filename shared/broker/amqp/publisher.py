@@ -1,0 +1,131 @@
+"""Publishing, with and without confirms."""
+
+import asyncio
+from contextlib import suppress
+
+from aiormq import spec
+from aiormq.channel import Channel
+from aiormq.exceptions import (
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+    DeliveryError,
+    PublishError,
+)
+
+from shared.broker.amqp.connection import AmqpConnection
+from shared.broker.amqp.errors import amqp_errors
+from shared.broker.protocol import OutMessage, PublishOutcome
+from shared.contracts.errors import BrokerConflictError, MeshError, QueueNotFoundError
+
+_TRANSIENT, _PERSISTENT = 1, 2
+
+
+class AmqpPublisher:
+    """
+    One channel with confirms, one without.
+
+    Args:
+        connection: The publishing connection; the broker may block it without affecting deliveries.
+    """
+
+    def __init__(self, connection: AmqpConnection) -> None:
+        self._connection = connection
+        self._opening = asyncio.Lock()
+        self._channels: dict[bool, Channel] = {}
+        """Two lasting channels: with confirms and without."""
+        self._in_flight: set[str] = set()
+
+    async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
+        """See `Broker.publish`."""
+        message_id = message.message_id
+        # aiormq matches a returned message to its publish by message id alone.
+        if message_id is not None and message_id in self._in_flight:
+            return await self._publish_alone(exchange, routing_key, message)
+        if message_id is not None:
+            self._in_flight.add(message_id)
+        try:
+            with amqp_errors(f"publish to {exchange!r}"):
+                channel = await self._channel(confirms=True)
+                try:
+                    return await self._publish_on(channel, exchange, routing_key, message)
+                except (ChannelAccessRefused, ChannelNotFoundEntity, ChannelPreconditionFailed):
+                    pass
+            # One forbidden publish fails all concurrent publishes on the channel. Repeated alone,
+            # this publish gets its own outcome.
+            return await self._publish_alone(exchange, routing_key, message)
+        finally:
+            if message_id is not None:
+                self._in_flight.discard(message_id)
+
+    async def send(self, exchange: str, routing_key: str, message: OutMessage) -> None:
+        """See `Broker.send`."""
+        with amqp_errors(f"send to {exchange!r}"):
+            channel = await self._channel(confirms=False)
+            # Waits until the socket takes the bytes, so that the buffer stays bounded; does not
+            # wait for the broker's answer.
+            await channel.basic_publish(
+                message.body,
+                exchange=exchange,
+                routing_key=routing_key,
+                properties=_properties(message),
+                timeout=self._connection.timeout_s,
+            )
+
+    async def _publish_on(
+        self, channel: Channel, exchange: str, routing_key: str, message: OutMessage
+    ) -> PublishOutcome:
+        try:
+            await channel.basic_publish(
+                message.body,
+                exchange=exchange,
+                routing_key=routing_key,
+                properties=_properties(message),
+                mandatory=True,
+                timeout=self._connection.timeout_s,
+                wait=False,
+            )
+        except PublishError:
+            return PublishOutcome.UNROUTABLE
+        except DeliveryError:
+            return PublishOutcome.REFUSED
+        return PublishOutcome.CONFIRMED
+
+    async def _publish_alone(
+        self, exchange: str, routing_key: str, message: OutMessage
+    ) -> PublishOutcome:
+        channel = await self._connection.open_channel(confirms=True)
+        try:
+            with amqp_errors(f"publish to {exchange!r}"):
+                return await self._publish_on(channel, exchange, routing_key, message)
+        except QueueNotFoundError as error:
+            raise BrokerConflictError(f"no exchange {exchange!r}") from error
+        finally:
+            with suppress(MeshError), amqp_errors("close channel"):
+                await channel.close(timeout=self._connection.timeout_s)
+
+    async def _channel(self, *, confirms: bool) -> Channel:
+        """
+        The lasting channel with or without confirms, opened again if the broker has closed it.
+        """
+        channel = self._channels.get(confirms)
+        if channel is None or channel.is_closed:
+            async with self._opening:
+                channel = self._channels.get(confirms)
+                if channel is None or channel.is_closed:
+                    channel = await self._connection.open_channel(confirms=confirms)
+                    self._channels[confirms] = channel
+        return channel
+
+
+def _properties(message: OutMessage) -> spec.Basic.Properties:
+    return spec.Basic.Properties(
+        content_type="application/json",
+        delivery_mode=_PERSISTENT if message.persistent else _TRANSIENT,
+        headers=dict(message.headers) or None,
+        message_id=message.message_id,
+        correlation_id=message.correlation_id,
+        reply_to=message.reply_to,
+        message_type=message.kind or None,
+        user_id=message.user_id,
+    )

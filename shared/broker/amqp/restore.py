@@ -1,0 +1,134 @@
+"""Restoration after a lost connection or a deleted queue."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+import structlog
+
+from shared.broker.amqp.subscription import AmqpSubscription
+from shared.broker.protocol import BindingSpec, QueueSpec
+from shared.contracts.errors import MeshError, QueueNotFoundError
+
+log = structlog.get_logger()
+
+FIRST_RETRY_S = 0.1
+MAX_RETRY_S = 5.0
+
+
+class AmqpRestorer:
+    """
+    Restores volatile queues, their bindings, and subscriptions, each independently.
+
+    An exclusive queue can stay locked for some heartbeats after a reconnect, while the broker
+    considers the old connection alive; hence the retries.
+
+    Args:
+        declare: Declares a queue on the consuming connection.
+        bind: Creates a binding on the consuming connection.
+        is_up: Returns True if the connection is up, so that an attempt makes sense.
+    """
+
+    def __init__(
+        self,
+        *,
+        declare: Callable[[QueueSpec], Awaitable[None]],
+        bind: Callable[[BindingSpec], Awaitable[None]],
+        is_up: Callable[[], bool],
+    ) -> None:
+        self._declare = declare
+        self._bind = bind
+        self._is_up = is_up
+        self._queues: dict[str, QueueSpec] = {}
+        self._bindings: set[BindingSpec] = set()
+        self._missing: set[str | BindingSpec] = set()
+        """Names of the queues, and the bindings, that must be restored."""
+        self.subscriptions: set[AmqpSubscription] = set()
+        """Subscriptions that are restarted when they do not run."""
+        self._wake = asyncio.Event()
+
+    @property
+    def complete(self) -> bool:
+        return not (
+            self._missing or any(not subscription.running for subscription in self.subscriptions)
+        )
+
+    def remember_queue(self, spec: QueueSpec) -> None:
+        if spec.exclusive or spec.expires_s is not None:
+            self._queues[spec.name] = spec
+
+    def remember_binding(self, spec: BindingSpec) -> None:
+        if spec.queue in self._queues:
+            self._bindings.add(spec)
+
+    def forget_queue(self, name: str) -> None:
+        self._queues.pop(name, None)
+        self._missing.discard(name)
+        for binding in [b for b in self._bindings if b.queue == name]:
+            self.forget_binding(binding)
+
+    def forget_binding(self, spec: BindingSpec) -> None:
+        self._bindings.discard(spec)
+        self._missing.discard(spec)
+
+    def lost(self) -> None:
+        """Note that the connection is lost, with everything that lived on it."""
+        self._missing.update(self._queues, self._bindings)
+
+    def wake(self) -> None:
+        """Trigger a restoration attempt."""
+        self._wake.set()
+
+    async def close(self) -> None:
+        """End all subscriptions before the connection is closed."""
+        for subscription in tuple(self.subscriptions):
+            await subscription.close()
+
+    async def run(self) -> None:
+        """Restore whatever is missing, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            delay_s = FIRST_RETRY_S
+            while self._is_up() and not self.complete:
+                if await self._attempt():
+                    log.info("broker.restored", subscriptions=len(self.subscriptions))
+                    break
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, MAX_RETRY_S)
+
+    async def _attempt(self) -> bool:
+        errors: list[str] = []
+        for putting_back in self._restorations():
+            try:
+                await putting_back
+            except MeshError as error:
+                errors.append(str(error))
+        if errors:
+            log.warning("broker.restore_failed", errors=errors[:3], num_errors=len(errors))
+        return not errors
+
+    def _restorations(self) -> Iterator[Awaitable[None]]:
+        """Yield restorations to await one by one; during each, others may be removed."""
+        for each in (*self._queues, *self._bindings):
+            if each in self._missing:
+                yield self._put_back(each)
+        for subscription in tuple(self.subscriptions):
+            if subscription in self.subscriptions and not subscription.running:
+                yield self._begin_again(subscription)
+
+    async def _put_back(self, missing: str | BindingSpec) -> None:
+        if isinstance(missing, str):
+            await self._declare(self._queues[missing])
+        else:
+            await self._bind(missing)
+        self._missing.discard(missing)
+
+    async def _begin_again(self, subscription: AmqpSubscription) -> None:
+        try:
+            await subscription.start()
+        except QueueNotFoundError:
+            # The queue was deleted while the connection was up; the next attempt restores it.
+            if subscription.queue in self._queues:
+                bindings = (b for b in self._bindings if b.queue == subscription.queue)
+                self._missing.update([subscription.queue], bindings)
+            raise

@@ -1,0 +1,124 @@
+"""A consumer that survives its channel."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from aiormq.abc import DeliveredMessage
+
+from shared.broker.amqp.connection import AmqpConnection
+from shared.broker.amqp.delivery import DeliveryChannel
+from shared.broker.amqp.errors import amqp_errors
+from shared.broker.protocol import DeliveryHandler
+from shared.broker.tasks import OwnedTasks
+from shared.contracts.errors import MeshError
+
+log = structlog.get_logger()
+
+
+class AmqpSubscription:
+    """
+    `Subscription` on a channel of its own.
+
+    Handlers run as tasks of this client: aiormq cancels its own consumer tasks with their channel.
+
+    Args:
+        connection: The consuming connection.
+        queue: Name of an existing queue.
+        handler: See `Broker.consume`.
+        prefetch: Maximum number of unsettled deliveries.
+        on_broken: Called when the channel is gone or the broker cancelled the consumer.
+        on_cancelled: Called when the subscription was cancelled by its owner.
+    """
+
+    def __init__(
+        self,
+        connection: AmqpConnection,
+        *,
+        queue: str,
+        handler: DeliveryHandler,
+        prefetch: int,
+        on_broken: Callable[[], None],
+        on_cancelled: Callable[["AmqpSubscription"], None],
+    ) -> None:
+        if prefetch < 1:
+            raise ValueError("prefetch must be at least 1")
+        self.queue = queue
+        self._connection = connection
+        self._handler = handler
+        self._prefetch = prefetch
+        self._on_broken = on_broken
+        self._on_cancelled = on_cancelled
+        self._channel: DeliveryChannel | None = None
+        self._tag: str | None = None
+        self._ended = False
+        self._tasks = OwnedTasks()
+
+    @property
+    def running(self) -> bool:
+        return self._tag is not None and self._channel is not None and not self._channel.gone
+
+    async def start(self) -> None:
+        """
+        Start to consume, or restart.
+
+        Raises:
+            QueueNotFoundError: No such queue.
+            BrokerConflictError: The queue belongs to another connection.
+        """
+        if self._channel is not None:
+            await self._channel.retire()
+        channel = DeliveryChannel(await self._connection.open_channel())
+        self._channel, self._tag = channel, None
+
+        async def on_message(message: DeliveredMessage) -> None:
+            self._tasks.handle(channel.deliver(message, self.queue), self._handler)
+
+        def on_server_cancel(*_: Any) -> None:
+            self._tag = None
+            self._break()
+
+        channel.raw.on_consumer_cancel_callbacks.add(on_server_cancel)
+        with amqp_errors(f"consume {self.queue}"):
+            await channel.raw.basic_qos(
+                prefetch_count=self._prefetch, timeout=self._connection.timeout_s
+            )
+            consumed = await channel.raw.basic_consume(
+                self.queue, on_message, timeout=self._connection.timeout_s
+            )
+        self._tag = consumed.consumer_tag
+        channel.raw.closing.add_done_callback(lambda _: self._break())
+
+    async def cancel(self) -> None:
+        # Shielded: a cancelled call would close the channel under running handlers.
+        await asyncio.shield(self._tasks.spawn(self._stop(), name=f"cancel {self.queue}"))
+        await self._tasks.wait()
+        if self._channel is not None:
+            await self._channel.retire()
+
+    async def close(self) -> None:
+        """End handlers before the connection is closed."""
+        self._ended = True
+        if self._channel is not None:
+            self._channel.abandon()
+        await self._tasks.cancel()
+
+    async def _stop(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._on_cancelled(self)
+        if self._channel is not None and self._tag is not None and not self._channel.gone:
+            try:
+                with amqp_errors(f"cancel {self.queue}"):
+                    await self._channel.raw.basic_cancel(
+                        self._tag, timeout=self._connection.timeout_s
+                    )
+            except MeshError as error:
+                # The channel is gone, and the consumer with it.
+                log.debug("subscription.cancel_failed", queue=self.queue, error=str(error))
+
+    def _break(self) -> None:
+        if not self._ended:
+            self._on_broken()

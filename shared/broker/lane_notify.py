@@ -1,0 +1,17 @@
+"""Notices to agents that a queue has messages."""
+
+from shared.broker import topology
+from shared.broker.protocol import Broker, OutMessage
+from shared.broker.retry import send_best_effort
+from shared.contracts.base import encode
+from shared.contracts.control import LaneNonempty
+
+
+async def notify_nonempty(broker: Broker, queue: str) -> None:
+    """
+    Notify agents that *queue* is not empty. If the notice is lost, agents find out a little later.
+    """
+    notice = OutMessage(
+        body=encode(LaneNonempty(queue=queue)), kind="lane.nonempty.v1", persistent=False
+    )
+    await send_best_effort(broker, topology.CONTROL, topology.CONTROL_LANE, notice)

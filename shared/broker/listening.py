@@ -1,0 +1,45 @@
+"""Listening to soft state for as long as a command or a test runs."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
+
+from shared.broker.protocol import BindingSpec, Broker, Delivery, QueueSpec, Settlement
+from shared.contracts.base import Decoder, Message
+from shared.contracts.errors import ContractError
+
+M = TypeVar("M", bound=Message)
+PREFETCH = 256
+
+
+@asynccontextmanager
+async def listening(
+    broker: Broker,
+    queue: QueueSpec,
+    decode: Decoder[M],
+    bindings: Sequence[tuple[str, str]],
+    on_message: Callable[[M], None],
+) -> AsyncIterator[None]:
+    """
+    Call *on_message* with each decoded message while the block runs.
+
+    Messages of other kinds, from newer versions for instance, are skipped.
+
+    Args:
+        queue: Declared by this function, `topology.temporary_queue` for instance.
+        bindings: Exchange and routing key of each binding.
+    """
+
+    async def on_delivery(delivery: Delivery) -> None:
+        with suppress(ContractError):
+            on_message(decode(delivery.body))
+        await delivery.settle(Settlement.ACK)
+
+    await broker.declare_queue(queue)
+    for exchange, key in bindings:
+        await broker.bind(BindingSpec(exchange=exchange, queue=queue.name, routing_key=key))
+    subscription = await broker.consume(queue.name, on_delivery, prefetch=PREFETCH)
+    try:
+        yield
+    finally:
+        await subscription.cancel()

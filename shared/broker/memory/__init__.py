@@ -1,0 +1,1 @@
+"""`Broker` in one process: the semantics that Headway uses, without a server."""

@@ -1,0 +1,193 @@
+"""Queue of the in-process broker."""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import count
+
+from shared.broker.memory.message import StoredMessage
+from shared.broker.memory.subscription import MemorySession, MemorySubscription
+from shared.broker.protocol import (
+    Delivery,
+    OutMessage,
+    QueueDepth,
+    QueueSpec,
+    QueueType,
+    Settlement,
+)
+
+
+class MemoryQueue:
+    """
+    Order, bounds, delivery counts and consumers of one queue.
+
+    Args:
+        spec: Properties of the queue.
+        owner: Client that an exclusive queue belongs to, else None.
+        on_dead: Takes dead-lettered messages, with RabbitMQ's reason.
+    """
+
+    def __init__(
+        self,
+        spec: QueueSpec,
+        *,
+        owner: object | None,
+        on_dead: Callable[["MemoryQueue", StoredMessage, str], None],
+    ) -> None:
+        self.spec = spec
+        self.owner = owner
+        self._on_dead = on_dead
+        self._numbers = count()
+        self._returned: deque[StoredMessage] = deque()
+        self._ready: deque[StoredMessage] = deque()
+        self._ready_bytes = 0
+        self._consumers: deque[MemorySubscription] = deque()
+        self._unsettled: dict[StoredMessage, tuple[MemorySession, MemorySubscription | None]] = {}
+
+    @property
+    def _num_ready(self) -> int:
+        return len(self._returned) + len(self._ready)
+
+    @property
+    def depth(self) -> QueueDepth:
+        """
+        Count as RabbitMQ does: holders of unsettled messages got from a quorum queue are consumers.
+        """
+        holders = {session for session, consumer in self._unsettled.values() if consumer is None}
+        num_holders = len(holders) if self.spec.type is QueueType.QUORUM else 0
+        return QueueDepth(ready=self._num_ready, consumers=len(self._consumers) + num_holders)
+
+    def offer(self, exchange: str, routing_key: str, message: OutMessage) -> bool:
+        """Append a message; False if the queue is full and refuses. Only ready messages fill it."""
+        stored = StoredMessage(
+            seq=next(self._numbers), exchange=exchange, routing_key=routing_key, message=message
+        )
+        if not self.spec.drop_head and self._over(1, stored.size_bytes):
+            return False
+        self._ready.append(stored)
+        self._ready_bytes += stored.size_bytes
+        self._run()
+        return True
+
+    def get(self, session: MemorySession) -> Delivery | None:
+        """Deliver the first ready message to *session*."""
+        return self._deliver(session) if self._num_ready else None
+
+    def take_back(self, session: MemorySession) -> None:
+        """Requeue what *session* leaves unsettled, in the original order."""
+        left = [each for each, (holder, _) in self._unsettled.items() if holder is session]
+        for stored in left:
+            del self._unsettled[stored]
+        self._requeue(sorted(left, key=lambda stored: stored.seq))
+
+    def purge(self) -> int:
+        num_ready = self._num_ready
+        self._returned.clear()
+        self._ready.clear()
+        self._ready_bytes = 0
+        return num_ready
+
+    def forget_transient(self) -> None:
+        """Drop messages that are not persistent, as a broker restart does."""
+        if self.spec.type is QueueType.CLASSIC:
+            self._ready = deque(stored for stored in self._ready if stored.message.persistent)
+            self._ready_bytes = sum(stored.size_bytes for stored in self._ready)
+
+    def attach(self, consumer: MemorySubscription) -> None:
+        self._consumers.append(consumer)
+        self._run()
+
+    def detach(self, consumer: MemorySubscription) -> None:
+        if consumer in self._consumers:
+            self._consumers.remove(consumer)
+            self._run()
+
+    def _run(self) -> None:
+        """
+        Push messages to consumers with credit, in turn; then drop messages that exceed the bound.
+        """
+        while self._num_ready and (consumer := self._next_consumer()) is not None:
+            consumer.push(self._deliver(consumer.session, consumer))
+        while self.spec.drop_head and self._over(0, 0):
+            self._on_dead(self, self._first(), "maxlen")
+
+    def _next_consumer(self) -> MemorySubscription | None:
+        if self.spec.single_active_consumer:
+            active = self._consumers[0] if self._consumers else None
+            return active if active is not None and active.has_credit else None
+        for _ in range(len(self._consumers)):
+            consumer = self._consumers[0]
+            self._consumers.rotate(-1)
+            if consumer.has_credit:
+                return consumer
+        return None
+
+    def _first(self) -> StoredMessage:
+        """Remove the first ready message, which must exist."""
+        stored = (self._returned or self._ready).popleft()
+        self._ready_bytes -= stored.size_bytes
+        return stored
+
+    def _deliver(
+        self, session: MemorySession, consumer: MemorySubscription | None = None
+    ) -> Delivery:
+        stored = self._first()
+        self._unsettled[stored] = session, consumer
+        message = stored.message
+        return Delivery(
+            body=message.body,
+            kind=message.kind,
+            queue=self.spec.name,
+            routing_key=stored.routing_key,
+            message_id=message.message_id,
+            correlation_id=message.correlation_id,
+            reply_to=message.reply_to,
+            user_id=message.user_id,
+            headers=message.headers,
+            redelivered=stored.redelivered,
+            delivery_count=stored.delivery_count,
+            settler=partial(self._settle, stored, session),
+        )
+
+    async def _settle(self, stored: StoredMessage, session: MemorySession, how: Settlement) -> bool:
+        if not session.open:
+            return False
+        _, consumer = self._unsettled.pop(stored)
+        if how is Settlement.REQUEUE:
+            self._requeue([stored])
+        elif how is Settlement.REJECT:
+            self._on_dead(self, stored, "rejected")
+        if consumer is not None:
+            consumer.unsettled -= 1
+            self._run()
+        return True
+
+    def _requeue(self, messages: Iterable[StoredMessage]) -> None:
+        """Requeue messages after failed deliveries, in the order given."""
+        quorum = self.spec.type is QueueType.QUORUM
+        limit = self.spec.delivery_limit
+        for stored in messages:
+            stored.redelivered = True
+            if quorum:
+                stored.delivery_count += 1
+            if limit is not None and stored.delivery_count > limit:
+                self._on_dead(self, stored, "delivery_limit")
+                continue
+            self._ready_bytes += stored.size_bytes
+            if quorum:
+                # Returned messages come before all new messages, in the order of their return.
+                self._returned.append(stored)
+            else:
+                # The message returns to its original position.
+                insort(self._ready, stored, key=lambda other: other.seq)
+        self._run()
+
+    def _over(self, more_messages: int, more_bytes: int) -> bool:
+        spec = self.spec
+        return (
+            spec.max_length is not None and self._num_ready + more_messages > spec.max_length
+        ) or (
+            spec.max_length_bytes is not None
+            and self._ready_bytes + more_bytes > spec.max_length_bytes
+        )

@@ -1,0 +1,61 @@
+"""Sessions and consumers of the in-process broker."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared.broker.protocol import Delivery, DeliveryHandler
+from shared.broker.tasks import OwnedTasks
+
+
+@dataclass(slots=True, eq=False)
+class MemorySession:
+    """One session of a client's connection."""
+
+    open: bool
+
+
+class MemorySubscription:
+    """
+    In-process `Subscription`.
+
+    Args:
+        queue: Name of the queue.
+        handler: See `Broker.consume`.
+        prefetch: Maximum number of unsettled deliveries.
+        on_cancelled: Stops deliveries when the subscription was cancelled by its owner.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        handler: DeliveryHandler,
+        *,
+        prefetch: int,
+        on_cancelled: Callable[["MemorySubscription"], None],
+    ) -> None:
+        if prefetch < 1:
+            raise ValueError("prefetch must be at least 1")
+        self.queue = queue
+        self.session = MemorySession(open=False)
+        self.unsettled = 0
+        self._handler = handler
+        self._prefetch = prefetch
+        self._on_cancelled = on_cancelled
+        self._tasks = OwnedTasks()
+
+    @property
+    def has_credit(self) -> bool:
+        """True if the consumer can take one more unsettled delivery."""
+        return self.unsettled < self._prefetch
+
+    def push(self, delivery: Delivery) -> None:
+        self.unsettled += 1
+        self._tasks.handle(delivery, self._handler)
+
+    async def cancel(self) -> None:
+        self._on_cancelled(self)
+        await self._tasks.wait()
+
+    async def close(self) -> None:
+        """End handlers."""
+        await self._tasks.cancel()

@@ -1,0 +1,52 @@
+"""Request and answer over the control exchange."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from shared.broker import topology
+from shared.broker.listening import listening
+from shared.broker.protocol import Broker, OutMessage, PublishOutcome
+from shared.contracts.base import Decoder, Message, Seconds, encode, tag_of
+
+A = TypeVar("A", bound=Message)
+
+
+async def ask(
+    broker: Broker,
+    routing_key: str,
+    question: Callable[[str], Message],
+    answers: Decoder[A],
+    *,
+    timeout_s: Seconds,
+) -> A | PublishOutcome | None:
+    """
+    Publish a question and wait for its first answer.
+
+    Args:
+        broker: Connected.
+        routing_key: On the control exchange.
+        question: Creates the question; its argument is the name of the answer queue.
+        answers: Decoder of answers; messages that it rejects are skipped.
+        timeout_s: For the answer.
+
+    Returns:
+        The answer; the publish outcome when no queue takes the question; None on timeout.
+    """
+    answered: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+
+    def on_answer(answer: A) -> None:
+        if not answered.done():
+            answered.set_result(answer)
+
+    queue = topology.temporary_queue("answer")
+    async with listening(broker, queue, answers, [(topology.REPLIES, queue.name)], on_answer):
+        asked = question(queue.name)
+        message = OutMessage(body=encode(asked), kind=tag_of(type(asked)), persistent=False)
+        outcome = await broker.publish(topology.CONTROL, routing_key, message)
+        if outcome is not PublishOutcome.CONFIRMED:
+            return outcome
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(answered, timeout_s)
+        return None

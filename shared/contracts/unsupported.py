@@ -1,0 +1,81 @@
+"""Fields of OpenAI's and vLLM's APIs that would change an answer and are refused by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from shared.contracts.errors import ContractError
+
+WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (),
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1, 1.0),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "logprobs": (False,),
+    "min_p": (0, 0.0),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "n": (1,),
+    "prediction": (),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "structured_outputs": ({},),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+"""Field -> values with which a request means the same as without the field; null always does."""
+
+UnsupportedFields = msgspec.defstruct(
+    "UnsupportedFields", [(name, Any, None) for name in WITHOUT_EFFECT], frozen=True
+)
+"""These fields of any body; everything else in it is skipped."""
+
+
+def refuse_unsupported(fields: msgspec.Struct) -> None:
+    """
+    Refuse a body that sets one of the fields.
+
+    Args:
+        fields: The body, decoded as `UnsupportedFields`.
+
+    Raises:
+        ContractError: Names the field.
+    """
+    for name, accepted in WITHOUT_EFFECT.items():
+        value = getattr(fields, name)
+        # Compared by type as well: `logprobs: 0` asks for log-probabilities, `false` does not.
+        if value is None or any(type(value) is type(each) and value == each for each in accepted):
+            continue
+        only = f"; only {msgspec.json.encode(accepted[0]).decode()} is accepted" if accepted else ""
+        raise ContractError(
+            f"{name} is not supported{only}", code="unsupported_parameter", param=name
+        )

@@ -1,0 +1,72 @@
+"""Prometheus series that are read from a service's state when they are scraped."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+S = TypeVar("S")
+Samples = float | Iterable[tuple[Sequence[str], float]]
+"""One value for a series without labels, otherwise (label values, value) of each sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series(Generic[S]):
+    """One metric family and how its samples are read from a state."""
+
+    name: str
+    help: str
+    read: Callable[[S], Samples]
+    labels: tuple[str, ...] = ()
+    family: type[CounterMetricFamily | GaugeMetricFamily] = GaugeMetricFamily
+
+    def metric(self, state: S) -> Metric:
+        """The metric family with its current samples."""
+        samples = self.read(state)
+        metric = self.family(self.name, self.help, labels=self.labels)
+        for labels, value in [((), samples)] if isinstance(samples, int | float) else samples:
+            metric.add_metric(labels, value)
+        return metric
+
+
+def gauge(name: str, help_text: str, read: Callable[[S], Samples], *labels: str) -> Series[S]:
+    """A series whose value rises and falls."""
+    return Series(name, help_text, read, labels)
+
+
+def counter(name: str, help_text: str, read: Callable[[S], Samples], *labels: str) -> Series[S]:
+    """A series whose total only grows; exported as *name* with the suffix `_total`."""
+    return Series(name, help_text, read, labels, CounterMetricFamily)
+
+
+class StateCollector(Collector, Generic[S]):
+    """
+    Collects a table of series from one state.
+
+    Args:
+        registry: Where the collector registers itself.
+        state: Read at each scrape, on the event loop's thread.
+        series: Metric families to collect.
+        applies: Returns whether to export; while it returns false no family is exported.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        state: S,
+        series: Sequence[Series[S]],
+        applies: Callable[[S], bool] = lambda _: True,
+    ) -> None:
+        self._state = state
+        self._series = series
+        self._applies = applies
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric family with its current samples."""
+        if self._applies(self._state):
+            for each in self._series:
+                yield each.metric(self._state)

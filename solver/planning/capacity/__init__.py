@@ -1,0 +1,1 @@
+"""Advice on the number of instances that the present load needs."""

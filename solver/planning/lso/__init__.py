@@ -1,0 +1,1 @@
+"""The choice of LLM serving operations for an instance (QLM §5)."""

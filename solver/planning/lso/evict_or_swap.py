@@ -1,0 +1,132 @@
+"""Choice of how a run makes room: eviction or swap-out (QLM §3, insight 2)."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from shared.contracts.base import Seconds
+from shared.contracts.estimates import LatencyCoefficients
+
+CHUNK_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCosts:
+    """Costs of dropping and of keeping KV, for one (model, engine)."""
+
+    latency: LatencyCoefficients | None
+    """Measured coefficients of an iteration; none when nothing was measured."""
+    chunk_tokens: int = CHUNK_TOKENS
+    """Prefill tokens of one iteration."""
+    bytes_per_token: int
+    """KV of one token, the same in host memory and on the device."""
+    transfer_bytes_per_s: float
+    """Bandwidth from host memory to the device: measured, else the prior."""
+    transfer_constant_s: Seconds = 0.0
+    """Constant cost of one restore."""
+    host_checkpoints: bool
+    """True if the engine keeps KV in host memory at all."""
+
+
+class Choice(Enum):
+    """How a run makes room."""
+
+    EVICT = "evict"
+    SWAP_OUT = "swap_out"
+
+
+class VerdictReason(Enum):
+    """Reason of the verdict: a sentence completed by the verdict's figures."""
+
+    NO_CHECKPOINTS = "the engine keeps no KV in host memory; recomputing costs {recompute_s:.3g} s"
+    UNMEASURED = "the cost of recomputing is not measured; restoring costs {transfer_s:.3g} s"
+    HOST_FULL = (
+        "{host_bytes} bytes of KV do not fit into host memory; recomputing costs "
+        "{recompute_s:.3g} s, restoring costs {transfer_s:.3g} s"
+    )
+    RECOMPUTE = "recomputing costs {recompute_s:.3g} s, restoring costs {transfer_s:.3g} s"
+    TRANSFER = "restoring costs {transfer_s:.3g} s, recomputing costs {recompute_s:.3g} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A choice with its figures."""
+
+    choice: Choice
+    why: VerdictReason
+    recompute_s: Seconds
+    transfer_s: Seconds
+    host_bytes: int
+
+    @property
+    def text(self) -> str:
+        return self.why.value.format(
+            host_bytes=self.host_bytes, recompute_s=self.recompute_s, transfer_s=self.transfer_s
+        )
+
+
+def recompute_s(costs: KvCosts, context_tokens: int) -> Seconds:
+    """
+    Time that one prefill of the whole context takes from others; 0 when nothing was measured.
+
+    Decided: computed as full chunks, without rounding up to them. The iteration that gives the
+    next token runs in either case, so a short context saves no constant; the sum is convex and
+    there is one crossover.
+    """
+    if costs.latency is None:
+        return 0.0
+    per_token_s, per_square_s = _recompute_terms(costs, costs.latency)
+    return per_token_s * context_tokens + per_square_s * context_tokens**2
+
+
+def transfer_s(costs: KvCosts, context_tokens: int) -> Seconds:
+    """
+    Time to restore the context's KV from host memory.
+
+    Copying to the host costs nothing here: checkpoints are written while the request runs (QLM §5
+    hides the copy behind the computation, ConServe §4.4 makes it incremental).
+    """
+    num_bytes = costs.bytes_per_token * context_tokens
+    return costs.transfer_constant_s + num_bytes / costs.transfer_bytes_per_s
+
+
+def evict_or_swap(
+    costs: KvCosts, *, context_tokens: int, host_free_bytes: int, min_saving: float = 0.1
+) -> Verdict:
+    """
+    The cheaper way to make room.
+
+    Args:
+        context_tokens: Tokens of the run that have KV.
+        host_free_bytes: Host memory that is left for KV.
+        min_saving: Share of the recomputation that a restore must save: host memory is not
+            spent on a negligible gain (QLM fig. 4, Vicuna-13B).
+
+    A faster transfer or more host memory never turns a swap-out into an eviction. Neither does a
+    longer context, as long as there is host memory.
+    """
+    again_s = recompute_s(costs, context_tokens)
+    back_s = transfer_s(costs, context_tokens)
+    host_bytes = costs.bytes_per_token * context_tokens
+
+    def verdict(choice: Choice, why: VerdictReason) -> Verdict:
+        return Verdict(
+            choice=choice, why=why, recompute_s=again_s, transfer_s=back_s, host_bytes=host_bytes
+        )
+
+    if not costs.host_checkpoints:
+        return verdict(Choice.EVICT, VerdictReason.NO_CHECKPOINTS)
+    if costs.latency is None:
+        return verdict(Choice.EVICT, VerdictReason.UNMEASURED)
+    if host_bytes > host_free_bytes:
+        return verdict(Choice.EVICT, VerdictReason.HOST_FULL)
+    if back_s < (1 - min_saving) * again_s:
+        return verdict(Choice.SWAP_OUT, VerdictReason.TRANSFER)
+    return verdict(Choice.EVICT, VerdictReason.RECOMPUTE)
+
+
+def _recompute_terms(costs: KvCosts, latency: LatencyCoefficients) -> tuple[float, float]:
+    """Seconds per token and per token squared, in chunks of `costs.chunk_tokens`."""
+    chunk = costs.chunk_tokens
+    per_token_s = latency.constant_s / chunk + latency.linear_s + latency.attention_s * chunk
+    per_square_s = (latency.cross_s + latency.context_s / chunk) / 2
+    return per_token_s, per_square_s

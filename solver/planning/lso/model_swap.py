@@ -1,0 +1,101 @@
+"""How an instance is emptied for another model: drain, or evict with progress."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.contracts.base import RequestId, Seconds
+
+PATIENCE = 1.5
+"""Factor by which a drain may exceed its prediction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """A run that must end before the model is replaced."""
+
+    request_id: RequestId
+    remaining_s: Seconds | None
+    """Predicted time until its end; none when unknown."""
+    resume_s: Seconds
+    """Predicted time to recompute its KV elsewhere."""
+    slack_s: Seconds = math.inf
+    """Time that the run may pause and still be in time; negative when it is late anyway."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainPlan:
+    """Runs that may finish, and the time that the head waits for them."""
+
+    drain_s: Seconds
+    """Limit of the drain, which ends when the last run does."""
+    evicted: tuple[RequestId, ...] = ()
+    predicted_s: Seconds = 0.0
+    """Predicted time of the drain."""
+    recompute_s: Seconds = 0.0
+    """Cost of recomputing the evicted requests, wherever they resume."""
+    return_s: Seconds = 0.0
+    """Cost of bringing the model back for the evicted requests."""
+    drain_all_s: Seconds = 0.0
+    """Time to wait for all runs."""
+    evict_all_s: Seconds = 0.0
+    """Cost of evicting all runs, bringing the model back included."""
+    is_predicted: bool = True
+    """True if the plan is based on predictions; else all its times except the limit are unknown."""
+
+    @property
+    def total_s(self) -> Seconds:
+        """Sum of waiting, recomputing and bringing the model back, which is minimised."""
+        return self.predicted_s + self.recompute_s + self.return_s
+
+
+def cheapest_drain(
+    runs: Sequence[Leaving], *, limit_s: Seconds, return_s: Seconds = 0.0
+) -> DrainPlan:
+    """
+    The drain with the least sum of waiting, recomputing and bringing the model back.
+
+    The head waits until the last run that may finish is over; runs predicted to last longer are
+    evicted immediately and cost one prefill each. Without predictions all runs may finish until
+    *limit_s*. A run that would be in time may also finish, if it would be late when resumed
+    elsewhere after *limit_s*.
+
+    Args:
+        limit_s: Limit of the drain.
+        return_s: Cost of activating the model once more, if anything is evicted.
+
+    Source: QLM §5 flushes the KV at a model swap and leaves open how the batch ends.
+    Decided: evicting also costs a swap and a drain when nothing else would bring the model back.
+    Without that, an instance that serves many rarely used models evicts endlessly: each prefill is
+    cheaper than the wait for the last answer, and no answer ends.
+    """
+    if any(run.remaining_s is None for run in runs):
+        return DrainPlan(drain_s=limit_s, is_predicted=False)
+    ends_s = {_end_s(run) for run in runs if _end_s(run) <= limit_s}
+    least_s = max((_end_s(run) for run in runs if _would_miss(run, limit_s)), default=0.0)
+    allowed = [end_s for end_s in sorted({0.0, *ends_s}) if end_s >= least_s]
+    plans = [_plan(runs, end_s, limit_s, return_s) for end_s in allowed]
+    return min(plans, key=lambda plan: plan.total_s)
+
+
+def _plan(
+    runs: Sequence[Leaving], predicted_s: Seconds, limit_s: Seconds, return_s: Seconds
+) -> DrainPlan:
+    evicted = [run for run in runs if _end_s(run) > predicted_s]
+    return DrainPlan(
+        drain_s=min(limit_s, PATIENCE * predicted_s),
+        evicted=tuple(run.request_id for run in evicted),
+        predicted_s=predicted_s,
+        recompute_s=sum(run.resume_s for run in evicted),
+        return_s=return_s if evicted else 0.0,
+        drain_all_s=max((_end_s(run) for run in runs), default=0.0),
+        evict_all_s=sum(run.resume_s for run in runs) + (return_s if runs else 0.0),
+    )
+
+
+def _end_s(run: Leaving) -> Seconds:
+    return run.remaining_s or 0.0
+
+
+def _would_miss(run: Leaving, limit_s: Seconds) -> bool:
+    return _end_s(run) <= limit_s and 0 <= run.slack_s < limit_s

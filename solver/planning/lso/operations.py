@@ -1,0 +1,190 @@
+"""LLM serving operations as values (QLM §5): the operation and its reason."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from shared.contracts.base import ModelName, RequestId, Seconds
+
+
+class Rule(Enum):
+    """Why an operation is chosen: a sentence completed by the reason's facts."""
+
+    ORDERED = "an operator ordered it"
+    INITIAL = "the settings name {model} as the first model"
+    PLANNED = "{model} heads the virtual queue"
+    PLANNED_CHEAPEST = (
+        "{model} heads the virtual queue; cheapest are {drain_s:.3g} s of draining, "
+        "{recompute_s:.3g} s of recomputing and {return_s:.3g} s of reactivating (draining "
+        "all {drain_all_s:.3g} s, evicting all {evict_all_s:.3g} s)"
+    )
+    PLANNED_BLIND = (
+        "{model} heads the virtual queue; remaining times of running requests are unknown: "
+        "they may finish within {drain_s:.3g} s"
+    )
+    LATER = "{model} is later in the virtual queue; its {num_bytes} bytes fit into host memory"
+    NOT_QUEUED = "{model} is not in the virtual queue and other models need its host memory"
+    EVICT_CHEAPER = (
+        "{new} replaces {old}: draining {drain_s:.3g} s and recomputing {recompute_s:.3g} s "
+        "is cheapest"
+    )
+    MODEL_LEAVES = "its KV belongs to {model}, which leaves the instance"
+    DRAIN_OVER = "it was still running after {drain_s:.3g} s of draining"
+    HEAD_NEEDS_ROOM = "the head lacks {lack_tokens} tokens and {lack_slots} slots; {verdict}"
+    ROOM_AGAIN = "the head leaves room for its {tokens} tokens"
+    LEASE_ENDED = "its swap-out lease of {lease_s:.3g} s ended"
+    LATE = "its deadline passed while it waited in the engine"
+    PULL_ROOM = "there is room for {count} more"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A rule and the figures that the decision was based on."""
+
+    rule: Rule
+    facts: tuple[tuple[str, str | float], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The reason as a sentence, for logs and displays."""
+        return self.rule.value.format(**dict(self.facts))
+
+
+def because(rule: Rule, **facts: str | float) -> Reason:
+    """Make a reason; *facts* are the placeholders of the rule's sentence."""
+    return Reason(rule, tuple(facts.items()))
+
+
+ORDERED = Reason(Rule.ORDERED)
+
+
+class Track(Enum):
+    """
+    What an operation acts on. Operations of one track run one after another.
+
+    An operation that acts on both tracks first waits for the track that is listed first here, and
+    does not block the second one meanwhile, because weights take long to transfer.
+    """
+
+    WARM_SET = "warm_set"
+    """Models in host memory."""
+    RUNS = "runs"
+    """Requests on the engine, and the active model that they need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lso:
+    """
+    One operation on one instance. A subclass is a new kind: the agent registers its executor.
+
+    `tracks` are what it acts on. A *background* operation is not awaited when a plan is followed,
+    because nothing else depends on it.
+    """
+
+    kind: ClassVar[str]
+    tracks: ClassVar[tuple[Track, ...]] = (Track.RUNS,)
+    background: ClassVar[bool] = False
+    reason: Reason = ORDERED
+    predicted_s: Seconds | None = None
+    """Total cost of the operation, to all requests together; none when unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull(Lso):
+    """Take requests out of the head's lanes now, as far as the bounds allow."""
+
+    kind: ClassVar[str] = "pull"
+    background: ClassVar[bool] = True
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evict(Lso):
+    """Send requests back to their resume queues with their progress; their KV is dropped."""
+
+    kind: ClassVar[str] = "evict"
+    request_ids: tuple[RequestId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapOut(Lso):
+    """Take a run off the engine; the same instance keeps the request and resumes it later."""
+
+    kind: ClassVar[str] = "swap_out"
+    request_id: RequestId
+    rest_s: Seconds = 0.0
+    """
+    Time before which only a `SwapIn` resumes the request; 0: it is resumed when there is room.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapIn(Lso):
+    """Resume a swapped-out request now."""
+
+    kind: ClassVar[str] = "swap_in"
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint(Lso):
+    """Also keep a request's KV in host memory as it grows."""
+
+    kind: ClassVar[str] = "checkpoint"
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearCaches(Lso):
+    """Drop KV that no running request needs: prefix cache and host checkpoints."""
+
+    kind: ClassVar[str] = "clear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warm(Lso):
+    """Load a model's weights into host memory (QLM: storage-CPU swapping)."""
+
+    kind: ClassVar[str] = "warm"
+    tracks: ClassVar[tuple[Track, ...]] = (Track.WARM_SET,)
+    background: ClassVar[bool] = True
+    model: ModelName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cool(Lso):
+    """Remove a model's weights from host memory."""
+
+    kind: ClassVar[str] = "cool"
+    tracks: ClassVar[tuple[Track, ...]] = (Track.WARM_SET,)
+    background: ClassVar[bool] = True
+    model: ModelName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activate(Lso):
+    """
+    Make a model the active one (QLM: CPU-GPU swapping); all KV of the previous one is dropped.
+    """
+
+    kind: ClassVar[str] = "activate"
+    tracks: ClassVar[tuple[Track, ...]] = (Track.RUNS, Track.WARM_SET)
+    model: ModelName
+    drain_s: Seconds = 0.0
+    """Time in which running requests may finish; then they are evicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preempt(Lso):
+    """Drop best-effort work inside the running forward pass (ConServe §4.3)."""
+
+    kind: ClassVar[str] = "preempt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetScheduling(Lso):
+    """Change the limits of the running engine; none leaves a limit unchanged."""
+
+    kind: ClassVar[str] = "set"
+    token_budget: int | None = None
+    max_running: int | None = None

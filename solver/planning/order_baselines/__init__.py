@@ -1,1 +1,0 @@
-"""Plan generators to measure against: each makes a `QueueOrder` of a `PlanningProblem`."""

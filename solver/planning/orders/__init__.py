@@ -1,0 +1,1 @@
+"""Rules that assign groups to virtual queues one after another: FCFS, EDF."""

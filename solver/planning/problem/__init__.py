@@ -1,0 +1,1 @@
+"""The planning problem: snapshot, request groups, arrays and objective."""

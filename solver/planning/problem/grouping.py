@@ -1,0 +1,140 @@
+"""Request groups from the statistics of lanes (QLM §4, algorithm 1)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shared.contracts.base import Seconds, UnixTime
+from shared.contracts.lanes import LaneKey
+from solver.planning.problem.arrival_curve import enqueued_at
+
+GROUP_BATCH_MULTIPLE = 4
+"""QLM's delta: requests of a group relative to those of an average batch."""
+TIME_LEFT_SHARE = 0.25
+"""Largest share of a group's time left that serving the group may take."""
+
+
+class Spread(NamedTuple):
+    """Mean and standard deviation."""
+
+    mean: float
+    sd: float = 0.0
+
+
+class GroupId(NamedTuple):
+    """Identity of a group across plans, while its head is served and its tail fills."""
+
+    lane: str
+    number: int
+    """The group holds the lane's requests from number · size on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneStatistics:
+    """Waiting requests of one lane and its companion queues: counted, never listed."""
+
+    key: LaneKey
+    waiting: int
+    arrivals: Sequence[tuple[UnixTime, float]] = ()
+    """Cumulative requests over time (`arrival_curve.merged`); empty when unknown."""
+    time_left_s: Seconds = math.inf
+    """Mean time to the deadline when a request was enqueued; infinite for best effort."""
+    interactive: bool = False
+    """True if most requests wait for their first token."""
+    prompt_tokens: Spread
+    output_tokens: Spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestGroup:
+    """
+    Consecutive requests of one lane: equal in model, importance, deadline band and work class.
+
+    A reference, not a container: its members are the next requests pulled from the lane.
+    """
+
+    group_id: GroupId
+    key: LaneKey
+    num_requests: int
+    oldest_deadline_at: UnixTime
+    youngest_deadline_at: UnixTime
+    time_left_s: Seconds
+    """Time left at ingest; tardiness is measured relative to it."""
+    interactive: bool
+    prompt_tokens: Spread
+    output_tokens: Spread
+
+
+def group_size(
+    lane: LaneStatistics,
+    *,
+    average_batch: float,
+    token_rate_per_s: float,
+    batch_multiple: float = GROUP_BATCH_MULTIPLE,
+) -> int:
+    """
+    Largest number of requests in a group of *lane*.
+
+    Args:
+        average_batch: Requests that an instance computes at once.
+        token_rate_per_s: Throughput of one instance, prompts included.
+        batch_multiple: QLM's delta.
+
+    Source: QLM §4, §8.3.
+    Differs: serving a group may also take at most a quarter of the time that it has: a group of
+    hundreds takes longer than a chat may wait, and occupies one instance alone while others idle.
+    Sizes are powers of two, so that small changes of a batch do not change groups.
+    """
+    most = max(1.0, batch_multiple * average_batch)
+    if math.isfinite(lane.time_left_s):
+        tokens = max(1.0, lane.prompt_tokens.mean + lane.output_tokens.mean)
+        most = min(most, TIME_LEFT_SHARE * lane.time_left_s * token_rate_per_s / tokens)
+    return 1 << max(0, math.floor(math.log2(max(1.0, most))))
+
+
+def groups_of(lane: LaneStatistics, *, size: int, now: UnixTime) -> list[RequestGroup]:
+    """
+    The groups of one lane, oldest first, each at most *size* requests.
+
+    Args:
+        lane: Has waiting requests.
+        size: Requests of a full group; the first and the last may hold fewer.
+        now: If arrivals are unknown, all requests are assumed to have come at this time.
+
+    Source: QLM algorithm 1. Its clusters are the lanes: requests are divided by model, importance,
+    deadline and work when they are enqueued, in O(1) (`solver.planning.lanes`), by fixed edges
+    instead of k-means.
+    Differs: cut into equal pieces instead of repeated halves, at fixed numbers of the lane's
+    requests, so that a group keeps its identity while requests come and go.
+    """
+    if lane.waiting <= 0:
+        return []
+    total = max(lane.waiting, round(lane.arrivals[-1][1]) if lane.arrivals else lane.waiting)
+    first = total - lane.waiting
+    name = lane.key.queue_name
+    groups = []
+    for number in range(first // size, (total - 1) // size + 1):
+        begin, end = max(first, number * size), min(total, (number + 1) * size)
+        groups.append(
+            RequestGroup(
+                group_id=GroupId(name, number),
+                key=lane.key,
+                num_requests=end - begin,
+                oldest_deadline_at=_deadline_at(lane, total - begin, now),
+                youngest_deadline_at=_deadline_at(lane, total - end + 1, now),
+                time_left_s=lane.time_left_s,
+                interactive=lane.interactive,
+                prompt_tokens=lane.prompt_tokens,
+                output_tokens=lane.output_tokens,
+            )
+        )
+    return groups
+
+
+def _deadline_at(lane: LaneStatistics, rank: int, now: UnixTime) -> UnixTime:
+    """Deadline of request number *rank*, where the newest is 1."""
+    if math.isinf(lane.time_left_s):
+        return math.inf
+    came_at = enqueued_at(lane.arrivals, rank) if lane.arrivals else now
+    return came_at + lane.time_left_s

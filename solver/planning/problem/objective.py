@@ -1,0 +1,301 @@
+"""Reference cost of a plan: expected late work along every virtual queue (QLM §7)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.planning.problem.problem import (
+    NONE,
+    Floats,
+    Ints,
+    PlanCost,
+    PlanningProblem,
+    QueueOrder,
+)
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """Normalisers of the cost's terms; above 0."""
+
+    weight: float
+    """Total weight of all groups."""
+    work_s: float
+    """Mean work of a group, over the instances that may serve it."""
+    queue_s: float
+    """Length of a virtual queue when all work is spread evenly."""
+
+
+def plan_cost(problem: PlanningProblem, order: QueueOrder) -> PlanCost:
+    """
+    Expected cost of *order*.
+
+    Queues are walked with mean and variance of the time at which each group's turn comes. A model
+    change waits for the drain of what ran before and then for the activation. The throughput's
+    error is common to all work of a model on an instance: its standard deviations add up within
+    a model, and only variances do across models. Tardiness is that of the group's last request.
+
+    Raises:
+        ValueError: When a group that some instance may serve is not in *order* exactly once, or
+            is on an instance that may not serve it.
+
+    Source: QLM §7, equations 6-13.
+    Differs: occupancy adds up along a queue and completion tails do not; a swap delays the group
+        that causes it; lateness is soft, and its probability normal instead of sampled.
+    """
+    _check(problem, order)
+    scales = scales_of(problem)
+    walks = [_walk(problem, g, order.queue(g)) for g in range(problem.num_instances)]
+    objective = problem.objective
+    share = problem.groups.weight / scales.weight
+    late = late_unserved(problem)
+    tardy = np.zeros(problem.num_groups)
+    waits = np.zeros(problem.num_groups)
+    for walk in walks:
+        late[walk.queue], tardy[walk.queue], waits[walk.queue] = _terms(problem, walk, scales)
+    setup_s = sum(float(walk.setup_s.sum()) for walk in walks)
+    home = homes(problem)
+    instance = instance_of(problem, order)
+    moved = int(np.count_nonzero((home != NONE) & (instance != home)))
+    return PlanCost(
+        late_share=float(share @ late),
+        tardiness=objective.tardiness * float(share @ tardy),
+        drain=objective.drain * setup_s / (problem.num_instances * scales.work_s),
+        moved=objective.moved * moved / max(1, problem.num_groups),
+        unserved=float(share[~servable(problem)].sum()),
+        waiting=objective.waiting * float(share @ waits),
+    )
+
+
+def queue_cost(problem: PlanningProblem, instance: int, queue: Ints) -> float:
+    """Contribution of *queue* on *instance* to the total cost, without the price of moves."""
+    scales, objective = scales_of(problem), problem.objective
+    walk = _walk(problem, instance, queue)
+    late, tardy, waits = _terms(problem, walk, scales)
+    share = problem.groups.weight[queue] / scales.weight
+    setup = objective.drain * walk.setup_s.sum() / (problem.num_instances * scales.work_s)
+    return float(share @ (late + objective.tardiness * tardy + objective.waiting * waits) + setup)
+
+
+def late_probability(problem: PlanningProblem, order: QueueOrder) -> Floats:
+    """
+    Probability that some request of a group is late.
+
+    Evaluated at the worst point of its progress: start, milestones, end.
+
+    Returns:
+        float64[I], 1 for a group with a deadline that no instance may serve.
+
+    Source: QLM equation 12, P(p <= 0).
+    Differs: a group's requests are assumed to be late together, which understates slightly.
+    """
+    _check(problem, order)
+    late = late_unserved(problem)
+    for g in range(problem.num_instances):
+        walk = _walk(problem, g, order.queue(g))
+        late[walk.queue] = _late(walk, (0.0, *problem.objective.milestones, 1.0)).max(axis=1)
+    return late
+
+
+def turns_s(problem: PlanningProblem, order: QueueOrder) -> Floats:
+    """float64[I]: mean seconds until each group's turn; infinite where it has no turn."""
+    turns = np.full(problem.num_groups, np.inf)
+    for g in range(problem.num_instances):
+        walk = _walk(problem, g, order.queue(g))
+        turns[walk.queue] = walk.start_s
+    return turns
+
+
+def turns_var(problem: PlanningProblem, order: QueueOrder, *, done: float = 0.0) -> Floats:
+    """float64[I]: variance of the time at which a share *done* of a group has had its turn."""
+    found = np.full(problem.num_groups, np.inf)
+    for g in range(problem.num_instances):
+        walk = _walk(problem, g, order.queue(g))
+        found[walk.queue] = _turn_var(walk, done)
+    return found
+
+
+def alarms(problem: PlanningProblem, order: QueueOrder, *, confidence: float) -> Ints:
+    """
+    Groups that break QLM's chance constraint under *order*, the likeliest to be late first.
+
+    A group breaks it when it is in time with less probability than *confidence* (Delta), 0..1.
+
+    Source: QLM equation 12.
+    Differs: an alarm instead of a constraint, because an overload also must have a plan.
+    """
+    late = late_probability(problem, order)
+    ranked = np.argsort(-late, kind="stable")
+    return ranked[late[ranked] > 1 - confidence].astype(np.int32)
+
+
+def servable(problem: PlanningProblem) -> Bools:
+    """bool[I]: whether any instance may serve the group."""
+    by_model = np.asarray(np.isfinite(problem.instances.activate_s).any(axis=0))
+    return np.asarray(by_model[problem.groups.model], dtype=np.bool_)
+
+
+def late_unserved(problem: PlanningProblem) -> Floats:
+    """float64[I]: 1 where the group has a deadline and no instance may serve it."""
+    return np.asarray(~servable(problem) & np.isfinite(problem.groups.deadline_s), dtype=np.float64)
+
+
+def homes(problem: PlanningProblem) -> Ints:
+    """
+    int32[I]: the instance that has the group now.
+
+    `NONE` for a new group and for one whose instance has vanished or may not serve it any more;
+    moving such a group costs nothing.
+    """
+    running = problem.running.instance
+    present = (running >= 0) & (running < problem.num_instances)
+    at = np.where(present, running, 0)
+    may = np.isfinite(problem.instances.activate_s[at, problem.groups.model])
+    return np.where(present & may, running, NONE).astype(np.int32)
+
+
+def instance_of(problem: PlanningProblem, order: QueueOrder) -> Ints:
+    """int32[I]: the instance that has the group under *order*, or `NONE`."""
+    instance = np.full(problem.num_groups, NONE, dtype=np.int32)
+    instance[order.groups] = np.repeat(
+        np.arange(problem.num_instances, dtype=np.int32), np.diff(order.starts)
+    )
+    return instance
+
+
+def scales_of(problem: PlanningProblem) -> Scales:
+    """Normalisers of the terms of the cost."""
+    groups, instances = problem.groups, problem.instances
+    may = np.isfinite(instances.activate_s)
+    servers = np.zeros((len(groups.work_s), problem.num_models))
+    np.add.at(servers, instances.device, may)
+    servers_of = servers[:, groups.model]
+    pairs = servers_of.sum()
+    work_s = float(groups.work_s[servers_of > 0] @ servers_of[servers_of > 0]) / max(1.0, pairs)
+    weight = float(groups.weight.sum())
+    served = int(servable(problem).sum())
+    return Scales(
+        weight=weight if weight > 0 else 1.0,
+        work_s=work_s if work_s > 0 else 1.0,
+        queue_s=(work_s if work_s > 0 else 1.0) * max(1, served) / problem.num_instances,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Walk:
+    """Times along one virtual queue; n groups, head first. Seconds from now."""
+
+    queue: Ints
+    """[n]"""
+    setup_s: Floats
+    """[n], drain and activation before the group's turn."""
+    start_s: Floats
+    """[n], mean time of its turn, after the setup."""
+    start_var: Floats
+    """[n], variance of `start_s`, without the throughput's common error."""
+    done_s: Floats
+    """[n, M], mean work of each model before its turn."""
+    work_s: Floats
+    work_var: Floats
+    tail_s: Floats
+    tail_var: Floats
+    deadline_s: Floats
+    spread_s: Floats
+    own: Ints
+    """[n], the group's model."""
+    rate_error: Floats
+    """[M]"""
+
+    @property
+    def end_s(self) -> Floats:
+        return self.start_s + self.work_s
+
+
+def _walk(problem: PlanningProblem, instance: int, queue: Ints) -> _Walk:
+    groups, instances = problem.groups, problem.instances
+    device = instances.device[instance]
+    own = groups.model[queue]
+    work_s = groups.work_s[device, queue]
+    work_var = groups.work_var[device, queue]
+    before = np.concatenate(([instances.active[instance]], own))[:-1]
+    drain_s = np.concatenate(([instances.drain_s[instance]], groups.drain_s[device, queue]))[:-1]
+    setup_s = np.where(own != before, drain_s + instances.activate_s[instance, own], 0.0)
+    of_model = own[:, np.newaxis] == np.arange(problem.num_models)
+    return _Walk(
+        queue=queue,
+        setup_s=setup_s,
+        start_s=instances.available_s[instance] + np.cumsum(setup_s) + _sum_before(work_s),
+        start_var=instances.available_var[instance] + _sum_before(work_var),
+        done_s=_sum_before(of_model * work_s[:, np.newaxis]),
+        work_s=work_s,
+        work_var=work_var,
+        tail_s=groups.tail_s[device, queue],
+        tail_var=groups.tail_var[device, queue],
+        deadline_s=groups.deadline_s[queue],
+        spread_s=groups.spread_s[queue],
+        own=own,
+        rate_error=instances.rate_error[device],
+    )
+
+
+def _terms(problem: PlanningProblem, walk: _Walk, scales: Scales) -> tuple[Floats, Floats, Floats]:
+    """float64[n] each: late share, tardiness and waiting of the groups, before weights."""
+    objective = problem.objective
+    over_s = np.maximum(0.0, walk.end_s + walk.tail_s - walk.deadline_s - walk.spread_s)
+    return (
+        np.asarray(_late(walk, objective.milestones).mean(axis=1), dtype=np.float64),
+        np.minimum(over_s / problem.groups.slo_s[walk.queue], objective.max_tardiness),
+        np.isinf(walk.deadline_s) * walk.end_s / scales.queue_s,
+    )
+
+
+def _late(walk: _Walk, progress: Sequence[float]) -> Floats:
+    """float64[n, K]: probability that the request at each of K points of progress is late."""
+    late = np.empty((len(walk.queue), len(progress)))
+    for k, done in enumerate(progress):
+        margin_s = walk.deadline_s + done * walk.spread_s - walk.tail_s
+        over_s = walk.start_s + done * walk.work_s - margin_s
+        late[:, k] = _normal_cdf(over_s, np.sqrt(_turn_var(walk, done) + walk.tail_var))
+    return late
+
+
+def _turn_var(walk: _Walk, done: float) -> Floats:
+    """
+    float64[n]: variance of the time at which a share of the group has had its turn.
+
+    Errors of a model's rate add up.
+    """
+    before = walk.done_s * walk.rate_error
+    before_own = before[np.arange(len(walk.queue)), walk.own]
+    others_var = (before**2).sum(axis=1) - before_own**2
+    own_sd = before_own + done * walk.work_s * walk.rate_error[walk.own]
+    var = walk.start_var + done * walk.work_var + others_var + own_sd**2
+    return np.asarray(np.maximum(0.0, var), dtype=np.float64)
+
+
+def _normal_cdf(value: Floats, sd: Floats) -> Floats:
+    """Normal distribution with mean 0 and *sd* at *value*; a step above 0 where *sd* is 0."""
+    certain = sd == 0
+    scaled = np.where(certain, 0.0, value) / np.where(certain, 1.0, sd)
+    probability = [0.5 * math.erfc(-z / math.sqrt(2)) for z in scaled]
+    return np.where(certain, value > 0, np.asarray(probability, dtype=np.float64))
+
+
+def _sum_before(values: Floats) -> Floats:
+    """Sum of all values before each value, along the first axis."""
+    return np.asarray(np.cumsum(values, axis=0) - values, dtype=np.float64)
+
+
+def _check(problem: PlanningProblem, order: QueueOrder) -> None:
+    count = np.bincount(order.groups, minlength=problem.num_groups)
+    if not np.array_equal(count, servable(problem)):
+        raise ValueError("a plan must hold each group that some instance may serve exactly once")
+    instance = instance_of(problem, order)[order.groups]
+    model = problem.groups.model[order.groups]
+    if not np.isfinite(problem.instances.activate_s[instance, model]).all():
+        raise ValueError("a plan must not give a group to an instance that may not serve it")

@@ -1,1 +1,0 @@
-"""Plan generators as mathematical programs: for small problems, bounds, and comparison."""

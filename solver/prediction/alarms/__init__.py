@@ -1,0 +1,1 @@
+"""Alarms about instances that are slower than their peers."""

@@ -1,0 +1,114 @@
+"""Detection of instances that are slower than their peers at the same work."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from shared.contracts.base import InstanceId, UnixTime
+from solver.prediction.alarms.alarm import Alarm, AlarmChange, AlarmOptions
+from solver.prediction.calibration.pace import Pace
+
+MEMORY_S = 60.0
+"""An instance that computed nothing for this long is forgotten, and its alarm with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A changed alarm."""
+
+    instance_id: InstanceId
+    change: AlarmChange
+    level: float
+    """Slowness relative to its peers; 1 when there are no more data."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    alarm: Alarm
+    pace: Pace = field(default_factory=Pace)
+    fresh: bool = False
+    """True if it computed something since the last judgement."""
+    seen_at: UnixTime = -math.inf
+
+
+class SlowInstances:
+    """
+    Compares instances that should be equally fast, and finds those that are not.
+
+    An instance's pace is the median of its latest iterations' times as multiples of the prediction
+    of one latency model, so that neither their work nor single pauses matter. Its level is that
+    pace as a multiple of its peers' median.
+
+    Decided: no paper defines a slow instance. It is compared with its peers and not with the model
+    alone, because the model is learned from all of them: of two instances, one twice as slow, least
+    squares rate the one 0.8 and the other 1.7 times as slow as it should be. So an instance without
+    peers is never slow, and where most are slow, they are the norm.
+
+    Args:
+        options: Thresholds of levels.
+    """
+
+    def __init__(self, options: AlarmOptions) -> None:
+        self._options = options
+        self._watched: dict[InstanceId, _Watched] = {}
+        self.levels: Mapping[InstanceId, float] = {}
+        """Levels of the last judgement."""
+
+    @property
+    def slow(self) -> frozenset[InstanceId]:
+        """Instances whose alarm is raised."""
+        return frozenset(name for name, each in self._watched.items() if each.alarm.raised)
+
+    def observe(self, instance_id: InstanceId, multiples: Iterable[float]) -> None:
+        """
+        Learn from iterations of an instance.
+
+        Args:
+            multiples: Time of each iteration over the predicted one; only those above 0 and finite
+                count.
+        """
+        watched = self._watched.setdefault(instance_id, _Watched(Alarm(self._options)))
+        for multiple in multiples:
+            if 0 < multiple < math.inf:
+                watched.pace.observe(math.log(multiple))
+                watched.fresh = True
+
+    def judge(self, now: UnixTime) -> tuple[Judged, ...]:
+        """Alarms that changed since the last call."""
+        changes = [*self._forget(now)]
+        self.levels = self._levels()
+        for name, watched in self._watched.items():
+            level = self.levels.get(name)
+            if level is None:
+                change = watched.alarm.reset()
+            else:
+                change = watched.alarm.observe(level) if watched.fresh else None
+            watched.fresh = False
+            if change is not None:
+                changes.append(Judged(name, change, 1.0 if level is None else level))
+        return tuple(changes)
+
+    def _levels(self) -> dict[InstanceId, float]:
+        """Levels of the instances whose pace and whose peers' pace is known."""
+        paces = {
+            name: pace
+            for name, each in self._watched.items()
+            if (pace := each.pace.value) is not None
+        }
+        levels = {}
+        for name, pace in paces.items():
+            peers = [other for peer, other in paces.items() if peer != name]
+            if peers:
+                levels[name] = math.exp(pace - median(peers))
+        return levels
+
+    def _forget(self, now: UnixTime) -> Iterator[Judged]:
+        """Drop instances that were silent for too long; return the alarms that end by that."""
+        for watched in self._watched.values():
+            if watched.fresh:
+                watched.seen_at = now
+        silent = [n for n, each in self._watched.items() if not now - each.seen_at <= MEMORY_S]
+        for name in silent:
+            if self._watched.pop(name).alarm.raised:
+                yield Judged(name, AlarmChange.CLEARED, 1.0)

@@ -1,0 +1,1 @@
+"""Predictions compared with outcomes: corrections, coverage and error statistics."""

@@ -1,0 +1,65 @@
+"""Residuals of one regime, sorted."""
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from shared.contracts.routing import Residual
+
+
+class Residuals:
+    """
+    Sorted scores of some requests, and the totals for correcting means.
+
+    `add` and `remove` take O(log n) comparisons for each level.
+
+    Args:
+        levels: Rising, 0..1.
+    """
+
+    def __init__(self, levels: Sequence[float]) -> None:
+        self._levels = levels
+        self._scores: list[list[float]] = [[] for _ in levels]
+        self._mean_s = 0.0
+        self._actual_s = 0.0
+        self._factors: list[float] = []
+        """Cached factors; empty if they must be computed."""
+        self.count = 0
+
+    def add(self, residual: Residual) -> None:
+        """Add a residual."""
+        for scores, score in zip(self._scores, residual.scores, strict=True):
+            insort(scores, score)
+        self._mean_s += residual.mean_s
+        self._actual_s += residual.actual_s
+        self._factors = []
+        self.count += 1
+
+    def remove(self, residual: Residual) -> None:
+        """Remove a residual that was added."""
+        for scores, score in zip(self._scores, residual.scores, strict=True):
+            del scores[bisect_left(scores, score)]
+        self._factors = []
+        self.count -= 1
+        # Rounding errors of differences do not outlive the last residual.
+        self._mean_s = self._mean_s - residual.mean_s if self.count else 0.0
+        self._actual_s = self._actual_s - residual.actual_s if self.count else 0.0
+
+    def factors(self) -> Sequence[float]:
+        """
+        Factors of predictions: one per level's quantile, then the mean; must not be empty.
+
+        A level's factor is the smallest that would have covered min(n, ceil((n + 1) · level)) of
+        the n requests.
+
+        Source: conformalized quantile regression (Romano et al. 2019), eqs 9-10.
+        Differs: scores are logarithms of ratios instead of differences, because prefill times of a
+        regime differ by more than their errors do. With logarithms, an engine that becomes twice
+        as slow shifts all scores equally.
+        """
+        if not self._factors:
+            ranks = [min(self.count, math.ceil((self.count + 1) * level)) for level in self._levels]
+            scores = (each[rank - 1] for each, rank in zip(self._scores, ranks, strict=True))
+            mean = self._actual_s / self._mean_s if self._mean_s > 0 else 1.0
+            self._factors = [*map(math.exp, scores), mean]
+        return self._factors

@@ -1,0 +1,52 @@
+"""Comparison of predictions with their outcomes, with forgetting."""
+
+from collections.abc import Sequence
+
+from shared.contracts.base import UnixTime
+from shared.contracts.estimates import Calibration
+from solver.prediction.calibration.moments import RunningMoments
+
+LEAST_JUDGED = 20
+"""Number of outcomes from which shares of the outcomes are meaningful."""
+
+
+class RunningCalibration:
+    """
+    Bias and spread of residuals, and the share of outcomes within predicted quantiles.
+
+    Args:
+        memory: Outcomes after which an old one weighs 1/e.
+        levels: Levels of the judged quantiles, rising.
+    """
+
+    def __init__(self, *, memory: float, levels: Sequence[float] = ()) -> None:
+        self._residuals = RunningMoments(memory=memory)
+        self._covered = {level: RunningMoments(memory=memory) for level in levels}
+        self._at = 0.0
+
+    def observe(self, residual: float, *, at: UnixTime) -> None:
+        """Count an outcome at time *at*; *residual* is predicted minus actual."""
+        self._residuals.observe(residual)
+        self._at = max(self._at, at)
+
+    def covered(self, level: float, share: float) -> None:
+        """Count one outcome's *share*: 1 when it was within its quantile of *level*, else 0."""
+        self._covered[level].observe(share)
+
+    def value(self) -> Calibration | None:
+        """Current values, or None before the first outcome."""
+        residuals = self._residuals.value()
+        if residuals is None:
+            return None
+        shares = ((level, moments.value()) for level, moments in self._covered.items())
+        return Calibration(
+            count=residuals.count,
+            bias=round(residuals.mean, 4),
+            spread=round(residuals.sd, 4),
+            at=round(self._at, 3),
+            coverage=tuple(
+                (level, round(share.mean, 4))
+                for level, share in shares
+                if share is not None and share.count >= LEAST_JUDGED
+            ),
+        )

@@ -1,0 +1,1 @@
+"""Time of a forward pass and of a request on one instance."""

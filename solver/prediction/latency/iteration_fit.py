@@ -1,0 +1,105 @@
+"""The latency model that an engine learns of itself while it serves."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shared.contracts.base import Seconds
+from shared.contracts.estimates import LatencyCoefficients
+from solver.prediction.latency.latency_model import coefficients_of
+from solver.prediction.least_squares import Floats, non_negative
+
+_WINDOW = 512
+_ANCHOR_WEIGHT = 0.05
+"""Weight of the prior, in iterations that it would have predicted exactly."""
+_TRUSTED_ERRORS = 3.0
+"""Multiple of the median error beyond which an iteration counts less, as disturbed."""
+_LEAST_ERROR = 0.02
+_SWEEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class IterationWork:
+    """Computation of one iteration."""
+
+    tokens: int
+    pairs: float
+    """Sum over its prefills of n·(before + n/2), for n tokens after *before* others."""
+    context_tokens: int
+    """Tokens that all its requests attend to, computed before."""
+
+
+class IterationFit:
+    """
+    Robust least squares on an engine's latest iterations, regularised by a prior.
+
+    Residuals are relative, so that short decode iterations count as much as long prefills.
+    Coefficients that the iterations do not distinguish keep their prior: with few kinds of batches
+    linear and quadratic time look the same.
+
+    Differs from `latency_model.OnlineLatencyFit`: it always knows which prefill attends to what,
+    so that a decode's long context does not look like a prefill's; and it has a prior, because an
+    engine must predict from its first iteration on.
+
+    Args:
+        prior: Assumed until iterations show otherwise; no term may be negative.
+        window: Iterations that it learns from.
+    """
+
+    def __init__(self, prior: LatencyCoefficients, *, window: int = _WINDOW) -> None:
+        pair_s = prior.cross_s
+        # A term of 0 could never be learned: coefficients are multiples of the prior's.
+        self._prior = np.maximum(
+            [
+                prior.constant_s,
+                prior.linear_s,
+                prior.attention_s - pair_s / 2,
+                pair_s,
+                prior.context_s,
+            ],
+            [1e-4, 1e-7, 1e-11, 1e-11, 1e-9],
+        )
+        self._multiples = np.ones(len(self._prior))
+        # float64[window, terms] and float64[window], ring buffers.
+        self._terms = np.zeros((window, len(self._prior)))
+        self._durations_s = np.zeros(window)
+        self.count = 0
+
+    def observe(self, work: IterationWork, duration_s: Seconds) -> None:
+        """Learn from one iteration; ones without work or time are ignored."""
+        if duration_s <= 0 or work.tokens <= 0:
+            return
+        place = self.count % len(self._durations_s)
+        tokens = float(work.tokens)
+        self._terms[place] = (1.0, tokens, tokens * tokens, work.pairs, work.context_tokens)
+        self._durations_s[place] = duration_s
+        self.count += 1
+
+    def fit(self) -> LatencyCoefficients:
+        """The current coefficients, none of them negative."""
+        self._multiples = self._solve()
+        return coefficients_of(self._multiples * self._prior)
+
+    def _solve(self) -> Floats:
+        """Multiples of the prior's terms: least squares, reweighted by Huber's rule."""
+        size = min(self.count, len(self._durations_s))
+        terms = self._terms[:size] * self._prior
+        durations_s = self._durations_s[:size]
+        multiples = self._multiples
+        scale_s = durations_s
+        for sweep in range(_SWEEPS if size else 0):
+            shares = terms / scale_s[:, None]
+            ratios = durations_s / scale_s
+            errors = np.abs(ratios - shares @ multiples)
+            # The first sweep uses the errors of the prior.
+            weighted = (shares.T * _weights(errors)) if sweep else shares.T
+            matrix = weighted @ shares + _ANCHOR_WEIGHT * np.eye(len(multiples))
+            vector = weighted @ ratios + _ANCHOR_WEIGHT * self._multiples
+            multiples = non_negative(matrix, vector)
+            scale_s = np.maximum(terms @ multiples, _LEAST_ERROR * durations_s)
+        return multiples
+
+
+def _weights(errors: Floats) -> Floats:
+    limit = _TRUSTED_ERRORS * max(_LEAST_ERROR, float(np.median(errors)))
+    return np.asarray(limit / np.maximum(errors, limit), dtype=np.float64)

@@ -1,0 +1,273 @@
+"""Online fit of the time of one forward pass (ConServe §4.2)."""
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from shared.contracts.base import Seconds
+from shared.contracts.estimates import LatencyCoefficients
+from shared.contracts.telemetry import Iteration
+from solver.prediction.latency.disturbances import Indices, kinds_of, trust, weighted_median
+from solver.prediction.least_squares import Floats, non_negative
+
+NUM_TERMS = 5
+_REACH = 2.0
+"""Length of the buffer in multiples of the memory; older iterations weigh less than an eighth."""
+_SWEEPS = 20
+"""Maximum number of fits, each of which excludes what the one before found disturbed."""
+_SETTLED = 1e-3
+"""Relative change of every fitted time below which the sweeps have converged."""
+_LEAST_SHARE = 0.02
+_LEAST_S = 1e-6
+"""Least time; shorter times are below a clock's resolution."""
+_JUDGED = 512
+"""Number of the latest predictions whose errors are reported."""
+_BELIEVED_TOKENS = (1, 8, 64, 256, 512, 1024, 2048)
+_BELIEVED_CONTEXTS = (0, 1024, 8192)
+_RIDGE = (1e-13, 1e-10, 1e-9, 1e-9, 1e-9)
+"""
+Per term: decides between terms that look the same.
+
+Time that the iterations do not attribute is constant first, then linear, then anything else: an
+engine's first iterations often have one token each, and if part of their time were assigned to each
+token, a full batch would be predicted to take seconds.
+"""
+
+
+Times = TypeVar("Times", float, Floats)
+
+
+def sum_of_terms(
+    coefficients: LatencyCoefficients, tokens: Times, context: Times, pairs: Times
+) -> Times:
+    """Sum of all terms, with pairs as in `predict_batch_s`, but without its lower bound."""
+    return (
+        coefficients.constant_s
+        + coefficients.linear_s * tokens
+        + coefficients.attention_s * tokens**2
+        + coefficients.cross_s * (pairs - tokens**2 / 2)
+        + coefficients.context_s * context
+    )
+
+
+def one_prefills_pairs(tokens: Times, context: Times) -> Times:
+    """Pairs of one prefill that computes *tokens* and attends to all of *context*."""
+    return tokens * context + tokens**2 / 2
+
+
+def predict_s(
+    coefficients: LatencyCoefficients, *, compute_tokens: Times, context_tokens: Times
+) -> Times:
+    """Predicted duration of an iteration, or float64[n] of many; monotone in both arguments."""
+    pairs = one_prefills_pairs(compute_tokens, context_tokens)
+    return sum_of_terms(coefficients, compute_tokens, context_tokens, pairs)
+
+
+def predict_batch_s(
+    coefficients: LatencyCoefficients,
+    *,
+    compute_tokens: float,
+    context_tokens: float,
+    prefill_pairs: float,
+) -> Seconds:
+    """
+    Like `predict_s`, for a batch whose prefills attend to their own context only.
+
+    Equal to it for one prefill, as `LatencyTable.from_coefficients` is. Monotone where
+    attention_s is at least half of cross_s, which holds for anything `OnlineLatencyFit` learns
+    from such batches; never below constant_s.
+
+    Args:
+        compute_tokens: Tokens of prefills and decodes.
+        context_tokens: Previously computed tokens that all of them attend to.
+        prefill_pairs: Sum over prefills of n·(before + n/2), for n tokens after *before* others.
+    """
+    total_s = sum_of_terms(coefficients, compute_tokens, context_tokens, prefill_pairs)
+    return max(coefficients.constant_s, total_s)
+
+
+def coefficients_of(solution: Floats) -> LatencyCoefficients:
+    """
+    Coefficients from those of 1, P, P², pairs and C.
+
+    As in `LatencyTable.from_coefficients`, a pair is P·C and half of P² for one prefill.
+    """
+    constant_s, linear_s, squared_s, pair_s, context_s = solution.tolist()
+    return LatencyCoefficients(
+        constant_s=constant_s,
+        linear_s=linear_s,
+        attention_s=squared_s + pair_s / 2,
+        cross_s=pair_s,
+        context_s=context_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionErrors:
+    """Relative errors of the latest predictions."""
+
+    median: float
+    """Median of the absolute errors."""
+    p95: float
+    bias: float
+    """Median of the signed errors; negative: predictions are too low."""
+    count: int
+
+
+def errors_of(errors: Sequence[float]) -> PredictionErrors | None:
+    """
+    Statistics of relative *errors*, predicted over actual time minus 1; None without any.
+
+    Predictions were made before their outcome was known.
+    """
+    if not errors:
+        return None
+    median, p95 = np.quantile(np.abs(errors), (0.5, 0.95))
+    return PredictionErrors(
+        median=float(median), p95=float(p95), bias=float(np.median(errors)), count=len(errors)
+    )
+
+
+class OnlineLatencyFit:
+    """
+    Robust non-negative least squares over the latest iterations, older ones weighing less.
+
+    Residuals are relative, so that short decode iterations count as much as long prefills.
+    Iterations that differ from most others of their size (a pause, a model that loads, a
+    neighbour's burst) have little or no weight, even if there are hundreds in a row. A lasting
+    change of the engine is accepted once clearly most of the weight supports it: after *memory*
+    iterations at most.
+
+    Where iterations report which prefill attends to what, tokens times context are those of
+    prefills alone; iterations that do not report it count as if all of their context belonged to
+    one prefill. Where none reports it, P·C is of all tokens and all context.
+
+    Source: ConServe §4.2, polynomial regression.
+    Differs: learned while serving instead of from one offline run; P² and P·C have separate
+        coefficients, since for a batch of several requests P·(P + C) is neither.
+    Decided: forgetting and the definition of disturbed; the paper profiles an idle engine.
+
+    Args:
+        memory: Iterations after which an old one weighs 1/e; after twice as many it is forgotten.
+    """
+
+    def __init__(self, *, memory: float = 2000.0) -> None:
+        if not memory >= 1:
+            raise ValueError(f"memory must be at least 1 iteration; it is {memory:g}")
+        self._memory = memory
+        # float64[window, terms] and float64[window], ring buffers.
+        self._terms = np.zeros((math.ceil(_REACH * memory), NUM_TERMS))
+        self._durations_s = np.ones(len(self._terms))
+        self._has_pairs = np.zeros(len(self._terms), dtype=bool)
+        self._coefficients: LatencyCoefficients | None = None
+        self._errors: deque[float] = deque(maxlen=_JUDGED)
+        self._num_written = 0
+        self.count = 0
+        """Observed iterations, without those generated by `believe`."""
+
+    def believe(self, coefficients: LatencyCoefficients) -> None:
+        """
+        Start from earlier coefficients, as if one iteration of each of some shapes was observed.
+
+        The first iterations, most of them alike, then decide only about the terms they involve.
+        """
+        for tokens, context in itertools.product(_BELIEVED_TOKENS, _BELIEVED_CONTEXTS):
+            pairs = one_prefills_pairs(tokens, context)
+            expected_s = predict_batch_s(
+                coefficients,
+                compute_tokens=tokens,
+                context_tokens=context,
+                prefill_pairs=pairs,
+            )
+            if _LEAST_S <= expected_s < math.inf:
+                self._write((1.0, tokens, tokens**2, pairs, context), expected_s, has_pairs=True)
+
+    def observe(self, iteration: Iteration, prefill_pairs: float | None = None) -> None:
+        """
+        Learn from one iteration; ones without work or time are ignored.
+
+        Args:
+            prefill_pairs: As in `predict_batch_s`; None if unknown.
+        """
+        p, c = float(iteration.compute_tokens), float(iteration.context_tokens)
+        duration_s = iteration.duration_s
+        if not _LEAST_S <= duration_s < math.inf or p <= 0 or c < 0 or (prefill_pairs or 0.0) < 0:
+            return
+        # Pairs that are not reported are assumed to be those of one prefill.
+        pairs = one_prefills_pairs(p, c) if prefill_pairs is None else prefill_pairs
+        self._write((1.0, p, p * p, pairs, c), duration_s, has_pairs=prefill_pairs is not None)
+        self.count += 1
+        if self._coefficients is not None:
+            predicted_s = predict_batch_s(
+                self._coefficients, compute_tokens=p, context_tokens=c, prefill_pairs=pairs
+            )
+            self._errors.append(predicted_s / duration_s - 1)
+
+    def _write(self, terms: tuple[float, ...], duration_s: Seconds, *, has_pairs: bool) -> None:
+        place = self._num_written % len(self._terms)
+        self._terms[place] = terms
+        self._durations_s[place] = duration_s
+        self._has_pairs[place] = has_pairs
+        self._num_written += 1
+
+    def fit(self) -> LatencyCoefficients | None:
+        """
+        The current coefficients, or None before there are enough iterations to determine them.
+        """
+        if self._num_written < 2 * NUM_TERMS:
+            return None
+        size = min(self._num_written, len(self._terms))
+        terms = self._terms[:size]
+        if self._has_pairs[:size].any():
+            solution = self._solve(terms)
+        else:
+            crossed = terms.copy()
+            crossed[:, 3] = terms[:, 1] * terms[:, 4]
+            solution = self._solve(crossed)
+            # P² includes that of pairs.
+            solution[2] -= solution[3] / 2
+        self._coefficients = coefficients_of(solution)
+        return self._coefficients
+
+    @property
+    def errors(self) -> PredictionErrors | None:
+        """Errors of predictions made before their iteration was seen, disturbed ones included."""
+        return errors_of(self._errors)
+
+    def _solve(self, terms: Floats) -> Floats:
+        """float64[terms], none negative."""
+        size = len(terms)
+        durations_s = self._durations_s[:size]
+        ages = (self._num_written - 1 - np.arange(size)) % len(self._terms)
+        remembered = np.exp(-ages / self._memory)
+        kinds = kinds_of(terms[:, 1])
+        solution = np.zeros(NUM_TERMS)
+        # There is no fit at first, so an iteration is compared with others of its size.
+        expected_s = _medians_s(durations_s, kinds, remembered)
+        for _ in range(_SWEEPS):
+            trusted = trust(np.log(durations_s / expected_s), kinds, remembered)
+            weighted = remembered * trusted / expected_s**2
+            matrix = (terms.T * weighted) @ terms
+            vector = terms.T @ (weighted * durations_s)
+            solution = non_negative(matrix, vector, ridge=_RIDGE)
+            before_s = expected_s
+            # Avoids iterations of zero time due to a term that was never seen.
+            expected_s = np.maximum(terms @ solution, _LEAST_SHARE * durations_s)
+            if np.allclose(expected_s, before_s, rtol=_SETTLED, atol=0.0):
+                break
+        return solution
+
+
+def _medians_s(durations_s: Floats, kinds: Indices, weights: Floats) -> Floats:
+    """float64[n]: the median of each value's kind."""
+    medians_s = [
+        weighted_median(durations_s[kinds == kind], weights[kinds == kind])
+        for kind in range(int(kinds.max()) + 1)
+    ]
+    of_each: Floats = np.array(medians_s)[kinds]
+    return of_each

@@ -1,0 +1,113 @@
+"""Time that one request occupies an instance, from its profile."""
+
+import math
+
+from shared.contracts.base import Seconds
+from shared.contracts.estimates import LatencyCoefficients, Moments, OutputTokens, Profile
+from shared.contracts.requests import QueuedRequest
+from solver.prediction.latency.latency_model import predict_batch_s, predict_s
+
+DEFAULT_TOKEN_S = 0.002
+"""Prior time per token, before anything was measured."""
+CHUNK_TOKENS = 512
+ALL_APPLICATIONS = "*"
+RESIDUAL_SHARE = 0.1
+"""
+Share of the mean answer that is always expected of a running request, however long it is.
+
+Low on purpose: a request that waits for such a run gets a short estimate and gives up soon.
+"""
+
+
+def predicted_prefill_s(request: QueuedRequest, profile: Profile | None) -> Seconds:
+    """Time to the first token when the request runs alone, in chunks of 512 tokens."""
+    tokens = request.prompt_tokens + len(request.progress.token_ids)
+    if profile is None or profile.latency is None:
+        return 0.0
+    whole, rest = divmod(tokens, CHUNK_TOKENS)
+    chunks = [CHUNK_TOKENS] * whole + ([rest] if rest else [])
+    context = 0
+    total_s = 0.0
+    for chunk in chunks:
+        total_s += predict_s(profile.latency, compute_tokens=chunk, context_tokens=context)
+        context += chunk
+    return total_s
+
+
+def predicted_decode_s(request: QueuedRequest, profile: Profile | None) -> Seconds:
+    """Time from first token to last when the request runs alone."""
+    if profile is None or profile.latency is None:
+        return 0.0
+    tokens = predicted_output_tokens(request, profile) - len(request.progress.token_ids)
+    return _decode_s(profile.latency, tokens, context_tokens=request.prompt_tokens)
+
+
+def predicted_rest_s(
+    request: QueuedRequest, profile: Profile | None, *, output_tokens: int
+) -> Seconds:
+    """
+    Time to the last token of an answer that has *output_tokens*, progress included.
+
+    A request beyond its predicted length is still expected to take a share of that length; no
+    request is expected to exceed its limit.
+    """
+    if profile is None or profile.latency is None:
+        return 0.0
+    mean = predicted_output_tokens(request, profile)
+    expected = max(RESIDUAL_SHARE * mean, mean - output_tokens)
+    tokens = min(expected, request.sampling.max_tokens - output_tokens)
+    return _decode_s(profile.latency, tokens, context_tokens=request.prompt_tokens + output_tokens)
+
+
+def _decode_s(latency: LatencyCoefficients, tokens: float, *, context_tokens: int) -> Seconds:
+    """Time of *tokens* consecutive decodes, the first after *context_tokens*."""
+    one_s = predict_batch_s(
+        latency,
+        compute_tokens=1,
+        context_tokens=context_tokens + tokens / 2,
+        prefill_pairs=0,
+    )
+    return max(0.0, tokens) * one_s
+
+
+def predicted_output_tokens(request: QueuedRequest, profile: Profile | None) -> float:
+    """The application's mean output, at most what the request allows."""
+    return predicted_answer(request, profile).mean
+
+
+def predicted_answer(request: QueuedRequest, profile: Profile | None) -> Moments:
+    """
+    Predicted tokens of the answer, at most the request's limit; the limit if nothing is known.
+    """
+    limit = request.sampling.max_tokens
+    lengths = _lengths(request, profile)
+    if lengths is None:
+        return Moments(mean=limit, sd=0.0, count=0)
+    return capped(lengths, limit_tokens=limit)
+
+
+def capped(lengths: Moments, *, limit_tokens: float) -> Moments:
+    """
+    Moments of answers whose request allows *limit_tokens*.
+
+    The spread is bounded by the largest possible between 0 and the limit (Bhatia and Davis 2000);
+    it is 0 where the limit cuts all answers.
+    """
+    mean = min(limit_tokens, lengths.mean)
+    most_sd = math.sqrt(mean * (limit_tokens - mean))
+    return Moments(mean=mean, sd=min(lengths.sd, most_sd), count=lengths.count)
+
+
+def _lengths(request: QueuedRequest, profile: Profile | None) -> OutputTokens | None:
+    """Moments of the answer's length; None when unknown, or when only the limit ends an answer."""
+    if profile is None or request.sampling.ignore_eos:
+        return None
+    lengths = profile.output_tokens
+    return lengths.get(request.application) or lengths.get(ALL_APPLICATIONS)
+
+
+def tokens_s(tokens: float, profile: Profile | None) -> Seconds:
+    """Time that a busy instance needs for *tokens*."""
+    if profile is None or not profile.token_rate_per_s:
+        return tokens * DEFAULT_TOKEN_S
+    return tokens / profile.token_rate_per_s

@@ -1,0 +1,1 @@
+"""Lengths of prompts and answers."""

@@ -1,0 +1,1 @@
+"""Quantiles of prefill times from trees (QUARTZ §3.2)."""

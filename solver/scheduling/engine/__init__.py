@@ -1,0 +1,1 @@
+"""The policy of one engine: which requests each iteration computes (QoServe, ConServe)."""

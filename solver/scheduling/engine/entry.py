@@ -1,0 +1,60 @@
+"""State of each request in the composed policy."""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import inf
+
+from shared.contracts.base import Seconds, UnixTime
+from shared.contracts.qos import QosClass
+from solver.scheduling.engine.decision import RequestView
+
+
+class Rank(IntEnum):
+    """Order of service; a later rank gets the capacity that earlier ranks leave."""
+
+    REGULAR = 0
+    RELEGATED = 1
+    """Certain to be late."""
+    BEST_EFFORT = 2
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """State of one request from `add` to `remove`. Only `qoserve` and its parts write it."""
+
+    view: RequestView
+    place: int
+    """Order of arrival at the engine; breaks ties."""
+    qos_class: QosClass = field(init=False)
+    deadline_at: UnixTime = field(init=False)
+    """Deadline of the first token if interactive, else of the last; infinite for best effort."""
+    key_deadline_at: UnixTime = field(init=False)
+    """Deadline in eqs 4 and 5; arrival for best effort, which only competes with best effort."""
+    tbt_s: Seconds = field(init=False)
+    rank: Rank = Rank.REGULAR
+    waiting: bool = True
+    version: int = 0
+    """
+    Increased when the entry leaves a heap, so that its copies in heaps are recognised as stale.
+    """
+    prefill_tokens: int = field(init=False)
+    """Remaining prefill while it waits."""
+    decode_tokens: float = 0.0
+    """Expected tokens of the answer."""
+    output_tokens: int = 0
+    """Output tokens so far."""
+    service_s: Seconds = 0.0
+    """Fairness term of the request's key."""
+    first_token_late: bool | None = None
+    """True if the first token was late; none until the first decode."""
+
+    def __post_init__(self) -> None:
+        slo = self.view.slo
+        self.qos_class = slo.qos_class
+        self.deadline_at = slo.planning_deadline_at(self.view.arrived_at)
+        self.tbt_s = inf if slo.tbt_s is None else slo.tbt_s
+        self.prefill_tokens = self.view.prompt_tokens
+        self.key_deadline_at = self.deadline_at
+        if self.qos_class is QosClass.BEST_EFFORT:
+            self.rank = Rank.BEST_EFFORT
+            self.key_deadline_at = self.view.arrived_at

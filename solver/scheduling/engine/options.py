@@ -1,0 +1,142 @@
+"""Options of the composed scheduling policy; every part can be switched off to measure it."""
+
+import math
+from dataclasses import dataclass, replace
+
+from shared.contracts.base import Seconds
+from solver.scheduling.engine.priority import Ordering
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingOptions:
+    """Features and settings of `solver.scheduling.engine.qoserve.QoServePolicy`."""
+
+    ordering: Ordering = Ordering.HYBRID
+    dynamic_chunking: bool = True
+    curve_chunking: bool = True
+    """Pick the chunk with most prefill tokens per second among multiples of a tile."""
+    relegation: bool = True
+    overload_mode: bool = True
+    """While overloaded, work of low importance is ordered as if it were due later."""
+    preemption: bool = True
+    """A waiting request may pause a running prefill of lower priority."""
+    max_chunk_tokens: int = 4096
+    """
+    Maximum tokens of one iteration, decodes included.
+
+    Differs: QoServe §4.1.4 stops at 2500, where its engine saturates. Here the measured curve shows
+    saturation; this only bounds the wait of an arrival for the iteration before its own.
+    """
+    fixed_chunk_tokens: int = 256
+    """Chunk size without dynamic chunking."""
+    low_work_weight_s_per_token: Seconds = 0.001
+    high_work_weight_s_per_token: Seconds = 0.008
+    """QoServe's alpha (eqs 4-5) at low and at high load."""
+    high_load_s: Seconds = 3.0
+    """Predicted time of the waiting prefills from which the high weight applies."""
+    low_load_s: Seconds = 0.5
+    """Predicted time of the waiting prefills below which the low weight applies."""
+    overload_s: Seconds = 30.0
+    """Predicted time of the waiting prefills at which the overload mode begins."""
+    recovered_s: Seconds = 3.0
+    """Predicted time of the waiting prefills below which the overload mode ends."""
+    unimportant_delay_s: Seconds = 500.0
+    """Delay of the assumed deadline of work of low importance in the overload mode."""
+    latency_margin: float = 0.05
+    """Share of each slack that is reserved for errors of the latency model."""
+    iteration_limit_s: Seconds = math.inf
+    """Longest iteration while interactive work is running (ConServe's TBT budget)."""
+    steady_pace: bool = False
+    """
+    No gap between the tokens of interactive work exceeds its TBT target (ConServe).
+
+    Otherwise time that a request saved may be used in longer gaps (QoServe eq. 2).
+    """
+    best_effort_kv_reserve: float = 0.0
+    """Share of the KV that best-effort work leaves free for others when it starts."""
+    best_effort_decode_share: float = math.inf
+    """Share of the iteration limit that all decodes may take when more best effort starts."""
+    best_effort_yields: bool = False
+    """Best-effort work gives up its KV, decoding or not, when other work needs it."""
+    best_effort_spares_first_tokens: bool = False
+    """Best-effort prefills must not delay a first token that the iteration produces."""
+    default_decode_tokens: int = 128
+    """Expected answer of an application without history."""
+    fairness_weight: float = 0.0
+    """Seconds of delay per second of engine time that the tenant used before."""
+    aging_bound_s: Seconds = 7200.0
+    """Age from which relegated and best-effort work gets a share regardless of other work."""
+    aged_share: int = 16
+    """One in this many iterations begins with the oldest request older than `aging_bound_s`."""
+
+    @property
+    def work_weights(self) -> tuple[Seconds, ...]:
+        """One weight per load level; a single one if the load does not matter."""
+        low, high = self.low_work_weight_s_per_token, self.high_work_weight_s_per_token
+        return (low,) if low == high else (low, high)
+
+
+def _fixed_weight(options: SchedulingOptions) -> SchedulingOptions:
+    """The paper's setting for steady load: 8 ms per token always."""
+    return replace(options, low_work_weight_s_per_token=options.high_work_weight_s_per_token)
+
+
+_BASE = SchedulingOptions()
+DEFAULT = replace(
+    _BASE,
+    best_effort_yields=True,
+    best_effort_kv_reserve=0.05,
+    best_effort_decode_share=0.4,
+    best_effort_spares_first_tokens=True,
+)
+
+_FULL = _fixed_weight(_BASE)
+_PAPER = replace(_FULL, curve_chunking=False, max_chunk_tokens=2500)
+_DC = replace(_PAPER, ordering=Ordering.EDF, relegation=False, overload_mode=False)
+_CO_SERVING = replace(
+    _FULL,
+    ordering=Ordering.FCFS,
+    max_chunk_tokens=2500,
+    relegation=False,
+    overload_mode=False,
+    steady_pace=True,
+    best_effort_yields=True,
+)
+
+VARIANTS: dict[str, SchedulingOptions] = {
+    "edf": replace(_DC, dynamic_chunking=False),
+    "fcfs": replace(_DC, dynamic_chunking=False, ordering=Ordering.FCFS),
+    "srpf": replace(_DC, dynamic_chunking=False, ordering=Ordering.SRPF),
+    "dc": _DC,
+    "dc-fcfs": replace(_DC, ordering=Ordering.FCFS),
+    "dc+er": replace(_DC, relegation=True, overload_mode=True),
+    "qoserve": _PAPER,
+    "qoserve-1ms": replace(
+        _PAPER, low_work_weight_s_per_token=0.001, high_work_weight_s_per_token=0.001
+    ),
+    "qoserve-4ms": replace(
+        _PAPER, low_work_weight_s_per_token=0.004, high_work_weight_s_per_token=0.004
+    ),
+    "qoserve+curve": _FULL,
+    "adaptive": DEFAULT,
+    "conserve": _CO_SERVING,
+    "conserve+admission": replace(
+        _CO_SERVING,
+        best_effort_kv_reserve=0.05,
+        best_effort_decode_share=0.4,
+        best_effort_spares_first_tokens=True,
+    ),
+    "prefill": replace(_PAPER, max_chunk_tokens=8192),
+    "quartz": replace(_FULL, ordering=Ordering.QUARTZ),
+    "combined": replace(_FULL, ordering=Ordering.COMBINED, fairness_weight=0.02),
+}
+"""
+Options by name, from Sarathi with priority queues to all features.
+
+QoServe's ablation is `edf`, `dc`, `dc+er`, `qoserve` (table 5); `qoserve-1ms` and `qoserve-4ms`
+have a lower work weight than its 8 ms per token (figure 14); `qoserve+curve` adds the measured
+curve, and `adaptive`, the default, adds the work weight that follows the load. `conserve`
+is ConServe's algorithm 1: online work in order of arrival, offline work from what its pace
+leaves; `conserve+admission` also limits how much offline work begins, and how long it makes
+iterations in which online prefills end. `prefill` is for engines that only prefill (§4.1.3).
+"""

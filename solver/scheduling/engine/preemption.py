@@ -1,0 +1,69 @@
+"""Selective preemption: which running prefills may pause, and which give up memory."""
+
+from collections.abc import Sequence
+
+from shared.contracts.base import UnixTime
+from solver.scheduling.engine.decision import RunningView
+from solver.scheduling.engine.entry import Entry, Rank
+from solver.scheduling.engine.pace import EnginePace
+
+
+def may_rest(entry: Entry, *, now: UnixTime, pace: EnginePace) -> bool:
+    """
+    Return whether a running prefill can skip one iteration without missing its deadline by it.
+
+    Source: QoServe §3.4: only prefills, and only if the preemption leads to no violation.
+    Decided: a prefill without a reachable deadline has nothing to lose.
+    """
+    if entry.rank is not Rank.REGULAR or pace.is_infeasible(entry, now):
+        return True
+    return not pace.is_infeasible(entry, now + pace.iteration_s)
+
+
+def shared_cap(remaining: Sequence[int], budget_tokens: int) -> int | None:
+    """
+    Maximum tokens per prefill, so that all of *remaining* get a part of the budget and use it up.
+
+    None when the budget suffices for all. An engine gives tokens to running prefills in the
+    order in which they were admitted; the cap keeps a large one from taking what is reserved for
+    another prefill with higher priority.
+    """
+    if sum(remaining) <= budget_tokens:
+        return None
+    left = budget_tokens
+    for index, tokens in enumerate(sorted(remaining)):
+        share = left // (len(remaining) - index)
+        if tokens > share:
+            return max(1, share)
+        left -= tokens
+    return None
+
+
+def memory_victims(
+    candidates: Sequence[tuple[Entry, RunningView]], needed_tokens: int
+) -> list[tuple[Entry, RunningView]]:
+    """
+    Half-prefilled requests that give up their KV, the least valuable first.
+
+    Args:
+        candidates: Running prefills that are relegated or best effort.
+        needed_tokens: KV tokens that are missing.
+
+    Returns:
+        Enough of the candidates, or none when all of them would not be enough.
+
+    Decided: relegated prefills keep their KV until another request needs it. If they never gave it
+    up, an engine full of them would admit nothing and never finish.
+    """
+    worst_first = sorted(
+        candidates,
+        key=lambda pair: (pair[0].rank, pair[1].num_computed_tokens, pair[0].place),
+        reverse=True,
+    )
+    victims = []
+    for entry, run in worst_first:
+        if needed_tokens <= 0:
+            break
+        victims.append((entry, run))
+        needed_tokens -= run.num_computed_tokens
+    return victims if needed_tokens <= 0 else []

@@ -1,0 +1,66 @@
+"""Inputs and formulas of a request's key in the queue; the smallest key is served first."""
+
+from collections.abc import Callable
+from enum import Enum
+
+from shared.contracts.base import Seconds, UnixTime
+from shared.contracts.qos import QosClass
+
+
+class Ordering(Enum):
+    """Order of waiting work within one rank."""
+
+    FCFS = "fcfs"
+    EDF = "edf"
+    SRPF = "srpf"
+    """Shortest remaining prefill first."""
+    HYBRID = "hybrid"
+    """QoServe: deadline plus weighted remaining work."""
+    QUARTZ = "quartz"
+    """Size, aged: `s + λ·a`, where a is the arrival."""
+    COMBINED = "combined"
+    """The hybrid key, plus a delay for the engine time that the tenant used."""
+
+
+AGING_WEIGHT = 0.2
+"""QUARTZ's lambda: seconds of work that a second of waiting outweighs."""
+
+
+def remaining_work_tokens(
+    qos_class: QosClass, *, prefill_tokens: float, decode_tokens: float
+) -> float:
+    """
+    Tokens that eqs 4 and 5 count: the prefill, and without a TBT target also the decode.
+
+    Source: QoServe eqs 4-5, algorithm 1.
+    Decided: tokens, as in algorithm 1, where the text says time; the work weight then is in
+    seconds per token, the unit of the paper's 8 ms/token.
+    """
+    if qos_class is QosClass.INTERACTIVE:
+        return prefill_tokens
+    return prefill_tokens + decode_tokens
+
+
+KeyFunction = Callable[[UnixTime, UnixTime, float, Seconds, Seconds], float]
+
+
+KEYS: dict[Ordering, KeyFunction] = {
+    Ordering.FCFS: lambda arrived_at, _deadline, _work, _weight, _service: arrived_at,
+    Ordering.EDF: lambda _arrived, deadline_at, _work, _weight, _service: deadline_at,
+    Ordering.SRPF: lambda _arrived, _deadline, work, _weight, _service: work,
+    Ordering.HYBRID: lambda _arrived, deadline_at, work, weight, _service: (
+        deadline_at + weight * work
+    ),
+    Ordering.QUARTZ: lambda arrived_at, _deadline, work, weight, service_s: (
+        weight * work + AGING_WEIGHT * arrived_at + service_s
+    ),
+    Ordering.COMBINED: lambda _arrived, deadline_at, work, weight, service_s: (
+        deadline_at + weight * work + service_s
+    ),
+}
+"""
+The key as a function of arrival, deadline, work tokens, work weight and tenant service.
+
+The work weight is in seconds per token. The last argument is the engine time that the tenant
+had used when the request arrived, times its weight, in seconds.
+"""

@@ -1,0 +1,218 @@
+"""The composed scheduling policy: many SLOs in one batch (QoServe, Niyama, ConServe §4.2)."""
+
+from collections.abc import Iterator
+from math import inf
+
+from shared.contracts.base import RequestId, Seconds, TenantId, UnixTime
+from solver.prediction.calibration.moments import RunningMoments, over_approximation
+from solver.scheduling.engine.admission import PlannedBatch
+from solver.scheduling.engine.best_effort import Allowance
+from solver.scheduling.engine.chunking import decode_slack_s, steady_limit_s
+from solver.scheduling.engine.decision import (
+    BatchState,
+    IterationDecision,
+    IterationOutcome,
+    RequestView,
+    RunningView,
+)
+from solver.scheduling.engine.entry import Entry, Rank
+from solver.scheduling.engine.latency import LatencyTable
+from solver.scheduling.engine.options import DEFAULT, SchedulingOptions
+from solver.scheduling.engine.pace import EnginePace
+from solver.scheduling.engine.selection import Selection
+from solver.scheduling.engine.waiting import WaitingWork
+
+_Held = tuple[Entry, RunningView]
+
+
+class QoServePolicy:
+    """
+    Dynamic chunks, hybrid priority, eager relegation, selective preemption, best-effort work.
+
+    An iteration only examines the running requests and the waiting ones that it starts; a request
+    costs O(log waiting).
+
+    Args:
+        latency: Latency table of the engine; `set_latency` replaces it by a better one.
+        options: Settings, and which parts of the policy are enabled.
+    """
+
+    def __init__(self, latency: LatencyTable, options: SchedulingOptions = DEFAULT) -> None:
+        self._options = options
+        self._pace = EnginePace(
+            latency, chunk_tokens=min(options.max_chunk_tokens, latency.max_tokens)
+        )
+        self._num_added = 0
+        self._num_iterations = 0
+        self._entries: dict[RequestId, Entry] = {}
+        self._waiting = WaitingWork(options)
+        self._history = DecodeHistory(default_tokens=options.default_decode_tokens)
+        self._service_s: dict[TenantId | None, Seconds] = {}
+        self._offered: list[Entry] = []
+        self._decode_limit_s = steady_limit_s if options.steady_pace else decode_slack_s
+        self._pace_limit_s = inf
+        """Longest iteration that the latest interactive work tolerates permanently."""
+
+    def set_latency(self, latency: LatencyTable) -> None:
+        """Use *latency* for decisions from now on."""
+        self._pace.latency = latency
+
+    def rank(self, request_id: RequestId) -> Rank:
+        """Rank of a known request."""
+        return self._entries[request_id].rank
+
+    def add(self, request: RequestView) -> None:
+        self._num_added += 1
+        entry = Entry(request, self._num_added)
+        entry.decode_tokens = self._history.expected_tokens(request.application, request.max_tokens)
+        weight = self._options.fairness_weight
+        if weight:
+            entry.service_s = weight * self._service_s.get(request.tenant, 0.0)
+        self._entries[request.request_id] = entry
+        self._waiting.push(entry)
+
+    def remove(self, request_id: RequestId) -> None:
+        entry = self._entries.pop(request_id, None)
+        if entry is None:
+            return
+        if entry in self._offered:
+            self._offered.remove(entry)
+        elif entry.waiting:
+            self._waiting.discard(entry)
+        else:
+            self._history.observe(entry.view.application, entry.output_tokens + 1)
+            if self._options.fairness_weight:
+                tokens = entry.view.prompt_tokens + entry.output_tokens + 1
+                tenant = entry.view.tenant
+                served_s = self._service_s.get(tenant, 0.0) + tokens * self._pace.token_s
+                self._service_s[tenant] = served_s
+
+    def observe(self, now: UnixTime, outcome: IterationOutcome) -> None:  # noqa: ARG002 - protocol
+        self._pace.observe(outcome.iteration)
+        for request_id in outcome.admitted:
+            entry = self._entries.get(request_id)
+            if entry is not None and entry in self._offered:
+                self._offered.remove(entry)
+                entry.waiting = False
+        self._take_back_offered()
+        for request_id in outcome.preempted:
+            entry = self._entries.get(request_id)
+            if entry is not None and not entry.waiting:
+                entry.prefill_tokens = entry.view.prompt_tokens + entry.output_tokens
+                self._waiting.push(entry)
+
+    def decide(self, now: UnixTime, batch: BatchState) -> IterationDecision:
+        self._take_back_offered()
+        self._num_iterations += 1
+        self._waiting.observe(self._pace.token_s)
+        decodes, prefills, best_effort_work, limit_s = self._survey(now, batch)
+        selection = Selection(
+            options=self._options,
+            pace=self._pace,
+            waiting=self._waiting,
+            now=now,
+            batch=batch,
+            decodes=decodes,
+            limit_s=limit_s,
+            offered=self._offered,
+            best_effort_work=best_effort_work,
+            allowance=Allowance(
+                self._options,
+                self._pace.latency,
+                batch,
+                decodes=decodes,
+                prefills=prefills,
+                limit_s=self._pace_limit_s,
+            ),
+            preferred=None
+            if self._num_iterations % self._options.aged_share
+            else self._waiting.aged(now),
+        )
+        selection.choose(prefills)
+        return IterationDecision(
+            order=self._order(selection),
+            token_budget=max(1, decodes.tokens + selection.budget_tokens),
+            per_request_cap=selection.cap(),
+            held=selection.held(),
+            preempted=selection.preempted(),
+        )
+
+    def _survey(
+        self, now: UnixTime, batch: BatchState
+    ) -> tuple[PlannedBatch, list[_Held], list[_Held], Seconds]:
+        """
+        Cost of decodes, running prefills, best-effort decodes, and the iteration's time limit.
+        """
+        entries = self._entries
+        decode_limit_s = self._decode_limit_s
+        decodes = PlannedBatch()
+        prefills: list[_Held] = []
+        best_effort_work: list[_Held] = []
+        num_decodes = context_tokens = 0
+        limit_s = least_tbt_s = inf
+        for run in batch.running:
+            entry = entries[run.request_id]
+            if run.is_prefill:
+                prefills.append((entry, run))
+                continue
+            num_decodes += 1
+            context_tokens += run.num_computed_tokens
+            entry.output_tokens = run.num_output_tokens
+            if entry.rank is Rank.BEST_EFFORT:
+                best_effort_work.append((entry, run))
+                continue
+            limit_s = min(limit_s, decode_limit_s(entry, run.num_output_tokens, now))
+            least_tbt_s = min(least_tbt_s, entry.tbt_s)
+        decodes.tokens = num_decodes
+        decodes.context_tokens = context_tokens
+        left = 1 - self._options.latency_margin
+        if limit_s != inf:
+            limit_s = min(left * limit_s, self._options.iteration_limit_s)
+        if least_tbt_s != inf:
+            self._pace_limit_s = min(left * least_tbt_s, self._options.iteration_limit_s)
+        return decodes, prefills, best_effort_work, limit_s
+
+    def _order(self, selection: Selection) -> Iterator[RequestId]:
+        """The chosen requests, then more in case the engine finds their prefixes cached."""
+        for entry in tuple(self._offered):
+            yield entry.view.request_id
+        while (more := selection.one_more()) is not None:
+            yield more.view.request_id
+
+    def _take_back_offered(self) -> None:
+        for entry in self._offered:
+            self._waiting.push(entry)
+        self._offered.clear()
+
+
+_ENOUGH = 10
+
+
+class DecodeHistory:
+    """
+    Expected answer lengths from finished requests: `moments.over_approximation`.
+
+    Source: QoServe §3.4.
+
+    Args:
+        default_tokens: Expected length of an application with fewer than ten answers so far.
+    """
+
+    def __init__(self, *, default_tokens: float) -> None:
+        self._default_tokens = default_tokens
+        self._moments: dict[str, RunningMoments] = {}
+        self._expected: dict[str, float] = {}
+
+    def observe(self, application: str, output_tokens: int) -> None:
+        """Learn from a request that finished with *output_tokens*."""
+        moments = self._moments.get(application)
+        if moments is None:
+            moments = self._moments[application] = RunningMoments()
+        moments.observe(output_tokens)
+        value = moments.value()
+        if value is not None and value.count >= _ENOUGH:
+            self._expected[application] = over_approximation(value)
+
+    def expected_tokens(self, application: str, max_tokens: int) -> float:
+        """Length assumed for planning, at most *max_tokens*."""
+        return min(max_tokens, self._expected.get(application, self._default_tokens))

@@ -1,0 +1,188 @@
+"""Engines under test: the simulated one, and vLLM where it is installed."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.agent.backends.base import EngineBackend, EngineRequest
+from services.agent.backends.settings import SimulatedSettings, VllmSettings
+from services.agent.backends.simulated.backend import SimulatedEngine
+from services.agent.backends.vllm.front.backend import VllmEngine
+from services.agent.backends.vllm.front.process import vllm_unavailable_reason
+from shared.contracts.base import ModelName, RequestId, Seconds
+from shared.contracts.errors import EngineError
+from shared.contracts.models import ModelEntry
+from shared.contracts.requests import FinishReason, Sampling, Tokens
+from shared.models.registry import ModelRegistry
+from shared.models.tiny import make_tiny_models
+from shared.runtime.clock import SystemClock
+from tests.requirements import absent
+
+LLAMA = ModelName("tiny-llama")
+OTHER = ModelName("tiny-llama-b")
+CRASH_TOKEN = 511
+
+_ids = count()
+
+
+def greedy(max_tokens: int = 24, **fields: Any) -> Sampling:
+    """Deterministic sampling of exactly *max_tokens*, unless *fields* override it."""
+    return Sampling(max_tokens=max_tokens, **({"temperature": 0, "ignore_eos": True} | fields))
+
+
+def prompt_of(length: int, first: int = 10) -> Tokens:
+    """An ordinary prompt, different for each *first*."""
+    return tuple(10 + (first + 7 * index) % 490 for index in range(length))
+
+
+@dataclass(frozen=True)
+class Answer:
+    token_ids: Tokens
+    finish_reason: FinishReason | None
+    cached_tokens: int
+    prefill_s: Seconds = 0.0
+
+
+@dataclass
+class EngineRig:
+    """A backend, with ways to kill and to query it."""
+
+    engine: EngineBackend
+    kill: Callable[[], Awaitable[None]]
+
+    @property
+    def host_pid(self) -> int:
+        """Pid of vLLM's engine host, which is also its process group."""
+        assert isinstance(self.engine, VllmEngine)
+        assert self.engine.host_pid is not None
+        return self.engine.host_pid
+
+    async def bring_up(self, model: ModelName = LLAMA) -> None:
+        """Start the engine and activate *model*."""
+        if not self.engine.alive:
+            await self.engine.start()
+        await self.engine.activate(model)
+
+    async def settled(self) -> None:
+        """Wait until the engine holds no request and no memory."""
+        async with asyncio.timeout(60):
+            while True:
+                state = self.engine.snapshot()
+                if (state.running, state.waiting, state.kv_utilization) == (0, 0, 0.0):
+                    return
+                await asyncio.sleep(0.01)
+
+    async def over(self, model: ModelName = LLAMA) -> int:
+        """
+        Wait until every abort so far has reached the engine, and its computed tokens are counted.
+
+        An engine frees an aborted run's memory before it counts the iteration in progress.
+        It runs iterations in sequence, so that a request sent here comes after that count.
+
+        Returns:
+            Tokens that this wait itself made the engine compute, none of them a decode.
+        """
+        question = prompt_of(2)
+        await self.ask(question, greedy(1), model=model)
+        await self.settled()
+        return len(question)
+
+    def request(self, prompt: Tokens, sampling: Sampling, **fields: Any) -> EngineRequest:
+        defaults = {"request_id": RequestId(f"request-{next(_ids)}"), "model": LLAMA}
+        return EngineRequest(prompt=prompt, sampling=sampling, **(defaults | fields))
+
+    async def ask(self, prompt: Tokens, sampling: Sampling, **fields: Any) -> Answer:
+        return await self.answer(self.request(prompt, sampling, **fields))
+
+    async def answer(self, request: EngineRequest, begun: asyncio.Event | None = None) -> Answer:
+        """Return the whole answer; sets *begun* with its first tokens."""
+        token_ids: list[int] = []
+        finish_reason, cached_tokens, prefill_s = None, 0, 0.0
+        async for output in self.engine.generate(request):
+            token_ids += output.token_ids
+            cached_tokens += output.cached_tokens
+            prefill_s += output.prefill_s
+            finish_reason = output.finish_reason
+            if begun is not None:
+                begun.set()
+        return Answer(tuple(token_ids), finish_reason, cached_tokens, prefill_s)
+
+
+def tiny_entries(directory: Path, *, weights: bool) -> tuple[ModelEntry, ...]:
+    registry = ModelRegistry.load(make_tiny_models(directory, weights=weights))
+    return tuple(registry.entry(base) for base in registry.bases)
+
+
+def simulated_rig(directory: Path) -> EngineRig:
+    settings = SimulatedSettings(
+        time_scale=0.2, cold_activation_s=0.1, warm_activation_s=0.05, crash_on_token=CRASH_TOKEN
+    )
+    engine = SimulatedEngine(tiny_entries(directory, weights=False), settings, SystemClock())
+
+    async def kill() -> None:
+        with pytest.raises(EngineError, match="injected"):
+            await EngineRig(engine, kill).ask((CRASH_TOKEN,), greedy())
+
+    return EngineRig(engine, kill)
+
+
+def vllm_rig(directory: Path, **fields: Any) -> EngineRig:
+    """vLLM with its own scheduling, unless *fields* of its settings override it."""
+    reason = vllm_unavailable_reason()
+    if reason is not None:
+        absent(reason, "vllm")
+    settings = VllmSettings(
+        **({"log_path": str(directory / "vllm.log"), "policy": "stock"} | fields)
+    )
+    engine = VllmEngine(tiny_entries(directory, weights=True), settings)
+
+    async def kill() -> None:
+        """Kill the serving engine core; the host survives."""
+        cores = [pid for pid in group_members(engine.host_pid or 0) if is_engine_core(pid)]
+        assert cores
+        for pid in cores:
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, signal.SIGKILL)
+
+    return EngineRig(engine, kill)
+
+
+def vllm_policy_rig(directory: Path) -> EngineRig:
+    """vLLM with a Headway policy in its engine core."""
+    return vllm_rig(directory, policy="qoserve")
+
+
+RIGS: dict[str, Callable[[Path], EngineRig]] = {
+    "simulated": simulated_rig,
+    "vllm": vllm_rig,
+    "vllm-policy": vllm_policy_rig,
+}
+
+
+def group_members(group: int) -> list[int]:
+    """Processes of the process group, without zombies."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, member_of = stat.read_text().rpartition(")")[2].split()[:3]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended meanwhile
+        if int(member_of) == group and state != "Z":
+            members.append(int(stat.parent.name))
+    return members
+
+
+def is_engine_core(pid: int) -> bool:
+    """Return whether *pid* is named a vLLM engine core; ended processes are not."""
+    try:
+        return b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False

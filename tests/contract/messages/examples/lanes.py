@@ -1,0 +1,3 @@
+"""The lane of all examples."""
+
+LANE = "lane.2.tiny.high.3.w1"

@@ -1,0 +1,40 @@
+"""
+One example of every message; `python -m tests.contract.messages.golden_messages` writes missing
+files.
+
+The examples are in `tests.contract.messages.examples`, by contract module. A golden file is never
+overwritten: other bytes for the same message break running peers.
+"""
+
+from pathlib import Path
+
+from shared.contracts.base import Message, encode, tag_of
+from tests.contract.messages.examples import (
+    control,
+    estimates,
+    plans,
+    requests,
+    routing,
+    telemetry,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+EXAMPLES: tuple[Message, ...] = (
+    *control.EXAMPLES,
+    *estimates.EXAMPLES,
+    *plans.EXAMPLES,
+    *requests.EXAMPLES,
+    *routing.EXAMPLES,
+    *telemetry.EXAMPLES,
+)
+
+
+def golden_file(message: Message) -> Path:
+    return GOLDEN / f"{tag_of(type(message))}.json"
+
+
+if __name__ == "__main__":
+    for example in EXAMPLES:
+        if not golden_file(example).exists():
+            golden_file(example).write_bytes(encode(example))

@@ -1,0 +1,112 @@
+"""A scheduling policy that records its inputs and decisions, and an engine that uses one."""
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from shared.contracts.base import RequestId, Seconds, UnixTime
+from solver.scheduling.engine.decision import (
+    BatchState,
+    IterationDecision,
+    IterationOutcome,
+    RequestView,
+    SchedulingPolicy,
+)
+
+PATH_VARIABLE = "HEADWAY_TEST_RECORDING"
+
+
+class Step(msgspec.Struct, kw_only=True):
+    """One iteration as the policy saw it."""
+
+    now: UnixTime
+    free_kv_tokens: int
+    added: list[RequestView] = msgspec.field(default_factory=list)
+    """Requests added since the previous iteration."""
+    computed: dict[RequestId, int] = msgspec.field(default_factory=dict)
+    """Tokens that each running request had before the iteration."""
+    admitted: list[RequestId] = msgspec.field(default_factory=list)
+    preempted: list[RequestId] = msgspec.field(default_factory=list)
+    num_held: int = 0
+    tokens: int = 0
+    num_decodes: int = 0
+    duration_s: Seconds = 0.0
+
+    @property
+    def counts(self) -> tuple[object, ...]:
+        """The parts on which two engines must agree."""
+        running = tuple(sorted(self.computed.items()))
+        starts = tuple(sorted(self.admitted)), tuple(sorted(self.preempted))
+        return running, starts, self.tokens, self.num_decodes
+
+
+@dataclass
+class RecordingPolicy:
+    """
+    Decides like *inner*; appends each iteration to *path*, if given, and to `steps`.
+
+    Args:
+        inner: The deciding policy.
+        durations: Iteration times passed to *inner* instead of the engine's.
+    """
+
+    inner: SchedulingPolicy
+    path: Path | None = None
+    durations: list[Seconds] | None = None
+    steps: list[Step] = field(default_factory=list)
+    _added: list[RequestView] = field(default_factory=list)
+
+    def add(self, request: RequestView) -> None:
+        self._added.append(request)
+        self.inner.add(request)
+
+    def remove(self, request_id: RequestId) -> None:
+        self.inner.remove(request_id)
+
+    def decide(self, now: UnixTime, batch: BatchState) -> IterationDecision:
+        self._write()
+        decision = self.inner.decide(now, batch)
+        self.steps.append(
+            Step(
+                now=now,
+                free_kv_tokens=batch.free_kv_tokens,
+                added=self._added,
+                computed={run.request_id: run.num_computed_tokens for run in batch.running},
+                num_held=len(decision.held),
+            )
+        )
+        self._added = []
+        return decision
+
+    def observe(self, now: UnixTime, outcome: IterationOutcome) -> None:
+        """Engines may report once, or first what started and then its duration."""
+        step = self.steps[-1]
+        step.admitted += outcome.admitted
+        step.preempted += outcome.preempted
+        step.tokens = outcome.iteration.compute_tokens
+        step.num_decodes = outcome.iteration.num_decodes
+        step.duration_s = outcome.iteration.duration_s
+        if self.durations is not None:
+            iteration = msgspec.structs.replace(
+                outcome.iteration, duration_s=self.durations[len(self.steps) - 1]
+            )
+            outcome = replace(outcome, iteration=iteration)
+        self.inner.observe(now, outcome)
+
+    def _write(self) -> None:
+        """Append the iteration that is now complete."""
+        if self.path is not None and self.steps:
+            with self.path.open("ab") as file:
+                file.write(msgspec.json.encode(self.steps.pop()) + b"\n")
+
+
+def recording(inner: SchedulingPolicy) -> RecordingPolicy:
+    """Wrap *inner* to record to the file that the environment names."""
+    return RecordingPolicy(inner, Path(os.environ[PATH_VARIABLE]))
+
+
+def read_steps(path: Path) -> list[Step]:
+    """All iterations but the last, which may be incomplete."""
+    return [msgspec.json.decode(line, type=Step) for line in path.read_bytes().splitlines()]

@@ -1,0 +1,93 @@
+"""`headway profile`, as users start it."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ops.profiling.__main__ import main
+from ops.sim.profiles import load
+
+SMALL = ["--chunks", "16,256", "--contexts", "64", "--batches", "2", "--repeats", "2"]
+
+
+def profiled(tmp_path: Path, *more: str) -> int:
+    out, models = tmp_path / "engine.json", tmp_path / "models"
+    arguments = [*SMALL, "--out", str(out), "--models-dir", str(models)]
+    return main([*arguments, *more])
+
+
+def test_simulated_engine_gives_a_profile_that_the_simulator_reads(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    picture = tmp_path / "engine.png"
+    code = profiled(tmp_path, "--json", "--plot", str(picture))
+    printed = capfd.readouterr()
+    report = msgspec.json.decode(printed.out)
+    found = load(str(tmp_path / "engine.json"))
+
+    assert code == 0
+    assert found.name == "tiny-llama/simulated"
+    # The simulated engine's own: 5 ms and 40 us per token.
+    assert found.latency.predict_s(256, 256 * 128, 0) == pytest.approx(0.0159, rel=0.05)
+    assert report["profile"]["num_iterations"] == sum(each["samples"] for each in report["cells"])
+    assert report["profile"]["latency_error"] < 0.05
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "row 2 of 2" in printed.err
+
+
+def test_text_output_has_the_coefficients(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    assert profiled(tmp_path, "--model", "tiny-qwen") == 0
+    printed = capfd.readouterr().out
+    assert printed.startswith("tiny-qwen on simulated, simulated: ")
+    assert "linear_s" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        (["--chunks", "16,many"], "'16,many' is not a list of integers N,N,…"),
+        (["--batches", "0"], "'0': each value must be at least 1"),
+        (["--repeats", "1"], "repeats must be at least 2, since one is used for validation: 1"),
+        (["--model", "tiny-gpt"], "--model: 'tiny-gpt' must be one of tiny-llama"),
+        (["--chunks", "4000"], "chunks: 4000 is above the limit of 3840"),
+        (["--out", "/nowhere/profile.json"], "--out: /nowhere is not a directory"),
+    ],
+)
+def test_invalid_option_is_refused_by_name(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], printed: str
+):
+    try:
+        code = profiled(tmp_path, *arguments)
+    except SystemExit as ended:  # raised by the argument parser
+        code = ended.code
+
+    shown = capfd.readouterr().err
+    assert code == 2
+    assert printed in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    ("picture", "printed"),
+    [
+        ("engine.nothing", "--plot: '.nothing' must be one of"),
+        ("no/engine.png", "no is not a directory"),
+    ],
+)
+def test_unwritable_plot_is_refused_before_measuring(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], picture: str, printed: str
+):
+    assert profiled(tmp_path, "--plot", str(tmp_path / picture)) == 2
+    shown = capfd.readouterr().err
+    assert printed in shown
+    assert "repeat" not in shown
+
+
+def test_missing_matplotlib_error_names_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert profiled(tmp_path, "--plot", "engine.png") == 2
+    assert "--plot needs matplotlib" in capfd.readouterr().err

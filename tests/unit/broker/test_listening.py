@@ -1,0 +1,49 @@
+"""Listening to soft state: decoded messages in order, other kinds skipped, nothing left behind."""
+
+import asyncio
+
+from shared.broker import topology
+from shared.broker.listening import listening
+from shared.broker.memory.broker import MemoryBroker
+from shared.broker.memory.hub import MemoryHub
+from shared.broker.protocol import OutMessage
+from shared.contracts.base import Decoder, encode
+from shared.contracts.control import LaneNonempty
+
+DECODE: Decoder[LaneNonempty] = Decoder(LaneNonempty)
+
+
+async def test_messages_of_the_kind_arrive_in_order_and_others_are_skipped():
+    hub, queue = MemoryHub(), topology.temporary_queue("test")
+    heard: asyncio.Queue[LaneNonempty] = asyncio.Queue()
+    first, second = LaneNonempty(queue="lane.a"), LaneNonempty(queue="lane.b")
+    async with MemoryBroker(hub) as far, MemoryBroker(hub) as near:
+        await topology.declare(near)
+        bindings = [(topology.TELEMETRY, "a"), (topology.CONTROL, "b")]
+        async with listening(near, queue, DECODE, bindings, heard.put_nowait):
+            for exchange, key, body in (
+                (topology.TELEMETRY, "a", encode(first)),
+                (topology.TELEMETRY, "a", b'{"kind":"newer.v9"}'),
+                (topology.TELEMETRY, "a", b"not JSON"),
+                (topology.TELEMETRY, "unbound", encode(first)),
+                (topology.CONTROL, "b", encode(second)),
+            ):
+                await far.publish(exchange, key, OutMessage(body=body))
+
+            assert [await heard.get(), await heard.get()] == [first, second]
+        assert heard.empty()
+
+
+async def test_no_message_arrives_after_the_block():
+    hub, queue = MemoryHub(), topology.temporary_queue("test")
+    heard: list[LaneNonempty] = []
+    async with MemoryBroker(hub) as far, MemoryBroker(hub) as near:
+        await topology.declare(near)
+        async with listening(near, queue, DECODE, [(topology.TELEMETRY, "a")], heard.append):
+            pass
+        await far.publish(
+            topology.TELEMETRY, "a", OutMessage(body=encode(LaneNonempty(queue="lane.a")))
+        )
+        await asyncio.sleep(0)
+
+    assert heard == []

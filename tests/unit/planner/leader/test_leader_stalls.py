@@ -1,0 +1,34 @@
+"""A stalled leader does not declare peers lost for messages it could not read."""
+
+from shared.runtime.stall_detector import StallDetector
+from tests.unit.planner.leader_rig import LeaderRig, settled, status
+
+
+class Stalling:
+    """The stall clock of a process."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_stalled_leader_declares_no_instance_lost(cluster: LeaderRig):
+    leader = await settled(cluster, instance_timeout_s=5.0)
+    own = Stalling()
+    leader.attention = StallDetector(own)
+    await cluster.hear(status())
+    cluster.clock.advance(30.0)
+    own.now += 30.0
+    await leader.plan()
+
+    assert leader.state.instances
+    assert not leader.claims.lost
+    # From then on silence counts.
+    for _ in range(6):
+        cluster.clock.advance(1.0)
+        own.now += 1.0
+        await leader.attend()
+    await leader.plan()
+    assert not leader.state.instances

@@ -1,0 +1,97 @@
+"""Scaling advice: required instances of each kind of device."""
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from shared.contracts.base import InstanceId, ModelName
+from solver.planning.capacity.advice import AdviceOptions, DeviceAdvice, scale_advice
+from solver.planning.problem.snapshot import ClusterSnapshot, InstanceView, ServiceRates
+from tests.unit.solver.planning.groups import a_group
+
+A, B = ModelName("a"), ModelName("b")
+OPTIONS = AdviceOptions(target=0.95, most=6, start_s=0.0, budget_s=0.02)
+
+
+def an_instance(name: str, device: str, *models: ModelName) -> InstanceView:
+    return InstanceView(
+        instance_id=InstanceId(name),
+        device=device,
+        active=models[0],
+        activate_s=dict.fromkeys(models, 1.0),
+    )
+
+
+def a_snapshot(num_groups: int) -> ClusterSnapshot:
+    """Groups of a thousand tokens, due in 60 s; 10 s of work each on the fast device."""
+    return ClusterSnapshot(
+        now=100.0,
+        groups=tuple(a_group(A, number) for number in range(num_groups)),
+        instances=(an_instance("f", "fast", A), an_instance("s", "slow", A)),
+        rates={
+            ("fast", A): ServiceRates(token_rate_per_s=100.0),
+            ("slow", A): ServiceRates(token_rate_per_s=25.0),
+            ("other", A): ServiceRates(token_rate_per_s=100.0),
+        },
+    )
+
+
+def advise(snapshot: ClusterSnapshot, options: AdviceOptions = OPTIONS) -> dict[str, DeviceAdvice]:
+    ticks = count()
+    advice = scale_advice(
+        snapshot,
+        importance_weight={"high": 4.0, "low": 1.0},
+        options=options,
+        clock=lambda: 0.001 * next(ticks),
+        seed=1,
+    )
+    return {each.device: each for each in advice}
+
+
+def test_a_feasible_load_needs_no_further_instance():
+    assert {name: each.instances for name, each in advise(a_snapshot(4)).items()} == {
+        "fast": 1,
+        "slow": 1,
+    }
+
+
+def test_more_slow_devices_than_fast_ones_are_needed():
+    """Twelve groups take 120 s of the fast device; 60 s are available."""
+    advice = advise(a_snapshot(12))
+
+    assert advice["fast"].present == advice["slow"].present == 1
+    assert 1 < advice["fast"].instances < advice["slow"].instances
+    assert all((each.attainment or 0.0) >= OPTIONS.target for each in advice.values())
+
+
+def test_no_number_helps_when_a_new_instance_comes_too_late():
+    advice = advise(a_snapshot(20), replace(OPTIONS, start_s=500.0))["fast"]
+
+    assert (advice.bound, advice.confirmed, advice.instances) == (None, None, 1)
+
+
+def test_the_bound_is_advised_if_no_plan_meets_the_target():
+    """One group of 100 s is due in 60: two instances could share it, a plan does not."""
+    whole = replace(a_snapshot(1), groups=(a_group(A, 0, num_requests=100),))
+    snapshot = replace(whole, instances=whole.instances[:1])
+    advice = advise(snapshot)["fast"]
+
+    assert advice.confirmed is None
+    assert advice.bound is not None
+    assert 2 <= 1 + advice.bound == advice.instances < 1 + OPTIONS.most
+
+
+def test_advice_respects_its_maximum():
+    advice = advise(a_snapshot(40), replace(OPTIONS, most=2))["fast"]
+
+    assert (advice.confirmed, advice.instances) == (None, 3)
+
+
+@pytest.mark.parametrize("models", [(B,), (B, A)])
+def test_a_device_without_the_model_cannot_help(models: tuple[ModelName, ...]):
+    snapshot = a_snapshot(20)
+    other = an_instance("o", "other", *models)
+    advice = advise(replace(snapshot, instances=(*snapshot.instances, other)))["other"]
+
+    assert (advice.instances > 1) == (A in models)

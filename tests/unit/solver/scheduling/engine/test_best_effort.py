@@ -1,0 +1,112 @@
+"""Best-effort work beside interactive work: its limits, and how it yields."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from shared.contracts.base import RequestId
+from tests.unit.solver.scheduling.best_effort_rig import CHAT, DUMP, OPTIONS, Rig
+
+
+def test_best_effort_takes_what_the_pace_leaves() -> None:
+    """100 ms: one decode and 1000 tokens of its context take 1.1 ms, the rest 989 tokens."""
+    rig = Rig()
+    rig.start("chat", CHAT, computed=1000, outputs=1)
+    rig.wait("dump", DUMP, prompt=8000)
+    decision = rig.decide()
+
+    assert list(decision.order) == ["dump"]
+    assert decision.token_budget == 990
+
+
+def test_a_steady_pace_holds_whatever_time_was_saved_or_lost() -> None:
+    """QoServe would use the saved time, and ignore a request whose first token was late."""
+    steady, saving = Rig(), Rig(replace(OPTIONS, steady_pace=False))
+    for rig in (steady, saving):
+        rig.start("chat", CHAT, computed=1000, outputs=1)
+        rig.wait("dump", DUMP, prompt=8000)
+
+    assert steady.decide(0.0).token_budget == steady.decide(5.0).token_budget == 990
+    assert saving.decide(0.0).token_budget == 2500
+
+
+def test_offline_decodes_set_no_pace() -> None:
+    rig = Rig()
+    rig.start("dump", DUMP, computed=1000, outputs=1)
+    rig.wait("more", DUMP, prompt=8000)
+
+    assert rig.decide().token_budget == 2500
+
+
+def test_waiting_online_work_takes_the_kv_of_offline_decodes() -> None:
+    rig = Rig()
+    rig.start("done", DUMP, computed=1002, outputs=3)
+    rig.start("new", DUMP, computed=1001, outputs=2)
+    rig.free_kv_tokens = 100
+    rig.wait("chat", CHAT, prompt=1000)
+    decision = rig.decide()
+
+    assert decision.preempted == {"new"}
+    assert next(iter(decision.order)) == "chat"
+
+
+def test_offline_decodes_are_preempted_only_if_enabled() -> None:
+    rig = Rig(replace(OPTIONS, best_effort_yields=False))
+    rig.start("new", DUMP, computed=1001, outputs=2)
+    rig.free_kv_tokens = 100
+    rig.wait("chat", CHAT, prompt=1000)
+
+    assert rig.decide().preempted == frozenset()
+
+
+def test_offline_work_makes_room_before_online_decodes_run_out() -> None:
+    rig = Rig()
+    rig.start("chat", CHAT, computed=1000, outputs=1)
+    rig.start("dump", DUMP, computed=1001, outputs=2)
+    rig.free_kv_tokens = 16
+
+    assert rig.decide().preempted == {"dump"}
+
+
+def test_offline_work_does_not_begin_in_the_reserve() -> None:
+    rig = Rig(replace(OPTIONS, best_effort_kv_reserve=0.5))
+    rig.start("chat", CHAT, computed=1000, outputs=1)
+    rig.wait("dump", DUMP, prompt=6000)
+    rig.free_kv_tokens = 11_000
+    in_reserve = list(rig.decide().order)
+    rig.free_kv_tokens = 20_000
+
+    assert in_reserve == []
+    assert list(rig.decide().order) == ["dump"]
+
+
+def test_a_lull_does_not_fill_the_engine_with_offline_decodes() -> None:
+    """
+    The limit of the last online work still applies: 50 of 100 ms hold 50,000 tokens of context.
+    """
+    rig = Rig(replace(OPTIONS, best_effort_decode_share=0.5))
+    rig.start("chat", CHAT, computed=1000, outputs=1)
+    rig.decide()
+    rig.policy.remove(RequestId("chat"))
+    rig.running = []
+    rig.start("dump", DUMP, computed=40_000, prompt=40_000, outputs=1)
+    rig.wait("more", DUMP, prompt=11_000)
+
+    assert list(rig.decide().order) == []
+
+
+@pytest.mark.parametrize(("prompt", "held"), [(400, set()), (600, {"dump"})])
+def test_running_best_effort_pauses_instead_of_cutting_an_online_chunk(
+    prompt: int, held: set[str]
+) -> None:
+    """The engine would serve it first; a cap that keeps 600 of 989 tokens free cuts both."""
+    rig = Rig()
+    rig.start("chat", CHAT, computed=1000, outputs=1)
+    rig.start("dump", DUMP, computed=16, prompt=8000)
+    rig.wait("new", CHAT, prompt=prompt)
+    decision = rig.decide()
+
+    assert next(iter(decision.order)) == "new"
+    assert decision.held == held
+    assert (decision.per_request_cap or inf) >= prompt

@@ -1,0 +1,25 @@
+"""Expected answer lengths."""
+
+import pytest
+
+from solver.scheduling.engine.qoserve import DecodeHistory
+
+
+def test_expected_length_is_mean_plus_two_deviations_of_the_application() -> None:
+    history = DecodeHistory(default_tokens=50)
+    for _ in range(50):
+        history.observe("chat", 10)
+        history.observe("chat", 30)
+
+    assert history.expected_tokens("chat", 1000) == pytest.approx(20 + 2 * 10, rel=0.02)
+
+
+def test_an_application_without_history_has_the_default() -> None:
+    history = DecodeHistory(default_tokens=50)
+    history.observe("chat", 10)
+
+    assert history.expected_tokens("chat", 1000) == 50
+
+
+def test_expected_length_respects_the_limit() -> None:
+    assert DecodeHistory(default_tokens=50).expected_tokens("chat", 7) == 7
