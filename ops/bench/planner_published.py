@@ -64,7 +64,8 @@ def counted(seed: int, num_requests: int) -> LeaderState:
             at=NOW,
             layout=LAYOUT.version,
             lanes=tuple(counter.total(lane) for lane, counter in counters.items()),
-        )
+        ),
+        NOW,
     )
     state.waiting = {lane: counter.arrivals.total for lane, counter in counters.items()}
     for index in range(NUM_INSTANCES):

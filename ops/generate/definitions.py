@@ -18,8 +18,8 @@ from shared.broker.arguments import exchange_arguments, queue_arguments
 
 _NOTHING = "^$"
 _ALL = ".*"
-_WORK = r"(?:lane|overflow|resume|relegated|inbox)\..*"
-_COMPANIONS = r"(?:resume|relegated|inbox)\..*"
+_WORK = r"(?:lock\.)?(?:lane|overflow|resume|relegated|inbox)\..*"
+_COMPANIONS = r"(?:lock\.)?(?:resume|relegated|inbox)\..*"
 _REPLY = r"reply\..*"
 
 Definitions = dict[str, Any]

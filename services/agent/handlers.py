@@ -15,11 +15,14 @@ from services.agent.residency import ModelResidency
 from services.agent.state import AgentState, Ending
 from shared.broker.consumer import Handler
 from shared.broker.protocol import Delivery
+from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import Message
 from shared.contracts.control import (
     DrainInstance,
     LaneNonempty,
     LsoCommand,
+    QueuesRetired,
+    QueuesRetiring,
     RequestCancel,
     RunStop,
     SnapshotRequested,
@@ -40,11 +43,25 @@ class Context:
     commands: LsoCommands
     endings: Endings
     reporter: Reporter
+    queues: WorkQueues
     stop: asyncio.Event
 
 
 async def on_lane_nonempty(message: LaneNonempty, ctx: Context, _delivery: Delivery) -> None:
     ctx.residency.noticed(message.queue)
+
+
+async def on_queues_retiring(message: QueuesRetiring, ctx: Context, _delivery: Delivery) -> None:
+    """Release queues that the leader is about to delete, stop polling them and report that."""
+    ctx.queues.release(message.queues)
+    ctx.residency.retiring(message.queues)
+    await ctx.reporter.report()
+
+
+async def on_queues_retired(message: QueuesRetired, ctx: Context, _delivery: Delivery) -> None:
+    """Forget deleted queues; poll the others again."""
+    ctx.queues.forget(message.deleted + message.kept)
+    ctx.residency.retired(deleted=message.deleted, kept=message.kept)
 
 
 async def on_plan(message: PlanPublished, ctx: Context, _delivery: Delivery) -> None:
@@ -104,6 +121,8 @@ async def on_snapshot_requested(
 
 HANDLERS: dict[type[Message], Handler[Context]] = {
     LaneNonempty: on_lane_nonempty,
+    QueuesRetiring: on_queues_retiring,
+    QueuesRetired: on_queues_retired,
     PlanPublished: on_plan,
     Profile: on_profile,
     RunStop: on_run_stop,

@@ -1,18 +1,19 @@
 """Messages of the agent to producers and queues."""
 
+import asyncio
 import contextlib
 
 import structlog
 
 from shared.broker import topology
-from shared.broker.lane_notify import notify_nonempty
 from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
 from shared.broker.retry import (
+    Backoff,
     publish_until_confirmed,
     publish_until_routed,
     send_best_effort,
-    until_available,
 )
+from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import InstanceId, RequestId, UnixTime, encode
 from shared.contracts.errors import BrokerUnavailableError
 from shared.contracts.requests import (
@@ -26,6 +27,7 @@ from shared.contracts.requests import (
 )
 
 log = structlog.get_logger()
+BACKOFF = Backoff()
 
 
 class Outbox:
@@ -33,14 +35,15 @@ class Outbox:
     Publishes for one agent. Tokens are batched per reply destination and sent unconfirmed.
 
     Args:
+        queues: The work queues of this process.
         instance_id: Written into every message.
     """
 
-    def __init__(self, broker: Broker, instance_id: InstanceId) -> None:
+    def __init__(self, broker: Broker, queues: WorkQueues, instance_id: InstanceId) -> None:
         self._broker = broker
+        self._queues = queues
         self._instance_id = instance_id
         self._pending: dict[str, dict[str, TokenChunk]] = {}
-        self._declared: set[str] = set()
 
     async def run_started(self, reply_to: str, message: RunStarted) -> None:
         """Announce a run, before its tokens."""
@@ -132,15 +135,11 @@ class Outbox:
             correlation_id=request.request_id,
             reply_to=request.reply_to,
         )
-        while True:
-            if queue not in self._declared:
-                await until_available(lambda: topology.declare_work_queue(self._broker, queue))
-                self._declared.add(queue)
-            outcome = await publish_until_confirmed(self._broker, topology.LANES, queue, message)
-            if outcome is PublishOutcome.CONFIRMED:
+        for delay_s in BACKOFF.delays():
+            if await self._queues.publish(queue, message) is PublishOutcome.CONFIRMED:
                 break
-            self._declared.discard(queue)
-        await notify_nonempty(self._broker, queue)
+            await asyncio.sleep(delay_s)
+        await self._queues.notify(queue)
 
     async def dead_letter(self, request: QueuedRequest, error: ErrorInfo) -> None:
         """Copy a request that cannot be served to the dead letters, with the reason."""

@@ -65,7 +65,11 @@ class Puller:
         self._settings = settings
         self._bounds = settings.bounds
         self._clock = clock
-        broker.on_connection_lost(lambda: state.order.look_again(clock.now()))
+        broker.on_connection_lost(self._on_connection_lost)
+
+    def _on_connection_lost(self) -> None:
+        self._state.totals.connections_lost += 1
+        self._state.order.look_again(self._clock.now())
 
     async def work(self, stop: asyncio.Event) -> None:
         """Pull while there are requests and room, until *stop*."""
@@ -108,13 +112,13 @@ class Puller:
 
     async def _pull(self, source: Source) -> bool:
         """Pull the head of *source*; return whether the queue had a request."""
-        self._state.pulling += 1
+        self._state.pulls[source.queue] += 1
         try:
             delivery = await self._head(source.queue)
             if delivery is not None:
                 await self._taken(delivery, source)
         finally:
-            self._state.pulling -= 1
+            self._state.pulls[source.queue] -= 1
         return delivery is not None
 
     async def _taken(self, delivery: Delivery, source: Source) -> None:

@@ -9,6 +9,7 @@ from services.agent.state import AgentState
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_best_effort
+from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import Message, encode, tag_of
 from shared.contracts.routing import Prefill, PrefillsObserved
 from shared.contracts.telemetry import (
@@ -30,6 +31,7 @@ class Reporter:
     Publishes the agent's status and events.
 
     Args:
+        queues: The work queues of this process.
         bounds: Bounds of pulling that are settings.
         observer: Provides the inputs for the choice of operations.
     """
@@ -40,6 +42,7 @@ class Reporter:
         state: AgentState,
         engine: EngineBackend,
         broker: Broker,
+        queues: WorkQueues,
         bounds: PullBounds,
         observer: Observer,
         clock: Clock,
@@ -49,6 +52,7 @@ class Reporter:
         self._observer = observer
         self._engine = engine
         self._broker = broker
+        self._queues = queues
         self._clock = clock
         self._seq = 0
 
@@ -82,6 +86,8 @@ class Reporter:
             takes_in=may_pull(state) and self._engine.alive,
             totals=state.totals.frozen(),
             pulled_by_lane=dict(state.totals.by_lane),
+            put=dict(self._queues.put),
+            released=tuple(name for name in self._queues.released if not state.uses(name)),
             pulled_to=dict(state.totals.pulled_to),
             capabilities=tuple(sorted(capability.value for capability in identity.capabilities)),
             swapped_out=len(state.swapped_out),

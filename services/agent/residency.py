@@ -29,6 +29,8 @@ from solver.planning.lso.situation import HeadChange
 log = structlog.get_logger()
 CHECK_PERIOD_S = 0.2
 RESTART_PAUSE_S = 1.0
+RETIREMENT_S = 15.0
+"""Longest time of a leader's attempt to delete a queue."""
 NOTICE_MEMORY_S = 300.0
 
 
@@ -106,6 +108,22 @@ class ModelResidency:
             self._state.pull_wake.set()
         elif not known and model_of(queue) in (self._state.model, None):
             self._changed.set()
+
+    def retiring(self, queues: tuple[str, ...]) -> None:
+        """Do not poll *queues*, which the leader is about to delete; a notice ends this."""
+        until = self._clock.now() + RETIREMENT_S
+        for queue in queues:
+            self._state.order.pause(queue, until)
+
+    def retired(self, *, deleted: tuple[str, ...], kept: tuple[str, ...]) -> None:
+        """Handle the end of a retirement."""
+        now = self._clock.now()
+        for queue in deleted:
+            self._state.noticed.pop(queue, None)
+            self._state.order.absent(queue, now, asked_at=now)
+        for queue in kept:
+            self._state.order.nonempty(queue, now)
+        self._state.pull_wake.set()
 
     async def work(self, stop: asyncio.Event) -> None:
         """Follow plans and keep the engine running until *stop*."""
@@ -279,14 +297,16 @@ class ModelResidency:
         state.noticed = {
             queue: at for queue, at in state.noticed.items() if now - at < NOTICE_MEMORY_S
         }
-        lanes = {
-            quota.lane
-            for segment in (state.plan.queue.segments if state.plan else ())
-            if segment.model == state.model
-            for quota in segment.lanes
-        }
-        lanes.update(queue for queue in state.noticed if model_of(queue) == state.model)
-        sources = sources_of(state.instance_id, state.model, lanes, self._layout)
+        known = {*state.noticed, *(state.plan.work_queues if state.plan else ())}
+        queues = {queue for queue in known if model_of(queue) == state.model}
+        if state.plan is not None:
+            queues.update(
+                quota.lane
+                for segment in state.plan.queue.segments
+                if segment.model == state.model
+                for quota in segment.lanes
+            )
+        sources = sources_of(state.instance_id, queues, self._layout)
         state.order.set_sources(sources, now)
         state.pull_wake.set()
 

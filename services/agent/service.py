@@ -29,10 +29,12 @@ from services.agent.state import AgentState
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher
 from shared.broker.protocol import BindingSpec, Broker
+from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import InstanceId, ModelName
 from shared.contracts.errors import EngineError, SettingsError
 from shared.contracts.lanes import inbox_name
 from shared.contracts.models import ModelEntry
+from shared.contracts.telemetry import source_name
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
 from shared.runtime.cli import Ports
@@ -113,7 +115,8 @@ class _Agent:
             window=Window(aging_bound_s=settings.pull.aging_bound_s),
             order=PullOrder(poll_s=settings.pull.poll_s),
         )
-        self._outbox = Outbox(broker, state.instance_id)
+        self._queues = WorkQueues(broker, source_name(state.instance_id, state.incarnation))
+        self._outbox = Outbox(broker, self._queues, state.instance_id)
         observer = Observer(
             state=state,
             engine=engine,
@@ -127,6 +130,7 @@ class _Agent:
             state=state,
             engine=engine,
             broker=broker,
+            queues=self._queues,
             bounds=settings.pull.bounds,
             observer=observer,
             clock=clock,
@@ -277,6 +281,7 @@ class _Agent:
             commands=self._commands,
             endings=self._endings,
             reporter=self._reporter,
+            queues=self._queues,
             stop=stop,
         )
         handle = Dispatcher(HANDLERS, context).handle

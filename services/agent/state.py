@@ -3,7 +3,7 @@
 import asyncio
 import math
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -137,6 +137,7 @@ class Totals:
     failed: int = 0
     evicted: int = 0
     swapped_out: int = 0
+    connections_lost: int = 0
     relegated: int = 0
     swaps: int = 0
     crashes: int = 0
@@ -160,6 +161,7 @@ class Totals:
             failed=self.failed,
             evicted=self.evicted,
             swapped_out=self.swapped_out,
+            connections_lost=self.connections_lost,
             relegated=self.relegated,
             swaps=self.swaps,
             crashes=self.crashes,
@@ -185,8 +187,8 @@ class AgentState:
     """
     departed: OrderedDict[RequestId, str] = field(default_factory=OrderedDict)
     """Request that left recently -> its outcome."""
-    pulling: int = 0
-    """Number of pulls in progress."""
+    pulls: Counter[str] = field(default_factory=Counter)
+    """Queue -> number of pulls in progress."""
     cancelled: OrderedDict[tuple[RequestId, str | None], None] = field(default_factory=OrderedDict)
     """Cancelled requests, by id and reply queue."""
     plan: PlanPublished | None = None
@@ -279,6 +281,22 @@ class AgentState:
         self.cancelled[request_id, reply_to] = None
         while len(self.cancelled) > CANCELLED_MEMORY:
             self.cancelled.popitem(last=False)
+
+    @property
+    def pulling(self) -> int:
+        """Number of pulls in progress."""
+        return self.pulls.total()
+
+    def uses(self, queue: str) -> bool:
+        """Return whether a request pulled from *queue* is held, or one is being pulled."""
+        held = (
+            *self.pulled.values(),
+            *(run.pulled for run in self.runs.values()),
+            *(swapped.pulled for swapped in self.swapped_out.values()),
+        )
+        return self.pulls[queue] > 0 or any(
+            delivery.queue == queue for pulled in held for delivery in pulled.deliveries
+        )
 
     @property
     def num_waiting(self) -> int:

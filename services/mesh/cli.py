@@ -16,7 +16,7 @@ from rich.table import Table
 from services.mesh import arguments, dead_letters
 from services.mesh.checkout_verbs import PROGRAMS, run_from_checkout
 from services.mesh.launch import mesh_of
-from services.mesh.queues import ask_leader, count_queues
+from services.mesh.queues import ask_leader, count_queues, meaning_of
 from services.mesh.spec import AgentSpec, MeshSpec
 from services.mesh.submit import all_completed, read_requests, submit_all, submit_one
 from services.mesh.top import watch
@@ -178,8 +178,10 @@ async def queues(options: Options) -> int:
     table.add_column("queue")
     table.add_column("ready", justify="right")
     table.add_column("consumers", justify="right")
+    table.add_column("requests")
     for entry in counts:
-        table.add_row(entry.queue, str(entry.ready), str(entry.consumers))
+        meaning = meaning_of(entry.queue, layout)
+        table.add_row(entry.queue, str(entry.ready), str(entry.consumers), meaning)
     Console().print(table)
     return EXIT_OK
 

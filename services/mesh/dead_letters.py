@@ -7,6 +7,7 @@ import msgspec
 from shared.broker import topology
 from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
 from shared.broker.retry import publish_until_confirmed
+from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import Decoder, encode
 from shared.contracts.errors import ContractError, TransientError
 from shared.contracts.lanes import LaneKey
@@ -63,33 +64,33 @@ async def requeue(broker: Broker, delivery: Delivery) -> Settlement:
     A request that had been admitted is published to its lane, any other request to the global
     queue.
     """
-    exchange, key, body = topology.REQUESTS, topology.REST_KEY, delivery.body
     try:
         request = _decode_queued(delivery.body)
         lane = LaneKey.parse(request.lane).queue_name
-    except ContractError:
-        pass  # never admitted: it goes to the global queue again
+    except ContractError:  # never admitted
+        outcome = await publish_until_confirmed(
+            broker, topology.REQUESTS, topology.REST_KEY, _copy_of(delivery, delivery.body)
+        )
     else:
-        exchange, key = topology.LANES, lane
-        body = encode(msgspec.structs.replace(request, lane=lane, attempts=Attempts()))
-        await topology.declare_work_queue(broker, lane)
-    outcome = await publish_until_confirmed(
-        broker,
-        exchange,
-        key,
-        OutMessage(
-            body=body,
-            kind=delivery.kind,
-            message_id=delivery.message_id,
-            correlation_id=delivery.correlation_id,
-            reply_to=delivery.reply_to,
-        ),
-    )
+        again = msgspec.structs.replace(request, lane=lane, attempts=Attempts())
+        queues = WorkQueues(broker, "headway dead-letter requeue")
+        outcome = await queues.publish(lane, _copy_of(delivery, encode(again)))
+        await queues.notify(lane)
     if outcome is not PublishOutcome.CONFIRMED:
         raise TransientError(
-            f"{exchange} did not accept the message: {outcome.value}; the dead letter stays"
+            f"the broker did not accept the message: {outcome.value}; the dead letter stays"
         )
     return Settlement.ACK
+
+
+def _copy_of(delivery: Delivery, body: bytes) -> OutMessage:
+    return OutMessage(
+        body=body,
+        kind=delivery.kind,
+        message_id=delivery.message_id,
+        correlation_id=delivery.correlation_id,
+        reply_to=delivery.reply_to,
+    )
 
 
 async def process(

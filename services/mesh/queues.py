@@ -1,6 +1,7 @@
 """Depths of the queues in which requests wait: fixed queues, lanes, companions, inboxes."""
 
 import asyncio
+from math import inf
 
 import msgspec
 
@@ -8,9 +9,9 @@ from shared.broker import topology
 from shared.broker.protocol import Broker
 from shared.broker.rpc import ask
 from shared.contracts.base import Decoder, ModelName
-from shared.contracts.lanes import LaneLayout, inbox_name, relegated_name
+from shared.contracts.lanes import LaneKey, LaneLayout, inbox_name, model_of
 from shared.contracts.plans import PlanExplained, PlanRequested
-from solver.planning.lanes import all_lanes, earlier_lanes
+from solver.planning.lanes import all_lanes, band_lower_edge_s, earlier_lanes, queues_of
 
 COUNTS_AT_ONCE = 8
 LEADER_TIMEOUT_S = 3.0
@@ -50,14 +51,16 @@ async def count_queues(
         broker: Broker with the queues.
         models: Models whose lanes are counted.
         layout: Lane layout as configured by the operator.
-        plan: The leader's answer; without it, inboxes are unknown.
+        plan: The leader's answer, with the queues that exist; without it, every possible queue is
+            looked for, and inboxes are unknown.
     """
     names = {spec.name for spec in topology.QUEUES}
-    names.update(relegated_name(model) for model in models)
+    if plan is not None and plan.work_queues:
+        names.update(queue for queue in plan.work_queues if model_of(queue) in models)
+    else:
+        names.update(queues_of(all_lanes(models, layout) + earlier_lanes(models, layout)))
     if plan is not None:
         names.update(inbox_name(instance_id) for instance_id in plan.instances)
-    for key in all_lanes(models, layout) + earlier_lanes(models, layout):
-        names.update((key.queue_name, key.overflow_name, key.resume_name))
     limit = asyncio.Semaphore(COUNTS_AT_ONCE)
 
     async def count(name: str) -> QueueCount | None:
@@ -69,3 +72,46 @@ async def count_queues(
 
     counted = await asyncio.gather(*(count(name) for name in sorted(names)))
     return [entry for entry in counted if entry is not None]
+
+
+def meaning_of(queue: str, layout: LaneLayout) -> str:
+    """
+    What a lane or companion queue holds, in words; empty for other queues.
+
+    Queues of other layouts are described without their edges.
+    """
+    kind = queue.partition(".")[0]
+    if kind == "relegated":
+        return "requests whose SLO cannot be met"
+    if kind == "resume":
+        *_, version, _, band = queue.split(".")
+        due = _due(int(band), layout) if int(version) == layout.version else ""
+        return f"interrupted requests{due}"
+    if kind not in ("lane", "overflow"):
+        return ""
+    key = LaneKey.parse(queue)
+    whose = ", of tenants above their share" if kind == "overflow" else ""
+    if key.layout != layout.version:
+        return f"importance {key.importance}, of layout {key.layout}{whose}"
+    work = _work(int(key.work.removeprefix("w")), layout)
+    return f"importance {key.importance}{_due(key.band, layout)}, {work}{whose}"
+
+
+def _due(band: int, layout: LaneLayout) -> str:
+    if band == layout.best_effort_band:
+        return ", no deadline"
+    low_s, high_s = band_lower_edge_s(band, layout), band_lower_edge_s(band + 1, layout)
+    if band == 0:
+        return f", due in under {high_s:.3g} s"
+    return (
+        f", due in {low_s:.3g} to {high_s:.3g} s" if high_s < inf else f", due after {low_s:.3g} s"
+    )
+
+
+def _work(work: int, layout: LaneLayout) -> str:
+    edge = layout.first_work_tokens * layout.work_ratio**work
+    if work == 0:
+        return f"up to {edge:.0f} tokens"
+    if work == layout.num_work_classes - 1:
+        return f"over {edge / layout.work_ratio:.0f} tokens"
+    return f"{edge / layout.work_ratio:.0f} to {edge:.0f} tokens"

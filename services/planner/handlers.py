@@ -9,7 +9,7 @@ from shared.broker.consumer import Dispatcher, Handler
 from shared.broker.protocol import Delivery, DeliveryHandler, OutMessage
 from shared.broker.retry import send_best_effort
 from shared.contracts.base import Message, encode
-from shared.contracts.control import LaneNonempty
+from shared.contracts.control import LaneNonempty, QueuesRetired, QueuesRetiring
 from shared.contracts.estimates import AlarmRaised, Profile
 from shared.contracts.plans import LanesForecast, PlanRequested
 from shared.contracts.routing import PrefillsObserved, PrefillTrees, RouterState
@@ -59,8 +59,20 @@ async def on_prefill_trees(message: PrefillTrees, grouper: Grouper, _delivery: D
         grouper.routing.on_trees(message)
 
 
+async def on_queues_retiring(
+    message: QueuesRetiring, grouper: Grouper, _delivery: Delivery
+) -> None:
+    """Handle the notice that the leader is about to delete queues."""
+    await grouper.on_retiring(message)
+
+
+async def on_queues_retired(message: QueuesRetired, grouper: Grouper, _delivery: Delivery) -> None:
+    """Handle the end of a retirement."""
+    grouper.on_retired(message)
+
+
 async def on_instance_status(message: InstanceStatus, leader: Leader, _delivery: Delivery) -> None:
-    leader.state.on_status(message, leader.clock.now())
+    leader.on_status(message)
 
 
 async def on_lanes_observed(message: LanesObserved, leader: Leader, _delivery: Delivery) -> None:
@@ -78,7 +90,7 @@ async def on_alarm_raised(message: AlarmRaised, leader: Leader, _delivery: Deliv
 
 
 async def on_lane_nonempty(message: LaneNonempty, leader: Leader, _delivery: Delivery) -> None:
-    leader.noticed(message.queue)
+    leader.noticed(message)
 
 
 async def on_profile(message: Profile, leader: Leader, _delivery: Delivery) -> None:
@@ -93,6 +105,8 @@ GROUPER_HANDLERS: dict[type[Message], Handler[Grouper]] = {
     RouterState: on_router_state,
     Profile: on_learnt,
     PrefillTrees: on_prefill_trees,
+    QueuesRetiring: on_queues_retiring,
+    QueuesRetired: on_queues_retired,
 }
 STATE_HANDLERS: dict[type[Message], Handler[Leader]] = {
     InstanceStatus: on_instance_status,

@@ -205,9 +205,29 @@ ACTIVE_LEADER: tuple[Series[LeaderState], ...] = (
     ),
     gauge(
         "headway_planner_lane_requests",
-        "Requests waiting in a lane or a companion queue at the last count",
+        "Requests waiting in a lane or a companion queue, from totals and audits",
         lambda state: _bounded(state.waiting),
         "lane",
+    ),
+    gauge(
+        "headway_planner_work_queues",
+        "Lanes and companion queues that exist",
+        lambda state: len(state.counts.queues),
+    ),
+    counter(
+        "headway_planner_queue_audits",
+        "Counts of all or some queues, to check the numbers from totals",
+        lambda state: state.counts.audits,
+    ),
+    counter(
+        "headway_planner_queue_drift_requests",
+        "Sum of the differences in requests that audits have corrected",
+        lambda state: state.counts.drift,
+    ),
+    counter(
+        "headway_planner_queues_retired",
+        "Idle queues that were deleted",
+        lambda state: state.counts.num_removed,
     ),
     gauge(
         "headway_planner_plan_made_timestamp_seconds",

@@ -3,8 +3,10 @@
 import asyncio
 import os
 import secrets
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import structlog
 from cachetools import FIFOCache
@@ -27,8 +29,11 @@ from services.planner.settings import Settings
 from services.planner.state import GrouperState, LeaderState
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher
-from shared.broker.protocol import BindingSpec, Broker
+from shared.broker.protocol import BindingSpec, Broker, DeliveryHandler
+from shared.broker.work_queues import WorkQueues
+from shared.contracts.base import Seconds
 from shared.contracts.errors import SettingsError
+from shared.contracts.telemetry import source_name
 from shared.models.registry import ModelRegistry
 from shared.runtime.cli import Ports
 from shared.runtime.stall_detector import PERIOD_S as ATTENTION_PERIOD_S
@@ -72,139 +77,155 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         broker = await stack.enter_async_context(ports.open_broker(f"headway-{name}"))
         await topology.declare(broker)
         async with asyncio.TaskGroup() as tasks:
+            planner = _Planner(ports, broker, registry, name, tasks, stack, stop)
             if "grouper" in ports.settings.roles:
-                await _start_grouper(ports, broker, registry, name, tasks, stack, stop)
+                await planner.start_grouper()
             if "leader" in ports.settings.roles:
-                await _start_leader(ports, broker, registry, name, tasks, stack, stop)
+                await planner.start_leader()
             ports.health.started()
             log.info("service.started", roles=ports.settings.roles, name=name)
         log.info("service.stopped", name=name)
 
 
-async def _start_grouper(  # noqa: PLR0917 - one composition step, in its own function
-    ports: Ports[Settings],
-    broker: Broker,
-    registry: ModelRegistry,
-    name: str,
-    tasks: asyncio.TaskGroup,
-    stack: AsyncExitStack,
-    stop: asyncio.Event,
-) -> None:
-    settings = ports.settings.grouper
-    lengths = PromptLengths()
-    routing = _routing(ports, broker, name)
-    grouper = Grouper(
-        broker=broker,
-        intake=Intake(
-            registry=registry, settings=settings, layout=ports.settings.layout, lengths=lengths
-        ),
-        settings=settings,
-        state=GrouperState(
-            shares=TenantShares(
-                max_share=settings.max_tenant_share, free_tokens=settings.free_outstanding_tokens
+class _Planner:
+    """The roles of one planner process."""
+
+    def __init__(  # noqa: PLR0917 - one composition step
+        self,
+        ports: Ports[Settings],
+        broker: Broker,
+        registry: ModelRegistry,
+        name: str,
+        tasks: asyncio.TaskGroup,
+        stack: AsyncExitStack,
+        stop: asyncio.Event,
+    ) -> None:
+        self._ports, self._broker, self._registry, self._name = ports, broker, registry, name
+        self._tasks, self._stack, self._stop = tasks, stack, stop
+        self._incarnation = secrets.token_hex(6)
+        self._queues = WorkQueues(broker, source_name(name, self._incarnation))
+
+    async def start_grouper(self) -> None:
+        ports, broker, settings = self._ports, self._broker, self._ports.settings.grouper
+        lengths = PromptLengths()
+        routing = self._routing()
+        grouper = Grouper(
+            broker=broker,
+            intake=Intake(
+                registry=self._registry,
+                settings=settings,
+                layout=ports.settings.layout,
+                lengths=lengths,
             ),
-            recent=FIFOCache(settings.duplicate_memory),
-        ),
-        clock=ports.clock,
-        sender=name,
-        routing=routing,
-    )
-    dead_letter_replies = DeadLetterReplies(broker=broker, clock=ports.clock)
-    grouper_metrics(ports.health.metrics, grouper.state, lengths)
-    observed = topology.private_queue(f"grouper.{name}")
-    await broker.declare_queue(observed)
-    keys = [topology.OBSERVED_REQUEST_KEY, topology.FORECAST_KEY]
-    if routing is not None:
-        keys += [topology.STATUS_KEYS, topology.PREFILLS_KEY, topology.ROUTER_KEY]
-    await broker.bind(BindingSpec(exchange=topology.PROFILES, queue=observed.name, routing_key=""))
-    for key in keys:
-        await broker.bind(
-            BindingSpec(exchange=topology.TELEMETRY, queue=observed.name, routing_key=key)
+            settings=settings,
+            state=GrouperState(
+                shares=TenantShares(
+                    max_share=settings.max_tenant_share,
+                    free_tokens=settings.free_outstanding_tokens,
+                ),
+                recent=FIFOCache(settings.duplicate_memory),
+            ),
+            clock=ports.clock,
+            sender=self._name,
+            incarnation=self._incarnation,
+            queues=self._queues,
+            routing=routing,
         )
-    for queue, handler, prefetch in (
-        (topology.GLOBAL_INTERACTIVE, grouper.on_request, settings.interactive_prefetch),
-        (topology.GLOBAL_REST, grouper.on_request, settings.rest_prefetch),
-        (topology.DEAD_LETTER_REPLIES, dead_letter_replies.on_dead_letter, 8),
-        (observed.name, Dispatcher(GROUPER_HANDLERS, grouper).handle, 256),
-    ):
-        subscription = await broker.consume(queue, handler, prefetch=prefetch)
-        stack.push_async_callback(subscription.cancel)
-    tasks.create_task(
-        every(settings.report_period_s, grouper.report, stop=stop), name="grouper.report"
-    )
-    tasks.create_task(
-        every(NOTICE_PERIOD_S, grouper.send_owed_notices, stop=stop), name="grouper.notices"
-    )
-    if routing is not None:
-        routing_metrics(ports.health.metrics, routing)
-        broker.on_connection_lost(routing.on_connection_lost)
+        dead_letter_replies = DeadLetterReplies(broker=broker, clock=ports.clock)
+        grouper_metrics(ports.health.metrics, grouper.state, lengths)
+        keys = [
+            (topology.PROFILES, ""),
+            (topology.CONTROL, topology.CONTROL_RETIREMENT),
+            (topology.TELEMETRY, topology.OBSERVED_REQUEST_KEY),
+            (topology.TELEMETRY, topology.FORECAST_KEY),
+        ]
+        if routing is not None:
+            routed = (topology.STATUS_KEYS, topology.PREFILLS_KEY, topology.ROUTER_KEY)
+            keys += [(topology.TELEMETRY, key) for key in routed]
+        dispatcher = Dispatcher(GROUPER_HANDLERS, grouper)
+        await self._listen(f"grouper.{self._name}", keys, dispatcher, prefetch=256)
+        await self._consume(
+            topology.GLOBAL_INTERACTIVE, grouper.on_request, settings.interactive_prefetch
+        )
+        await self._consume(topology.GLOBAL_REST, grouper.on_request, settings.rest_prefetch)
+        await self._consume(
+            topology.DEAD_LETTER_REPLIES, dead_letter_replies.on_dead_letter, prefetch=8
+        )
+        self._repeat("grouper.report", settings.report_period_s, grouper.report)
+        self._repeat("grouper.notices", NOTICE_PERIOD_S, grouper.send_owed_notices)
+        if routing is not None:
+            self._start_routing(routing)
+
+    def _start_routing(self, routing: Routing) -> None:
+        settings = self._ports.settings.grouper.routing
+        routing_metrics(self._ports.health.metrics, routing)
+        self._broker.on_connection_lost(routing.on_connection_lost)
         # No request may wait for its turn when consuming ends, which waits for requests in
         # progress.
-        stack.callback(routing.close)
-        tasks.create_task(
-            every(DISPATCH_PERIOD_S, routing.dispatch, stop=stop), name="routing.dispatch"
-        )
-        tasks.create_task(
-            every(settings.routing.work_period_s, routing.share_work, stop=stop),
-            name="routing.share_work",
-        )
-        tasks.create_task(
-            every(settings.routing.share_period_s, routing.share, stop=stop), name="routing.share"
+        self._stack.callback(routing.close)
+        self._repeat("routing.dispatch", DISPATCH_PERIOD_S, routing.dispatch)
+        self._repeat("routing.share_work", settings.work_period_s, routing.share_work)
+        self._repeat("routing.share", settings.share_period_s, routing.share)
+
+    def _routing(self) -> Routing | None:
+        settings = self._ports.settings.grouper.routing
+        if settings.policy == PULL:
+            return None
+        return Routing(
+            broker=self._broker, settings=settings, clock=self._ports.clock, sender=self._name
         )
 
-
-def _routing(ports: Ports[Settings], broker: Broker, name: str) -> Routing | None:
-    settings = ports.settings.grouper.routing
-    if settings.policy == PULL:
-        return None
-    return Routing(broker=broker, settings=settings, clock=ports.clock, sender=name)
-
-
-async def _start_leader(  # noqa: PLR0917 - one composition step, in its own function
-    ports: Ports[Settings],
-    broker: Broker,
-    registry: ModelRegistry,
-    name: str,
-    tasks: asyncio.TaskGroup,
-    stack: AsyncExitStack,
-    stop: asyncio.Event,
-) -> None:
-    settings = ports.settings.leader
-    worker = None
-    if settings.policy == GENERATOR:
-        options = ReviewOptions(
-            importance_weight=settings.importance_weight, budget_s=settings.solve_budget_s
+    async def start_leader(self) -> None:
+        ports, broker, settings = self._ports, self._broker, self._ports.settings.leader
+        worker = None
+        if settings.policy == GENERATOR:
+            options = ReviewOptions(
+                importance_weight=settings.importance_weight, budget_s=settings.solve_budget_s
+            )
+            worker = await self._stack.enter_async_context(PlanWorker(options))
+        leader = Leader(
+            broker=broker,
+            settings=settings,
+            planner=Planner(settings.policy, settings.importance_weight, worker),
+            layout=ports.settings.layout,
+            models=self._registry.bases,
+            state=LeaderState(),
+            queues=self._queues,
+            clock=ports.clock,
+            leader_id=self._name,
         )
-        worker = await stack.enter_async_context(PlanWorker(options))
-    leader = Leader(
-        broker=broker,
-        settings=settings,
-        planner=Planner(settings.policy, settings.importance_weight, worker),
-        layout=ports.settings.layout,
-        models=registry.bases,
-        state=LeaderState(),
-        clock=ports.clock,
-        leader_id=name,
-    )
-    plan = LeaderMetrics(ports.health.metrics, leader.state).counting(leader.plan)
-    broker.on_connection_lost(leader.deposed)
-    notices = topology.private_queue(f"leader.{name}")
-    await broker.declare_queue(notices)
-    for exchange, key in (
-        (topology.CONTROL, topology.CONTROL_LANE),
-        (topology.CONTROL, topology.CONTROL_PLAN),
-        (topology.PROFILES, ""),
-    ):
-        await broker.bind(BindingSpec(exchange=exchange, queue=notices.name, routing_key=key))
-    for queue, handler in (
-        (notices.name, Dispatcher(NOTICE_HANDLERS, leader).handle),
-        (topology.LEADER, leader_state_handler(leader)),
-    ):
-        subscription = await broker.consume(queue, handler, prefetch=64)
-        stack.push_async_callback(subscription.cancel)
-    tasks.create_task(every(settings.plan_period_s, plan, stop=stop), name="leader.plan")
-    tasks.create_task(every(ATTENTION_PERIOD_S, leader.attend, stop=stop), name="leader.attend")
-    tasks.create_task(
-        every(settings.advise_period_s, leader.advise, stop=stop), name="leader.advise"
-    )
-    tasks.create_task(every(TICK_PERIOD_S, lambda: tick(leader), stop=stop), name="leader.tick")
+        plan = LeaderMetrics(ports.health.metrics, leader.state).counting(leader.plan)
+        broker.on_connection_lost(leader.deposed)
+        keys = [
+            (topology.CONTROL, topology.CONTROL_LANE),
+            (topology.CONTROL, topology.CONTROL_PLAN),
+            (topology.PROFILES, ""),
+        ]
+        dispatcher = Dispatcher(NOTICE_HANDLERS, leader)
+        await self._listen(f"leader.{self._name}", keys, dispatcher, prefetch=64)
+        await self._consume(topology.LEADER, leader_state_handler(leader), prefetch=64)
+        self._repeat("leader.plan", settings.plan_period_s, plan)
+        self._repeat("leader.attend", ATTENTION_PERIOD_S, leader.attend)
+        self._repeat("leader.advise", settings.advise_period_s, leader.advise)
+        self._repeat("leader.tick", TICK_PERIOD_S, lambda: tick(leader))
+
+    async def _listen(
+        self, name: str, keys: list[tuple[str, str]], dispatcher: Dispatcher[Any], prefetch: int
+    ) -> None:
+        """Consume messages of (exchange, routing key) pairs on a queue of this process."""
+        queue = topology.private_queue(name)
+        await self._broker.declare_queue(queue)
+        for exchange, key in keys:
+            await self._broker.bind(
+                BindingSpec(exchange=exchange, queue=queue.name, routing_key=key)
+            )
+        await self._consume(queue.name, dispatcher.handle, prefetch)
+
+    async def _consume(self, queue: str, handler: DeliveryHandler, prefetch: int) -> None:
+        """Consume *queue* until the process stops."""
+        subscription = await self._broker.consume(queue, handler, prefetch=prefetch)
+        self._stack.push_async_callback(subscription.cancel)
+
+    def _repeat(self, name: str, period_s: Seconds, action: Callable[[], Awaitable[None]]) -> None:
+        """Start a task that calls *action* periodically until the process stops."""
+        self._tasks.create_task(every(period_s, action, stop=self._stop), name=name)

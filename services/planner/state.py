@@ -28,6 +28,7 @@ from shared.contracts.requests import QueuedRequest, WaitForecast
 from shared.contracts.telemetry import InboxUsed, InstanceStatus, LanesObserved
 from solver.planning.forecast import forecast_now
 from solver.planning.problem.grouping import GroupId
+from solver.planning.problem.queue_counts import QueueCounts, QueueTotal
 from solver.routing.shares import TenantShares
 
 FORECAST_MEMORY_S = 10.0
@@ -47,7 +48,6 @@ class GrouperState:
     recent: FIFOCache[str, None]
     """The last request ids that went into lanes."""
     lanes: dict[str, LaneCounter] = field(default_factory=dict)
-    declared: set[str] = field(default_factory=set)
     outstanding: dict[str, UnixTime] = field(default_factory=dict)
     """Key of each request that counts in the tenants' shares -> time of admission, oldest first."""
     admitted: int = 0
@@ -172,9 +172,9 @@ class LeaderState:
     model_since: dict[str, tuple[str | None, UnixTime]] = field(default_factory=dict)
     lanes: dict[tuple[str, str], LanesObserved] = field(default_factory=dict)
     """Last totals by (sender, incarnation)."""
-    known_queues: set[str] = field(default_factory=set)
+    counts: QueueCounts = field(default_factory=QueueCounts)
     waiting: dict[str, int] = field(default_factory=dict)
-    """Ready messages by queue, at the last count."""
+    """Queue -> requests that wait in it, as of the current round."""
     profiles: dict[tuple[str, str, str], Profile] = field(default_factory=dict)
     plans: dict[str, PlanPublished] = field(default_factory=dict)
     places: Mapping[GroupId, tuple[InstanceId, int]] = field(default_factory=dict)
@@ -212,18 +212,20 @@ class LeaderState:
         self.instances[status.instance_id] = status
         self.seen_at[status.instance_id] = now
         self.epoch = max(self.epoch, status.plan_epoch)
-        self.known_queues.update(status.pulled_by_lane)
+        totals = {
+            queue: QueueTotal(status.put.get(queue, 0), status.pulled_by_lane.get(queue, 0))
+            for queue in status.put.keys() | status.pulled_by_lane.keys()
+            if not is_inbox(queue)
+        }
+        self.counts.observe(status.source, totals, now)
+        if known and status.totals.connections_lost != known.totals.connections_lost:
+            self.counts.suspect(status.source)
 
-    def on_lanes(self, observed: LanesObserved) -> list[str]:
-        """
-        Store a grouper's totals; return the lanes that got requests since its previous totals.
-        """
-        sender = (observed.sender, observed.incarnation)
-        before = self.lanes.get(sender)
-        known = {total.lane: total.requests for total in before.lanes} if before else {}
-        self.lanes[sender] = observed
-        self.known_queues.update(total.lane for total in observed.lanes)
-        return [total.lane for total in observed.lanes if total.requests != known.get(total.lane)]
+    def on_lanes(self, observed: LanesObserved, now: UnixTime) -> None:
+        """Store a grouper's totals."""
+        self.lanes[observed.sender, observed.incarnation] = observed
+        totals = {queue: QueueTotal(put) for queue, put in observed.put.items()}
+        self.counts.observe(observed.source, totals, now)
 
     def on_profile(self, profile: Profile) -> None:
         """Keep the highest version of a profile."""
@@ -238,9 +240,10 @@ class LeaderState:
 
     def forget_groupers(self, before: UnixTime) -> None:
         """Drop the totals of groupers silent since *before*."""
-        self.lanes = {
-            sender: observed for sender, observed in self.lanes.items() if observed.at >= before
-        }
+        for sender, observed in tuple(self.lanes.items()):
+            if observed.at < before:
+                del self.lanes[sender]
+                self.counts.forget(observed.source)
 
     def excuse(self, missed_s: Seconds) -> None:
         """Extend the timeouts of peers by *missed_s*, in which this process could not receive."""
@@ -251,6 +254,8 @@ class LeaderState:
         """Drop instances silent since *before*; return them."""
         silent = [name for name, at in self.seen_at.items() if at < before]
         for name in silent:
+            if (status := self.instances.get(name)) is not None:
+                self.counts.forget(status.source)
             for table in (self.instances, self.seen_at, self.model_since, self.plans):
                 table.pop(name, None)
         return silent

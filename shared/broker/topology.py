@@ -205,6 +205,21 @@ def claim_queue(model: str) -> QueueSpec:
     )
 
 
+def lock_of(queue: str) -> QueueSpec:
+    """
+    Lock of a work queue: its owner may create the queue, or delete it. It never holds messages.
+
+    Exclusive, so that it ends with the owner's connection; expires after two minutes.
+    """
+    return QueueSpec(
+        name=f"lock.{queue}",
+        type=QueueType.CLASSIC,
+        durable=False,
+        exclusive=True,
+        expires_s=120.0,
+    )
+
+
 def temporary_queue(purpose: str) -> QueueSpec:
     """Private queue of one command, with a unique name."""
     return private_queue(f"{purpose}.{secrets.token_hex(8)}")
@@ -235,6 +250,8 @@ def control_keys(instance_id: str | None = None) -> tuple[str, ...]:
 
 
 CONTROL_LANE = "all.lane"
+CONTROL_RETIREMENT = "all.retirement"
+"""Notices that queues are about to be retired, or that this has ended."""
 CONTROL_CANCEL = "all.cancel"
 CONTROL_PLAN = "plan.asked"
 

@@ -55,6 +55,30 @@ class LaneNonempty(Message, frozen=True, kw_only=True, omit_defaults=True, tag="
     """Something was published to a queue that was empty: agents should try to pull again."""
 
     queue: str
+    source: str = ""
+    """Publisher, as in its reports; empty if it sends none."""
+    put: int = 0
+    """Number of requests that `source` has published to `queue` since its start."""
+
+
+class QueuesRetiring(
+    Message, frozen=True, kw_only=True, omit_defaults=True, tag="queues.retiring.v1"
+):
+    """
+    The leader is about to delete idle queues. Receivers release the queues that they do not use,
+    and list them in their next report.
+    """
+
+    queues: tuple[str, ...]
+
+
+class QueuesRetired(
+    Message, frozen=True, kw_only=True, omit_defaults=True, tag="queues.retired.v1"
+):
+    """The end of a retirement."""
+
+    deleted: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 class DrainInstance(
@@ -190,6 +214,8 @@ Control = (
     RunStop
     | RequestCancel
     | LaneNonempty
+    | QueuesRetiring
+    | QueuesRetired
     | DrainInstance
     | SnapshotRequested
     | LsoCommand

@@ -48,6 +48,8 @@ class PlanPublished(
     Expected weighted number of late requests over the whole plan, as its generator computed it.
     """
     solve_s: Seconds = 0.0
+    work_queues: tuple[str, ...] = ()
+    """Lanes and companion queues that exist, of all models that the instance can serve."""
 
 
 class LaneForecast(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -217,3 +219,5 @@ class PlanExplained(
     """Scaling advice from its last computation, at most `leader.advise_period_s` ago."""
     waits: WaitAccuracy | None = None
     """Accuracy of lane forecasts; None until the first forecast wait has ended."""
+    work_queues: tuple[str, ...] = ()
+    """Lanes and companion queues that exist; empty from leaders of older versions."""

@@ -70,6 +70,8 @@ class InstanceTotals(Value, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int = 0
     output_tokens: int = 0
     swapped_out: int = 0
+    connections_lost: int = 0
+    """Lost connections to the broker, each of which returned unsettled requests to their queues."""
 
 
 class PullState(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -123,6 +125,10 @@ class InstanceStatus(
     """True if it takes requests for its model: it is neither draining, swapping nor restarting."""
     totals: InstanceTotals = InstanceTotals()
     pulled_by_lane: dict[str, int] = {}
+    put: dict[str, int] = {}
+    """Queue -> number of requests returned to it."""
+    released: tuple[str, ...] = ()
+    """Queues that the leader is about to delete and that this instance does not use."""
     pulled_to: dict[str, UnixTime] = {}
     """
     Lane -> time at which its last pulled request was enqueued; the head of the lane is not older.
@@ -138,6 +144,11 @@ class InstanceStatus(
     pull: PullState | None = None
     lso: LsoFacts | None = None
     """Inputs of the choice of operations; None from agents of older versions."""
+
+    @property
+    def source(self) -> str:
+        """Unique name of the process in notices."""
+        return source_name(self.instance_id, self.incarnation)
 
 
 class LaneTotal(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -166,6 +177,11 @@ class InboxUsed(Value, frozen=True, kw_only=True):
     """Time since the last request was published to the inbox."""
 
 
+def source_name(sender: str, incarnation: str) -> str:
+    """Unique name of a process that publishes to queues or pulls from them."""
+    return f"{sender}/{incarnation}"
+
+
 class LanesObserved(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="lanes.observed.v1"
 ):
@@ -181,6 +197,15 @@ class LanesObserved(
     refused: int = 0
     inboxes: tuple[InboxUsed, ...] = ()
     """Inboxes that may hold requests; a new leader learns of lost instances from them."""
+    put: dict[str, int] = {}
+    """Queue -> number of requests published to it since the grouper's start."""
+    released: tuple[str, ...] = ()
+    """Queues that the leader is about to delete and that this grouper does not use."""
+
+    @property
+    def source(self) -> str:
+        """Unique name of the process in notices."""
+        return source_name(self.sender, self.incarnation)
 
 
 class LeaderTick(Message, frozen=True, kw_only=True, omit_defaults=True, tag="leader.tick.v1"):

@@ -1,9 +1,10 @@
 """Classification of a request into its lane, in O(1)."""
 
 import math
+from collections.abc import Iterable
 
 from shared.contracts.base import ModelName, Seconds
-from shared.contracts.lanes import LaneKey, LaneLayout
+from shared.contracts.lanes import LaneKey, LaneLayout, relegated_name
 from shared.contracts.qos import Importance
 
 
@@ -82,6 +83,14 @@ def all_lanes(models: tuple[ModelName, ...], layout: LaneLayout) -> tuple[LaneKe
         for band in range(layout.num_bands + 1)
         for work in range(layout.num_work_classes)
     )
+
+
+def queues_of(lanes: Iterable[LaneKey]) -> set[str]:
+    """Queues of *lanes* and all companion queues of their models."""
+    queues = set[str]()
+    for key in lanes:
+        queues |= {key.queue_name, key.overflow_name, key.resume_name, relegated_name(key.model)}
+    return queues
 
 
 def earlier_lanes(models: tuple[ModelName, ...], layout: LaneLayout) -> tuple[LaneKey, ...]:

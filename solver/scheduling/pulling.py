@@ -190,6 +190,11 @@ class PullOrder:
             absent_s = _UNSURE_ABSENT_S if now < self._unsure_until else _ABSENT_S
             head.quiet_until = now + max(self._poll_s, absent_s)
 
+    def pause(self, queue: str, until: UnixTime) -> None:
+        """Do not poll *queue*, which is empty, before *until* or the next notice."""
+        if (head := self._heads.get(queue)) is not None:
+            head.quiet_until = max(head.quiet_until, until)
+
     def look_again(self, now: UnixTime) -> None:
         """
         Poll every queue again: notices may have been missed, and a few more may be missed yet.

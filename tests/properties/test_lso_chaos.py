@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from services.agent.settings import LsoSettings, PullSettings
+from shared.broker import topology
+from shared.broker.protocol import BindingSpec
 from shared.contracts.base import Decoder, ModelName, RequestId
 from shared.contracts.control import LsoOutcome
 from shared.contracts.lanes import LaneKey, relegated_name
@@ -124,8 +126,16 @@ def operation(kind: int, name: RequestId) -> Lso:
 
 @asynccontextmanager
 async def serving(rig: AgentRig) -> AsyncIterator[None]:
-    """All loops of an agent; at the end, pulling is stopped."""
+    """All loops of an agent, which receives notices; at the end, pulling is stopped."""
     stopped = asyncio.Event()
+    notices = topology.private_queue("agent.notices")
+    await rig.broker.declare_queue(notices)
+    await rig.broker.bind(
+        BindingSpec(
+            exchange=topology.CONTROL, queue=notices.name, routing_key=topology.CONTROL_LANE
+        )
+    )
+    await rig.broker.consume(notices.name, rig.handler.handle, prefetch=64)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(rig.residency.work(rig.stop))
         tasks.create_task(rig.admission.work(rig.stop, tasks))

@@ -1,7 +1,6 @@
 """The grouper: validate, admit, classify, publish with confirm, acknowledge."""
 
 import asyncio
-import secrets
 
 import msgspec
 import structlog
@@ -14,10 +13,11 @@ from services.planner.routed.routing import Routing
 from services.planner.settings import GrouperSettings
 from services.planner.state import GrouperState, identity
 from shared.broker import topology
-from shared.broker.lane_notify import notify_nonempty
 from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
 from shared.broker.retry import publish_until_confirmed
+from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import encode
+from shared.contracts.control import QueuesRetired, QueuesRetiring
 from shared.contracts.errors import CapacityError, ContractError, MeshError, TransientError
 from shared.contracts.estimates import Profile
 from shared.contracts.lanes import LaneKey, inbox_name
@@ -44,7 +44,9 @@ class Grouper:
         intake: Validation and classification.
         settings: Limits and shares.
         state: Soft state, published each second.
-        sender: Name of this grouper in its reports.
+        sender: Name of this process in its reports.
+        queues: The work queues of this process; its `source` names the process as reports do.
+        incarnation: Part of the name that is unique to this start of the process.
         routing: Chooses instances; None leaves all requests to be pulled.
     """
 
@@ -57,6 +59,8 @@ class Grouper:
         state: GrouperState,
         clock: Clock,
         sender: str,
+        queues: WorkQueues,
+        incarnation: str,
         routing: Routing | None = None,
     ) -> None:
         self._routing = routing
@@ -66,10 +70,10 @@ class Grouper:
         self.state = state
         self._clock = clock
         self._sender = sender
-        self._incarnation = secrets.token_hex(6)
+        self._incarnation = incarnation
+        self.queues = queues
         self._noticed_at: dict[str, float] = {}
         self._owed_notices: set[str] = set()
-        self._declaring = asyncio.Lock()
         self._under_way: dict[str, asyncio.Event] = {}
 
     async def on_request(self, delivery: Delivery) -> None:
@@ -171,20 +175,9 @@ class Grouper:
         return queue
 
     async def _publish(self, queue: str, request: QueuedRequest) -> None:
-        if queue not in self.state.declared:
-            await self._declare(queue)
-        message = queued_message(request)
-        outcome = await publish_until_confirmed(self._broker, topology.LANES, queue, message)
-        if outcome is PublishOutcome.UNROUTABLE:
-            await self._declare(queue)
-            outcome = await publish_until_confirmed(self._broker, topology.LANES, queue, message)
+        outcome = await self.queues.publish(queue, queued_message(request))
         if outcome is not PublishOutcome.CONFIRMED:
             raise TransientError(f"lane {queue} did not accept the request: {outcome.value}")
-
-    async def _declare(self, queue: str) -> None:
-        async with self._declaring:
-            await topology.declare_work_queue(self._broker, queue)
-            self.state.declared.add(queue)
 
     async def _notify(self, queue: str) -> None:
         """
@@ -201,7 +194,7 @@ class Grouper:
     async def _notice(self, queue: str, now: float) -> None:
         self._noticed_at[queue] = now
         self._owed_notices.discard(queue)
-        await notify_nonempty(self._broker, queue)
+        await self.queues.notify(queue)
 
     async def send_owed_notices(self) -> None:
         """Send the notices that the minimum interval between notices has delayed."""
@@ -248,6 +241,15 @@ class Grouper:
         """Store the leader's forecasts of lanes."""
         self.state.on_forecast(forecast, self._clock.now())
 
+    async def on_retiring(self, retiring: QueuesRetiring) -> None:
+        """Release queues that the leader is about to delete, and report that."""
+        self.queues.release(retiring.queues)
+        await self.report()
+
+    def on_retired(self, retired: QueuesRetired) -> None:
+        """Handle the end of a retirement."""
+        self.queues.forget(retired.deleted + retired.kept)
+
     async def report(self) -> None:
         """Publish lane totals."""
         self.state.expire_outstanding(self._clock.now() - OUTSTANDING_MEMORY_S)
@@ -262,6 +264,8 @@ class Grouper:
             admitted=self.state.admitted,
             refused=self.state.refused,
             inboxes=self.state.inboxes_used(self._clock.now()),
+            put=dict(self.queues.put),
+            released=self.queues.released,
         )
         await self._broker.send(
             topology.TELEMETRY,

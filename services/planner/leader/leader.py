@@ -11,24 +11,28 @@ from services.planner.leader.lso_preview import heads_of
 from services.planner.leader.orphaned_inboxes import InboxClaims
 from services.planner.leader.plan_report import advice_of, advised, cause_of, named_groups, waits_of
 from services.planner.leader.policies import Planned, Planner, shape_of
-from services.planner.leader.snapshot_builder import cluster_snapshot, lane_counts, lane_of
+from services.planner.leader.retirement import Retirement
+from services.planner.leader.snapshot_builder import cluster_snapshot, lane_counts
 from services.planner.settings import LeaderSettings
 from services.planner.state import LeaderState
 from shared.broker import topology
+from shared.broker.counting import count_queues
 from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_best_effort
-from shared.contracts.base import ModelName, Seconds, UnixTime, encode, tag_of
-from shared.contracts.lanes import LaneLayout, relegated_name
+from shared.broker.work_queues import WorkQueues
+from shared.contracts.base import InstanceId, ModelName, Seconds, UnixTime, encode, tag_of
+from shared.contracts.control import LaneNonempty
+from shared.contracts.lanes import LaneLayout, is_inbox, model_of
 from shared.contracts.plans import LanesForecast, PlanExplained, PlanPublished, PlanRequested
-from shared.contracts.telemetry import LanesObserved
+from shared.contracts.telemetry import InstanceStatus, LanesObserved
 from shared.runtime.clock import Clock
 from shared.runtime.stall_detector import StallDetector
-from solver.planning.lanes import all_lanes, earlier_lanes
+from solver.planning.lanes import all_lanes, earlier_lanes, queues_of
+from solver.planning.problem.queue_counts import QueueCounts
 from solver.planning.review import Review
 from solver.prediction.calibration.lane_waits import LaneWaits
 
 log = structlog.get_logger()
-COUNTS_AT_ONCE = 8
 GROUPER_MEMORY_S = 600.0
 """Time for which a grouper's totals are kept: its requests may still wait in lanes."""
 
@@ -45,23 +49,21 @@ class Leader:
     planner: Planner
     clock: Clock
     leader_id: str
+    queues: WorkQueues
+    """The work queues of this process."""
     claims: InboxClaims = field(init=False)
+    retirement: Retirement = field(init=False)
     attention: StallDetector = field(default_factory=StallDetector)
     waits: LaneWaits = field(default_factory=LaneWaits)
     _scanned_at: UnixTime = -math.inf
     _sent_at: UnixTime = -math.inf
     _planned: Planned | None = None
     """The plan in force."""
-    _absent: set[str] = field(default_factory=set)
-    """
-    Queues that did not exist at the last check. Each check of such a queue costs a channel, so it
-    is checked again only after a notice or at a scan.
-    """
-    _noticed: set[str] = field(default_factory=set)
-    """Queues that were created while a count was in progress, which may have missed them."""
+    _audited_at: UnixTime = -math.inf
 
     def __post_init__(self) -> None:
-        self.claims = InboxClaims(self.broker)
+        self.claims = InboxClaims(self.broker, self.queues)
+        self.retirement = Retirement(self.broker, self.queues, self.settings.retire_idle_s)
 
     def activated(self) -> None:
         """Called at a delivery: this process is the active consumer."""
@@ -72,7 +74,9 @@ class Leader:
             self.state.seen_at = dict.fromkeys(self.state.seen_at, now)
             self.claims.restart_grace(now)
             self.waits.give_up()
-            self._scanned_at = self._sent_at = -math.inf
+            self._scanned_at = self._sent_at = self._audited_at = -math.inf
+            # Notices and reports were missed: what they would have changed is unknown.
+            self.state.counts = QueueCounts()
             log.info("leader.elected", leader_id=self.leader_id)
 
     def deposed(self) -> None:
@@ -87,12 +91,13 @@ class Leader:
         """One round: update the view, count, plan, publish what changed."""
         now, since = self.clock.now(), self.state.active_since
         if since is None:
+            await self.retirement.abandon()
             return
         await self._look(now, leads_s=now - since)
-        # Lanes are counted one after another: a request that arrives meanwhile may count twice, but
-        # is not lost.
+        await self._audit(now)
+        await self.retirement.work(self.state.counts, self.clock.now())
         counted_at = self.clock.now()
-        await self._count()
+        self.state.waiting = self.state.counts.waiting()
         self.waits.counted(lane_counts(self.state), self.clock.now())
         if now - since < self.settings.settle_s:
             return
@@ -116,7 +121,7 @@ class Leader:
             await self._forecast(planned, planned.review, counted_at)
 
     async def _look(self, now: UnixTime, *, leads_s: Seconds) -> None:
-        """Update present and lost instances, their inboxes, and the possible lanes."""
+        """Update present and lost instances, and their inboxes."""
         await self.attend()
         self.state.forget_groupers(now - GROUPER_MEMORY_S)
         for name in self.state.forget_silent(now - self.settings.instance_timeout_s):
@@ -126,13 +131,12 @@ class Leader:
             self.claims.returned(name)
         if leads_s >= self.settings.instance_timeout_s:
             await self.claims.work(now)
-        if now - self._scanned_at > self.settings.scan_period_s:
-            lanes = all_lanes(self.models, self.layout)
-            if self._scanned_at == -math.inf:
-                lanes += earlier_lanes(self.models, self.layout)
-            self.state.known_queues.update(key.queue_name for key in lanes)
-            self._absent.clear()
-            self._scanned_at = now
+
+    def on_status(self, status: InstanceStatus) -> None:
+        """Handle an agent's heartbeat."""
+        now = self.clock.now()
+        self.state.on_status(status, now)
+        self.retirement.reported(status.source, status.released, now)
 
     def on_lanes(self, observed: LanesObserved) -> None:
         """
@@ -140,9 +144,9 @@ class Leader:
 
         Absent instances whose inboxes the grouper used count as lost.
         """
-        for lane in self.state.on_lanes(observed):
-            self.noticed(lane)
         now = self.clock.now()
+        self.state.on_lanes(observed, now)
+        self.retirement.reported(observed.source, observed.released, now)
         for each in observed.inboxes:
             if each.instance_id not in self.state.instances:
                 self.claims.used(each.instance_id, now - each.idle_s, now)
@@ -204,39 +208,46 @@ class Leader:
             instances=tuple(sorted({*self.state.instances, *self.claims.lost})),
             advice=advice_of(self.state),
             waits=waits_of(self.waits),
+            work_queues=tuple(sorted(self.state.counts.queues)),
         )
         message = OutMessage(body=encode(explained), kind=tag_of(PlanExplained), persistent=False)
         await send_best_effort(self.broker, topology.REPLIES, asked.reply_to, message)
 
-    async def _count(self) -> None:
-        """Passive counts of all known lanes and their companions."""
-        queues: set[str] = set()
-        for lane in tuple(self.state.known_queues):
-            if (key := lane_of(lane)) is not None:
-                queues.update((key.queue_name, key.overflow_name, key.resume_name))
-        queues.update(relegated_name(model) for model in self.models)
-        queues -= self._absent
-        self._noticed.clear()
-        limit = asyncio.Semaphore(COUNTS_AT_ONCE)
+    async def _audit(self, now: UnixTime) -> None:
+        """Count the queues whose numbers are in doubt, from time to time all that exist."""
+        counts = self.state.counts
+        scans = now - self._scanned_at >= self.settings.scan_period_s
+        audits = now - self._audited_at >= self.settings.audit_period_s
+        if not (scans or audits or counts.due):
+            return
+        queues = set(counts.due)
+        if scans or audits:
+            queues |= counts.queues
+            self._audited_at = now
+        if scans:
+            lanes = all_lanes(self.models, self.layout)
+            if self._scanned_at == -math.inf:  # no process creates lanes of earlier layouts
+                lanes += earlier_lanes(self.models, self.layout)
+            queues |= queues_of(lanes)
+            self._scanned_at = now
+        audit = counts.begin_audit(queues, now)
+        try:
+            counted = await count_queues(self.broker, queues)
+        except BaseException:
+            counts.due |= queues
+            raise
+        counts.counted(audit, counted, self.clock.now())
 
-        async def count(queue: str) -> tuple[str, int | None]:
-            async with limit:
-                depth = await self.broker.depth(queue)
-            return queue, None if depth is None else depth.ready
-
-        counted = await asyncio.gather(*(count(queue) for queue in sorted(queues)))
-        self.state.waiting = {queue: ready for queue, ready in counted if ready is not None}
-        for queue, ready in counted:
-            if ready is None and queue not in self._noticed:
-                self._absent.add(queue)
-                self.state.known_queues.discard(queue)
-
-    def noticed(self, queue: str) -> None:
-        """Record a publish to *queue*: the queue exists."""
-        self._absent.discard(queue)
-        self._noticed.add(queue)
-        if lane_of(queue) is not None:
-            self.state.known_queues.add(queue)
+    def noticed(self, notice: LaneNonempty) -> None:
+        """Handle a notice that a queue got requests."""
+        counts, now = self.state.counts, self.clock.now()
+        if is_inbox(notice.queue):
+            return
+        if notice.source:
+            counts.put(notice.source, notice.queue, notice.put, now)
+        else:
+            counts.noticed(notice.queue, now)
+            counts.due.add(notice.queue)
 
     async def _publish(self, planned: Planned, *, now: UnixTime, solve_s: Seconds) -> None:
         queues, review = planned.queues, planned.review
@@ -259,6 +270,7 @@ class Leader:
                 policy=planned.policy,
                 expected_late=review.cost.late_share if review else 0.0,
                 solve_s=solve_s,
+                work_queues=self._work_queues(queue.instance_id),
             )
             self.state.plans[queue.instance_id] = plan
             message = OutMessage(body=encode(plan), kind="plan.published.v1", persistent=False)
@@ -275,6 +287,12 @@ class Leader:
                 cause=review.cause.value if review and review.cause else None,
                 late_share=review.cost.late_share if review else None,
             )
+
+    def _work_queues(self, instance_id: InstanceId) -> tuple[str, ...]:
+        """Queues that exist, of the models that an instance can serve."""
+        status = self.state.instances.get(instance_id)
+        models = {entry.model for entry in status.models} if status else set()
+        return tuple(sorted(q for q in self.state.counts.queues if model_of(q) in models))
 
     async def _forecast(self, planned: Planned, review: Review, counted_at: UnixTime) -> None:
         """

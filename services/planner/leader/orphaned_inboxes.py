@@ -10,9 +10,8 @@ from cachetools import FIFOCache
 
 from services.planner.queued import queued_message
 from shared.broker import topology
-from shared.broker.lane_notify import notify_nonempty
 from shared.broker.protocol import Broker, Delivery, PublishOutcome, Settlement
-from shared.broker.retry import publish_until_confirmed
+from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import Decoder, UnixTime
 from shared.contracts.errors import ContractError, QueueNotFoundError, TransientError
 from shared.contracts.lanes import LaneKey, inbox_name
@@ -38,6 +37,7 @@ class InboxClaims:
     """
 
     broker: Broker
+    queues: WorkQueues
     _lost: dict[str, UnixTime] = field(default_factory=dict)
     """Instance -> time at which it was lost."""
     _deleted: FIFOCache[str, UnixTime] = field(default_factory=lambda: FIFOCache(1024))
@@ -99,11 +99,10 @@ class InboxClaims:
             await delivery.settle(Settlement.REJECT)
             return
         attempts = msgspec.structs.replace(request.attempts, hop=request.attempts.hop + 1)
-        await topology.declare_work_queue(self.broker, resume)
         message = queued_message(msgspec.structs.replace(request, attempts=attempts))
-        outcome = await publish_until_confirmed(self.broker, topology.LANES, resume, message)
+        outcome = await self.queues.publish(resume, message)
         if outcome is not PublishOutcome.CONFIRMED:
             await delivery.settle(Settlement.REQUEUE)
             raise TransientError(f"{resume} took nothing: {outcome.value}")
         await delivery.settle(Settlement.ACK)
-        await notify_nonempty(self.broker, resume)
+        await self.queues.notify(resume)

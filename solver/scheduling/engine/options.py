@@ -42,7 +42,7 @@ class SchedulingOptions:
     """Predicted time of the waiting prefills below which the overload mode ends."""
     unimportant_delay_s: Seconds = 500.0
     """Delay of the assumed deadline of work of low importance in the overload mode."""
-    latency_margin: float = 0.05
+    latency_margin: float = 0.0
     """Share of each slack that is reserved for errors of the latency model."""
     iteration_limit_s: Seconds = math.inf
     """Longest iteration while interactive work is running (ConServe's TBT budget)."""

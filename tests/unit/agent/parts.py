@@ -23,8 +23,10 @@ from services.agent.runner import Runner
 from services.agent.settings import LsoSettings, PullSettings
 from services.agent.state import AgentState
 from shared.broker.consumer import Dispatcher
+from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import InstanceId, ModelName
 from shared.contracts.lanes import LaneLayout
+from shared.contracts.telemetry import source_name
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
 from shared.runtime.clock import Clock
@@ -88,7 +90,9 @@ class AgentParts:
             order=PullOrder(poll_s=self.pull.poll_s),
             model=MODEL,
         )
-        self.outbox = Outbox(broker, self.state.instance_id)
+        source = source_name(self.state.instance_id, self.state.incarnation)
+        self.queues = WorkQueues(broker, source)
+        self.outbox = Outbox(broker, self.queues, self.state.instance_id)
         self.observer = Observer(
             state=self.state,
             engine=backend,
@@ -102,6 +106,7 @@ class AgentParts:
             state=self.state,
             engine=backend,
             broker=broker,
+            queues=self.queues,
             bounds=self.pull.bounds,
             observer=self.observer,
             clock=clock,
@@ -197,6 +202,7 @@ class AgentParts:
                 commands=self.commands,
                 endings=self.endings,
                 reporter=self.reporter,
+                queues=self.queues,
                 stop=self.stop,
             ),
         )

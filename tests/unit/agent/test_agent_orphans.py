@@ -12,6 +12,7 @@ from shared.broker import topology
 from shared.broker.protocol import QueueDepth
 from shared.contracts.base import ModelName
 from shared.contracts.errors import BrokerUnavailableError
+from shared.contracts.lanes import relegated_name
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
 from tests.brokers import eventually
@@ -269,6 +270,8 @@ async def test_one_of_three_idle_agents_serves_waiting_work(
             await spend(rig.clock, PATIENCE_S + 3 * MOST_WAIT_S)
             assert sum(part.state.swapping for part in parts) == 1
             loaded.set()
+            for part in parts:  # the request is late by now, and is relegated
+                part.residency.noticed(relegated_name(OTHER))
             await eventually(lambda: sum(part.state.num_waiting for part in parts) == 1)
             await spend(rig.clock, 3 * MOST_WAIT_S)
             for part in parts:

@@ -4,6 +4,7 @@ import asyncio
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from shared.broker import topology
 from shared.contracts.base import Decoder, ModelName
@@ -52,7 +53,7 @@ async def test_first_segment_of_the_plan_becomes_active(rig: AgentRig):
 async def test_plan_of_the_active_model_causes_no_swap(rig: AgentRig):
     rig.residency.plan_changed(a_plan(MODEL, OTHER, lanes=(lane_of().queue_name,)))
     async with following(rig):
-        await eventually(lambda: RESUME in rig.state.order.queues)
+        await eventually(lambda: lane_of().queue_name in rig.state.order.queues)
     assert rig.engine.activations == []
 
 
@@ -99,12 +100,12 @@ async def test_swap_hands_the_window_back_and_evicts_runs(rig: AgentRig):
 
 
 async def test_swap_waits_for_pulls_in_progress(rig: AgentRig):
-    rig.state.pulling = 1
+    rig.state.pulls["a queue"] = 1
     async with following(rig):
         rig.residency.plan_changed(a_plan(OTHER))
         await eventually(lambda: rig.state.swapping)
         assert rig.engine.activations == []
-        rig.state.pulling = 0
+        rig.state.pulls.clear()
         await eventually(lambda: rig.state.model == OTHER)
 
 
@@ -215,19 +216,18 @@ async def test_request_survives_the_engines_death(rig: AgentRig):
     assert await rig.back_in_lane(RESUME) == 0
 
 
-async def test_sources_are_the_plans_lanes_and_their_companions(rig: AgentRig):
+async def test_sources_are_the_existing_queues_that_the_plan_names(rig: AgentRig):
     chat, best_effort = lane_of(), lane_of(BEST_EFFORT)
-    rig.residency.plan_changed(a_plan(MODEL, lanes=(chat.queue_name, best_effort.queue_name)))
+    plan = a_plan(MODEL, lanes=(chat.queue_name, best_effort.queue_name))
+    queues = (chat.queue_name, chat.overflow_name, best_effort.resume_name, relegated_name(MODEL))
+    foreign = lane_of(model=OTHER).queue_name
+    rig.residency.plan_changed(replace(plan, work_queues=(*queues, foreign)))
     async with following(rig):
         await eventually(lambda: chat.queue_name in rig.state.order.queues)
     assert set(rig.state.order.queues) == {
         inbox_name("i1"),
-        relegated_name(MODEL),
-        *(
-            name
-            for key in (chat, best_effort)
-            for name in (key.queue_name, key.overflow_name, key.resume_name)
-        ),
+        best_effort.queue_name,
+        *queues,
     }
 
 
@@ -237,14 +237,40 @@ async def test_noticed_queues_of_the_active_model_are_also_sources(rig: AgentRig
         for queue in (batch.overflow_name, RESUME, foreign.queue_name, "headway.other"):
             rig.residency.noticed(queue)
         await eventually(lambda: RESUME in rig.state.order.queues)
-    assert set(rig.state.order.queues) == {
-        batch.queue_name,
-        batch.overflow_name,
-        batch.resume_name,
-        RESUME,
-        relegated_name(MODEL),
-        inbox_name("i1"),
-    }
+    assert set(rig.state.order.queues) == {batch.overflow_name, RESUME, inbox_name("i1")}
+
+
+async def test_retired_queue_is_polled_again_after_a_notice_only(rig: AgentRig):
+    lane = lane_of().queue_name
+    rig.residency.noticed(lane)
+    async with following(rig):
+        await eventually(lambda: lane in rig.state.order.queues)
+
+    rig.residency.retiring((lane,))
+    assert lane not in polled(rig, after_s=10.0)
+    rig.residency.retired(deleted=(lane,), kept=())
+    assert lane not in polled(rig, after_s=300.0)
+    rig.residency.noticed(lane)
+    assert lane in polled(rig, after_s=1.0)
+
+
+async def test_queue_that_the_leader_keeps_is_polled_again(rig: AgentRig):
+    lane = lane_of().queue_name
+    rig.residency.noticed(lane)
+    async with following(rig):
+        await eventually(lambda: lane in rig.state.order.queues)
+    rig.residency.retiring((lane,))
+    rig.residency.retired(deleted=(), kept=(lane,))
+    assert lane in polled(rig, after_s=1.0)
+
+
+def polled(rig: AgentRig, *, after_s: float) -> set[str]:
+    """Queues that the agent polls once each, *after_s* from now."""
+    now, order, queues = rig.clock.now() + after_s, rig.state.order, set[str]()
+    while (source := order.next(now, best_effort_room=True)) is not None:
+        queues.add(source.queue)
+        order.empty(source.queue, now)
+    return queues
 
 
 @pytest.mark.parametrize("queue", ["lane.1.tiny-llama.x", "overflow.", "resume.1.tiny-llama.soon"])

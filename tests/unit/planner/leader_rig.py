@@ -1,6 +1,7 @@
 """Leaders over the in-process broker, and the cluster whose messages they receive."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,9 @@ from shared.broker import topology
 from shared.broker.consumer import Dispatcher
 from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import OutMessage
+from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import Decoder, InstanceId, Message, ModelName, encode
+from shared.contracts.control import LaneNonempty
 from shared.contracts.lanes import LaneLayout
 from shared.contracts.plans import PlanPublished
 from shared.contracts.requests import QueuedRequest
@@ -32,6 +35,7 @@ SETTINGS = LeaderSettings(
     settle_s=1.5, refresh_period_s=2.0, instance_timeout_s=5.0, min_residency_s=0.0
 )
 decode_plan: Decoder[PlanPublished] = Decoder(PlanPublished)
+PUBLISHER = "publisher/first"
 _seq = count(1)
 
 
@@ -65,6 +69,8 @@ class LeaderRig:
     """A queue that receives copies of all plans."""
     stack: AsyncExitStack
     leaders: list[Leader] = field(default_factory=list)
+    put: Counter[str] = field(default_factory=Counter)
+    """Queue -> number of requests in notices."""
 
     async def leader(self, *, layout: LaneLayout | None = None, **settings: Any) -> Leader:
         """Add a leader, consuming as in the service."""
@@ -76,6 +82,7 @@ class LeaderRig:
             layout=layout or LaneLayout(),
             models=(MODEL, OTHER),
             state=LeaderState(),
+            queues=WorkQueues(broker, f"leader-{len(self.leaders)}"),
             clock=self.clock,
             leader_id=f"leader-{len(self.leaders)}",
         )
@@ -96,6 +103,12 @@ class LeaderRig:
             name = queue or request.lane
             await topology.declare_work_queue(self.far, name)
             await self.far.publish(topology.LANES, name, queued_bytes(request))
+            self.put[name] += 1
+            notice = LaneNonempty(queue=name, source=PUBLISHER, put=self.put[name])
+            for leader in self.leaders:
+                if leader.state.leads:
+                    leader.state.counts.observe(PUBLISHER, {}, self.clock.now())
+                    leader.noticed(notice)
 
     async def published(self) -> list[PlanPublished]:
         """Plans since the last call."""

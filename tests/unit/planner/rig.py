@@ -18,11 +18,12 @@ from services.planner.state import GrouperState
 from shared.broker import topology
 from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import BindingSpec, Delivery, OutMessage, QueueSpec, QueueType
+from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import Decoder, InstanceId, ModelName, RequestId, TenantId, encode
 from shared.contracts.lanes import LaneLayout
 from shared.contracts.qos import QosClass
 from shared.contracts.requests import QueuedRequest, RequestFailed
-from shared.contracts.telemetry import RequestObserved
+from shared.contracts.telemetry import RequestObserved, source_name
 from shared.models.registry import ModelRegistry
 from solver.prediction.lengths.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
@@ -155,6 +156,8 @@ async def open_grouper(
             ),
             clock=clock,
             sender="grouper-of-the-test",
+            queues=WorkQueues(broker, source_name("grouper-of-the-test", "first")),
+            incarnation="first",
             routing=routing_of(broker, settings, clock),
         )
         yield GrouperRig(hub, broker, far, grouper, clock)

@@ -12,6 +12,7 @@ from services.planner.leader.leader import Leader
 from services.planner.leader.policies import GENERATOR, Planner
 from shared.broker import topology
 from shared.contracts.base import Decoder
+from shared.contracts.control import LaneNonempty
 from shared.contracts.plans import LaneForecast, LanesForecast
 from shared.contracts.requests import QueuedRequest
 from shared.contracts.telemetry import LanesObserved, PullState
@@ -80,7 +81,7 @@ async def test_forecasts_are_published_each_round_with_an_unchanged_plan(
     for rounds in range(3):
         await cluster.wait_in_lane(a_request(slo=BATCH))
         await grouped(cluster, *[request] * (rounds + 1))
-        leader.noticed(request.lane)
+        leader.noticed(LaneNonempty(queue=request.lane))
         await leader.plan()
         cluster.clock.advance(0.5)
         await cluster.hear(status())
@@ -149,7 +150,7 @@ async def test_forecast_of_an_empty_lane_is_for_a_request_arriving_now(
         await cluster.wait_in_lane(a_request())
     sooner = [a_request(arrived_at=now - 1.0)] * 40
     await grouped(cluster, *sooner, later := a_request(slo=BATCH, arrived_at=now - ago_s))
-    leader.noticed(sooner[0].lane)
+    leader.noticed(LaneNonempty(queue=sooner[0].lane))
     await leader.plan()
     (seen,) = await forecasts(cluster, reported)
     waits = {lane.lane: lane.wait_s for lane in seen.lanes}

@@ -8,8 +8,9 @@ from services.planner.leader.leader import GROUPER_MEMORY_S
 from services.planner.leader.orphaned_inboxes import GRACE_S
 from services.planner.leader.policies import Planned
 from shared.broker import topology
-from shared.broker.protocol import OutMessage, PublishOutcome, QueueDepth
+from shared.broker.protocol import OutMessage, PublishOutcome, QueueDepth, Settlement
 from shared.contracts.base import InstanceId, encode
+from shared.contracts.control import LaneNonempty
 from shared.contracts.estimates import Profile
 from shared.contracts.lanes import LaneKey, inbox_name
 from shared.contracts.telemetry import InboxUsed, LanesObserved, LaneTotal, LeaderTick
@@ -26,6 +27,7 @@ from tests.unit.planner.leader_rig import (
     settled,
     status,
 )
+from tests.unit.planner.rig import queued_bytes
 
 TICK = LeaderTick(sender="t", at=0.0)
 
@@ -93,7 +95,7 @@ async def test_changed_plan_is_published_at_once_with_the_next_epoch(cluster: Le
     leader = await settled(cluster)
     await leader.plan()
     await cluster.wait_in_lane(request := a_request())
-    leader.noticed(request.lane)
+    leader.noticed(LaneNonempty(queue=request.lane))
     await leader.plan()
     assert [plan.epoch for plan in await cluster.published()] == [1, 2]
 
@@ -175,7 +177,7 @@ async def test_leader_deposed_while_counting_plans_nothing(
 ):
     leader = await settled(cluster)
     await cluster.wait_in_lane(request := a_request())
-    leader.noticed(request.lane)
+    leader.noticed(LaneNonempty(queue=request.lane))
     count = leader.broker.depth
 
     async def meanwhile(queue: str) -> QueueDepth | None:
@@ -250,7 +252,7 @@ async def test_nothing_is_planned_while_all_instances_drain(
 
     monkeypatch.setattr(leader.planner, "plan", planned)
     await cluster.wait_in_lane(request := a_request())
-    leader.noticed(request.lane)
+    leader.noticed(LaneNonempty(queue=request.lane))
     await cluster.hear(status(draining=True))
     await leader.plan()
     assert snapshots == []
@@ -341,32 +343,45 @@ def test_lane_counter_provides_inputs_of_plans():
     assert total.arrivals[-3:] == tuple((NOW + second, second + 1) for second in (37, 38, 39))
 
 
-async def test_absent_queues_are_looked_for_at_scans_and_on_notices_only(cluster: LeaderRig):
-    leader = await settled(cluster, scan_period_s=60.0)
+async def test_queues_are_counted_at_scans_and_audits_only(cluster: LeaderRig):
+    leader = await settled(cluster, scan_period_s=600.0, audit_period_s=60.0)
     assert isinstance(leader.broker, UnreliableBroker)
     request = a_request()
     await leader.plan()
     assert request.lane in leader.broker.counted
 
     leader.broker.counted.clear()
+    await cluster.wait_in_lane(request)
     for _ in range(3):
         cluster.clock.advance(1.0)
         await leader.plan()
+    assert leader.state.waiting == {request.lane: 1}
     assert leader.broker.counted == []
 
-    await cluster.wait_in_lane(request)
-    leader.noticed(request.lane)
-    await leader.plan()
-    assert leader.state.waiting[request.lane] == 1
-
-    leader.broker.counted.clear()
     cluster.clock.advance(60.0)
+    await cluster.hear(status())
+    await leader.plan()
+    assert leader.broker.counted == [request.lane]
+
+    cluster.clock.advance(600.0)
+    await cluster.hear(status())
     await leader.plan()
     assert len(leader.broker.counted) > 500
     assert not any(queue.startswith("lane.1.") for queue in leader.broker.counted)
 
 
-async def test_a_lane_created_while_it_is_counted_is_counted_again(
+async def test_queue_of_a_notice_without_a_source_is_counted(cluster: LeaderRig):
+    leader = await settled(cluster)
+    await leader.plan()
+    request = a_request()
+    await topology.declare_work_queue(cluster.far, request.lane)
+    await cluster.far.publish(topology.LANES, request.lane, queued_bytes(request))
+    leader.noticed(LaneNonempty(queue=request.lane))
+    await leader.plan()
+    assert leader.state.waiting == {request.lane: 1}
+
+
+async def test_a_lane_created_while_it_is_counted_is_known(
     cluster: LeaderRig, monkeypatch: pytest.MonkeyPatch
 ):
     leader = await settled(cluster)
@@ -377,11 +392,32 @@ async def test_a_lane_created_while_it_is_counted_is_counted_again(
         depth = await count(queue)
         if queue == request.lane and depth is None:
             await cluster.wait_in_lane(request)
-            leader.noticed(queue)
         return depth
 
     monkeypatch.setattr(leader.broker, "depth", overtaken)
     await leader.plan()
-    assert request.lane not in leader.state.waiting
+    assert leader.state.waiting[request.lane] == 1
+
+
+async def test_requests_of_a_lost_instance_are_counted_again(cluster: LeaderRig):
+    leader = await settled(cluster, audit_period_s=1e6)
+    request = a_request()
+    await leader.plan()
+    await cluster.wait_in_lane(request)
+    delivery = await cluster.far.get(request.lane)
+    assert delivery is not None
+    await cluster.hear(status("i2", pulled_by_lane={}))
+    await cluster.hear(status("i2", pulled_by_lane={request.lane: 1}))
+    await leader.plan()
+    assert leader.state.waiting[request.lane] == 0
+
+    await delivery.settle(Settlement.REQUEUE)
+    cluster.clock.advance(6.0)
+    await cluster.hear(status())
+    await leader.plan()
+    for _ in range(2):
+        cluster.clock.advance(1.0)
+        await cluster.hear(status())
+        await cluster.hear(totals_of("g", 1, cluster), topology.LANES_KEY)
     await leader.plan()
     assert leader.state.waiting[request.lane] == 1

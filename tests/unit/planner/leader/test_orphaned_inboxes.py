@@ -9,6 +9,7 @@ from shared.broker import topology
 from shared.broker.memory.broker import MemoryBroker
 from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import BindingSpec, OutMessage, PublishOutcome
+from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import Decoder, encode
 from shared.contracts.control import LaneNonempty
 from shared.contracts.lanes import LaneKey, inbox_name
@@ -49,7 +50,7 @@ async def test_requests_return_to_their_lanes_and_no_more_are_routed(broker: Mem
             exchange=topology.CONTROL, queue=notices.name, routing_key=topology.CONTROL_LANE
         )
     )
-    claims = InboxClaims(broker)
+    claims = InboxClaims(broker, WorkQueues(broker, "leader"))
     claims.add("dead", NOW)
     await claims.work(NOW)
     notice = await broker.get(notices.name)
@@ -57,7 +58,7 @@ async def test_requests_return_to_their_lanes_and_no_more_are_routed(broker: Mem
 
     assert back is not None
     assert notice is not None
-    assert decode_notice(notice.body) == LaneNonempty(queue=back.queue)
+    assert decode_notice(notice.body) == LaneNonempty(queue=back.queue, source="leader", put=1)
     assert (decode(back.body).request_id, decode(back.body).attempts.hop) == ("r", 1)
     assert await route(broker, request) is PublishOutcome.UNROUTABLE
 
@@ -67,7 +68,7 @@ async def test_inbox_is_deleted_after_a_stalled_owner_lost_its_connection(
 ):
     request = a_request("r")
     await route(broker, request)
-    claims = InboxClaims(broker)
+    claims = InboxClaims(broker, WorkQueues(broker, "leader"))
     async with MemoryBroker(hub) as frozen:
         assert await frozen.get(INBOX) is not None
         claims.add("dead", NOW)
@@ -81,7 +82,7 @@ async def test_inbox_is_deleted_after_a_stalled_owner_lost_its_connection(
 
 async def test_undecodable_message_is_dead_lettered(broker: MemoryBroker):
     await broker.publish(topology.LANES, INBOX, OutMessage(body=b"?"))
-    claims = InboxClaims(broker)
+    claims = InboxClaims(broker, WorkQueues(broker, "leader"))
     claims.add("dead", NOW)
     await claims.work(NOW)
 
@@ -91,7 +92,7 @@ async def test_undecodable_message_is_dead_lettered(broker: MemoryBroker):
 
 
 async def test_report_from_before_the_deletion_is_ignored(broker: MemoryBroker):
-    claims = InboxClaims(broker)
+    claims = InboxClaims(broker, WorkQueues(broker, "leader"))
     claims.used("dead", NOW, NOW)
     assert claims.lost == ("dead",)
     await claims.work(NOW + GRACE_S)
@@ -102,7 +103,7 @@ async def test_report_from_before_the_deletion_is_ignored(broker: MemoryBroker):
 
 
 async def test_absent_inbox_is_looked_for_once(broker: MemoryBroker):
-    claims = InboxClaims(broker)
+    claims = InboxClaims(broker, WorkQueues(broker, "leader"))
     claims.used("unknown", NOW, NOW)
     await claims.work(NOW)
     claims.used("unknown", NOW, NOW + 1)
@@ -110,7 +111,7 @@ async def test_absent_inbox_is_looked_for_once(broker: MemoryBroker):
 
 
 async def test_returned_instance_keeps_its_inbox(broker: MemoryBroker):
-    claims = InboxClaims(broker)
+    claims = InboxClaims(broker, WorkQueues(broker, "leader"))
     claims.add("dead", NOW)
     claims.returned("dead")
     await claims.work(NOW + GRACE_S)

@@ -3,6 +3,7 @@
 from services.planner import plan_views
 from services.planner.leader.plan_report import corrected_forecasts, waits_of
 from services.planner.leader.snapshot_builder import cluster_snapshot, lane_counts
+from shared.contracts.control import LaneNonempty
 from shared.contracts.lanes import LaneKey, LaneLayout
 from shared.contracts.plans import LaneForecast, PlanExplained, WaitAccuracy
 from shared.contracts.telemetry import LanesObserved, LaneTotal, PullState
@@ -86,14 +87,14 @@ async def test_lane_counts_combine_reports_and_queue_depths(cluster: LeaderRig):
             "lanes.g",
         )
     await cluster.wait_in_lane(request, a_request())
-    leader.noticed(request.lane)
+    leader.noticed(LaneNonempty(queue=request.lane))
     await leader.plan()
 
     assert lane_counts(leader.state) == {request.lane: LaneCount(arrived=10, waiting=2)}
 
     overflow = LaneKey.parse(request.lane).overflow_name
     await cluster.wait_in_lane(request, queue=overflow)
-    leader.noticed(overflow)
+    leader.noticed(LaneNonempty(queue=overflow))
     await leader.plan()
     assert lane_counts(leader.state) == {request.lane: LaneCount(arrived=10, waiting=3, overflow=1)}
     snapshot = cluster_snapshot(

@@ -44,7 +44,8 @@ class Cluster:
                 at=NOW,
                 layout=1,
                 lanes=tuple(counter.total(lane) for lane, counter in self.counters.items()),
-            )
+            ),
+            NOW,
         )
         return request.lane
 

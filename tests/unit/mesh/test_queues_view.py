@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.mesh import queues
-from services.mesh.queues import ask_leader, count_queues
+from services.mesh.queues import ask_leader, count_queues, meaning_of
 from shared.broker import topology
 from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import BindingSpec, Delivery, OutMessage, Settlement
@@ -67,6 +67,36 @@ async def test_without_a_leader_the_configured_layout_is_counted(broker: Unrelia
 
     assert await ask_leader(broker) is None
     assert await counted(broker, LaneLayout(version=4)) == {"lane.4.m.high.3.w9": 1, LANE: 1}
+
+
+@pytest.mark.usefixtures("patient")
+async def test_only_existing_queues_are_counted_if_a_leader_names_them(broker: UnreliableBroker):
+    await waiting_in(broker, LANE)
+    await answer(broker, work_queues=(LANE, "lane.2.other.high.3.w0"))
+    broker.counted.clear()
+
+    assert await counted(broker, LaneLayout()) == {LANE: 1}
+    assert [name for name in broker.counted if not name.startswith("headway.")] == [LANE]
+
+
+@pytest.mark.parametrize(
+    ("queue", "meaning"),
+    [
+        ("lane.2.m.high.0.w0", "importance high, due in under 0.5 s, up to 400 tokens"),
+        ("lane.2.m.low.3.w1", "importance low, due in 3.12 to 7.81 s, 400 to 600 tokens"),
+        ("lane.2.m.low.11.w9", "importance low, due after 4.77e+03 s, over 10252 tokens"),
+        (
+            "overflow.2.m.high.12.w0",
+            "importance high, no deadline, up to 400 tokens, of tenants above their share",
+        ),
+        ("lane.1.m.high.3.short", "importance high, of layout 1"),
+        ("resume.2.m.3", "interrupted requests, due in 3.12 to 7.81 s"),
+        ("relegated.m", "requests whose SLO cannot be met"),
+        ("headway.leader", ""),
+    ],
+)
+def test_contents_of_a_queue_are_described(queue: str, meaning: str):
+    assert meaning_of(queue, LaneLayout()) == meaning
 
 
 @pytest.mark.usefixtures("patient")

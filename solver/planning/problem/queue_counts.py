@@ -1,0 +1,214 @@
+"""Number of waiting requests of each queue, from totals that are corrected by audits."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from shared.contracts.base import UnixTime
+
+SETTLE_S = 0.5
+"""Time after a count until each report includes all operations from before the count."""
+SILENT_S = 10.0
+"""Age of a source's last report above which an audit does not wait for its next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTotal:
+    """Requests that one source has put into and pulled from one queue since the source started."""
+
+    put: int = 0
+    pulled: int = 0
+
+
+@dataclass(slots=True)
+class _Queue:
+    expected: int = 0
+    moved: int = 0
+    """Requests put into and pulled from the queue."""
+    changed_at: UnixTime = 0.0
+    audited: bool = False
+
+
+@dataclass(slots=True)
+class _Source:
+    totals: dict[str, QueueTotal]
+    at: UnixTime
+
+
+@dataclass(slots=True)
+class Audit:
+    """Counts whose correction waits for reports that include everything from before the counts."""
+
+    began_at: UnixTime
+    before: dict[str, tuple[int, int]]
+    """Queue -> expected and moved requests before the queue was counted."""
+    counted: dict[str, int] = field(default_factory=dict)
+    at: UnixTime = math.inf
+    """Time of the counts."""
+
+
+class QueueCounts:
+    """
+    Waiting requests of each queue that exists, without counting the queues.
+
+    Every process that publishes to queues or pulls from them is a source. A source reports monotone
+    totals, so that lost reports are harmless. The expected number of waiting requests is the sum of
+    all changes of these totals. The first totals of a source are a baseline, since it is unknown
+    how much of them earlier counts include; its queues are then `due` for an audit.
+
+    An audit is a real count. Operations of sources continue meanwhile: *u* requests that move
+    between the reports before and after the count make the expectation at the time of the count
+    uncertain by u / 2. A larger difference is drift and is corrected; a queue without traffic is
+    corrected exactly.
+    """
+
+    def __init__(self) -> None:
+        self.due: set[str] = set()
+        """Queues that need an audit."""
+        self.drift: int = 0
+        """Sum of the absolute corrections by audits, in requests, without first counts."""
+        self.audits: int = 0
+        self.num_removed: int = 0
+        """Queues that were deleted."""
+        self._queues: dict[str, _Queue] = {}
+        self._sources: dict[str, _Source] = {}
+        self._audits: list[Audit] = []
+        """Audits that wait for reports, each with other queues."""
+
+    @property
+    def queues(self) -> frozenset[str]:
+        """Queues that exist."""
+        return frozenset(self._queues)
+
+    def waiting(self) -> dict[str, int]:
+        """Requests that wait in each queue that exists."""
+        return {name: max(0, queue.expected) for name, queue in self._queues.items()}
+
+    def idle_since(self, queue: str) -> UnixTime | None:
+        """Time since which *queue* is empty and unused; None if requests wait or are counted."""
+        known = self._queues.get(queue)
+        if known is None or known.expected > 0 or not known.audited or queue in self.due:
+            return None
+        return known.changed_at
+
+    def observe(self, source: str, totals: Mapping[str, QueueTotal], now: UnixTime) -> None:
+        """
+        Take in a report of *source*, whose notices may have overtaken the report.
+        """
+        known = self._sources.get(source)
+        if known is None:
+            self._sources[source] = _Source(dict(totals), now)
+            self.due.update(totals)
+        else:
+            known.at = now
+            for queue, total in totals.items():
+                self._change(known, queue, total, now)
+        self._settle(now)
+
+    def put(self, source: str, queue: str, total: int, now: UnixTime) -> None:
+        """
+        Take in a notice that *source* has put *total* requests into *queue* so far.
+
+        Notices of a source without a report only make the queue due.
+        """
+        self.noticed(queue, now)
+        known = self._sources.get(source)
+        if known is None:
+            self.due.add(queue)
+        else:
+            self._change(known, queue, QueueTotal(put=total), now)
+
+    def noticed(self, queue: str, now: UnixTime) -> None:
+        """Record that *queue* exists and is in use."""
+        self._queues.setdefault(queue, _Queue()).changed_at = now
+
+    def suspect(self, source: str) -> None:
+        """
+        Make the queues that *source* pulled from due: its unsettled requests may have returned.
+        """
+        if (known := self._sources.get(source)) is not None:
+            self.due.update(queue for queue, total in known.totals.items() if total.pulled)
+
+    def forget(self, source: str) -> None:
+        """Drop a lost source; what it reported stays counted."""
+        self.suspect(source)
+        self._sources.pop(source, None)
+
+    def removed(self, queue: str) -> None:
+        """Record that *queue* was deleted."""
+        self.num_removed += self._queues.pop(queue, None) is not None
+        self.due.discard(queue)
+
+    def begin_audit(self, queues: Iterable[str], now: UnixTime) -> Audit:
+        """Start an audit of *queues*, before they are counted; it replaces earlier ones."""
+        before = {
+            name: (queue.expected, queue.moved) if (queue := self._queues.get(name)) else (0, 0)
+            for name in queues
+        }
+        audit = Audit(now, before)
+        for earlier in self._audits:
+            for name in before:
+                earlier.before.pop(name, None)
+                earlier.counted.pop(name, None)
+        self._audits = [audit for audit in self._audits if audit.counted]
+        self.due -= before.keys()
+        return audit
+
+    def counted(self, audit: Audit, counts: Mapping[str, int | None], now: UnixTime) -> None:
+        """
+        Take in the counts of *audit*; None is a queue that does not exist.
+
+        A first count is taken as it is; the end of the audit, or the next audit, corrects it.
+        """
+        self.audits += 1
+        audit.at = now
+        self._audits.append(audit)
+        for name, count in counts.items():
+            expected, moved = audit.before[name]
+            known = self._queues.get(name)
+            if count is None:
+                if known is not None and known.changed_at >= audit.began_at:
+                    self.due.add(name)  # created since it was counted
+                else:
+                    self._queues.pop(name, None)
+                continue
+            queue = self._queues.setdefault(name, _Queue(changed_at=now))
+            if not queue.audited:
+                queue.audited = True
+                queue.expected += count - expected
+                audit.before[name] = (count, moved)
+            audit.counted[name] = count
+        self._settle(now)
+
+    def _change(self, source: _Source, queue: str, total: QueueTotal, now: UnixTime) -> None:
+        before = source.totals.get(queue, QueueTotal())
+        put, pulled = max(0, total.put - before.put), max(0, total.pulled - before.pulled)
+        if not put and not pulled:
+            return
+        source.totals[queue] = QueueTotal(before.put + put, before.pulled + pulled)
+        known = self._queues.setdefault(queue, _Queue())
+        known.expected += put - pulled
+        known.moved += put + pulled
+        known.changed_at = now
+
+    def _settle(self, now: UnixTime) -> None:
+        """Finish the audits after whose counts each source that still reports has reported."""
+        reported_at = min(
+            (source.at for source in self._sources.values() if source.at > now - SILENT_S),
+            default=now,
+        )
+        settled = [audit for audit in self._audits if reported_at >= audit.at + SETTLE_S]
+        self._audits = [audit for audit in self._audits if audit not in settled]
+        for audit in settled:
+            self._correct(audit)
+
+    def _correct(self, audit: Audit) -> None:
+        for name, count in audit.counted.items():
+            if (queue := self._queues.get(name)) is None:
+                continue
+            expected, moved = audit.before[name]
+            difference = count - (expected + queue.expected) / 2
+            if abs(difference) > (queue.moved - moved) / 2:
+                correction = round(difference)
+                queue.expected += correction
+                self.drift += abs(correction)

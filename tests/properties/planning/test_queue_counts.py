@@ -1,0 +1,116 @@
+"""Counts from totals agree with the queue, whatever the order of reports, notices and audits."""
+
+from collections import Counter
+from enum import Enum
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from solver.planning.problem.queue_counts import SETTLE_S, Audit, QueueCounts, QueueTotal
+
+LANE = "lane"
+SOURCES = ("grouper", "agent one", "agent two")
+
+
+class Step(Enum):
+    PUT = "put"
+    PULL = "pull"
+    REPORT = "report"
+    NOTICE = "notice"
+    COUNT = "count"
+    TAKE_IN = "take in"
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(Step), st.sampled_from(SOURCES), st.floats(0.0, 2.0)), max_size=60
+)
+
+
+class World:
+    """A queue with its sources, and a leader's counts of it."""
+
+    def __init__(self) -> None:
+        self.ready = 0
+        self.put: Counter[str] = Counter()
+        self.pulled: Counter[str] = Counter()
+        self.now = 0.0
+        self.counts = QueueCounts()
+        self.pending: tuple[Audit, int] | None = None
+        for source in SOURCES:
+            self.report(source)
+
+    def report(self, source: str) -> None:
+        total = QueueTotal(self.put[source], self.pulled[source])
+        self.counts.observe(source, {LANE: total} if total != QueueTotal() else {}, self.now)
+
+    def take(self, step: Step, source: str) -> None:
+        match step:
+            case Step.PUT:
+                self.ready += 1
+                self.put[source] += 1
+            case Step.PULL if self.ready:
+                self.ready -= 1
+                self.pulled[source] += 1
+            case Step.REPORT:
+                self.report(source)
+            case Step.NOTICE if self.put[source]:
+                self.counts.put(source, LANE, self.put[source], self.now)
+            case Step.COUNT if self.pending is None:
+                self.pending = self.counts.begin_audit([LANE], self.now), self.ready
+            case Step.TAKE_IN if self.pending is not None:
+                audit, count = self.pending
+                self.pending = None
+                self.counts.counted(audit, {LANE: count}, self.now)
+
+    def run(self, taken: list[tuple[Step, str, float]]) -> None:
+        for step, source, after_s in taken:
+            self.now += after_s
+            self.take(step, source)
+
+    def all_report(self) -> None:
+        self.now += 2 * SETTLE_S
+        for source in SOURCES:
+            self.report(source)
+
+    def quiet_audit(self) -> None:
+        audit = self.counts.begin_audit([LANE], self.now)
+        self.counts.counted(audit, {LANE: self.ready}, self.now)
+        self.all_report()
+
+    @property
+    def waiting(self) -> int:
+        return self.counts.waiting().get(LANE, 0)
+
+
+@given(steps)
+def test_counts_are_right_once_all_have_reported(taken: list[tuple[Step, str, float]]):
+    world = World()
+    world.run([each for each in taken if each[0] not in (Step.COUNT, Step.TAKE_IN)])
+    world.all_report()
+    assert world.waiting == world.ready
+
+
+@given(steps, st.integers(-20, 20), steps)
+def test_two_quiet_audits_repair_any_fault(
+    before: list[tuple[Step, str, float]],
+    fault: int,
+    after: list[tuple[Step, str, float]],
+):
+    world = World()
+    world.run(before)
+    world.ready = max(0, world.ready + fault)  # e.g. redelivered, or dropped by an operator
+    world.run(after)
+    world.all_report()
+    for _ in range(2):
+        world.quiet_audit()
+    assert world.waiting == world.ready
+
+
+@given(steps)
+def test_idle_queues_are_empty(taken: list[tuple[Step, str, float]]):
+    world = World()
+    world.run(taken)
+    world.all_report()
+    for _ in range(2):
+        world.quiet_audit()
+    assert world.counts.idle_since(LANE) is None or world.ready == 0

@@ -1,0 +1,132 @@
+"""Counts of waiting requests from totals, and their correction by audits."""
+
+import pytest
+
+from solver.planning.problem.queue_counts import SETTLE_S, QueueCounts, QueueTotal
+
+LANE = "lane"
+
+
+def reported(counts: QueueCounts, source: str, now: float, **totals: int) -> None:
+    counts.observe(source, {LANE: QueueTotal(**totals)} if totals else {}, now)
+
+
+def started(*sources: str) -> QueueCounts:
+    """Counts that know *sources*, which have done nothing yet."""
+    counts = QueueCounts()
+    for source in sources:
+        reported(counts, source, 0.0)
+    return counts
+
+
+def audited(counts: QueueCounts, count: int | None, now: float) -> None:
+    counts.counted(counts.begin_audit([LANE], now), {LANE: count}, now)
+
+
+def test_put_minus_pulled_requests_wait():
+    counts = started("grouper", "agent")
+    reported(counts, "grouper", 1.0, put=7)
+    reported(counts, "agent", 1.0, pulled=3)
+    assert counts.waiting() == {LANE: 4}
+    reported(counts, "agent", 2.0, pulled=4, put=2)
+    assert counts.waiting() == {LANE: 5}
+
+
+def test_pull_that_is_reported_before_its_put_does_not_count_as_negative():
+    counts = started("grouper", "agent")
+    reported(counts, "agent", 1.0, pulled=1)
+    assert counts.waiting() == {LANE: 0}
+    reported(counts, "grouper", 1.1, put=3)
+    assert counts.waiting() == {LANE: 2}
+
+
+def test_notice_counts_before_the_report_that_includes_it():
+    counts = started("grouper")
+    counts.put("grouper", LANE, 3, 1.0)
+    assert counts.waiting() == {LANE: 3}
+    reported(counts, "grouper", 1.1, put=2)
+    reported(counts, "grouper", 2.0, put=4)
+    assert counts.waiting() == {LANE: 4}
+
+
+def test_first_report_is_a_baseline_and_needs_an_audit():
+    counts = QueueCounts()
+    reported(counts, "grouper", 0.0, put=100)
+    assert (counts.waiting(), counts.due) == ({}, {LANE})
+    audited(counts, 40, 0.0)
+    assert (counts.waiting(), counts.due, counts.drift) == ({LANE: 40}, set(), 0)
+    reported(counts, "grouper", 1.0, put=101)
+    assert counts.waiting() == {LANE: 41}
+
+
+def test_audit_of_a_quiet_queue_corrects_exactly():
+    counts = started("grouper")
+    reported(counts, "grouper", 1.0, put=5)
+    audited(counts, 5, 2.0)
+    reported(counts, "grouper", 3.0, put=5)
+    assert (counts.waiting(), counts.drift) == ({LANE: 5}, 0)
+
+    audited(counts, 4, 4.0)
+    assert counts.waiting() == {LANE: 5}
+    reported(counts, "grouper", 4.0 + SETTLE_S, put=5)
+    assert (counts.waiting(), counts.drift) == ({LANE: 4}, 1)
+
+
+@pytest.mark.parametrize("count", range(5, 16))
+def test_audit_during_traffic_corrects_only_what_traffic_cannot_explain(count: int):
+    counts = started("grouper")
+    reported(counts, "grouper", 1.0, put=5)
+    audited(counts, 5, 2.0)
+    reported(counts, "grouper", 3.0, put=5)
+    audited(counts, count, 4.0)
+    reported(counts, "grouper", 4.0 + SETTLE_S, put=15)
+    assert counts.drift == 0
+    assert counts.waiting() == {LANE: 15}
+
+
+def test_audit_waits_for_all_sources_that_still_report():
+    counts = started("grouper", "silent", "agent")
+    reported(counts, "grouper", 20.0, put=5)
+    audited(counts, 5, 20.0)
+    reported(counts, "agent", 20.0)
+    audited(counts, 4, 20.5)
+    reported(counts, "grouper", 21.5, put=5)
+    assert counts.waiting() == {LANE: 5}
+    reported(counts, "agent", 21.5)
+    assert counts.waiting() == {LANE: 4}
+
+
+def test_queue_that_does_not_exist_is_dropped_unless_it_was_used_meanwhile():
+    counts = started("grouper")
+    reported(counts, "grouper", 1.0, put=1)
+    audited(counts, None, 2.0)
+    assert counts.queues == set()
+
+    audit = counts.begin_audit([LANE], 3.0)
+    counts.put("grouper", LANE, 2, 3.0)
+    counts.counted(audit, {LANE: None}, 3.1)
+    assert (counts.waiting(), counts.due) == ({LANE: 1}, {LANE})
+
+
+def test_queues_of_a_lost_source_are_due():
+    counts = started("grouper", "agent")
+    reported(counts, "grouper", 1.0, put=3)
+    reported(counts, "agent", 1.0, pulled=2)
+    counts.forget("grouper")
+    assert counts.due == set()
+    counts.forget("agent")
+    assert (counts.waiting(), counts.due) == ({LANE: 1}, {LANE})
+
+
+def test_queue_is_idle_while_it_is_audited_empty_and_unused():
+    counts = started("grouper", "agent")
+    reported(counts, "grouper", 1.0, put=1)
+    reported(counts, "agent", 2.0, pulled=1)
+    assert counts.idle_since(LANE) is None
+    audited(counts, 0, 3.0)
+    assert counts.idle_since(LANE) == 2.0
+    counts.noticed(LANE, 5.0)
+    assert counts.idle_since(LANE) == 5.0
+    reported(counts, "grouper", 6.0, put=2)
+    assert counts.idle_since(LANE) is None
+    assert counts.idle_since("another lane") is None
