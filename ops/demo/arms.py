@@ -1,9 +1,9 @@
 """
 The two arms: plain first come first served, and Headway with all defaults.
 
-Common to both, so that the comparison isolates the order of service: broker, processes, number of
+The comparison isolates the order of service. The arms have in common: broker, processes, number of
 agents, models, engines and their limits (`ENGINE_LIMITS`), late pulls, model swaps, and recovery
-after a kill. `FCFS` lists every setting in which that arm differs, with the reason.
+after a kill. `FCFS` lists every setting in which the FCFS arm differs, with the reason.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from shared.contracts.qos import Importance, Slo
 MODELS = ("tiny-llama", "tiny-qwen")
 NUM_AGENTS = 2
 MAX_RUNNING = 12
-"""Requests in one iteration of each engine."""
+"""Maximum number of requests in one iteration of an engine."""
 UNIFORM_TARGET_S: Seconds = 600.0
 """Target of every request in the FCFS arm; too long to be missed, so that nothing is relegated."""
 
@@ -35,7 +35,7 @@ ENGINE_LIMITS: Mapping[str, dict[str, Any]] = {
     "vllm": {"max_running": MAX_RUNNING},
 }
 """
-Settings of the engines in both arms; the rest are defaults.
+Settings of the engines in both arms; other settings have their defaults.
 
 The simulated engine takes about 25 ms for an iteration, like the tiny models on a CPU, so that the
 fleet serves some twenty requests per second and the mesh's own CPU time is small in comparison.
@@ -97,7 +97,7 @@ class Arm:
         return f"agent-{self.name}-0"
 
     def published(self, body: InferenceRequest) -> InferenceRequest:
-        """The request as this arm gets it."""
+        """The request as published to this arm."""
         body = msgspec.structs.replace(body, id=f"{self.name}-{body.id}")
         if self.uniform_slo is None:
             return body

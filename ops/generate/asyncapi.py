@@ -53,7 +53,7 @@ def document() -> Document:
                 kind="topic",
                 description=(
                     "Routing key `interactive` or `interactive.<anything>` for requests with a "
-                    "first-token target, anything else for the rest."
+                    "first-token target, any other key for other requests."
                 ),
             ),
             "replies": _channel(

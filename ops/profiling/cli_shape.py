@@ -41,10 +41,10 @@ def asks_for_shape(arguments: Sequence[str]) -> bool:
 
 def profile_shape(arguments: Sequence[str]) -> int:
     """
-    Time, fit, write; returns the exit code.
+    Time, fit and write a profile; return the exit code.
 
     Raises:
-        SettingsError: An invalid value, no such device or no torch, or a file cannot be read
+        SettingsError: A value is invalid, the device or torch is missing, or a file cannot be read
             or written.
         EngineError: The device has too little memory, or failed.
     """

@@ -1,4 +1,4 @@
-"""Types of the simulator's options; invalid values are rejected with their limit."""
+"""Types of the simulator's options; the error for an invalid value states the limit."""
 
 import argparse
 import math
@@ -14,12 +14,12 @@ from ops.sim.scenario import Wave
 from ops.sim.workload import CLASSES
 
 _SILO_CHUNKS = (256, 2048, 2048)
-"""QoServe's chunks of the silos, by class: small where there is a TBT target."""
+"""Chunks of QoServe's silos by class, in tokens: small for the class with a TBT target."""
 _PICTURES = (".jpg", ".pdf", ".png", ".svg")
 
 
 def silo(text: str) -> tuple[tuple[str, str, int], ...]:
-    """(Class, policy, replicas) of each class."""
+    """Class, policy and number of replicas of each silo."""
     try:
         counts = [int(part) for part in text.split(":")]
     except ValueError:
@@ -51,7 +51,7 @@ def wave(text: str) -> Wave:
 
 
 def policy(text: str) -> str:
-    """The name of a policy, optionally with a number."""
+    """The name of a policy, optionally with a number after a colon."""
     try:
         policy_factory(text)
     except (ValueError, OverflowError) as error:
@@ -68,7 +68,7 @@ def policies(text: str) -> str:
 
 
 def profile(text: str) -> NamedProfile:
-    """A known profile, or a file."""
+    """A profile by name or by file."""
     try:
         return load(text)
     except (ValueError, OSError, msgspec.MsgspecError) as error:
@@ -76,7 +76,7 @@ def profile(text: str) -> NamedProfile:
 
 
 def picture(text: str) -> Path:
-    """A file that can be written, as far as can be checked in advance."""
+    """A picture file that can be written, as far as a check in advance can show."""
     file = Path(text)
     if file.suffix.lower() not in _PICTURES:
         raise _refused(text, f"a file that ends in {', '.join(_PICTURES)}")
@@ -95,7 +95,7 @@ def positive(text: str) -> float:
 
 
 def from_to(low: float, high: float) -> Callable[[str], float]:
-    """Type of numbers within limits, both included."""
+    """Type of numbers from *low* to *high*, inclusive."""
 
     def number(text: str) -> float:
         if not low <= (value := _number(text)) <= high:
@@ -106,7 +106,7 @@ def from_to(low: float, high: float) -> Callable[[str], float]:
 
 
 def whole_from(low: int, high: int | None = None) -> Callable[[str], int]:
-    """Type of whole numbers from *low* on, up to *high* if there is one."""
+    """Type of whole numbers from *low*, without an upper limit or up to *high*."""
     allowed = f"a whole number from {low} {'on' if high is None else f'to {high}'}"
 
     def whole(text: str) -> int:
@@ -122,7 +122,7 @@ def whole_from(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def _number(text: str) -> float:
-    """The number in *text*; NaN, which is out of all limits, if *text* has none."""
+    """The number in *text*; NaN, which every check rejects, if *text* is not a number."""
     try:
         return float(text)
     except ValueError:

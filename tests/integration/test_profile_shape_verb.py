@@ -94,7 +94,10 @@ def test_overhead_is_in_every_iteration(folder: Path):
         (["--gpu-memory-utilization", "0"], "--gpu-memory-utilization: 0 must be above 0"),
         (["--gpu-memory-utilization", "1.1"], "--gpu-memory-utilization: 1.1 must be above 0"),
         (["--passes", "0"], "passes must be at least 1: 0"),
-        (["--repeats", "1"], "repeats must be at least 2, since one is used for validation: 1"),
+        (
+            ["--repeats", "1"],
+            "repeats must be at least 2, since the last repeat is used for validation: 1",
+        ),
         (["--prefill-contexts", "-1"], "'-1': each value must be at least 0"),
         (["--chunks", "513"], "chunks: 513 is above the limit of 512"),
         (["--out", "/nowhere/profile.json"], "--out: /nowhere is not a directory"),

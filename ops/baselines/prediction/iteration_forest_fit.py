@@ -115,7 +115,7 @@ def _forest_of(trees: list[Any]) -> Forest:
 
 def _breadth_first(tree: Any) -> tuple[list[int], Indices]:
     """
-    Order of a tree's nodes with siblings adjacent, and the first child of each node or itself.
+    Node order of a tree with adjacent siblings, and each node's first child (a leaf: itself).
     """
     order = [0]
     child = np.arange(tree.node_count, dtype=np.uint32)

@@ -113,7 +113,10 @@ async def test_chunks_or_contexts_that_do_not_fit_the_model_are_refused(name: st
     [
         ({"chunks": ()}, "chunks: all values must be at least 1"),
         ({"batches": (0,)}, "batches: all values must be at least 1"),
-        ({"repeats": 1}, "repeats must be at least 2, since one is used for validation: 1"),
+        (
+            {"repeats": 1},
+            "repeats must be at least 2, since the last repeat is used for validation: 1",
+        ),
     ],
 )
 def test_invalid_grid_is_refused(fields: dict[str, object], reported: str):
