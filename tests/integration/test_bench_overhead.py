@@ -1,4 +1,4 @@
-"""The overhead bench: equal work in both arms, all CPU time, and rounds without a best one."""
+"""The overhead bench gives equal work to both arms, counts all CPU time, and reports all rounds."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""The gateway when clients leave, runs diverge, the broker is lost, or it stops."""
+"""The gateway when clients disconnect, runs diverge, the broker is lost, or the gateway stops."""
 
 import asyncio
 from pathlib import Path

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def shaped(folder: Path, *more: str) -> int:
-    """Profile a shape on the CPU, unless *more* overrides it."""
+    """Profile a shape on the CPU; *more* overrides options."""
     out = folder / "shape.json"
     arguments = ["--shape", str(folder), "--device", "cpu", *SMALL, "--out", str(out)]
     return main([*arguments, *more])
@@ -150,7 +150,7 @@ def test_invalid_shape_is_refused_before_torch_is_needed(
 
 @pytest.mark.slow
 def test_command_does_not_load_torch():
-    """Reading a shape does not either; only timing does."""
+    """Reading a shape does not import torch; only timing does."""
     code = "import sys, services.mesh.cli; print('torch' in sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60

@@ -342,17 +342,17 @@ def is_simulated(rig: EngineRig) -> bool:
 
 @dataclass(frozen=True)
 class Aborted:
-    """A checkpointed run that has left its copies in host memory."""
+    """An aborted, checkpointed run with copies of its KV in host memory."""
 
     progress: Tokens
     computed_tokens: int
-    """Tokens with KV: the engine may have been ahead of the reader of *progress*."""
+    """Number of tokens with KV; may exceed *progress*, which the test has read."""
     saved_blocks: int
-    """Blocks copied during the run and at its end."""
+    """Number of blocks copied during the run and at its end."""
 
 
 async def begin_and_abort(rig: EngineRig, prompt: Tokens, tokens: int) -> Aborted:
-    """Run a checkpointed request for *tokens*, or a few more, not counting its cached tokens."""
+    """Run a checkpointed request for *tokens* generated tokens or a few more, then abort it."""
     for _ in range(ROUNDS):
         await rig.engine.clear_caches()
         await rig.over()

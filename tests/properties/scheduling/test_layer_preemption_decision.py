@@ -81,7 +81,7 @@ def test_a_request_that_is_late_in_any_case_cuts_nothing(
 
 
 def test_decodes_make_prefills_longer() -> None:
-    """Half of each iteration is decodes: 0.2 s of prefill take 0.4, after 0.5 s that are left."""
+    """Decodes take half of each iteration: 0.5 s remain, and a prefill of 0.2 s takes 0.4 s."""
     iteration = RunningIteration(began_at=0.0, predicted_s=1.0, decodes_s=0.5, offline_tokens=9)
     alone = replace(iteration, decodes_s=0.0)
 

@@ -1,4 +1,4 @@
-"""Instances without a plan: which models they activate by themselves, and when."""
+"""Instances without a plan: which models they activate, and when."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -70,7 +70,7 @@ async def put_work(rig: AgentRig, model: ModelName = OTHER) -> str:
 
 
 async def looks(rig: AgentRig, seconds: float) -> ModelName | None:
-    """Results of all looks within *seconds*."""
+    """First model that a look finds within *seconds*; None if no look finds one."""
     for _ in range(round(seconds / LOOK_PERIOD_S)):
         if (model := await rig.orphanhood.look()) is not None:
             return model
@@ -169,7 +169,7 @@ async def test_patience_restarts_after_an_unnoticed_connection_loss(rig: AgentRi
 
 
 async def test_swap_is_followed_by_the_full_patience(rig: AgentRig):
-    """Work of both models waits all the time, and no instance pulls it here."""
+    """Work of two models waits throughout the test, and no instance pulls it."""
     swapped_at: list[float] = []
     activate = rig.engine.activate
 
@@ -198,7 +198,7 @@ async def test_one_look_is_not_enough_to_swap(rig: AgentRig):
 
 
 async def test_wrong_count_only_delays(rig: AgentRig, monkeypatch: pytest.MonkeyPatch):
-    """RabbitMQ reports a queue that does not answer in time as empty."""
+    """A wrong count is 0: RabbitMQ reports a queue that does not answer in time as empty."""
     await put_work(rig)
     counts = iter([1, 1, 0])
     depth = rig.broker.depth
@@ -242,7 +242,7 @@ async def test_only_one_instance_at_a_time_claims_a_model(rig: AgentRig):
 async def test_one_of_three_idle_agents_serves_waiting_work(
     rig: AgentRig, registry: ModelRegistry, tokenizers: dict[ModelName, Tokenizer]
 ):
-    """Activation takes longer than the difference of their waits."""
+    """An activation takes longer than the difference of the agents' waiting times."""
     parts: list[AgentParts] = [rig]
     async with AsyncExitStack() as stack:
         for name in ("i2", "i3"):
@@ -278,7 +278,7 @@ async def test_one_of_three_idle_agents_serves_waiting_work(
 
 
 def slow(part: AgentParts, loaded: asyncio.Event) -> None:
-    """Delay activation until *loaded*."""
+    """Delay activation until the event *loaded* is set."""
     activate = part.engine.activate
 
     async def activated(model: ModelName) -> float:

@@ -49,7 +49,7 @@ async def test_stream_is_start_then_tokens_then_final(rig: AgentRig):
 
 
 async def test_last_tokens_are_confirmed_before_the_final(rig: AgentRig):
-    """Otherwise they use another channel, and could arrive after it."""
+    """Unconfirmed tokens use another channel, on which they could arrive after the final."""
     assert isinstance(rig.broker, UnreliableBroker)
     _, task = await rig.running(a_request("r", reply_to=REPLY))
     rig.broker.attempts.clear()
@@ -164,7 +164,7 @@ async def test_half_a_character_is_never_streamed(rig: AgentRig):
 
 
 async def test_output_is_limited_by_the_actual_prompt(rig: AgentRig):
-    """The intake predicted the length from bytes; the agent counts."""
+    """The grouper predicted the prompt's length from bytes; the agent counts tokens."""
     request = a_request("r", prompt=(20,) * 4000, sampling=sampling(500))
     _, task = await rig.running(request)
     assert rig.engine.requests[request.request_id].sampling.max_tokens == 96
@@ -201,7 +201,7 @@ async def test_bug_ends_one_request_and_not_the_agent(rig: AgentRig):
 async def test_failed_ending_returns_the_request_and_affects_no_other(
     rig: AgentRig, monkeypatch: pytest.MonkeyPatch
 ):
-    """E.g. when the broker rejects the message, or its target exists with other properties."""
+    """An ending fails if, for example, the broker rejects the message."""
     first, other = a_request("first", reply_to=REPLY), a_request("other", reply_to=REPLY)
     run, task = await rig.running(first)
     _, beside = await rig.running(other)

@@ -1,4 +1,4 @@
-"""Accepted requests and their form, and refusals."""
+"""Form of accepted requests, and errors of refused requests."""
 
 import msgspec
 import pytest
@@ -234,7 +234,7 @@ def test_any_conversation_is_accepted_or_refused(intake_rig: IntakeRig, messages
 
 
 def _status(rig: IntakeRig, raw: bytes, *, chat: bool) -> int:
-    """Accepted requests must also satisfy the grouper's schema."""
+    """Status of a request; an accepted request must also satisfy the grouper's schema."""
     try:
         ingress = rig.raw(raw, chat=chat).ingress
     except ContractError as error:

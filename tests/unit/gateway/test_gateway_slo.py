@@ -1,4 +1,4 @@
-"""A request's SLO, from all sources."""
+"""A request's SLO from each of its sources: body, headers and defaults."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The demo's load: seeded, the same for both arms, above the capacity during the burst only."""
+"""The demo's load is seeded, equal for the two arms, and above capacity only in the burst."""
 
 import itertools
 

@@ -17,7 +17,7 @@ from tests.unit.ops.deployment import CLIS, ROOT, SHARED_VERBS
 DOCS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "ops/docs").rglob("*.md")])
 each = pytest.mark.parametrize("document", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 NOT_FOR_PRODUCERS = {"duplicate_request", "internal"}
-"""Codes of the Python library, and of a branch that no request reaches."""
+"""Error codes that AMQP producers never get."""
 
 
 DEFAULT_CODE = inspect.signature(ContractError).parameters["code"].default

@@ -1,4 +1,4 @@
-"""Leaders over the in-process broker, and the cluster whose messages they receive."""
+"""Leaders over the in-process broker; the test publishes the cluster's messages."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -56,7 +56,7 @@ def status(name: str = "i1", *, active: ModelName | None = MODEL, **fields: Any)
 
 @dataclass
 class LeaderRig:
-    """Leaders, and the test's own client of their broker."""
+    """Leaders, and the test's client of their broker."""
 
     hub: MemoryHub
     far: UnreliableBroker
@@ -67,7 +67,7 @@ class LeaderRig:
     leaders: list[Leader] = field(default_factory=list)
 
     async def leader(self, *, layout: LaneLayout | None = None, **settings: Any) -> Leader:
-        """Add a leader, consuming as in the service."""
+        """Add a leader that consumes as in the service."""
         broker = await self.stack.enter_async_context(UnreliableBroker(self.hub))
         leader = Leader(
             broker=broker,
@@ -85,20 +85,20 @@ class LeaderRig:
         return leader
 
     async def hear(self, message: Message, key: str = "status.i") -> None:
-        """Publish telemetry; the active leader has handled it when this returns."""
+        """Publish telemetry and wait until the active leader has handled it."""
         await self.far.publish(topology.TELEMETRY, key, OutMessage(body=encode(message)))
         for _ in range(10):
             await asyncio.sleep(0)
 
     async def wait_in_lane(self, *requests: QueuedRequest, queue: str | None = None) -> None:
-        """Publish requests to their lanes, or all to *queue*."""
+        """Publish requests to their lanes, or all of them to *queue*."""
         for request in requests:
             name = queue or request.lane
             await topology.declare_work_queue(self.far, name)
             await self.far.publish(topology.LANES, name, queued_bytes(request))
 
     async def published(self) -> list[PlanPublished]:
-        """Plans since the last call."""
+        """Plans that leaders have published since the last call."""
         found = []
         while (delivery := await self.far.get(self.plans)) is not None:
             found.append(decode_plan(delivery.body))
@@ -119,7 +119,7 @@ def notices_of(leader: Leader) -> Dispatcher[Leader]:
 
 
 async def settled(cluster: LeaderRig, **settings: float) -> Leader:
-    """A leader that knows one instance and is past its settling time."""
+    """A leader with one instance, after its settling time."""
     leader = await cluster.leader(**settings)
     await cluster.hear(status())
     cluster.clock.advance(1.5)

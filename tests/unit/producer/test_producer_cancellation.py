@@ -1,4 +1,4 @@
-"""Unwanted runs and requests are stopped."""
+"""A producer stops superseded runs and cancelled requests."""
 
 import asyncio
 

@@ -59,7 +59,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that are killed after the test, whatever happens in it."""
+    """Processes that are killed after the test, even if the test fails."""
     running: list[subprocess.Popen[str]] = []
     yield running
     for process in running:

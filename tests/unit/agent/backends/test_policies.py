@@ -57,7 +57,9 @@ def serve(core: SimulatedEngineCore, now: float = 100.0) -> list[str]:
         result = core.iterate(now)
         now += result.duration_s
         ended += [out.request_id for out in result.outputs if out.finish_reason is not None]
-    raise AssertionError(f"not ended: {core.num_running} running, {core.num_waiting} waiting")
+    raise AssertionError(
+        f"requests did not end: {core.num_running} running, {core.num_waiting} waiting"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Models in host memory, and the path by which the next one becomes active."""
+"""Models in host memory, and the path by which the next model becomes active."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ PRIOR_S = {
 
 
 def table(*, warm_bytes: int, shapes: tuple[str, str, str] = ("", "", "")) -> ResidencyTable:
-    """Three models: weights of 10 bytes, engines of 100."""
+    """Three models with 10 bytes of weights each and engines of 100 bytes."""
     footprints = {
         name: Footprint(weight_bytes=10, engine_bytes=100, shape=shape)
         for name, shape in zip((A, B, C), shapes, strict=True)

@@ -186,7 +186,7 @@ class TestTreesWatch:
         assert [each.version for each in TreesWatch(tmp_path).look()] == [2]
 
     def test_deleted_artefact_stays_in_force(self, tmp_path: Path, fitted: Artefact):
-        """Published versions only ever rise."""
+        """The estimator keeps the published trees in force, because versions must never fall."""
         watch = TreesWatch(tmp_path)
         artefacts.write(tmp_path, fitted)
         _, file = artefacts.write(tmp_path, fitted)

@@ -1,4 +1,4 @@
-"""Storage of samples of prefill times: bounds, and handling of invalid ones."""
+"""Storage of samples of prefill times: bounds, and handling of invalid samples."""
 
 import math
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.sampled import KEY, plain, sampled
 
 
 def store(directory: Path | None, *, most: int = 20_000) -> SampleStore:
-    """Store of a newly started estimator."""
+    """The sample store of a newly started estimator."""
     opened = SampleStore(directory, most=most)
     opened.open()
     return opened

@@ -30,7 +30,7 @@ class Running:
 
 
 class Rig:
-    """A baseline with a chunk of 1000, and its running requests."""
+    """A baseline with a chunk of 1000 tokens, and its running requests."""
 
     def __init__(self, policy: NonPreemptive | SarathiPreemptive) -> None:
         self.policy = policy
@@ -101,7 +101,7 @@ def test_sarathi_pauses_offline_prefills_while_online_ones_need_the_chunk() -> N
 
 
 def test_sarathi_fills_the_rest_of_the_chunk_with_offline_work() -> None:
-    """400 for the online request, so at most 600 for the running one."""
+    """The online request gets 400 of 1000 tokens, the running offline request at most 600."""
     rig = Rig(SarathiPreemptive(1000))
     rig.start("offline", OFFLINE, prompt=8000, computed=2000)
     rig.wait("chat", CHAT, prompt=400)

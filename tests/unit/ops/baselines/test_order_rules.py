@@ -1,4 +1,4 @@
-"""FCFS, EDF, batching, ATCS, round robin and random: their differences."""
+"""Differences between the rules FCFS, EDF, batching, ATCS, round robin and random."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ BUSY = Instance(active=0)
 
 
 def alternating(*, deadlines: list[float]) -> PlanningProblem:
-    """Models 0 and 1 in turn, on one instance with model 0."""
+    """Groups of models 0 and 1 in turn, on one instance with model 0 active."""
     groups = [Group(model=n % 2, deadline_s=at) for n, at in enumerate(deadlines)]
     return a_problem(groups, [BUSY])
 

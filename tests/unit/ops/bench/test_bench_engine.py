@@ -11,7 +11,7 @@ from shared.contracts.qos import Slo
 
 
 def served(missed: int, of: int = 20) -> list[Served]:
-    """The first *missed* requests were never answered, the others in time."""
+    """Served requests; the first *missed* have no answer, the others are in time."""
     found = []
     for number in range(of):
         each = Served(Planned(0.0, "Q2", (1, 2), 2), Slo(ttlt_s=1.0), 0.0)

@@ -26,7 +26,7 @@ def plan(attainment: float, **fields: float) -> dict[str, Any]:
 
 
 def searches(size: Size, by_budget: dict[float, list[float]]) -> dict[Cell, dict[str, Any]]:
-    """Attainment of the seeds, by budget."""
+    """Figures of searches with the given attainment of each seed, by budget."""
     return {
         Cell(kind="search", size=size, seed=seed, budget_s=budget_s): plan(attainment)
         for budget_s, attainments in by_budget.items()
@@ -35,7 +35,7 @@ def searches(size: Size, by_budget: dict[float, list[float]]) -> dict[Cell, dict
 
 
 def others() -> dict[Cell, dict[str, Any]]:
-    """One cell of every kind except searches."""
+    """Figures of one cell of every kind except searches."""
     replan = plan(0.9, moved_share=0.01, over_keeping=-0.1, keeping_attainment=0.8)
     tiny = {"optimal": True, "over_optimum": 0.0, "proved": True, "program_over_optimum": 0.0}
     published = {

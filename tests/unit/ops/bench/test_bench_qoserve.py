@@ -1,4 +1,4 @@
-"""QoServe's figures: derived from cells; missing ones are left out."""
+"""QoServe's figures are derived from cells; figures with missing cells are omitted."""
 
 from collections.abc import Callable
 from typing import Any

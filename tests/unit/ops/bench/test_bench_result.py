@@ -1,4 +1,4 @@
-"""Verdicts of a benchmark: what was not measured does not hold."""
+"""Verdicts of a benchmark: a line that was not measured does not hold."""
 
 import inspect
 from importlib import import_module
@@ -81,7 +81,7 @@ def test_every_bench_takes_the_common_options(name: str):
 def benches(
     monkeypatch: pytest.MonkeyPatch, made: dict[str, Result | None]
 ) -> list[dict[str, Any]]:
-    """Replace all benches by ones with these results, None for one that cannot run."""
+    """Replace all benches by fakes with these results; a bench with None cannot run."""
     calls: list[dict[str, Any]] = []
 
     def imported(module: str) -> SimpleNamespace:
@@ -100,7 +100,7 @@ def benches(
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
-    """Exit code, and the last line of the output as JSON."""
+    """Run the command; return the exit code and the output's last line as JSON."""
     code = command.main([*argv, "--json"])
     return code, msgspec.json.decode(capsys.readouterr().out.splitlines()[-1])
 

@@ -1,4 +1,4 @@
-"""Measuring a live engine: the simulated one, whose times are known."""
+"""Measuring a live engine: the simulated engine, whose times are known."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -156,7 +156,7 @@ def test_one_pause_does_not_change_the_fit():
 
 @pytest.mark.parametrize("pace", [0.01, 1.0, 1000.0])
 def test_engines_of_any_speed_are_fitted_equally_well(pace: float):
-    """Ten thousandths of a second or ten seconds per iteration."""
+    """Iterations take from 1 ms to 10 s."""
     work = [IterationWork(n, n * n / 2, 0) for n in (16, 64, 256, 512)] * 3
     samples = [Sample(each, 0, 0, 0, pace * (0.01 + 1e-4 * each.tokens)) for each in work]
 

@@ -1,4 +1,4 @@
-"""The simulator's options: invalid values are rejected, by name, before anything runs."""
+"""The simulator's options: errors for invalid values name the option, before a simulation runs."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ REFUSED = [
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Last line of the output of a rejected call; fails if it is accepted."""
+    """Last output line of a rejected call; the test fails if the call is accepted."""
     try:
         code: object = main(arguments)
     except SystemExit as stopped:

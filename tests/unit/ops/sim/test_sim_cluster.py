@@ -1,4 +1,4 @@
-"""Simulated clusters: conservation, silos, searches, and the command line."""
+"""Simulated clusters: conservation of requests, silos, searches, and the command line."""
 
 from dataclasses import replace
 from pathlib import Path

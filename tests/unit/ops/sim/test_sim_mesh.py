@@ -65,7 +65,7 @@ def test_equal_seeds_give_equal_runs():
 
 
 class Rig:
-    """One instance with requests in its lanes."""
+    """One simulated instance, and lanes with requests."""
 
     def __init__(self, conduct: Conduct, *requests: tuple[ModelName, Arrival]) -> None:
         self.requests = [MeshRequest(n, each, model) for n, (model, each) in enumerate(requests)]
@@ -169,7 +169,7 @@ def test_stock_engines_finish_the_active_model_in_the_window_then_swap():
 
 def test_work_displaced_by_a_new_head_keeps_its_answer():
     """
-    B heads the queue and A comes later: running requests of A beyond the drain limit are evicted.
+    When model B becomes the head, requests of A that exceed the drain limit are evicted.
     """
     rig = Rig(
         Conduct(drain_limit_s=0.0),

@@ -1,4 +1,4 @@
-"""The mesh's engine: iterations computed in bulk."""
+"""The simulated mesh's engine, which computes several iterations in one step."""
 
 import pytest
 from hypothesis import given, settings
@@ -72,7 +72,7 @@ def test_iterations_equal_those_of_the_token_by_token_replica(
 
 
 def test_a_prompt_and_its_answer_take_an_iteration_each():
-    """The prompt takes one iteration, which gives the first token; the rest takes two more."""
+    """The prompt's iteration gives the first token; two more tokens take two iterations."""
     engine = BatchEngine(ONE_SECOND, BatchLimits(kv_capacity_tokens=1000))
     one = request(0, 100, 3)
     engine.add(one, 5.0)

@@ -1,4 +1,4 @@
-"""The leader: activation, its view, and its publications."""
+"""The leader: its activation, its state, and its publications."""
 
 import pytest
 from msgspec.structs import replace
@@ -31,7 +31,7 @@ TICK = LeaderTick(sender="t", at=0.0)
 
 
 def totals_of(sender: str, seq: int, cluster: LeaderRig) -> LanesObserved:
-    """A grouper's report, now, without requests."""
+    """A grouper's current totals, without requests."""
     return LanesObserved(sender=sender, incarnation="i", seq=seq, at=cluster.clock.now(), layout=1)
 
 
@@ -207,7 +207,7 @@ async def test_one_leader_is_active_and_another_takes_over(cluster: LeaderRig):
 
 
 async def test_reactivated_leader_uses_a_new_epoch(cluster: LeaderRig):
-    """Both have made the same plan; agents must still be able to order the publications."""
+    """Two leaders made equal plans; agents must still be able to order them by epoch."""
     first, second = await cluster.leader(), await cluster.leader()
     await cluster.hear(status())
     cluster.clock.advance(2)
@@ -282,7 +282,7 @@ async def test_restarted_instance_counts_from_one_again(cluster: LeaderRig):
 
 
 async def test_deadlines_are_those_of_waiting_requests(cluster: LeaderRig):
-    """The lane of the other model has the wider band, but its requests have waited longer."""
+    """The other model's lane has a wider band, but its requests have waited longer."""
     chat, batch = a_request(), a_request(slo=BATCH, base=OTHER)
     await cluster.wait_in_lane(chat, batch)
     leader = await settled(cluster)

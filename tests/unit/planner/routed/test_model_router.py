@@ -1,4 +1,4 @@
-"""One model's router in a grouper: changing instances, prefix lookups, and shared state."""
+"""A grouper's router of one model: changes of instances, prefix lookups, shared state."""
 
 from msgspec.structs import replace
 
@@ -57,7 +57,7 @@ def test_prompt_is_routed_to_the_instance_that_computed_it_before():
 
 
 def test_reports_of_a_host_with_a_fast_clock_are_dated_now():
-    """Otherwise all recently sent work counts as lost, and the instance's own reports as older."""
+    """With a later date, recently sent work would count as lost, and later reports as older."""
     routed = model_router()
     where = sent_to(routed, long_request(1), NOW - 0.5)
     ahead = NOW + 8.0
@@ -226,7 +226,7 @@ def test_nothing_is_kept_of_instances_that_left_long_ago():
 
 
 def test_instance_that_returns_after_long_is_counted_by_all():
-    """Although one router never noticed that it left."""
+    """All routers count the instance, even a router that did not notice its absence."""
     reporter, listener = model_router("grouper-1"), model_router("grouper-2")
     for number in range(5):
         request = long_request(number)

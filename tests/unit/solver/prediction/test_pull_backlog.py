@@ -12,7 +12,7 @@ from solver.prediction.backlog import sum_quantile
 from tests.queued import a_request, sampling
 
 SCORE = 1.2815515655446004
-"""The 0.9 quantile of the normal distribution."""
+"""The 0.9 quantile of the standard normal distribution."""
 PROFILE = Profile(
     model=ModelName("m"),
     engine="e",

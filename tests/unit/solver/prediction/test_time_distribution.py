@@ -21,7 +21,7 @@ def test_samples_of_a_lognormal_time_have_its_quantiles():
 
 
 def test_quantiles_of_many_terms_are_normal():
-    """A sum of 10,000 answers of 338 tokens with an equal deviation."""
+    """The sum of 10,000 answers with mean and deviation 338 tokens is nearly normal."""
     mean, variance = 10_000 * 338.0, 10_000 * 338.0**2
     normal = NormalDist(mean, math.sqrt(variance))
 

@@ -1,4 +1,4 @@
-"""Instances of several devices: each is predicted and corrected separately."""
+"""Prefill times are predicted and corrected separately for each device."""
 
 import pytest
 

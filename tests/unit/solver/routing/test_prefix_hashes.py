@@ -1,4 +1,4 @@
-"""Equal beginnings have equal hashes, different ones do not."""
+"""Equal prefixes have equal hashes; different prefixes have different hashes."""
 
 from hypothesis import given
 from hypothesis import strategies as st

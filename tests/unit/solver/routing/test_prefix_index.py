@@ -1,4 +1,4 @@
-"""Assumed content of a prefix cache: recently computed prompts, as far as there was room."""
+"""Assumed content of a prefix cache: the most recently computed prompts that fit."""
 
 from hypothesis import given
 from hypothesis import strategies as st

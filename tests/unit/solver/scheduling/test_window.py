@@ -1,4 +1,4 @@
-"""The order inside the window."""
+"""The order of requests in the window."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,10 +125,10 @@ def test_priority_breaks_ties_only():
 )
 def test_nothing_starves(gaps: list[float], slos: list[Slo]):
     """
-    One request is served for each that comes, so the window never empties by itself.
+    One request is served for each arrival, so the window never becomes empty.
 
-    Best-effort and relegated work older than the bound waits only for requests whose deadlines are
-    before the bound, and no later request has one.
+    Best-effort and relegated work that is older than the bound waits only for requests with
+    deadlines before the bound; later arrivals have no such deadline.
     """
     now = NOW
     best_effort = a_request("dump", slo=BEST_EFFORT)

@@ -53,7 +53,7 @@ def test_prefill_does_not_attend_to_the_context_of_decodes() -> None:
 
 
 def test_reported_iterations_suffice_to_learn_prefill_times() -> None:
-    """Prompts of all lengths in chunks of up to 128 tokens, beside decodes; without noise."""
+    """The load has prompts of all lengths in chunks of up to 128 tokens, and decodes."""
     true = LatencyCoefficients(
         constant_s=0.005, linear_s=4e-5, attention_s=2e-8, cross_s=4e-8, context_s=2e-7
     )

@@ -1,4 +1,4 @@
-"""Shared parts of backends."""
+"""Parts that the backends share."""
 
 import asyncio
 import multiprocessing
@@ -226,7 +226,7 @@ def test_a_slow_reader_loses_the_oldest_iterations(tmp_path: Path) -> None:
 
 
 def publish_on(path: Path, load: EngineLoad, until: Any) -> None:
-    """Publish like the engine core, in a separate process and without pauses."""
+    """Publish *load* as the engine core does, in a separate process and without pauses."""
     core = StatsWriter(path)
     while not until.is_set():
         core.publish(load)

@@ -1,4 +1,4 @@
-"""Prefill times: first scheduled to first token, without preempted time."""
+"""Prefill times: from first scheduling to the first token, without preempted time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Lifetime of KV copies: ends of requests, the memory budget, and clearing."""
+"""Lifetime of KV copies: effects of requests' ends, the memory budget, and clearing."""
 
 from services.agent.backends.host_claims import MAX_ABORTED
 from tests.unit.agent.backends.checkpointing_engine import Engine

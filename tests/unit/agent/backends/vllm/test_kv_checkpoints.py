@@ -1,4 +1,4 @@
-"""Copies of Headway's KV connector, without vLLM: scheduler's side together with worker's side."""
+"""Copies of Headway's KV connector without vLLM: the scheduler's and the worker's side together."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,7 +125,7 @@ def test_every_block_counted_as_computed_is_correct(
     steps: list[tuple[str, set[int], int]], num_slots: int
 ) -> None:
     """
-    For any order of preemptions, drops, ends and clears, within the budget; `_forward` checks.
+    KV stays correct under preemptions, drops, ends and clears in any order, within the budget.
     """
     engine = Engine(num_slots=num_slots)
     texts = ["aaaabbbbccccddddee", "aaaabbbbxxxxyyyyzz", "aaaabbbb", "qrstuvwxyzqrstuvwx", "aaaac"]

@@ -1,4 +1,4 @@
-"""QLM §5's rules together, as rows of one table."""
+"""All rules of QLM §5 together, as rows of one table."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

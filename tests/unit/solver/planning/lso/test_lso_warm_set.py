@@ -15,7 +15,7 @@ from tests.unit.solver.planning.situations import A, B, C, D, segment
 
 class TestWarmSet:
     """
-    One model is active, others are warm in queue order until host memory is full, the rest cold.
+    One model is active; next models are warm until host memory is full; others are cold.
     """
 
     SIZES: ClassVar[dict[ModelName, int]] = {A: 40, B: 30, C: 50, D: 20}

@@ -54,7 +54,7 @@ def test_plans_include_the_costs_of_draining_all_and_evicting_all():
 
 
 class TestComingBack:
-    """One run of 4 s that could be recomputed in a tenth of a second."""
+    """One run that needs 4 s more and could be recomputed in 0.1 s."""
 
     RUN = leaving("a", 4.0, 0.1)
 

@@ -84,7 +84,7 @@ class TestRecentArrivals:
         assert self.of(1.0, 2.0, 2.05, 3.0).after(1.5) == [(2.0, 3), (3.0, 1)]
 
     def test_a_burst_that_began_before_the_time_is_counted(self):
-        """None of the marks after that time contains it."""
+        """No mark after the queried time contains the burst."""
         burst = self.of(0.0, *(0.006 + 0.0001 * n for n in range(500)))
 
         assert burst.after(0.005) == [(0.005, 500)]

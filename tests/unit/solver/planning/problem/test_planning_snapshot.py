@@ -59,7 +59,7 @@ def snapshot() -> ClusterSnapshot:
 
 class TestArrays:
     def test_work_is_tokens_over_throughput(self, snapshot: ClusterSnapshot):
-        """Ten requests of a hundred tokens; lengths vary independently."""
+        """A group has ten requests of 100 tokens; lengths vary independently."""
         groups = problem_of(snapshot).groups
 
         assert groups.work_s[:, 0].tolist() == [1.0, 4.0]

@@ -1,4 +1,4 @@
-"""Running moments."""
+"""Running means and variances."""
 
 import numpy as np
 import pytest

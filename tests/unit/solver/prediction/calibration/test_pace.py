@@ -1,4 +1,4 @@
-"""Common trend of recent requests."""
+"""The common trend of recent requests' times."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Separation of disturbed observations from other kinds."""
+"""Distinction of disturbed observations from new kinds of iterations."""
 
 import numpy as np
 import pytest

@@ -26,7 +26,7 @@ CHAT, SOON, LATER = Slo(ttft_s=6, tbt_s=0.05), Slo(ttlt_s=600), Slo(ttlt_s=1800)
 
 
 class Rig:
-    """A policy, and an engine with given contents."""
+    """A policy, and an engine with given requests."""
 
     def __init__(self, options: SchedulingOptions = OPTIONS) -> None:
         self.policy = QoServePolicy(LATENCY, options)
@@ -97,7 +97,7 @@ def outcome(*, admitted: tuple[str, ...] = (), preempted: tuple[str, ...] = ()) 
 
 
 def test_the_papers_example() -> None:
-    """QoServe §3.5: A overtakes D; while A has slack chunks are large, then small, then largest."""
+    """QoServe §3.5: A overtakes D; chunks are large while A has slack, then small, then largest."""
     rig = Rig()
     for name, slo in (("B", SOON), ("C", LATER), ("D", SOON), ("E", LATER)):
         rig.wait(name, slo, prompt=4000)
@@ -143,7 +143,7 @@ def test_the_running_prefill_gets_what_an_urgent_request_leaves() -> None:
 
 
 def test_a_prefill_that_would_become_late_is_not_paused() -> None:
-    """It needs 1.73 s of the 1.9 that are left then; an iteration takes 0.25."""
+    """After an iteration of 0.25 s, 1.9 s are left and the prefill needs 1.73 s."""
     rig = Rig()
     rig.start("long", Slo(ttft_s=2.5, tbt_s=0.05), computed=7000, prompt=24_000)
     rig.wait("chat", Slo(ttft_s=1, tbt_s=0.05), prompt=2500)
@@ -204,7 +204,7 @@ def test_best_effort_work_fills_what_others_leave() -> None:
 
 
 def test_an_iteration_limit_holds_while_interactive_work_runs() -> None:
-    """ConServe's TBT budget: no iteration is longer, whatever slack was saved."""
+    """No iteration exceeds ConServe's TBT budget, even if requests have slack."""
     rig = Rig(replace(OPTIONS, iteration_limit_s=0.03))
     rig.start("chat", CHAT, computed=1001, outputs=1)
     rig.wait("dump", Slo(), prompt=10_000)
