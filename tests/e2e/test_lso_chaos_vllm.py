@@ -136,7 +136,7 @@ class Storm:
         return chance.choice(commands)
 
 
-async def test_a_storm_of_commands_loses_duplicates_and_changes_nothing(
+async def test_random_commands_lose_duplicate_and_change_no_answer(
     broker_url: str, tmp_path: Path
 ) -> None:
     spec = mesh_spec(broker_url, tmp_path, engine="vllm", agents=len(AGENTS), agent_settings=ENGINE)

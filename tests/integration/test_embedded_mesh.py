@@ -122,7 +122,7 @@ async def test_invalid_settings_are_refused_at_once(tmp_path: Path):
         await EmbeddedMesh(spec(tmp_path, nonsense=1)).__aenter__()
 
 
-async def test_kill_ends_a_service_that_misses_its_cancellation(tmp_path: Path):
+async def test_kill_ends_a_service_that_ignores_its_cancellation(tmp_path: Path):
     """A loop ignores a cancellation, as `wait_for` does before Python 3.12 if its event is set."""
     mesh = EmbeddedMesh(spec(tmp_path))
     stop = mesh._stops["agent-a"] = asyncio.Event()

@@ -39,7 +39,7 @@ class TestBrokerRestart:
         private_node.start()
 
     @pytest.mark.parametrize("how", ["stop", "kill"])
-    async def test_everything_is_restored_and_no_confirmed_message_is_lost(
+    async def test_all_objects_are_restored_and_no_confirmed_message_is_lost(
         self, private_node: PrivateNode, clients: tuple[AmqpBroker, AmqpBroker], how: str
     ):
         broker, other = clients

@@ -116,7 +116,7 @@ def fits() -> list[psutil.Process]:
     return found
 
 
-async def test_samples_become_trees_and_a_broken_file_changes_nothing(
+async def test_samples_become_trees_and_a_broken_file_has_no_effect(
     broker_rig: BrokerRig, tmp_path: Path
 ):
     labels: dict[str, Any] = dict(zip(("model", "engine", "device"), KEY, strict=True))

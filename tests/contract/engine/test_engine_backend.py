@@ -109,7 +109,7 @@ async def test_the_prefill_is_timed_from_its_first_chunk_to_the_first_token(rig:
 
 
 @pytest.mark.parametrize("cut", [1, 9, 23])
-async def test_an_answer_resumed_with_progress_equals_the_undisturbed_one(
+async def test_an_answer_resumed_with_progress_equals_the_undisturbed_answer(
     rig: EngineRig, cut: int
 ) -> None:
     whole = (await rig.ask(prompt_of(70, first=5), greedy(24))).token_ids
@@ -119,7 +119,7 @@ async def test_an_answer_resumed_with_progress_equals_the_undisturbed_one(
     assert rest.finish_reason is FinishReason.LENGTH
 
 
-async def test_resuming_a_complete_answer_only_ends_it(rig: EngineRig) -> None:
+async def test_resuming_a_complete_answer_only_sends_its_final(rig: EngineRig) -> None:
     whole = (await rig.ask(prompt_of(20), greedy(8))).token_ids
     rest = await rig.ask(prompt_of(20), greedy(8), progress=whole)
 

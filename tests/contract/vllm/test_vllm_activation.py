@@ -154,7 +154,7 @@ async def test_the_active_model_cannot_be_cooled(rig: EngineRig) -> None:
         await rig.engine.cool(LLAMA)
 
 
-async def test_a_failing_donor_takes_its_model_with_it(tmp_path: Path) -> None:
+async def test_a_failing_donor_loses_its_model(tmp_path: Path) -> None:
     made = vllm_rig(tmp_path, warm_bytes=0)
     weights = tmp_path / TWIN / "model.safetensors"
     whole = weights.read_bytes()

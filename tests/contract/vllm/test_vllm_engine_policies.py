@@ -208,7 +208,7 @@ async def test_holding_preempting_and_relegating_change_no_answer(
     assert ended.index("large") < ended.index("batch")
 
 
-async def test_aborting_held_and_waiting_requests_leaves_nothing(rig: EngineRig) -> None:
+async def test_aborting_held_and_waiting_requests_leaves_no_state(rig: EngineRig) -> None:
     await rig.engine.activate(CACHING)
     held = 0
     for number in range(ROUNDS):

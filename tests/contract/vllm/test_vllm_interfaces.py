@@ -166,7 +166,7 @@ def found() -> dict[str, Any]:
     return result
 
 
-def test_the_installed_version_is_a_tested_one(found: dict[str, Any]) -> None:
+def test_the_installed_version_is_a_tested_version(found: dict[str, Any]) -> None:
     assert found["version"].startswith("0.32."), (
         "run the whole contract suite, then update the version here"
     )

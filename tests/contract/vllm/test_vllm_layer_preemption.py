@@ -181,7 +181,7 @@ async def hasty_answers(rig: EngineRig) -> list[Tokens]:
     return [*answers, batch.result().token_ids]
 
 
-async def test_requests_in_time_or_without_targets_cut_nothing(rig: EngineRig) -> None:
+async def test_requests_in_time_or_without_targets_cut_no_iteration(rig: EngineRig) -> None:
     await rig.engine.activate(NOT_CACHING)
     before = num_cuts(rig)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:

@@ -144,7 +144,7 @@ async def test_an_evicted_answer_continues_unchanged(
     assert await wandering(engines, name) == undisturbed[name]
 
 
-async def test_an_evicted_answer_continues_unchanged_among_others(
+async def test_an_evicted_answer_continues_unchanged_beside_other_requests(
     engines: Engines, undisturbed: dict[str, tuple[Tokens, FinishReason | None]]
 ) -> None:
     """All cases run concurrently, so that rows of one iteration have different parameters."""

@@ -95,7 +95,7 @@ class TestPlans:
 
     @settings(max_examples=50)
     @given(seeds)
-    def test_a_generated_plan_is_never_worse_than_the_kept_one(self, seed: int):
+    def test_a_generated_plan_is_never_worse_than_the_kept_plan(self, seed: int):
         problem = problem_of(seed)
         generated = generate(problem, budget_s=0.008, clock=ticking(), seed=seed)
         kept = plan_cost(problem, kept_order(problem)).total

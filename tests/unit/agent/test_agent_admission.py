@@ -78,7 +78,7 @@ async def test_best_effort_leaves_slots_for_urgent_arrivals(rig: AgentRig):
         assert "urgent" in await rested(rig)
 
 
-async def test_aged_best_effort_also_leaves_those_slots(rig: AgentRig):
+async def test_aged_best_effort_also_leaves_slots_for_urgent_arrivals(rig: AgentRig):
     old = NOW - 2 * rig.pull.aging_bound_s
     await hold_all(rig, *(a_request(f"f{n}", slo=BEST_EFFORT, arrived_at=old) for n in range(8)))
     async with admitting(rig):
@@ -157,13 +157,13 @@ async def test_suspect_waits_until_it_can_run_alone(rig: AgentRig):
         await rig.engine.began("next")
 
 
-async def test_one_crash_does_not_make_a_suspect(rig: AgentRig):
+async def test_a_single_crash_does_not_make_a_request_a_suspect(rig: AgentRig):
     await hold_all(rig, a_request("a"), a_request("b", crashes=SUSPECT_CRASHES - 1))
     async with admitting(rig):
         assert await rested(rig) == {"a", "b"}
 
 
-async def test_nothing_starts_during_a_swap_or_a_drain(rig: AgentRig):
+async def test_no_request_starts_during_a_swap_or_a_drain(rig: AgentRig):
     rig.state.swaps = 1
     await hold_all(rig, a_request("r"))
     async with admitting(rig):
@@ -205,7 +205,7 @@ async def test_request_counts_as_running_once_it_leaves_the_window(rig: AgentRig
     assert created == [1]
 
 
-async def test_late_request_leaves_an_engine_where_others_wait(rig: AgentRig, monkeypatch):
+async def test_late_request_leaves_an_engine_in_which_requests_wait(rig: AgentRig, monkeypatch):
     """The request would keep its window slot; it is returned, and relegated at the next pull."""
     snapshot = rig.engine.snapshot
     monkeypatch.setattr(rig.engine, "snapshot", lambda: replace(snapshot(), waiting=1))

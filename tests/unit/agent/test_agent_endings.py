@@ -173,7 +173,7 @@ async def test_tokens_of_an_evicted_run_precede_the_next_run(rig: AgentRig):
     await task
 
 
-async def test_own_new_message_is_not_merged_with_the_old_one(rig: AgentRig):
+async def test_own_new_message_is_not_merged_with_the_old_message(rig: AgentRig):
     """
     Between the publish and the ack of an eviction, another worker may pull the new message.
 

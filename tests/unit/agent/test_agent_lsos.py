@@ -83,7 +83,7 @@ class TestEvict:
         assert (result.outcome, len(able.state.window)) == (REFUSED, 1)
         assert "waits in the window" in result.message
 
-    async def test_group_is_evicted_in_one_operation(self, able: AgentRig):
+    async def test_requests_of_a_group_are_evicted_in_one_operation(self, able: AgentRig):
         names = tuple(RequestId(f"r{number}") for number in range(4))
         for name in names:
             await able.running(a_request(name))
@@ -266,7 +266,7 @@ class TestExecutor:
 
         assert [result.outcome for result in results] == [FAILED]
 
-    async def test_broken_operation_does_not_affect_others(
+    async def test_broken_operation_does_not_affect_other_operations(
         self, able: AgentRig, engine: AbleEngine, monkeypatch: pytest.MonkeyPatch
     ):
         async def broken() -> bool:

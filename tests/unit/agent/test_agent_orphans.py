@@ -113,7 +113,7 @@ async def test_busy_agent_keeps_its_model(rig: AgentRig):
     assert rig.engine.activations == []
 
 
-async def test_work_that_came_and_went_between_two_checks_counts(rig: AgentRig):
+async def test_work_that_arrived_and_ended_between_two_checks_counts(rig: AgentRig):
     rig.clock.advance(PATIENCE_S)
     assert rig.orphanhood.is_alone()
     rig.state.totals.pull(lane_of().queue_name, rig.clock.now())
@@ -188,7 +188,7 @@ async def test_swap_is_followed_by_the_full_patience(rig: AgentRig):
     assert all(b - a >= PATIENCE_S for a, b in pairwise(swapped_at))
 
 
-async def test_one_look_is_not_enough_to_swap(rig: AgentRig):
+async def test_a_single_look_does_not_cause_a_swap(rig: AgentRig):
     lane = await put_work(rig)
     assert await rig.orphanhood.look() is None
     rig.clock.advance(LEAST_WAIT_S - 0.1)
@@ -197,7 +197,7 @@ async def test_one_look_is_not_enough_to_swap(rig: AgentRig):
     assert await looks(rig, 5.0) is None
 
 
-async def test_wrong_count_only_delays(rig: AgentRig, monkeypatch: pytest.MonkeyPatch):
+async def test_wrong_count_only_delays_a_swap(rig: AgentRig, monkeypatch: pytest.MonkeyPatch):
     """A wrong count is 0: RabbitMQ reports a queue that does not answer in time as empty."""
     await put_work(rig)
     counts = iter([1, 1, 0])
@@ -212,7 +212,7 @@ async def test_wrong_count_only_delays(rig: AgentRig, monkeypatch: pytest.Monkey
     assert await looks(rig, MOST_WAIT_S + 1.0) == OTHER
 
 
-async def test_broker_that_does_not_count_is_asked_again(
+async def test_count_is_repeated_if_the_broker_does_not_answer(
     rig: AgentRig, monkeypatch: pytest.MonkeyPatch
 ):
     await put_work(rig)

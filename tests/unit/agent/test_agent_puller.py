@@ -161,7 +161,7 @@ async def test_request_of_another_model_is_handed_back(rig: AgentRig):
 
 
 @pytest.mark.parametrize("flag", ["swaps", "draining"])
-async def test_nothing_is_pulled_that_cannot_be_served(rig: AgentRig, flag: str):
+async def test_requests_that_cannot_be_served_are_not_pulled(rig: AgentRig, flag: str):
     setattr(rig.state, flag, True)
     await rig.put(a_request("r"))
     async with pulling(rig):

@@ -69,7 +69,7 @@ async def test_plan_with_the_same_epoch_refreshes_its_age(rig: AgentRig):
     assert rig.state.plan_at == rig.clock.now()
 
 
-async def test_models_that_it_may_not_serve_are_skipped(rig: AgentRig):
+async def test_models_that_the_agent_may_not_serve_are_skipped(rig: AgentRig):
     rig.residency.plan_changed(a_plan(ModelName("a model of others"), OTHER))
     async with following(rig):
         await eventually(lambda: rig.state.model == OTHER)

@@ -117,7 +117,7 @@ async def test_request_without_a_reply_queue_runs_and_is_acknowledged(rig: Agent
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3])
-async def test_stop_string_ends_the_answer_however_it_is_split(rig: AgentRig, pieces: int):
+async def test_stop_string_ends_the_answer_for_any_split_into_tokens(rig: AgentRig, pieces: int):
     words = tokens_of(rig, "one two three four")
     _, task = await rig.running(a_request("r", reply_to=REPLY, sampling=sampling(stop=(" thr",))))
     for at in range(0, len(words), pieces):
@@ -198,7 +198,7 @@ async def test_bug_ends_one_request_and_not_the_agent(rig: AgentRig):
     assert await rig.back_in_lane(request.lane) == 0
 
 
-async def test_failed_ending_returns_the_request_and_affects_no_other(
+async def test_failed_ending_returns_the_request_and_affects_no_other_request(
     rig: AgentRig, monkeypatch: pytest.MonkeyPatch
 ):
     """An ending fails if, for example, the broker rejects the message."""
@@ -223,7 +223,7 @@ async def test_failed_ending_returns_the_request_and_affects_no_other(
     assert await rig.back_in_lane(first.lane) == 0
 
 
-async def test_ending_that_fails_after_its_ack_returns_nothing(
+async def test_ending_that_fails_after_its_ack_returns_no_request(
     rig: AgentRig, monkeypatch: pytest.MonkeyPatch
 ):
     request = a_request("r", reply_to=REPLY)

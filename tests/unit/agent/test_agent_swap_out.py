@@ -149,7 +149,7 @@ async def test_cancel_during_a_swap_out_is_applied(able: AgentRig):
     assert (able.state.num_waiting, able.state.swapped_out) == (0, {})
 
 
-async def test_second_copy_of_its_message_is_served_with_it(able: AgentRig):
+async def test_second_copy_of_a_swapped_out_request_is_served_with_it(able: AgentRig):
     """After a lost connection, the broker redelivers the message of a swapped-out request."""
     request = a_request("r")
     able.sources(LANE)

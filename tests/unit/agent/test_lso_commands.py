@@ -208,7 +208,7 @@ def test_usage_error_names_the_wrong_value(
         (f"set --max-running {10**30}", "lso set: message breaks its schema"),
     ],
 )
-async def test_command_that_breaks_the_schema_is_not_sent(
+async def test_command_that_violates_the_schema_is_not_sent(
     line: str, message: str, capsys: pytest.CaptureFixture[str]
 ):
     """An agent would not answer a command that breaks the schema."""

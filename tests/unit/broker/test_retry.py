@@ -46,7 +46,7 @@ async def test_waits_for_the_broker_to_come_back(hub: MemoryHub, broker: MemoryB
     assert (delivery.body, delivery.message_id is None) == (b"a", False)
 
 
-async def test_gives_up_in_time(hub: MemoryHub, broker: MemoryBroker):
+async def test_the_time_limit_ends_publishing(hub: MemoryHub, broker: MemoryBroker):
     hub.stop()
 
     with pytest.raises(BrokerUnavailableError):

@@ -206,7 +206,7 @@ def test_other_terms_are_learnt_without_pairs_of_each_iteration(pairs: tuple[int
     )
 
 
-def test_iterations_with_pairs_are_predicted_with_them():
+def test_iterations_with_pairs_are_predicted_with_their_pairs():
     observed = mixed(40)
     multiples = time_multiples(observed, TRUE)
 
@@ -238,7 +238,7 @@ async def test_published_latency_models_are_evaluated_on_later_iterations():
     assert seen.spread < 0.05
 
 
-def test_profile_has_the_error_of_the_previous_one():
+def test_profile_has_the_error_of_the_previous_profile():
     known = learner()
     known.on_iterations(iterations())
     assert known.profile(NOW).latency_error is None
@@ -395,7 +395,7 @@ def test_prior_is_used_before_anything_is_learnt():
         assert getattr(profile, name) == getattr(PRIOR, name)
 
 
-def test_learnt_terms_replace_the_prior_one_by_one():
+def test_each_learnt_term_replaces_its_prior():
     known = learner(PRIOR)
     known.on_request(request(output_tokens=10))
     known.on_activated(activated(Residency.WARM, 1.0))

@@ -31,7 +31,7 @@ def rate_between(workload, start, end):
     return count / ((end - start) * DURATION_S)
 
 
-def test_equal_seeds_give_an_equal_load_and_others_another():
+def test_equal_seeds_give_equal_loads_and_different_seeds_different_loads():
     assert load(seed=3) == load(seed=3)
     assert load(seed=3) != load(seed=4)
 

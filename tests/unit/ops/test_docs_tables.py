@@ -73,7 +73,7 @@ def test_counters_are_listed():
     assert set(names(SCHEDULING, "counter")) == set(SchedulingTotals.__dataclass_fields__)
 
 
-def test_every_file_that_departs_from_a_paper_is_listed_and_no_other():
+def test_listed_files_are_exactly_those_that_depart_from_a_paper():
     paths = [path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")]
     depart = {
         str(path.relative_to(ROOT))

@@ -88,7 +88,7 @@ def test_a_stage_runs_again_only_when_its_inputs_change_or_it_failed(venv: Path,
 
 
 @pytest.mark.parametrize("failures", [0, 1, 2])
-def test_a_compilation_that_fails_during_an_install_runs_again_after_it(
+def test_a_compilation_that_fails_during_an_install_runs_again_afterwards(
     failures: int, venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     runs = tmp_path / "runs"
@@ -153,7 +153,7 @@ def test_an_environment_without_pip_is_created_again(
     assert made == [venv]
 
 
-def test_set_up_prints_what_makes_environments(
+def test_set_up_prints_the_package_that_is_missing(
     stages: list[str],
     venv: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -51,7 +51,7 @@ def test_final_only_gives_the_answer_in_one_part():
     assert effects == [part(0, 12), Finished(final=completed("a"))]
 
 
-def test_final_alone_is_enough():
+def test_a_final_without_streamed_tokens_completes_the_answer():
     assert feed(streaming(), completed("a")) == [part(0, 12), Finished(final=completed("a"))]
 
 
@@ -69,7 +69,7 @@ def test_repeated_batch_is_dropped():
     assert feed(assembly, tokens("a", 0, 3), tokens("a", 3, 4)) == [part(3, 4)]
 
 
-def test_final_delivers_the_rest_after_a_lost_batch():
+def test_final_delivers_the_remaining_tokens_after_a_lost_batch():
     effects = feed(
         streaming(), started("a"), tokens("a", 0, 2), tokens("a", 5, 8), tokens("a", 8, 9)
     )

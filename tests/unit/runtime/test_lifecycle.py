@@ -162,7 +162,7 @@ async def test_a_pause_ends_with_its_event():
     assert await asyncio.wait_for(pause(stop, 1000.0), 60)
 
 
-async def test_polling_gives_up_in_time():
+async def test_polling_stops_at_the_time_limit():
     assert await poll_until(lambda: True, timeout_s=0.0)
     assert not await poll_until(lambda: False, timeout_s=0.0)
 

@@ -61,7 +61,7 @@ def test_sequence_larger_than_the_memory_is_stored_partly() -> None:
     assert index.num_known(chain("a", "b", "c", "d")) == 3
 
 
-def test_release_frees_blocks_except_prefixes_of_others() -> None:
+def test_release_frees_blocks_except_prefixes_of_other_requests() -> None:
     index = HostIndex(5)
     index.store(chain("a", "b", "c", "d"))
     index.store(chain("a", "b", "x"))

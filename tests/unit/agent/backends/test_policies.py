@@ -179,7 +179,7 @@ def test_chunk_follows_limits_lowered_at_run_time() -> None:
     assert (result.iteration.compute_tokens, core.last_budget_tokens) == (32, 32)
 
 
-def test_aborted_held_and_waiting_requests_leave_nothing() -> None:
+def test_aborted_held_and_waiting_requests_leave_no_state() -> None:
     core = core_of()
     core.add(request("long", 600))
     core.iterate(100.0)

@@ -53,7 +53,7 @@ def test_least_recently_active_model_is_dropped_first() -> None:
     assert made.used_bytes == 100
 
 
-def test_parked_engine_is_cheapest_and_drops_nothing() -> None:
+def test_parked_engine_is_cheapest_and_drops_no_model() -> None:
     made = table(warm_bytes=200, shapes=("s", "s", "t"))
     activate(made, A)
     made.parked(B)

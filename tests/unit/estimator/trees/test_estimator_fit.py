@@ -196,7 +196,7 @@ def test_trees_that_follow_a_change_are_not_worse(estimator: Estimator):
     assert report["relative_loss"] < 0.5
 
 
-def test_dry_run_writes_nothing(estimator: Estimator):
+def test_dry_run_writes_no_file(estimator: Estimator):
     estimator.keep(messages_of(ENOUGH))
     ran = estimator.run("fit", "--dry-run")
 
@@ -266,7 +266,7 @@ def test_missing_samples_are_reported_with_the_directory(estimator: Estimator):
         assert str(estimator.directory / "samples") in ran.err
 
 
-def test_unknown_names_are_reported_with_the_known_ones(estimator: Estimator):
+def test_unknown_names_are_reported_with_the_known_names(estimator: Estimator):
     estimator.keep(messages_of(ENOUGH[:60]))
     estimator.keep(messages_of(ENOUGH[:60], model="other"))
     ran = estimator.run("fit", "--model", "modle")

@@ -100,7 +100,7 @@ def test_sarathi_pauses_offline_prefills_while_online_ones_need_the_chunk() -> N
     assert rig.decide().held == {"offline"}
 
 
-def test_sarathi_fills_the_rest_of_the_chunk_with_offline_work() -> None:
+def test_sarathi_fills_the_chunk_up_with_offline_work() -> None:
     """The online request gets 400 of 1000 tokens, the running offline request at most 600."""
     rig = Rig(SarathiPreemptive(1000))
     rig.start("offline", OFFLINE, prompt=8000, computed=2000)

@@ -58,7 +58,7 @@ def test_alternating_deadlines_are_batched_by_model():
     assert plan_cost(problem, found.order).late_share == 0.0
 
 
-def test_groups_move_only_where_it_pays():
+def test_groups_move_only_if_the_gain_exceeds_the_price():
     groups = [Group(deadline_s=10.0), Group(deadline_s=10.0), Group()]
     instances = [Instance(active=0), Instance(active=0)]
     problem = a_problem(groups, instances, running=[(0, 0), (0, 1), (0, 2)])

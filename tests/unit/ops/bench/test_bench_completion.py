@@ -57,7 +57,7 @@ def test_waits_are_near_their_predictions(load: Load):
     assert figures["waiting"]["R2, not corrected"] > 0.9
 
 
-def test_nothing_is_corrected_before_enough_groups_have_passed(load: Load):
+def test_forecasts_are_not_corrected_before_enough_groups_have_passed(load: Load):
     passed = load.forecaster.passed
 
     assert not passed[0].forecast.corrected

@@ -56,7 +56,7 @@ def test_each_process_with_threads_and_children_has_its_own_core():
         assert cores_of(other) == {frozenset({second})}
 
 
-def test_with_fewer_cores_than_processes_nothing_changes():
+def test_with_fewer_cores_than_processes_no_process_is_pinned():
     everywhere = frozenset(os.sched_getaffinity(0))
     with process(_PARENT) as pid:
         given = give_cores([pid] * (len(everywhere) + 1))

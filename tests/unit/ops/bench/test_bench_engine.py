@@ -48,7 +48,7 @@ def test_the_better_of_stock_is_compared_in_each_pair():
     ],
     ids=["without stock's priority", "load too low"],
 )
-def test_stock_is_only_beaten_at_its_best_and_under_load(arms: dict[str, list[Served]]):
+def test_stock_counts_as_beaten_only_at_its_best_and_under_load(arms: dict[str, list[Served]]):
     result = empty()
     judge(result, [arms], Sizes(quick=True))
 

@@ -97,7 +97,9 @@ def figures(violations: float, p99_s: float) -> dict[str, Any]:
     ("violations", "p99_s", "holds"),
     [(0.05, 2.0, [True, True]), (0.12, 2.0, [False, True]), (0.05, 2.2, [True, False])],
 )
-def test_three_routers_are_compared_with_one(violations: float, p99_s: float, holds: list[bool]):
+def test_three_routers_are_compared_with_one_router(
+    violations: float, p99_s: float, holds: list[bool]
+):
     """Attainment 0.88 is below 0.95 times 0.95, and P99 2.2 s is above 1.05 times 2 s."""
     loads = {LoadCell(seed=0): {"rate_rps": 5.0}}
     found = {

@@ -34,7 +34,7 @@ def result(*lines: Line) -> Result:
         ([], False, 0),
     ],
 )
-def test_a_result_holds_if_a_line_was_measured_and_all_measured_ones_hold(
+def test_a_result_holds_if_all_measured_lines_hold_and_there_is_one(
     lines: list[Line], *, holds: bool, not_measured: int
 ):
     found = result(*lines)
@@ -123,7 +123,7 @@ def test_the_last_line_has_every_figure_of_one_bench(
     assert msgspec.json.decode((tmp_path / "overhead.jsonl").read_bytes()) == data
 
 
-def test_the_last_line_has_all_benches_and_why_one_could_not_run(
+def test_the_last_line_has_all_benches_and_reasons_for_benches_that_cannot_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
     benches(monkeypatch, {"overhead": result(HOLDS), "engine": None})

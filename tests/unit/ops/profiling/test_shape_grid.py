@@ -44,7 +44,7 @@ def test_batch_equals_the_work_that_an_engine_would_report():
     assert (batch.decode_kv_tokens, batch.prefill_kv_tokens, batch.num_requests) == (303, 50, 4)
 
 
-def test_flops_are_those_of_matrices_and_attention():
+def test_flops_count_matrices_and_attention():
     batch = Batch(num_decodes=0, decode_context_tokens=0, chunk_tokens=10, before_tokens=5)
     # By hand: q and o 64x64, k and v 64x32, the MLP 3 times 64x96; 100 pairs, by q·k and p·v of
     # 64 numbers each; the LM head once.

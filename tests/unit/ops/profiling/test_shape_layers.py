@@ -80,7 +80,7 @@ def expected(stack, batch: Batch, ids, places):
     ],
     ids=["prefill", "one token", "decodes", "both", "a chunk behind others"],
 )
-def test_logits_equal_those_of_a_decoder(batch: Batch):
+def test_logits_equal_a_decoders_logits(batch: Batch):
     computing = stack()
     ids, places = computing.inputs(batch)
 

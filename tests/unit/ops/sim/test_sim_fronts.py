@@ -56,7 +56,7 @@ def test_every_request_is_served_once(front: Routers | PulledQueue):
 
 
 @pytest.mark.slow
-def test_three_routers_with_shared_state_do_about_as_well_as_one():
+def test_three_routers_with_shared_state_attain_about_as_much_as_one_router():
     work = traffic(400, 4.5)
     one, three = (misses(simulate_front(work, CLUSTER, routers(count))) for count in (1, 3))
 
@@ -78,7 +78,7 @@ def _small_trees(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_small_trees")
-def test_routers_correct_by_the_observations_of_others():
+def test_routers_correct_by_observations_of_other_routers():
     """Prefills take three times the predicted time; the second router has observed none."""
     known = predictors.trained(2.0)
     one, other = (prefills_for(VARIANTS["quartz"], 2.0, origin=name) for name in ("one", "other"))

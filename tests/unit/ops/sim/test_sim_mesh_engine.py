@@ -45,7 +45,7 @@ sizes = st.tuples(
     capacity=st.sampled_from([900, 2000, 100_000]),
     max_running=st.sampled_from([2, 8, 64]),
 )
-def test_iterations_equal_those_of_the_token_by_token_replica(
+def test_iterations_equal_iterations_of_the_token_by_token_replica(
     gaps: list[tuple[float, int, int]], capacity: int, max_running: int
 ):
     at, arrivals = 0.0, []

@@ -75,7 +75,7 @@ async def test_agents_are_notified_of_the_lane(rig: GrouperRig):
     assert decode((await rig.far.take(notices)).body).queue == LANE
 
 
-async def test_notices_are_spaced_and_the_last_one_is_not_dropped(rig: GrouperRig):
+async def test_notices_are_spaced_and_the_last_notice_is_not_dropped(rig: GrouperRig):
     notices = await listen(rig.far, topology.CONTROL, topology.CONTROL_LANE)
     for _ in range(5):
         await rig.submit(BODY)

@@ -103,7 +103,7 @@ async def test_burst_above_its_tenants_share_overflows(registry: ModelRegistry):
         assert (await rig.far.ready(LANE), await rig.far.ready(OVERFLOW)) == (1, 1)
 
 
-async def test_end_before_the_confirm_leaves_nothing_counted(rig: GrouperRig):
+async def test_request_that_ends_before_its_confirm_no_longer_counts(rig: GrouperRig):
     """The agent ends the request before the lane's confirm arrives."""
     task = await take_into_outage(rig, "quick")
     rig.grouper.on_ended(end_of("quick"))

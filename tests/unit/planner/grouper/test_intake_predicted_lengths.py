@@ -71,7 +71,7 @@ def test_trusted_publisher_without_a_count_is_predicted(intake: Intake):
     assert accepted(intake, user_id="gateway", prompt=LONG).sampling.max_tokens == DEFAULT
 
 
-def test_text_that_fits_has_its_predicted_length(intake: Intake):
+def test_text_that_fits_keeps_its_predicted_length(intake: Intake):
     assert accepted(intake, prompt="a" * 800, max_tokens=8).prompt_tokens == 200
 
 

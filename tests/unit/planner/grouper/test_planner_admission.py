@@ -63,7 +63,7 @@ class TestTenants:
 
         check_admission(a_request(tenant=TenantId("modest")), state, settings, NOW)
 
-    def test_limit_of_one_tenant_overrides_the_general_one(self, state: GrouperState):
+    def test_limit_of_one_tenant_overrides_the_general_limit(self, state: GrouperState):
         outstanding(state, GREEDY, 990)
         settings = GrouperSettings(max_tenant_tokens=10, tenant_tokens={"greedy": 2000})
 
@@ -110,7 +110,7 @@ class TestLanes:
 
         check_admission(request, state, GrouperSettings(refuse_late_from=0.95), now)
 
-    def test_best_effort_is_admitted_whatever_its_wait(self, state: GrouperState):
+    def test_best_effort_is_admitted_regardless_of_its_wait(self, state: GrouperState):
         request = a_request(slo=BEST_EFFORT)
         forecasted(state, request, wait_s=500.0, late=1.0)
 

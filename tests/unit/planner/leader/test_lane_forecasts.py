@@ -94,7 +94,7 @@ async def test_forecasts_are_published_each_round_with_an_unchanged_plan(
     assert 0 < waits[0] < waits[1] < waits[2]
 
 
-async def test_leader_deposed_during_a_forecast_publishes_nothing(
+async def test_leader_deposed_during_a_forecast_publishes_no_forecast(
     cluster: LeaderRig, reported: str, monkeypatch: pytest.MonkeyPatch
 ):
     leader = await generator(cluster)

@@ -170,7 +170,7 @@ async def test_new_leader_empties_the_inbox_of_an_instance_that_it_never_saw(clu
     assert await cluster.far.get(LaneKey.parse(request.lane).resume_name) is not None
 
 
-async def test_leader_deposed_while_counting_plans_nothing(
+async def test_leader_deposed_while_counting_makes_no_plan(
     cluster: LeaderRig, monkeypatch: pytest.MonkeyPatch
 ):
     leader = await settled(cluster)
@@ -237,7 +237,7 @@ async def test_silent_instance_gets_no_work(cluster: LeaderRig):
     assert {plan.queue.instance_id for plan in await cluster.published()} == {"i2"}
 
 
-async def test_nothing_is_planned_while_all_instances_drain(
+async def test_no_plan_is_made_while_all_instances_drain(
     cluster: LeaderRig, monkeypatch: pytest.MonkeyPatch
 ):
     """The generator needs at least one instance."""
@@ -281,7 +281,7 @@ async def test_restarted_instance_counts_from_one_again(cluster: LeaderRig):
     assert leader.state.instances["i1"].model == OTHER
 
 
-async def test_deadlines_are_those_of_waiting_requests(cluster: LeaderRig):
+async def test_a_lanes_deadlines_follow_its_waiting_requests(cluster: LeaderRig):
     """The other model's lane has a wider band, but its requests have waited longer."""
     chat, batch = a_request(), a_request(slo=BATCH, base=OTHER)
     await cluster.wait_in_lane(chat, batch)

@@ -120,7 +120,7 @@ class TestMetrics:
 
         assert registry.get_sample_value("headway_planner_groups_moved_total") == 1
 
-    def test_totals_outlive_the_role_and_other_series_do_not(
+    def test_totals_outlive_the_role_and_other_series_end(
         self, registry: CollectorRegistry, state: LeaderState
     ):
         state.worker_restarts = 2

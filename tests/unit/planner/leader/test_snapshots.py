@@ -83,7 +83,7 @@ class TestGroups:
 
         assert [group.num_requests for group in cluster.snapshot().groups] == [16, 16, 8]
 
-    def test_deadlines_are_those_at_arrival(self, cluster: Cluster):
+    def test_deadlines_are_set_at_arrival(self, cluster: Cluster):
         cluster.instance("i")
         cluster.waiting(1, slo=BATCH, arrived_at=NOW - 30)
         (group,) = cluster.snapshot().groups
@@ -135,13 +135,13 @@ class TestInstances:
             1.0,
         ]
 
-    def test_return_to_the_active_model_costs_as_much_as_others(self, cluster: Cluster):
+    def test_return_to_the_active_model_costs_as_much_as_other_swaps(self, cluster: Cluster):
         cluster.instance("i")
         (instance,) = cluster.snapshot().instances
 
         assert instance.activate_s[MODEL] == 1.0
 
-    def test_draining_instance_gets_nothing(self, cluster: Cluster):
+    def test_draining_instance_gets_no_work(self, cluster: Cluster):
         cluster.instance("i", draining=True)
 
         assert cluster.snapshot().instances == ()

@@ -78,7 +78,7 @@ def test_prefixes_routed_by_others_are_found():
     assert sent_to(routed, long_request(1)) == TWO
 
 
-def test_restarted_engine_has_nothing_cached():
+def test_restarted_engine_has_an_empty_cache():
     routed = model_router()
     routed.on_prefill(TWO, prefill_of(long_request(1)), NOW)
     routed.on_status(status(TWO, incarnation="second", at=NOW + 1), NOW + 1)
@@ -210,7 +210,7 @@ def test_router_state_covers_only_its_sender_and_known_instances():
     assert known.loads.keys() == {ONE, TWO}
 
 
-def test_nothing_is_kept_of_instances_that_left_long_ago():
+def test_no_state_of_instances_that_left_long_ago_is_kept():
     reporter, listener = model_router("grouper-1"), model_router("grouper-2")
     first = sent_to(reporter, long_request(1))
     listener.adopt(reporter.shared_state(NOW, {}), NOW)
@@ -225,7 +225,7 @@ def test_nothing_is_kept_of_instances_that_left_long_ago():
         assert all(first not in work for work in known.work.values())
 
 
-def test_instance_that_returns_after_long_is_counted_by_all():
+def test_instance_that_returns_after_a_long_time_counts_in_all_routers():
     """All routers count the instance, even a router that did not notice its absence."""
     reporter, listener = model_router("grouper-1"), model_router("grouper-2")
     for number in range(5):

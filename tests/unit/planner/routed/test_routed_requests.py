@@ -339,7 +339,7 @@ async def test_wait_for_a_stuck_instance_is_bounded(routed: GrouperRig):
     assert routing.routers[0].num_waiting == 0
 
 
-async def test_cancelled_wait_leaves_nothing_behind(routed: GrouperRig):
+async def test_cancelled_wait_leaves_no_state(routed: GrouperRig):
     routing = routed.grouper.routing
     assert routing is not None
     routing.on_status(status(ONE))
@@ -370,7 +370,7 @@ async def test_each_global_queue_has_a_separate_waiting_limit(registry: ModelReg
         await asyncio.gather(*waiting)
 
 
-async def test_failing_router_leaves_the_request_to_its_lane(
+async def test_requests_of_a_failing_router_go_to_their_lane(
     routed: GrouperRig, monkeypatch: pytest.MonkeyPatch
 ):
     assert routed.grouper.routing is not None

@@ -79,7 +79,7 @@ class TestLanesInAPlan:
 
         assert lane.wait_s == pytest.approx(wait_s)
 
-    def test_an_instance_that_is_done_earlier_does_not_shorten_the_wait(self):
+    def test_an_instance_with_less_work_does_not_shorten_the_wait(self):
         """One instance has two groups and another has one; both serve new requests."""
         (lane,) = predicted_wait(cluster(instance("i"), instance("j")), [0, 2], [1])
 

@@ -61,7 +61,7 @@ def test_prefills_have_the_spread_of_iterations():
 @pytest.mark.parametrize(
     "profile", [None, msgspec.structs.replace(PROFILE, latency_calibration=None)]
 )
-def test_without_known_errors_predictions_are_used_as_they_are(profile: Profile | None):
+def test_without_known_errors_predictions_are_not_corrected(profile: Profile | None):
     assert backlog.prefills_s([0.1, 0.2], profile, level=0.9) == pytest.approx(0.3)
 
 

@@ -51,7 +51,7 @@ def test_a_certain_time_is_a_step():
     assert float(time.quantile(0.05)) == float(time.quantile(0.95)) == 3.0
 
 
-def test_a_zero_wait_is_certain_whatever_its_variance():
+def test_a_zero_wait_is_certain_regardless_of_its_variance():
     assert float(TimeDistribution.of(0.0, 4.0).quantile(0.99)) == 0.0
 
 

@@ -130,7 +130,7 @@ def test_a_newly_known_router_has_no_earlier_service():
     assert all(0.7 < pace < 1.4 for pace in paces(one, other, begin=NOW + 1000.0))
 
 
-def test_a_returning_router_did_not_just_serve_everything():
+def test_earlier_service_of_a_returning_router_does_not_count_as_recent():
     one, other = Backlog("one"), Backlog("other")
     paces(one, other, begin=NOW)
     other.forget("one")
@@ -176,7 +176,7 @@ def test_the_cost_of_tokens_follows_a_change_of_engine():
     assert backlog.outstanding_tokens(W) == pytest.approx(4000, rel=0.05)
 
 
-def test_tokens_of_unknown_cost_correct_nothing():
+def test_tokens_of_unknown_cost_have_no_effect():
     """Only another router has sent requests to the instance."""
     one, other = Backlog("one"), Backlog("other")
     one.dispatch(assigned(one, 1, 1.2), 0.0)
@@ -198,7 +198,7 @@ def test_routers_count_each_others_work():
     assert other.expected_wait_s(W, 0.0) == pytest.approx(0.75)
 
 
-def test_own_work_in_the_state_of_others_is_ignored():
+def test_own_work_in_the_state_of_other_routers_is_ignored():
     one, other = Backlog("one"), Backlog("other")
     request_id = assigned(one, 1, 0.5)
     other.adopt(one.snapshot(), 0.0)
@@ -228,7 +228,7 @@ def test_work_of_all_routers_is_converted_to_tokens():
     sizes=st.lists(st.tuples(st.floats(0.001, 10), st.sampled_from([0, 1, 2])), max_size=20),
     reported=st.integers(0, 100_000),
 )
-def test_outstanding_tokens_are_at_least_the_reported_ones(
+def test_outstanding_tokens_are_at_least_the_reported_tokens(
     sizes: list[tuple[float, int]], reported: int
 ):
     """Sizes are proportional to tokens; a request in stage 2 has its first token."""
@@ -302,7 +302,7 @@ def test_requests_served_elsewhere_stop_counting():
     assert backlog.is_idle(W)
 
 
-def test_absurd_totals_of_others_give_a_finite_number():
+def test_absurd_totals_of_other_routers_give_finite_counters():
     backlog = Backlog("r")
     assigned(backlog, 1, 0.01)
     work = WorkTotals(version=1, assigned_s=1.7e308, num_assigned=1)

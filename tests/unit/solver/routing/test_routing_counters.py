@@ -20,7 +20,7 @@ def test_counters_decay_with_their_time_constant():
     assert counters.tokens(B, 10.0) == 0
 
 
-def test_a_steady_rate_is_reported_as_such():
+def test_a_steady_rate_is_reported_as_steady():
     counters = ServiceCounters(memory_s=10)
     for number in range(1000):
         counters.count(A, 100, number * 0.1)

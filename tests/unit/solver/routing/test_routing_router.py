@@ -95,7 +95,7 @@ def test_recent_service_of_a_tenant_delays_it():
     assert order_of(policy) == ["3", "2"]
 
 
-def test_late_requests_go_after_feasible_ones():
+def test_late_requests_go_after_feasible_requests():
     """At 3 s, request 1 (due at 2 s) is late; request 2 is larger by 0.6 s and due at 10 s."""
     options = replace(VARIANTS["quartz"], late_penalty_s=1.0)
     late, at_once = (router(each, (W,)) for each in (options, VARIANTS["quartz"]))
@@ -156,7 +156,7 @@ def test_a_discarded_request_is_not_dispatched():
     assert policy.backlog.expected_wait_s(W, 1.0) == 0
 
 
-def test_unknown_requests_change_nothing():
+def test_unknown_requests_have_no_effect():
     policy = router(VARIANTS["quartz"])
     policy.first_token(routed(7).request_id, 0.0)
     policy.finish(routed(7).request_id, 0.0)

@@ -156,7 +156,7 @@ def test_a_notice_of_a_foreign_queue_is_ignored():
     assert not order_of(source("lane")).nonempty("other", NOW)
 
 
-def test_best_effort_is_pulled_when_nothing_urgent_is_there():
+def test_best_effort_is_pulled_if_no_urgent_work_waits():
     order = order_of(source("lane"), DUMP)
     order.empty("lane", NOW)
     assert next_of(order) == "dump"
@@ -172,12 +172,12 @@ def test_a_share_of_pulls_is_best_effort_even_under_load():
     assert [next_of(order) for _ in range(8)] == [*["lane"] * 3, "dump"] * 2
 
 
-def test_without_best_effort_no_pull_is_kept_for_it():
+def test_without_best_effort_no_pull_is_reserved():
     order = order_of(source("lane"), best_effort_every=2)
     assert {next_of(order) for _ in range(10)} == {"lane"}
 
 
-def test_the_inbox_is_found_whatever_else_waits():
+def test_the_inbox_is_found_regardless_of_other_waiting_work():
     """An instance that may not pull must return the requests in its inbox."""
     order = order_of(source("lane", 0.0), source("inbox", 9.0, SourceKind.INBOX))
     found = order.inbox(NOW)

@@ -93,7 +93,7 @@ def test_running_requests_stay_within_the_limit() -> None:
     assert (core.num_running, core.num_waiting) == (2, 1)
 
 
-def test_prompt_that_does_not_fit_blocks_later_ones() -> None:
+def test_prompt_that_does_not_fit_blocks_later_prompts() -> None:
     core = core_of(kv_capacity_tokens=1024, token_budget=2048)
     for name, length in (("a", 600), ("b", 600), ("c", 16)):
         core.add(request(name, length=length))
@@ -126,7 +126,7 @@ def test_shared_prefix_is_computed_once() -> None:
     assert first.iteration.compute_tokens == 4
 
 
-def test_aborted_request_leaves_nothing() -> None:
+def test_aborted_request_leaves_no_state() -> None:
     core = core_of()
     core.add(request("a"))
     core.iterate(0.0)

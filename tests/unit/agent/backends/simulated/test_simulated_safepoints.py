@@ -65,7 +65,7 @@ def answers_of(core: SimulatedEngineCore, cuts: list[bool]) -> tuple[dict[str, l
 
 
 @given(st.lists(st.booleans(), max_size=40))
-def test_cuts_change_no_answer_and_count_nothing_twice(cuts: list[bool]) -> None:
+def test_cuts_change_no_answer_and_no_token_counts_twice(cuts: list[bool]) -> None:
     found = []
     for each in ([], cuts):
         core = core_of()
@@ -91,7 +91,7 @@ def test_online_requests_get_their_token_in_a_cut_iteration() -> None:
     assert (result.iteration.compute_tokens, result.iteration.num_decodes) == (1, 1)
 
 
-def test_request_aborted_during_its_iteration_gives_nothing() -> None:
+def test_request_aborted_during_its_iteration_gets_no_token() -> None:
     core = core_of()
     core.add(request("chat", 16, slo=CHAT))
     core.add(request("gone", 16, slo=CHAT))

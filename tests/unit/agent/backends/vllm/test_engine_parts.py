@@ -117,7 +117,7 @@ def test_the_vocabulary_is_not_checked_when_unknown() -> None:
         check_request(ENTRY, request((10**6,)), 512)
 
 
-def test_unknown_backend_error_lists_the_known_ones() -> None:
+def test_unknown_backend_error_lists_the_known_backends() -> None:
     with pytest.raises(SettingsError, match="simulated, vllm"):
         registry.create_backend("none", (), EngineSettings(), SystemClock())
 

@@ -77,7 +77,7 @@ def test_iteration_ends_with_all_layers_loaded_and_counts_the_time() -> None:
     assert gated.store.totals.restore_s > 0
 
 
-def test_nothing_is_saved_during_loads() -> None:
+def test_no_block_is_saved_during_loads() -> None:
     gated = Gated()
     Timer(0.01, gated.gate.set).start()
     gated.store.carry_out(Transfers(step=3, saves=(Transfer(1, 1),)))

@@ -4,7 +4,7 @@ from services.agent.backends.host_claims import MAX_ABORTED
 from tests.unit.agent.backends.checkpointing_engine import Engine
 
 
-def test_finished_request_leaves_only_prefixes_of_others() -> None:
+def test_finished_request_leaves_only_prefixes_of_other_requests() -> None:
     engine = Engine()
     engine.add("a", "abcdefghijklmnop")
     engine.add("b", "abcdefgh")

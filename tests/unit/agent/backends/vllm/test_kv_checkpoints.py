@@ -34,7 +34,7 @@ def test_full_blocks_of_an_aborted_request_serve_the_next_run() -> None:
     engine.check(again)
 
 
-def test_nothing_of_an_aborted_iteration_is_saved() -> None:
+def test_no_block_of_an_aborted_iteration_is_saved() -> None:
     engine = Engine()
     engine.add("a", "abcdefghijklmn")
     engine.iterate({"a": 6})
@@ -88,7 +88,7 @@ def test_blocks_found_on_the_device_are_also_saved() -> None:
     assert [(save.block, save.slot) for save in saves] == [(5, 0), (6, 1), (7, 2)]
 
 
-def test_only_blocks_beyond_those_on_the_device_are_loaded() -> None:
+def test_only_blocks_that_the_device_lacks_are_loaded() -> None:
     engine = Engine()
     engine.add("a", "abcdefghijklmn")
     engine.iterate({"a": 14})

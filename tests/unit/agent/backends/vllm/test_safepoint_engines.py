@@ -202,7 +202,7 @@ class TestStart:
         with pytest.raises(UnsupportedError):
             await engine.preempt_now()
 
-    async def test_preemption_without_a_model_finds_nothing_running(self) -> None:
+    async def test_preemption_without_a_model_finds_no_running_work(self) -> None:
         engine = VllmEngine((), VllmSettings())
 
         assert Capability.LAYER_PREEMPTION in engine.identity.capabilities

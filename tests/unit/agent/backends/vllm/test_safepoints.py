@@ -91,7 +91,7 @@ class TestDemands:
 
         assert not engine.core.is_wanted(2)
 
-    def test_nothing_can_be_cut_between_iterations(self, engine: Engine) -> None:
+    def test_no_work_can_be_cut_between_iterations(self, engine: Engine) -> None:
         assert not engine.monitor.preempt()
         engine.begin(1)
         engine.core.hide()
@@ -151,7 +151,7 @@ class TestArrivals:
         ],
         ids=["late", "in time", "whole answer late", "best effort", "late in any case"],
     )
-    def test_only_requests_that_a_cut_can_save_demand_one(
+    def test_only_requests_that_a_cut_can_save_demand_a_cut(
         self, engine: Engine, slo: dict[str, float], *, cuts: bool
     ) -> None:
         engine.begin(1)

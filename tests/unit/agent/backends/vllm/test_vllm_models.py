@@ -73,7 +73,7 @@ async def test_warm_engine_that_fits_is_kept(tmp_path: Path, telemetry: EngineTe
     assert host.dropped == []
 
 
-async def test_engine_larger_than_expected_is_dropped_but_not_its_weights(
+async def test_engine_larger_than_expected_is_dropped_and_its_weights_are_kept(
     tmp_path: Path, telemetry: EngineTelemetry
 ) -> None:
     models = models_of(tmp_path, telemetry, warm_bytes=ESTIMATE)

@@ -72,7 +72,7 @@ def test_a_swap_takes_the_time_of_its_instance():
     assert needed(20.0) == 1
 
 
-def test_an_early_deadline_needs_more_instances_than_a_late_one():
+def test_an_early_deadline_needs_more_instances_than_a_late_deadline():
     """60 s of work are due in 20 s, all other work in an hour."""
     groups = [Group(work_s=10.0, deadline_s=20.0)] * 6 + [Group(work_s=10.0, deadline_s=3600.0)] * 9
     problem = a_problem(groups, [Instance(active=0)])

@@ -84,7 +84,7 @@ def test_host_memory_is_not_spent_on_a_negligible_gain():
     assert not swaps(hardly, 4096)
 
 
-def test_a_whole_prefill_costs_what_its_chunks_do():
+def test_a_prefill_costs_as_much_as_its_chunks():
     """Each chunk of 512 tokens costs a constant, its tokens, and its context."""
     per_chunk_s = SLOW.constant_s + 512 * SLOW.linear_s
     behind_s = sum(SLOW.context_s * 512 * n + SLOW.cross_s * 512 * 512 * n for n in range(32))

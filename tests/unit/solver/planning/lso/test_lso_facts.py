@@ -180,7 +180,7 @@ class TestComing:
         ],
         ids=["nothing", "all", "as far as there is room"],
     )
-    def test_coming_requests_count_as_waiting(self, sizes: tuple[int, ...], expected: Demand):
+    def test_requests_to_be_pulled_count_as_waiting(self, sizes: tuple[int, ...], expected: Demand):
         coming = [a_group(A, number, num_requests=size) for number, size in enumerate(sizes)]
 
         assert typical_situation(status(self.FACTS), latency=None, coming=coming).demand == expected

@@ -119,14 +119,14 @@ def test_tardiness_is_counted_in_slos_up_to_its_maximum():
     assert plan_cost(far_over, an_order([0])).tardiness == pytest.approx(2.0)
 
 
-def test_tardiness_is_that_of_the_last_request():
+def test_tardiness_is_the_last_requests_tardiness():
     group = Group(deadline_s=0.0, spread_s=8.0, tail_s=4.0, slo_s=10.0)
     problem = a_problem([group], [AT_ONCE], objective=Objective(tardiness=1.0))
 
     assert plan_cost(problem, an_order([0])).tardiness == pytest.approx(0.6)
 
 
-def test_best_effort_is_never_late_but_costs_less_early():
+def test_best_effort_is_never_late_but_costs_less_if_served_early():
     problem = a_problem([Group(), Group(weight=2.0)], [AT_ONCE])
 
     heavy_first, heavy_last = (plan_cost(problem, an_order(q)) for q in ([1, 0], [0, 1]))

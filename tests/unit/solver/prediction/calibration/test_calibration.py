@@ -50,7 +50,7 @@ def test_without_candidates_predictions_are_empty():
     assert a_calibration().correct(absent, []).quantiles_s.shape == (0, 2)
 
 
-def test_without_observations_nothing_is_corrected():
+def test_without_observations_no_prediction_is_corrected():
     assert corrected(a_calibration(), SHORT) == [1.0, 2.0, 1.0]
 
 
@@ -149,7 +149,7 @@ class TestSharing:
 
         assert corrected(one, SHORT) == corrected(other, SHORT)
 
-    def test_a_snapshot_counts_once_and_older_ones_are_ignored(self):
+    def test_a_snapshot_counts_once_and_older_snapshots_are_ignored(self):
         one, other = a_calibration("router-1"), at_pace("router-2")
         observe(other, SHORT, 4.0, times=10)
         older = other.snapshot()
@@ -159,7 +159,7 @@ class TestSharing:
 
         assert corrected(one, SHORT) == corrected(other, SHORT)
 
-    def test_a_routers_own_snapshot_adds_nothing(self):
+    def test_a_router_ignores_its_own_snapshot(self):
         calibration = at_pace()
         observe(calibration, SHORT, 4.0, times=10)
         calibration.adopt(calibration.snapshot())

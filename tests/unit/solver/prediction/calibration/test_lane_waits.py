@@ -25,7 +25,7 @@ def queued_for(waits: LaneWaits, wait_s: float, *, rounds: int = 40, start: floa
         waits.predict([LANE], REPORTED, now)
 
 
-def test_a_turn_comes_when_as_many_have_left_as_had_arrived():
+def test_a_turn_comes_when_as_many_requests_have_left_as_had_arrived():
     followed = waits()
     followed.counted({LANE: LaneCount(arrived=8, waiting=8)}, 0.0)
     followed.predict([LANE], REPORTED, 0.0)

@@ -10,7 +10,7 @@ from solver.prediction.latency.full_batch import LARGEST_ITERATION_TOKENS, batch
 LATENCY = LatencyCoefficients(constant_s=0.01, linear_s=0.001)
 
 
-def test_ten_decodes_run_beside_the_prompts_that_replace_them():
+def test_ten_decodes_run_beside_the_next_prompts():
     """10 decodes and 30 prompt tokens take 50 ms; 10 decodes alone take 20 ms."""
     full = full_batch(LATENCY, batch=10, prompt=192.0, output=64.0)
 

@@ -216,7 +216,7 @@ def test_no_term_is_ever_negative(sample: list[Iteration]):
     )
 
 
-def test_batch_predictions_equal_single_ones():
+def test_batch_predictions_equal_single_predictions():
     tokens, contexts = np.array([1.0, 700.0, 2048.0]), np.array([0.0, 9000.0, 40.0])
     each_s = [
         predict_s(TRUE, compute_tokens=p, context_tokens=c)
@@ -281,7 +281,7 @@ def test_attention_over_long_contexts_is_learned_with_pairs():
     assert behind_40000_s(silent.fit()) < 0.75 * behind_40000_s(TRUE)
 
 
-def test_iterations_with_pairs_replace_those_without():
+def test_iterations_with_pairs_replace_iterations_without_pairs():
     """During an upgrade, reports of newer agents replace reports of older agents."""
     sample = mixed_batches(2000)
     fit = OnlineLatencyFit(memory=300)
@@ -314,7 +314,7 @@ def test_negative_pairs_are_ignored():
     assert fit.count == 0
 
 
-def test_nothing_is_predicted_from_a_handful_of_iterations():
+def test_no_model_is_fitted_to_a_handful_of_iterations():
     assert fitted(iterations(TRUE, 9)).fit() is None
     assert fitted(iterations(TRUE, 10)).fit() is not None
 

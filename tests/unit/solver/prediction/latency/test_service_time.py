@@ -60,7 +60,7 @@ def test_more_progress_than_expected_leaves_no_decode():
 @pytest.mark.parametrize(
     ("output_tokens", "left"), [(0, 50), (20, 30), (45, 5), (60, 5), (397, 3), (400, 0)]
 )
-def test_the_rest_is_positive_until_the_limit(output_tokens: int, left: int):
+def test_the_remaining_answer_is_positive_until_the_limit(output_tokens: int, left: int):
     request = a_request(sampling=sampling(400, ignore_eos=False))
     rest_s = predicted_rest_s(request, PROFILE, output_tokens=output_tokens)
     assert rest_s == pytest.approx(left * 0.011)

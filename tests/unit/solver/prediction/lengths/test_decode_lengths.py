@@ -108,7 +108,7 @@ def test_an_application_named_like_all_counts_once():
 
 
 class TestCalibration:
-    def test_residuals_are_those_of_the_capped_mean(self):
+    def test_residuals_are_relative_to_the_capped_mean(self):
         known = answered(lengths(), "chat", *[100] * 500)
         before = known.estimate("chat").calibration
         known.observe("chat", Answer(40, 60), at=9.0)

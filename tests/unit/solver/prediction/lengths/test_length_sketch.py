@@ -140,7 +140,7 @@ def test_a_log_normal_distribution_has_its_moments(mean: float, sd: float):
     assert made.sd_tokens == pytest.approx(sd, rel=0.06)
 
 
-def test_without_spread_it_is_one_length():
+def test_without_spread_there_is_one_length():
     made = log_normal(mean_tokens=40, sd_tokens=0)
 
     assert (made.quantile_tokens(0.01), made.quantile_tokens(0.99)) == (40, 40)

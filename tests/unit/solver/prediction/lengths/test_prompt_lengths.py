@@ -86,7 +86,7 @@ counted = st.lists(
 
 
 @given(counted, st.integers(0, 1_000_000), st.integers(0, 100))
-def test_longer_text_is_never_predicted_shorter_and_nothing_below_one(
+def test_longer_text_is_never_predicted_shorter_and_every_text_has_a_token(
     pairs: list[tuple[PromptText, int]], num_bytes: int, num_messages: int
 ):
     lengths = learnt(pairs)

@@ -115,7 +115,7 @@ def test_equal_times_are_predicted_exactly():
     assert np.median(trees.predict(features).quantiles_s) == pytest.approx(0.25, rel=0.1)
 
 
-def test_predictions_compile_nothing(trees: QuantileTrees):
+def test_predictions_compile_no_kernel(trees: QuantileTrees):
     """The precompiled kernels match the types of fitted trees and of decoded trees."""
     compile_kernels()
     compiled = [list(kernel.signatures) for kernel in (walk, prefill_times)]

@@ -20,7 +20,7 @@ def test_best_effort_takes_what_the_pace_leaves() -> None:
     assert decision.token_budget == 990
 
 
-def test_a_steady_pace_holds_whatever_time_was_saved_or_lost() -> None:
+def test_a_steady_pace_holds_regardless_of_saved_or_lost_time() -> None:
     """Unlike QoServe, saved time is not used, and requests with a late first token count."""
     steady, saving = Rig(), Rig(replace(OPTIONS, steady_pace=False))
     for rig in (steady, saving):

@@ -55,7 +55,7 @@ def test_an_idle_engine_takes_any_request() -> None:
     assert allowed.admits(entry_of(1, prompt=10**6))
 
 
-def test_without_online_work_nothing_limits_decodes() -> None:
+def test_without_online_work_decodes_have_no_limit() -> None:
     run = Running(request_id=RequestId("a"), num_computed_tokens=10_000)
 
     assert allowance(run, limit_s=inf).admits(entry_of(1, prompt=10**6))

@@ -130,7 +130,7 @@ def test_an_urgent_request_pauses_a_running_prefill_that_keeps_its_memory() -> N
     assert next(iter(decision.order)) == "chat"
 
 
-def test_the_running_prefill_gets_what_an_urgent_request_leaves() -> None:
+def test_the_running_prefill_gets_the_budget_that_an_urgent_request_leaves() -> None:
     rig = Rig()
     rig.start("batch", LATER, computed=500, prompt=20_000)
     rig.wait("chat", CHAT, prompt=600)
@@ -163,7 +163,7 @@ def test_infeasible_requests_go_last() -> None:
     assert rig.policy.rank(RequestId("late")) is Rank.RELEGATED
 
 
-def test_a_half_prefilled_relegated_request_frees_memory_for_a_regular_one() -> None:
+def test_a_half_prefilled_relegated_request_frees_memory_for_regular_requests() -> None:
     rig = Rig()
     rig.start("late", Slo(ttlt_s=1), computed=5000, prompt=6000)
     rig.wait("batch", LATER, prompt=4000)
@@ -185,7 +185,7 @@ def test_a_half_prefilled_relegated_request_also_frees_its_slot() -> None:
     assert list(decision.order) == ["batch"]
 
 
-def test_no_memory_is_taken_if_it_suffices() -> None:
+def test_no_request_loses_memory_if_memory_suffices() -> None:
     rig = Rig()
     rig.start("late", Slo(ttlt_s=1), computed=5000, prompt=6000)
     rig.wait("batch", LATER, prompt=4000)
@@ -194,7 +194,7 @@ def test_no_memory_is_taken_if_it_suffices() -> None:
     assert decision.preempted == frozenset()
 
 
-def test_best_effort_work_fills_what_others_leave() -> None:
+def test_best_effort_work_uses_the_budget_that_other_work_leaves() -> None:
     rig = Rig()
     rig.wait("dump", Slo(), prompt=10_000)
     rig.wait("chat", CHAT, prompt=100, arrived_at=5.0)

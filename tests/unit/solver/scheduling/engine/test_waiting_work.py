@@ -39,7 +39,7 @@ def drained(waiting: WaitingWork) -> list[str]:
     return names
 
 
-def test_regular_work_goes_before_relegated_and_that_before_best_effort() -> None:
+def test_regular_work_goes_before_relegated_work_before_best_effort() -> None:
     waiting = WaitingWork(DEFAULT)
     late = entry_of("late", 2, ttlt_s=1)
     for entry in (entry_of("dump", 1, ttlt_s=None), late, entry_of("regular", 3)):
