@@ -152,7 +152,7 @@ class PrivateNode:
         }
 
     def _start_port_mapper(self) -> None:
-        # Our own child process: Erlang would otherwise leave one running as a daemon.
+        # Start the port mapper as a child process: Erlang would start it as a daemon.
         pid = self._state["pids"].get("epmd")
         epmd = shutil.which("epmd")
         if epmd is not None and not self._is_running(pid):
@@ -166,7 +166,7 @@ class PrivateNode:
             self._remember("epmd", process)
 
     def _end(self, how: signal.Signals) -> None:
-        # Kill the virtual machine first: its launcher is a shell that only waits for it.
+        # Kill Erlang's virtual machine first: the launcher is a shell that waits for it.
         pid_file = self._directory / "rabbitmq.pid"
         beam = int(pid_file.read_text()) if pid_file.exists() else None
         launcher = self._state["pids"].get("server")

@@ -54,7 +54,7 @@ def modules(root: Path = ROOT) -> Modules:
 
 
 def importers(known: Modules) -> Mapping[str, set[str]]:
-    """Modules that import each module, or name it in a string such as a class path."""
+    """Module -> modules that import it, or that name it in a string (for example a class path)."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for name, path in known.items():
         for node in ast.walk(ast.parse(path.read_text())):

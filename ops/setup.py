@@ -245,7 +245,7 @@ def pip(*arguments: str, errors: int | None = None) -> None:
 
 
 def pip_options() -> dict[str, str]:
-    """Pip's effective options by name; `install` overrides `global`, variables override both."""
+    """Pip's effective options; `install` overrides `global`, environment variables override all."""
     listed = subprocess.run(
         [str(PYTHON), "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     )

@@ -79,7 +79,7 @@ def words_of(line: str) -> str:
 
 
 def findings_in(path: str, text: str) -> Iterator[Finding]:
-    """Words of the list in *text*, without the allowed ones."""
+    """Words of the list in *text*, except allowed places."""
     allowed = [part for place, part in ALLOWED if place == path]
     for number, line in enumerate(text.splitlines(), start=1):
         if any(part in line for part in allowed):

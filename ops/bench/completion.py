@@ -44,7 +44,7 @@ class _Size:
     rounds: int
     """Number of rounds; each round measures every queue length once, in random order."""
     groups: int = 4
-    """Consecutive groups at one queue length; errors within such a block are correlated."""
+    """Consecutive groups at one queue length; errors of consecutive groups are correlated."""
 
 
 QUICK = _Size(rounds=12, mesh_groups=60, mesh_s=14.0, mesh_lengths=(8, 16, 24, 32, 48))

@@ -179,7 +179,7 @@ class ModelLoad:
         number = self._numbered
         body = InferenceRequest(
             model=self.model,
-            # No two prompts begin alike; otherwise one would reuse the KV of the other.
+            # Prompts have different first tokens, so that no request reuses another request's KV.
             prompt=(10 + number % 490, 10 + number // 490, *(20,) * (prompt - 2)),
             max_tokens=output,
             temperature=0.0,
@@ -199,7 +199,7 @@ class ModelLoad:
         served = ServedRequest(
             prompt_tokens=prompt,
             output_tokens=output,
-            # Later if the request was evicted in between.
+            # This time is later if the request was evicted before.
             begun_at=min(timings.submitted_at, timings.first_token_at),
             first_token_at=timings.first_token_at,
             finished_at=timings.finished_at,

@@ -50,7 +50,7 @@ def agents(engine: str) -> tuple[AgentSpec, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshOutcome:
-    """Results of both models' groups."""
+    """Results of the groups of the two models."""
 
     passed: list[PassedGroup]
     by_mesh: list[tuple[PredictedTime, Seconds]]
@@ -62,7 +62,7 @@ class MeshOutcome:
 
 
 async def serve(broker: str | None, *, engine: str, load: MeshSize, seed: int) -> MeshOutcome:
-    """Serve groups of both models in a separate mesh."""
+    """Serve groups of the two models in a separate mesh."""
     async with (
         bench_mesh(broker, agents(engine)) as mesh,
         bench_producer(mesh) as producer,

@@ -25,7 +25,7 @@ Ratio of the targets to online-only P99. ConServe meets its targets at all rates
 The paper derives the targets from online-only P99 and does not state the factor of Fig. 6a.
 """
 REFERENCE_RPS = 2.0
-"""Rate of Figs 3 and 8; targets are at least those derived from online-only P99 at this rate."""
+"""Rate of Figs 3 and 8; at lower rates, targets derive from online-only P99 at this rate."""
 CHUNK_TOKENS = 2048
 """Chunk of the baselines (§4.4 mentions full 2048-token chunks)."""
 

@@ -102,7 +102,7 @@ async def _compare(engine: EngineBackend, result: Result, sizes: Sizes, seed: in
         result.figures["stock priority: chunk"] = priority.token_budget
         result.figures["stock priority: priorities"] = dict(priority.priorities)
         arms["stock priority"] = priority
-    # Warm up Headway's engine with requests that do not count; stock's ran during calibration.
+    # Warm up Headway's engine with requests that do not count; stock ran during calibration.
     await ours.activate(engine)
     await serve_alone(engine, OURS, planned_load(seed=seed + 3000, rate_rps=1.0, duration_s=10.0))
     rounds, rates_rps = [], []
@@ -249,7 +249,7 @@ def judge(result: Result, rounds: Sequence[Mapping[str, list[Served]]], sizes: S
             for c in CLASSES
         }  # fmt: skip
         result.figures[f"goodput, {name}, 1/s"] = _median(kept[name])
-    # Without stock's `priority`, the better policy of stock is not known.
+    # Without a run of `priority`, the better of stock's policies is unknown.
     is_conclusive = _median(missed["stock fcfs"]) >= LEAST_MISSED and "stock priority" in rounds[0]
     pairs = range(len(rounds)) if is_conclusive else range(0)
     stock = [name for name in rounds[0] if name != "ours"]

@@ -58,7 +58,7 @@ class Served:
 
 def planned_load(*, seed: int, rate_rps: float, duration_s: Seconds) -> list[Planned]:
     """Poisson arrivals with the lengths of the code mix, scaled down."""
-    # Separate random streams, so that another rate changes times and number, but no request.
+    # Separate random streams: a different rate changes the arrivals' times and number only.
     gaps, prompts_of, outputs_of, classes, random = np.random.default_rng(seed).spawn(5)
     size = int(3 * rate_rps * duration_s) + 16
     times = np.cumsum(gaps.exponential(size=size)) / rate_rps

@@ -146,7 +146,7 @@ async def serve(
 
 def body_of(number: int, each: ModelArrival) -> InferenceRequest:
     arrival = each.arrival
-    # No two prompts begin alike; otherwise one would reuse the KV of the other.
+    # Prompts have different first tokens, so that no request reuses another request's KV.
     prompt = (10 + number % 490, 10 + number // 490, *(20,) * (arrival.prompt_tokens - 2))
     return InferenceRequest(
         model=each.model,

@@ -212,7 +212,7 @@ def _measured_chunks(fits: Fits, steps: Sequence[EngineIteration]) -> dict[str, 
         chunk = each.compute_tokens - each.num_decodes
         if LEAST_CHUNK <= chunk <= LARGEST_CHUNK:
             beside = Decodes(each.num_decodes, each.context_tokens)
-            # Context of the step's one prefill; for several, the context that gives as many pairs.
+            # Context of the iteration's prefill; for several, one context with as many pairs.
             before = max(0.0, each.prefill_pairs / chunk - chunk / 2)
             for model, allowed in fits.chunks(each.duration_s, beside, before).items():
                 wrong[model].append(allowed / chunk - 1)

@@ -79,7 +79,7 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
     rounds, requests, tokens = (2, 60, 32) if quick else (5, 200, 128)
     result = Result(name="overhead", seed=seed, quick=quick)
     if broker is None and rabbitmq_binary("rabbitmq-server") is not None:
-        broker = "private"  # no other client uses this broker, so that all of its time counts
+        broker = "private"  # no other client uses this broker, so all of its CPU time counts
     agents = (simulated_agent("bench", ENGINE),)
     async with bench_mesh(broker, agents) as mesh, arms_of(mesh, MODEL, ENGINE) as arms:
         others = OtherLoad()

@@ -79,7 +79,7 @@ async def run(
 
 
 def full_cells(seed: int) -> list[Cell]:
-    """All cells, long ones first, so that both processes end together."""
+    """All cells, long cells first, so that the two processes end together."""
     seeds = range(seed, seed + NUM_SEEDS)
     cells = [
         Cell(kind="search", size=size, seed=s, budget_s=REFERENCE_S)

@@ -103,7 +103,7 @@ def _attainment(result: Result, found: MeshFigures, cells: Sequence[MeshCell]) -
         ours = means.pop("qlm")
         best = max(means.values())
         is_open = _OPEN[0] <= best <= _OPEN[1]
-        # A quick run leaves most baselines out, perhaps the best one.
+        # A quick run omits most baselines, possibly the best baseline.
         has_all = means.keys() == set(BASELINES)
         result.lines.append(
             Line(

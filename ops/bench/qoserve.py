@@ -83,7 +83,7 @@ def _order(result: Result, found: Figures, seeds: Sequence[int], *, hours: float
             ("dc+er", "qoserve", 0.999),
             ("qoserve", "qoserve+curve", 0.92),
         ):
-            # The gain by the measured curve over an hour is within the noise of a seed.
+            # The gain with the measured latency curve in an hour is within the noise of a seed.
             known = after in shown and (hours >= 4 or bound > 0.95)
             result.lines.append(
                 Line(

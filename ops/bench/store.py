@@ -63,7 +63,7 @@ def kept(
     Yield the figures of each cell as soon as they are available.
 
     Args:
-        cells: Cells to measure, in this order, except those that are in the store.
+        cells: Cells in order of measurement; cells with stored figures are not measured.
         store: Store that provides known figures and receives new figures.
         make: Measures one cell, in a separate process.
         workers: Number of processes; None: one per core.

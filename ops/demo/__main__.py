@@ -48,7 +48,7 @@ _STARTED = time.monotonic()
 
 
 def main() -> int:
-    """Run both arms; return 0 if no request was lost and Headway met more targets."""
+    """Run the two arms; return 0 if no request was lost and Headway met more targets."""
     parser = argparse.ArgumentParser(prog="python -m ops.demo", description=__doc__)
     parser.add_argument("--engine", help="vllm (fails if it cannot run) or simulated")
     parser.add_argument("--broker", help="AMQP URL, private, or embedded")
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 async def run(options: argparse.Namespace, engine: str) -> int:
-    """Serve the load in both arms and report."""
+    """Serve the load in each arm and report."""
     models = make_tiny_models(STATE / "models", weights=engine == "vllm")
     registry = _only(models, STATE / "demo" / "models.json")
     duration_s = options.seconds or LOAD_S[engine]

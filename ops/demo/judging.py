@@ -1,4 +1,4 @@
-"""Judges each request by the sender's clock, with one rule for both arms."""
+"""Judges each request by the sender's clock, with the same rule for the two arms."""
 
 from dataclasses import dataclass, field
 

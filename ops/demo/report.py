@@ -130,7 +130,7 @@ def _lost(number: int) -> str:
 
 
 def print_table(data: Mapping[str, Any]) -> None:
-    """Print both arms side by side."""
+    """Print the figures of the two arms side by side."""
     arms = data["arms"]
     table = Table(title=f"Same load, two arms: engine {data['engine']}, broker {data['broker']}")
     table.add_column("")

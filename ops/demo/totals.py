@@ -1,4 +1,4 @@
-"""Counters of all agents of a mesh, including those of killed processes."""
+"""Counters of all agents of a mesh, including killed processes."""
 
 import contextlib
 from collections.abc import AsyncIterator

@@ -59,7 +59,7 @@ def _prior(samples: Sequence[Sample]) -> LatencyCoefficients:
 
 
 def errors_of(repeats: Sequence[Sequence[Sample]]) -> PredictionErrors | None:
-    """Prediction errors on the last repeat, with a model fitted to the earlier ones."""
+    """Prediction errors on the last repeat, with a model fitted to the earlier repeats."""
     known = [each for repeat in repeats[:-1] for each in repeat]
     judged = repeats[-1]
     if not known or not judged:

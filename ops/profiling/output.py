@@ -1,4 +1,4 @@
-"""Parts that both forms of `headway profile` share: grid options, the report and its output."""
+"""Parts that the two forms of `headway profile` share: grid options, the report and its output."""
 
 import argparse
 import sys
@@ -55,7 +55,7 @@ def report_of(
     repeats: Sequence[Sequence[Sample]], subject: Subject, *, file: Path, now: UnixTime
 ) -> Report:
     """
-    Report of the fit to all *repeats*; the error is on the last repeat, fitted to the earlier ones.
+    Report of the fit to all *repeats*; the error is on the last repeat, fitted to the others.
 
     Raises:
         EngineError: There are no samples.

@@ -155,5 +155,5 @@ class _Fields:
 
 
 def _says(value: object) -> bool:
-    """Return whether a field is set; 1 counts as not set, such as a single expert."""
+    """Return whether a field is set; the value 1 (a single expert) counts as not set."""
     return value is True or (value > 1 if isinstance(value, int) else bool(value))

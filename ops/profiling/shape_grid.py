@@ -104,7 +104,7 @@ class ShapeGrid:
         if len(befores) < len(self.prefill_contexts):
             longer = ", ".join(str(each) for each in self.prefill_contexts if each not in befores)
             limit = f"{shape.max_tokens_field} is {shape.max_tokens}"
-            progress(f"left out, {limit}: chunks behind {longer}")
+            progress(f"left out, since {limit}: chunks after contexts of {longer} tokens")
         chunks = [
             (chunk, before)
             for chunk in self.grid.chunks

@@ -126,7 +126,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     engine.add_argument(
         "--silo", type=values.silo, default=(), metavar="Q1:Q2:Q3",
-        help="separate replicas for each class, instead of shared ones",
+        help="separate replicas for each class, instead of shared replicas",
     )  # fmt: skip
     engine.add_argument(
         "--kv-tokens", type=values.whole_from(1), metavar="N",

@@ -18,7 +18,7 @@ _MODEL = ModelName("simulated")
 
 class Forecast:
     """
-    Work of requests as predicted by a mesh that has learned from such traffic.
+    Work of requests as predicted by a mesh that has learned the classes' answer lengths.
 
     Prompt lengths are known. Answer lengths are predicted by the mean of the class.
 

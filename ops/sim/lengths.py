@@ -60,7 +60,7 @@ class LengthModel:
         highest = float(widths @ np.array(self.tokens[1:]))
         if not lowest < self.mean < highest:
             raise ValueError(f"the mean {self.mean} is not between {lowest} and {highest}")
-        # The mean of v ** bend over a stretch is 1 / (bend + 1).
+        # The mean of v ** bend over 0..1 is 1 / (bend + 1).
         return (highest - lowest) / (self.mean - lowest) - 1
 
 

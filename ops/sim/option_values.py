@@ -25,7 +25,7 @@ def silo(text: str) -> tuple[tuple[str, str, int], ...]:
     except ValueError:
         counts = []
     if len(counts) != len(CLASSES) or min(counts) < 0 or sum(counts) == 0:
-        raise _refused(text, "Q1:Q2:Q3 in whole numbers from 0, one of them above 0")
+        raise _refused(text, "Q1:Q2:Q3 in whole numbers from 0, at least one above 0")
     return tuple(
         (traffic.name, f"sarathi-fcfs:{chunk_tokens}", count)
         for traffic, chunk_tokens, count in zip(CLASSES, _SILO_CHUNKS, counts, strict=True)
@@ -36,7 +36,7 @@ def mix(text: str) -> list[float]:
     """Shares of the classes, which need not add up to 1."""
     shares = [_number(part) for part in text.split(":")]
     if len(shares) != len(CLASSES) or not (min(shares) >= 0 and 0 < sum(shares) < math.inf):
-        raise _refused(text, "Q1:Q2:Q3 in finite numbers from 0, one of them above 0")
+        raise _refused(text, "Q1:Q2:Q3 in finite numbers from 0, at least one above 0")
     return shares
 
 
@@ -47,7 +47,8 @@ def wave(text: str) -> Wave:
             return Wave(low_rps=low, high_rps=high)
         case [low, high, half_s] if 0 <= low <= high and 0 < high < math.inf > half_s >= 1:
             return Wave(low_rps=low, high_rps=high, half_period_s=half_s)
-    raise _refused(text, "LOW:HIGH[:HALF_PERIOD_S], finite, 0 <= LOW <= HIGH > 0, from 1 s")
+    limit = "finite, 0 <= LOW <= HIGH, HIGH > 0, HALF_PERIOD_S >= 1"
+    raise _refused(text, f"LOW:HIGH[:HALF_PERIOD_S], {limit}")
 
 
 def policy(text: str) -> str:
@@ -58,7 +59,7 @@ def policy(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
     _, _, number = text.partition(":")
     if number.isdecimal() and int(number) == 0:
-        raise _refused(text, "a policy with 1 or more after its colon")
+        raise _refused(text, "a policy with a number of at least 1 after the colon")
     return text
 
 

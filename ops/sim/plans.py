@@ -145,8 +145,8 @@ class _Server:
         work_s = slower * self._scenarios.work_s(group, device, sizes)
         tail_s = slower * self._scenarios.tail_s(group, device, len(sizes))
         begun_s = self._now_s[:, np.newaxis] + np.cumsum(work_s, axis=1) - work_s
-        # The middle request of a slice represents the slice: half of the others had their turn
-        # before.
+        # The middle request of a slice represents the slice: half of the slice's other requests are
+        # served before it.
         done_s = begun_s + work_s * (sizes - 1) / (2 * sizes) + tail_s
         rank = np.cumsum(sizes) - sizes + (sizes - 1) / 2
         progress = rank / max(1.0, sizes.sum() - 1)

@@ -75,7 +75,7 @@ def highest_rate(
         _surround(tried, start_rps, low_rps, high_rps)
     while (width := bracket.width_rps) > tolerance_rps:
         tried(bracket.next_rps(tolerance_rps))
-        # Interpolation that leaves most of the bracket is worse than halving the bracket.
+        # If interpolation narrows the bracket by less than half, halve the bracket.
         if bracket.width_rps > max(tolerance_rps, width / 2):
             tried((bracket.good.rate_rps + bracket.bad.rate_rps) / 2)
     if bracket.bad.rate_rps == high_rps and not is_high_tried:

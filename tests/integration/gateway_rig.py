@@ -134,7 +134,7 @@ async def answer(request: Request) -> None:
 
 @dataclass
 class FakeMesh:
-    """Fake mesh that gets requests from both global queues; a script answers them."""
+    """Fake mesh that gets requests from the two global queues; a script answers each request."""
 
     broker: Broker
     script: Callable[[Request], Awaitable[None]] = answer

@@ -36,7 +36,7 @@ def exact(
     """
     The plan of least cost for `certain(problem)`.
 
-    Its true cost may be above that of *start*: use `best_of` on both.
+    The plan's true cost may exceed the cost of *start*: choose the cheaper plan with `best_of`.
 
     Args:
         problem: At most about 12 groups; with more groups, the search rarely improves on *start*.
@@ -55,7 +55,7 @@ def exact(
     program.hint(begin)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
-    solver.parameters.interleave_search = True  # one search strategy alone gets stuck
+    solver.parameters.interleave_search = True  # a single search strategy gets stuck
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = work_limit
     solver.parameters.max_time_in_seconds = time_limit_s

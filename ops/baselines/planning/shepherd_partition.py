@@ -115,7 +115,7 @@ def _program(
         for k, kind in enumerate(kinds)
         for m in np.flatnonzero(demand_s[kind.first]).tolist()
     }
-    # An instance with one model gives all of its time to it, one with several a share to each.
+    # An instance divides its time among the models that it hosts.
     shares = hosts if hosted == 1 else {key: model.add_variable(lb=0.0) for key in hosts}
     for k, kind in enumerate(kinds):
         size, mine = len(kind.members), [key for key in hosts if key[0] == k]

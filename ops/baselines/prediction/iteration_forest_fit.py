@@ -39,7 +39,7 @@ def fit_iteration_forest(
     Fit a forest to the input of `OnlineLatencyFit`; disturbed iterations do not count.
 
     Args:
-        iterations: Iterations to learn from; those without work or time are ignored.
+        iterations: Iterations to learn from; iterations without work or time are ignored.
         seed: Equal iterations and seeds give equal forests.
 
     Raises:

@@ -70,7 +70,7 @@ class Conduct:
     shares: bool = True
     """True if the instance also pulls its model's more urgent work that is planned elsewhere."""
     relegates: bool = True
-    """True if infeasible requests are served after feasible ones."""
+    """True if infeasible requests are served after feasible requests."""
     static_batch: int | None = None
     host_kv_bytes: int = 64 << 30
     """Host memory for swapped-out KV; 0 disables swapping out."""

@@ -26,7 +26,7 @@ class ModelKind:
 
     name: str
     slowdown: float
-    """Ratio of an iteration's time to that of the profile's model."""
+    """Ratio of an iteration's time to the time with the profile's model."""
     weight_bytes: int
     kv_bytes_per_token: int
     cold_s: Seconds
@@ -55,7 +55,7 @@ class DeviceKind:
     One kind of GPU.
 
     Decided: an A10 has three times an A100's iteration times, and 24 GiB (QLM §8.3: about a third
-    of the throughput, a third of the memory); swaps take the same time on both.
+    of the throughput, a third of the memory); swap times are equal on the two devices.
     """
 
     name: str

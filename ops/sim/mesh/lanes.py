@@ -21,7 +21,7 @@ _LAYOUT = LaneLayout()
 
 class AnswerLengths:
     """
-    Mean and standard deviation of answer lengths by class, as learned from such traffic.
+    Mean and standard deviation of answer lengths by class, as learned from earlier traffic.
 
     Source: QLM §6, offline workload profiling.
     """

@@ -77,7 +77,7 @@ def is_infeasible(
 def view_of(
     instance: "MeshInstance", sight: Sight, rates: ServiceRates | None, now: UnixTime
 ) -> InstanceView:
-    """Input of the leader's planning; *rates* are those of the active model."""
+    """Input of the leader's planning; *rates* are the active model's."""
     change, weights = instance.change, instance.weights
     active = instance.active if change is None else change.model
     lock_s = max(0.0, _MIN_RESIDENCY_S - (now - instance.active_since)) if active else 0.0

@@ -67,7 +67,7 @@ async def alone(rig: EngineRig, model: ModelName) -> None:
 async def there_and_back(
     rig: EngineRig, undisturbed: dict[ModelName, Tokens], other: ModelName
 ) -> list[ActivationPath | None]:
-    """Activate *other* and then LLAMA; check both answers and return the activation paths."""
+    """Activate *other* and then LLAMA; check the two answers and return the activation paths."""
     assert await answer(rig, LLAMA) == undisturbed[LLAMA]
     paths = []
     for model in (other, LLAMA):

@@ -167,7 +167,7 @@ async def interrupted(rig: EngineRig, model: ModelName, number: int) -> Tokens:
 
 
 async def test_the_copies_stay_within_their_budget(rig: EngineRig) -> None:
-    """Requests grow beyond the device's memory, so that vLLM itself preempts."""
+    """Requests grow beyond the device's memory, so that vLLM preempts requests."""
     await rig.engine.activate(SMALL)
     prompts = [prompt_of(300, first=80 + index) for index in range(4)]
     alone = [(await rig.ask(prompt, greedy(60), model=SMALL)).token_ids for prompt in prompts]

@@ -177,7 +177,8 @@ async def test_own_new_message_is_not_merged_with_the_old_message(rig: AgentRig)
     """
     Between the publish and the ack of an eviction, another worker may pull the new message.
 
-    If the agent merged the new message as a copy, it would acknowledge both and lose the request.
+    If the agent merged the new message as a copy, it would acknowledge the two messages and lose
+    the request.
     """
     request = a_request("r", reply_to=REPLY)
     run, task = await rig.running(request)

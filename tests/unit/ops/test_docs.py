@@ -97,4 +97,4 @@ def test_the_documented_number_of_queues_of_a_model_is_the_maximum():
     assert reported is not None
     assert int(reported[1]) == queues_of_a_model()
     compose = (ROOT / "docker-compose.yml").read_text()
-    assert f"a model has up to {queues_of_a_model()}." in compose
+    assert f"a model has up to {queues_of_a_model()} queues." in compose

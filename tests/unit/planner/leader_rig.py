@@ -36,7 +36,7 @@ _seq = count(1)
 
 
 def status(name: str = "i1", *, active: ModelName | None = MODEL, **fields: Any) -> InstanceStatus:
-    """Status of an instance that can serve both models."""
+    """Status of an instance that can serve the two models."""
     values: dict[str, Any] = {
         "incarnation": "first",
         "seq": next(_seq),

@@ -32,7 +32,9 @@ def test_depths_beyond_the_model_are_left_out_and_reported():
     reported: list[str] = []
     grid = replace(GRID, prefill_contexts=(0, 497, 1000))
     assert {each.before_tokens for each in grid.batches(TINY, reported.append)} == {0}
-    assert reported == ["left out, max_position_embeddings is 512: chunks behind 497, 1000"]
+    assert reported == [
+        "left out, since max_position_embeddings is 512: chunks after contexts of 497, 1000 tokens"
+    ]
 
 
 def test_batch_equals_the_work_that_an_engine_would_report():

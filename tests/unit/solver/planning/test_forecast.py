@@ -80,7 +80,7 @@ class TestLanesInAPlan:
         assert lane.wait_s == pytest.approx(wait_s)
 
     def test_an_instance_with_less_work_does_not_shorten_the_wait(self):
-        """One instance has two groups and another has one; both serve new requests."""
+        """New requests are served by an instance with two groups and an instance with one group."""
         (lane,) = predicted_wait(cluster(instance("i"), instance("j")), [0, 2], [1])
 
         assert lane.wait_s == pytest.approx(20.0)
