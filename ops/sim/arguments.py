@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
         "--trace-times", action="store_true", help=("arrivals as in the trace instead of at --qps")
     )
     load_group.add_argument(
-        "--workload", choices=sorted(MIXES), default="code", help="mix of lengths without --trace"
+        "--workload", choices=sorted(MIXES), default="code", help="mix of lengths if no --trace"
     )
     load_group.add_argument(
         "--qps", type=values.positive, default=3.0, metavar="N", help="total requests per second"
@@ -112,16 +112,16 @@ def parser() -> argparse.ArgumentParser:
     )
     engine.add_argument(
         "--dispatch", choices=("pull", "round-robin"),
-        help="late pulls from shared lanes, as agents do (default), or round robin to engines that "
-        "see all of their requests at once (default with --silo), which no agent offers",
+        help="pull: replicas pull late from shared lanes, as agents do (default); round-robin: "
+        "each engine sees all of its requests at once, which no agent offers (default with --silo)",
     )  # fmt: skip
     engine.add_argument(
         "--window", type=values.whole_from(1), metavar="N",
-        help=f"maximum requests pulled and not begun (default {DEFAULT_BOUNDS.window})",
+        help=f"limit of pulled requests that have not begun (default {DEFAULT_BOUNDS.window})",
     )  # fmt: skip
     engine.add_argument(
         "--work-classes", type=values.whole_from(1, 32), metavar="N",
-        help=f"classes of predicted work that have their own lanes (default "
+        help=f"number of classes of predicted work, each with its own lanes (default "
         f"{LaneLayout().num_work_classes})",
     )  # fmt: skip
     engine.add_argument(

@@ -148,7 +148,7 @@ def _spread(
     counts: dict[tuple[int, int], int], kinds: list[_Kind], shape: tuple[int, ...]
 ) -> Bools:
     """
-    Which instance hosts which model: the instances of a kind take the models of the kind in turn.
+    Which instance hosts which model; the instances of a kind take turns in hosting its models.
     """
     hosts = np.zeros(shape, dtype=np.bool_)
     turn = dict.fromkeys(range(len(kinds)), 0)

@@ -166,7 +166,7 @@ def _ramps(problem: PlanningProblem) -> tuple[Floats, Floats]:
 
 def _completed(problem: PlanningProblem, tours: list[list[int]]) -> QueueOrder:
     """
-    *tours* plus the groups left out, each behind a group of the same model or at a queue's end.
+    Insert the omitted groups into *tours*, behind groups of the same model or at a queue's end.
     """
     queues = [list(tour) for tour in tours]
     served = {group for queue in queues for group in queue}

@@ -187,7 +187,7 @@ class TestInstances:
         assert cluster.snapshot().rates["simulated simulated", MODEL].token_rate_per_s == 2000.0
 
     def test_rate_follows_the_mix_of_arrived_requests(self, cluster: Cluster):
-        """With 4 prompt and 24 answer tokens, there are 10 decodes per 10/6 prompt tokens."""
+        """Requests of 4 + 24 tokens: an iteration has 10 decodes and 10/6 prompt tokens."""
         cluster.instance("i", max_running=10, kv_capacity_tokens=100_000)
         cluster.state.on_profile(
             Profile(

@@ -116,7 +116,7 @@ class TestDraws:
         assert all(seed < 2**63 for seed in drawn)
 
     def test_rows_without_a_token_have_no_generator(self) -> None:
-    """vLLM would rewind the generator of a row without a token: CPU generators cannot rewind."""
+        """vLLM would rewind the generator of a row without a token; CPU generators cannot."""
         worker = worker_of(
             row("a", [1] * 10), row("b", [1] * 8), random=(0, 1), unfinished=(0,), penalties=False
         )
