@@ -1,5 +1,5 @@
-# Headway. `make` lists the targets. Everything goes into .venv and .headway; no system package
-# is installed unasked.
+# Headway. `make` lists the targets. All files are written to .venv, .headway and results; only
+# `make broker` installs system packages.
 
 PYTHON ?= python3
 ENGINE ?=
@@ -11,13 +11,13 @@ VENV_PYTHON := .venv/bin/python
 
 help:
 	@echo "make demo       serve one workload twice, by FCFS and by Headway, and compare (ENGINE=vllm|simulated, BROKER=embedded|amqp://...)"
-	@echo "make test       run the tests that this machine can run (HEADWAY_REQUIRE=rabbitmq,vllm,...: skips become failures)"
+	@echo "make test       run the tests that this machine can run (HEADWAY_REQUIRE=rabbitmq,vllm,...: fail instead of skip without these)"
 	@echo "make test-slow  run the long tests: kills, chaos, benches, vLLM's interfaces"
-	@echo "make check      words, layout, format, lint, architecture and types; runs no tests"
-	@echo "make fix        format and fix what can be fixed"
-	@echo "make bench      run the benchmarks, quick form"
+	@echo "make check      check words, layout, format, lint, architecture and types; runs no tests"
+	@echo "make fix        format the code and fix lint findings that ruff can fix"
+	@echo "make bench      run the benchmarks in their quick form"
 	@echo "make broker     install RabbitMQ with apt (run as root: sudo make broker)"
-	@echo "make setup      only set up .venv (VLLM=no: without torch and vLLM, from then on; VLLM=yes: with them)"
+	@echo "make setup      only set up .venv (VLLM=no: without torch and vLLM, also in later set-ups; VLLM=yes: with torch and vLLM)"
 
 setup:
 	@$(PYTHON) ops/setup.py $(if $(filter no,$(VLLM)),--no-vllm) $(if $(filter yes,$(VLLM)),--vllm)

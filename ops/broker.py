@@ -18,10 +18,10 @@ from shared.contracts.errors import BrokerUnavailableError, SettingsError
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
 MAX_FILES = 65536
-"""Limit of RabbitMQ's packages; Erlang reserves memory for each file."""
+"""Limit of open files, as in RabbitMQ's packages; Erlang reserves memory for each file."""
 _DEBIAN_BIN = Path("/usr/lib/rabbitmq/bin")
 """
-Programs used directly: Debian's wrappers in /usr/sbin change the user and drop the environment.
+RabbitMQ's programs; Debian's wrappers in /usr/sbin change the user and drop the environment.
 """
 
 
@@ -36,7 +36,7 @@ class PrivateNode:
     One RabbitMQ node with its own name, ports, cookie, port mapper and data.
 
     Args:
-        directory: All files are written here; a node started there earlier is found again.
+        directory: Folder for all of the node's files; an existing node of this folder is reused.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -115,7 +115,7 @@ class PrivateNode:
         self._end(signal.SIGKILL)
 
     def close(self) -> None:
-        """Stop for good, including the port mapper."""
+        """Stop the node and its port mapper."""
         self.stop()
         self._end_process(self._state["pids"].get("epmd"), signal.SIGTERM)
         self._forget("epmd")
@@ -125,7 +125,7 @@ class PrivateNode:
         Return the standard output of `rabbitmqctl` on this node.
 
         Raises:
-            BrokerUnavailableError: It failed.
+            BrokerUnavailableError: The command failed.
         """
         program = rabbitmq_binary("rabbitmqctl")
         if program is None:
@@ -152,7 +152,7 @@ class PrivateNode:
         }
 
     def _start_port_mapper(self) -> None:
-        # Our own child process: Erlang would otherwise leave one running as a daemon.
+        # Start the port mapper as a child process: Erlang would start it as a daemon.
         pid = self._state["pids"].get("epmd")
         epmd = shutil.which("epmd")
         if epmd is not None and not self._is_running(pid):
@@ -166,7 +166,7 @@ class PrivateNode:
             self._remember("epmd", process)
 
     def _end(self, how: signal.Signals) -> None:
-        # Kill the virtual machine first: its launcher is a shell that only waits for it.
+        # Kill Erlang's virtual machine first: the launcher is a shell that waits for it.
         pid_file = self._directory / "rabbitmq.pid"
         beam = int(pid_file.read_text()) if pid_file.exists() else None
         launcher = self._state["pids"].get("server")
@@ -211,7 +211,7 @@ class PrivateNode:
 
 
 def _file_limit() -> int:
-    """Number of files that the node may open: RabbitMQ 3 reserves three for each quorum queue."""
+    """Number of files that the node may open; RabbitMQ 3 reserves three per quorum queue."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
 
@@ -221,7 +221,7 @@ def run_ctl(command: list[str], *, env: dict[str, str] | None = None) -> str:
     Return the standard output of a rabbitmqctl command.
 
     Raises:
-        BrokerUnavailableError: It failed or took over a minute.
+        BrokerUnavailableError: The command failed or took over a minute.
     """
     try:
         done = subprocess.run(

@@ -25,9 +25,9 @@ def broker_for(requested: str | None) -> Iterator[tuple[str, str]]:
     Yield a broker for the duration of the block, and a line that describes it.
 
     Args:
-        requested: AMQP URL, `embedded`, `private`, or None for the best available one: that at
-            HEADWAY_AMQP_URL or on localhost if it answers, else a private node of an
-            installed rabbitmq-server, else the embedded broker.
+        requested: AMQP URL, `embedded`, `private`, or None for the best available broker: the
+            broker at HEADWAY_AMQP_URL or on localhost if it answers, else a private node if
+            rabbitmq-server is installed, else the embedded broker.
 
     Raises:
         SettingsError: The requested broker is not available.
@@ -89,7 +89,7 @@ def engine_for(requested: str | None) -> tuple[str, str]:
 @contextlib.contextmanager
 def _scratch_vhost(url: str) -> Iterator[str]:
     """
-    Yield a new virtual host on a local broker, so that nothing is left behind in the existing ones.
+    Yield a new virtual host on a local broker, so that existing virtual hosts stay unchanged.
     """
     parts = urlsplit(url)
     ctl = shutil.which("rabbitmqctl")

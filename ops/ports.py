@@ -4,7 +4,7 @@ import socket
 
 
 def free_port() -> int:
-    """Return a port that was free a moment ago."""
+    """Return a port that is free at the time of the call."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,13 +1,13 @@
 """
-The project's limits on folders, slivers and clocks, and the check for them: `python -m ops.rooms`.
+Limits on folder sizes, tiny modules and waits in tests: `python -m ops.rooms` checks them.
 
 - A folder has at most `MAX_MODULES` modules beside its sub-folders.
 - At most `MAX_SLIVERS` modules of `SLIVER_LINES` lines or fewer have one importer in their folder.
-- Every module is reached from something other than a test.
-- Unit and property tests neither sleep nor poll wall time. Modules marked `virtual_time` or calling
-  `run_virtually` may, and helpers that only these import.
+- Every module is imported or started by a module that is not a test.
+- Unit and property tests neither sleep nor poll wall time, except modules that are marked
+  `virtual_time` or call `run_virtually`, and helpers that only these modules import.
 
-`LATER` lists places that a planned rewrite changes.
+`LATER` lists folders that the limits omit until a planned rewrite.
 """
 
 import ast
@@ -22,7 +22,7 @@ MAX_MODULES = 16
 MAX_SLIVERS = 10
 SLIVER_LINES = 45
 WALL_TIME = frozenset({"asyncio.sleep", "time.sleep", "eventually"})
-"""Calls that make a test wait for wall time; `asyncio.sleep(0)` only yields."""
+"""Calls that make a test wait for wall time; `asyncio.sleep(0)` is allowed, as it only yields."""
 LATER = (
     "ops/bench",
     "ops/sim",
@@ -36,7 +36,7 @@ LATER = (
     "tests/unit/ops/sim",
     "tests/unit/solver/scheduling/*",
 )
-"""Folders that the limits leave out; `/*` is a folder without its sub-folders."""
+"""Folders that the limits omit; `/*` is a folder without its sub-folders."""
 _VIRTUAL = re.compile(r"^pytestmark = .*\bvirtual_time\b|\brun_virtually\(", re.MULTILINE)
 _ENTRIES = re.compile(r"(?:ops|services|shared|solver)(?:\.\w+)+")
 
@@ -54,7 +54,7 @@ def modules(root: Path = ROOT) -> Modules:
 
 
 def importers(known: Modules) -> Mapping[str, set[str]]:
-    """Modules that import each module, or name it in a string such as a class path."""
+    """Module -> modules that import it, or that name it in a string (for example a class path)."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for name, path in known.items():
         for node in ast.walk(ast.parse(path.read_text())):
@@ -76,7 +76,7 @@ def _names_in(node: ast.AST) -> Iterator[str]:
 
 
 def is_later(path: Path, root: Path = ROOT) -> bool:
-    """True if the limits leave *path* out."""
+    """True if the limits omit *path*."""
     folder = path.relative_to(root).parent.as_posix()
     return any(
         folder == place.removesuffix("/*")
@@ -113,7 +113,7 @@ def slivers(known: Modules, used_by: Mapping[str, set[str]]) -> list[str]:
 
 
 def unreached(known: Modules, used_by: Mapping[str, set[str]]) -> list[str]:
-    """Modules that only tests import, except programs."""
+    """Modules that only tests import, except modules that are programs."""
     return [
         f"{path.relative_to(ROOT)}: reached by tests only"
         for name, path in known.items()
@@ -151,7 +151,7 @@ def waits(known: Modules, used_by: Mapping[str, set[str]]) -> list[str]:
 
 
 def main() -> int:
-    """Print what breaks a limit; 1 if anything does."""
+    """Print each violation of a limit; return 1 if there are any."""
     known = modules()
     used_by = importers(known)
     few = slivers(known, used_by)

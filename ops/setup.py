@@ -40,18 +40,18 @@ tree_walk.compile_kernels()
 VLLM_REASON = VENV / "vllm-unavailable.txt"
 """Exists when vLLM is not installed, and states the reason."""
 NO_VLLM = VENV / "setup-no-vllm"
-"""Exists when vLLM was left out on purpose; later set-ups leave it out as well."""
+"""Exists when vLLM was omitted on request; later set-ups omit it as well."""
 REPORT_PERIOD_S = 15.0
 
 
 def main() -> int:
-    """Set up; exit code 0 when Headway itself is usable, with or without vLLM."""
+    """Set up `.venv`; return 0 if Headway is usable, with or without vLLM."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--vllm",
         action=argparse.BooleanOptionalAction,
-        help="install torch and vLLM, or leave them out; default: as in the last set-up, "
-        "and install them in the first",
+        help="install torch and vLLM, or omit them; default: as in the last set-up, "
+        "else install them",
     )
     options = parser.parse_args()
     if sys.version_info < (3, 11):  # noqa: UP036 - this file runs on whatever python3 is
@@ -71,12 +71,12 @@ def main() -> int:
 
 
 def has_pip() -> bool:
-    """True if `.venv` is complete: without ensurepip it holds a Python but no pip."""
+    """True if `.venv` has a Python and pip; without ensurepip, pip is missing."""
     return PYTHON.exists() and any(VENV.glob("lib/python3*/site-packages/pip"))
 
 
 def make_venv() -> bool:
-    """Create `.venv`; False when this Python cannot."""
+    """Create `.venv`; return False if this Python cannot create it."""
     with step("creating .venv"):
         try:
             venv.create(VENV, with_pip=True)
@@ -90,7 +90,7 @@ def make_venv() -> bool:
 
 
 def wants_vllm(*, chosen: bool | None) -> bool:
-    """True if vLLM is to be installed; *chosen* is remembered, None is the last choice."""
+    """True if vLLM is to be installed; stores *chosen*, and None repeats the last choice."""
     if chosen:
         for note in (NO_VLLM, VLLM_REASON):
             note.unlink(missing_ok=True)
@@ -117,7 +117,7 @@ def install_vllm() -> bool:
     Install CPU torch, then vLLM without the packages that would bring a CUDA torch.
 
     Returns:
-        False when it failed; the next set-up tries again.
+        False if the installation failed; the next set-up tries again.
     """
     VLLM_REASON.unlink(missing_ok=True)
     try:
@@ -141,10 +141,10 @@ def install_vllm() -> bool:
 @contextlib.contextmanager
 def compiled_kernels() -> Iterator[None]:
     """
-    Compile the solver's kernels into numba's cache, in the background of the block.
+    Compile the solver's kernels into numba's cache while the block runs.
 
-    numba imports optional packages (cffi) that the block may be installing at that moment. A
-    compilation that fails in the background runs again after the block.
+    numba imports optional packages (cffi) that the block may be installing at the same time. So a
+    compilation that fails in the background is repeated after the block.
     """
     sources = [path for directory in KERNELS for path in sorted(directory.glob("*.py"))]
     stamp, digest = stamp_of("kernels", [LOCK, ROOT / "solver" / "jit.py", *sources])
@@ -164,7 +164,7 @@ def compiled_kernels() -> Iterator[None]:
 
 
 def stage(name: str, run: Callable[[], bool], inputs: list[Path]) -> None:
-    """Call *run* unless it succeeded with these inputs before."""
+    """Call *run* unless an earlier call with the same *inputs* succeeded."""
     stamp, digest = stamp_of(name, inputs)
     if stamp.exists() and stamp.read_text() == digest:
         return
@@ -173,7 +173,7 @@ def stage(name: str, run: Callable[[], bool], inputs: list[Path]) -> None:
 
 
 def stamp_of(name: str, inputs: list[Path]) -> tuple[Path, str]:
-    """File that records a finished stage, and the content that it has for these inputs."""
+    """File that records a finished stage, and the file's content for *inputs*."""
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()
     return VENV / f"setup-{name}.stamp", digest
 
@@ -185,7 +185,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def step(text: str) -> Iterator[None]:
-    """Report *text* with the elapsed time, from time to time and at the end."""
+    """Print *text* and the elapsed time every `REPORT_PERIOD_S`, and at the end."""
     began, done = time.monotonic(), threading.Event()
 
     def elapsed() -> str:
@@ -224,7 +224,7 @@ def install(*arguments: str, errors: int | None = None) -> None:
 
 @functools.cache
 def has_uv() -> bool:
-    """True if `.venv` has uv, which is installed where it is absent and pip can."""
+    """Install uv in `.venv` with pip if it is missing; True if `.venv` then has uv."""
     if not UV.exists():
         with contextlib.suppress(subprocess.CalledProcessError):
             pip(UV_VERSION, errors=subprocess.DEVNULL)
@@ -245,7 +245,7 @@ def pip(*arguments: str, errors: int | None = None) -> None:
 
 
 def pip_options() -> dict[str, str]:
-    """Pip's effective options by name; `install` overrides `global`, variables override both."""
+    """Pip's effective options; `install` overrides `global`, environment variables override all."""
     listed = subprocess.run(
         [str(PYTHON), "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     )
@@ -263,8 +263,8 @@ def uv_environment(options: Mapping[str, str], environ: Mapping[str, str]) -> di
     """
     Pip's *options* as environment variables of uv, which reads no configuration of pip.
 
-    Variables that *environ* has already are left out. Without them uv would not find a CPU build
-    of torch that only an extra index or a folder offers.
+    Variables that *environ* already has are omitted. Without pip's options, uv would not find a CPU
+    build of torch that only an extra index or a folder offers.
     """
     wanted = {
         "UV_DEFAULT_INDEX": options.get("index-url"),

@@ -1,10 +1,10 @@
 """
-`make test` and `make test-slow`: the two tiers of tests, each with what it found to test with.
+`make test` and `make test-slow`: two tiers of tests, with the services that this machine has.
 
-The first tier has everything that matters, in at most eight minutes on two cores. The second has
-tests marked `slow` and properties with more examples, in at most twenty-five. Test files run side
-by side, one process per core; `TEST_ARGS=-n0` runs them in turn. Tests that lack a service or
-program are skipped; HEADWAY_REQUIRE lists those whose absence is a failure.
+The first tier covers every feature in at most eight minutes on two cores. The second tier has
+tests marked `slow` and properties with more examples, in at most twenty-five minutes. Test files
+run in parallel, one process per core; `TEST_ARGS=-n0` runs them in turn. Tests that lack a service
+or program are skipped; HEADWAY_REQUIRE lists services whose absence is a failure.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import sys
 from ops.environment import broker_for, engine_for
 
 MAX_WORKERS = 4
-"""Most worker processes: each may hold an engine with its host, about 2 GiB."""
+"""Maximum number of worker processes; each may use about 2 GiB for an engine."""
 TIERS = {"main": "not slow", "slow": "slow or hypothesis", "all": "slow or not slow"}
 
 

@@ -1,8 +1,8 @@
 """
-The project's list of words that an engineer stumbles over, and the check for them.
+List of words that are hard to understand in technical text, and a check that finds them.
 
-`python -m ops.words` prints each place with a suggestion. Identifiers count: `_` and camel case
-separate words. `ALLOWED` holds quotations and real uses.
+`python -m ops.words` prints each place with a suggestion. The check includes identifiers, whose
+words are separated by `_` or camel case. `ALLOWED` lists quotations and correct uses.
 """
 
 import re
@@ -39,7 +39,7 @@ SUGGESTIONS = {
     r"obituary|obituaries|buried": "dead-letter reply, dead-lettered",
     r"at the door": "before admission, in the global queue",
 }
-"""Pattern without word boundaries -> suggestion of another word."""
+"""Pattern (the check adds word boundaries) -> suggested words."""
 
 ALLOWED: tuple[tuple[str, str], ...] = (
     ("CHANGELOG.md", "| queue `headway.obituaries` |"),
@@ -47,7 +47,7 @@ ALLOWED: tuple[tuple[str, str], ...] = (
     ("tests/contract/messages/test_golden_messages.py", 'assert "foretold" in json.loads(body)'),
     ("tests/contract/messages/earlier/request.queued.v1.0-1-0.json", '"foretold"'),
 )
-"""(Path, part of the line) of quotations and real uses; at most 30."""
+"""(Path, part of the line) of quotations and correct uses; at most 30."""
 
 _SCANNED = (".py", ".md", ".toml", ".yml", ".yaml", ".json", ".conf", ".sh", "Makefile", "run")
 _NOT_SCANNED = ("ops/words.py", "tests/unit/ops/test_words.py")
@@ -64,7 +64,7 @@ _RULES = tuple(
 
 
 class Finding(NamedTuple):
-    """One word in one line."""
+    """One word of the list in one line of a file."""
 
     path: str
     line: int
@@ -74,12 +74,12 @@ class Finding(NamedTuple):
 
 
 def words_of(line: str) -> str:
-    """*line* with identifiers taken apart into words."""
+    """*line* with its identifiers split into words."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", re.sub(r"(?<=\w)_|_(?=\w)", " ", line))
 
 
 def findings_in(path: str, text: str) -> Iterator[Finding]:
-    """Words of the list in *text*, without the allowed ones."""
+    """Words of the list in *text*, except allowed places."""
     allowed = [part for place, part in ALLOWED if place == path]
     for number, line in enumerate(text.splitlines(), start=1):
         if any(part in line for part in allowed):
@@ -103,7 +103,7 @@ def tracked_files(root: Path = ROOT) -> Iterator[tuple[str, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print findings in this checkout, or in the one at the given path; 1 if there are any."""
+    """Print findings in this checkout or the checkout at *arguments*; return 1 if there are any."""
     root = Path(arguments[0]) if arguments else ROOT
     found = [each for path, text in tracked_files(root) for each in findings_in(path, text)]
     for each in found:

@@ -1,4 +1,4 @@
-"""Brokers to test against, each test in its own namespace."""
+"""Brokers for tests; each test has its own namespace on a broker."""
 
 import asyncio
 import json
@@ -30,11 +30,11 @@ DEFAULT_URL = "amqp://guest:guest@127.0.0.1:5672/"
 MEMORY = "memory"
 VHOST_BATCH = 8
 MADE_BY = re.compile(r"headway-test-(?P<pid>\d+)-[0-9a-f]{8}-\d+$")
-"""Virtual hosts of a test run, by its process."""
+"""Names of virtual hosts that a test run created, with the id of its process."""
 
 
 def rabbit_targets() -> list[str]:
-    """URLs to test against; a private node replaces the default when that does not answer."""
+    """URLs of RabbitMQ servers for tests; a private node replaces a default that is down."""
     several = os.environ.get("HEADWAY_TEST_AMQP_URLS", "")
     urls = [url.strip() for url in several.split(",") if url.strip()]
     return urls or [os.environ.get("HEADWAY_AMQP_URL") or DEFAULT_URL]
@@ -43,7 +43,7 @@ def rabbit_targets() -> list[str]:
 async def eventually(
     predicate: Callable[[], Awaitable[bool]] | Callable[[], bool], *, within_s: float = 60.0
 ) -> None:
-    """Wait until *predicate* holds, in the loop's time; fail when it never does."""
+    """Wait until *predicate* holds; fail after *within_s* of the loop's time."""
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + within_s
     while True:
@@ -53,7 +53,7 @@ async def eventually(
         if holds:
             return
         if loop.time() > give_up_at:
-            raise AssertionError(f"did not become true within {within_s} s")
+            raise AssertionError(f"the predicate did not become true within {within_s} s")
         await asyncio.sleep(0.01)
 
 
@@ -61,8 +61,8 @@ class RabbitServer:
     """
     A RabbitMQ server and a supply of new virtual hosts on it.
 
-    Each is deleted a little after its test: a broker has about 900 file handles, its queues'
-    files use some, and when they run out it stalls silently.
+    Each virtual host is deleted soon after its test, because queues use file handles. A broker has
+    about 900 file handles and stalls silently when they run out.
     """
 
     def __init__(self, url: str, node: PrivateNode | None = None) -> None:
@@ -118,7 +118,7 @@ class RabbitServer:
             self._through_management(names, method)
 
     def _ctl(self, *arguments: str) -> str | None:
-        """Standard output of `rabbitmqctl` on this server, None where it cannot be used."""
+        """Standard output of `rabbitmqctl` on this server; None if it cannot be used."""
         if self.node is not None:
             return self.node.ctl(*arguments)
         # The wrapper on the path runs as the system node's user, whose cookie is needed.
@@ -159,7 +159,7 @@ class RabbitServer:
 
 
 def open_server(target: str, directory: Path) -> RabbitServer:
-    """The server at *target*, or a private node when the default does not answer."""
+    """The server at *target*; a private node if *target* is the default and is down."""
     url = URL(target)
     if answers(url.host or "127.0.0.1", url.port or 5672):
         server = RabbitServer(target)
@@ -177,22 +177,22 @@ class BrokerRig(Protocol):
     """New clients in one namespace."""
 
     async def connect(self, client_name: str = "test") -> Broker:
-        """A connected client, closed with the rig."""
+        """A connected client, which the rig closes at its end."""
         ...
 
     def open(self, client_name: str) -> "AsyncContextManagerOfBroker":
-        """A `BrokerFactory`."""
+        """Open a client; this method is a `BrokerFactory`."""
         ...
 
     async def drop(self, broker: Broker) -> None:
-        """Cut *broker*'s connections and wait until it is back."""
+        """Cut *broker*'s connections and wait until the client has reconnected."""
         ...
 
     async def close(self) -> None: ...
 
 
 class MemoryRig:
-    """In-process broker."""
+    """Rig of the in-process broker."""
 
     def __init__(self) -> None:
         self.hub = MemoryHub()
@@ -213,7 +213,7 @@ class MemoryRig:
 
 
 class RabbitRig:
-    """RabbitMQ, each client behind its own proxy."""
+    """Rig of RabbitMQ with a proxy for each client."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""Time that only tests advance."""
+"""Clocks that only tests advance."""
 
 NOW = 1_700_000_000.0
 

@@ -42,20 +42,20 @@ RABBIT_PARAMS = [
 def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Virtual time for tests with its mark."""
+    """Event loop with virtual time for tests marked `virtual_time`."""
     if item.get_closest_marker("virtual_time"):
         return {"virtual": VirtualTimeLoop}
     return {"real": asyncio.new_event_loop}
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now lives to the end: do not look for garbage in it again."""
+    """Exclude objects of imported modules from garbage collection: they live to the end."""
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def default_logging() -> Iterator[None]:
-    """Programs that a test runs in this process configure logs for a captured stream."""
+    """Reset logging after each test: programs in this process log to a captured stream."""
     yield
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
@@ -117,7 +117,7 @@ def broker_factory(broker_rig: BrokerRig) -> Any:
 
 @pytest.fixture(scope="session")
 def private_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateNode]:
-    """A running node that tests may stop, kill and fill with users; they must leave it running."""
+    """A node that tests may stop and kill, and whose users they may change; they restart it."""
     if rabbitmq_binary("rabbitmq-server") is None:
         absent("rabbitmq-server is not installed", "rabbitmq-server")
     node = PrivateNode(tmp_path_factory.mktemp("private-node"))

@@ -29,7 +29,7 @@ class UnreliableBroker(MemoryBroker):
     def __init__(self, hub: MemoryHub) -> None:
         super().__init__(hub, client_name="unreliable")
         self.down: set[str] = set()
-        """Exchanges that do not answer."""
+        """Exchanges whose publishes fail."""
         self.attempts: list[str] = []
         """Exchanges of all confirmed publishes, attempted or completed."""
         self.sent: list[str] = []
@@ -37,7 +37,7 @@ class UnreliableBroker(MemoryBroker):
         self.counted: list[str] = []
         """Queues whose depth was requested."""
         self.while_sending: Callable[[], None] = lambda: None
-        """Called during each unconfirmed publish."""
+        """Function that is called during each unconfirmed publish."""
 
     async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
         self.attempts.append(exchange)
@@ -55,13 +55,13 @@ class UnreliableBroker(MemoryBroker):
         return await super().depth(queue)
 
     async def take(self, queue: str) -> Delivery:
-        """Take and acknowledge the first ready message of *queue*, which must have one."""
+        """Take and acknowledge the first ready message of *queue*, which must not be empty."""
         delivery = await self.get(queue)
         assert delivery is not None, f"{queue} is empty"
         await delivery.settle(Settlement.ACK)
         return delivery
 
     async def ready(self, queue: str) -> int:
-        """Number of ready messages in *queue*; 0 when it does not exist."""
+        """Number of ready messages in *queue*; 0 if the queue does not exist."""
         depth = await self.depth(queue)
         return 0 if depth is None else depth.ready

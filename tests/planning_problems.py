@@ -22,7 +22,7 @@ USUAL = Objective()
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A group as any device sees it; its SLO is 10 s."""
+    """A group with equal times on every device and an SLO of 10 s."""
 
     model: int = 0
     num_requests: float = 1.0
@@ -54,7 +54,7 @@ def a_problem(
     running: Sequence[tuple[int, int]] | None = None,
     objective: Objective = USUAL,
 ) -> PlanningProblem:
-    """One type of device; *running* holds each group's instance and position."""
+    """A problem with one type of device; *running* is each group's instance and position."""
     num_models = len(instances[0].activate_s)
     places = np.array(running or [(NONE, NONE)] * len(groups), dtype=np.int32).reshape(-1, 2)
 
@@ -108,8 +108,9 @@ def a_random_problem(
     seed: int, *, num_groups: int, num_instances: int, num_models: int
 ) -> PlanningProblem:
     """
-    With every feature: two types of devices, models missing on some or all instances, best effort,
-    deadlines in the past, certain times, a running plan with new groups and lost instances.
+    Random problems with every feature: two types of devices, models that some or all instances
+    cannot serve, best effort, deadlines in the past, deterministic times, and a running plan with
+    new groups and lost instances.
     """
     random = np.random.default_rng(seed)
     shape = (2, num_groups)
@@ -157,7 +158,7 @@ def a_random_problem(
 
 
 def a_random_order(problem: PlanningProblem, seed: int) -> QueueOrder:
-    """A random plan that assigns every group to an instance that may serve it, if there is one."""
+    """A random plan that assigns every servable group to an instance that may serve it."""
     random = np.random.default_rng(seed)
     queues: list[list[int]] = [[] for _ in range(problem.num_instances)]
     for group in random.permutation(problem.num_groups):

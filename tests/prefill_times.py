@@ -16,13 +16,13 @@ _DECODE_S = 2e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Mix of requests; shares are 0..1."""
+    """Mix of requests, with shares 0..1."""
 
     long_share: float = 0.25
     reuse_share: float = 0.6
     """Share of requests with a cached prefix."""
     budget_tokens: int = 512
-    """Typical generation budget; a longer one keeps more sequences running."""
+    """Typical generation budget; with a longer budget, more sequences run together."""
 
 
 NOMINAL = Workload()
@@ -33,7 +33,7 @@ LARGE_BUDGET = Workload(budget_tokens=2048)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request on the instance that served it, and its prefill time there."""
+    """A request, the instance that served it, and its prefill time."""
 
     request: RequestFeatures
     instance: InstanceFeatures
@@ -85,7 +85,7 @@ def _prefill_s(
     request: RequestFeatures, instance: InstanceFeatures, random: np.random.Generator
 ) -> float:
     """
-    Chunks beside decodes and others' prefills, with stale caches, noise, and occasional stalls.
+    Time of a request's chunks beside other work, with stale caches, noise and rare stalls.
     """
     kept = instance.cached_tokens * (random.random() > 0.05)
     tokens = max(1.0, request.prompt_tokens - kept)

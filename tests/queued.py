@@ -1,4 +1,4 @@
-"""Requests as they wait in lanes, with irrelevant fields filled in."""
+"""Requests as they wait in lanes, with defaults for irrelevant fields."""
 
 import math
 from itertools import count

@@ -1,4 +1,4 @@
-"""What tests need from the machine: absent things skip a test, or fail it if CI requires them."""
+"""Services and programs that tests need: if one is missing, tests skip, or fail on request."""
 
 import importlib
 import os
@@ -16,7 +16,7 @@ def absent(what: str, requirement: str) -> NoReturn:
 
 
 def module(name: str) -> Any:
-    """Module *name*, whose first part is the requirement."""
+    """Import module *name*; its first part is the requirement."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -25,7 +25,7 @@ def module(name: str) -> Any:
 
 class Late:
     """
-    Module *name*, imported at its first use: collecting and deselecting tests need not load it.
+    Module *name*, imported at its first use, so that collecting tests does not load the module.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,7 +36,7 @@ class Late:
 
 
 def program(name: str, package: str) -> str:
-    """Path of program *name*, which *package* installs."""
+    """Path of program *name*, which the system's *package* installs."""
     found = shutil.which(name)
     if found is None:
         absent(f"{name} is not installed; {package} has it", package)

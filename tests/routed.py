@@ -16,7 +16,7 @@ TOKEN_S = 1e-4
 
 
 class ExactPredictor:
-    """A prefill takes 0.1 ms per uncached token; its quantile is 1.5 times that."""
+    """Predictor: a prefill takes 0.1 ms per uncached token, and 1.5 times this at the quantile."""
 
     def predict(
         self, request: RoutedRequest, candidates: Sequence[Candidate]

@@ -12,13 +12,13 @@ BATCH = 50
 
 
 def sample_of(request: Request, *, times: float = 1.0) -> PrefillSample:
-    """A router's sample of *request*, on an engine that is *times* times as slow."""
+    """A router's sample of *request* on an engine that is slower by the factor *times*."""
     features = tuple(float(each) for each in request.features[0])
     return PrefillSample(features=features, prefill_s=times * request.prefill_s)
 
 
 def plain(prefill_s: float = 0.1, **features: float) -> PrefillSample:
-    """A sample with *features*, the others 0."""
+    """A sample with *features*; other features are 0."""
     return PrefillSample(
         features=tuple(features.get(name, 0.0) for name in FEATURES), prefill_s=prefill_s
     )
@@ -31,7 +31,7 @@ def sampled(
     at: float = NOW,
     schema_version: int = SCHEMA_VERSION,
 ) -> PrefillsSampled:
-    """One message."""
+    """One message with samples."""
     return PrefillsSampled(
         sender=sender,
         model=ModelName(model),
@@ -46,7 +46,7 @@ def sampled(
 def messages_of(
     requests: list[Request], *, times: float = 1.0, model: str = MODEL
 ) -> list[PrefillsSampled]:
-    """Messages for all *requests*, a few at a time, a second apart."""
+    """Messages with samples of all *requests*, a few per message, one second apart."""
     samples = [sample_of(each, times=times) for each in requests]
     return [
         sampled(*samples[start : start + BATCH], model=model, at=NOW + start / BATCH)

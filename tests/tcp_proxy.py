@@ -7,10 +7,10 @@ from typing import Self
 
 class TcpProxy:
     """
-    Forwards to one address.
+    Forwards connections to one address.
 
-    `drop` resets every connection, `refusing` refuses new ones; answers wait while `answering` is
-    not set.
+    `drop` resets every connection; `refusing` makes the proxy refuse new connections; while
+    `answering` is not set, answers wait.
     """
 
     def __init__(self, host: str, port: int) -> None:

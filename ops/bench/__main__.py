@@ -22,7 +22,7 @@ BENCHES = (
 )  # fmt: skip
 """Modules of this package, each with a `run`; imported when they are run."""
 BY_NAME = ("engine_margins",)
-"""Benches that decide a default and take a quarter of an hour: left out when all are run."""
+"""Benches that run only by name: each takes a quarter of an hour and decides a default."""
 
 WITH_ENGINES = ("completion",)
 """Benches that run with either engine."""
@@ -30,10 +30,10 @@ WITH_ENGINES = ("completion",)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """
-    Run one benchmark, or all; return 0 when each measured at least one line and all of these hold.
+    Run one benchmark, or all; return 0 if each measured an acceptance line and all lines hold.
 
     Args:
-        argv: Without the program's name; by default those of this process.
+        argv: Arguments without the program's name; by default those of this process.
     """
     options = parser().parse_args(argv)
     if options.engine and options.name not in WITH_ENGINES:
@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
         "name",
         nargs="?",
         choices=sorted(BENCHES + BY_NAME),
-        help=f"default: all but {', '.join(BY_NAME)}",
+        help=f"default: all except {', '.join(BY_NAME)}",
     )
     made.add_argument("--quick", action="store_true", help="smaller run in under 50 s")
     made.add_argument("--seed", type=int, default=0)

@@ -1,8 +1,8 @@
 """
 Effect of a queue of best-effort work on interactive requests.
 
-Time from publish to pull of interactive requests, with empty queues and with the best-effort
-requests queued.
+Measures the time from publish to pull of interactive requests, with empty queues and with
+best-effort requests queued.
 """
 
 import asyncio

@@ -36,7 +36,7 @@ WINDOW_S = 60.0
 
 
 _REACH = 4.0
-"""Upper limit of a search for the goodput, as a multiple of its start."""
+"""Upper limit of a search for the goodput, as a multiple of its start rate."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,7 +47,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Kind of measurement.
 
     `simulate`, `goodput` (highest rate with `allowed` violations), `replicas` (fewest) or
-    `iterations` (tokens and time of each).
+    `iterations` (tokens and time of each iteration).
     """
     profile: str = "28"
     policy: str = "qoserve+curve"
@@ -61,9 +61,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     classes: str = "table3"
     """One of `CLASS_SETS`."""
     shares: tuple[float, ...] | None = None
-    """Shares of the classes; equal if none are given."""
+    """Share of each class; empty: equal shares."""
     only_class: str | None = None
-    """All traffic is of this class."""
+    """The only class that sends requests; None: all classes send."""
     wave: tuple[float, float] | None = None
     low_share: float = 0.0
     lengths: str = "code"
@@ -73,7 +73,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dispatch: str = "round-robin"
     """`round-robin` or `pull`."""
     window: int | None = None
-    """Window of replicas that pull; none is the agents' default."""
+    """Window of replicas that pull; None: the agents' default."""
 
     def scenario(self) -> Scenario:
         """The simulated scenario."""
@@ -117,7 +117,7 @@ def code_of() -> Callable[[Cell], bytes]:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Simulate or search; JSON-able, with the total CPU time `cell_cpu_s`."""
+    """Simulate or search; return JSON-able figures, with the total CPU time in `cell_cpu_s`."""
     began = time.process_time()
     figures = _KINDS[cell.kind](cell)
     return figures | {"cell_cpu_s": time.process_time() - began}

@@ -37,10 +37,10 @@ async def chat(
     """
     Send a chat completion over a new connection and read its stream.
 
-    Events are parsed after the end, so that reading one stream hardly delays the others.
+    Events are parsed after the stream ends, so that reading one stream hardly delays the others.
 
     Raises:
-        EngineError: Another status than 200, or a stream that ends early.
+        EngineError: The status is not 200, or the stream ends early.
     """
     began, sent_at = time.perf_counter(), time.time()
     reader, writer = await asyncio.open_connection(HOST, port)
@@ -98,7 +98,7 @@ def _request(
 
 
 def _head(text: str) -> tuple[int, dict[str, str]]:
-    """Status and headers."""
+    """Status code and headers of an HTTP response."""
     first, *lines = text.strip().split("\r\n")
     fields = (line.partition(":") for line in lines)
     return int(first.split()[1]), {name.lower(): value.strip() for name, _, value in fields}

@@ -1,9 +1,9 @@
 """
 Waiting and completion times predicted for groups before they are served (QLM §6).
 
-Simulated engines in virtual time, and a mesh of real processes over RabbitMQ. Predictions use
-lengths of earlier requests and one batch at first, and learn from telemetry and from the outcomes
-of forecasts.
+Engines are simulated in virtual time, or run in a mesh of real processes over RabbitMQ.
+Predictions begin with the lengths of earlier requests and one batch; then they learn from
+telemetry and from the outcomes of forecasts.
 """
 
 from collections.abc import Sequence
@@ -38,13 +38,13 @@ class _Size:
     mesh_groups: int
     """Groups of each model."""
     mesh_s: Seconds
-    """Time after which no more groups come."""
+    """Time after which no more groups arrive."""
     mesh_lengths: Sequence[int]
-    """Queue lengths in the mesh: requests that wait at the end also have to be served."""
+    """Queue lengths in the mesh; short, because requests that wait at the end are also served."""
     rounds: int
-    """In each round, the queue has every length once, in any order."""
+    """Number of rounds; each round measures every queue length once, in random order."""
     groups: int = 4
-    """Groups at one queue length before the next length: groups of one such block err alike."""
+    """Consecutive groups at one queue length; errors of consecutive groups are correlated."""
 
 
 QUICK = _Size(rounds=12, mesh_groups=60, mesh_s=14.0, mesh_lengths=(8, 16, 24, 32, 48))
@@ -53,13 +53,13 @@ FULL = _Size(rounds=60, mesh_groups=168, mesh_s=1500.0, mesh_lengths=(16, 32, 64
 
 async def run(*, seed: int, quick: bool, broker: str | None, engine: str | None = None) -> Result:
     """
-    Predict, serve, compare.
+    Run the benchmark: predict, serve, compare.
 
     Args:
         seed: Seed of the traffic.
         quick: Smaller; the mesh then has simulated engines unless *engine* is given.
         broker: As for `ops.environment.broker_for`.
-        engine: Engine of the mesh, `vllm` or `simulated`; none is what this machine can run.
+        engine: Engine of the mesh, `vllm` or `simulated`; None: vLLM where it can run.
     """
     result = Result(name="completion", seed=seed, quick=quick)
     size = QUICK if quick else FULL
@@ -130,12 +130,12 @@ def _simulated(result: Result, size: _Size, seed: int) -> None:
 
 
 def _calibrated(passed: Sequence[PassedGroup]) -> list[PassedGroup]:
-    """Groups that were predicted after enough other groups had passed for a calibration."""
+    """Groups whose forecasts were calibrated by the outcomes of earlier groups."""
     return [each for each in passed if each.forecast.corrected]
 
 
 def _by_length(passed: Sequence[PassedGroup]) -> dict[str, float]:
-    """Share of waits within their 90 % interval, by queue length."""
+    """Share of waits within their predicted 90 % interval, by queue length."""
     found = {}
     for length in sorted({each.forecast.queue_length for each in passed}):
         of = [each for each in passed if each.forecast.queue_length == length]

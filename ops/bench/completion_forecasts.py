@@ -28,9 +28,9 @@ from solver.prediction.service_parameters import (
 )
 
 _HISTORY = 5000.0
-"""Memory of lengths: requests after which an old one weighs 1/e."""
+"""Memory of the length estimates: number of requests after which a sample's weight is 1/e."""
 _REPORTS = 8
-"""Number of telemetry reports before forecasts are corrected by their outcomes."""
+"""Number of telemetry reports before outcomes of forecasts correct later forecasts."""
 
 
 class Lengths:
@@ -72,24 +72,24 @@ def _moments(running: RunningMoments) -> TokenMoments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupForecast:
-    """Forecast of one group, logged before any of it is served."""
+    """Forecast of one group, recorded before any request of the group is served."""
 
     queue_length: int
-    """Queue length of the load's block in which the group came."""
+    """Target queue length when the group arrived."""
     ahead: int
     num_requests: int
     wait: PredictedTime
-    """Time until the turn of its first request."""
+    """Time until service of the group's first request begins."""
     completion: PredictedTime
-    """Time until the last token of its last request."""
+    """Time until the last token of the group's last request."""
     learnt: bool
-    """True if based on telemetry, not on the first batch alone."""
+    """True if the forecast uses telemetry, not only the first batch."""
     by_first_batch_s: Seconds
-    """Mean wait predicted by the first batch alone."""
+    """Mean wait predicted from the first batch without telemetry."""
 
     @property
     def corrected(self) -> bool:
-        """True if based on telemetry and on the outcomes of earlier forecasts."""
+        """True if the forecast uses telemetry and the outcomes of earlier forecasts."""
         return self.learnt and self.wait.corrected is not self.wait.raw
 
 
@@ -105,12 +105,12 @@ class PassedGroup:
 
 class Forecaster:
     """
-    Predicts groups of one model on one device.
+    Predicts waits and completion times for groups of one model on one device.
 
     Args:
         first_batch: Initial observations of the device.
-        lengths: Lengths of the traffic; updated with each request.
-        most_output: Tokens that no answer exceeds.
+        lengths: Lengths of the traffic; updated with each served request.
+        most_output: Upper limit of an answer's tokens.
     """
 
     def __init__(
@@ -161,14 +161,14 @@ class Forecaster:
 
     def _known(self) -> ServiceParameters:
         """
-        Parameters whose error includes that of a request's mean tokens, common to all that wait.
+        Service parameters; their rate error includes the error of the mean tokens per request.
         """
         known = self.telemetry.parameters
         return replace(known, rate_error=math.hypot(known.rate_error, self._lengths.error))
 
     def observe(self, passed: PassedGroup) -> None:
         """
-        Learn from a group's outcome; the telemetry has already corrected the first batch's errors.
+        Learn from a group's outcome, unless the forecast was made without telemetry.
         """
         self.passed.append(passed)
         if not passed.forecast.learnt:
@@ -178,14 +178,14 @@ class Forecaster:
 
 
 def r_squared(predicted_wait: Sequence[float], actual: Sequence[float]) -> float:
-    """Coefficient of determination of the forecasts themselves, not of a line through them."""
+    """Coefficient of determination of the forecasts, without fitting a line."""
     actuals = np.asarray(actual)
     missed = float(((actuals - np.asarray(predicted_wait)) ** 2).sum())
     return 1 - missed / max(1e-12, float(((actuals - actuals.mean()) ** 2).sum()))
 
 
 def covered(predicted: Sequence[tuple[PredictedTime, Seconds]]) -> tuple[float, float]:
-    """Shares of times within their 90 % interval, with and without corrections."""
+    """Shares of times within their 90 % interval, with and without the forecast's correction."""
     raw, corrected = 0, 0
     for each, actual_s in predicted:
         for number, time in enumerate(each):

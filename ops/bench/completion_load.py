@@ -22,10 +22,10 @@ from solver.prediction.time_distribution import TimeDistribution
 BATCH = 16
 """Requests that an engine runs together."""
 GROUP, GROUPS = 8, 4
-"""Requests that come together, and number of groups per queue length."""
+"""Number of requests of a group, which arrive together, and of groups per queue length."""
 HISTORY = 500
 PROMPTS, OUTPUTS = (20, 220), (25, 375)
-"""Tokens, uniformly distributed."""
+"""Ranges of prompt and output tokens, uniformly distributed."""
 REPORT_S = 1.0
 ANSWER_TIMEOUT_S = 300.0
 
@@ -38,7 +38,7 @@ class MeshSize:
     """Queue lengths, repeated in random order."""
     groups: int
     most_s: Seconds
-    """Time after which no more groups come."""
+    """Time after which no more groups arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +48,11 @@ class Answer:
     served: ServedRequest
     grouped_at: UnixTime
     predicted_wait: TimeDistribution | None
-    """Wait predicted by its grouper; none when the grouper had no forecast."""
+    """Wait predicted by the request's grouper; None if the grouper had no forecast."""
 
     @property
     def wait_s(self) -> Seconds:
-        """Actual wait on the scale of the forecast: since it was grouped."""
+        """Actual wait, from grouping to the begin of service, as a forecast defines it."""
         return max(0.0, self.served.begun_at - self.grouped_at)
 
 
@@ -62,17 +62,17 @@ class _Group:
     came_at: UnixTime
     left: int = GROUP
     first: Answer | None = None
-    """The request whose turn came first."""
+    """The group's request that was served first."""
     done_at: UnixTime = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class ModelLoad:
     """
-    One model's queue, kept at one length after another by the producer's count.
+    One model's queue, held at a sequence of lengths; the producer counts the requests.
 
-    A request's turn comes when its agent gives it to the engine, which happens once the engine
-    has room for one more.
+    Service of a request begins when the agent gives it to the engine, as soon as the engine has
+    room for one more request.
     """
 
     producer: Producer
@@ -80,11 +80,7 @@ class ModelLoad:
     seed: int
     forecaster: Forecaster = field(init=False)
     by_mesh: list[tuple[PredictedTime, Seconds]] = field(default_factory=list)
-    """
-    Groupers' forecasts for the first requests of the same groups, and the outcomes; only since
-    there
-    is telemetry.
-    """
+    """Groupers' forecasts for the first request of each group, and the outcome; needs telemetry."""
     lost: int = 0
     _random: np.random.Generator = field(init=False)
     _outstanding: int = 0
@@ -97,7 +93,7 @@ class ModelLoad:
         self._random = np.random.default_rng(self.seed)
 
     async def serve(self, size: MeshSize) -> Sequence[PassedGroup]:
-        """Serve one batch, then groups; return all that have passed."""
+        """Serve one batch, then the groups; return all served groups."""
         await self.ask()  # A new engine's first request takes longer.
         batch = await asyncio.gather(*(self.ask() for _ in range(BATCH)))
         prompts, outputs = self._drawn(HISTORY)
@@ -120,7 +116,7 @@ class ModelLoad:
     async def _keep(
         self, tasks: asyncio.TaskGroup, queue_length: int, *, groups: int, until: UnixTime
     ) -> None:
-        """*until* is monotonic time."""
+        """Hold the queue at *queue_length* until *groups* arrived, or monotonic time *until*."""
         while groups and self._waiting < queue_length - GROUP and time.monotonic() < until:
             self._send(tasks, None)
         while groups and time.monotonic() < until:
@@ -177,13 +173,13 @@ class ModelLoad:
                 self.by_mesh.append((PredictedTime(predicted, predicted), group.first.wait_s))
 
     async def ask(self) -> Answer | None:
-        """Serve one request; None when it is lost."""
+        """Serve one request; return None if it is lost."""
         (prompt,), (output,) = self._drawn(1)
         self._numbered += 1
         number = self._numbered
         body = InferenceRequest(
             model=self.model,
-            # No two prompts begin alike; otherwise one would reuse the KV of the other.
+            # Prompts have different first tokens, so that no request reuses another request's KV.
             prompt=(10 + number % 490, 10 + number // 490, *(20,) * (prompt - 2)),
             max_tokens=output,
             temperature=0.0,
@@ -203,7 +199,7 @@ class ModelLoad:
         served = ServedRequest(
             prompt_tokens=prompt,
             output_tokens=output,
-            # Later if the request was evicted in between.
+            # This time is later if the request was evicted before.
             begun_at=min(timings.submitted_at, timings.first_token_at),
             first_token_at=timings.first_token_at,
             finished_at=timings.finished_at,
@@ -218,7 +214,7 @@ class ModelLoad:
         )
 
     def _report(self, tokens: int, *, full: bool) -> None:
-        """Report telemetry of a full engine, by its finished requests."""
+        """Report telemetry of a full engine, computed from its finished requests."""
         now = time.monotonic()
         if not full or self._reported_at is None:
             self._reported_at, self._tokens = now, 0

@@ -19,11 +19,11 @@ from solver.prediction.calibration.completion_calibration import PredictedTime
 
 MODELS = tuple(ModelName(name) for name in ("tiny-llama", "tiny-qwen"))
 LEARNT_S = 10.0
-"""Time before a forecast whose telemetry mostly determines the forecast's throughput."""
+"""Span of telemetry before a forecast that mostly determines the predicted throughput."""
 MOST_OTHERS = 0.12
 """
-Largest CPU share of other processes: RabbitMQ, the kernel and this benchmark's monitoring take
-about half of that.
+Largest CPU share of other processes; RabbitMQ, the kernel and this benchmark's monitoring use
+about half of this share.
 """
 SETTLE_S = 2.0
 """Time for a leader's first plan."""
@@ -36,7 +36,7 @@ _VLLM: dict[str, Any] = {"policy": "fcfs", "max_running": BATCH, "prefix_caching
 
 
 def agents(engine: str) -> tuple[AgentSpec, ...]:
-    """One agent for each model, the only agent that serves this model: first come, first served."""
+    """One agent for each model, which no other agent serves: first come, first served."""
     settings = msgspec.to_builtins(_SIMULATED) if engine == "simulated" else _VLLM
     return tuple(
         AgentSpec(
@@ -50,19 +50,19 @@ def agents(engine: str) -> tuple[AgentSpec, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshOutcome:
-    """Results of both models' groups."""
+    """Results of the groups of the two models."""
 
     passed: list[PassedGroup]
     by_mesh: list[tuple[PredictedTime, Seconds]]
     lost: int
     quiet: list[PassedGroup]
-    """The groups during which other processes computed little."""
+    """The groups during whose wait other processes used little CPU time."""
     others_share: float
     """Share of this machine's CPU time used by other processes, including RabbitMQ."""
 
 
 async def serve(broker: str | None, *, engine: str, load: MeshSize, seed: int) -> MeshOutcome:
-    """Serve groups of both models in a separate mesh."""
+    """Serve groups of the two models in a separate mesh."""
     async with (
         bench_mesh(broker, agents(engine)) as mesh,
         bench_producer(mesh) as producer,
@@ -91,6 +91,6 @@ async def serve(broker: str | None, *, engine: str, load: MeshSize, seed: int) -
 
 
 def _beside(passed: PassedGroup, others: OtherLoad) -> float:
-    """Share of the CPU used by other processes while its wait was learned and while it lasted."""
+    """CPU share of other processes, from the telemetry before the forecast to the wait's end."""
     since = passed.came_at - LEARNT_S
     return others.share(since, passed.came_at + passed.wait_s)

@@ -20,9 +20,9 @@ from solver.prediction.service_parameters import ServedRequest
 HISTORY = 1000
 """Requests whose lengths are known in advance."""
 GROUP = 32
-"""Requests of a group."""
+"""Number of requests of a group."""
 MOST_OUTPUT = 2048
-"""Tokens, the longest of ShareGPT's answers."""
+"""Tokens of ShareGPT's longest answer."""
 REPORT_S = 5.0
 """Interval of telemetry."""
 _MODEL = ModelName("only")
@@ -66,7 +66,7 @@ class _Traffic:
 
 
 def first_batch(engine: BatchEngine, requests: Sequence[MeshRequest]) -> list[ServedRequest]:
-    """Serve *requests* on the idle *engine*; return those that began before a quarter was done."""
+    """Serve *requests* on an idle engine; return requests begun before a quarter had finished."""
     for request in requests:
         engine.add(request, engine.now)
     begun: dict[RequestId, UnixTime] = {}
@@ -85,7 +85,7 @@ def first_batch(engine: BatchEngine, requests: Sequence[MeshRequest]) -> list[Se
 
 
 def served_request(request: MeshRequest, begun_at: UnixTime) -> ServedRequest:
-    """*request* as a served one, after its end."""
+    """Convert a finished *request* to the form that forecasts learn from."""
     return ServedRequest(
         prompt_tokens=request.arrival.prompt_tokens,
         output_tokens=request.output_tokens,
@@ -97,7 +97,7 @@ def served_request(request: MeshRequest, begun_at: UnixTime) -> ServedRequest:
 
 class Load:
     """
-    A queue that is kept at one length after another: a group comes when the queue is shorter.
+    A queue that is held at a sequence of lengths: a group arrives when the queue is shorter.
 
     Args:
         seed: Seed of the traffic.
@@ -122,8 +122,8 @@ class Load:
 
     def keep(self, queue_length: int, *, groups: int) -> None:
         """
-        Run until *groups* groups have come at this length; requests that fill the queue do not
-        count.
+        Run until *groups* groups have arrived at *queue_length*; requests that first fill the queue
+        do not count.
         """
         engine = self._engine
         while engine.num_waiting < queue_length - GROUP:
@@ -142,7 +142,7 @@ class Load:
                 self._step()
 
     def drain(self) -> None:
-        """Serve all requests that are left."""
+        """Serve all remaining requests."""
         while self._engine.num_unfinished:
             self._step()
 
@@ -168,7 +168,7 @@ class Load:
         self._report()
 
     def _close(self) -> None:
-        """Close groups that are done."""
+        """Record the outcome of groups whose requests have all finished."""
         for group in [g for g in self._groups if all(r.finished_at for r in g.requests)]:
             self._groups.remove(group)
             done_at = max(request.finished_at or 0.0 for request in group.requests)

@@ -1,9 +1,9 @@
 """
-ConServe's claims in simulation: Headway, the baselines, the paper's values (Llama-3.1 8B, H100).
+ConServe's claims in simulation (Llama-3.1 8B, H100): Headway, baselines, the paper's values.
 
-Throughput is offline prompt and answer tokens per second, each token counted once; TBT are the
-literal gaps between online tokens. `lost` is the work that preemption causes to be recomputed. A
-full run takes about three minutes on two cores.
+Throughput is offline prompt and answer tokens per second, each token counted once. TBT values
+are the gaps between consecutive online tokens. `lost` is the work recomputed after preemption.
+A full run takes about three minutes on two cores.
 """
 
 import os
@@ -19,7 +19,7 @@ Figures = Mapping[Cell, dict[str, dict[str, Any]]]
 
 TTFT_MOST, TBT_MOST, OFFLINE_LEAST = 0.85, 0.65, 0.80
 WHOLE_TTFT_MOST = 0.70
-"""Upper bound of the TTFT ratio, with preemption between layers and checkpoints."""
+"""Upper bound of the TTFT ratio, with checkpoints and preemption between layers."""
 
 _PAPER = {
     "3, 2/s": "sarathi-p over online-only: TTFT 3.59x, TBT 3.01x; offline 4.27x below "
@@ -80,7 +80,7 @@ def _judge(result: Result, found: Figures) -> None:
 
 
 def _tables(found: Figures) -> dict[str, dict[str, Any]]:
-    """One row per system, by the paper's figure and the traffic."""
+    """One row per system, for each of the paper's figures and each traffic."""
     made: dict[str, dict[str, Any]] = {}
     for cell, by_system in found.items():
         for system, figures in by_system.items():
@@ -107,7 +107,7 @@ def _joined(names: Iterable[str]) -> str:
 
 
 def _row(cell: Cell, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Median and 99th percentile of TTFT, 99th percentile of TBT, in ms; tokens per second."""
+    """Median and P99 of TTFT and P99 of TBT, in ms; throughput in tokens per second."""
     row = {
         "median": round(figures["ttft_p50_ms"]),
         "TTFT": round(figures["ttft_p99_ms"]),

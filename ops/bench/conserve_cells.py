@@ -20,12 +20,12 @@ from solver.scheduling.engine.decision import SchedulingPolicy
 
 TTFT_SCALE, TBT_SCALE = 1.25, 1.19
 """
-Ratio of the targets to online-only P99: ConServe stays within them at all rates (§6.2).
+Ratio of the targets to online-only P99. ConServe meets its targets at all rates (§6.2).
 
 The paper derives the targets from online-only P99 and does not state the factor of Fig. 6a.
 """
 REFERENCE_RPS = 2.0
-"""Rate of Figs 3 and 8; targets are derived from its online-only P99 at least."""
+"""Rate of Figs 3 and 8; at lower rates, targets derive from online-only P99 at this rate."""
 CHUNK_TOKENS = 2048
 """Chunk of the baselines (§4.4 mentions full 2048-token chunks)."""
 
@@ -42,10 +42,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 4096
     output_tokens: int = 256
     burst_gpt: bool = False
-    """True: lengths of BurstGPT."""
+    """True: requests have the lengths of BurstGPT."""
     datasets: tuple[str, ...] = tuple(DATASETS)
     scale: float | None = None
-    """Scale of both targets, instead of `TTFT_SCALE` and `TBT_SCALE`."""
+    """Scale of the TTFT and TBT targets; None: `TTFT_SCALE` and `TBT_SCALE`."""
     seed: int = 0
     duration_s: Seconds = 300.0
 
@@ -102,9 +102,11 @@ SYSTEMS: dict[str, Builder] = {
     "ours, eager, checkpoints": _checkpointing("conserve+admission", 0.0),
 }
 """
-By name. `alg. 1` is the paper's scheduler, `ours` also limits how much offline work begins.
-`layers` preempts at a safepoint when algorithm 2 predicts a late first token, `eager` at every
-online arrival; `checkpoints` are added to both.
+Systems by name.
+
+`alg. 1` is the paper's scheduler; `ours` also limits how much offline work begins. `layers`
+preempts at a safepoint when algorithm 2 predicts a late first token; `eager` preempts at every
+online arrival. `checkpoints` adds KV checkpoints.
 """
 ALL = tuple(SYSTEMS)
 JUDGED = ("non-preemptive", "sarathi-p", "ours")
@@ -112,7 +114,7 @@ WHOLE = "ours, eager, checkpoints"
 
 
 def measure(cell: Cell) -> dict[str, dict[str, Any]]:
-    """Figures by system, online-only among them; JSON-able."""
+    """JSON-able figures of each system, and of online requests alone."""
     profile = load("h100")
     alone = _online_only(_without_offline(cell))
     least = _online_only(Cell(figure="", systems=(), seed=cell.seed, duration_s=cell.duration_s))
@@ -129,7 +131,7 @@ def measure(cell: Cell) -> dict[str, dict[str, Any]]:
 
 
 def _without_offline(cell: Cell) -> Cell:
-    """The part of a cell that its online-only run depends on."""
+    """Copy of *cell* with only the fields that determine its online-only run."""
     return msgspec.structs.replace(cell, figure="", systems=(), datasets=(), scale=None)
 
 

@@ -1,5 +1,5 @@
 """
-Cores of this machine: those used by a mesh under measurement, and the load of other processes.
+Pins a measured mesh to cores, and measures the load of other processes.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from services.mesh.processes import ProcessMesh
 from shared.contracts.base import Seconds, UnixTime
 
 SAMPLE_S = 2.0
-"""Interval between samples of the other load."""
+"""Interval between samples of the load of other processes."""
 
 
 def agent_pids(mesh: ProcessMesh) -> tuple[int, ...]:
@@ -27,12 +27,12 @@ def give_cores(pids: Sequence[int]) -> int:
     """
     Pin each of these processes, with all its descendants, to a separate core.
 
-    In production, instances have a device each. Engines that share this machine's cores are as fast
-    as the scheduler allows: of two on two cores one is often twice as fast as the other for some
-    seconds, and then the reverse. Other processes are not pinned.
+    In production, each instance has its own device. Here engines share cores, and the kernel's
+    scheduler determines their speed: without pinning, one of two engines on two cores is often
+    twice as fast as the other for some seconds. Other processes are not pinned.
 
     Returns:
-        Pinned processes: none where there are fewer cores than processes.
+        Pinned processes; empty if there are fewer cores than processes.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < len(pids):
@@ -46,11 +46,11 @@ def give_cores(pids: Sequence[int]) -> int:
 
 
 def computed_s(pid: int) -> Seconds:
-    """User and system time of a process and of all its descendants so far, ended ones included."""
+    """User and system time of a process and of all its descendants, including ended ones."""
     used_s = 0.0
     for process in _with_children((pid,)):
         with contextlib.suppress(psutil.NoSuchProcess):
-            used_s += sum(process.cpu_times()[:4])  # user, system, and both of ended children
+            used_s += sum(process.cpu_times()[:4])  # user and system time, also of ended children
     return used_s
 
 
@@ -58,7 +58,7 @@ class OtherLoad:
     """
     CPU time of all processes except this one and its children, over time.
 
-    Includes a broker that ran before, and the kernel's work for all processes.
+    Includes a broker that was already running, and the kernel's work for all processes.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class OtherLoad:
             self.sample()
 
     def share(self, since: UnixTime, until: UnixTime) -> float:
-        """Share of all cores' time between two times, 0..1; not meaningful below a second."""
+        """Share of all cores used from *since* to *until*, 0..1, averaged over at least 1 s."""
         if until - since < SAMPLE_S:
             since, until = (since + until - SAMPLE_S) / 2, (since + until + SAMPLE_S) / 2
         first_s, last_s = np.interp((since, until), self._at, self._others_s)
@@ -88,7 +88,7 @@ class OtherLoad:
 
 def _busy_s() -> Seconds:
     """
-    CPU seconds of all processes since boot; a virtual guest's seconds also count for its host.
+    CPU seconds of all processes since boot; seconds of virtual guests count once.
     """
     spent = psutil.cpu_times()
     return float(sum(spent) - spent.idle - spent.iowait - spent.guest - spent.guest_nice)

@@ -1,11 +1,12 @@
 """
 Headway's policy inside vLLM's engine against stock vLLM, on this machine's CPU.
 
-Targets are fixed multiples of unloaded stock's times, and the load is where stock FCFS misses
-about half; both are set before Headway's policy runs. Stock gets the chunk, and its `priority`
-policy also the priorities, with which it misses least there. Then the arms alternate under equal
-loads, in pairs; because a machine's speed drifts, each pair first measures that load again with
-stock FCFS. A quick run omits the `priority` policy.
+Before Headway's policy runs, the bench sets targets and load: targets are fixed multiples of the
+times of unloaded stock vLLM, and at the load stock FCFS misses about half of the targets. Stock
+runs with the chunk that misses least at this load, and its `priority` policy also with the best
+priorities. Then the arms alternate under equal loads, in pairs. Each pair first searches for the
+load again with stock FCFS, because a machine's speed drifts. A quick run omits the `priority`
+policy.
 """
 
 import statistics
@@ -35,22 +36,22 @@ CHUNKS = (128, 256, 512, 1024)
 BY_CLASS = {"Q1": 2, "Q2": 1, "Q3": 0}
 ONLY_INTERACTIVE = {"Q1": 1, "Q2": 0, "Q3": 0}
 MULTIPLES = {"ttft": 10.0, "tbt": 10.0, "Q2": 20.0, "Q3": 50.0}
-"""Targets over the unloaded medians of first token, gap and whole answer."""
+"""Ratio of each target to the unloaded median (of TTFT, TBT or TTLT)."""
 ABOUT_HALF = (0.5, 0.55)
 """
-Share of targets missed by stock FCFS at the load of a pair, a little more than half.
+Range of the share of targets that stock FCFS misses at the load of a pair.
 
-Chosen after a run with 45 to 55 %: at its lower end even a policy that misses nothing could hardly
-keep 1.3 times what stock's `priority` keeps, which misses 26 to 30 % there.
+The range begins at 50 %: where stock FCFS missed 45 %, stock's `priority` missed 26 to 30 %, so
+that even a policy without misses could hardly reach 1.3 times the goodput of `priority`.
 """
 FIRST_UTILIZATION = 1.8
-"""First load that is tried, as a share of the throughput of one request at a time."""
+"""First load of the search, as a multiple of the throughput of one request at a time."""
 _STEP = 1.2
-"""Factor between loads that are tried until the missed share crosses one half."""
+"""Factor between consecutive loads of the search, until the missed share crosses one half."""
 _TRIAL = 1000
-"""Number of the load for trials with stock; the loads of the pairs are numbered from 0."""
+"""Number (for the seed) of the load in trials with stock; loads of pairs are numbered from 0."""
 LEAST_MISSED = 0.3
-"""Least share missed by stock FCFS; below it the load was too low to distinguish policies."""
+"""Least share missed by stock FCFS; at a lower share, the load cannot distinguish policies."""
 MAX_MISSED_RATIO = 0.5
 MIN_GOODPUT_RATIO = 1.3
 
@@ -101,7 +102,7 @@ async def _compare(engine: EngineBackend, result: Result, sizes: Sizes, seed: in
         result.figures["stock priority: chunk"] = priority.token_budget
         result.figures["stock priority: priorities"] = dict(priority.priorities)
         arms["stock priority"] = priority
-    # Warm up Headway's engine with requests that do not count; stock's ran during calibration.
+    # Warm up Headway's engine with requests that do not count; stock ran during calibration.
     await ours.activate(engine)
     await serve_alone(engine, OURS, planned_load(seed=seed + 3000, rate_rps=1.0, duration_s=10.0))
     rounds, rates_rps = [], []
@@ -114,7 +115,7 @@ async def _compare(engine: EngineBackend, result: Result, sizes: Sizes, seed: in
 
 
 async def _best_priority(bench: "Bench", sizes: Sizes, rate_rps: float) -> Arm:
-    """Stock's `priority` policy with its best chunk, and then its best priorities."""
+    """Stock's `priority` arm with the chunk, and then the priorities, that miss least."""
     by_class = [
         Arm(model=PRIORITY, token_budget=chunk, priorities=sizes.priorities[0])
         for chunk in sizes.chunks
@@ -136,7 +137,7 @@ class Bench:
         self._seed = seed
 
     async def best(self, arms: Sequence[Arm], rate_rps: float) -> Arm:
-        """The arm of *arms* that misses least; each arm runs twice, because speed drifts."""
+        """The arm of *arms* with the fewest misses; each arm runs twice, because speed drifts."""
         if len(arms) == 1:
             return arms[0]
         load = self._load(_TRIAL, rate_rps)
@@ -147,13 +148,13 @@ class Bench:
     async def rate_with_half_missed(
         self, arm: Arm, rate_rps: float, *, pair: int | None = None
     ) -> float:
-        """The load, of a pair or for trials, at which *arm* misses about half."""
+        """Rate at which *arm* misses about half of the targets; *pair* numbers the load."""
         return await self.rate_with_missed(ABOUT_HALF, arm, rate_rps, pair=pair)
 
     async def rate_with_missed(
         self, missed: tuple[float, float], arm: Arm, rate_rps: float, *, pair: int | None = None
     ) -> float:
-        """The load, of a pair or for trials, at which *arm* misses a share within *missed*."""
+        """Rate at which *arm* misses a share within the range *missed*; *pair* numbers the load."""
         low_rps, high_rps = 0.0, 0.0
         for _ in range(self._sizes.probes):
             load = self._load(_TRIAL if pair is None else pair, rate_rps)
@@ -175,7 +176,7 @@ class Bench:
     async def round(
         self, arms: Mapping[str, Arm], rate_rps: float, number: int
     ) -> dict[str, list[Served]]:
-        """Run all arms under one load, one after another, in an order that rotates."""
+        """Run all arms under one load, one after another; their order rotates from pair to pair."""
         load = self._load(number, rate_rps)
         names = list(arms)
         turn = number % len(names)
@@ -192,7 +193,7 @@ class Bench:
         )
 
     async def _probe(self, arm: Arm, load: list[Planned], rate_rps: float) -> float:
-        """Share of *load* that *arm* misses."""
+        """Share of the requests of *load* whose target *arm* misses."""
         share = missed_share(await self._serve(arm, load))
         say(f"{arm.model}, chunk {arm.token_budget}, {rate_rps:.2f}/s: {share:.0%} missed")
         return share
@@ -205,7 +206,7 @@ class Bench:
 async def unloaded(
     engine: EngineBackend, arm: Arm, sizes: Sizes, seed: int, result: Result
 ) -> tuple[dict[str, Slo], float]:
-    """Targets from one request at a time on stock, and the rate of such requests per second."""
+    """Targets from serving one request at a time on stock, and that service's requests/s."""
     await arm.activate(engine)
     load = planned_load(seed=seed + 2000, rate_rps=1.0, duration_s=2 * sizes.alone)[: sizes.alone]
     warm, measured = load[: sizes.alone // 4], load[sizes.alone // 4 :]
@@ -233,7 +234,7 @@ async def unloaded(
 
 
 def judge(result: Result, rounds: Sequence[Mapping[str, list[Served]]], sizes: Sizes) -> None:
-    """Add figures and lines of all pairs; lines against stock only if all policies of stock ran."""
+    """Add figures and acceptance lines; lines against stock only if all its policies ran."""
     missed = {name: [missed_share(each[name]) for each in rounds] for name in rounds[0]}
     kept = {
         name: [sum(not s.missed for s in each[name]) / sizes.load_s for each in rounds]
@@ -248,7 +249,7 @@ def judge(result: Result, rounds: Sequence[Mapping[str, list[Served]]], sizes: S
             for c in CLASSES
         }  # fmt: skip
         result.figures[f"goodput, {name}, 1/s"] = _median(kept[name])
-    # Without stock's `priority`, the better policy of stock is not known.
+    # Without a run of `priority`, the better of stock's policies is unknown.
     is_conclusive = _median(missed["stock fcfs"]) >= LEAST_MISSED and "stock priority" in rounds[0]
     pairs = range(len(rounds)) if is_conclusive else range(0)
     stock = [name for name in rounds[0] if name != "ours"]

@@ -34,13 +34,13 @@ ENGINES: dict[ModelName, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One engine with its settings."""
+    """One engine and its settings."""
 
     model: ModelName
     token_budget: int
-    """Stock's chunk; Headway's policy chooses its own up to it."""
+    """Stock's chunk, in tokens; upper limit of the chunks that Headway's policy chooses."""
     priorities: Mapping[str, int] = field(default_factory=dict)
-    """Priorities of the classes, for stock's `priority` policy; smaller goes first."""
+    """Priority of each class, for stock's `priority` policy; a smaller number is served first."""
 
     async def serve(
         self,
@@ -71,12 +71,12 @@ async def engines(
     arms: Mapping[ModelName, Mapping[str, str]] = ENGINES,
 ) -> AsyncIterator[VllmEngine]:
     """
-    All arms' engines in one backend, the idle ones parked; their output goes to a file.
+    All arms' engines in one backend; idle engines are parked. Engine output goes to a file.
 
     Args:
         directory: For models and output.
         architecture: The model of all arms.
-        arms: Engine arguments by the name of the model in this arm.
+        arms: Engine arguments of each arm, by the arm's model name.
     """
     models = make_tiny_models(directory, models={BASE: architecture})
     base = ModelRegistry.load(models).entry(BASE)

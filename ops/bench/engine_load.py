@@ -1,4 +1,4 @@
-"""Open-loop load on one engine: mixed targets, fixed by a seed, and its misses."""
+"""Open-loop load on one engine, with mixed targets and a seed, and the share of misses."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from shared.contracts.qos import QosClass, Slo
 from shared.contracts.requests import Sampling, Tokens
 
 CLASSES = ("Q1", "Q2", "Q3")
-"""Interactive, soon, later: a third of the requests each."""
+"""Interactive, short TTLT, long TTLT: a third of the requests each."""
 _PROMPT_SCALE = 0.3
 """Scale of the code mix's prompts, so that they fit a small model on a CPU."""
 _MAX_OUTPUT = 64
@@ -26,7 +26,7 @@ class Planned:
     """One request of a load."""
 
     at_s: Seconds
-    """Seconds after the begin."""
+    """Seconds after the begin of the load."""
     class_name: str
     prompt: Tokens
     output_tokens: int
@@ -46,7 +46,7 @@ class Served:
 
     @property
     def missed(self) -> bool:
-        """True if the first or last token was after its deadline (QoServe eqs 1-3)."""
+        """True if the first or the last token came after its deadline (QoServe eqs 1-3)."""
         if not self.finished or self.first_token_at is None or self.last_token_at is None:
             return True
         count = len(self.token_ids)
@@ -58,7 +58,7 @@ class Served:
 
 def planned_load(*, seed: int, rate_rps: float, duration_s: Seconds) -> list[Planned]:
     """Poisson arrivals with the lengths of the code mix, scaled down."""
-    # Separate random streams, so that another rate changes times and number, but no request.
+    # Separate random streams: a different rate changes the arrivals' times and number only.
     gaps, prompts_of, outputs_of, classes, random = np.random.default_rng(seed).spawn(5)
     size = int(3 * rate_rps * duration_s) + 16
     times = np.cumsum(gaps.exponential(size=size)) / rate_rps
@@ -91,11 +91,11 @@ async def serve(
     patience_s: Seconds = 0.0,
 ) -> list[Served]:
     """
-    Send *load* as planned; abort what is unfinished *patience_s* after its end.
+    Send *load* as planned; abort requests that are unfinished *patience_s* after the last arrival.
 
     Args:
         engine: Engine on which *model* is active.
-        load: In order of time.
+        load: Requests in order of time.
         slos: SLO of each class; a missing class is best effort.
         priorities: Priority of each class, for an engine with its own priorities.
         patience_s: Waiting time after the last arrival.

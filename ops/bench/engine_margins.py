@@ -1,11 +1,10 @@
 """
 Headway's policy inside vLLM without and with a reserve for errors of the latency model.
 
-Targets are those of `ops.bench engine`. The load is where the policy with the reserve misses a
-considerable part of its targets; below it the margin hardly matters to either arm.
-The arms alternate in pairs under equal loads, in an order that changes from pair to pair. The
-acceptance line uses the upper end of the interval, so that few or noisy pairs cannot show that
-nothing is lost.
+Targets are those of `ops.bench engine`. At the chosen load, the policy with the reserve misses a
+considerable part of its targets; at lower loads the reserve hardly matters. The arms alternate in
+pairs under equal loads, in an order that changes from pair to pair. The acceptance line uses the
+upper end of the confidence interval, so that it fails with few or noisy pairs.
 """
 
 import tempfile
@@ -26,11 +25,11 @@ from shared.contracts.errors import SettingsError
 
 NONE, FIVE = "margin 0", "margin 0.05"
 MOST_LOST_POINTS = 2.0
-"""Missed requests that leaving out the margin may add, in percentage points of all requests."""
+"""Most additional misses allowed without the margin, in percentage points of all requests."""
 MISSED = (0.15, 0.3)
-"""Share of targets that the arm with the reserve misses at the load."""
+"""Range of the share of targets that the arm with the reserve misses at the chosen load."""
 LEAST_MISSED = 5.0
-"""Least misses of the worse arm, in percent; below it the load was too low to compare."""
+"""Least misses of the worse arm, in %; with fewer misses, the load is too low to compare."""
 _MODELS = {NONE: ModelName("margin-none"), FIVE: ModelName("margin-five")}
 _SCHEDULERS = {NONE: "NoMargin", FIVE: "FivePercent"}
 
@@ -43,7 +42,7 @@ async def run(
     quick: bool,
     broker: str | None,  # noqa: ARG001 - nothing here needs one
 ) -> Result:
-    """Find targets with stock FCFS and the load with the arm that has the reserve; then compare."""
+    """Find targets with stock FCFS, and the load with the arm with the reserve; then compare."""
     reason = vllm_unavailable_reason()
     if reason is not None:
         raise SettingsError(reason)
@@ -78,7 +77,7 @@ async def run(
 
 
 def judge(result: Result, rounds: Rounds) -> None:
-    """Add figures of each pair, and the line."""
+    """Add figures of each pair, and the acceptance line."""
     missed = {name: [100 * missed_share(each[name]) for each in rounds] for name in rounds[0]}
     for name, values in missed.items():
         result.figures[f"missed, {name}, %"] = spread(values)
@@ -104,12 +103,12 @@ def judge(result: Result, rounds: Rounds) -> None:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean, by the bootstrap: single pairs differ by more than the bound."""
+    """95 % confidence interval of the mean of *values*, by the bootstrap."""
     drawn = np.random.default_rng(0).choice(np.asarray(values), (2000, len(values)))
     low, high = np.quantile(drawn.mean(axis=1), (0.025, 0.975))
     return float(low), float(high)
 
 
 def _of_class(rounds: Rounds, name: str, class_name: str) -> list[Served]:
-    """Requests of one class in all pairs."""
+    """Requests of class *class_name* that arm *name* served, in all pairs."""
     return [s for each in rounds for s in each[name] if s.planned.class_name == class_name]

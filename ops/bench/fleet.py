@@ -1,7 +1,7 @@
 """
-Eight instances with three models over the real broker, one of which is killed, against simulation.
+Eight instances with three models over the real broker, and one `kill -9`, against simulation.
 
-The same requests at the same times go through processes, queues and a real `kill -9`, and through
+The same requests at the same times are served by real processes and queues, and by
 `ops.sim.mesh`. No request may be lost, and as many must be in time as in the simulation.
 """
 
@@ -61,7 +61,7 @@ PACE = EngineServes(
     kv_capacity_tokens=ENGINE.kv_capacity_tokens,
 )
 WINDOW = 4
-"""Window of simulated instances, whose engines begin requests as pulled; agents reorder them."""
+"""Window of simulated instances; smaller than an agent's, because agents reorder their window."""
 RATE_RPS = 26.0
 DURATION_S, QUICK_S = 90.0, 12.0
 SETTLE_S = 3.0
@@ -146,7 +146,7 @@ async def serve(
 
 def body_of(number: int, each: ModelArrival) -> InferenceRequest:
     arrival = each.arrival
-    # No two prompts begin alike; otherwise one would reuse the KV of the other.
+    # Prompts have different first tokens, so that no request reuses another request's KV.
     prompt = (10 + number % 490, 10 + number // 490, *(20,) * (arrival.prompt_tokens - 2))
     return InferenceRequest(
         model=each.model,
@@ -180,7 +180,7 @@ def predicted(work: Sequence[ModelArrival], *, seed: int, kill_at_s: Seconds) ->
 
 
 class TinyFleet(Fleet):
-    """Engines as the agents' settings describe them, the same for every model."""
+    """Engines with the latency of the agents' settings, the same for every model."""
 
     def served(self, device: DeviceKind, model: ModelName) -> EngineServes | None:
         del device, model
@@ -217,7 +217,7 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
 
 
 def _attained(found: Sequence[Served]) -> dict[str, float]:
-    """Percent in time, by class and in total."""
+    """Percentage of requests in time, by class and in total."""
     total = Counter(each.class_name for each in found)
     good = Counter(each.class_name for each in found if each.attained)
     shares = {name: 100 * good[name] / total[name] for name in sorted(total)}

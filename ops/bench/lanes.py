@@ -1,9 +1,9 @@
 """
-Lanes by work: requests missed by agents that pull, with many work classes, two, and full view.
+Misses by the number of work classes: agents that pull from lanes, against engines with full view.
 
-The same arrivals are served by four replicas that pull from lanes with the default layout, by the
-same with two work classes divided at 2,048 tokens, and by a round robin to engines that see all of
-their requests. Loads are near the capacity of four replicas and above it.
+Three arms of four replicas serve the same arrivals: replicas that pull from lanes of the default
+layout, replicas that pull from lanes of two work classes (divided at 2,048 tokens), and a round
+robin to engines that see all of their requests. Loads are near or above the arms' capacity.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ ARMS: dict[str, PullOptions | None] = {
     "two classes": PullOptions(layout=TWO_CLASSES),
     "full view": None,
 }
-"""Arm -> how its replicas get their requests; none is a round robin."""
+"""Arm -> how its replicas pull requests; None: a round robin assigns requests."""
 MOST_MISSED: dict[tuple[str, float], float | None] = {
     ("code", 18.0): 0.1,
     ("code", 24.0): 8.5,
@@ -36,7 +36,7 @@ MOST_MISSED: dict[tuple[str, float], float | None] = {
     ("long", 2.4): None,
     ("mixture", 14.0): None,
 }
-"""Mix and requests/s -> most requests missed, in %; none: no more than with two classes."""
+"""(Mix, requests/s) -> most misses allowed, in %; None: at most the misses with two classes."""
 QUICK = (("code", 24.0),)
 _REPLICAS = 4
 _Key = tuple[str, float, str, int]

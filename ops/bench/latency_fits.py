@@ -1,4 +1,4 @@
-"""Both models of an iteration's time, fitted to the same iterations."""
+"""The latency model's terms and QoServe's forest, fitted to the same iterations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """Both models, fitted to the same iterations."""
+    """The latency model's terms and the forest, fitted to the same iterations."""
 
     terms: LatencyCoefficients
     forest: IterationForest
@@ -36,7 +36,7 @@ class Fits:
         return cls(terms, fit_iteration_forest(known, seed=seed))
 
     def predicted_s(self, iterations: list[EngineIteration]) -> dict[str, Floats]:
-        """Predictions by model: float64[n]."""
+        """Predicted times of *iterations* in seconds, by model: float64[n]."""
         rows = iteration_matrix(iterations)
         pairs = np.array([each.prefill_pairs for each in iterations])
         return {
@@ -45,7 +45,7 @@ class Fits:
         }
 
     def chunks(self, budget_s: Seconds, beside: Decodes, before: float) -> dict[str, int]:
-        """Chunks by model: tokens after *before* tokens of their prompt, within *budget_s*."""
+        """Largest chunk of each model within *budget_s*, after *before* tokens of the prompt."""
         most_tokens = max(0, min(LARGEST_CHUNK, self.forest.most_tokens - beside.num_decodes))
         chunks: Floats = np.arange(1, most_tokens + 1, dtype=np.float64)
         context_tokens = np.full(most_tokens, float(beside.context_tokens))

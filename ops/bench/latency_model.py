@@ -1,18 +1,19 @@
 """
-The latency model on iterations it has not seen, compared with QoServe's random forest.
+Errors of the latency model on unseen iterations, compared with QoServe's random forest.
 
-Both learn from the first 60 % of an engine's iterations, and are judged on the others.
+Both models learn from the first 60 % of an engine's iterations and are judged on the later 40 %.
 
-- Simulated engines with the shipped profiles: judged against the profile's times; the training
-  times have noise with a standard deviation of a tenth. Repeated after a fifth of the iterations
-  were disturbed.
-- vLLM with a small model on this machine's CPU: judged against measured times, disturbed ones
-  included; not judged where its engine had to wait for a CPU. Fitted and judged separately for
-  each of three loads, and the median counts, because other load on a shared processor varies.
+- Simulated engines with the shipped profiles: predictions are judged against the profile's
+  times; training times have noise with a relative standard deviation of a tenth. The judgement is
+  repeated with a fifth of the training iterations disturbed.
+- vLLM with a small model on this machine's CPU: predictions are judged against measured times,
+  including disturbed ones, unless the engine had to wait for a CPU. Models are fitted and judged
+  separately for each of three loads, and the median counts, because the speed of a shared
+  processor varies.
 
-Chunks are judged where an iteration has one prefill: the tokens of it that a model would allow
-in a given time, against those that fit. Simulated times are those of uniformly drawn chunks; on
-vLLM it is the time of the iteration, so its noise is part of the error.
+Chunks are judged where an iteration has one prefill: the largest chunk that a model allows in a
+time budget is compared with the largest chunk that fits. In simulation, the budget is the time
+of a uniformly drawn chunk; on vLLM, it is the measured time of the iteration with its noise.
 """
 
 from collections.abc import Sequence
@@ -40,12 +41,12 @@ CHUNK_MOST = 0.10
 KNOWN_SHARE = 0.6
 DISTURBED_SHARE = 0.2
 MOST_WAITING = 0.05
-"""Share of time that vLLM waits for a CPU; above it, other load determines a step's duration."""
+"""Largest share of time that vLLM may wait for a CPU; above it, other load determines times."""
 LOADS, LOAD_S = 3, 40.0
-"""Loads on vLLM."""
+"""Number of loads on vLLM, and seconds of each."""
 LEAST_CHUNK = 32
 _CHUNKS = 200
-"""Judged chunks of each engine."""
+"""Number of judged chunks of each engine."""
 
 
 async def run(
@@ -54,7 +55,7 @@ async def run(
     quick: bool,
     broker: str | None,  # noqa: ARG001 - nothing here needs one
 ) -> Result:
-    """Simulated engines first, then vLLM if there is one."""
+    """Judge simulated engines first, then vLLM if it is installed."""
     result = Result(name="latency_model", seed=seed, quick=quick)
     duration_s = 120.0 if quick else 600.0
     wrong = [_simulated(result, alias, seed, duration_s=duration_s) for alias in ALIASES]
@@ -71,7 +72,7 @@ async def run(
 
 
 def _simulated(result: Result, alias: str, seed: int, *, duration_s: Seconds) -> Floats:
-    """Figures and lines of one profile; returns relative errors of the forest's chunks."""
+    """Add figures and lines of one profile; return relative errors of the forest's chunks."""
     profile = load(alias)
     device = "H100-80GB" if alias == "h100" else "A100-80GB"
     steps = simulated_steps(profile, device, seed=seed, duration_s=duration_s)
@@ -110,9 +111,9 @@ def _simulated(result: Result, alias: str, seed: int, *, duration_s: Seconds) ->
 
 def _conserves_example(fits: Fits, latency: LatencyTable) -> dict[str, float]:
     """
-    Times of a new request's chunk, and of one after 40,000 tokens of context (ConServe §4.2).
+    Times of a chunk without context and of a chunk after 40,000 tokens (ConServe §4.2).
 
-    Both are far outside the training data.
+    The two chunks are far outside the training data.
     """
     figures: dict[str, float] = {}
     for name, before in (("new", 0), ("behind 40000", 40_000)):
@@ -123,7 +124,7 @@ def _conserves_example(fits: Fits, latency: LatencyTable) -> dict[str, float]:
 
 
 def _on_vllm(result: Result, measured: Sequence[Measured], seed: int) -> None:
-    """Add lines only of loads whose engine had its CPU to itself and served enough."""
+    """Add lines of the loads in which vLLM hardly waited for a CPU and ran enough iterations."""
     judged: list[dict[str, float]] = []
     for number, each in enumerate(measured, 1):
         if not _is_enough(each):
@@ -155,7 +156,7 @@ def _is_enough(measured: Measured) -> bool:
 
 
 def _report_measured(result: Result, name: str, measured: Measured, seed: int) -> dict[str, float]:
-    """Figures of one load, with the relative error of the terms' sum."""
+    """Add figures of one load; return relative errors of the latency model's terms."""
     steps = measured.iterations
     split = int(KNOWN_SHARE * len(steps))
     fits, later = Fits.of(steps[:split], seed), steps[split:]
@@ -178,7 +179,7 @@ def _report_measured(result: Result, name: str, measured: Measured, seed: int) -
 def _simulated_chunks(
     fits: Fits, steps: Sequence[Step], latency: LatencyTable, random: np.random.Generator
 ) -> dict[str, Floats]:
-    """Relative errors by model, against the largest chunk that fits by the profile."""
+    """Relative errors of chunks by model, against the largest chunk that fits by the profile."""
     wrong: dict[str, list[float]] = {"terms": [], "forest": []}
     with_one = [(each.iteration, each.chunk) for each in steps if each.chunk is not None]
     for iteration, (_, before) in with_one[:: max(1, len(with_one) // _CHUNKS)]:
@@ -193,7 +194,7 @@ def _simulated_chunks(
 
 
 def _times_of_chunks(latency: LatencyTable, beside: Decodes, before: int) -> Floats:
-    """float64[LARGEST_CHUNK]: exact, for chunks from one token on; never falls."""
+    """Exact times of chunks of 1, 2, ... tokens: float64[LARGEST_CHUNK], never falling."""
     return np.array(
         [
             latency.predict_s(
@@ -205,13 +206,13 @@ def _times_of_chunks(latency: LatencyTable, beside: Decodes, before: int) -> Flo
 
 
 def _measured_chunks(fits: Fits, steps: Sequence[EngineIteration]) -> dict[str, Floats]:
-    """Relative errors by model, against the chunk that an iteration had, given its time."""
+    """Relative errors of the chunks that models allow in an iteration's measured time."""
     wrong: dict[str, list[float]] = {"terms": [], "forest": []}
     for each in steps:
         chunk = each.compute_tokens - each.num_decodes
         if LEAST_CHUNK <= chunk <= LARGEST_CHUNK:
             beside = Decodes(each.num_decodes, each.context_tokens)
-            # Context of the step's one prefill; for several, the context that gives as many pairs.
+            # Context of the iteration's prefill; for several, one context with as many pairs.
             before = max(0.0, each.prefill_pairs / chunk - chunk / 2)
             for model, allowed in fits.chunks(each.duration_s, beside, before).items():
                 wrong[model].append(allowed / chunk - 1)
@@ -229,7 +230,7 @@ def _report_chunks(result: Result, name: str, wrong: dict[str, Floats]) -> None:
 
 
 def _chunk_lines(wrong: Floats) -> list[Line]:
-    """Acceptance lines of the forest, all profiles together: its error, and that it errs low."""
+    """Acceptance lines of the forest over all profiles: absolute error, and errors below 0."""
     return [
         Line(
             name="forest, median chunk error, all profiles",

@@ -26,12 +26,12 @@ class Step:
     """One simulated iteration."""
 
     iteration: EngineIteration
-    """As reported by telemetry, with noise."""
+    """Iteration as telemetry reports it, with noise."""
     exact_s: Seconds
-    """Time by the profile."""
+    """Exact time, from the profile."""
     chunk: tuple[int, int] | None
     """
-    Tokens of the step's prefill, and its tokens computed before; none unless it has exactly one.
+    Tokens of the iteration's chunk and computed tokens before it; None unless it has one prefill.
     """
 
 
@@ -66,7 +66,7 @@ class NoisyReplica(SimulatedReplica):
 def simulated_steps(
     profile: NamedProfile, device: str, *, seed: int, duration_s: Seconds
 ) -> list[Step]:
-    """Iterations of one replica under the default policy and a mix of chats, QoServe's classes."""
+    """Iterations of one replica: default policy, the conversation mix, QoServe's classes."""
     scenario = Scenario(
         profile=profile,
         policy="qoserve",
@@ -87,7 +87,7 @@ def simulated_steps(
 def disturbed(
     iterations: Sequence[EngineIteration], *, share: float, seed: int
 ) -> list[EngineIteration]:
-    """The iterations, of which a *share* takes 2 to 20 times as long."""
+    """Copy of the iterations in which a *share* takes 2 to 20 times as long."""
     random = np.random.default_rng(seed)
     factors = np.where(
         random.random(len(iterations)) < share, random.uniform(2, 20, len(iterations)), 1.0

@@ -18,9 +18,9 @@ from shared.contracts.telemetry import EngineIteration
 from shared.models.tiny_weights import TinyArchitecture
 
 UTILIZATION = 1.2
-"""Load on vLLM, as a share of the throughput of one request at a time."""
+"""Load on vLLM, as a multiple of the throughput of one request at a time."""
 SLOS = {"Q1": Slo(ttft_s=2.0, tbt_s=0.1), "Q2": Slo(ttlt_s=20.0), "Q3": Slo(ttlt_s=60.0)}
-"""SLOs on vLLM; they lead to chunks of many sizes."""
+"""SLOs of the load on vLLM; with them the policy chooses chunks of many sizes."""
 SMALL = TinyArchitecture(
     architecture="LlamaForCausalLM",
     model_type="llama",
@@ -32,9 +32,11 @@ SMALL = TinyArchitecture(
     num_kv_heads=2,
 )
 """
-Random weights, for vLLM. A decode takes 6 ms, spent in its layers. One of the tiny models takes
-2 ms, spent in Python: up to half as much again for ten iterations after each prefill, and a
-quarter more or less depending on the caches of a shared processor.
+Model for vLLM with random weights.
+
+A decode takes 6 ms, mostly in the layers. A decode of a tiny model takes 2 ms, mostly in Python;
+this time is up to 50 % longer in the ten iterations after a prefill, and varies by 25 % with the
+caches of a shared processor.
 """
 _ALONE = 6
 _DRAIN_PERIOD_S = 0.5
@@ -54,9 +56,9 @@ async def vllm_steps(*, seed: int, loads: int, duration_s: Seconds) -> list[Meas
     Iterations of vLLM on this machine's CPU with a small model, decodes and prefills mixed.
 
     Args:
-        seed: Seed of the first load; each further one adds 1.
+        seed: Seed of the first load; each further load adds 1 to the seed.
         loads: Number of consecutive loads.
-        duration_s: Duration of each.
+        duration_s: Duration of each load.
     """
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as directory:
         async with engines(Path(directory), SMALL) as engine:
@@ -87,7 +89,7 @@ async def _measure(engine: VllmEngine, load: list[Planned]) -> Measured:
 
 
 def scheduled_s(group: int) -> tuple[Seconds, Seconds]:
-    """Total time that the main threads of a process group have run, and waited for a CPU."""
+    """Total times that the main threads of a process group have run and have waited for a CPU."""
     ran_ns = waited_ns = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -98,7 +100,7 @@ def scheduled_s(group: int) -> tuple[Seconds, Seconds]:
 
 
 async def _alone_rps(engine: EngineBackend, seed: int) -> float:
-    """Requests per second, one after another; the first ones warm the engine up."""
+    """Requests per second when served one at a time, after requests that warm up the engine."""
     load = planned_load(seed=seed + 2000, rate_rps=1.0, duration_s=6.0 * _ALONE)[: 2 * _ALONE]
     await serve_alone(engine, OURS, load[:_ALONE])
     begun = time.perf_counter()

@@ -1,9 +1,9 @@
 """
 LLM serving operations on real vLLM: cost and gain of each.
 
-Arms alternate; where wall-clock time depends more on the machine than on the code, CPU time of the
-engine's thread is compared, over several engines of each arm. A quick run omits the CPU times and
-the stock cold start.
+Arms alternate. Where wall-clock time depends more on the machine than on the code, the bench
+compares CPU time of the engine's thread, over several engines of each arm. A quick run omits the
+CPU times and the stock cold start.
 """
 
 import tempfile
@@ -25,7 +25,7 @@ async def run(
     quick: bool,
     broker: str | None,  # noqa: ARG001 - nothing here needs one
 ) -> Result:
-    """Measure restoring, activation, preemption between layers, and what they cost."""
+    """Measure gain and cost of checkpoints, activation and preemption between layers."""
     reason = vllm_unavailable_reason()
     if reason is not None:
         raise SettingsError(reason)

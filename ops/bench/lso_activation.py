@@ -27,10 +27,10 @@ STOCK, FORK = "stock cold start", "fork cold start"
 
 async def measure(engine: VllmEngine, result: Result, stock: ModelEntry, *, quick: bool) -> None:
     """
-    Seconds from the decision to the first token of an answer, all paths in turn.
+    Measure each path in turn: seconds from the decision to the first token of an answer.
 
     Args:
-        engine: An engine that knows the tiny models.
+        engine: An engine whose registry has the tiny models.
         result: The result, to which figures and lines are added.
         stock: Arguments of the stock engine.
         quick: Measure once, and without the stock cold start, which takes most of a minute.
@@ -49,7 +49,7 @@ async def measure(engine: VllmEngine, result: Result, stock: ModelEntry, *, quic
 
 
 def _steps(engine: VllmEngine, entry: ModelEntry) -> dict[str, Callable[[], Awaitable[Seconds]]]:
-    """Steps that begin and end with only LLAMA active; these phases are not timed."""
+    """Timed activations by path; before and after each, only LLAMA is active (not timed)."""
 
     async def to(model: ModelName) -> Seconds:
         taken_s = await _activated(engine, model)
@@ -89,7 +89,7 @@ async def _activated(engine: VllmEngine, model: ModelName) -> Seconds:
 
 
 async def _stock(entry: ModelEntry) -> Seconds:
-    """Start a separate process with unmodified vLLM, but for the same model, dtype and KV."""
+    """Start a separate process of unmodified vLLM with the same model, dtype and KV size."""
     engine_args = {
         "model": entry.path,
         "max_model_len": entry.max_model_len,

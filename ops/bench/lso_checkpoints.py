@@ -1,8 +1,8 @@
 """
-KV checkpoints on real vLLM: restoring against recomputing, and the cost of copying.
+KV checkpoints on real vLLM: time of restoring against recomputing, and the cost of copying.
 
-A request is aborted and resumed in the same engine, with its KV in host memory in one arm and
-nowhere in the other; prefix caching is off. The cost of copying is CPU time of the engine's main
+A request is aborted and resumed in the same engine. In one arm its KV is in host memory, in the
+other arm it is lost; prefix caching is off. The cost of copying is CPU time of the engine's main
 thread for equal work.
 """
 
@@ -28,7 +28,7 @@ from shared.contracts.base import ModelName, Seconds
 ARMS = (WHOLE, NO_COPIES)
 CONTEXTS = (64, 128, 256, 512, 1024, 2048, 4096, 8000)
 _TAIL = 64
-"""Tokens generated before the abort; blocks are saved while it runs."""
+"""Tokens generated before the abort; meanwhile the engine saves the request's blocks."""
 
 
 async def restoring(engine: VllmEngine, result: Result, *, quick: bool) -> None:
@@ -98,13 +98,13 @@ COPYING = Overhead(
     bound=1.05,
     pairs=6,
 )
-"""Load with as much new KV as possible."""
+"""Load that makes as much new KV as possible, for the cost of copying."""
 
 
 def _crossover(
     contexts: Sequence[int], medians: Mapping[tuple[ModelName, int], Seconds]
 ) -> int | None:
-    """The least measured context from which restoring is always faster."""
+    """Smallest measured context from which restoring is always faster than recomputing."""
     slower = [c for c in contexts if medians[WHOLE, c] >= medians[NO_COPIES, c]]
     after = [c for c in contexts if not slower or c > max(slower)]
     return min(after, default=None)

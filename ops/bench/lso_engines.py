@@ -24,11 +24,11 @@ from shared.models.tiny import make_tiny_models
 from shared.models.tiny_weights import TinyArchitecture
 
 WHOLE = ModelName("whole")
-"""Safepoints and checkpoints, as by default."""
+"""Arm with safepoints and checkpoints, the default."""
 ITERATIONS = ModelName("iterations")
-"""Decides between iterations only."""
+"""Arm without safepoints: preempts only between iterations."""
 NO_COPIES = ModelName("no-copies")
-"""Keeps no KV in host memory."""
+"""Arm without checkpoints: keeps no KV in host memory."""
 ARMS: dict[ModelName, dict[str, Any]] = {
     WHOLE: {},
     ITERATIONS: {
@@ -47,14 +47,14 @@ DEEP = TinyArchitecture(
     num_layers=16,
     head_size=32,
 )
-"""As many layers as small models in use have, because the distance of safepoints is in layers."""
+"""Model with as many layers as small production models; safepoints are some layers apart."""
 LARGEST_BUDGET, MAX_RUNNING, MAX_MODEL_LEN = 2048, 64, 8192
 _ids = count()
 
 
 @asynccontextmanager
 async def engines(directory: Path, others: Sequence[ModelEntry]) -> AsyncIterator[VllmEngine]:
-    """All arms' engines in one backend, which also knows the *others*; output goes to a file."""
+    """All arms' engines in one backend that also serves *others*; engine output goes to a file."""
     base = ModelRegistry.load(make_tiny_models(directory, models={BASE: DEEP})).entry(BASE)
     settings = VllmSettings(
         token_budget=LARGEST_BUDGET,
@@ -81,7 +81,7 @@ async def activate(engine: VllmEngine, model: ModelName, token_budget: int) -> N
 
 
 def request(model: ModelName, prompt: Tokens, **fields: Any) -> EngineRequest:
-    """A greedy request of one token; *fields* of `EngineRequest`, and `output`: its tokens."""
+    """A greedy request with *fields* of `EngineRequest`; `output` is its tokens (default: 1)."""
     sampling = Sampling(max_tokens=fields.pop("output", 1), temperature=0.0, ignore_eos=True)
     return EngineRequest(
         request_id=RequestId(f"bench-{next(_ids)}"),
@@ -103,20 +103,21 @@ async def answer(engine: VllmEngine, asked: EngineRequest) -> Seconds:
 
 
 def prompt_of(length: int, first: int = 0) -> Tokens:
-    """Token ids; another *first* gives prompts that differ from the first token on."""
+    """*length* token ids; prompts with different *first* differ from the first token on."""
     return tuple(10 + (first + 7 * index) % 490 for index in range(length))
 
 
 def in_turn(names: Sequence[ModelName], number: int) -> Sequence[ModelName]:
-    """Names in an order that alternates from round to round."""
+    """*names*, reversed in every second round."""
     return names if number % 2 == 0 else names[::-1]
 
 
 async def renew(engine: VllmEngine, names: Sequence[ModelName]) -> None:
     """
-    Give two arms new engines.
+    Start new engines for two arms.
 
-    The memory layout of a process can matter as much as the measured effect, for its whole life.
+    The memory layout of a process stays the same for its life, and can change CPU times as much as
+    the measured effect.
     """
     for name in names:
         await engine.activate(name)
@@ -128,7 +129,7 @@ async def renew(engine: VllmEngine, names: Sequence[ModelName]) -> None:
 
 
 async def thread_of(engine: VllmEngine, model: ModelName) -> Path:
-    """The engine core's main thread: busiest in two tests while only *model* computes."""
+    """The engine core's main thread: the busiest thread in two consecutive tests of *model*."""
     await engine.activate(model)
     found: Path | None = None
     while (busiest := await _busiest(engine, model)) != found:
@@ -139,25 +140,23 @@ async def thread_of(engine: VllmEngine, model: ModelName) -> Path:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
     """
-    Overhead of a mechanism: CPU time of the engine's main thread for equal work, with/without.
+    Overhead of a mechanism: ratio of the CPU times of the engine's main thread for equal work.
     """
 
     arms: tuple[ModelName, ModelName]
-    """With and without the mechanism."""
+    """Arm with the mechanism, and arm without."""
     work: Callable[[VllmEngine, ModelName], Awaitable[None]]
     mix: str
     """Description of the work."""
     name: str
     bound: float
     engines: int = 4
-    """Engines of each arm, one after another."""
+    """Number of engines of each arm, measured one after another."""
     pairs: int
-    """Pairs with each engine."""
+    """Number of measured pairs for each pair of engines."""
 
     async def measure(self, engine: VllmEngine, result: Result, *, quick: bool) -> None:
-        """
-        Measure the overhead; not in a quick run, where single pairs differ by more than the bound.
-        """
+        """Measure the overhead, except in a quick run: single pairs differ by more than `bound`."""
         by_engines = [] if quick else [await self._ratios(engine, n) for n in range(self.engines)]
         if by_engines:
             result.figures[f"CPU time, {self.mix}, {self.name}, 95 %"] = [
@@ -190,7 +189,7 @@ class Overhead:
 
 
 async def _busiest(engine: VllmEngine, model: ModelName) -> Path:
-    """The main thread that uses most CPU during a long prefill; another one may just be ending."""
+    """The main thread of the engine's processes that uses most CPU time in a long prefill."""
     threads = [path for pid in _group_members(engine.host_pid or 0) for path in _main_thread(pid)]
     before = {path: on_cpu_s(path) for path in threads}
     await answer(engine, request(model, prompt_of(LARGEST_BUDGET), output=64))

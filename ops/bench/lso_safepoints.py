@@ -1,9 +1,9 @@
 """
 Preemption between layers on real vLLM: gain for an online arrival, and cost.
 
-Two engines with one policy, one with safepoints and one that only decides between iterations,
-alternate under equal loads. First tokens are measured in wall-clock time; the cost of safepoints
-is CPU time of the engine's main thread, because wall-clock time is too noisy on a busy machine.
+Two engines with one policy alternate under equal loads: one engine has safepoints, the other
+preempts only between iterations. TTFT is measured in wall-clock time. The cost of safepoints is
+CPU time of the engine's main thread, because wall-clock time is too noisy on a busy machine.
 """
 
 import asyncio
@@ -33,13 +33,15 @@ OFFLINE_TOKENS, ONLINE_TOKENS = 8000, 32
 MAX_TTFT_RATIO = 0.6
 TARGET_OVER_ALONE, TARGET_OVER_ITERATION = 3.0, 0.25
 """
-TTFT target of arrivals: a multiple of an idle engine's time, and at least a share of an offline
-iteration, so that it can be met, but not by waiting for the iteration's end.
+Factors of the TTFT target, on an idle engine's TTFT and on the time of an offline iteration.
+
+The larger product is the target: the engine can meet it, but not if the request waits for the
+end of the iteration.
 """
 GAP_S = (0.2, 0.6)
-"""Time from an online answer to the next arrival: long enough for offline iterations in between."""
+"""Range of the time from an online answer to the next arrival; offline work runs meanwhile."""
 SMALL_BUDGET = 128
-"""Token budget for measuring the overhead, which is most visible with short, equal iterations."""
+"""Token budget for measuring the overhead; short, equal iterations show the overhead best."""
 
 
 async def first_tokens(engine: VllmEngine, result: Result, *, seed: int, quick: bool) -> None:
@@ -90,9 +92,9 @@ async def _alone_s(
     engine: VllmEngine, model: ModelName, *, repeats: int
 ) -> tuple[Seconds, Seconds]:
     """
-    Median TTFT on an idle engine of an online prompt, and of a largest iteration.
+    Median TTFT of an online prompt, and of a full iteration, on an idle engine.
 
-    The engine's latency model is trained meanwhile.
+    The requests also train the engine's latency model.
     """
     await activate(engine, model, LARGEST_BUDGET)
     for length in (256, 1024, 2048, OFFLINE_TOKENS) * repeats:
@@ -108,11 +110,11 @@ async def _arrivals_s(
     engine: VllmEngine, model: ModelName, num: int, ttft_s: Seconds, chance: random.Random
 ) -> tuple[list[Seconds], list[Seconds]]:
     """
-    TTFT of *num* consecutive requests, beside two offline prompts at a time.
+    TTFT of *num* consecutive requests while two offline prompts are always running.
 
     Returns:
-        Also the time from demand to safepoint of each preemption; a mean, where one request caused
-        several.
+        TTFTs; and for each request that caused preemptions, their mean time from demand to
+        safepoint.
     """
     await activate(engine, model, LARGEST_BUDGET)
     offline = [asyncio.create_task(_offline_forever(engine, model)) for _ in range(2)]

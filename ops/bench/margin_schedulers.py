@@ -22,12 +22,12 @@ class _WithMargin(PreemptibleScheduler):
 
 
 class NoMargin(_WithMargin):
-    """Nothing is reserved for prediction errors."""
+    """Reserves no time for prediction errors."""
 
     margin = 0.0
 
 
 class FivePercent(_WithMargin):
-    """A twentieth of the time until the next token is due is reserved."""
+    """Reserves 5 % of the time until the next token is due."""
 
     margin = 0.05

@@ -1,4 +1,4 @@
-"""The mesh under measurement."""
+"""The mesh of processes that a benchmark measures."""
 
 import contextlib
 import tempfile
@@ -43,8 +43,8 @@ async def bench_mesh(
 
     Args:
         broker: As for `ops.environment.broker_for`.
-        agents: Agents of the mesh; the models have weights if one of the agents has a real engine.
-        planner: Settings of the planner, except those that every service has.
+        agents: Agents of the mesh; the models have weights if an agent has a real engine.
+        planner: Settings of the planner, except settings that all services share.
         groupers: Number of groupers.
 
     Raises:

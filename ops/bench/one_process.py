@@ -1,9 +1,9 @@
 """
 The simulated engine behind HTTP in one process: the baseline of `ops.bench overhead`.
 
-It does only what a server without queues needs: the same HTTP server, tokenizer, engine and answer
-format as a mesh. `python -m ops.bench.one_process REGISTRY PORT ENGINE` runs it until a signal;
-ENGINE are the engine's settings as JSON.
+A server without queues that has the same HTTP server, tokenizer, engine and answer format as a
+mesh. `python -m ops.bench.one_process REGISTRY PORT ENGINE` runs the server until a signal;
+ENGINE is the engine's settings as JSON.
 """
 
 import argparse
@@ -39,7 +39,7 @@ class Server:
     An ASGI application that answers streamed chat completions.
 
     Args:
-        engine: Has the model of *entry* active.
+        engine: Engine on which the model of *entry* is active.
     """
 
     def __init__(self, engine: SimulatedEngine, entry: ModelEntry) -> None:

@@ -1,15 +1,15 @@
 """
-What the mesh adds to one process with an HTTP server and the same simulated engine.
+Overhead of the mesh over one process with an HTTP server and the same simulated engine.
 
 Clients send text prompts as streamed chat completions, at the same Poisson times and with the same
 prompts, to the gateway of a mesh and to `ops.bench.one_process`. Rounds alternate between the two
-arms; of each figure the median of the rounds is given, with the lowest and the highest. The last
-part sends all streams concurrently.
+arms; the bench reports the median, lowest and highest value of each figure over the rounds. The
+last part sends all streams concurrently.
 
-CPU time is that of every process of the mesh and of RabbitMQ with their children from the begin to
-the end of a round, waiting included: nothing is subtracted. While the other arm is measured, the
-mesh stays up and idle; the CPU time that it uses then is given too. Other processes of the machine
-slow both arms, and the mesh with its many processes more; their share of the CPU is given by round.
+CPU time counts every process of the mesh and of RabbitMQ, with children, from the begin to the end
+of a round; nothing is subtracted. While the other arm is measured, the mesh stays up and idle, and
+the bench reports its idle CPU time. Other processes of the machine slow the mesh more than the
+single process; the bench reports their CPU share by round.
 """
 
 import asyncio
@@ -39,26 +39,26 @@ TTFT_S = 5.0
 STREAMS = 256
 STREAM_TTFT_S = 30.0
 WARM_UP = 20
-"""Requests to each arm before the first round; reported, not counted."""
+"""Number of warm-up requests to each arm before the first round; not part of the figures."""
 ADDED_P50_MS = 25.0
 ENGINE = SimulatedSettings(max_running=STREAMS, kv_capacity_tokens=1 << 20)
 WORDS = ("queue", "request", "engine", "tenant", "token", "planner", "waits", "returns", "measures")
 NUM_WORDS = 28
-"""Words of a prompt: about 64 tokens with the model's template."""
+"""Number of words of a prompt, about 64 tokens with the model's chat template."""
 STAGES = ("arrived_at", "grouped_at", "pulled_at", "submitted_at", "first_token_at")
 STAGE_NAMES = ("gateway and global queue", "lane", "window", "engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One load on one arm."""
+    """Outcome of one load on one arm."""
 
     answers: Sequence[Chat]
     cpu_s: Mapping[str, Seconds]
     """CPU time of each process, by its name."""
     took_s: Seconds
     others: float = 0.0
-    """Share of this machine's CPU time that other processes used."""
+    """Share of this machine's CPU time that processes outside the arm used."""
 
     @property
     def ttfts_s(self) -> list[Seconds]:
@@ -79,7 +79,7 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
     rounds, requests, tokens = (2, 60, 32) if quick else (5, 200, 128)
     result = Result(name="overhead", seed=seed, quick=quick)
     if broker is None and rabbitmq_binary("rabbitmq-server") is not None:
-        broker = "private"  # no other client uses this broker, so that all of its time counts
+        broker = "private"  # no other client uses this broker, so all of its CPU time counts
     agents = (simulated_agent("bench", ENGINE),)
     async with bench_mesh(broker, agents) as mesh, arms_of(mesh, MODEL, ENGINE) as arms:
         others = OtherLoad()
@@ -159,7 +159,7 @@ def report(result: Result, loads: Rounds, streams: Rounds, loops: Sequence[Secon
 def _cpu(
     name: str, rounds: Sequence[Round], unit: str, scale: float, count: Callable[[Round], int]
 ) -> dict[str, dict[str, float]]:
-    """CPU time of each process of an arm, and of all."""
+    """CPU time of each process of an arm, and of all its processes together."""
     found = {
         f"CPU {unit}, {name}, {process}": spread(
             [scale * each.cpu_s[process] / count(each) for each in rounds]
@@ -179,7 +179,7 @@ def _ttft_ms(made: Round, share: float) -> float:
 
 
 def _added_ms(loads: Rounds, share: float) -> list[float]:
-    """Added time in each round, in ms; the rounds of the two arms alternate."""
+    """TTFT that the mesh adds in each round, in ms, at the quantile *share*."""
     return [
         _ttft_ms(ours, share) - _ttft_ms(theirs, share)
         for ours, theirs in zip(loads[MESH], loads[BASELINE], strict=True)
@@ -187,7 +187,7 @@ def _added_ms(loads: Rounds, share: float) -> list[float]:
 
 
 def stages(answers: Sequence[Chat], seen: Mapping[str, RequestObserved]) -> dict[str, object]:
-    """Time in each stage of the mesh until a first token, of one more round."""
+    """Time of requests in each stage of the mesh until the first token, in an extra round."""
     both = [(each, seen[each.request_id]) for each in answers if each.request_id in seen]
     found: dict[str, object] = {"stages: requests observed": len(both)}
     if not both:
@@ -206,7 +206,7 @@ def stages(answers: Sequence[Chat], seen: Mapping[str, RequestObserved]) -> dict
 
 
 async def _paced(arm: Arm, count: int, seed: int, others: OtherLoad) -> Round:
-    """*count* requests at Poisson times, regardless of earlier answers."""
+    """Send *count* requests at Poisson times, without waiting for earlier answers."""
     chance = random.Random(seed)
     gaps_s = [chance.expovariate(RATE_RPS) for _ in range(count)]
     prompts = [prompt_of(chance) for _ in range(count)]
@@ -226,7 +226,7 @@ async def _paced(arm: Arm, count: int, seed: int, others: OtherLoad) -> Round:
 
 
 async def _at_once(arm: Arm, tokens: int, seed: int, others: OtherLoad) -> Round:
-    """All streams at the same time, *tokens* each."""
+    """Send requests for all streams at the same time; each stream has *tokens* tokens."""
     chance = random.Random(seed)
     prompts = [prompt_of(chance) for _ in range(STREAMS)]
 
@@ -261,5 +261,5 @@ async def _idle(arm: Arm, duration_s: Seconds = 3.0) -> dict[str, float]:
 
 
 def prompt_of(chance: random.Random) -> str:
-    """A new prompt each time, so that no prefix cache helps either arm."""
+    """A new random prompt, so that no prefix cache helps an arm."""
     return " ".join(f"{chance.choice(WORDS)}{chance.randrange(10)}" for _ in range(NUM_WORDS))

@@ -1,4 +1,4 @@
-"""The arms of `ops.bench overhead`: a mesh, and one process; their doors and CPU time."""
+"""The arms of `ops.bench overhead`, a mesh and one process: their HTTP servers and CPU times."""
 
 import asyncio
 import contextlib
@@ -39,13 +39,13 @@ class Arm:
     port: int
     model: ModelName
     pids: Mapping[str, int]
-    """Process ids by name; children count too."""
+    """Process ids by name; CPU times include their children."""
 
     async def chat(self, prompt: str, *, max_tokens: int, ttft_s: Seconds) -> Chat:
         return await chat(self.port, self.model, prompt, max_tokens=max_tokens, ttft_s=ttft_s)
 
     def cpu_s(self) -> dict[str, Seconds]:
-        """User and system time of each process with its children, so far."""
+        """User and system time that each process has used so far, with its children."""
         return {name: computed_s(pid) for name, pid in self.pids.items()}
 
 
@@ -54,11 +54,11 @@ async def arms_of(
     mesh: ProcessMesh, model: str, engine: SimulatedSettings
 ) -> AsyncIterator[dict[str, Arm]]:
     """
-    Both arms, the baseline first; one process with *engine* runs while the context is open.
+    Both arms, the baseline first; the baseline's process runs while the context is open.
 
     Raises:
         SettingsError: The broker's process is not visible.
-        EngineError: The one process does not start.
+        EngineError: The baseline's process does not start.
     """
     port = free_port()
     command = ("-m", "ops.bench.one_process", str(mesh.spec.registry), str(port))
@@ -88,7 +88,7 @@ async def _listening(port: int, process: asyncio.subprocess.Process) -> None:
             writer.close()
             return
         await asyncio.sleep(0.1)
-    raise EngineError("the one process did not start")
+    raise EngineError("the baseline's process did not start")
 
 
 def broker_pid(url: str) -> int:
@@ -96,7 +96,7 @@ def broker_pid(url: str) -> int:
     The process that listens at *url* on this machine.
 
     Raises:
-        SettingsError: The process is not visible from here.
+        SettingsError: No process that listens at *url* is visible.
     """
     port = urlsplit(url).port or AMQP_PORT
     for each in psutil.net_connections("tcp"):
@@ -112,7 +112,7 @@ def broker_pid(url: str) -> int:
 
 @contextlib.asynccontextmanager
 async def observed_requests(mesh: ProcessMesh) -> AsyncIterator[Seen]:
-    """Telemetry of requests by the mesh's id, while the context is open."""
+    """Telemetry of requests by request id, collected while the context is open."""
     seen: Seen = {}
     async with mesh.open_broker("headway-bench-requests") as broker:
         queue = topology.temporary_queue("requests")

@@ -1,12 +1,12 @@
 """
 The plan generator against a long search, the rules, exhaustive search, and OR-Tools.
 
-Plans are judged by sampling (`ops/sim/plans.py`), all plans for one problem in the same
-scenarios; points are percentage points of attainment. `expected` is the value of the generator's
+Plans are judged by sampling (`ops/sim/plans.py`); all plans for one problem are judged in the same
+scenarios. Points are percentage points of attainment. `expected` is the value of the generator's
 own objective. Times are CPU time of one thread with compiled kernels. Acceptance lines use the
-worst seed; only the points below the reference, which is a single search itself, use the mean.
-Measurements are kept under `results/planner/` by code digest, so that an interrupted full run
-(about a quarter of an hour on two idle cores) resumes.
+worst seed, except for points below the reference: they use the mean, because the reference is a
+single search. Measurements are kept under `results/planner/` by code digest, so that an interrupted
+full run (about a quarter of an hour on two idle cores) resumes.
 """
 
 import statistics
@@ -35,7 +35,7 @@ Figures = Mapping[Cell, dict[str, Any]]
 NUM_SEEDS, NUM_TINY, NUM_TINY_QUICK = 5, 100, 12
 REFERENCE_S = 60.0
 BUDGETS_S = (0.0, 0.15, 0.5, 1.0, 5.0)
-"""Budgets of searches; 0 gives the first plan."""
+"""Time budgets of searches; 0 gives the first plan."""
 SIZES = (SMALL, MIDDLE, LARGE)
 ROUTED = (Size(10, 2, 3), Size(20, 2, 3), Size(50, 4, 4))
 FIRST_S = {MIDDLE: 0.15, LARGE: 0.10}
@@ -45,12 +45,12 @@ POINTS = {
     MIDDLE: {0.5: 2.0, 1.0: 1.5, 5.0: 0.5},
     LARGE: {1.0: 1.5, 5.0: 0.5},
 }
-"""Percentage points that a search may stay below the reference, by its budget in seconds."""
+"""Largest allowed distance below the reference, in percentage points, by budget in seconds."""
 BEATEN = {"edf-batching": 4.0, "edf": 40.0, "fcfs": 40.0}
-"""Minimum advantage of a search of one second over each rule, in percentage points."""
+"""Least advantage of a search of one second over each rule, in percentage points."""
 MOST_HELD_MS = 10.0
 _BASE_S = 5.0
-"""Budget of the plan in force before a replan."""
+"""Search budget of the plan that is in force before a replan."""
 
 
 async def run(
@@ -60,7 +60,7 @@ async def run(
     broker: str | None,  # noqa: ARG001 - nothing here needs one
     workers: int | None = None,
 ) -> Result:
-    """Measure and compare."""
+    """Run the benchmark: measure and compare."""
     result = Result(name="planner", seed=seed, quick=quick)
     code = code_digest(f"ops.bench.planner_{name}" for name in ("cells", "published", "loop"))
     store: Store[Cell] = Store(Path("results") / "planner", lambda _: code)
@@ -79,7 +79,7 @@ async def run(
 
 
 def full_cells(seed: int) -> list[Cell]:
-    """All cells, long ones first, so that both processes end together."""
+    """All cells, long cells first, so that the two processes end together."""
     seeds = range(seed, seed + NUM_SEEDS)
     cells = [
         Cell(kind="search", size=size, seed=s, budget_s=REFERENCE_S)
@@ -267,13 +267,13 @@ def _loop(result: Result, found: Figures) -> None:
 
 
 def _of(found: Figures, kind: str, size: Size, budget_s: float) -> list[dict[str, Any]]:
-    """Figures by rising seed."""
+    """Figures of the cells of one kind, size and budget, sorted by seed."""
     cells = [c for c in found if (c.kind, c.size, c.budget_s) == (kind, size, budget_s)]
     return [found[cell] for cell in sorted(cells, key=lambda cell: cell.seed)]
 
 
 def _points(better: Sequence[dict[str, Any]], made: Sequence[dict[str, Any]]) -> list[float]:
-    """Difference in attainment of each seed of *made* from its counterpart; none without one."""
+    """Attainment of *better* minus *made* by seed, in points; empty if seeds are missing."""
     if len(better) != len(made):
         return []
     pairs = zip(better, made, strict=True)

@@ -1,4 +1,4 @@
-"""Measurements of the planner benchmark, one process each; times are CPU time of its thread."""
+"""Measurements of the planner benchmark, each in its own process; times are thread CPU time."""
 
 import subprocess
 import sys
@@ -26,12 +26,12 @@ from solver.planning.problem.problem import PlanningProblem, QueueOrder
 
 NUM_SCENARIOS = 64
 NUM_URGENT = 16
-"""Groups that come at the same time before a replan."""
+"""Number of urgent groups that arrive together before a replan."""
 TINY_BUDGET_S = 0.1
 PROOF_WORK, PROOF_TIME_S = 200.0, 300.0
-"""Limits of CP-SAT; most proofs take a second, some take a minute."""
+"""Work limit and time limit of CP-SAT; most proofs take a second, some take a minute."""
 _SAME = 1e-9
-"""Costs that differ by less count as equal."""
+"""Costs that differ by at most this value count as equal."""
 
 
 class Size(NamedTuple):
@@ -68,15 +68,15 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     Kind of measurement.
 
     `search` (one plan), `rules` (each of `RULES`), `replan` (after urgent arrivals), `tiny`
-    (against all plans), `routing` (OR-Tools in equal time), `published` (from counters) or
-    `loop` (stall of the event loop).
+    (against the best of all plans), `routing` (against OR-Tools in equal time), `published`
+    (planning from lane counters) or `loop` (stall of the event loop).
     """
     size: Size
     seed: int
     """Seed of the problem, and of the search in it."""
     budget_s: float = 0.0
     """
-    Budget of the search; of the plan in force before a replan; of OR-Tools' search, in wall time.
+    Search budget; for `replan`, of the plan in force; for `routing`, wall time of OR-Tools.
     """
 
     def problem(self) -> PlanningProblem:
@@ -85,7 +85,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Run the measurement; JSON-able."""
+    """Run the measurement; return JSON-able figures."""
     return _KINDS[cell.kind](cell)
 
 
@@ -109,7 +109,7 @@ def _rules(cell: Cell) -> dict[str, Any]:
 
 
 def _replan(cell: Cell) -> dict[str, Any]:
-    """The plan in force comes from a search of `budget_s`; the kept plan also has the arrivals."""
+    """Replan after urgent arrivals, and compare with the plan in force plus the arrivals."""
     before = cell.problem()
     clock = time.thread_time
     running = generate(before, budget_s=cell.budget_s, clock=clock, seed=cell.seed).order
@@ -144,7 +144,7 @@ def _tiny(cell: Cell) -> dict[str, Any]:
 
 
 def _routing(cell: Cell) -> dict[str, Any]:
-    """The annealer gets the CPU time that OR-Tools used, including its start and model."""
+    """Compare OR-Tools with the annealer, which gets all the CPU time that OR-Tools used."""
     problem = cell.problem()
     begun_s = time.thread_time()
     order = routed(problem, time_limit_s=cell.budget_s)
@@ -158,12 +158,12 @@ def _routing(cell: Cell) -> dict[str, Any]:
 
 
 def _published(cell: Cell) -> dict[str, Any]:
-    """Runs in a separate process, because its memory is measured."""
+    """Measure in a separate process, because peak memory is a figure."""
     return _apart("planner_published", cell)
 
 
 def _loop(cell: Cell) -> dict[str, Any]:
-    """Runs in a separate process with an event loop and a worker."""
+    """Measure in a separate process with an event loop and a worker."""
     return _apart("planner_loop", cell)
 
 
@@ -175,7 +175,7 @@ def _apart(module: str, cell: Cell) -> dict[str, Any]:
 
 
 def _judged(problem: PlanningProblem, order: QueueOrder) -> dict[str, Any]:
-    """Judge every plan for one problem in the same scenarios."""
+    """Figures of a plan; all plans for one problem are judged in the same scenarios."""
     cost = plan_cost(problem, order)  # rejects an invalid plan
     verdict = judge(problem, order, num_scenarios=NUM_SCENARIOS)
     return {

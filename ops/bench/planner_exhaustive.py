@@ -16,12 +16,12 @@ def optimum(problem: PlanningProblem) -> float:
     """
     Least total cost of any plan for two instances.
 
-    A plan's cost is a sum over its queues. So for each partition of the groups, the best order of
-    either queue is independent of the order of the other.
+    A plan's cost is a sum over its queues. So for each partition of the groups, the two queues can
+    be ordered independently.
 
     Raises:
-        ValueError: There are not two instances, more than `MOST_GROUPS` groups, or some that
-            no instance may serve.
+        ValueError: There are not exactly two instances, there are more than `MOST_GROUPS` groups,
+            or no instance may serve some of the groups.
     """
     if problem.num_instances != 2 or problem.num_groups > MOST_GROUPS:
         raise ValueError(
@@ -45,7 +45,7 @@ def _able(problem: PlanningProblem, index: int) -> frozenset[int]:
 
 
 def _cheapest(problem: PlanningProblem, first: Sequence[int], second: Sequence[int]) -> float:
-    """Least cost with these groups on the first and the second instance."""
+    """Least cost with groups *first* on instance 0 and groups *second* on instance 1."""
 
     def cost(*queues: Sequence[int]) -> float:
         return total_cost(problem, order_of(queues))

@@ -1,5 +1,5 @@
 """
-Hard planning problems: slow devices, models that fit few of them, expensive swaps, scarce time.
+Hard planning problems: slow devices, models that fit few devices, slow swaps, scarce time.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -21,13 +21,13 @@ from solver.planning.problem.problem import (
 INTERACTIVE_WEIGHT = 4.0
 """Weight of a request with a first-token SLO; a batch request has weight 1."""
 A100, A10 = 0, 1
-"""Kinds of devices."""
+"""Indices of the kinds of devices."""
 SLOWER = np.array([1.0, 3.0])
 """Factor of work time on each device (QLM §8.3: an A10 has about a third of the throughput)."""
 _URGENT_GROUP_S = 3.2
-"""Mean time of an interactive group on an A100; with `_URGENT_LEFT_S`, limits their number."""
+"""Mean time of an interactive group on an A100; limits the number of such groups."""
 _URGENT_LEFT_S = 15.0
-"""Mean time that an interactive group has left."""
+"""Mean slack of interactive groups; limits the number of such groups."""
 _REESTIMATE = 0.03
 
 
@@ -37,10 +37,10 @@ class ModelKind:
 
     weights_gb: float
     tokens_per_s: float
-    """On an A100, continuous batching."""
+    """Throughput on an A100 with continuous batching."""
     batch_size: int
     fits_small: bool
-    """True if it fits an A10 with 24 GB."""
+    """True if the model fits an A10 with 24 GB."""
 
     @property
     def warm_s(self) -> float:
@@ -57,7 +57,7 @@ _SEVEN_B = ModelKind(weights_gb=14, tokens_per_s=3000, batch_size=128, fits_smal
 _THIRTEEN_B = ModelKind(weights_gb=26, tokens_per_s=1700, batch_size=64, fits_small=False)
 _THIRTY_FOUR_B = ModelKind(weights_gb=68, tokens_per_s=700, batch_size=32, fits_small=False)
 _KINDS = (_SEVEN_B, _THIRTEEN_B, _SEVEN_B, _THIRTY_FOUR_B)
-"""Model m is of kind m modulo 4."""
+"""Kinds of models; model m is of kind m modulo 4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +65,17 @@ class Harshness:
     """Difficulty of a problem; by default even the best plan has some percent of late requests."""
 
     load: float = 0.95
-    """All work over the capacity of the instances until the last deadline, without swaps."""
+    """Ratio of all work to the instances' capacity until the last deadline, without swaps."""
     urgent_load: float = 1.0
-    """Interactive work over the capacity of the instances until its deadlines, at most."""
+    """Maximum ratio of interactive work to the instances' capacity until its deadlines."""
     urgent_share: float = 0.5
     """Share of interactive groups, as far as `urgent_load` allows."""
     small_share: float = 0.3
-    """Share of A10 among the instances."""
+    """Share of A10s among the instances."""
     warm_share: float = 0.4
     """Share of models in each instance's host memory; the active one is always included."""
     length_cv: float = 1.0
-    """Standard deviation of a request's output tokens over their mean."""
+    """Coefficient of variation of a request's output tokens."""
     rate_error: float = 0.05
     """Relative standard deviation of the throughput of a model on an instance."""
 
@@ -93,8 +93,8 @@ def instance(
     """
     A problem without a running plan; equal arguments give equal problems.
 
-    A batch group is two to four batches, some 50 s on an A100; an interactive group takes at most
-    SLO/4 there. More than half of the models are rarely requested (QLM §8, workload W_A).
+    On an A100, a batch group takes two to four batches (about 50 s) and an interactive group at
+    most SLO/4. More than half of the models are rarely requested (QLM §8, workload W_A).
 
     Raises:
         ValueError: There are no groups, instances or models.
@@ -130,9 +130,10 @@ def urgent_arrivals(
     problem: PlanningProblem, order: QueueOrder, num_urgent: int, seed: int
 ) -> PlanningProblem:
     """
-    *problem* while *order* runs, after *num_urgent* interactive groups have come.
+    *problem* while *order* runs, after *num_urgent* interactive groups have arrived.
 
-    Known quantities are estimated again, up to 3 % off; the new groups are last and in no queue.
+    Known quantities are estimated again, with errors up to 3 %. The new groups have the last
+    indices and are in no queue.
     """
     random = np.random.default_rng((seed, num_urgent))
     known = problem.groups
@@ -155,12 +156,12 @@ def urgent_arrivals(
 
 
 def is_interactive(problem: PlanningProblem) -> NDArray[np.bool_]:
-    """[I], True for groups whose first token counts."""
+    """[I], True for groups whose requests have a TTFT target."""
     return problem.groups.weight > problem.groups.num_requests
 
 
 def _interactive(random: np.random.Generator, model: Ints, harshness: Harshness) -> GroupArrays:
-    """Groups of requests with 10 to 30 s in total until their first token."""
+    """Groups of requests with TTFT targets of 10 to 30 s."""
     count = len(model)
     slo_s = random.choice([10.0, 20.0, 30.0], count)
     tokens = random.uniform(80, 250, count)
@@ -187,7 +188,7 @@ def _interactive(random: np.random.Generator, model: Ints, harshness: Harshness)
 def _batch(
     random: np.random.Generator, model: Ints, capacity: float, harshness: Harshness
 ) -> GroupArrays:
-    """Groups whose deadlines end when all of them could be done at `harshness.load`."""
+    """Batch groups; the last deadline is when the instances could finish them at the given load."""
     count = len(model)
     tokens = random.uniform(150, 450, count)
     tokens_per_s = _of_kind(model, "tokens_per_s")
@@ -213,7 +214,7 @@ def _batch(
 
 def _drain_s(model: Ints, tokens: Floats) -> Floats:
     """
-    Drain time: the last requests of a batch decode longer than the others; A10 batches are smaller.
+    Drain time: a batch's last requests decode longer than the others; A10 batches are smaller.
     """
     decode_s = tokens * _of_kind(model, "batch_size") / _of_kind(model, "tokens_per_s")
     return np.outer(np.array([0.8, 1.2]), decode_s)
@@ -248,7 +249,7 @@ def _instances(
 
 
 def _in_proportion(random: np.random.Generator, likely: Floats, count: int) -> Ints:
-    """*count* models, each in proportion to its probability, up to rounding."""
+    """*count* models; each occurs in proportion to its probability, up to rounding."""
     at = (np.arange(count) + random.random()) / count
     models = np.searchsorted(np.cumsum(likely) / likely.sum(), at, side="right")
     return np.minimum(models, len(likely) - 1).astype(np.int32)
@@ -262,7 +263,7 @@ def _of_kind(model: NDArray[np.integer], name: str) -> Floats:
 
 
 def _merged(chosen: GroupArrays, other: GroupArrays, is_chosen: NDArray[np.bool_]) -> GroupArrays:
-    """Groups of both arguments, with those of *chosen* at the positions of *is_chosen*."""
+    """Merge two sets of groups; groups of *chosen* get the positions where *is_chosen*."""
     merged = {}
     for field in fields(GroupArrays):
         first, second = getattr(chosen, field.name), getattr(other, field.name)

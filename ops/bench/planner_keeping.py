@@ -1,4 +1,4 @@
-"""Cost of not replanning, and the number of changes by a new plan."""
+"""Cost of keeping the running plan, and the number of changes by a new plan."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from solver.planning.problem.problem import NONE, PlanningProblem, QueueOrder
 
 def total_cost(problem: PlanningProblem, order: QueueOrder) -> float:
     """
-    The objective's total.
+    Total cost of a plan by the objective.
 
     Raises:
         ValueError: The plan is not valid.
@@ -23,8 +23,8 @@ def kept(problem: PlanningProblem) -> QueueOrder:
     """
     The running plan unchanged, with arrivals added in the cheaper of two ways.
 
-    Each arrival is put at the end of the queue that is done first, or at the head of a queue with
-    its model, in turn and the earliest deadline first.
+    Arrivals are added by deadline, each either at the end of the queue that ends first, or at the
+    head of a queue with its model.
     """
     running = _running(problem)
     arrivals = np.flatnonzero(homes(problem) == NONE)
@@ -37,7 +37,7 @@ def kept(problem: PlanningProblem) -> QueueOrder:
 
 
 def num_moved(problem: PlanningProblem, order: QueueOrder) -> int:
-    """Groups that leave their instance."""
+    """Number of groups that move from their instance to another."""
     home = homes(problem)
     return int(np.count_nonzero((home != NONE) & (instance_of(problem, order) != home)))
 

@@ -1,8 +1,8 @@
 """
 Time that planning for 400,000 requests blocks the leader's event loop.
 
-`python -m ops.bench.planner_loop SEED` prints its figures as JSON. It measures the delays of a
-task that wants to run each millisecond, compared with those while nothing is planned.
+`python -m ops.bench.planner_loop SEED` prints the figures as JSON. A task sleeps for a
+millisecond at a time; its delays during planning are compared with its delays while idle.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ _BEAT_S = 1e-3
 
 async def measured(seed: int) -> dict[str, Any]:
     """
-    Longest time for which the event loop did not run, in each round: while a plan is made, and in
-    an idle period of equal length.
+    Longest stall of the event loop in each round, during planning and in an equally long idle
+    period.
     """
     state = counted(seed, NUM_REQUESTS)
     settings = LeaderSettings()
@@ -68,7 +68,7 @@ async def longest_hold_s(work: Awaitable[object]) -> Seconds:
 
 
 async def _plan(state: LeaderState, worker: PlanWorker) -> None:
-    """Make a first plan like the leader, including the forecasts of lanes."""
+    """Make a first plan as the leader does, including the forecasts of lanes."""
     settings = LeaderSettings()
     waits = LaneWaits()
     waits.counted(lane_counts(state), NOW)

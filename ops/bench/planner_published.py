@@ -1,8 +1,8 @@
 """
-Individual requests counted into lanes, cut into groups, and planned for, in a new process.
+CPU time and memory of planning, from individual requests to lanes, groups and a plan.
 
-`python -m ops.bench.planner_published SEED` prints its figures as JSON. It only imports what the
-leader and its plan worker import, so that its memory equals theirs.
+`python -m ops.bench.planner_published SEED` prints the figures as JSON. The module imports only
+what the leader and its plan worker import, so that the measured memory is representative.
 """
 
 import resource
@@ -36,11 +36,11 @@ LAYOUT = LaneLayout()
 _ENGINE, _DEVICE = "vllm", "A100"
 _CHAT, _SOON, _LATE = Slo(ttft_s=30.0), Slo(ttlt_s=900.0), Slo(ttlt_s=3600.0)
 _SLOS = ((_CHAT, 0.01), (_SOON, 0.29), (_LATE, 0.7))
-"""SLOs with their share of the requests; chat requests have just arrived."""
+"""SLOs with their share of the requests; requests with the chat SLO have just arrived."""
 
 
 def counted(seed: int, num_requests: int) -> LeaderState:
-    """The leader's state after a grouper has put *num_requests* into lanes, one by one."""
+    """The leader's state after a grouper has put *num_requests* requests into lanes, one by one."""
     random = np.random.default_rng(seed)
     share = 1 / np.arange(1, NUM_MODELS + 1) ** 1.2
     models = random.choice(NUM_MODELS, num_requests, p=share / share.sum()).tolist()
@@ -81,7 +81,7 @@ def snapshot_of(state: LeaderState) -> ClusterSnapshot:
 
 
 def measured(seed: int, num_requests: int) -> dict[str, Any]:
-    """CPU time of grouping and of planning, in this process, and its peak memory until then."""
+    """CPU times of grouping and of planning, and this process's peak memory until then."""
     compile_kernels()
     begun_s = time.process_time()
     state = counted(seed, num_requests)
@@ -134,7 +134,7 @@ def _request(
 
 
 def _status(index: int) -> InstanceStatus:
-    """Status of an instance that has room for 128 requests and can have every model."""
+    """Status of an instance that runs up to 128 requests and can serve every model."""
     active = ModelName(f"model-{index % NUM_MODELS}")
     return InstanceStatus(
         instance_id=InstanceId(f"i{index:02}"),

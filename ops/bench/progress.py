@@ -1,4 +1,4 @@
-"""Progress of long measurements, on standard error to keep the data clean."""
+"""Progress of long measurements, on standard error because standard output carries the data."""
 
 import sys
 import time
@@ -11,12 +11,12 @@ _PERIOD_S = 30.0
 
 
 def say(text: str) -> None:
-    """Print one line."""
+    """Print one line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 
 def counted(parts: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """Yield *parts*, *total* in number, and print the count from time to time."""
+    """Yield the *total* items of *parts*, and print the count from time to time."""
     began = reported_at = time.monotonic()
     for number, part in enumerate(parts, start=1):
         yield part

@@ -1,9 +1,9 @@
 """
-Cost of late binding: goodput with bounded windows against an engine that sees everything.
+Cost of late binding: goodput with bounded windows, against engines that see all their requests.
 
-Lanes, windows and pulls are simulated with the agents' own code; the acceptance line is the least
-share of full visibility's attainment and goodput that the default window must keep. For the
-capacity load of nine replicas the misses of pulling and of a round robin are printed.
+Lanes, windows and pulls are simulated with the agents' code. The acceptance line is the least
+share of full visibility's attainment and goodput that the default window must keep. At the
+capacity load of nine replicas, the bench also prints the misses of pulling and of a round robin.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,12 +21,12 @@ from ops.sim.summary import summarize
 
 WINDOWS = (4, 8, 16, 32, 64, 128)
 RATES_RPS = (4.0, 6.0)
-"""Rates of a replica: near its capacity, and half as much again."""
+"""Request rates per replica: near its capacity, and 1.5 times this rate."""
 LEAST_SHARE = 0.9
 OTHER_SEEDS = (1, 2)
 _GPUS = 9
 _DURATION_S = 3600.0
-"""Twice the longest target; in less time, overload only delays requests."""
+"""Twice the longest target; in a shorter run, overload delays requests without misses."""
 
 _Case = tuple[str, Scenario]
 
@@ -38,7 +38,7 @@ async def run(
     broker: str | None,  # noqa: ARG001 - nothing here needs one
     workers: int | None = None,
 ) -> Result:
-    """Simulate with and without bounds; compare."""
+    """Run the benchmark: simulate with and without bounded windows, and compare."""
     result = Result(name="pulling", seed=seed, quick=quick)
     scales = (1,) if quick else (1, 4)
     found = dict(_measured(_cases(seed, scales, quick=quick), workers))
@@ -90,7 +90,7 @@ def _figures(scenario: Scenario) -> dict[str, Any]:
 
 
 def _compare(result: Result, found: dict[str, dict[str, Any]], where: str) -> None:
-    """Figures over windows, and the acceptance line of the default window."""
+    """Add figures by window, and the acceptance line of the default window."""
     full = found.get(f"{where}, full")
     default = PullOptions().bounds.window
     names = {"violations": "attainment", "goodput_rps": "goodput"}

@@ -1,5 +1,5 @@
 """
-QLM's claims in simulation: the whole system, its baselines, ablations, and the paper's values.
+QLM's claims in simulation: the whole system, ablations, baselines, and the paper's values.
 
 Simulations are kept under `results/qlm/` by cell and code, so that an interrupted full run (about
 a quarter of an hour on two cores) resumes. Pictures of the figures are stored in the same folder.
@@ -21,9 +21,9 @@ from ops.bench.store import Store, code_digest, kept
 from ops.sim.mesh.arms import BASELINES
 
 THROUGHPUT_LEAST = 2.5
-"""Least throughput as a multiple of EDF's, on saturated W_A."""
+"""Least ratio of throughput to EDF's throughput, on saturated W_A."""
 MOST_BELOW, LEAST_ABOVE = 0.005, 0.05
-"""Allowed loss of attainment against any baseline; required gain where the best can be improved."""
+"""Largest loss of attainment against any baseline, and required gain within `_OPEN`."""
 _OPEN = (0.2, 0.95)
 """Range of the best baseline's attainment in which an improvement is possible."""
 _LINEAR = 0.98
@@ -36,7 +36,7 @@ async def run(
     broker: str | None,  # noqa: ARG001 - nothing here needs one
     workers: int | None = None,
 ) -> Result:
-    """Simulate and compare."""
+    """Run the benchmark: simulate and compare."""
     result = Result(name="qlm", seed=seed, quick=quick)
     directory = Path("results") / "qlm"
     code = code_digest(["ops.bench.qlm_cells"], data=["ops/sim/profiles"])
@@ -82,7 +82,7 @@ def _throughput(result: Result, found: MeshFigures, cells: Sequence[MeshCell]) -
 
 
 def _is_saturated(cell: MeshCell) -> bool:
-    """True for the cell that the throughput line is judged by, at any seed and length."""
+    """True for cells of the throughput line, with any system, seed and duration."""
     reference = plan.SATURATED
     return cell in (
         replace(reference, arm=cell.arm, seed=cell.seed),
@@ -103,7 +103,7 @@ def _attainment(result: Result, found: MeshFigures, cells: Sequence[MeshCell]) -
         ours = means.pop("qlm")
         best = max(means.values())
         is_open = _OPEN[0] <= best <= _OPEN[1]
-        # A quick run leaves most baselines out, perhaps the best one.
+        # A quick run omits most baselines, possibly the best baseline.
         has_all = means.keys() == set(BASELINES)
         result.lines.append(
             Line(

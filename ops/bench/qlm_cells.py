@@ -19,7 +19,7 @@ from solver.planning.search.loading import compile_kernels
 
 MAX_RUNNING = 128
 NUM_FREQUENT, NUM_TAIL = 4, 8
-"""Two of three models are rarely used (QLM §8: more than half)."""
+"""Numbers of frequently and rarely used models (QLM §8: more than half are rarely used)."""
 _SAMPLE_S = 60.0
 _SAMPLE_RPS = 20.0
 
@@ -42,20 +42,20 @@ class MeshCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     interactive: float = 0.25
     mega: float = 0.0
     tail: float = 0.3
-    """Arrivals of all tail models over those of all frequent ones."""
+    """Ratio of arrivals for all tail models to arrivals for all frequent models."""
     queue: int = 0
-    """Batch requests that wait at the begin."""
+    """Number of batch requests that wait at the begin."""
     slo_scale: float = 1.0
     swap_scale: float = 1.0
-    """Scale of the swap times: warm models take 1, 1.8 and 6 s, a fifth of 5, 9 and 30 s."""
+    """Scale of the swap times; at 1, warm models take 1, 1.8 and 6 s, at 5 five times as long."""
     delta: float = 4.0
     duration_s: Seconds = 150.0
     stops: bool = False
-    """True: the simulation ends with the last arrival; else when all requests are served."""
+    """True: the simulation ends with the last arrival. False: when all requests are served."""
     seed: int = 0
 
     def models(self) -> tuple[dict[ModelName, ModelKind], dict[ModelName, float]]:
-        """Kinds and shares of the arrivals."""
+        """Kind of each model, and its share of the arrivals."""
         if self.workload == "A":
             return many_models(NUM_FREQUENT, NUM_TAIL, self.tail)
         if self.workload == "7B":
@@ -63,12 +63,12 @@ class MeshCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {ModelName("only"): MISTRAL_7B}, {ModelName("only"): 1.0}
 
     def fleet(self) -> Fleet:
-        """The fleet, A100s first."""
+        """The instances, A100s first."""
         devices = (A100,) * (self.instances - self.a10) + (A10,) * self.a10
         return Fleet(devices=devices, models=self.models()[0], swap_scale=self.swap_scale)
 
     def traffic(self) -> MeshTraffic:
-        """The traffic, with the rate that gives the load."""
+        """The traffic at the rate that gives `load`."""
         return MeshTraffic(
             models=self.models()[1],
             rate_rps=self.load * _capacity_rps(self._size()),
@@ -81,7 +81,7 @@ class MeshCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def _size(self) -> "MeshCell":
-        """The fields that the capacity depends on."""
+        """Copy with only the fields that determine the capacity."""
         return MeshCell(
             workload=self.workload, instances=self.instances, a10=self.a10, mega=self.mega,
             tail=self.tail,
@@ -89,7 +89,7 @@ class MeshCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def measure_mesh(cell: MeshCell) -> dict[str, Any]:
-    """Simulate; JSON-able."""
+    """Simulate; return JSON-able figures."""
     _loaded()
     arm, fleet = ARMS[cell.arm], cell.fleet()
     options = MeshOptions(

@@ -21,9 +21,9 @@ _HOST_BYTES = 1 << 40
 
 def waiting_is_linear(seed: int) -> dict[str, float]:
     """
-    R2 of a linear fit of each request's wait by its place in the queue, by model.
+    R2 of a linear fit of the wait over the position in the queue, by model.
 
-    Source: QLM Fig. 3. All requests are there at once; one A100, first come, first served.
+    Source: QLM Fig. 3. All requests arrive at once at one A100: first come, first served.
     """
     only = ModelName("only")
     traffic = MeshTraffic(models={only: 1.0}, rate_rps=1.0, duration_s=0.1, queue=_QUEUE, seed=seed)
@@ -44,7 +44,7 @@ def waiting_is_linear(seed: int) -> dict[str, float]:
 
 
 def eviction_and_swap() -> dict[str, dict[str, Any]]:
-    """Time to recompute and to restore a run of a thousand tokens, by model."""
+    """Time to recompute, and to restore, the KV of a run with a thousand tokens, by model."""
     made: dict[str, dict[str, Any]] = {}
     for kind in KINDS:
         how = served(kind, A100)

@@ -8,7 +8,7 @@ from ops.bench.qlm_cells import MeshCell
 from ops.sim.mesh.arms import ABLATIONS, BASELINES, LOOK_AHEADS
 
 PUBLISHED = ("fcfs", "edf", "shepherd")
-"""Systems that QLM was compared with."""
+"""Baselines of the QLM paper."""
 SHOWN = ("qlm", *PUBLISHED)
 ALL = ("qlm", *BASELINES)
 SPREAD = ("qlm", "round-robin", "random")
@@ -19,9 +19,11 @@ W_C = replace(W_B, mega=0.1)
 SATURATED = replace(W_A, load=0.8, duration_s=240.0, stops=True)
 JUDGED = {"W_A": W_A, "W_B": W_B, "W_C": W_C}
 """
-Loads by rule: work due within a minute, three of four requests of W_B and W_C, is 1.5 times the
-capacity of the instances. In W_A swaps take so much that three tenths of the capacity without
-swaps are more than most systems serve.
+Workloads with an acceptance line.
+
+In W_B and W_C, work that is due within a minute (three of four requests) is 1.5 times the
+capacity of the instances. In W_A, swaps take so much time that most systems cannot serve a load
+of 0.3 times the capacity without swaps.
 """
 DRAINED = MeshCell(workload="A", load=0.0, queue=600, duration_s=1.0)
 
@@ -37,7 +39,7 @@ SLO_SCALES = (1.0, 3.0, 5.0, 11.0)
 
 
 def with_arms(cell: MeshCell, arms: Sequence[str]) -> list[MeshCell]:
-    """The same traffic under each system."""
+    """Cells with the traffic of *cell*, one for each system."""
     return [replace(cell, arm=arm) for arm in arms]
 
 
@@ -78,7 +80,7 @@ def swept(seed: int) -> dict[str, list[MeshCell]]:
 
 
 def quick(seed: int) -> list[MeshCell]:
-    """Each workload, the first for a minute, under QLM, EDF and FCFS."""
+    """Each workload under QLM, EDF and FCFS, with W_A for a minute only."""
     short = replace(W_A, duration_s=60.0)
     cells = [replace(cell, seed=seed) for cell in (short, W_B, W_C)]
     cells = [x for cell in cells for x in with_arms(cell, ("qlm", "edf", "fcfs"))]

@@ -24,7 +24,7 @@ PAPER = {
     "20": "EDF meets all SLOs from 3x, SHEPHERD from 5x, vLLM from 11x",
     "21": "W_A: ours much higher; W_B: like EDF and vLLM, SHEPHERD lower",
 }  # fmt: skip
-"""The paper's numbers, where it gives any; the axes of its figures are missing in our copy."""
+"""Numbers in the paper's text, by figure; the axes of its figures are missing in our copy."""
 
 Label = Callable[[MeshCell], float]
 LABELS: dict[str, tuple[str, Label]] = {
@@ -43,7 +43,7 @@ LABELS: dict[str, tuple[str, Label]] = {
     "18": ("delta", lambda cell: cell.delta),
     "20": ("SLO scale", lambda cell: cell.slo_scale),
 }
-"""Axis of each figure."""
+"""Label and value of the horizontal axis of each figure."""
 VALUES: dict[str, tuple[str, str]] = {
     "5": ("time to drain the queue, s", "drained_s"),
     "8": ("throughput, 1/s", "throughput_rps"),
@@ -52,11 +52,11 @@ VALUES: dict[str, tuple[str, str]] = {
     "11": ("throughput, 1/s", "throughput_rps"),
     "14": ("throughput, 1/s", "throughput_rps"),
 }
-"""Value shown in each figure; attainment for figures that are missing here."""
+"""Value shown in each figure; other figures show attainment."""
 
 
 def value_of(figure: str) -> tuple[str, str]:
-    """Name and key of the value in *figure*."""
+    """Name and key of the value that *figure* shows."""
     return VALUES.get(figure, ("attainment", "attainment"))
 
 

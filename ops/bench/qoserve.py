@@ -22,7 +22,7 @@ from ops.bench.store import Store, kept
 Figures = dict[Cell, dict[str, Any]]
 
 _NOISE = 0.02
-"""Noise of a ratio of two searches with 1-2 % tolerance, or of two policies' medians over seeds."""
+"""Noise of ratios: of two searches with 1-2 % tolerance, or of two policies' medians over seeds."""
 
 
 async def run(
@@ -32,7 +32,7 @@ async def run(
     broker: str | None,  # noqa: ARG001 - nothing here needs one
     workers: int | None = None,
 ) -> Result:
-    """Simulate and compare."""
+    """Run the benchmark: simulate and compare."""
     result = Result(name="qoserve", seed=seed, quick=quick)
     store = Store(Path("results") / "qoserve", code_of())
     wanted = cells.quick(seed) if quick else cells.full(seed)
@@ -59,12 +59,12 @@ async def run(
 
 
 def _worst(found: Figures, made: Sequence[Cell], name: str = "violations") -> float | None:
-    """The largest figure of the cells *made*; None when this run measured none of them."""
+    """The largest figure of cells *made*; None if this run measured no such cell."""
     return max((float(found[cell][name]) for cell in made), default=None)
 
 
 def _order(result: Result, found: Figures, seeds: Sequence[int], *, hours: float) -> None:
-    """Add lines: each part of the policy must help at 6/s."""
+    """Add lines: each part of the policy must help at 6 requests/s."""
     for profile in cells.PROFILES:
         shown: dict[str, float] = {}
         for policy in cells.ABLATION:
@@ -83,7 +83,7 @@ def _order(result: Result, found: Figures, seeds: Sequence[int], *, hours: float
             ("dc+er", "qoserve", 0.999),
             ("qoserve", "qoserve+curve", 0.92),
         ):
-            # The gain by the measured curve over an hour is within the noise of a seed.
+            # The gain with the measured latency curve in an hour is within the noise of a seed.
             known = after in shown and (hours >= 4 or bound > 0.95)
             result.lines.append(
                 Line(

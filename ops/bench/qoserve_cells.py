@@ -9,7 +9,7 @@ GPUS = {
     ("28", "qoserve"): 10, ("28", "qoserve+curve"): 9,
     ("2x", "qoserve"): 9, ("2x", "qoserve+curve"): 8,
 }  # fmt: skip
-"""Replicas that must suffice for 35 requests per second."""
+"""Number of replicas that must suffice for 35 requests per second."""
 GPU_RATE_RPS = 35.0
 GPU_HOURS = 360_000 / GPU_RATE_RPS / 3600
 SILO_CHUNKS = {"Q1": "sarathi-fcfs:256", "Q2": "sarathi-fcfs:2048", "Q3": "sarathi-fcfs:2048"}
@@ -36,11 +36,11 @@ _STARTS_RPS: dict[tuple[str, str, float], tuple[float, float, float]] = {
     ("code", "28", 2): (2.6, 3.3, 4.1), ("code", "2x", 2): (2.4, 3.1, 4.6),
     ("conversation", "28", 2): (3.0, 4.2, 4.7), ("sharegpt", "28", 2): (1.45, 2.1, 2.25),
 }  # fmt: skip
-"""Start rates of FCFS, EDF and all other policies, by lengths, profile and hours."""
+"""Start rates of searches for FCFS, EDF and other policies, by lengths, profile and hours."""
 _SILO_STARTS_RPS = {
     "code": (2.2, 4.3, 4.7), "conversation": (3.7, 6.0, 6.5), "sharegpt": (1.5, 2.4, 2.5)
 }  # fmt: skip
-"""Start rates of the silos of Q1, Q2 and Q3."""
+"""Start rates of searches for the silos of Q1, Q2 and Q3, by lengths."""
 LOAD_POLICIES = ("sarathi-fcfs", "sarathi-edf", "sarathi-srpf", "qoserve", "adaptive")
 
 
@@ -53,10 +53,10 @@ def goodput(
     profile: str, policy: str, *, seed: int, hours: float = 4, lengths: str = "code"
 ) -> Cell:
     """
-    Figure 7.
+    Figure 7: the goodput of a policy.
 
-    Four hours where there is an acceptance line: batch work may wait until after the end, which
-    favours all policies, and the more so the shorter the run.
+    Cells with an acceptance line run for four hours. Batch work may wait until after the end, which
+    favours all policies, most of all in short runs.
     """
     return Cell(kind="goodput", profile=profile, policy=policy, hours=hours, seed=seed,
                 rate_rps=_start_rps(policy, (lengths, profile, hours)), lengths=lengths,
@@ -76,7 +76,7 @@ def prefill_goodput(policy: str, *, seed: int) -> Cell:
 
 
 def long_goodput(policy: str, *, seed: int) -> Cell:
-    """Section 4.5.1: 10,000 tokens of prompt, 500 of answer, all interactive."""
+    """Section 4.5.1: prompts of 10,000 tokens, answers of 500, all interactive."""
     return Cell(kind="goodput", policy=policy, rate_rps=0.32, hours=1, seed=seed, lengths="long",
                 only_class="Q1", tolerance=0.02)  # fmt: skip
 
@@ -128,33 +128,33 @@ def gpus(profile: str, policy: str, *, seed: int) -> Cell:
 
 
 def silo_part(profile: str, class_name: str, *, seed: int) -> Cell:
-    """Fewest replicas for one class alone; the best silo is their sum."""
+    """Fewest replicas for one class alone; the sum over classes is the best silo."""
     return Cell(kind="replicas", profile=profile, policy=SILO_CHUNKS[class_name],
                 only_class=class_name, rate_rps=GPU_RATE_RPS / 3, hours=2, seed=seed)  # fmt: skip
 
 
 def mix(profile: str, policy: str, shares: str, *, seed: int) -> Cell:
-    """Table 6."""
+    """Table 6: shares of the classes."""
     return Cell(profile=profile, policy=policy, shares=SHARES[shares], rate_rps=4.5, seed=seed)
 
 
 def wave(policy: str, high_rps: float, *, seed: int) -> Cell:
-    """Figure 12: a square wave, a fifth of low importance."""
+    """Figure 12: a square wave; a fifth of the requests has low importance."""
     return Cell(policy=policy, wave=(2.0, high_rps), low_share=0.2, seed=seed)
 
 
 def load(policy: str, rate_rps: float, *, seed: int) -> Cell:
-    """Figures 10 and 11: one point."""
+    """Figures 10 and 11: one point, a policy at a rate."""
     return Cell(policy=policy, rate_rps=rate_rps, hours=2, seed=seed)
 
 
 def quick(seed: int) -> list[Cell]:
-    """Cells that show the order of the parts in under a minute."""
+    """Cells of the ablation that run in under a minute."""
     return [overload("28", policy, hours=1, seed=seed) for policy in ABLATION]
 
 
 def full(seed: int) -> list[Cell]:
-    """All cells; acceptance on three seeds."""
+    """All cells; cells with an acceptance line have three seeds."""
     seeds = (seed, seed + 1, seed + 2)
     cells = [
         overload(profile, policy, hours=4, seed=s)
@@ -178,7 +178,7 @@ def full(seed: int) -> list[Cell]:
 
 
 def default(policy: str, *, seed: int) -> Cell:
-    """6/s over two hours, for comparison with the default."""
+    """A policy at 6 requests/s over two hours, for comparison with the default policy."""
     return load(policy, 6.0, seed=seed)
 
 

@@ -1,5 +1,5 @@
 """
-The QoServe benchmark's figures by their number in the paper, of one seed, without acceptance lines.
+The QoServe benchmark's figures by number in the paper: one seed, no acceptance lines.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from ops.bench.cells import Cell
 Found = Mapping[Cell, Mapping[str, Any]]
 Rows = dict[str, dict[str, Any]]
 _POLYSERVE_RPS = 50.0
-"""Load for which §4.5.2, and Niyama's figure 7a, count GPUs."""
+"""Load in requests/s for which QoServe §4.5.2 and Niyama's figure 7a count GPUs."""
 
 
 def numbered(found: Found, seed: int) -> Rows:
@@ -52,7 +52,7 @@ def _paper(name: str) -> dict[str, str]:
 
 
 def _row(found: Found, made: Mapping[str, Cell], name: str) -> dict[str, Any]:
-    """Figure *name* of those cells that were measured."""
+    """Value *name* of each measured cell of *made*."""
     return {key: found[cell][name] for key, cell in made.items() if cell in found}
 
 
@@ -207,7 +207,7 @@ def _niyama_7a(found: Found, seed: int) -> Rows:
 
 
 def num_gpus(rate_rps: float, per_replica_rps: float) -> float:
-    """Replicas for a load; infinite if one has no capacity."""
+    """Number of replicas for a load; infinite if a replica has no capacity."""
     return ceil(rate_rps / per_replica_rps) if per_replica_rps > 0 else inf
 
 

@@ -1,4 +1,4 @@
-"""Simulations that stop once their result is certain, and ones that record every iteration."""
+"""Simulations that stop once their result is certain, and simulations that record iterations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,12 +28,12 @@ def probed_share(scenario: Scenario, *, allowed: float) -> float:
     """
     Share of violations; exact up to *allowed*.
 
-    Above it, a simulation ends as soon as the certain violations exceed that share of all requests,
-    and returns their share among those whose deadline has passed.
+    The simulation ends as soon as certain violations exceed *allowed* times the number of requests;
+    the result is then the share of violations among requests whose deadline has passed.
 
     Args:
         scenario: Scenario with round robin; scenarios with pulls are simulated to their end.
-        allowed: Share of violations.
+        allowed: Share of violations above which the result need not be exact.
     """
     if scenario.pull is not None or scenario.silo or scenario.drain:
         return violation_share(scenario.run().requests)
@@ -50,7 +50,7 @@ def probed_share(scenario: Scenario, *, allowed: float) -> float:
 
 
 def recorded(scenario: Scenario) -> list[Step]:
-    """Record every iteration that one replica computed while requests arrived."""
+    """Simulate one replica; return every iteration computed while requests arrived."""
     requests = _requests(scenario)
     replica = _Recording(scenario)
     replica.run(requests, until=scenario.duration_s)
@@ -58,11 +58,11 @@ def recorded(scenario: Scenario) -> list[Step]:
 
 
 class _DecidedError(Exception):
-    """More violations than are allowed."""
+    """There are more violations than allowed."""
 
 
 class _Tally:
-    """Requests whose deadline has passed, over replicas that are simulated one after another."""
+    """Counts requests whose deadline has passed, over replicas simulated one after another."""
 
     def __init__(self, *, most: float) -> None:
         self._most = most

@@ -1,8 +1,8 @@
 """
 QUARTZ's claims in simulation: the whole router, its parts, baselines, several routers, pulls.
 
-Every workload is judged at the load at which FIFO-LL misses 5 to 10 % of the targets; this load is
-searched for each workload and seed before anything else runs. Simulations are kept under
+Every workload is judged at the load at which FIFO-LL misses 5 to 10 % of the targets. The bench
+first searches for this load, for each workload and seed. Simulations are kept under
 `results/quartz/` by cell and code.
 """
 
@@ -17,15 +17,15 @@ from ops.bench.result import Line, Result
 from ops.bench.store import Figures, Store, code_digest, kept
 
 STATED = (0.05, 0.10)
-"""Target share of misses of FIFO-LL at the two compared loads; the search stays below it."""
+"""Range of FIFO-LL's share of misses at the judged loads; the search ends within this range."""
 FAITHFUL_MOST = 0.65
-"""Limit of faithful QUARTZ's violations, as a share of FIFO-LL's."""
+"""Upper limit of the violations of QUARTZ as published, as a multiple of FIFO-LL's violations."""
 P99_MOST, VIOLATIONS_MOST, WAIT_MOST = 0.85, 0.40, 1.0
-"""Limits of the default, as shares of FIFO-LL's values."""
+"""Upper limits of Headway's P99 TTFT, violations and longest wait, as multiples of FIFO-LL's."""
 JAIN_LEAST = 0.05
-"""Least gain of Jain's index over that without fairness."""
+"""Least gain of Jain's index over the index without fairness."""
 ATTAINMENT_LEAST, SHARED_P99_MOST = 0.95, 1.05
-"""Limits of several routers, as shares of one router's values."""
+"""Limits of attainment and P99 with several routers, as multiples of one router's values."""
 COVERAGE_OFF = 0.02
 FALLBACK_REQUESTS = 200
 _NEVER = 1e6
@@ -40,7 +40,7 @@ async def run(
     broker: str | None,  # noqa: ARG001 - nothing here needs one
     workers: int | None = None,
 ) -> Result:
-    """Search the loads, simulate and compare."""
+    """Run the benchmark: search for the loads, simulate and compare."""
     result = Result(name="quartz", seed=seed, quick=quick)
     directory = Path("results") / "quartz"
     code = code_digest(["ops.bench.quartz_cells"], data=["ops/sim/profiles"])
@@ -81,7 +81,7 @@ async def run(
 
 
 def _against_fifo(result: Result, loads: plan.Loads, found: Found, seeds: Sequence[int]) -> None:
-    """Add lines for means over the seeds; waits by the worst seed."""
+    """Add lines for means over the seeds; the line for waits uses the worst seed."""
     fifo, quartz, ours = (
         [plan.main(loads, seed, name) for seed in seeds]
         for name in ("fifo-ll", "quartz", "default")
@@ -125,7 +125,7 @@ def judge_several_routers(
 def _fairness(
     result: Result, loads: plan.Loads, found: Found, seeds: Sequence[int], *, quick: bool
 ) -> None:
-    """Add lines for one tenant that sends three fifths; means over the seeds."""
+    """Add lines for a tenant that sends three fifths of the requests; means over the seeds."""
     for name in ("quartz", "default"):
         value = None
         if not quick:
@@ -142,10 +142,10 @@ def _changes(
     result: Result, loads: plan.Loads, found: Found, seeds: Sequence[int], *, quick: bool
 ) -> None:
     """
-    Means over the seeds, against the better of FIFO-LL and `point`. The default is judged.
+    Add lines: Headway's default against the better of FIFO-LL and `point`, means over seeds.
 
-    Faithful QUARTZ is only reported: the paper claims that quantiles beat means, and here the
-    difference is within the noise of one seed.
+    QUARTZ as published is reported without a line: the paper claims that quantiles beat means, but
+    here the difference is within the noise of one seed.
     """
     for mix in plan.CHANGED:
         over: dict[str, float] = {}

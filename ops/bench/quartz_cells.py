@@ -1,4 +1,4 @@
-"""One simulation of QUARTZ's benchmark, and its load."""
+"""One simulation of QUARTZ's benchmark, and the search for its load."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,12 +33,12 @@ PULL = "pull"
 """The variant without a router: instances pull from one queue, as agents do from lanes."""
 
 LOWEST, HIGHEST = 0.06, 0.09
-"""Violations of FIFO-LL at which the search for its load ends; within 5 to 10 %."""
+"""Range of FIFO-LL's share of violations in which the search for the load ends."""
 _LOW_RPS, _FIRST_RPS, _HIGH_RPS = 3.0, 11.0, 16.0
-"""Rates for a model of scale 1: hardly any violations in any mix, a guess, and overload."""
+"""Rates of the search for a model of scale 1: almost no violations, first guess, overload."""
 _MOST_TRIALS = 10
 _LATEST = 1000
-"""Requests over which coverage is reported."""
+"""Number of latest requests over which coverage is reported."""
 
 
 class LoadCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -61,21 +61,21 @@ class RoutingCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     num_requests: int = 3000
     seed: int = 0
     heaviest: float = 0.2
-    """Share of one of five tenants; the others send equal parts of the rest."""
+    """Share of requests from the first of five tenants; the other tenants have equal shares."""
     slowdown: float = 1.0
     """Factor of all times in the middle third of the arrivals."""
     routers: int = 1
-    """Number of routers, which get requests in turn; several share their work and observations."""
+    """Number of routers, which get requests in turn and share their work and observations."""
 
     def arrivals(self) -> list[RoutedArrival]:
-        """The trace; the same for every variant."""
+        """The trace, which is the same for every variant."""
         return _traffic(
             self.mix, self.rate_rps, self.num_requests, self.seed, self.heaviest
         ).arrivals()
 
 
 def find_load(cell: LoadCell) -> dict[str, Any]:
-    """Bisect the rate; `violations` is the result of the last trial, within bounds or not."""
+    """Bisect the rate; `violations` is the last trial's result, possibly out of the range."""
     low, rate, high = (rps / cell.scale for rps in (_LOW_RPS, _FIRST_RPS, _HIGH_RPS))
     violations = 0.0
     for _ in range(_MOST_TRIALS):
@@ -92,7 +92,7 @@ def find_load(cell: LoadCell) -> dict[str, Any]:
 
 
 def measure_routing(cell: RoutingCell) -> dict[str, Any]:
-    """Simulate; JSON-able."""
+    """Simulate; return JSON-able figures."""
     arrivals, latency = cell.arrivals(), load(PROFILE).latency
     third_s = arrivals[-1].arrival.arrived_at / 3
     slowdown = Slowdown(factor=cell.slowdown, begins_at=third_s, ends_at=2 * third_s)
@@ -131,7 +131,7 @@ def _traffic(
 
 
 def _needs_no_prediction(options: RoutingOptions) -> bool:
-    """True if no decision depends on a size, or the sizes are the oracle's."""
+    """True if decisions use no predicted sizes: none at all, or sizes by the oracle."""
     if options.prediction is Prediction.ORACLE:
         return True
     unsized = options.admission in {Admission.FIFO, Admission.TOKEN_FAIR}
@@ -140,7 +140,7 @@ def _needs_no_prediction(options: RoutingOptions) -> bool:
 
 def _coverage(prefills: Sequence[SimulatedPrefills]) -> dict[str, dict[str, float]]:
     """
-    Coverage by level, of each router's share of the latest requests: uncorrected and corrected.
+    Coverage by level over each router's latest requests, uncorrected and corrected.
     """
     latest = _LATEST // len(prefills)
     actual = np.concatenate([each.actual_s[-latest:] for each in prefills])
@@ -159,7 +159,7 @@ def _coverage(prefills: Sequence[SimulatedPrefills]) -> dict[str, dict[str, floa
 
 def _fallback(outcome: RoutingOutcome, begins_at: Seconds, ends_at: Seconds) -> dict[str, Any]:
     """
-    First tokens from the begin of the middle third to a fallback, and from its end to recovery.
+    Numbers of first tokens from the slowdown's begin to a fallback, and from its end to recovery.
     """
     middle = [fallen for at, fallen in outcome.fallen_back if begins_at <= at < ends_at]
     after = [fallen for at, fallen in outcome.fallen_back if at >= ends_at]

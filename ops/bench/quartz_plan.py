@@ -16,30 +16,30 @@ FAIR = ("fifo-ll", "token-fair", "no-fairness", "quartz", "default")
 JUDGED = ("fifo-ll", "point", "quartz", "default")
 """Policies that are simulated with every seed; other policies with the first seed only."""
 MODES = (PULL, "locality-aware", "default")
-"""Decision by the instance with room, by the prefix alone, or by Headway's router."""
+"""Modes of placement: instances with room pull; by the longest prefix; by Headway's router."""
 SHARED = ("quartz", "default")
 """Policies that are also simulated with several routers."""
 ROUTERS = 3
 HEAVIEST = 0.6
 OVERLOAD = 1.25
 """
-Load where one tenant sends most requests, as a multiple of the judged load.
+Load for the fairness lines, as a multiple of the judged load.
 
-Chosen because at the load itself Jain's index is above 0.99 under every policy: the order of
-service matters to tenants only while capacity is scarce.
+At the judged load, Jain's index is above 0.99 under every policy, because the order of service
+matters to tenants only while capacity is scarce.
 """
 SCALES = {"7B": 1.0, "14B": 2.0, "32B": 4.0}
 """Sizes of the paper's models, as multiples of the times of an 8B model; targets do not change."""
 SWEEP = (0.6, 0.8, 1.0, 1.2)
-"""Shares of the judged load."""
+"""Loads of the sweep, as multiples of the judged load."""
 LIGHT_LOAD = 0.4
-"""Share of the judged load: with times doubled the instances still keep up."""
+"""Load of the slowdown, as a multiple of the judged load; instances keep up at double times."""
 
 Loads = Mapping[LoadCell, Figures]
 
 
 def searches(seeds: Sequence[int], *, quick: bool) -> list[LoadCell]:
-    """Searches for the required loads."""
+    """Searches for the loads that the simulations need."""
     mixes = ("mixed",) if quick else ("mixed", *CHANGED)
     made = [LoadCell(mix=mix, seed=seed) for mix in mixes for seed in seeds]
     if not quick:
@@ -53,18 +53,18 @@ def main(loads: Loads, seed: int, variant: str) -> RoutingCell:
 
 
 def shared(loads: Loads, seed: int, variant: str) -> RoutingCell:
-    """The mixed workload at its load, before several routers."""
+    """The mixed workload at its judged load, with several routers."""
     return replace(main(loads, seed, variant), routers=ROUTERS)
 
 
 def changed(loads: Loads, mix: str, seed: int, variant: str) -> RoutingCell:
-    """Another mix at its own load."""
+    """The mix *mix* at its judged load."""
     rate_rps = loads[LoadCell(mix=mix, seed=seed)]["rate_rps"]
     return RoutingCell(variant=variant, rate_rps=rate_rps, mix=mix, seed=seed)
 
 
 def sized(loads: Loads, seed: int, variant: str, scale: float) -> RoutingCell:
-    """The mixed workload on models of another size, at its own load."""
+    """The mixed workload on models of size *scale*, at the judged load of this size."""
     rate_rps = loads[LoadCell(scale=scale, seed=seed)]["rate_rps"]
     return RoutingCell(variant=variant, rate_rps=rate_rps, scale=scale, seed=seed)
 
@@ -76,24 +76,24 @@ def swept(loads: Loads, seed: int, variant: str, part: float) -> RoutingCell:
 
 
 def heavy(loads: Loads, seed: int, variant: str) -> RoutingCell:
-    """One tenant sends most of an overload of the mixed workload."""
+    """The mixed workload in overload; one tenant sends most requests."""
     cell = main(loads, seed, variant)
     return replace(cell, rate_rps=OVERLOAD * cell.rate_rps, heaviest=HEAVIEST)
 
 
 def heavy_only(loads: Loads, seed: int, variant: str) -> RoutingCell:
-    """One tenant sends most requests of the mixed workload, at its judged load."""
+    """The mixed workload at its judged load; one tenant sends most requests."""
     return replace(main(loads, seed, variant), heaviest=HEAVIEST)
 
 
 def slowed(loads: Loads, seed: int) -> RoutingCell:
-    """Times double temporarily, at a light load."""
+    """The mixed workload at a light load; times double in the middle third."""
     cell = main(loads, seed, "quartz")
     return replace(cell, rate_rps=LIGHT_LOAD * cell.rate_rps, slowdown=2.0)
 
 
 def cells(loads: Loads, seeds: Sequence[int], *, quick: bool) -> list[RoutingCell]:
-    """All simulations."""
+    """All simulations of a quick or a full run."""
     if quick:
         judged = [main(loads, seed, name) for seed in seeds for name in ("fifo-ll", "quartz")]
         judged += [main(loads, seed, "default") for seed in seeds]
@@ -116,7 +116,7 @@ def cells(loads: Loads, seeds: Sequence[int], *, quick: bool) -> list[RoutingCel
 
 
 def mean(found: Mapping[RoutingCell, Figures], cells: Sequence[RoutingCell], *keys: str) -> float:
-    """Mean of a figure over *cells*; the figure's name may have several parts."""
+    """Mean of a figure over *cells*; *keys* are the path to the figure."""
     values = [_inner(found[cell], keys) for cell in cells]
     return float(sum(values) / len(values))
 

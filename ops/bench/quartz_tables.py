@@ -25,7 +25,7 @@ PAPER = {
     "QUARTZ 0.946 8.73 1.58. The index is not defined there",
 }  # fmt: skip
 """
-The paper's values, at loads of 40, 28 and 18 closed-loop clients, not comparable to those here.
+The paper's values, at loads of 40, 28 and 18 closed-loop clients; our open loads differ.
 """
 
 Found = Mapping[RoutingCell, Figures]
@@ -34,7 +34,7 @@ Found = Mapping[RoutingCell, Figures]
 def tables(
     loads: plan.Loads, found: Found, seeds: Sequence[int], *, quick: bool
 ) -> dict[str, dict[str, Any]]:
-    """A row for each table, workload and policy: means over the seeds, but the longest of waits."""
+    """A row for each table, workload and policy: means over the seeds, except the longest wait."""
     names = ("fifo-ll", "quartz", "default") if quick else plan.JUDGED
     made = {
         f"5, mixed: {name}": _row(found, [plan.main(loads, seed, name) for seed in seeds])

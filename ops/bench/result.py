@@ -17,18 +17,18 @@ class Line:
 
     name: str
     value: float | None
-    """None when this run did not measure it."""
+    """Measured value; None if this run did not measure the line."""
     bound: float
 
     @property
     def holds(self) -> bool | None:
-        """True if the value is at most the bound; None when not measured."""
+        """True if the value is at most the bound; None if this run did not measure the line."""
         return None if self.value is None else bool(self.value <= self.bound)
 
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """Everything one benchmark measured."""
+    """All figures and acceptance lines of one benchmark's run."""
 
     name: str
     seed: int
@@ -38,7 +38,7 @@ class Result:
 
     @property
     def num_not_measured(self) -> int:
-        """Lines without a value."""
+        """Number of lines without a value."""
         return sum(line.holds is None for line in self.lines)
 
     @property
@@ -63,7 +63,7 @@ class Result:
         }
 
     def show(self) -> None:
-        """The result as text."""
+        """Print the result as text."""
         console = Console(width=100)
         table = Table(title=f"{self.name}{' (quick)' if self.quick else ''}, seed {self.seed}")
         table.add_column("figure")
@@ -80,14 +80,14 @@ class Result:
         )
 
     def save(self, directory: Path) -> None:
-        """Append to the benchmark's history."""
+        """Append the result to the benchmark's history, NAME.jsonl in *directory*."""
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / f"{self.name}.jsonl").open("ab") as file:
             file.write(msgspec.json.encode(self.data()) + b"\n")
 
 
 def quantiles_ms(values_s: Sequence[float]) -> dict[str, float]:
-    """Median and 99th percentile of seconds, in milliseconds."""
+    """Median and 99th percentile of times in seconds, converted to milliseconds."""
     return {
         "p50": round(1000 * float(np.quantile(values_s, 0.5)), 3),
         "p99": round(1000 * float(np.quantile(values_s, 0.99)), 3),
@@ -95,7 +95,7 @@ def quantiles_ms(values_s: Sequence[float]) -> dict[str, float]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median of the rounds, with the lowest and the highest round."""
+    """Median, lowest and highest value of the rounds."""
     return {
         "median": round(float(np.median(values)), 3),
         "min": round(min(values), 3),
@@ -104,7 +104,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def interval(values: Sequence[float]) -> dict[str, float]:
-    """Median with its 95 % interval, by the bootstrap."""
+    """Median of *values* with its 95 % confidence interval, by the bootstrap."""
     drawn = np.random.default_rng(0).choice(np.asarray(values), (2000, len(values)))
     low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
     return {"median": float(np.median(values)), "low": float(low), "high": float(high)}

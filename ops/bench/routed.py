@@ -1,9 +1,9 @@
 """
-Four instances, one slowed to a third, over the real broker: routed, pulled, or by prefix alone.
+Modes of routing over the real broker, with four instances of which one has a third of the speed.
 
-The same requests at the same times go through each mode, and through the simulator at the measured
-rates. With default routing, as many interactive requests must be in time as in the simulation. A
-request is in time if its first token is in time, in the mesh and in the simulation.
+Each mode serves the same requests at the same times, in a mesh and in the simulator with the
+measured speeds. With default routing, as many interactive requests must be in time in the mesh as
+in the simulation. A request is in time if its first token is in time.
 """
 
 import asyncio
@@ -27,28 +27,29 @@ from shared.contracts.requests import ReplyMode, RequestCompleted
 from shared.producer.producer import Producer
 
 INSTANCES, SLOW = 4, 3.0
-"""Number of instances, and the factor by which one of them is slower at everything."""
+"""Number of instances, and the factor by which one instance is slower."""
 SIZE = 0.125
 """
-Scale of the lengths of QUARTZ's workloads; the engine takes eight times as long for each token.
+Scale of the lengths of QUARTZ's workloads; the engine's times per token are scaled by 1 / SIZE.
 """
 LATENCY = LatencyCoefficients(constant_s=0.02, linear_s=1.2e-3, context_s=4e-6)
 LIMITS = EngineLimits(max_running=64, max_budget_tokens=256, kv_capacity_tokens=12_544)
 RATE_RPS = 7.5
 WARM_S, DURATION_S, QUICK_S = 20.0, 100.0, 8.0
 """
-Time until the estimator knows the engines, whose requests do not count; then the measured time. A
-quick run is not warm: it only tests the set-up.
+Warm-up, in which the estimator learns the engines' speed; measured time; time of a quick run.
+
+Requests of the warm-up do not count. A quick run has no warm-up: it only tests the set-up.
 """
 MODES = ("default", "pull", "locality-aware", "fifo-p2c")
 SETTLE_S = 2.0
-"""Time for a leader's first plan, and for routers to learn of instances."""
+"""Time for a leader's first plan, and for routers to discover the instances."""
 ANSWER_TIMEOUT_S = 120.0
 MOST_POINTS = 3.0
 
 
 async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
-    """Run the benchmark, one mesh after another; a quick run has two modes of some seconds each."""
+    """Run the benchmark with one mesh per mode; a quick run has two modes of some seconds each."""
     result = Result(name="routed", seed=seed, quick=quick)
     duration_s = QUICK_S if quick else DURATION_S
     warm_s = 0.0 if quick else WARM_S

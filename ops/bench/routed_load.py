@@ -1,4 +1,4 @@
-"""Requests for a routed mesh, as real prompts: repetitions in the trace repeat tokens."""
+"""Requests for a routed mesh as real prompts; prompts share the tokens of the trace's prefixes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,22 +10,23 @@ from shared.contracts.ingress import InferenceRequest
 from shared.contracts.requests import Tokens
 
 _FIRST, _NUM_IDS = 10, 480
-"""Ids that are not special tokens, and that every tiny model has."""
+"""First id and number of token ids that every tiny model has and that are not special."""
 
 
 @dataclass(slots=True)
 class Prompts:
     """
-    Token ids for arrivals of `RoutedTraffic`: equal keys give equal prefixes, if known.
+    Prompts for arrivals of `RoutedTraffic`: arrivals with equal keys get equal prefixes.
 
-    A conversation continues with its answers; other tokens replace a missing answer.
+    A conversation's next prompt contains the answers so far; generated tokens replace an answer
+    that is missing.
     """
 
     model: ModelName
     _contexts: dict[str, Tokens] = field(default_factory=dict)
 
     def request(self, number: int, asked: RoutedArrival) -> InferenceRequest:
-        """The request as published by a producer; greedy, with the answer length of the trace."""
+        """The request that a producer publishes: greedy, with the answer length of the trace."""
         tokens = asked.arrival.prompt_tokens
         prompt = self._prefix(asked)[: tokens - 1]
         own = _stream(f"request {number}", tokens - len(prompt))
@@ -41,12 +42,12 @@ class Prompts:
         )
 
     def answered(self, asked: RoutedArrival, prompt: Tokens, answer: Sequence[int]) -> None:
-        """Add the answer to the context, unless the conversation has continued without it."""
+        """Add the answer to the context, unless the conversation continued without the answer."""
         if self._contexts.get(asked.stores) == prompt:
             self._contexts[asked.stores] = prompt + tuple(answer)
 
     def _prefix(self, asked: RoutedArrival) -> Tokens:
-        """Tokens of the longest shared prefix, which begins with all shorter shared prefixes."""
+        """Tokens of the longest shared prefix; every shorter shared prefix is its beginning."""
         prefix: Tokens = ()
         for key, tokens in reversed(asked.prefixes):
             known = self._contexts.get(key, prefix)
@@ -55,7 +56,7 @@ class Prompts:
 
 
 def _stream(key: str, count: int) -> Tokens:
-    """Tokens that are always the same for *key*, and different for others."""
+    """*count* pseudo-random tokens, determined by *key*."""
     state, found = crc32(key.encode()), []
     for _ in range(count):
         state = (1103515245 * state + 12345) % 2**31

@@ -1,4 +1,4 @@
-"""Speed of a mesh's instances, by their own telemetry."""
+"""Speed of a mesh's instances, by their telemetry."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ _decode: Decoder[IterationsObserved] = Decoder(IterationsObserved)
 
 @dataclass(slots=True)
 class Paces:
-    """Iteration times as multiples of a latency model's prediction, for each instance."""
+    """Ratio of measured to predicted iteration times of each instance, by a latency model."""
 
     latency: LatencyCoefficients
     num_instances: int

@@ -28,7 +28,7 @@ def simulated(
     *,
     seed: int,
 ) -> list[ServedRequest]:
-    """Outcomes of *work*; routers have the same information as in a mesh without trees."""
+    """Simulated outcomes of *work*; routers have the information of a mesh without fitted trees."""
     cluster = RoutingCluster(
         latency=LatencyTable.from_coefficients(latency, max_tokens=limits.max_budget_tokens),
         num_instances=len(paces),

@@ -1,4 +1,4 @@
-"""Waiting times of requests for their first tokens, and the share in time."""
+"""Waiting times of requests until the first token, and the share in time."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ class ServedRequest:
     """Outcome of one request."""
 
     attained: bool
-    """True if its first token was in time."""
+    """True if the first token was in time."""
     ttft_s: Seconds
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -39,7 +39,7 @@ class Waits:
 
     @classmethod
     def of(cls, served: Sequence[ServedRequest]) -> Self:
-        """Waits of at least one request."""
+        """Statistics of *served*, which has at least one request."""
         ttfts_s = [each.ttft_s for each in served]
         return cls(
             in_time=100 * sum(each.attained for each in served) / len(served),

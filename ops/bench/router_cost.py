@@ -28,13 +28,13 @@ from solver.routing.shares import TenantShares
 
 NUM_INSTANCES = 16
 MOST_MICROSECONDS = 150.0
-"""Limit of the normalised time of a submission that scores all instances."""
+"""Upper limit of the time of a submission that scores all instances, normalised by the loop."""
 _WAITING = 1000
 _LEVELS = (0.9, 0.95)
 _SAMPLES = 3000
 _ARRIVALS, _LANE = 1000, "lane"
 _ROUND = 20
-"""Submissions between two timings of the loop."""
+"""Number of submissions between two timings of the fixed CPU loop."""
 
 
 async def run(
@@ -43,7 +43,7 @@ async def run(
     quick: bool,
     broker: str | None,  # noqa: ARG001 - nothing here needs one
 ) -> Result:
-    """Time submissions while a thousand requests wait, interleaved with the loop."""
+    """Time submissions while a thousand requests wait; timings of the fixed CPU loop interleave."""
     result = Result(name="router_cost", seed=seed, quick=quick)
     prefills = _prefills(seed)
     costs: dict[str, list[float]] = {}
@@ -70,7 +70,7 @@ async def run(
 
 
 class _Arm:
-    """A router for a number of instances, with requests waiting."""
+    """A router of `NUM_INSTANCES` instances at which requests wait."""
 
     def __init__(self, variant: str, prefills: CalibratedPrefills) -> None:
         self._instances = [InstanceId(f"instance {n}") for n in range(NUM_INSTANCES)]
@@ -105,7 +105,7 @@ class _Arm:
         return time.perf_counter() - began
 
     def serve_s(self) -> float:
-        """Time of a round of dispatches and first tokens, per request."""
+        """Time per request of dispatching, and of handling the first token."""
         now = 1e-2 * self._number
         began = time.perf_counter()
         sent = self._router.dispatch(now)
@@ -116,7 +116,7 @@ class _Arm:
 
 def _busy_grouper() -> GrouperState:
     """
-    A grouper whose lane was counted a second ago, and that has taken a request each millisecond.
+    A grouper whose lane forecast is one second old; since then it grouped a request each ms.
     """
     shares = TenantShares(max_share=1.0, free_tokens=0)
     state = GrouperState(shares=shares, recent=FIFOCache(_ARRIVALS))
@@ -143,7 +143,7 @@ def _prefills(seed: int) -> CalibratedPrefills:
 
 
 def _trees(seed: int) -> QuantileTrees:
-    """Trees of made-up samples: the cost of a prediction depends only on the size of the trees."""
+    """Trees of random samples, because a prediction's cost depends only on the trees' size."""
     random = np.random.default_rng(seed)
     features = random.random((_SAMPLES, len(FEATURES)))
     features[:, FEATURES.index("prompt_tokens")] *= 8000

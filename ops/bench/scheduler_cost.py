@@ -20,7 +20,7 @@ from solver.scheduling.engine.qoserve import QoServePolicy
 NUM_DECODES = 256
 LOOP_ADDITIONS = 20_000
 LOOP_S = 0.0006
-"""Duration of the loop on the reference machine of the millisecond limits; 30 ns per addition."""
+"""Duration of the fixed CPU loop on the machine for which limits are stated (30 ns/addition)."""
 _SLOS = (Slo(ttft_s=6, tbt_s=0.05), Slo(ttlt_s=600), Slo(ttlt_s=1800))
 
 
@@ -39,7 +39,7 @@ async def run(
     quick: bool,
     broker: str | None,  # noqa: ARG001 - nothing here needs one
 ) -> Result:
-    """Time decisions at 1,000, 10,000 and 100,000 waiting requests, interleaved."""
+    """Time decisions, in turn, with 1,000, 10,000 and 100,000 waiting requests."""
     result = Result(name="scheduler_cost", seed=seed, quick=quick)
     rounds = 100 if quick else 400
     arms = {waiting: _Arm(waiting) for waiting in (1_000, 10_000, 100_000)}
@@ -65,7 +65,7 @@ async def run(
 
 
 class _Arm:
-    """A policy with a number of waiting requests, 256 running decodes and a running prefill."""
+    """A policy with many waiting requests, 256 running decodes and a running prefill."""
 
     def __init__(self, num_waiting: int) -> None:
         self._num_waiting = num_waiting
@@ -87,10 +87,10 @@ class _Arm:
 
     def decide_s(self) -> float:
         """
-        Time of one decision, with the order read as far as an engine would, and of applying it.
+        Time of one decision: deciding, reading the order as far as an engine would, and applying.
 
-        In each iteration a request arrives, and the first chosen one is admitted and ends, so that
-        the queue changes as under load and keeps its length.
+        In each iteration, one request arrives, and the first request of the order is admitted and
+        ends. So the queue changes as under load and keeps its length.
         """
         self._now += 0.02
         state, arrival = self._state(), self._arrival()

@@ -14,15 +14,15 @@ ROOT = Path(__file__).parents[2]
 
 Figures = dict[str, Any]
 Cell = TypeVar("Cell", bound=msgspec.Struct)
-"""Identifies one measurement; equal cells of equal code give equal figures."""
+"""Type of the parameters of one measurement; equal cells and code give equal figures."""
 
 
 class Store(Generic[Cell]):
     """
-    Figures on disk, by the cell and the digest of the code that made them.
+    Figures on disk, by cell and digest of the code that measured them.
 
     Args:
-        directory: Holds one file per cell.
+        directory: Folder with one file per cell.
         digest: Returns the digest of the code that a cell depends on.
     """
 
@@ -31,7 +31,7 @@ class Store(Generic[Cell]):
         self._digest = digest
 
     def get(self, cell: Cell) -> Figures | None:
-        """The figures, if they exist."""
+        """Stored figures of *cell*; None if the store has none."""
         file = self._file(cell)
         return msgspec.json.decode(file.read_bytes()) if file.exists() else None
 
@@ -40,7 +40,7 @@ class Store(Generic[Cell]):
         return sum(self._file(cell).exists() for cell in set(cells))
 
     def put(self, cell: Cell, figures: Figures) -> None:
-        """Store the figures."""
+        """Store the figures of *cell*."""
         self._directory.mkdir(parents=True, exist_ok=True)
         partial = self._file(cell).with_suffix(".partial")
         partial.write_bytes(msgspec.json.encode(figures))
@@ -60,14 +60,14 @@ def kept(
     prepare: Callable[[], object] | None = None,
 ) -> Iterator[tuple[Cell, Figures]]:
     """
-    Yield figures of each cell as they are available.
+    Yield the figures of each cell as soon as they are available.
 
     Args:
-        cells: Cells to measure, in this order, except those that are in the store.
-        store: Store to which the new figures are added.
+        cells: Cells in order of measurement; cells with stored figures are not measured.
+        store: Store that provides known figures and receives new figures.
         make: Measures one cell, in a separate process.
-        workers: Processes; none is one per core.
-        prepare: Called first in each worker process, and in this process before any worker exists.
+        workers: Number of processes; None: one per core.
+        prepare: Called in this process before any worker exists, and first in each worker.
     """
     missing = []
     for cell in dict.fromkeys(cells):
@@ -89,12 +89,11 @@ def kept(
 
 def code_digest(modules: Iterable[str], *, data: Iterable[str] = ()) -> bytes:
     """
-    Digest of *modules*, and of all modules of this repository that they import, at any distance.
+    Digest of *modules* and of all modules of this repository that they import, transitively.
 
     Args:
-        modules: Dotted names; a module that is only started as a process has to be named
-            explicitly.
-        data: Folders relative to the repository, whose JSON files count too.
+        modules: Dotted names, including modules that are only started as a process.
+        data: Folders, relative to the repository, whose JSON files are part of the digest.
     """
     digest = hashlib.blake2b(digest_size=16)
     files = imported_files(modules)
@@ -106,7 +105,7 @@ def code_digest(modules: Iterable[str], *, data: Iterable[str] = ()) -> bytes:
 
 
 def imported_files(modules: Iterable[str]) -> set[Path]:
-    """Files of *modules* and of their imports within this repository, also those in functions."""
+    """Files of *modules* and of all imports within this repository, transitively."""
     found: dict[str, Path | None] = {}
     left = list(modules)
     while left:
@@ -127,7 +126,7 @@ def _file_of(module: str) -> Path | None:
 
 
 def _imports(file: Path) -> list[str]:
-    """Modules that *file* imports, and names that may be modules."""
+    """Modules that *file* imports, and imported names that may be modules."""
     found: list[str] = []
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):

@@ -31,7 +31,7 @@ from shared.runtime.logging import configure_logging
 
 STATE = Path(".headway")
 LOAD_S: dict[str, Seconds] = {"simulated": 15.0, "vllm": 40.0}
-"""Default length of each arm's load, by engine; with simulated engines, what fits into 75 s."""
+"""Default length of each arm's load, by engine; with simulated engines, the demo takes 75 s."""
 LOOP_S: dict[str, Seconds] = {"simulated": 3.0, "vllm": 8.0}
 """Measured part of the closed loop, by engine."""
 KILLED = {
@@ -41,14 +41,14 @@ KILLED = {
         "drain, since all agents share one process; restarted after 2 s"
     ),
 }
-"""Embedded broker or not -> description of the kill."""
+"""True for the embedded broker -> description of the kill."""
 QUIET_ENGINES = {"VLLM_LOGGING_LEVEL": "ERROR", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
-"""Environment of engines that log to this terminal, as they do with the embedded broker."""
+"""Environment that silences engines; with the embedded broker, they log to this terminal."""
 _STARTED = time.monotonic()
 
 
 def main() -> int:
-    """Run both arms; 0 if nothing was lost and Headway met more targets."""
+    """Run the two arms; return 0 if no request was lost and Headway met more targets."""
     parser = argparse.ArgumentParser(prog="python -m ops.demo", description=__doc__)
     parser.add_argument("--engine", help="vllm (fails if it cannot run) or simulated")
     parser.add_argument("--broker", help="AMQP URL, private, or embedded")
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 async def run(options: argparse.Namespace, engine: str) -> int:
-    """Serve the load in both arms and report."""
+    """Serve the load in each arm and report."""
     models = make_tiny_models(STATE / "models", weights=engine == "vllm")
     registry = _only(models, STATE / "demo" / "models.json")
     duration_s = options.seconds or LOAD_S[engine]
@@ -119,7 +119,7 @@ async def run(options: argparse.Namespace, engine: str) -> int:
 async def _serve(
     arm: Arm, mesh: Mesh, producer: Producer, workload: list[Planned], duration_s: Seconds
 ) -> Record:
-    """Send the load and the malformed requests to a mesh that is warm."""
+    """Send the load and the malformed requests to a warm mesh."""
     async with (
         mesh.open_broker("headway-watch") as watching,
         agent_totals(watching) as totals,

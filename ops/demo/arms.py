@@ -1,9 +1,9 @@
 """
 The two arms: plain first come first served, and Headway with all defaults.
 
-Common to both, so that the comparison isolates the order of service: broker, processes, number of
+The comparison isolates the order of service. The arms have in common: broker, processes, number of
 agents, models, engines and their limits (`ENGINE_LIMITS`), late pulls, model swaps, and recovery
-after a kill. `FCFS` lists every setting in which that arm differs, with the reason.
+after a kill. `FCFS` lists every setting in which the FCFS arm differs, with the reason.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from shared.contracts.qos import Importance, Slo
 MODELS = ("tiny-llama", "tiny-qwen")
 NUM_AGENTS = 2
 MAX_RUNNING = 12
-"""Requests in one iteration of each engine."""
+"""Maximum number of requests in one iteration of an engine."""
 UNIFORM_TARGET_S: Seconds = 600.0
 """Target of every request in the FCFS arm; too long to be missed, so that nothing is relegated."""
 
@@ -35,7 +35,7 @@ ENGINE_LIMITS: Mapping[str, dict[str, Any]] = {
     "vllm": {"max_running": MAX_RUNNING},
 }
 """
-Settings of the engines in both arms; the rest are defaults.
+Settings of the engines in both arms; other settings have their defaults.
 
 The simulated engine takes about 25 ms for an iteration, like the tiny models on a CPU, so that the
 fleet serves some twenty requests per second and the mesh's own CPU time is small in comparison.
@@ -97,7 +97,7 @@ class Arm:
         return f"agent-{self.name}-0"
 
     def published(self, body: InferenceRequest) -> InferenceRequest:
-        """The request as this arm gets it."""
+        """The request as published to this arm."""
         body = msgspec.structs.replace(body, id=f"{self.name}-{body.id}")
         if self.uniform_slo is None:
             return body
@@ -107,22 +107,23 @@ class Arm:
 FCFS = Arm(
     name="fcfs",
     title="FCFS",
-    # One target for all: a deadline is then the arrival time plus a constant, so the order by
-    # deadline, which lanes, windows and plans use, is the order of arrival. The engine and the
-    # planner know nothing of the targets by which the sender judges. A target of None would make
-    # all work best effort, which agents limit to a part of their slots: that would be unfair.
+    # All requests have one target, so that deadlines are arrival times plus a constant: the order
+    # by deadline, which lanes, windows and plans use, is then the order of arrival. Engine and
+    # planner do not get the targets by which the sender judges. Without a target, all work would
+    # be best effort, which agents limit to a part of their slots; this would be unfair.
     uniform_slo=Slo(ttlt_s=UNIFORM_TARGET_S),
-    # The engine serves in the order of submission. In vLLM its own scheduler decides, unmodified.
+    # The engine serves in the order of submission; vLLM uses its unmodified scheduler.
     engine_policy={"simulated": "fcfs", "vllm": "stock"},
-    # One model per engine, as behind a proxy: the strongest FCFS that was measured. With simulated
-    # engines and 12 s of load it met 71 and 78 % of the targets (seeds 0, 1). Free to change models
-    # from the same start it met 71 and 78 % with plans by `qlm`, which then changed none, 51 and
-    # 64 % by `edf-batching`, 43 and 58 % by `fcfs`; from one model everywhere, 57 to 61 % by `qlm`.
+    # One model per engine, as behind a proxy, is the best FCFS arm that was measured. With
+    # simulated engines and 12 s of load, it met 71 and 78 % of the targets (seeds 0 and 1). With
+    # model swaps from the same start, plans by `qlm` (which made no swap) met 71 and 78 %,
+    # `edf-batching` 51 and 64 %, `fcfs` 43 and 58 %. With one model on all engines at the start,
+    # `qlm` met 57 to 61 %.
     fixed_models=True,
-    # Headway starts with the first model everywhere and has to change; this arm starts with the
-    # placement that the load needs.
+    # Headway starts with the first model on all engines and must swap models; this arm starts with
+    # the placement that the load needs.
     initial_models=MODELS,
-    # The oldest work first.
+    # Serve the oldest work first.
     planner={"leader": {"policy": "fcfs"}},
     # One lane per model: short and long requests are not separated.
     layout=LaneLayout(num_work_classes=1),

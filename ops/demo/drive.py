@@ -1,4 +1,4 @@
-"""Measures a mesh's capacity, sends it the load, kills an agent, and collects the outcomes."""
+"""Measures a mesh's capacity, sends the load, kills an agent, and collects the outcomes."""
 
 import asyncio
 import contextlib
@@ -29,18 +29,18 @@ from shared.producer.producer import Producer
 ANSWER_TIMEOUT_S: Seconds = 90.0
 """Time from sending after which a request counts as lost, even if the mesh still holds it."""
 RAMP_S: Seconds = 2.0
-"""Unmeasured start of a closed loop: at first, all requests are in their prefill."""
+"""Unmeasured start of a closed loop, in which all requests are in their prefill."""
 LOOP_CONCURRENCY = MAX_RUNNING * 3 // 2
-"""Requests per agent in a closed loop: all running slots are taken and some requests wait."""
+"""Requests per agent in a closed loop: they fill all running slots, and some wait."""
 RESTART_AFTER_S: Seconds = 2.0
-"""Time from the kill to the restart, as by a supervisor."""
+"""Time from the kill to the restart, which in production is a supervisor's."""
 STATUS_WAIT_S: Seconds = 1.3
-"""Time in which every agent publishes a status."""
+"""Time within which every agent publishes a status."""
 
 
 @dataclass(slots=True)
 class Record:
-    """All data of one arm."""
+    """All recorded data of one arm."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     refusals: dict[str, bool] = field(default_factory=dict)
@@ -59,11 +59,11 @@ class Record:
 
 async def measure_capacity(arm: Arm, producer: Producer, *, window_s: Seconds, seed: int) -> float:
     """
-    Requests of the mix per second that the mesh serves, all of its slots taken.
+    Requests of the mix per second that the mesh serves while all running slots are in use.
 
-    A closed loop of streamed requests for the models that are active at the start. Tokens are
-    counted, since requests are too few for a stable rate. The loop also warms the engines and the
-    estimator up.
+    A closed loop sends streamed requests for the models that are active at the start. The rate is
+    computed from tokens, because requests are too few for a stable rate. The loop also warms up the
+    engines and the estimator.
     """
     stop = asyncio.Event()
     sources = [

@@ -1,4 +1,4 @@
-"""Judges each request by the sender's clock, with one rule for both arms."""
+"""Judges each request by the sender's clock, with the same rule for the two arms."""
 
 from dataclasses import dataclass, field
 
@@ -12,11 +12,11 @@ class Timeline:
     """Times of one request on the sender's clock, in seconds since it was sent."""
 
     tokens: list[tuple[Seconds, int]] = field(default_factory=list)
-    """(Arrival time of a part of the answer, tokens in it)."""
+    """Arrival time and number of tokens of each streamed part of the answer."""
     finished_s: Seconds | None = None
     """Arrival time of the final reply; None without a complete answer."""
     diverged: bool = False
-    """True if the stream ended early: a replay after the kill gave other tokens than were sent."""
+    """True if the stream ended early because a replay after the kill gave different tokens."""
     error: str | None = None
 
 
@@ -28,15 +28,15 @@ class Outcome:
     sent_at_s: Seconds
     completed: bool
     attained: bool
-    """True if it was completed and met its target; without a target, if it was completed."""
+    """True if the request was completed and met its target, if it has one."""
     ttft_s: Seconds | None = None
-    """None if the tokens were not streamed."""
+    """Time to the first token; None if tokens were not streamed."""
     ttlt_s: Seconds | None = None
     late_tokens: int = 0
     output_tokens: int = 0
     diverged: bool = False
     """
-    True if the stream ended early and only the final reply has the whole answer: not attained.
+    True if only the final reply has the whole answer; the request then does not attain.
     """
     error: str | None = None
 
@@ -55,8 +55,9 @@ def judge(request_class: RequestClass, timeline: Timeline, *, sent_at_s: Seconds
     """
     Compare the times of one request with the target of its class.
 
-    Interactive: no token is late and the stream is whole. Non-interactive: the final reply arrives
-    in time. The target is that of the class in both arms, whatever the arm published.
+    An interactive request attains if no token is late and the stream is complete; another request
+    if its final reply is in time. Both arms are judged by the class's target, even where the arm
+    published a different target.
     """
     slo = request_class.slo
     finished_s = timeline.finished_s

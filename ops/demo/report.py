@@ -1,4 +1,4 @@
-"""Figures, table, plot and closing sentence, all computed from the two records."""
+"""Figures, table, plot and closing sentence, all computed from the two arms' records."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +25,7 @@ NUM_BINS = 12
 
 
 def arm_figures(record: Record) -> dict[str, Any]:
-    """Figures of one arm. Times in seconds, rates per second of `wall_s`."""
+    """Figures of one arm: times in seconds, rates per second of `wall_s`."""
     judged = [o for o in record.outcomes if has_target(o)]
     attained = sum(o.attained for o in judged)
     return {
@@ -82,13 +82,13 @@ def is_ahead(arms: Mapping[str, Any]) -> bool:
 
 
 def is_success(arms: Mapping[str, Any]) -> bool:
-    """True if nothing was lost, every malformed request was refused, and Headway is ahead."""
+    """True if no request was lost, every malformed request was refused, and Headway is ahead."""
     whole = all(arm["lost"] == 0 and all(arm["refusals"].values()) for arm in arms.values())
     return whole and is_ahead(arms)
 
 
 def sentence(arms: Mapping[str, Any]) -> str:
-    """One sentence about this run, with its figures only."""
+    """One sentence about this run, with figures of this run only."""
     ours, theirs = arms[HEADWAY.name], arms[FCFS.name]
     if ours["attainment"] is None or theirs["attainment"] is None:
         return "This run shows nothing: no request with a target was sent."
@@ -130,7 +130,7 @@ def _lost(number: int) -> str:
 
 
 def print_table(data: Mapping[str, Any]) -> None:
-    """Print both arms side by side."""
+    """Print the figures of the two arms side by side."""
     arms = data["arms"]
     table = Table(title=f"Same load, two arms: engine {data['engine']}, broker {data['broker']}")
     table.add_column("")
@@ -204,7 +204,7 @@ def _pair(quantiles: Mapping[str, float] | None) -> str:
 def plot(
     records: Mapping[str, Record], arms: tuple[Arm, ...], *, duration_s: Seconds, file: Path
 ) -> None:
-    """Plot attainment and first tokens of both arms over sending time, burst and kill marked."""
+    """Plot attainment and TTFT of both arms over sending time, with marks at burst and kill."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
     for arm in arms:
         record = records[arm.name]
@@ -240,7 +240,7 @@ def plot(
 def attainment_over_time(
     outcomes: list[Outcome], *, duration_s: Seconds
 ) -> tuple[list[Seconds], list[float]]:
-    """Centres of bins of sending time, and the share of targets met in each that has requests."""
+    """Centres of non-empty bins of sending time, and the share of targets met in each."""
     at_s, shares = [], []
     width_s = duration_s / NUM_BINS
     judged = [o for o in outcomes if has_target(o)]

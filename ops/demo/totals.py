@@ -1,4 +1,4 @@
-"""Counters of all agents of a mesh, including those of killed processes."""
+"""Counters of all agents of a mesh, including killed processes."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -24,15 +24,15 @@ class AgentTotals:
     """
 
     statuses: dict[tuple[str, str], InstanceStatus] = field(default_factory=dict)
-    """By instance and incarnation."""
+    """Last status, by instance and incarnation."""
 
     def counts(self) -> dict[str, int]:
-        """Sums over all processes so far."""
+        """Sum of each counter over all processes so far."""
         totals = [status.totals for status in self.statuses.values()]
         return {name: sum(getattr(each, name) for each in totals) for name in COUNTED}
 
     def running(self) -> int:
-        """Requests in the engines, by the newest status of each instance."""
+        """Number of requests in the engines, by the newest status of each instance."""
         newest = {status.instance_id: status for status in self.statuses.values()}
         return sum(status.running for status in newest.values())
 

@@ -18,7 +18,7 @@ CALM_FACTOR = 0.5
 KILL_AT = 0.5
 """Time at which one agent is killed, as a share of the load's length."""
 SECOND_MODEL_SHARES = ((0.0, 0.0), (0.25, 0.5), (0.75, 0.9))
-"""Share of requests for the second model, from each share of the load's length on."""
+"""(Begin, share of requests for the second model); begins are shares of the load's length."""
 MAX_REQUESTS = 3000
 """Upper bound of the requests of one load; a faster machine gets a lower rate."""
 WORDS = tuple(
@@ -92,12 +92,12 @@ def mean_output_tokens() -> float:
 
 
 def load_factor(position: float) -> float:
-    """Arrival rate in multiples of the capacity, at a share of the load's length."""
+    """Arrival rate in multiples of the capacity, at *position* (share of the load's length)."""
     return BURST_FACTOR if BURST[0] <= position < BURST[1] else CALM_FACTOR
 
 
 def second_model_share(position: float) -> float:
-    """Share of requests for the second model, at a share of the load's length."""
+    """Share of requests for the second model, at *position* (share of the load's length)."""
     return [share for start, share in SECOND_MODEL_SHARES if start <= position][-1]
 
 
@@ -105,7 +105,7 @@ def plan_workload(
     models: tuple[str, str], *, duration_s: Seconds, capacity_rps: float, seed: int
 ) -> list[Planned]:
     """
-    Poisson arrivals of all classes: below the capacity, above it during the burst, below it again.
+    Poisson arrivals of all classes, above the capacity during the burst, else below it.
 
     Args:
         models: Wire names of two models; the load moves from the first to the second.
@@ -129,7 +129,7 @@ def plan_workload(
 
 
 def endless_requests(model: str, *, seed: str) -> Iterator[Planned]:
-    """Requests of the same mix for one model, without arrival times: for a closed loop."""
+    """Requests of the same mix for one model without arrival times, for a closed loop."""
     chance = random.Random(f"closed loop {seed}")
     for number in itertools.count():
         yield _request(chance, model, 0.0, name=f"loop-{seed}-{number}")

@@ -40,9 +40,9 @@ def document() -> Document:
             "version": CONTRACT_VERSION,
             "description": (
                 "Publish requests with confirms and `mandatory`, with the same `message_id` on "
-                "every retry. Unknown fields are ignored, bad ones refused with `request.failed`. "
-                "Replies are delivered at least once; the first successful final completes a "
-                "request, and finals contain everything that token batches did."
+                "every retry. Unknown fields are ignored; invalid fields are refused with "
+                "`request.failed`. Replies are delivered at least once. The first successful final "
+                "completes a request; a final contains all data of the request's token batches."
             ),
         },
         "defaultContentType": "application/json",
@@ -53,7 +53,7 @@ def document() -> Document:
                 kind="topic",
                 description=(
                     "Routing key `interactive` or `interactive.<anything>` for requests with a "
-                    "first-token target, anything else for the rest."
+                    "first-token target, any other key for other requests."
                 ),
             ),
             "replies": _channel(
@@ -62,8 +62,8 @@ def document() -> Document:
                 kind="direct",
                 description=(
                     "The producer's own queue, named `reply.<anything>`, bound to "
-                    f"`{topology.REPLIES}` under its own name and given as `reply_to`. Unknown "
-                    "kinds must be ignored."
+                    f"`{topology.REPLIES}` under its own name and given as `reply_to`. Producers "
+                    "must ignore messages of unknown kinds."
                 ),
             ),
             "control": _channel(
@@ -72,7 +72,7 @@ def document() -> Document:
                 kind="topic",
                 description=(
                     f"Routing key `{topology.CONTROL_CANCEL}` cancels a request; "
-                    "`instance.<instance_id>` stops one run of it."
+                    "`instance.<instance_id>` stops one run of a request."
                 ),
             ),
         },

@@ -2,7 +2,7 @@
 RabbitMQ definitions from the topology table: `python -m ops.generate.definitions`.
 
 One user per service, with minimal permissions. No user may write to the default exchange,
-which reaches every queue by name.
+because it routes to every queue by name.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Definitions = dict[str, Any]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
     """
-    Permissions of one user; regular expressions over queue and exchange names.
+    Permissions of one user, as regular expressions over queue and exchange names.
 
     Binding needs write on the queue and read on the exchange; declaring a dead-lettering
     queue needs write on its dead-letter exchange.
@@ -39,7 +39,7 @@ class Grant:
     write: str
     read: str
     topic_writes: tuple[tuple[str, str], ...] = ()
-    """(Topic exchange, routing keys that the user may publish with)."""
+    """(Topic exchange, regular expression of routing keys with which the user may publish)."""
     tags: tuple[str, ...] = ()
 
 
@@ -125,7 +125,7 @@ def definitions(*, vhost: str = "/", passwords: dict[str, str] | None = None) ->
 
     Args:
         vhost: Virtual host of all objects.
-        passwords: By user; the default password is the user's name, for development only.
+        passwords: Password of each user; the default is the user's name, for development only.
     """
     secrets = passwords or {}
     return {
@@ -232,7 +232,7 @@ def main(argv: list[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="USER=PASSWORD",
-        help="repeatable; the default password of a user is its name",
+        help="password of a user, repeatable; the default password is the user's name",
     )
     arguments = parser.parse_args(argv)
     users = {grant.user for grant in GRANTS}

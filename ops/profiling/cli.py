@@ -30,15 +30,15 @@ from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_OK
 
 _TIME_SCALE = 0.05
-"""Time scale of the simulated engine; it reports times as at scale 1."""
+"""Time scale of the simulated engine; the engine reports times as at scale 1."""
 
 
 def profile(arguments: Sequence[str]) -> int:
     """
-    Measure, fit, write; returns the exit code.
+    Measure, fit and write a profile; return the exit code.
 
     Raises:
-        SettingsError: An invalid value, or a file cannot be read or written.
+        SettingsError: A value is invalid, or a file cannot be read or written.
         EngineError: The engine did not start, died, or took too long; or timing a shape failed.
     """
     if asks_for_shape(arguments):
@@ -83,7 +83,7 @@ def _entry(options: argparse.Namespace) -> ModelEntry:
 
 def _settings(options: argparse.Namespace, grid: Grid) -> EngineSettings:
     """
-    Limits that hold the grid; prompts are served in order, in chunks as large as the limits allow.
+    Engine limits for the largest batch of the grid; prompts are served in order, in full chunks.
     """
     token_budget, max_running = max(grid.chunks) + max(grid.batches), max(grid.batches) + 1
     return EngineSettings(
@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         "engine, fit its latency model (ConServe §4.2), and write a profile that "
         "`headway simulate --profile` reads. Stop agents on the same device first.",
         epilog="Without an engine: `headway profile --shape CONFIG` times the layers of a model's "
-        "config.json with plain torch; `headway profile --shape --help` has its options.",
+        "config.json with plain torch; `headway profile --shape --help` lists the options.",
         formatter_class=HelpFormatter,
     )
     parser.add_argument(

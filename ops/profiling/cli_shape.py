@@ -41,14 +41,14 @@ def asks_for_shape(arguments: Sequence[str]) -> bool:
 
 def profile_shape(arguments: Sequence[str]) -> int:
     """
-    Time, fit, write; returns the exit code.
+    Time, fit and write a profile; return the exit code.
 
     Raises:
-        SettingsError: An invalid value, no such device or no torch, or a file cannot be read
+        SettingsError: A value is invalid, the device or torch is missing, or a file cannot be read
             or written.
         EngineError: The device has too little memory, or failed.
     """
-    # Otherwise `--shape --help` would lack its CONFIG.
+    # Parse `--help` alone: with `--shape --help`, argparse would require CONFIG.
     options = _parser().parse_args(["--help"] if _HELP & {*arguments} else arguments)
     if not 0 <= options.overhead_s < math.inf:
         raise SettingsError(
@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         _OPTION, type=Path, required=True, metavar="CONFIG",
         help="config.json of Hugging Face, or a folder with one; dense layers as in Llama",
     )  # fmt: skip
-    parser.add_argument("--model", help="name in the profile; default: that of the folder or file")
+    parser.add_argument("--model", help="name in the profile; default: name of the folder or file")
     parser.add_argument("--device", default="cuda", help="device: cuda, cuda:N or cpu")
     add_grid_options(parser)
     add_numbers(

@@ -16,17 +16,17 @@ from solver.scheduling.engine.latency import LatencyTable
 _PRIOR = LatencyCoefficients(
     constant_s=0.01, linear_s=1e-4, attention_s=1e-8, cross_s=1e-8, context_s=1e-7
 )
-"""Prior of the fit: its ratios weigh as much as a twentieth of an iteration, its scale nothing."""
+"""Ratios of the prior's coefficients; `_prior` sets the scale. Weighs 1/20 of an iteration."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Iterations of one kind: measured and predicted time."""
+    """Measured and predicted time of iterations with equal work."""
 
     chunk_tokens: int
     before_tokens: int
     num_decodes: int
     decode_context_tokens: int
-    """Prompt tokens of each decode."""
+    """Prompt tokens of each decoding request."""
     samples: int
     measured_s: Seconds
     """Median of the measured times."""
@@ -35,7 +35,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 def fitted(samples: Sequence[Sample]) -> LatencyCoefficients:
     """
-    Robust least squares over all samples.
+    Fit the latency model to all samples by robust least squares.
 
     Source: ConServe §4.2, a grid of (P, C).
     Decided: the samples state the context of each prefill, so that decodes in the same iteration do
@@ -48,7 +48,7 @@ def fitted(samples: Sequence[Sample]) -> LatencyCoefficients:
 
 
 def _prior(samples: Sequence[Sample]) -> LatencyCoefficients:
-    """The prior scaled to the samples' pace: a prior that is far too fast would bias the fit."""
+    """The prior, scaled to the samples' times: a prior that is far too fast would bias the fit."""
     if not samples:
         return _PRIOR
     table = _table(_PRIOR, samples)
@@ -59,7 +59,7 @@ def _prior(samples: Sequence[Sample]) -> LatencyCoefficients:
 
 
 def errors_of(repeats: Sequence[Sequence[Sample]]) -> PredictionErrors | None:
-    """Prediction errors on the last repeat, with a model fitted to the earlier ones."""
+    """Prediction errors on the last repeat, with a model fitted to the earlier repeats."""
     known = [each for repeat in repeats[:-1] for each in repeat]
     judged = repeats[-1]
     if not known or not judged:
@@ -71,7 +71,7 @@ def errors_of(repeats: Sequence[Sequence[Sample]]) -> PredictionErrors | None:
 
 
 def cells_of(samples: Iterable[Sample], latency: LatencyCoefficients) -> list[Cell]:
-    """Medians of equal samples, in order of batch, its context, and chunk."""
+    """Medians of samples with equal work, sorted by batch size, context of decodes, and chunk."""
     by_kind: dict[tuple[int, int, int, int], list[Sample]] = {}
     for each in samples:
         kind = (each.num_decodes, each.decode_context_tokens, each.chunk_tokens, each.before)

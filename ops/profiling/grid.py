@@ -11,14 +11,14 @@ _LEAST_REPEATS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Prompts in chunks of each size, alone and with each batch of decodes with each context."""
+    """Prefills in chunks of each size, alone and with decodes of each batch size and context."""
 
     chunks: tuple[int, ...] = (16, 64, 256, 512, 1024, 2048)
-    """Tokens of a prompt in one iteration."""
+    """Sizes of chunks, in tokens."""
     contexts: tuple[int, ...] = (64, 512, 2048)
-    """Prompt tokens of each decode."""
+    """Prompt tokens of each decoding request."""
     batches: tuple[int, ...] = (8, 32)
-    """Numbers of decodes."""
+    """Numbers of decoding requests in an iteration."""
     repeats: int = 3
 
     def __post_init__(self) -> None:
@@ -28,8 +28,8 @@ class Grid:
                 raise SettingsError(f"{name}: all values must be at least 1: {values}")
         if self.repeats < _LEAST_REPEATS:
             raise SettingsError(
-                f"repeats must be at least {_LEAST_REPEATS}, since one is used for validation: "
-                f"{self.repeats}"
+                f"repeats must be at least {_LEAST_REPEATS}, since the last repeat is used for "
+                f"validation: {self.repeats}"
             )
 
 
@@ -40,7 +40,7 @@ class Sample:
     work: IterationWork
     num_decodes: int
     decode_context_tokens: int
-    """Prompt tokens of each decode."""
+    """Prompt tokens of each decoding request."""
     before: int
     """Tokens of the iteration's prefill that were computed before; 0 without a prefill."""
     duration_s: Seconds

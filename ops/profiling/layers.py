@@ -35,7 +35,7 @@ class LayerCopy:
 
 class LayerStack:
     """
-    All layers of a model, computed in sequence with the weights of a few of them.
+    All layers of a model, computed in sequence with the weights of a few layers.
 
     Weights and KV are random, not zero: a GPU's clock depends on the data.
 
@@ -106,7 +106,7 @@ class LayerStack:
         values: torch.Tensor,
     ) -> torch.Tensor:
         """
-        Attention of one query per decode over its own KV; head groups share reads of it.
+        Attention of the decodes: one query each over its own KV, which head groups read once.
         """
         shape, number, context = self._shape, batch.num_decodes, batch.decode_context_tokens
         size = (number, context + 1, shape.num_kv_heads, shape.head_size)
@@ -133,8 +133,8 @@ class LayerStack:
         """
         Attention of a chunk over itself, causally, and over earlier tokens.
 
-        Torch has no public way to combine the two parts of a softmax; they are added instead. That
-        takes equal time, and gives other numbers.
+        Torch has no public function that combines the two parts of a softmax. Their sum takes equal
+        time; its values differ, but the values do not matter here.
         """
         shape, first, before = self._shape, batch.num_decodes, batch.before_tokens
         begin = batch.decode_kv_tokens
@@ -178,7 +178,7 @@ class LayerStack:
         )
 
     def _matrix(self, rows: int, columns: int) -> torch.Tensor:
-        """A random matrix that keeps the magnitude of the vectors it is multiplied with."""
+        """A random matrix; multiplication with it keeps the magnitude of vectors."""
         return self._random_tensor(rows, columns).mul_(columns**-0.5)
 
     def _random_tensor(self, *size: int) -> torch.Tensor:

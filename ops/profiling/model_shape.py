@@ -12,7 +12,7 @@ class ModelShape:
     """
     Dense layers with grouped-query attention and a gated MLP, as in Llama.
 
-    Biases and rotary embeddings are left out: their time is negligible.
+    Biases and rotary embeddings are omitted, because their time is negligible.
     """
 
     name: str
@@ -37,12 +37,12 @@ class ModelShape:
 
     @property
     def kv_width(self) -> int:
-        """Width of the keys of one token, and of the values."""
+        """Width of one token's keys, which is also the width of its values."""
         return self.num_kv_heads * self.head_size
 
     @property
     def layer_weights(self) -> int:
-        """Parameters in the matrices of one layer."""
+        """Number of parameters in the matrices of one layer."""
         attention = self.hidden_size * (2 * self.query_width + 2 * self.kv_width)
         return attention + 3 * self.hidden_size * self.intermediate_size
 
@@ -68,12 +68,12 @@ class ModelShape:
 
     def flops(self, *, tokens: int, pairs: float, answers: int) -> float:
         """
-        Multiplications and additions of one iteration.
+        Number of multiplications and additions of one iteration.
 
         Args:
             tokens: Computed tokens.
-            pairs: Pairs of a token and one that it attends to, of prefills and decodes.
-            answers: Requests whose next token is computed.
+            pairs: Pairs of a token and a token that it attends to, of prefills and decodes.
+            answers: Number of requests whose next token is computed.
         """
         layer = 2.0 * tokens * self.layer_weights + 4.0 * pairs * self.query_width
         return self.num_layers * layer + 2.0 * answers * self.vocab_size * self.hidden_size
@@ -82,7 +82,7 @@ class ModelShape:
         """
         Tokens of KV that fit, with all weights, into *utilization* of a device's *free_bytes*.
 
-        Computed like vLLM's, without the memory that an iteration needs. 0 if the weights do not
+        Computed as by vLLM, but without the memory that an iteration needs. 0 if the weights do not
         fit.
         """
         room = utilization * free_bytes - self.weight_bytes

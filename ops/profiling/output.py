@@ -1,4 +1,4 @@
-"""Shared parts of both forms of `headway profile`: grid options, the report, its output."""
+"""Parts that the two forms of `headway profile` share: grid options, the report and its output."""
 
 import argparse
 import sys
@@ -35,7 +35,7 @@ class Subject:
     engine: str
     device: str
     kv_capacity_tokens: int | None = None
-    """None where unknown."""
+    """Tokens of KV that fit; None if unknown."""
 
 
 def check_output(options: argparse.Namespace) -> None:
@@ -43,7 +43,7 @@ def check_output(options: argparse.Namespace) -> None:
     Check that the requested files can be written, since measuring takes long.
 
     Raises:
-        SettingsError: A file cannot be written; names the option.
+        SettingsError: A file cannot be written; the message names the option.
     """
     if not options.out.parent.is_dir():
         raise SettingsError(f"--out: {options.out.parent} is not a directory")
@@ -55,7 +55,7 @@ def report_of(
     repeats: Sequence[Sequence[Sample]], subject: Subject, *, file: Path, now: UnixTime
 ) -> Report:
     """
-    The fit to all *repeats*, and the error on the last repeat when fitted to the others.
+    Report of the fit to all *repeats*; the error is on the last repeat, fitted to the others.
 
     Raises:
         EngineError: There are no samples.
@@ -82,7 +82,7 @@ def report_of(
 
 
 def _rate(samples: Sequence[Sample]) -> float:
-    """Tokens per second over all samples."""
+    """Computed tokens per second over all samples."""
     return sum(each.work.tokens for each in samples) / sum(each.duration_s for each in samples)
 
 

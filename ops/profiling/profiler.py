@@ -21,23 +21,23 @@ from shared.contracts.telemetry import Iteration
 from solver.prediction.latency.iteration_fit import IterationWork
 
 CHUNKS_DEEP = 8
-"""Chunks per prompt, so that all but the first have a context."""
+"""Number of chunks per prompt; all chunks except the first have a context."""
 ROOM_TOKENS = 256
-"""Room for the answers of decodes while prompts are computed in the same iterations."""
+"""Tokens reserved for answers: decodes generate them while prompts are computed."""
 _DECODE_STEPS = 8
-"""Measured steps of a batch of decodes without a prompt."""
+"""Number of measured iterations of a batch of decodes without a prefill."""
 _FIRST_TOKEN, _LAST_TOKEN = 10, 500
 _PATIENCE_S = 120.0
-"""Time limit for any one prompt or batch."""
+"""Time limit for one prompt or one batch of decodes."""
 _POLL_S = 0.002
 
 
 class Profiler:
     """
-    Measures an engine on which *model* is active and nothing else runs.
+    Measures an engine on which *model* is active and no other request runs.
 
     Args:
-        engine: Its policy must give prompts all tokens that its limits allow.
+        engine: Engine with a policy that gives prompts all tokens that the limits allow.
         model: The active model.
         max_model_len: Maximum tokens of prompt and answer.
         seed: Seed of the prompts' tokens.
@@ -62,10 +62,10 @@ class Profiler:
 
     async def measure(self, grid: Grid, progress: Callable[[str], None]) -> list[list[Sample]]:
         """
-        Samples of each repeat.
+        Measure the grid; return the samples of each repeat.
 
         Args:
-            grid: Grid to measure; rows that do not fit the engine's memory or slots are left out,
+            grid: Grid to measure; rows that do not fit the engine's memory or slots are omitted
                 and reported.
             progress: Receives progress lines.
 
@@ -99,7 +99,7 @@ class Profiler:
                 )
 
     def _rows(self, grid: Grid, progress: Callable[[str], None]) -> list[tuple[int, int]]:
-        """Batches and contexts that fit into the engine together with the longest prompt."""
+        """(Batch, context) pairs that fit into the engine together with the longest prompt."""
         state = self._engine.snapshot()
         room = state.kv_capacity_tokens - self._prompt_tokens(max(grid.chunks))
         rows = []
@@ -119,7 +119,7 @@ class Profiler:
         return min(CHUNKS_DEEP * chunk, most)
 
     async def _row(self, grid: Grid, batch: int, context: int) -> list[Sample]:
-        """All chunks together with *batch* decodes, and the decodes alone."""
+        """Measure *batch* decodes alone, and together with each chunk size."""
         await self._limit(max(grid.chunks) + batch, max(1, batch))
         decodes = _Decodes(
             self._engine,
@@ -140,7 +140,7 @@ class Profiler:
         return [each for each in samples if each.num_decodes == batch]
 
     async def _prompt(self, chunk: int, batch: int, context: int) -> list[Sample]:
-        """One prompt in pieces of *chunk* tokens."""
+        """Measure a prompt in chunks of *chunk* tokens, beside *batch* decodes."""
         await self._limit(chunk + batch, batch + 1)
         self._engine.drain_iterations()
         length = self._prompt_tokens(chunk)
@@ -163,7 +163,7 @@ class Profiler:
         )
 
     def _request(self, prompt_tokens: int, output_tokens: int) -> EngineRequest:
-        """A request with a prompt that is in no cache."""
+        """A request with a random prompt, which no prefix cache contains."""
         prompt = self._random.integers(_FIRST_TOKEN, _LAST_TOKEN, prompt_tokens)
         return EngineRequest(
             request_id=RequestId(f"profile-{next(self._ids)}"),
@@ -174,7 +174,7 @@ class Profiler:
 
 
 class _Decodes:
-    """Requests that decode until they are ended; may be empty."""
+    """Requests that decode until `end` aborts them; possibly none."""
 
     def __init__(self, engine: EngineBackend, requests: Sequence[EngineRequest]) -> None:
         self._engine = engine
@@ -183,7 +183,7 @@ class _Decodes:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
-        """Start all, and wait until each has its first token."""
+        """Start all requests, and wait until each has its first token."""
         self._tasks = [
             asyncio.create_task(self._decode(place)) for place in range(len(self._requests))
         ]
@@ -191,7 +191,7 @@ class _Decodes:
 
     async def steps(self, number: int) -> None:
         """
-        Wait until every request has *number* tokens more than the current minimum of all requests.
+        Wait until every request has *number* tokens more than the current minimum over requests.
         """
         target = min(self._num_tokens, default=0) + number
         while any(tokens < target for tokens in self._num_tokens):

@@ -10,7 +10,7 @@ from ops.profiling.model_shape import DType, ModelShape
 from shared.contracts.errors import SettingsError
 
 DENSE = frozenset({"granite", "llama", "mistral", "phi3", "qwen2", "qwen3"})
-"""Model types with the layers of `ModelShape`; other types qualify if their fields say so."""
+"""Model types with the layers of `ModelShape`; other types are accepted if their fields match."""
 _FILE = "config.json"
 _LIMITS = {
     "hidden_size": 65_536,
@@ -37,7 +37,7 @@ _OTHER_LAYERS = {
 _GATED = ("silu", "swish")
 _DTYPES: dict[str, DType] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
 _DEFAULT_MAX_TOKENS = 2048
-"""Default of Transformers."""
+"""Default of `max_position_embeddings` in Transformers."""
 
 
 def read_shape(path: Path) -> ModelShape:
@@ -46,7 +46,7 @@ def read_shape(path: Path) -> ModelShape:
 
     Raises:
         SettingsError: The file cannot be read, a field is missing or out of range, or the layers
-            are of another kind; names the field.
+            are of another kind; the message names the field.
     """
     file = path / _FILE if path.is_dir() else path
     try:
@@ -62,7 +62,7 @@ def read_shape(path: Path) -> ModelShape:
 
 
 class _Fields:
-    """The fields of one file."""
+    """Reads and checks the fields of one file."""
 
     def __init__(self, config: Mapping[str, object], file: Path) -> None:
         self._config = config
@@ -120,7 +120,7 @@ class _Fields:
         return self._number("head_dim", hidden_size // num_heads)
 
     def _max_tokens(self) -> tuple[int, str]:
-        """The smallest limit of the tokens, and its field."""
+        """The smallest limit of prompt and answer tokens, and the field that states it."""
         limits = [(self._number("max_position_embeddings", _DEFAULT_MAX_TOKENS),
                    "max_position_embeddings")]  # fmt: skip
         if self._config.get("use_sliding_window", True) is not False:
@@ -142,7 +142,7 @@ class _Fields:
 
     def _dtype(self) -> DType:
         """
-        Newer versions of Transformers write `dtype`; without either field, the default of engines.
+        Type of `dtype` (newer Transformers) or `torch_dtype`; without them, the engines' default.
         """
         field = "dtype" if "dtype" in self._config else "torch_dtype"
         found = self._config.get(field) or "bfloat16"
@@ -155,5 +155,5 @@ class _Fields:
 
 
 def _says(value: object) -> bool:
-    """Return whether a field is set to something: a single expert counts as none."""
+    """Return whether a field is set; the value 1 (a single expert) counts as not set."""
     return value is True or (value > 1 if isinstance(value, int) else bool(value))

@@ -12,7 +12,7 @@ from solver.prediction.latency.iteration_fit import IterationWork
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One iteration: equal decodes, and at most one prefill; not both absent."""
+    """One iteration with equal decodes, at most one prefill, or both."""
 
     num_decodes: int
     decode_context_tokens: int
@@ -32,7 +32,7 @@ class Batch:
 
     @property
     def decode_kv_tokens(self) -> int:
-        """KV positions that all decodes attend to, including their new ones."""
+        """KV positions that all decodes attend to, including the positions of their new tokens."""
         return self.num_decodes * (self.decode_context_tokens + 1)
 
     @property
@@ -42,7 +42,7 @@ class Batch:
 
     @property
     def prefill_pairs(self) -> float:
-        """Pairs of a prefill token and one that it attends to."""
+        """Pairs of a prefill token and a token that it attends to."""
         return self.chunk_tokens * (self.before_tokens + self.chunk_tokens / 2)
 
     def sample(self, duration_s: Seconds) -> Sample:
@@ -71,14 +71,14 @@ class Batch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeGrid:
     """
-    Chunks at each depth, alone and together with each batch of decodes, and the decodes alone.
+    Chunks after each context, alone and together with each batch of decodes; decodes alone.
     """
 
     grid: Grid = field(default_factory=Grid)
     prefill_contexts: tuple[int, ...] = (0, 1024, 4096, 16384)
-    """Tokens of a prompt that were computed before a chunk of it."""
+    """Numbers of a prompt's tokens that are computed before the chunk."""
     passes: int = 3
-    """Passes of each batch in each repeat; their median is used."""
+    """Timed runs of each batch in each repeat; the sample is their median."""
 
     def __post_init__(self) -> None:
         if not self.prefill_contexts or min(self.prefill_contexts) < 0:
@@ -90,10 +90,10 @@ class ShapeGrid:
 
     def batches(self, shape: ModelShape, progress: Callable[[str], None]) -> list[Batch]:
         """
-        All batches that *shape* allows; those that are too long are left out and reported.
+        All batches that *shape* allows; batches that are too long are omitted and reported.
 
         Raises:
-            SettingsError: A chunk or a decode's context is longer than the model allows at all.
+            SettingsError: A chunk or a decode's context alone is longer than the model's limit.
         """
         self._check(shape)
         befores = [
@@ -104,7 +104,7 @@ class ShapeGrid:
         if len(befores) < len(self.prefill_contexts):
             longer = ", ".join(str(each) for each in self.prefill_contexts if each not in befores)
             limit = f"{shape.max_tokens_field} is {shape.max_tokens}"
-            progress(f"left out, {limit}: chunks behind {longer}")
+            progress(f"left out, since {limit}: chunks after contexts of {longer} tokens")
         chunks = [
             (chunk, before)
             for chunk in self.grid.chunks

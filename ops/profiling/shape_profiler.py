@@ -15,26 +15,26 @@ from shared.contracts.base import Seconds
 from shared.contracts.errors import EngineError
 
 _CACHES = 4
-"""Multiple of its cache that a device reads between two uses of the same weights."""
+"""Bytes that a device reads between two uses of the same weights, in sizes of its cache."""
 _LEAST_COPIES = 2
 _PROGRESS_LINES = 8
-"""Progress lines in a repeat."""
+"""Number of progress lines in a repeat."""
 _GIB = 1 << 30
 _TERA = 1e12
 
 
 class ShapeProfiler:
     """
-    Times a model's layers on a device on which nothing else runs.
+    Times a model's layers on an otherwise idle device.
 
     Each iteration runs through all layers of the model, but only some layers have separate weights
-    and KV: few enough to fit into memory, and enough that none stays in the device's cache from one
-    use to the next, unless the whole model is too small for that.
+    and KV. These layers fit into memory, and are so many that none stays in the device's cache
+    between two uses, unless the whole model is too small.
 
     Args:
         shape: Shape of the model.
         device: Device that computes.
-        overhead_s: Added to each iteration, for the engine's other work.
+        overhead_s: Time added to each iteration, for the engine's other work.
         utilization: Share of the device's free memory that may be used.
         seed: Seed of weights and tokens.
     """
@@ -62,11 +62,11 @@ class ShapeProfiler:
 
     def measure(self, grid: ShapeGrid, progress: Callable[[str], None]) -> list[list[Sample]]:
         """
-        Samples of each repeat, one of each batch.
+        Time the grid; return the samples of each repeat, one for each batch.
 
         Args:
-            grid: Batches that do not fit the model or the device's memory are left out, and
-                reported.
+            grid: Grid to time; batches that do not fit the model or the device's memory are omitted
+                and reported.
             progress: Receives progress lines.
 
         Raises:

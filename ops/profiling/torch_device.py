@@ -21,12 +21,12 @@ class TorchDevice(Protocol):
     name: str
     """Name as vLLM reports it in a profile."""
     cache_bytes: int
-    """Size of the cache in which weights may stay from one use to the next."""
+    """Size of the cache in which weights may stay between two uses."""
     free_bytes: int
     """Free memory before any allocation by this process."""
 
     def time_s(self, run: Callable[[], object]) -> Seconds:
-        """Time that the device takes for *run*, starting idle."""
+        """Time that the device takes for *run*, beginning when it is idle."""
 
 
 class CudaDevice:
@@ -57,7 +57,7 @@ class CudaDevice:
 
 
 class CpuDevice:
-    """The machine's CPU; for a trial."""
+    """The machine's CPU, for trials of the profiler."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -66,7 +66,7 @@ class CpuDevice:
         self.free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def time_s(self, run: Callable[[], object]) -> Seconds:
-        """Time by the performance counter."""
+        """Time of *run*, measured by the performance counter."""
         begun = time.perf_counter()
         run()
         return time.perf_counter() - begun

@@ -20,19 +20,17 @@ from ops.sim.summary import summarize
 _Number = TypeVar("_Number", int, float)
 USAGE_ERROR = 2
 _TOLERANCE = 0.02
-"""Tolerance of a found goodput, as a share of `--qps`."""
+"""Tolerance of the goodput that a search finds, as a share of `--qps`."""
 _LONG_ENOUGH = 4
-"""
-Multiple of the longest target that a run should last, so that delayed work is not counted as saved.
-"""
+"""Duration that a run should have, in longest targets; in shorter runs, overload only delays."""
 
 
 class _SearchError(Exception):
-    """No value that a search tried meets the allowed share of misses."""
+    """A search found no value that meets the allowed share of misses."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the simulator; returns 0: ok, 1: a search found nothing, 2: wrong usage."""
+    """Run the simulator; return 0 (success), 1 (a search found no value) or 2 (wrong usage)."""
     options = parser().parse_args(arguments)
     # Progress is shown on a terminal only.
     with Console(stderr=True).status("reading") as status:
@@ -68,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _simulated(
     asked: Scenario, options: argparse.Namespace, status: Status
 ) -> tuple[str, dict[str, Any], Outcome, Scenario]:
-    """Title, figures and outcome of one scenario, after the requested search."""
+    """Title, figures, outcome and scenario, after the requested search."""
     found, asked = _searched(asked, options, status)
     status.update(f"simulating {_title(asked)}")
     outcome = asked.run()
@@ -96,7 +94,7 @@ def _compared(
 
 
 def _drawn(asked: Scenario, outcome: Outcome, options: argparse.Namespace, title: str) -> int:
-    """Draw the picture; returns exit code 1 if it could not be written."""
+    """Draw the picture; return exit code 1 if the file cannot be written."""
     from ops.sim.picture import capacity_tokens_per_s, draw  # noqa: PLC0415 - slow to import
 
     if not outcome.requests:
@@ -133,7 +131,7 @@ def _warn_of_short(asked: Scenario, outcome: Outcome) -> None:
 
 
 def _targets_s(outcome: Outcome) -> set[float]:
-    """Target times of requests, without best effort."""
+    """Set of the requests' target times, without best effort."""
     return {
         allowed_s
         for request in outcome.requests
@@ -144,7 +142,7 @@ def _targets_s(outcome: Outcome) -> set[float]:
 def _searched(
     asked: Scenario, options: argparse.Namespace, status: Status
 ) -> tuple[dict[str, Any], Scenario]:
-    """Figures of the search's result, and the scenario with that result."""
+    """Figures of the search's result, and the scenario with this result."""
     if options.find_replicas:
         if options.find_goodput or asked.silo:
             raise ValueError("--find-replicas excludes --find-goodput and --silo")

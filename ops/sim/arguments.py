@@ -44,7 +44,7 @@ exit codes: 0 done, 1 a search found nothing, 2 wrong usage or an unreadable fil
 
 
 def parser() -> argparse.ArgumentParser:
-    """All options; times are in hours where stated, else in seconds."""
+    """The parser of all options; times are in seconds unless an option says hours."""
     p = argparse.ArgumentParser(
         prog="headway simulate",
         usage="%(prog)s [options]",
@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
         "--trace-times", action="store_true", help=("arrivals as in the trace instead of at --qps")
     )
     load_group.add_argument(
-        "--workload", choices=sorted(MIXES), default="code", help="mix of lengths without --trace"
+        "--workload", choices=sorted(MIXES), default="code", help="mix of lengths if no --trace"
     )
     load_group.add_argument(
         "--qps", type=values.positive, default=3.0, metavar="N", help="total requests per second"
@@ -76,15 +76,15 @@ def parser() -> argparse.ArgumentParser:
     )
     load_group.add_argument(
         "--variation", type=values.from_to(0.01, 100), default=1.0, metavar="CV",
-        help="standard deviation of the gaps between arrivals, over their mean; 1 is Poisson",
+        help="coefficient of variation of the gaps between arrivals; 1: Poisson arrivals",
     )  # fmt: skip
     load_group.add_argument(
         "--wave", type=values.wave, metavar="LOW:HIGH[:HALF_PERIOD_S]",
-        help="requests per second between two rates, and seconds between those; instead of --qps",
+        help="alternate between two rates in requests/s, each for HALF_PERIOD_S; replaces --qps",
     )  # fmt: skip
     load_group.add_argument(
         "--mix", type=values.mix, default="1:1:1", metavar="Q1:Q2:Q3",
-        help="shares of 6 s first tokens, 600 s answers and 1800 s answers",
+        help="shares of classes: TTFT of 6 s, TTLT of 600 s, TTLT of 1800 s",
     )  # fmt: skip
     load_group.add_argument(
         "--low-share",
@@ -112,21 +112,21 @@ def parser() -> argparse.ArgumentParser:
     )
     engine.add_argument(
         "--dispatch", choices=("pull", "round-robin"),
-        help="late pulls from shared lanes, as agents do (default), or round robin to engines that "
-        "see all of their requests at once (default with --silo), which no agent offers",
+        help="pull: replicas pull late from shared lanes, as agents do (default); round-robin: "
+        "each engine sees all of its requests at once, which no agent offers (default with --silo)",
     )  # fmt: skip
     engine.add_argument(
         "--window", type=values.whole_from(1), metavar="N",
-        help=f"maximum requests pulled and not begun (default {DEFAULT_BOUNDS.window})",
+        help=f"limit of pulled requests that have not begun (default {DEFAULT_BOUNDS.window})",
     )  # fmt: skip
     engine.add_argument(
         "--work-classes", type=values.whole_from(1, 32), metavar="N",
-        help=f"classes of predicted work that have their own lanes (default "
+        help=f"number of classes of predicted work, each with its own lanes (default "
         f"{LaneLayout().num_work_classes})",
     )  # fmt: skip
     engine.add_argument(
         "--silo", type=values.silo, default=(), metavar="Q1:Q2:Q3",
-        help="separate replicas for each class, instead of shared ones",
+        help="separate replicas for each class, instead of shared replicas",
     )  # fmt: skip
     engine.add_argument(
         "--kv-tokens", type=values.whole_from(1), metavar="N",
@@ -227,7 +227,7 @@ def _pull(options: argparse.Namespace) -> PullOptions | None:
 
 
 def _check_size(options: argparse.Namespace) -> None:
-    """Reject more arrivals than fit into memory; a trace's own are loaded already."""
+    """Reject more arrivals than fit into memory; a trace's arrivals are already loaded."""
     rate_rps = options.wave.high_rps if options.wave else options.qps
     num_requests = rate_rps * 3600 * options.hours
     if not options.trace_times and num_requests > _MAX_REQUESTS:

@@ -15,7 +15,7 @@ def poisson(random: np.random.Generator, *, rate_rps: float, duration_s: Seconds
 def gamma(
     random: np.random.Generator, *, rate_rps: float, duration_s: Seconds, variation: float
 ) -> list[float]:
-    """Gaps with the coefficient of *variation*: 1 is Poisson, above it bursts."""
+    """Arrivals with gaps of coefficient of variation *variation*: 1 is Poisson, more is bursty."""
     shape = 1.0 / variation**2
     count = int(rate_rps * duration_s + 10 * (rate_rps * duration_s) ** 0.5 * variation + 100)
     times = np.cumsum(random.gamma(shape, 1.0 / (shape * rate_rps), count))
@@ -43,7 +43,7 @@ def square_wave(
     half_period_s: Seconds,
     duration_s: Seconds,
 ) -> list[float]:
-    """Poisson arrivals that change between two rates, the low one first (QoServe §4.3)."""
+    """Poisson arrivals that alternate between a low and a high rate, low first (QoServe §4.3)."""
 
     def rate_at(at: float) -> float:
         return high_rps if int(at // half_period_s) % 2 else low_rps

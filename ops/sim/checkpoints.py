@@ -1,4 +1,4 @@
-"""A replica that keeps the KV of offline requests on the host as it grows (ConServe §4.4)."""
+"""A replica that copies the KV of offline requests to the host as it grows (ConServe §4.4)."""
 
 from ops.sim.limits import EngineLimits
 from ops.sim.request import SimRequest
@@ -9,7 +9,7 @@ from solver.scheduling.engine.decision import SchedulingPolicy
 from solver.scheduling.engine.latency import LatencyTable
 
 LINK_TOKENS_PER_S = 37e9 / (128 * 1024)
-"""§6.5: 37 GB/s each way; 128 KiB of KV a token (32 layers, 8 heads of 128, 16 bit)."""
+"""ConServe §6.5: 37 GB/s each way; 128 KiB of KV per token (32 layers, 8 heads of 128)."""
 
 
 class CheckpointingReplica(LayerwiseReplica):
@@ -17,10 +17,10 @@ class CheckpointingReplica(LayerwiseReplica):
     A preempted offline request resumes from its host copy instead of recomputing it.
 
     Source: ConServe §4.4, Fig. 5d: copies to the host overlap with the iterations that follow,
-    those to the device with the iterations of others, and both directions are independent.
-    Decided: results of an iteration are copied during later ones, as far as the link's bandwidth
-    allows; a preemption loses the rest. A request resumes computing once all of its copy is back;
-    copies are restored one after another.
+    copies to the device with iterations of other requests; the two directions are independent.
+    Decided: KV of an iteration is copied during later iterations, as far as the link's bandwidth
+    allows; a preemption loses KV that is not yet copied. A request resumes computing once its
+    whole copy is on the device; copies are restored one after another.
 
     Args:
         link_tokens_per_s: KV tokens copied per second, each way.
@@ -39,9 +39,9 @@ class CheckpointingReplica(LayerwiseReplica):
         super().__init__(policy, latency, limits, record=record, patience=patience)
         self._link_tokens_per_s = link_tokens_per_s
         self._saved: dict[RequestId, int] = {}
-        """Tokens on the host, of offline requests that run or wait."""
+        """Number of tokens with a host copy, of each offline request that runs or waits."""
         self._loaded_at: dict[RequestId, UnixTime] = {}
-        """Times at which running requests have their copies back."""
+        """Times at which the copies of running requests are restored."""
         self._link_free_at: UnixTime = 0.0
         self._now: UnixTime = 0.0
         self.restored_tokens = 0

@@ -14,7 +14,7 @@ from shared.contracts.base import RequestId, Seconds, UnixTime
 from solver.scheduling.engine.latency import LatencyTable
 
 StopAt = Callable[[Sequence[SimRequest]], UnixTime | None]
-"""When a simulation of some requests may end; none: when all are served."""
+"""Requests -> time at which their simulation may end; None: when all are served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +22,11 @@ class Outcome:
     """Result of one simulation."""
 
     requests: list[SimRequest]
-    """In order of arrival."""
+    """Requests in order of arrival."""
     totals: list[EngineTotals]
     """Totals of each replica."""
     end_s: Seconds
-    """Simulated time until the last replica was done."""
+    """Simulated time at which the last replica ended."""
     simulated_s: Seconds
     """Simulated time, summed over the replicas."""
     cpu_s: Seconds
@@ -41,10 +41,10 @@ class Pool:
     factory: PolicyFactory
     classes: frozenset[str] | None = None
     """
-    Classes that the replicas serve; none is all. Several pools with classes are a silo deployment.
+    Classes that the replicas serve; None: all classes. Pools with classes form a silo deployment.
     """
     pull: PullOptions | None = None
-    """Pulls from shared lanes; none is round robin, where each engine sees all its requests."""
+    """Options of pulls from shared lanes; None: round robin, each engine sees all its requests."""
 
 
 def simulate(
@@ -56,18 +56,18 @@ def simulate(
     drain: bool = False,
 ) -> Outcome:
     """
-    Serve *arrivals* by *pools*; each request by the first pool that takes its class.
+    Serve *arrivals* by *pools*; the first pool that accepts a request's class serves it.
 
     Args:
-        arrivals: In order of time.
-        pools: Replicas of different pools do not influence each other.
-        latency: The same for every replica.
-        limits: The same for every replica.
-        drain: Serve everything to its end. Otherwise a replica stops once the deadlines of all
-            its requests have passed, because nothing later changes which requests missed one.
+        arrivals: Requests in order of time.
+        pools: Pools of replicas; replicas of different pools do not influence each other.
+        latency: Latency table of every replica.
+        limits: Limits of every replica.
+        drain: Serve all requests to their end. Otherwise a replica stops once the deadlines of
+            all its requests have passed, because misses no longer change.
 
     Raises:
-        ValueError: No pool takes a class, or a request does not fit into an engine.
+        ValueError: No pool accepts a class, or a request does not fit into an engine.
     """
     began = time.process_time()
     requests = [
@@ -103,7 +103,7 @@ def _round_robin(
     limits: EngineLimits,
     stop_at: StopAt,
 ) -> tuple[list[EngineTotals], list[Seconds]]:
-    """Simulate each replica alone, because none influences another."""
+    """Simulate the replicas one by one, because they do not influence each other."""
     totals, ends = [], []
     for index in range(pool.num_replicas):
         shard = requests[index :: pool.num_replicas]
@@ -133,12 +133,12 @@ def _pulling(
 
 
 def _never(_requests: Sequence[SimRequest]) -> UnixTime | None:
-    """Serve everything to its end."""
+    """Stop rule of a simulation that serves all requests to their end."""
     return None
 
 
 def _last_deadline_at(requests: Sequence[SimRequest]) -> UnixTime | None:
-    """Time after which no deadline can be missed any more; none without deadlines."""
+    """Time of the last deadline; None if no request has a deadline."""
     return max((r.deadline_at for r in requests if r.deadline_at != float("inf")), default=None)
 
 

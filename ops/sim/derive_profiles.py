@@ -3,13 +3,14 @@ Latency profiles from measured operator times.
 
 Input is the MLP profile that the Vidur simulator publishes per device and model
 (`data/profiling/compute/<device>/<model>/mlp.csv`): median milliseconds per layer and token
-count. An iteration is those times the number of layers, an LM head that reads its weights, an
-engine overhead, and attention from arithmetic. Two published figures fix the calibrations:
+count. The time of an iteration is the sum of the layers' times, of an LM head that reads its
+weights, of an engine overhead, and of attention computed from FLOPs and bytes. Published figures
+fix the calibrations:
 
-- QoServe §1 says that small chunks cost 28 % of throughput, §4.1.4 a factor of 2. Both cannot hold
-  on one engine; the first is calibration `28`, the second `2x`, and `raw` is the profile with the
-  overhead of an asynchronous engine.
-- ConServe's 2048 tokens without context (51 ms) and after 40,000 (124 ms) fix the H100 profile.
+- A100: small chunks cost 28 % of throughput by QoServe §1, but a factor of 2 by §4.1.4. One engine
+  cannot satisfy both statements: calibration `28` satisfies the first and `2x` the second; `raw` is
+  the operator profile with the overhead of an asynchronous engine.
+- H100: ConServe's times of 2048 tokens without context (51 ms) and after 40,000 tokens (124 ms).
 """
 
 import argparse
@@ -25,7 +26,7 @@ from ops.sim.profiles import DIRECTORY, ProfileData
 _LAYERS = 32
 _HIDDEN = 4096
 _KV_BYTES = 32 * 2 * 8 * 128 * 2
-"""Bytes of one token of Llama-3-8B: layers, keys and values, KV heads, head size, bytes."""
+"""KV bytes per token of Llama-3-8B: layers, keys and values, KV heads, head size, bytes."""
 _HEAD_BYTES = 128256 * _HIDDEN * 2
 _PAIR_FLOP = 4 * _HIDDEN * _LAYERS
 _OPERATORS = ("input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj",
@@ -35,7 +36,7 @@ _LARGEST_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Parameters that the operator profile does not contain."""
+    """Parameters of an iteration's time that the operator profile does not contain."""
 
     name: str
     device: str
@@ -65,7 +66,7 @@ CALIBRATIONS = {
 
 
 def layer_s(file: Path) -> dict[int, float]:
-    """Seconds of one layer's operators by token count, without attention, on one device."""
+    """Seconds of one layer's operators on one device by token count, without attention."""
     by_tokens: dict[int, list[float]] = {}
     with file.open(newline="") as lines:
         for row in csv.DictReader(lines):

@@ -1,9 +1,9 @@
 """
-One replica: the simulated engine's scheduling and memory, by counts instead of tokens.
+One replica: the simulated engine's scheduling and memory, with counts instead of tokens.
 
-A test checks that it produces the same iterations as `services.agent.backends.simulated.core`
-without prefix hits; counting blocks instead of hashing tokens makes it fast enough for hours of
-traffic.
+Without prefix hits, a replica has the same iterations as `services.agent.backends.simulated.core`;
+a test checks this. Because it counts blocks instead of hashing tokens, it is fast enough for hours
+of traffic.
 """
 
 from collections import deque
@@ -29,9 +29,9 @@ class SimulatedReplica:
 
     Args:
         policy: Decides each iteration.
-        latency: Time of an iteration; the policy may use another table.
-        limits: Memory and batch.
-        record: Keep each iteration's token counts.
+        latency: Times of iterations; the policy may use another table.
+        limits: Limits of memory and batch.
+        record: True: record each iteration's token counts.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SimulatedReplica:
         self._prefills: list[SimRequest] = []
         self._waiting: dict[RequestId, SimRequest] = {}
         self._arrivals: deque[SimRequest] = deque()
-        """Requests of this `run` that have not arrived yet."""
+        """Requests of the current `run` that have not arrived yet."""
         self.totals = EngineTotals()
 
     @property
@@ -71,11 +71,11 @@ class SimulatedReplica:
         Serve *requests*, which are in order of arrival, to their end.
 
         Args:
-            requests: Each is served once.
-            until: Latest time of the end.
+            requests: Requests, each to be served once.
+            until: Time at which the simulation stops at the latest.
 
         Returns:
-            When the last of them finished, or the time of the stop.
+            Time at which the last request finished or the simulation stopped.
         """
         arrivals = self._arrivals = deque(requests)
         now = 0.0
@@ -95,12 +95,12 @@ class SimulatedReplica:
         return now
 
     def add(self, request: SimRequest) -> None:
-        """Add *request* to the waiting ones."""
+        """Add *request* to the waiting requests."""
         self._waiting[request.request_id] = request
         self._policy.add(view_of(request))
 
     def iterate(self, now: UnixTime) -> Seconds:
-        """Compute one iteration that begins *now*; returns its duration, 0 if it was empty."""
+        """Compute one iteration that begins *now*; return its duration, 0 if it is empty."""
         limits = self._limits
         decision = self._policy.decide(
             now,
@@ -143,12 +143,12 @@ class SimulatedReplica:
 
     def _compute(self, now: UnixTime, work: Work) -> tuple[Seconds, Work]:  # noqa: ARG002 - seam
         """
-        Return the duration of the iteration that begins *now*, and the part of *work* it completes.
+        Return the duration of the iteration that begins *now*, and the completed part of *work*.
         """
         return work.duration_s(self._latency), work
 
     def _is_loading(self, run: SimRequest) -> bool:  # noqa: ARG002 - seam
-        """True while KV that *run* had before is being restored; it pauses until then."""
+        """True while earlier KV of *run* is being restored; meanwhile *run* pauses."""
         return False
 
     def _preempt_decided(self, decision: IterationDecision) -> list[SimRequest]:
@@ -163,7 +163,7 @@ class SimulatedReplica:
 
     def _schedule_decodes(self, budget: int) -> tuple[int, int, list[SimRequest]]:
         """
-        Return the budget left, computed decodes, and runs that lost their KV for these decodes.
+        Return the remaining budget, the number of decodes, and runs that lost KV for these decodes.
         """
         starved: list[SimRequest] = []
         block_tokens = self._limits.block_tokens
@@ -192,7 +192,7 @@ class SimulatedReplica:
         parts: list[tuple[SimRequest, int]],
         starved: list[SimRequest],
     ) -> int:
-        """Return the budget left; *parts* and *starved* grow."""
+        """Continue prefills; append to *parts* and *starved*; return the remaining budget."""
         cap = decision.per_request_cap
         index = 0
         while index < len(self._prefills) and budget > 0:
@@ -280,7 +280,7 @@ class SimulatedReplica:
             self._prefills = [run for run in self._prefills if run.is_prefill]
 
     def _generate(self, run: SimRequest, now: UnixTime) -> bool:
-        """Generate a token; return whether it is the last."""
+        """Generate a token of *run*; return whether this token is the last."""
         run.generate(now)
         if run.num_output_tokens < run.output_tokens and not self._limits.prefill_only:
             return False

@@ -1,4 +1,4 @@
-"""Lanes of a simulated mesh, and predictions of a request by its grouper and agents."""
+"""Lanes of a simulated mesh, and predictions of a request by grouper and agents."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ _MODEL = ModelName("simulated")
 
 class Forecast:
     """
-    Work of requests as predicted by a mesh that has seen such traffic before.
+    Work of requests as predicted by a mesh that has learned the classes' answer lengths.
 
-    Prompt lengths are known; of answer lengths, only the mean of the class.
+    Prompt lengths are known. Answer lengths are predicted by the mean of the class.
 
     Args:
         requests: The whole traffic.
@@ -35,11 +35,11 @@ class Forecast:
         self._prefills: dict[int, Seconds] = {}
 
     def work_tokens(self, request: SimRequest) -> float:
-        """Prompt and expected answer."""
+        """Tokens of the prompt and of the expected answer."""
         return request.arrival.prompt_tokens + self._output_tokens[request.arrival.class_name]
 
     def prefill_s(self, request: SimRequest) -> Seconds:
-        """Time to the first token of a request that runs alone, in chunks, as agents predict it."""
+        """TTFT of a request that runs alone in chunks, as agents predict it."""
         prompt_tokens = request.arrival.prompt_tokens
         known = self._prefills.get(prompt_tokens)
         if known is None:
@@ -50,7 +50,7 @@ class Forecast:
         self, request: SimRequest, now: UnixTime, iteration_tokens: int, pace_s: Seconds
     ) -> bool:
         """
-        True if the request would be late if it began now; a token takes an iteration at most.
+        True if the request would be late if it began now, with one full iteration per token.
         """
         outputs = self._output_tokens[request.arrival.class_name]
         context = request.arrival.prompt_tokens + outputs / 2
@@ -77,11 +77,11 @@ class Forecast:
 
 class LaneQueues:
     """
-    One FIFO lane per kind of request, and the companion queue of relegated ones.
+    FIFO lanes of one model, and the companion queue of its relegated requests.
 
     Args:
-        layout: Divides requests into lanes.
-        forecast: Work of requests.
+        layout: Rules that divide requests into lanes.
+        forecast: Predicted work of requests.
     """
 
     def __init__(self, layout: LaneLayout, forecast: Forecast) -> None:
@@ -94,7 +94,7 @@ class LaneQueues:
         """Sources for every agent's `PullOrder`; a lane is added with its first request."""
 
     def put(self, request: SimRequest, now: UnixTime) -> str:
-        """Put *request* into its lane; return its queue."""
+        """Put *request* into its lane; return the queue's name."""
         key = lane_for(
             model=_MODEL,
             importance=request.arrival.importance,
@@ -111,7 +111,7 @@ class LaneQueues:
         return queue
 
     def relegate(self, request: SimRequest) -> str:
-        """Put *request* into the companion queue as relegated; return that queue."""
+        """Put *request* into the companion queue of relegated requests; return the queue's name."""
         self._relegated_ids.add(request.request_id)
         self._queues[self._relegated].append(request)
         return self._relegated
@@ -120,6 +120,6 @@ class LaneQueues:
         return request.request_id in self._relegated_ids
 
     def take(self, queue: str) -> SimRequest | None:
-        """The head of *queue*; None when it is empty."""
+        """The head of *queue*; None if the queue is empty."""
         waiting = self._queues[queue]
         return waiting.popleft() if waiting else None

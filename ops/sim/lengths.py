@@ -32,10 +32,10 @@ class LengthModel:
     Draws lengths in tokens by given quantiles.
 
     Args:
-        shares: Rising from 0 to 1.
+        shares: Shares of the distribution, rising from 0 to 1.
         tokens: Length at each of *shares*.
-        mean: Mean of all lengths; determines the shift towards the lower of two neighbouring
-            quantiles. Without a mean, lengths are uniform between two quantiles.
+        mean: Mean of all lengths, which determines how lengths between two neighbouring quantiles
+            shift towards the lower quantile. None: they are uniform between the quantiles.
     """
 
     shares: tuple[float, ...]
@@ -52,7 +52,7 @@ class LengthModel:
         return [max(1, round(value)) for value in values]
 
     def _bend(self) -> float:
-        """Power of the curve between two quantiles that gives the mean."""
+        """Exponent of the curve between two quantiles with which the lengths have the mean."""
         if self.mean is None:
             return 1.0
         widths = np.diff(self.shares)
@@ -60,16 +60,16 @@ class LengthModel:
         highest = float(widths @ np.array(self.tokens[1:]))
         if not lowest < self.mean < highest:
             raise ValueError(f"the mean {self.mean} is not between {lowest} and {highest}")
-        # The mean of v ** bend over a stretch is 1 / (bend + 1).
+        # The mean of v ** bend over 0..1 is 1 / (bend + 1).
         return (highest - lowest) / (self.mean - lowest) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthMix:
     """
-    Prompts and answers, drawn independently.
+    Lengths of prompts and answers, drawn independently.
 
-    In the public code trace their rank correlation is -0.02.
+    In the public code trace, the rank correlation of prompt and answer lengths is -0.02.
     """
 
     name: str
@@ -83,7 +83,7 @@ class LengthMix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedTraffic:
-    """Several mixes at once, each for an equal share of requests."""
+    """Several mixes at the same time, each with an equal share of the requests."""
 
     name: str
     parts: tuple[LengthMix, ...]
@@ -98,7 +98,7 @@ class MixedTraffic:
 
 
 def lognormal(p50: float, p90: float, *, largest: float) -> LengthModel:
-    """A lognormal distribution with these percentiles, cut at *largest* tokens."""
+    """Lognormal lengths with median *p50* and 90th percentile *p90*, cut at *largest* tokens."""
     sigma = math.log(p90 / p50) / _HIGH_Z
     z = np.linspace(-4, 4, 161)
     shares = [0.5 * (1 + math.erf(v / math.sqrt(2))) for v in z]
@@ -107,7 +107,7 @@ def lognormal(p50: float, p90: float, *, largest: float) -> LengthModel:
 
 
 def power_mapped(values: list[int], p50: float, p90: float) -> list[int]:
-    """*values* mapped by `a·x^b` to these percentiles."""
+    """Map *values* by `a·x^b` so that their median is *p50* and their 90th percentile *p90*."""
     median, high = np.quantile(values, [_MEDIAN_SHARE, _HIGH_SHARE])
     if median <= 0 or high <= median:
         raise ValueError("the 90th percentile of the lengths must be above their median")
@@ -139,21 +139,21 @@ _PAPERS: dict[str, LengthMix] = {
     ),
 }
 """
-QoServe's table 2 by p50 and p90.
+Mixes with the p50 and p90 of QoServe's table 2.
 
 `code` has quantiles and mean of the public Azure LLM inference trace of 2023 (code), mapped by a
-power law to the table's percentiles; the next two are lognormal. `long` is the synthetic trace of
-§4.5.1.
+power law to the table's percentiles. `conversation` and `sharegpt` are lognormal. `long` is the
+synthetic trace of §4.5.1.
 """
 MIXES: dict[str, LengthMix | MixedTraffic] = {
     **_PAPERS,
     "mixture": MixedTraffic(name="mixture", parts=tuple(_PAPERS.values())),
 }
-"""QoServe's mixes, and all four together."""
+"""QoServe's mixes by name; `mixture` has equal shares of all four."""
 
 TARGETS: dict[str, tuple[float, float, float, float]] = {
     "code": (1930, 6251, 8, 43),
     "conversation": (928, 3830, 41, 342),
     "sharegpt": (1730, 5696, 415, 834),
 }
-"""Name -> p50 and p90 of prompts, then of answers."""
+"""Name -> prompt p50, prompt p90, answer p50, answer p90, in tokens."""

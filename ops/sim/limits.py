@@ -7,14 +7,14 @@ from shared.contracts.base import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """Capacity of the engine."""
+    """Capacity of a simulated engine."""
 
     max_running: int = 256
     max_budget_tokens: int = 8192
     kv_capacity_tokens: int = 400_000
     block_tokens: int = 16
     prefill_only: bool = False
-    """A request is done with its first token; decodes run elsewhere."""
+    """True: a request ends with its first token, because decodes run elsewhere."""
 
 
 PACE_ITERATIONS = 50
@@ -22,7 +22,7 @@ PACE_ITERATIONS = 50
 
 @dataclass(slots=True)
 class EngineTotals:
-    """Counters of one run."""
+    """Counters of one simulated run."""
 
     busy_s: Seconds = 0.0
     num_iterations: int = 0
@@ -32,12 +32,12 @@ class EngineTotals:
     """Tokens computed and then lost by preemption."""
     num_preempted: int = 0
     pace_s: Seconds = 0.0
-    """Mean time of the latest iterations."""
+    """Mean duration of the latest iterations."""
     steps: list[tuple[int, int]] = field(default_factory=list)
-    """Tokens and decodes of each iteration, if recorded."""
+    """Number of tokens and of decodes of each iteration, if recorded."""
 
     def count(self, duration_s: Seconds, tokens: int, num_decodes: int) -> None:
-        """Count one iteration."""
+        """Add one iteration to the counters."""
         self.busy_s += duration_s
         self.num_iterations += 1
         self.pace_s += (duration_s - self.pace_s) / min(self.num_iterations, PACE_ITERATIONS)

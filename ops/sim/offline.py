@@ -1,4 +1,4 @@
-"""Online traffic beside an offline backlog (ConServe §6), and the outcomes of both."""
+"""Online traffic beside an offline backlog (ConServe §6), and the outcomes."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _P99_Z = 2.3263478740408408
 
 
 def by_mean(mean: float, p99: float) -> LengthModel:
-    """A lognormal distribution with this mean and 99th percentile, cut at its 99.9th."""
+    """Lognormal lengths with this mean and 99th percentile, cut at the 99.9th percentile."""
     # mean = exp(m + s²/2) and p99 = exp(m + z·s); the smaller of the two roots.
     sigma = _P99_Z - math.sqrt(_P99_Z**2 - 2 * math.log(p99 / mean))
     z = np.linspace(-3.1, 3.1, 125)
@@ -33,14 +33,14 @@ DATASETS: dict[str, tuple[LengthModel, LengthModel]] = {
     "VCSUM": (by_mean(18803, 32768), by_mean(337, 510)),
 }
 """
-Prompts and answers of ConServe's table 1: lognormal with its means and 99th percentiles.
+Lengths of ConServe's table 1: lognormal with the table's means and 99th percentiles.
 
-The data sets themselves are not used.
+The table's data sets are not used.
 """
 BURST_GPT = (by_mean(2747, 3446), by_mean(267, 481))
-"""ConServe's online traffic: prompts and answers, by mean and 99th percentile."""
+"""Lengths of ConServe's online traffic, by mean and 99th percentile."""
 _BACKLOG = 64
-"""Number of requests that always wait; more than an engine starts in an iteration."""
+"""Number of offline requests that always wait; more than an engine starts in an iteration."""
 
 
 class TimedRequest(SimRequest):
@@ -61,9 +61,10 @@ class TimedRequest(SimRequest):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoServing:
     """
-    Open-loop online traffic, and a backlog of offline requests that never runs dry.
+    Open-loop online traffic, and a backlog of offline requests that never becomes empty.
 
-    Offline requests are drawn from *datasets* with equal probability; none is online only.
+    Offline requests are drawn from *datasets* with equal probability; without datasets, all
+    traffic is online.
     """
 
     rate_rps: float = 2.0
@@ -76,7 +77,7 @@ class CoServing:
     seed: int = 0
 
     def online(self) -> list[TimedRequest]:
-        """In order of arrival."""
+        """Online requests in order of arrival."""
         random = np.random.default_rng((self.seed, 1))
         times = gamma(
             random, rate_rps=self.rate_rps, duration_s=self.duration_s, variation=self.variation
@@ -90,7 +91,7 @@ class CoServing:
 
     def offline(self) -> list[SimRequest]:
         """
-        Offline requests, all waiting from the start; more than an engine can serve in the time.
+        Offline requests that wait from the start; more than an engine can serve in `duration_s`.
         """
         random = np.random.default_rng((self.seed, 2))
         if not self.datasets:
@@ -114,7 +115,7 @@ class CoServing:
         Serve the traffic on a new *replica* for `duration_s`.
 
         Raises:
-            RuntimeError: The backlog ran dry.
+            RuntimeError: The offline backlog became empty.
         """
         online, offline = self.online(), self.offline()
         end_s = replica.run([*offline, *online], until=self.duration_s)
@@ -137,7 +138,7 @@ class Harvest:
     end_s: Seconds
 
     def ttft_s(self) -> list[Seconds]:
-        """TTFT of each online request; waiting time so far if it has no first token."""
+        """TTFT of each online request; without a first token, its waiting time until the end."""
         return [
             (self.end_s if r.first_token_at is None else r.first_token_at) - r.arrival.arrived_at
             for r in self.online
@@ -152,9 +153,8 @@ class Harvest:
         """
         Latencies, and offline throughput in tokens per second.
 
-        `offline_tps` counts each prompt or answer token once, at the end: tokens computed and lost
-        by
-        preemption are in `wasted_tps` instead.
+        `offline_tps` counts each prompt or answer token once; `wasted_tps` counts tokens that were
+        computed and then lost by preemption.
         """
         ttft_s, tbt_s = np.array(self.ttft_s()), np.array(self.tbt_s())
         ttft_target_s = self.online[0].arrival.slo.ttft_s or math.inf

@@ -1,4 +1,4 @@
-"""Types of the simulator's options; invalid values are rejected with their limit."""
+"""Types of the simulator's options; the error for an invalid value states the limit."""
 
 import argparse
 import math
@@ -14,18 +14,18 @@ from ops.sim.scenario import Wave
 from ops.sim.workload import CLASSES
 
 _SILO_CHUNKS = (256, 2048, 2048)
-"""QoServe's chunks of the silos, by class: small where there is a TBT target."""
+"""Chunks of QoServe's silos by class, in tokens: small for the class with a TBT target."""
 _PICTURES = (".jpg", ".pdf", ".png", ".svg")
 
 
 def silo(text: str) -> tuple[tuple[str, str, int], ...]:
-    """(Class, policy, replicas) of each class."""
+    """Class, policy and number of replicas of each silo."""
     try:
         counts = [int(part) for part in text.split(":")]
     except ValueError:
         counts = []
     if len(counts) != len(CLASSES) or min(counts) < 0 or sum(counts) == 0:
-        raise _refused(text, "Q1:Q2:Q3 in whole numbers from 0, one of them above 0")
+        raise _refused(text, "Q1:Q2:Q3 in whole numbers from 0, at least one above 0")
     return tuple(
         (traffic.name, f"sarathi-fcfs:{chunk_tokens}", count)
         for traffic, chunk_tokens, count in zip(CLASSES, _SILO_CHUNKS, counts, strict=True)
@@ -36,7 +36,7 @@ def mix(text: str) -> list[float]:
     """Shares of the classes, which need not add up to 1."""
     shares = [_number(part) for part in text.split(":")]
     if len(shares) != len(CLASSES) or not (min(shares) >= 0 and 0 < sum(shares) < math.inf):
-        raise _refused(text, "Q1:Q2:Q3 in finite numbers from 0, one of them above 0")
+        raise _refused(text, "Q1:Q2:Q3 in finite numbers from 0, at least one above 0")
     return shares
 
 
@@ -47,18 +47,19 @@ def wave(text: str) -> Wave:
             return Wave(low_rps=low, high_rps=high)
         case [low, high, half_s] if 0 <= low <= high and 0 < high < math.inf > half_s >= 1:
             return Wave(low_rps=low, high_rps=high, half_period_s=half_s)
-    raise _refused(text, "LOW:HIGH[:HALF_PERIOD_S], finite, 0 <= LOW <= HIGH > 0, from 1 s")
+    limit = "finite, 0 <= LOW <= HIGH, HIGH > 0, HALF_PERIOD_S >= 1"
+    raise _refused(text, f"LOW:HIGH[:HALF_PERIOD_S], {limit}")
 
 
 def policy(text: str) -> str:
-    """The name of a policy, optionally with a number."""
+    """The name of a policy, optionally with a number after a colon."""
     try:
         policy_factory(text)
     except (ValueError, OverflowError) as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     _, _, number = text.partition(":")
     if number.isdecimal() and int(number) == 0:
-        raise _refused(text, "a policy with 1 or more after its colon")
+        raise _refused(text, "a policy with a number of at least 1 after the colon")
     return text
 
 
@@ -68,7 +69,7 @@ def policies(text: str) -> str:
 
 
 def profile(text: str) -> NamedProfile:
-    """A known profile, or a file."""
+    """A profile by name or by file."""
     try:
         return load(text)
     except (ValueError, OSError, msgspec.MsgspecError) as error:
@@ -76,7 +77,7 @@ def profile(text: str) -> NamedProfile:
 
 
 def picture(text: str) -> Path:
-    """A file that can be written, as far as can be checked in advance."""
+    """A picture file that can be written, as far as a check in advance can show."""
     file = Path(text)
     if file.suffix.lower() not in _PICTURES:
         raise _refused(text, f"a file that ends in {', '.join(_PICTURES)}")
@@ -95,7 +96,7 @@ def positive(text: str) -> float:
 
 
 def from_to(low: float, high: float) -> Callable[[str], float]:
-    """Type of numbers within limits, both included."""
+    """Type of numbers from *low* to *high*, inclusive."""
 
     def number(text: str) -> float:
         if not low <= (value := _number(text)) <= high:
@@ -106,7 +107,7 @@ def from_to(low: float, high: float) -> Callable[[str], float]:
 
 
 def whole_from(low: int, high: int | None = None) -> Callable[[str], int]:
-    """Type of whole numbers from *low* on, up to *high* if there is one."""
+    """Type of whole numbers from *low*, without an upper limit or up to *high*."""
     allowed = f"a whole number from {low} {'on' if high is None else f'to {high}'}"
 
     def whole(text: str) -> int:
@@ -122,7 +123,7 @@ def whole_from(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def _number(text: str) -> float:
-    """The number in *text*; NaN, which is out of all limits, if *text* has none."""
+    """The number in *text*; NaN, which every check rejects, if *text* is not a number."""
     try:
         return float(text)
     except ValueError:

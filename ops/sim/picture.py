@@ -19,7 +19,7 @@ _LARGEST_CHUNK_TOKENS = 4096
 
 
 def capacity_tokens_per_s(latency: LatencyTable, num_replicas: int) -> float:
-    """Prefill tokens per second at the best chunk, without attention and decodes."""
+    """All replicas' prefill tokens per second at the best chunk, without attention and decodes."""
     largest = min(_LARGEST_CHUNK_TOKENS, latency.max_tokens)
     best = max(n / latency.predict_s(n, 0, 0) for n in range(64, largest + 1, 64))
     return num_replicas * best
@@ -30,8 +30,8 @@ def draw(outcome: Outcome, file: Path, *, title: str, capacity: float) -> None:
     Write the picture of *outcome* to *file*, in the format of its suffix.
 
     Args:
-        outcome: Has at least one request.
-        file: In an existing directory.
+        outcome: Outcome with at least one request.
+        file: File in an existing directory.
         title: Title of the whole picture.
         capacity: Tokens per second that all replicas can prefill.
     """
@@ -105,6 +105,6 @@ def _latencies(
 
 
 def _latency_s(request: SimRequest) -> float | None:
-    """Time from arrival to the first or last token, whichever has the target; None without it."""
+    """TTFT of an interactive request, TTLT of other requests; None if this token is missing."""
     done_at = request.first_token_at if request.interactive else request.finished_at
     return None if done_at is None else max(1e-3, done_at - request.arrival.arrived_at)

@@ -17,7 +17,7 @@ from solver.planning.problem.problem import (
 Bools = NDArray[np.bool_]
 
 SLICES = 16
-"""A group of up to this many requests is followed request by request, else in this many parts."""
+"""Maximum number of parts in which a group is simulated; in small groups, a part is a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,17 +25,17 @@ class Verdict:
     """Results of a plan in each of S scenarios."""
 
     late: Floats
-    """[S, I], share of the group's requests that were late, 0..1."""
+    """[S, I], share of late requests of each group, 0..1."""
     weight: Floats
     """[I], weights of the groups."""
     setup_s: Floats
-    """[S], instance seconds spent on draining and activating, all instances together."""
+    """[S], seconds spent on draining and activating, summed over the instances."""
     swaps: int
-    """Activations, the first ones included."""
+    """Number of activations, including the first activation of each instance."""
 
     def attainment(self, part: Bools | None = None) -> Floats:
         """
-        [S], weighted share of requests in time, among the groups in *part*; 1 if their weight is 0.
+        [S], weighted share of requests in time among the groups in *part*; 1 without weight.
         """
         weight = self.weight if part is None else np.where(part, self.weight, 0.0)
         total = float(weight.sum())
@@ -48,7 +48,7 @@ class Verdict:
         return np.asarray(self.late.mean(axis=0), dtype=np.float64)
 
     def late_probability(self) -> Floats:
-        """[I], share of the scenarios in which some request of the group was late (eq. 12)."""
+        """[I], share of scenarios in which at least one request of the group was late (eq. 12)."""
         return np.asarray((self.late > 0).mean(axis=0), dtype=np.float64)
 
 
@@ -56,16 +56,15 @@ def judge(
     problem: PlanningProblem, order: QueueOrder, *, num_scenarios: int = 64, seed: int = 0
 ) -> Verdict:
     """
-    Follow every virtual queue through sampled scenarios.
+    Simulate every virtual queue in sampled scenarios.
 
-    Each request takes an instance a gamma-distributed share of its group's time; an instance serves
-    a
-    model faster or slower than assumed by one lognormal factor per scenario, tails and drains
-    included. Before another model starts, the last requests drain and it is activated. Equal seeds
-    give two plans the same random numbers, where groups are on equal devices.
+    Each part of a group takes a gamma-distributed time. In each scenario, one lognormal factor per
+    instance and model scales all times, including tails and drains. Before a model swap, the last
+    requests drain; then the new model is activated. Plans that are judged with equal seeds get
+    the same random numbers for groups on equal devices.
 
     Raises:
-        ValueError: A group is in two places, or on an instance that may not have the group's model.
+        ValueError: A group is in two places, or on an instance that may not serve its model.
 
     Source: QLM §6, completion times as distributions; equations 6-10 for the sums.
     Differs: sampled instead of normal; shares no formula with `solver.planning.problem.objective`.
@@ -102,17 +101,17 @@ class _Scenarios:
         log_var = np.log1p(error**2)
         normal = random.standard_normal((count, *error.shape))
         self.slower: Floats = np.exp(np.sqrt(log_var) * normal - log_var / 2)
-        """[S, G, M], time over mean time; 1 on average."""
+        """[S, G, M], ratio of time to mean time of a model on an instance; 1 on average."""
 
     def work_s(self, group: int, device: int, sizes: Floats) -> Floats:
-        """[S, K], time of *sizes* requests of the group, before the instance's factor."""
+        """[S, K], times of parts with *sizes* requests, without the instance's factor."""
         random = np.random.default_rng((self._seed, 1, group))
         share = sizes / sizes.sum()
         mean, var = self._groups.work_s[device, group], self._groups.work_var[device, group]
         return _gamma(random, mean * share, var * share, (self.count, len(sizes)))
 
     def tail_s(self, group: int, device: int, num_slices: int) -> Floats:
-        """[S, K], time from a request's turn to the end of its wait, before the factor."""
+        """[S, K], time from a request's begin to the token of its SLO, without the factor."""
         random = np.random.default_rng((self._seed, 2, group))
         mean = np.full(num_slices, self._groups.tail_s[device, group])
         var = np.full(num_slices, self._groups.tail_var[device, group])
@@ -120,7 +119,7 @@ class _Scenarios:
 
 
 class _Server:
-    """One instance as it works through its queue, in all scenarios in parallel."""
+    """One instance that serves its queue, in all scenarios in parallel."""
 
     def __init__(self, problem: PlanningProblem, index: int, scenarios: _Scenarios) -> None:
         self._groups = problem.groups
@@ -137,7 +136,7 @@ class _Server:
         self.swaps = 0
 
     def serve(self, group: int) -> Floats:
-        """Serve all of *group* next; returns [S], its late share."""
+        """Serve *group* next; return its share of late requests, [S]."""
         groups, device = self._groups, self._device
         model = int(groups.model[group])
         self._make_resident(model)
@@ -146,8 +145,8 @@ class _Server:
         work_s = slower * self._scenarios.work_s(group, device, sizes)
         tail_s = slower * self._scenarios.tail_s(group, device, len(sizes))
         begun_s = self._now_s[:, np.newaxis] + np.cumsum(work_s, axis=1) - work_s
-        # The middle request of a slice represents the slice: half of the others had their turn
-        # before.
+        # The middle request of a slice represents the slice: half of the slice's other requests are
+        # served before it.
         done_s = begun_s + work_s * (sizes - 1) / (2 * sizes) + tail_s
         rank = np.cumsum(sizes) - sizes + (sizes - 1) / 2
         progress = rank / max(1.0, sizes.sum() - 1)
@@ -167,7 +166,7 @@ class _Server:
 
 
 def _slices(num_requests: float) -> Floats:
-    """[K], requests in each part of a group, as equal as possible."""
+    """[K], number of requests in each part of a group; the parts are nearly equal."""
     count = max(1, round(num_requests))
     return np.diff(np.linspace(0, count, min(count, SLICES) + 1).round())
 
@@ -175,7 +174,7 @@ def _slices(num_requests: float) -> Floats:
 def _gamma(
     random: np.random.Generator, mean: Floats, var: Floats, shape: tuple[int, ...]
 ) -> Floats:
-    """Samples with these moments, 0 or more; the mean itself where there is no variance."""
+    """Gamma samples with *mean* and *var*; the mean where the variance is 0."""
     certain = (mean <= 0) | (var <= 0)
     form = np.where(certain, 1.0, mean) ** 2 / np.where(certain, 1.0, var)
     drawn = random.gamma(form, np.where(certain, 1.0, mean) / form, shape)

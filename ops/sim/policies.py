@@ -30,8 +30,8 @@ def policy_factory(name: str) -> PolicyFactory:
     """
     Factory of the policy called *name*.
 
-    `sarathi-*` and `non-preemptive` take a chunk size after a colon: `sarathi-fcfs:2048`,
-    `polyserve` the TBT of its bin in milliseconds: `polyserve:100`.
+    `sarathi-*` and `non-preemptive` accept a chunk size after a colon: `sarathi-fcfs:2048`.
+    `polyserve` accepts the TBT of its bin in milliseconds: `polyserve:100`.
 
     Raises:
         ValueError: There is no policy of that name.

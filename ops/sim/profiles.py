@@ -1,4 +1,4 @@
-"""Latency profiles as data: those shipped with the project, and fitted ones."""
+"""Latency profiles as data: profiles that the project ships, and fitted profiles."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ class ProfileData(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     tokens: tuple[int, ...]
     microseconds: tuple[int, ...]
-    """Time of everything except attention and overhead, by number of tokens."""
+    """Time of an iteration without attention and overhead, by number of tokens."""
     overhead_s: Seconds
     pair_s: Seconds
     context_s: Seconds
@@ -48,7 +48,7 @@ def load(name: str, *, kv_capacity_tokens: int = 400_000) -> NamedProfile:
     Args:
         name: One of `names()`, a file in the format of the shipped profiles, or a file with a
             published `shared.contracts.estimates.Profile`.
-        kv_capacity_tokens: Capacity of an engine if the profile has none.
+        kv_capacity_tokens: Capacity of an engine if the profile does not state it.
 
     Raises:
         ValueError: There is no such profile, or it has no latency model.

@@ -31,18 +31,18 @@ _PULL, _ITERATE = 0, 1
 _LAYOUT = LaneLayout()
 _POLL_S = 1.0
 _RETRY_S = 1e-3
-"""Retry interval after an iteration in which the policy computed nothing."""
+"""Time until the next iteration if the policy chose no work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullOptions:
-    """How replicas pull."""
+    """Options of replicas that pull."""
 
     bounds: PullBounds = DEFAULT_BOUNDS
     round_trip_s: Seconds = 0.002
-    """Duration of one pull; 2 ms on a RabbitMQ of three nodes."""
+    """Duration of one pull; 2 ms is typical of a RabbitMQ cluster of three nodes."""
     workers: int = 3
-    """Concurrent pulls of one replica."""
+    """Number of concurrent pulls of one replica."""
     work_weight_s_per_token: Seconds = WORK_WEIGHT_S_PER_TOKEN
     layout: LaneLayout = _LAYOUT
 
@@ -55,7 +55,7 @@ class LateBoundReplica(SimulatedReplica):
     """A replica that can return requests that have not begun."""
 
     def add_relegated(self, request: SimRequest) -> None:
-        """Add *request* to the waiting ones as relegated."""
+        """Add *request*, relegated, to the waiting requests."""
         self._waiting[request.request_id] = request
         self._policy.add(replace(view_of(request), slo=Slo()))
 
@@ -63,7 +63,7 @@ class LateBoundReplica(SimulatedReplica):
         return request_id in self._waiting
 
     def withdraw(self, request: SimRequest) -> None:
-        """Remove the waiting *request*."""
+        """Remove *request* from the waiting requests."""
         del self._waiting[request.request_id]
         self._policy.remove(request.request_id)
 
@@ -93,21 +93,21 @@ class _Puller:
         self._best_effort: dict[RequestId, SimRequest] = {}
 
     def hold(self, request: SimRequest) -> None:
-        """Hand a pulled *request* to the engine, where its policy sees it."""
+        """Give a pulled *request* to the engine."""
         self._regular[request.request_id] = request
         self._regular_s += self._counted_s(request)
         self.replica.add(request)
 
     def hold_best_effort(self, request: SimRequest) -> None:
-        """Like `hold`, for a request that was relegated or never had a target."""
+        """Give a relegated or best-effort *request* to the engine."""
         self._best_effort[request.request_id] = request
         self.replica.add_relegated(request)
 
     def settle(self) -> None:
         """
-        Release requests that have begun.
+        Remove requests that have a first token from the window.
 
-        Called only between iterations: during one, the engine's state is ahead.
+        Call it only between iterations: an iteration updates the engine's state at its begin.
         """
         for request in [r for r in self._regular.values() if r.first_token_at is not None]:
             self._drop(request)
@@ -116,7 +116,7 @@ class _Puller:
 
     def withdraw_late(self, now: UnixTime) -> list[SimRequest]:
         """
-        Remove requests that wait in the engine past their deadline: they would fill the window.
+        Withdraw requests that wait in the engine past their deadline, since they fill the window.
         """
         late = [
             r
@@ -129,7 +129,7 @@ class _Puller:
         return late
 
     def held(self) -> Held:
-        """Held requests, as the agent counts them."""
+        """Requests in the window, counted as by an agent."""
         best_effort_s = sum(map(self._counted_s, self._best_effort.values()))
         regular_s = self._regular_s
         free = self._max_running - self.replica.num_unfinished - self.num_pulling
@@ -142,14 +142,14 @@ class _Puller:
         )
 
     def is_infeasible(self, request: SimRequest, now: UnixTime) -> bool:
-        """True if a request that is not relegated would be late here."""
+        """True if *request*, not relegated, would be late on this replica."""
         loaded = is_loaded(self.held(), self._bounds)
         return self._forecast.is_infeasible(
             request, now, BUSY_TOKENS if loaded else 1, self.replica.totals.pace_s
         )
 
     def next_queue(self, now: UnixTime) -> str | None:
-        """The queue that the replica pulls from next, if it has room."""
+        """The queue from which the replica pulls next; None if the window is full."""
         held = self.held()
         if not has_room(held, self._bounds):
             return None
@@ -170,12 +170,12 @@ class PullingCluster:
     """
     Replicas in virtual time that share lanes.
 
-    The policy inside an engine sees the requests that its agent has pulled, running or waiting.
+    An engine's policy chooses among the requests that its agent has pulled.
 
     Args:
         replicas: Idle replicas.
         forecast: Predicted work of requests.
-        max_running: The same for each replica.
+        max_running: Limit of running requests of each replica.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class PullingCluster:
         Serve *requests*, which are in order of arrival.
 
         Returns:
-            When each replica computed last, or the time of the stop if it was computing then.
+            Time at which each replica's last iteration ended or the simulation stopped.
         """
         arrivals = deque(requests)
         while arrivals or self._events:
@@ -228,7 +228,7 @@ class PullingCluster:
 
     def _notify(self, queue: str, now: UnixTime) -> None:
         """
-        Notify replicas of a request in *queue*: those with room pull, in rotating order.
+        Notify replicas, in rotating order, of a request in *queue*; replicas with room pull.
         """
         self._turn += 1
         for number in range(len(self._pullers)):

@@ -7,7 +7,7 @@ from rich.table import Table
 
 
 def print_table(figures: dict[str, Any], title: str) -> None:
-    """Print misses by class, and the work of the replicas."""
+    """Print misses by class, and figures of the replicas' work."""
     table = Table(title=title)
     for name in ("class", "requests", "missed", "TTFT p50/p99 s", "TBT p50/p99 ms",
                  "TTLT p50/p99 s"):  # fmt: skip

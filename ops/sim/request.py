@@ -1,4 +1,4 @@
-"""One simulated request: sizes instead of tokens, and its outcome."""
+"""One simulated request, with sizes instead of tokens, and its outcome."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from shared.contracts.qos import Importance, QosClass, Slo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """One line of a workload."""
+    """One arrival of a workload."""
 
     arrived_at: UnixTime
     prompt_tokens: int
@@ -20,9 +20,9 @@ class Arrival:
 
 class SimRequest:
     """
-    A request in the engine; also a `solver.scheduling.engine.decision.RunningView`.
+    A request in the engine; implements `solver.scheduling.engine.decision.RunningView`.
 
-    Only the engine writes it.
+    Only the engine writes the fields.
     """
 
     __slots__ = (
@@ -65,10 +65,10 @@ class SimRequest:
         self.finished_at: UnixTime | None = None
         self.late_tokens = 0
         """
-        Tokens of an interactive request after their deadline of eq. 2; the first token included.
+        Number of late tokens of an interactive request (eq. 2), including the first token.
         """
         self.num_gaps_over = 0
-        """Gaps between tokens above the TBT target, regardless of earlier savings."""
+        """Number of gaps between tokens above the TBT target, even if no token was late."""
         self.max_gap_s: Seconds = 0.0
 
     def generate(self, now: UnixTime) -> None:
@@ -88,7 +88,7 @@ class SimRequest:
     @property
     def violated(self) -> bool:
         """
-        True if the first token (interactive) or the last (else) is late; never for best effort.
+        True if the first token (interactive) or the last token (TTLT target) is late.
         """
         done_at = self.first_token_at if self.interactive else self.finished_at
         if self.arrival.slo.qos_class is QosClass.BEST_EFFORT:

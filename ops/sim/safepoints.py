@@ -13,9 +13,9 @@ from solver.scheduling.engine.latency import LatencyTable
 from solver.scheduling.engine.layer_preemption import RunningIteration, preempts
 
 SAFEPOINTS = 8
-"""Safepoints of an iteration: one for every 4 of 32 layers (§6.5)."""
+"""Number of safepoints of an iteration: one for every 4 of 32 layers (ConServe §6.5)."""
 SAFEPOINT_S = 10e-6
-"""Duration of one check on one GPU (§6.5: below 10 µs)."""
+"""Duration of one safepoint's check on one GPU (ConServe §6.5: below 10 µs)."""
 
 
 def is_offline(run: SimRequest) -> bool:
@@ -25,14 +25,14 @@ def is_offline(run: SimRequest) -> bool:
 
 class LayerwiseReplica(SimulatedReplica):
     """
-    At the safepoint after an online arrival the offline part of the iteration is dropped.
+    Drops the offline part of an iteration at the safepoint after an online arrival.
 
-    The remaining layers compute online work only. Nothing of the offline part counts: no token,
-    no computed prompt; its KV blocks stay.
+    The remaining layers compute online work only. Offline requests get no token and no computed
+    prompt from the iteration, and keep their KV blocks.
 
-    Source: ConServe §4.3; `solver.scheduling.engine.layer_preemption` decides when.
-    Decided: the objective is each request's own TTFT target, counted from its arrival.
-    `patience` scales it; 0 drops at every online arrival.
+    Source: ConServe §4.3; `solver.scheduling.engine.layer_preemption` makes the decision.
+    Decided: the objective is each request's TTFT target, counted from its arrival and scaled by
+    `patience`; 0 drops the offline part at every online arrival.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class LayerwiseReplica(SimulatedReplica):
         super().__init__(policy, latency, limits, record=record)
         self._patience = patience
         self.dropped_tokens = 0
-        """Offline tokens of iterations that were preempted at a safepoint."""
+        """Number of offline tokens dropped at safepoints."""
         self.num_cuts = 0
 
     def _compute(self, now: UnixTime, work: Work) -> tuple[Seconds, Work]:
@@ -67,7 +67,7 @@ class LayerwiseReplica(SimulatedReplica):
 
     def _cut(self, now: UnixTime, whole_s: Seconds, work: Work) -> int:
         """
-        The safepoint, 1 to `SAFEPOINTS`, that preempts offline work; the last means no preemption.
+        Safepoint at which offline work is dropped, from 1; `SAFEPOINTS` means no preemption.
         """
         if not self._arrivals or self._arrivals[0].arrival.arrived_at >= now + whole_s:
             return SAFEPOINTS

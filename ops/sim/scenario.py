@@ -20,7 +20,7 @@ from shared.contracts.base import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wave:
-    """Load that changes between two rates."""
+    """Load that alternates between two rates."""
 
     low_rps: float
     high_rps: float
@@ -29,22 +29,22 @@ class Wave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Everything a simulation depends on; equal scenarios give equal results."""
+    """All parameters of a simulation; equal scenarios give equal results."""
 
     profile: NamedProfile
     policy: str = "adaptive"
     replicas: int = 1
     silo: tuple[tuple[str, str, int], ...] = ()
-    """Instead of shared replicas: class, policy and number of replicas of each."""
+    """Class, policy and number of replicas of each silo; empty: shared replicas."""
     pull: PullOptions | None = None
-    """Replicas pull from shared lanes; none is round robin."""
+    """Options of pulls from shared lanes; None: round robin."""
     rate_rps: float = 3.0
     duration_s: Seconds = 3600.0
     lengths: str = "code"
-    """One of `ops.sim.lengths.MIXES`, unless there is a trace."""
+    """One of `ops.sim.lengths.MIXES`; ignored if there is a trace."""
     trace: Trace | None = None
     trace_times: bool = False
-    """Arrivals as in the trace, instead of at `rate_rps`."""
+    """True: requests arrive at the trace's times instead of at `rate_rps`."""
     variation: float = 1.0
     """Coefficient of variation of the gaps between arrivals; 1 is Poisson."""
     wave: Wave | None = None
@@ -64,7 +64,7 @@ class Scenario:
         )
 
     def workload(self) -> list[Arrival]:
-        """The arrivals, by the seed."""
+        """The arrivals, determined by the seed."""
         random = np.random.default_rng(self.seed)
         times = self._times(random)
         if self.trace is not None and self.trace_times:

@@ -1,15 +1,15 @@
-"""Searches over simulations: number of replicas, and highest load."""
+"""Searches over simulations for the fewest replicas and for the highest rate."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 _FLOOR = 100.0
-"""Shares further from the allowed one than this factor count as none or all."""
+"""Limit of the factor between a share of violations and the allowed share, for interpolation."""
 _STEP = 0.04
-"""First step from the expected rate, as a share of it; later ones double."""
+"""First step from the expected rate, as a share of the rate; later steps double."""
 _AIM = 0.45
-"""Distance of a probe from the expected result, as a share of the tolerance: two probes suffice."""
+"""Distance of probes from the expected result, as a share of the tolerance."""
 
 
 def least_replicas(violations: Callable[[int], float], *, allowed: float, most: int) -> int | None:
@@ -17,7 +17,7 @@ def least_replicas(violations: Callable[[int], float], *, allowed: float, most: 
     Fewest replicas whose share of violations is allowed; None if *most* are not enough.
 
     Args:
-        violations: Share by number of replicas; assumed not to rise with it.
+        violations: Number of replicas -> share of violations; assumed not to rise.
         allowed: Largest share of violations.
         most: Upper end of the search.
     """
@@ -48,8 +48,8 @@ def highest_rate(
     Goodput: the highest rate whose share of violations is allowed.
 
     Args:
-        violations: Share by rate; assumed not to fall with it. The result depends only on the
-            side of *allowed* of each share; its distance only guides the search.
+        violations: Rate -> share of violations; assumed not to fall. The result depends only on
+            whether shares are above *allowed*; the distance from *allowed* guides the search.
         allowed: Largest share of violations.
         low_rps: A rate that is known, or assumed, to be good.
         high_rps: Upper end of the search.
@@ -57,8 +57,8 @@ def highest_rate(
         start_rps: Expected result.
 
     Returns:
-        A rate that was tried and is good, such that one at most *tolerance_rps* above it was
-        tried and is not; *high_rps* if that is good, *low_rps* if no rate above it was.
+        A tried rate whose share is allowed, with a tried rate at most *tolerance_rps* higher
+        whose share is not; *high_rps* if its share is allowed; *low_rps* if no tried rate's is.
     """
     far = math.log(_FLOOR)
     bracket = _Bracket(_Probe(low_rps, -far), _Probe(high_rps, far))
@@ -75,7 +75,7 @@ def highest_rate(
         _surround(tried, start_rps, low_rps, high_rps)
     while (width := bracket.width_rps) > tolerance_rps:
         tried(bracket.next_rps(tolerance_rps))
-        # Interpolation that leaves most of the bracket is worse than halving the bracket.
+        # If interpolation narrows the bracket by less than half, halve the bracket.
         if bracket.width_rps > max(tolerance_rps, width / 2):
             tried((bracket.good.rate_rps + bracket.bad.rate_rps) / 2)
     if bracket.bad.rate_rps == high_rps and not is_high_tried:
@@ -85,16 +85,16 @@ def highest_rate(
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """A rate that was tried."""
+    """A tried rate."""
 
     rate_rps: float
     excess: float
-    """Logarithm of the share of violations over the allowed one; good up to 0."""
+    """log(share of violations / allowed share); good up to 0."""
 
 
 @dataclass(slots=True)
 class _Bracket:
-    """The highest good rate and the lowest bad one."""
+    """The highest good rate and the lowest bad rate."""
 
     good: _Probe
     bad: _Probe
@@ -104,7 +104,7 @@ class _Bracket:
         return self.bad.rate_rps - self.good.rate_rps
 
     def narrow(self, probe: _Probe) -> None:
-        """Use *probe* as an end of the bracket."""
+        """Replace an end of the bracket by *probe*."""
         if probe.excess > 0:
             self.bad = probe
         else:
@@ -112,7 +112,7 @@ class _Bracket:
 
     def next_rps(self, tolerance_rps: float) -> float:
         """
-        A rate next to the expected crossing of the allowed share, in the longer part of the range.
+        A rate close to the expected crossing of the allowed share, on the bracket's longer side.
         """
         good, bad = self.good, self.bad
         if self.width_rps <= 2 * tolerance_rps:
@@ -128,7 +128,7 @@ class _Bracket:
 def _surround(
     tried: Callable[[float], bool], start_rps: float, low_rps: float, high_rps: float
 ) -> None:
-    """Try outwards from *start_rps* until the answer changes or the range ends."""
+    """Try rates away from *start_rps* until the verdict changes or the range ends."""
     rate_rps, step = min(start_rps, high_rps), _STEP
     if tried(rate_rps):
         while rate_rps < high_rps:

@@ -55,8 +55,9 @@ def pace(requests: Iterable[SimRequest]) -> dict[str, float]:
     """
     Token pace of interactive requests.
 
-    `late` counts tokens after their deadline of eq. 2 among requests whose first token was in
-    time, `late_all` among all, `gaps` the literal gaps above the TBT target among the former.
+    `late` is the share of late tokens (eq. 2) of requests whose first token was in time, `late_all`
+    that of all requests. `gaps` is the share of gaps above the TBT target, of requests whose first
+    token was in time.
     """
     interactive = [r for r in requests if r.interactive]
     kept = [r for r in interactive if not r.violated]
@@ -71,17 +72,17 @@ def pace(requests: Iterable[SimRequest]) -> dict[str, float]:
 
 
 def latency_s(request: SimRequest) -> Seconds:
-    """Time to the first token if interactive, else to the last; infinite while there is none."""
+    """TTFT of an interactive request, TTLT of other requests; infinite without this token."""
     done_at = request.first_token_at if request.interactive else request.finished_at
     return math.inf if done_at is None else done_at - request.arrival.arrived_at
 
 
 def latency_quantiles(requests: Sequence[SimRequest]) -> dict[str, float | None] | None:
-    """p50, p95 and p99 of `latency_s`, unserved requests included; None is infinite."""
+    """p50, p95 and p99 of `latency_s`, including unserved requests; None means infinite."""
     if not requests:
         return None
     latencies = [latency_s(r) for r in requests]
-    # Values of actual requests, because a finite and an infinite one cannot be interpolated.
+    # Values of actual requests, because finite and infinite values cannot be interpolated.
     values = np.quantile(latencies, [0.5, 0.95, 0.99], method="higher")
     return {
         name: float(value) if math.isfinite(value) else None
@@ -93,10 +94,10 @@ def rolling_p99(
     requests: Iterable[SimRequest], *, window_s: Seconds
 ) -> dict[str, dict[str, float | None]]:
     """
-    Median and maximum over windows of each class's p99 `latency_s`; None is infinite.
+    Median and maximum over windows of each class's p99 `latency_s`; None means infinite.
 
-    Decided: windows are consecutive, and a request belongs to the window of its arrival
-    (QoServe Fig. 13 specifies neither).
+    Decided: windows are consecutive, and a request belongs to the window of its arrival;
+    QoServe Fig. 13 does not specify this.
     """
     windows: dict[str, dict[int, list[Seconds]]] = {}
     for request in requests:

@@ -1,4 +1,4 @@
-"""Traces from files, with the location of errors in them."""
+"""Reads traces from files; errors state the location in the file."""
 
 import csv
 from datetime import datetime
@@ -9,7 +9,7 @@ from ops.sim.workload import Trace, read_trace
 _TIMESTAMP = "TIMESTAMP"
 _COUNTS = ("ContextTokens", "GeneratedTokens")
 _WHOLE_SECONDS = 19
-"""Characters of `2023-11-16 18:15:46`."""
+"""Number of characters of `2023-11-16 18:15:46`."""
 
 
 def checked_trace(file: Path, *, match: str | None = None) -> Trace:
@@ -18,11 +18,11 @@ def checked_trace(file: Path, *, match: str | None = None) -> Trace:
 
     Args:
         file: CSV with the columns `TIMESTAMP,ContextTokens,GeneratedTokens`.
-        match: As for `read_trace`.
+        match: Percentiles of the lengths, as for `ops.sim.workload.read_trace`.
 
     Raises:
         ValueError: The trace is invalid; the message names file, line and field.
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     with file.open(newline="") as lines:
         rows = csv.DictReader(lines)
@@ -36,7 +36,7 @@ def checked_trace(file: Path, *, match: str | None = None) -> Trace:
 
 
 def _fault(row: dict[str, str | None]) -> str | None:
-    """The wrong field and its fault; None for a valid row."""
+    """The invalid field and the reason; None for a valid row."""
     at = (row[_TIMESTAMP] or "").strip()
     try:
         datetime.fromisoformat(at[:_WHOLE_SECONDS])

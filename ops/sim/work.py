@@ -8,16 +8,16 @@ from solver.scheduling.engine.decision import RequestView
 from solver.scheduling.engine.latency import LatencyTable
 
 _HIDDEN_MAX_TOKENS = 4096
-"""Limit of an answer that policies know; they never know the answer's length."""
+"""`max_tokens` of every request in the policies' view, which hides the answer's length."""
 
 
 class Work:
     """
-    Decodes, a token each, and parts of prefills; sizes are those before the iteration.
+    Decodes of one token each, and chunks of prefills; sizes are from before the iteration.
 
     Args:
         decodes: Requests that decode, in the order of the engine.
-        prefills: Requests that prefill, with their tokens in this iteration.
+        prefills: Requests that prefill, with the tokens of their chunks.
     """
 
     __slots__ = ("context_tokens", "decodes", "pairs", "prefills", "tokens")
@@ -35,7 +35,7 @@ class Work:
             self.pairs += count * (before + count / 2)
 
     def duration_s(self, latency: LatencyTable) -> Seconds:
-        """Undisturbed duration; 0 when there is nothing to compute."""
+        """Duration by *latency*; 0 if there are no tokens to compute."""
         if not self.tokens:
             return 0.0
         return latency.predict_s(self.tokens, self.pairs, self.context_tokens)
@@ -49,7 +49,7 @@ class Work:
 
 
 def view_of(request: SimRequest) -> RequestView:
-    """The request as seen by a policy."""
+    """A policy's view of the request."""
     arrival = request.arrival
     return RequestView(
         request_id=request.request_id,

@@ -31,7 +31,7 @@ CLASSES = (Q1, Q2, Q3)
 
 
 def with_shares(shares: Sequence[float]) -> tuple[TrafficClass, ...]:
-    """`CLASSES` in other proportions."""
+    """`CLASSES` with *shares*."""
     total = sum(shares)
     return tuple(
         TrafficClass(name=c.name, slo=c.slo, share=share / total)
@@ -49,10 +49,10 @@ def build(
     low_share: float = 0.0,
 ) -> list[Arrival]:
     """
-    Give each arrival a random class, and importance: *low_share* of each class is low.
+    Give each arrival a random class, and importance `low` to *low_share* of each class.
 
     Returns:
-        In order of arrival.
+        Requests in order of arrival.
     """
     chosen = random.choice(len(classes), size=len(arrived_at), p=[c.share for c in classes])
     low = random.random(len(arrived_at)) < low_share
@@ -79,7 +79,7 @@ def synthetic(
     classes: Sequence[TrafficClass] = CLASSES,
     low_share: float = 0.0,
 ) -> list[Arrival]:
-    """A workload with lengths drawn from *lengths*."""
+    """A workload with request lengths drawn from *lengths*."""
     prompts, outputs = lengths.draw(random, len(arrived_at))
     return build(
         random,
@@ -96,7 +96,7 @@ class Trace:
     """Rows of an Azure-format trace."""
 
     arrived_at: tuple[Seconds, ...]
-    """Seconds since the first row."""
+    """Arrival time in seconds since the first row."""
     prompts: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -107,7 +107,7 @@ def read_trace(file: Path, *, match: str | None = None) -> Trace:
 
     Args:
         file: Azure LLM inference trace, CSV.
-        match: Map the lengths to these percentiles, a key of `lengths.TARGETS`.
+        match: Key of `lengths.TARGETS`: the percentiles to which the lengths are mapped.
 
     Raises:
         ValueError: A column is missing, a row is unreadable, or there are no rows.
@@ -139,7 +139,7 @@ def read_trace(file: Path, *, match: str | None = None) -> Trace:
 
 def _seconds(text: str) -> float:
     """
-    Seconds of a timestamp, with a fraction of any length, which `fromisoformat` of 3.11 rejects.
+    Seconds of a timestamp; accepts fractions that `fromisoformat` of Python 3.11 rejects.
     """
     whole, _, fraction = text.strip().partition(".")
     digits = "".join(c for c in fraction if c.isdigit())
@@ -154,7 +154,7 @@ def resampled(
     classes: Sequence[TrafficClass] = CLASSES,
     low_share: float = 0.0,
 ) -> list[Arrival]:
-    """A workload with the trace's pairs of lengths, drawn with replacement, at other times."""
+    """A workload at *times* with pairs of lengths drawn from the trace with replacement."""
     rows = random.integers(0, len(trace.prompts), size=len(arrived_at))
     return build(
         random,

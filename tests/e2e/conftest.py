@@ -16,7 +16,7 @@ from tests.e2e.meshes import mesh_spec, producer_of
 async def mesh(
     rabbit_servers: Callable[[str], RabbitServer], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[ProcessMesh]:
-    """Separate processes on a RabbitMQ virtual host of their own, simulated engines."""
+    """A mesh of processes with simulated engines, on its own RabbitMQ virtual host."""
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
         spec = mesh_spec(url, tmp_path_factory.mktemp("mesh"), gateway=GATEWAY)
         async with ProcessMesh(spec) as running:

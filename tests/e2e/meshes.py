@@ -81,7 +81,7 @@ def request(number: int, *, max_tokens: int = 60, **fields: Any) -> InferenceReq
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A consumer's view of one request."""
+    """Parts and final of one answer, as a producer receives them."""
 
     streamed: tuple[int, ...]
     text: str
@@ -94,7 +94,7 @@ class Answer:
 
 
 async def read(generation: Generation) -> Answer:
-    """Follow a generation to its end."""
+    """Read a generation to its end."""
     tokens: list[int] = []
     text = ""
     async for part in generation:
@@ -111,7 +111,7 @@ async def ask_all(
     on_sent: Callable[[int], None] = lambda _: None,
     timeout_s: float = 120.0,
 ) -> list[Answer]:
-    """Send *requests* one after another, every other one streamed, and read all answers."""
+    """Send *requests* at intervals, every second request streamed, and read all answers."""
 
     async def one(number: int, body: InferenceRequest) -> Answer:
         await asyncio.sleep(number * spacing_s)
@@ -128,9 +128,9 @@ async def only_left(
     broker: Broker, mesh: ProcessMesh, expected: dict[str, int], *, within_s: float = 60.0
 ) -> None:
     """
-    Wait until the queues that hold work contain *expected* and nothing else.
+    Wait until the work queues contain exactly *expected*.
 
-    A request's last messages and counts may come a little after its final.
+    A request's last messages and counts may arrive a little after its final.
     """
     left: dict[str, int] | BrokerUnavailableError = {}
 
@@ -145,11 +145,13 @@ async def only_left(
     try:
         await eventually(is_left, within_s=within_s)
     except AssertionError as never:
-        raise AssertionError(f"{left!r} is left after {within_s} s, not {expected}") from never
+        raise AssertionError(
+            f"queues contain {left!r} after {within_s} s, not {expected}"
+        ) from never
 
 
 async def depths(broker: Broker, mesh: ProcessMesh) -> dict[str, int]:
-    """Ready messages of every queue that holds work."""
+    """Number of ready messages of every work queue."""
     from services.mesh.queues import count_queues  # noqa: PLC0415 - a slow import for few tests
     from shared.contracts.lanes import LaneLayout, inbox_name  # noqa: PLC0415 - as above
     from shared.models.registry import ModelRegistry  # noqa: PLC0415 - as above

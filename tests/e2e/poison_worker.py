@@ -1,4 +1,4 @@
-"""A vLLM worker that dies of one token, as a real one may of a bad kernel or a rare shape."""
+"""A vLLM worker that dies of one token, as real workers may die of a kernel's bug."""
 
 import os
 from typing import Any
@@ -9,7 +9,7 @@ POISON_TOKEN = 333
 
 
 class PoisonWorker(CPUWorker):
-    """Ends its process when a new prompt contains the token."""
+    """Ends its process when a new prompt contains the poison token."""
 
     def execute_model(self, scheduler_output: Any) -> Any:
         for request in scheduler_output.scheduled_new_reqs:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.rabbitmq, pytest.mark.asyncio(loop_scope="module")]
 
 
 class PlainClient:
-    """Client with the features of any AMQP library."""
+    """A client that uses only features of any AMQP library."""
 
     def __init__(self, channel: aio_pika.abc.AbstractChannel, queue: Any) -> None:
         self._channel = channel
@@ -133,7 +133,7 @@ async def test_bad_input_gets_a_precise_error_and_is_dead_lettered(
 
 
 async def dead_letter_reason(mesh: ProcessMesh, request_id: str) -> str:
-    """Reason in a request's dead letter, which may come a little after the reply."""
+    """Reason in a request's dead letter, which may arrive a little after the reply."""
     async with asyncio.timeout(30), mesh.open_broker("headway-check") as broker:
         while True:
             letter = await broker.get(topology.DEAD_LETTERS)

@@ -63,10 +63,9 @@ async def run_until(
     mesh: ProcessMesh, holds: Callable[[Ran], bool], module: str, *arguments: str
 ) -> Ran:
     """
-    Run a command until it succeeds and *holds* is true; return that run.
+    Run a command until it succeeds and *holds* is true; return the last run.
 
-    Commands wait a second longer than the answer should take; on a busy machine they may still miss
-    it. So they are repeated.
+    The command is repeated, because on a busy machine it may time out before the answer arrives.
     """
     ran = Ran(0, "", "")
 
@@ -79,7 +78,7 @@ async def run_until(
         await eventually(has_held, within_s=60.0)
     except AssertionError as never:
         seen = f"exit code {ran.code}, {ran.out!r}, {ran.err!r}"
-        raise AssertionError(f"{module} {' '.join(arguments)}: at last {seen}") from never
+        raise AssertionError(f"{module} {' '.join(arguments)}: the last run gave {seen}") from never
     return ran
 
 

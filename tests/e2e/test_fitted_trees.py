@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 CHAT = Slo(ttft_s=30.0)
 COUNT, LEAST = 800, 500
 """
-Requests, and samples required for a fit; a busy machine relegates some or leaves them in lanes.
+Number of requests, and of samples for a fit; on a busy machine some requests give no sample.
 """
 
 

@@ -72,7 +72,7 @@ async def test_a_completion_respects_max_tokens_and_stop(client: openai.AsyncOpe
     assert cut.choices[0].finish_reason == "stop"
 
 
-async def test_models_are_those_of_the_registry(client: openai.AsyncOpenAI) -> None:
+async def test_models_come_from_the_registry(client: openai.AsyncOpenAI) -> None:
     names = {model.id async for model in client.models.list()}
 
     assert {LLAMA, QWEN} <= names
@@ -140,7 +140,7 @@ async def test_a_disconnecting_client_frees_the_engine(
     )
 
 
-async def test_many_chats_at_once_all_end(client: openai.AsyncOpenAI) -> None:
+async def test_many_concurrent_chats_all_end(client: openai.AsyncOpenAI) -> None:
     answers = await asyncio.gather(
         *(
             client.chat.completions.create(

@@ -1,4 +1,4 @@
-"""Parts of the mesh die while it serves; no answer is lost, duplicated or changed."""
+"""Processes of the mesh are killed under load; no answer is lost, duplicated or changed."""
 
 import asyncio
 import signal
@@ -39,7 +39,7 @@ def node(tmp_path: Path) -> Iterator[PrivateNode]:
 
 
 async def leader_name(broker: Broker) -> str:
-    """Process name of the leader that published last."""
+    """Process name of the leader that published the latest plan."""
     decode: Decoder[PlanPublished] = Decoder(PlanPublished)
     found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -134,7 +134,7 @@ async def test_kills_lose_duplicate_and_change_no_answer(
 
 
 def assert_consistent(answer: Answer) -> None:
-    """The stream equals the final, each token once."""
+    """Assert that the stream equals the final, with each token once."""
     assert isinstance(answer.final, RequestCompleted)
     assert answer.final.token_ids == answer.streamed
     assert answer.final.text == answer.text

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.vllm]
 
 NUM_REQUESTS = 60
 PATIENCE_S = 480.0
-"""Engines die and restart meanwhile: a minute or two on a quiet machine."""
+"""Time limit of answers; engine restarts take one or two minutes on a quiet machine."""
 POISON_TOKEN = 333
 ENGINE = {"engine": {"vllm": {"max_running": 24}}}
 

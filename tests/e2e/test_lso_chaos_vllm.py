@@ -1,4 +1,4 @@
-"""Under any operators' commands to two real engines, every request gets one unchanged answer."""
+"""Every request gets one unchanged answer under random operators' commands to two real engines."""
 
 import asyncio
 from collections import Counter
@@ -44,19 +44,19 @@ from tests.requirements import absent
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.vllm]
 
 MODELS = (LLAMA, "tiny-llama-b", QWEN)
-"""The second can reuse the first one's engine, the third needs its own."""
+"""Models: the second can reuse the first model's engine, the third needs its own engine."""
 AGENTS = (InstanceId("a0"), InstanceId("a1"))
 NUM_REQUESTS = 150
 STORM_S = 60.0
 PATIENCE_S = 480.0
-"""All answers take two minutes on a quiet machine."""
+"""Time limit of all answers, which take two minutes on a quiet machine."""
 PAUSE_S = 0.15
-"""Between commands."""
+"""Pause between commands."""
 ENGINE = {"engine": {"vllm": {"max_running": 24, "prefix_caching": True}}}
 MUST_HAPPEN = {
     "lso.evict.v1", "lso.swap_out.v1", "lso.activate.v1", "lso.clear.v1", "lso.set.v1",
 }  # fmt: skip
-"""Happens at least once a minute on any machine; pulls mostly find nothing left."""
+"""Operations that succeed at least once a minute on any machine; pulls may find no work."""
 
 
 @pytest.fixture
@@ -76,11 +76,11 @@ def bodies() -> list[InferenceRequest]:
 
 class Storm:
     """
-    Random commands to both agents.
+    Sends random commands to both agents.
 
     Args:
-        broker: A connection of its own.
-        known: Ids of requests; grows meanwhile.
+        broker: Connection that only the storm uses.
+        known: Ids of requests, to which the test adds during the storm.
     """
 
     def __init__(self, broker: Broker, known: list[RequestId]) -> None:
@@ -91,7 +91,7 @@ class Storm:
         self.failed: list[LsoAnswered] = []
         self.num_orders = 0
         self.num_lost = 0
-        """Commands without an answer of the broker in time: the machine stalled for seconds."""
+        """Number of commands that timed out at the broker because the machine stalled."""
 
     async def rage(self) -> None:
         """Send commands until cancelled, without waiting for their answers."""
@@ -136,7 +136,7 @@ class Storm:
         return chance.choice(commands)
 
 
-async def test_a_storm_of_commands_loses_duplicates_and_changes_nothing(
+async def test_random_commands_lose_duplicate_and_change_no_answer(
     broker_url: str, tmp_path: Path
 ) -> None:
     spec = mesh_spec(broker_url, tmp_path, engine="vllm", agents=len(AGENTS), agent_settings=ENGINE)
@@ -171,7 +171,7 @@ async def test_a_storm_of_commands_loses_duplicates_and_changes_nothing(
 async def ask_slowly(
     producer: Producer, requests: list[InferenceRequest], known: list[RequestId]
 ) -> list[Answer]:
-    """All answers to *requests*, which are spread over the storm; *known* gets their ids."""
+    """Send *requests* over the storm's duration, add ids to *known*, return all answers."""
 
     async def one(number: int, body: InferenceRequest) -> Answer:
         await asyncio.sleep(number * STORM_S / NUM_REQUESTS)
@@ -185,7 +185,7 @@ async def ask_slowly(
 
 
 async def rested(broker: Broker, agent: InstanceId) -> InstanceStatus:
-    """Return the instance once it is idle, with an active model and cleared caches."""
+    """Wait until the instance is idle with cleared caches; return its status."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with suppress(BrokerUnavailableError):  # no answer for seconds; it recovers
@@ -198,9 +198,9 @@ async def rested(broker: Broker, agent: InstanceId) -> InstanceStatus:
 
 def is_at_rest(status: InstanceStatus) -> bool:
     """
-    Return whether all activity after the last answer has ended.
+    True if the instance has no requests, no KV and no activity after the last answer.
 
-    This includes the last swaps and activations begun by the storm or a plan.
+    Activity includes swaps and activations that the storm or a plan began.
     """
     held = status.running + status.waiting + status.swapped_out
     kv = status.kv_utilization + status.host_kv_bytes

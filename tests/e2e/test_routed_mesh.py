@@ -29,7 +29,7 @@ KEYS = (
     topology.ROUTER_KEY,
 )
 FAMILIES = 6
-"""Groups of prompts that share their first thousand bytes or more."""
+"""Number of groups of prompts; prompts of a group share their first thousand bytes or more."""
 
 
 @asynccontextmanager

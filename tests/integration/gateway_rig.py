@@ -1,4 +1,4 @@
-"""A gateway on a real port, and a stand-in for the rest of the mesh behind it."""
+"""A gateway on a real port, in front of a fake mesh."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,7 @@ INSTANCE = InstanceId("i1")
 
 @dataclass(frozen=True)
 class Request:
-    """A request as received by the mesh."""
+    """A request that the fake mesh has received."""
 
     body: InferenceRequest
     delivery: Delivery
@@ -123,7 +123,7 @@ class Request:
 
 
 async def answer(request: Request) -> None:
-    """Answer like a healthy mesh: stream if requested, and complete."""
+    """Answer as a healthy mesh does: stream if requested, then complete."""
     pieces = ("Hel", "lo ", "wor", "ld")
     if request.body.reply is ReplyMode.STREAM:
         await request.start()
@@ -134,7 +134,7 @@ async def answer(request: Request) -> None:
 
 @dataclass
 class FakeMesh:
-    """Takes requests from both global queues and lets a script answer them."""
+    """Fake mesh that gets requests from the two global queues; a script answers each request."""
 
     broker: Broker
     script: Callable[[Request], Awaitable[None]] = answer

@@ -1,4 +1,4 @@
-"""The overhead bench: equal work in both arms, all CPU time, and rounds without a best one."""
+"""The overhead bench gives equal work to both arms, counts all CPU time, and reports all rounds."""
 
 import os
 import random
@@ -60,7 +60,7 @@ def reported(mesh: list[Round], baseline: list[Round]) -> Result:
     return result
 
 
-def test_the_median_of_the_rounds_is_judged_not_the_best_one():
+def test_the_median_of_the_rounds_is_judged_not_the_best_round():
     mesh = [round_of(ttft_ms) for ttft_ms in (20.0, 50.0, 60.0)]
     result = reported(mesh, [round_of(10.0)] * 3)
 
@@ -70,11 +70,11 @@ def test_the_median_of_the_rounds_is_judged_not_the_best_one():
     assert not result.holds
 
 
-def test_a_mesh_that_is_faster_than_the_baseline_is_reported_as_it_is():
+def test_a_mesh_that_is_faster_than_the_baseline_has_a_negative_overhead():
     assert reported([round_of(8.0)], [round_of(10.0)]).lines[0].value == -2.0
 
 
-def test_all_cpu_time_counts_that_of_the_broker_included():
+def test_all_cpu_time_counts_including_the_brokers():
     result = reported([round_of(20.0, (0.5, 0.25))], [round_of(10.0, (0.1,))])
 
     median = {

@@ -31,7 +31,7 @@ STEP_S = 60.0
 
 
 def free_ports(count: int) -> list[int]:
-    """Reserve all ports until the last is found: a released one may be returned again."""
+    """Free ports, all reserved until the last is found: a released port may be returned again."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in probes:
@@ -41,13 +41,13 @@ def free_ports(count: int) -> list[int]:
 
 class Running:
     """
-    Process of a container, with local addresses instead of the container's.
+    Local process of a container's service, with local addresses.
 
     Args:
         container: Entry of the compose file.
         broker: Host, port and vhost.
-        directory: For its files.
-        ports: Of its health endpoint, and of its service.
+        directory: Folder for the process's files.
+        ports: Ports of the health endpoint and of the service.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Running:
         )
 
     async def healthy(self) -> bool:
-        """Run its health check as compose does."""
+        """Run the container's health check as compose does."""
         assert self.process is not None
         assert self.process.returncode is None, f"{self.container} ended"
         command = self.container.entry["healthcheck"]["test"][2:]
@@ -93,7 +93,7 @@ class Running:
         return check.returncode == 0
 
     async def stop(self) -> int:
-        """Stop and return its exit code, within compose's grace period."""
+        """Stop the process within compose's grace period; return its exit code."""
         assert self.process is not None
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)

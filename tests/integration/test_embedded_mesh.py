@@ -76,7 +76,7 @@ async def waiting(mesh: EmbeddedMesh) -> dict[str, int]:
 
 @pytest.mark.slow
 async def test_every_request_of_every_class_and_model_is_answered(tmp_path: Path):
-    """Two agents and two models: the leader must give each an instance."""
+    """With two agents and two models, the leader must give each model an instance."""
     async with EmbeddedMesh(spec(tmp_path)) as mesh, producing(mesh) as producer:
         bodies = [request(n, model=MODEL if n % 2 else OTHER) for n in range(24)]
         generations = [
@@ -122,8 +122,8 @@ async def test_invalid_settings_are_refused_at_once(tmp_path: Path):
         await EmbeddedMesh(spec(tmp_path, nonsense=1)).__aenter__()
 
 
-async def test_kill_ends_a_service_that_misses_its_cancellation(tmp_path: Path):
-    """As `wait_for` makes a loop do before Python 3.12, if its event is set at the same time."""
+async def test_kill_ends_a_service_that_ignores_its_cancellation(tmp_path: Path):
+    """A loop ignores a cancellation, as `wait_for` does before Python 3.12 if its event is set."""
     mesh = EmbeddedMesh(spec(tmp_path))
     stop = mesh._stops["agent-a"] = asyncio.Event()
     under_way = asyncio.Event()
@@ -157,7 +157,7 @@ sys.exit(cli.main())
 
 @pytest.mark.slow
 def test_ctrl_c_ends_a_mesh_that_is_not_ready(tmp_path: Path):
-    """A mesh that never becomes ready, so that the signal always comes before."""
+    """A mesh that never becomes ready, so that the signal always arrives before readiness."""
     command = [sys.executable, "-c", NEVER_READY, "up", "--broker", EMBEDDED]
     options = ["--port", str(free_port()), "--log-dir", str(tmp_path)]
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 
 BODY = json.dumps({"model": "tiny-llama", "prompt": "hello", "max_tokens": 4}).encode()
 FROZEN_S = 7.0
-"""Longer than the 5 s of a publish and its confirm, and typical HTTP keep-alive times."""
+"""Longer than the 5 s limit of a confirmed publish and than typical HTTP keep-alive times."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Rig:
 
     @asynccontextmanager
     async def frozen(self) -> AsyncIterator[None]:
-        """Freeze the process for `FROZEN_S` in total, starting while it waits."""
+        """Freeze the process for `FROZEN_S`, beginning while the process waits."""
         # A wait that is interrupted this way reports timers before sockets, which is the worst
         # case.
         await asyncio.sleep(0.5)
@@ -81,7 +81,7 @@ async def ready(process: MeshProcess, port: int) -> bool:
 
 
 class Kept:
-    """A kept-alive connection, written to without checking its other end."""
+    """A kept-alive connection that is written to without checking if the peer closed it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -91,7 +91,7 @@ class Kept:
         self._writer.write(head.encode() + BODY)
 
     async def status(self) -> int:
-        """Status of the next answer, which is read in full."""
+        """Read the next answer in full; return its status."""
         async with asyncio.timeout(60):
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()
             length = head.partition("content-length: ")[2].partition("\r")[0]

@@ -1,4 +1,4 @@
-"""The gateway when clients leave, runs diverge, the broker is lost, or it stops."""
+"""The gateway when clients disconnect, runs diverge, the broker is lost, or the gateway stops."""
 
 import asyncio
 from pathlib import Path
@@ -74,7 +74,7 @@ async def test_leaving_before_the_first_token_cancels_the_request(
     assert rig.mesh.cancelled == [rig.mesh.requests[0].body.id]
 
 
-async def test_first_token_is_flushed_before_the_rest(broker_rig: BrokerRig, registry: Path):
+async def test_first_token_is_flushed_before_later_tokens(broker_rig: BrokerRig, registry: Path):
     finish = asyncio.Event()
 
     async def two_parts(request: Request) -> None:
@@ -189,7 +189,7 @@ async def test_client_request_id_is_echoed(broker_rig: BrokerRig, registry: Path
     assert response.headers["x-request-id"] == "mine"
 
 
-async def test_without_a_broker_it_is_not_ready_and_answers_503(registry: Path):
+async def test_without_a_broker_the_gateway_is_not_ready_and_answers_503(registry: Path):
     brokers = MemoryRig()
     async with (
         running_gateway(brokers, registry, publish_timeout_s=0.1) as rig,

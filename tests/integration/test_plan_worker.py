@@ -1,4 +1,4 @@
-"""The plan generator's process: answers, dies, is restarted."""
+"""The plan generator's process: its answers, its death and its restart."""
 
 import asyncio
 import os
@@ -69,7 +69,7 @@ async def test_the_worker_plans_and_explains(worker: PlanWorker) -> None:
 
 
 async def test_the_worker_advises_on_scale(worker: PlanWorker) -> None:
-    """Nine groups of 20 s on two instances finish after 90 s; they are due after 50 s."""
+    """Nine groups of 20 s on two instances take 90 s, but are due after 50 s."""
     await asyncio.wait_for(worker.ready(), LOAD_S)
     snapshot = a_snapshot(9)
     rates = {("d", MODEL): ServiceRates(token_rate_per_s=30.0)}

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def shaped(folder: Path, *more: str) -> int:
-    """Profile a shape on the CPU, unless *more* overrides it."""
+    """Profile a shape on the CPU; *more* overrides options."""
     out = folder / "shape.json"
     arguments = ["--shape", str(folder), "--device", "cpu", *SMALL, "--out", str(out)]
     return main([*arguments, *more])
@@ -94,7 +94,10 @@ def test_overhead_is_in_every_iteration(folder: Path):
         (["--gpu-memory-utilization", "0"], "--gpu-memory-utilization: 0 must be above 0"),
         (["--gpu-memory-utilization", "1.1"], "--gpu-memory-utilization: 1.1 must be above 0"),
         (["--passes", "0"], "passes must be at least 1: 0"),
-        (["--repeats", "1"], "repeats must be at least 2, since one is used for validation: 1"),
+        (
+            ["--repeats", "1"],
+            "repeats must be at least 2, since the last repeat is used for validation: 1",
+        ),
         (["--prefill-contexts", "-1"], "'-1': each value must be at least 0"),
         (["--chunks", "513"], "chunks: 513 is above the limit of 512"),
         (["--out", "/nowhere/profile.json"], "--out: /nowhere is not a directory"),
@@ -147,7 +150,7 @@ def test_invalid_shape_is_refused_before_torch_is_needed(
 
 @pytest.mark.slow
 def test_command_does_not_load_torch():
-    """Reading a shape does not either; only timing does."""
+    """Reading a shape does not import torch; only timing does."""
     code = "import sys, services.mesh.cli; print('torch' in sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60

@@ -49,7 +49,10 @@ def test_text_output_has_the_coefficients(tmp_path: Path, capfd: pytest.CaptureF
     [
         (["--chunks", "16,many"], "'16,many' is not a list of integers N,N,…"),
         (["--batches", "0"], "'0': each value must be at least 1"),
-        (["--repeats", "1"], "repeats must be at least 2, since one is used for validation: 1"),
+        (
+            ["--repeats", "1"],
+            "repeats must be at least 2, since the last repeat is used for validation: 1",
+        ),
         (["--model", "tiny-gpt"], "--model: 'tiny-gpt' must be one of tiny-llama"),
         (["--chunks", "4000"], "chunks: 4000 is above the limit of 3840"),
         (["--out", "/nowhere/profile.json"], "--out: /nowhere is not a directory"),

@@ -22,7 +22,7 @@ Login = Callable[[str], AbstractAsyncContextManager[AmqpBroker]]
 
 @pytest.fixture(scope="module")
 def login(private_node: PrivateNode, tmp_path_factory: pytest.TempPathFactory) -> Login:
-    """Connects as one of the users of the definitions."""
+    """Connect as a user of the definitions."""
     file = tmp_path_factory.mktemp("definitions") / "definitions.json"
     file.write_text(render(definitions(vhost=VHOST)))
     private_node.ctl("import_definitions", str(file))

@@ -39,7 +39,7 @@ class TestBrokerRestart:
         private_node.start()
 
     @pytest.mark.parametrize("how", ["stop", "kill"])
-    async def test_everything_is_restored_and_no_confirmed_message_is_lost(
+    async def test_all_objects_are_restored_and_no_confirmed_message_is_lost(
         self, private_node: PrivateNode, clients: tuple[AmqpBroker, AmqpBroker], how: str
     ):
         broker, other = clients
@@ -87,7 +87,7 @@ def test_a_private_node_can_open_files_for_many_queues(private_node: PrivateNode
 async def test_a_memory_alarm_blocks_publishing_only(
     private_node: PrivateNode, monkeypatch: pytest.MonkeyPatch
 ):
-    """The broker stops reading from connections that publish; no call may wait forever."""
+    """A broker with a memory alarm stops reading from publishers; no call may wait forever."""
     private_node.start()
     async with AmqpBroker(private_node.url, client_name="alarm", timeout_s=30.0) as broker:
         await declare(broker, QueueSpec(name="alarm", type=QueueType.CLASSIC))

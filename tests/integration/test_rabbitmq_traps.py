@@ -28,7 +28,7 @@ pytestmark = pytest.mark.rabbitmq
 
 
 def channel_of(delivery: Delivery) -> Channel:
-    """White box: the library's channel that *delivery* is settled on."""
+    """The library's channel on which *delivery* is settled (white box)."""
     assert isinstance(delivery.settler, partial)
     return delivery.settler.func.__self__.raw
 
@@ -37,7 +37,7 @@ class TestChannels:
     async def test_no_ack_is_sent_on_a_closing_channel_and_the_connection_survives(
         self, rabbit_rig: RabbitRig
     ):
-        """Sent after channel.close, it would make RabbitMQ close the connection with 504."""
+        """An ack after channel.close would make RabbitMQ close the connection with error 504."""
         broker = await rabbit_rig.connect()
         losses: list[None] = []
         broker.on_connection_lost(lambda: losses.append(None))
@@ -61,7 +61,7 @@ class TestChannels:
         self, rabbit_rig: RabbitRig, monkeypatch: pytest.MonkeyPatch
     ):
         """
-        RabbitMQ allows 2047 per connection; deliveries on a retired channel stay valid.
+        RabbitMQ allows 2047 channels per connection; retired channels' deliveries stay valid.
         """
         monkeypatch.setattr("shared.broker.amqp.getter.MAX_QUEUES", 3)
         opened: list[Channel] = []
@@ -109,7 +109,7 @@ class TestChannels:
     async def test_a_closed_channel_makes_deliveries_stale_and_consumers_recover(
         self, rabbit_rig: RabbitRig
     ):
-        """As RabbitMQ does after its consumer timeout."""
+        """Close a channel as RabbitMQ does after its consumer timeout."""
         broker = await rabbit_rig.connect()
         await declare(broker, WORK)
         deliveries: list[Delivery] = []
@@ -140,7 +140,7 @@ class TestChannels:
 
 class TestQueues:
     async def test_expiry_deletes_a_queue_that_holds_messages(self, rabbit_rig: RabbitRig):
-        """Hence no expiry on queues that hold work, whose readers may be absent for long."""
+        """So work queues have no expiry: their consumers may be absent for a long time."""
         broker = await rabbit_rig.connect()
         await declare(broker, QueueSpec(name="work", type=QueueType.CLASSIC, expires_s=0.3))
         await broker.publish("x", "work", OutMessage(body=b"a"))
@@ -154,7 +154,7 @@ class TestQueues:
             pytest.fail("the queue should expire after 0.3 s but exists after 1.5 s without use")
 
     async def test_requeued_messages_stay_in_front_on_every_work_queue(self, rabbit_rig: RabbitRig):
-        """On 3.10 they go to the back unless a delivery limit is set."""
+        """RabbitMQ 3.10 puts returned messages at the back of a queue without a delivery limit."""
         broker = await rabbit_rig.connect()
         await topology.declare(broker)
         await topology.declare_work_queue(broker, "lane.1.m.high.0.short")
@@ -180,7 +180,7 @@ class TestQueues:
 
     async def test_a_consumed_queue_deleted_elsewhere_is_restored(self, rabbit_rig: RabbitRig):
         """
-        RabbitMQ cancels the consumer; the connection stays up, so there is no other sign of it.
+        RabbitMQ cancels the consumer of a deleted queue, but does not close the connection.
         """
         broker, other = await rabbit_rig.connect(), await rabbit_rig.connect()
         await declare(broker, QueueSpec(name="reply", type=QueueType.CLASSIC, expires_s=60.0))
@@ -252,7 +252,7 @@ class TestOutages:
             await AmqpBroker("amqp://127.0.0.1:1/", client_name="test").__aenter__()
 
     async def test_the_library_refuses_an_ack_on_a_closed_channel(self, rabbit_rig: RabbitRig):
-        """`Delivery.settle` relies on it to return False."""
+        """`Delivery.settle` returns False because the library refuses the ack."""
         broker = await rabbit_rig.connect()
         await declare(broker, WORK)
         await broker.publish("x", "work", OutMessage(body=b"a"))

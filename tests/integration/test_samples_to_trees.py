@@ -39,7 +39,7 @@ REQUESTS = requests_of(NOMINAL, 600, seed=7)
 
 
 class Router:
-    """Publishes samples, and receives trees and profiles."""
+    """Client that publishes samples, and receives trees and profiles."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -104,9 +104,9 @@ def fit(directory: Path) -> Path:
 
 def fits() -> list[psutil.Process]:
     """
-    Child processes that fit trees, ignoring other processes beside the tests.
+    Child processes of this test that fit trees.
 
-    A child that ends during the check is not counted.
+    A child that ends during the check does not count.
     """
     found = []
     for each in psutil.Process().children():
@@ -116,7 +116,7 @@ def fits() -> list[psutil.Process]:
     return found
 
 
-async def test_samples_become_trees_and_a_broken_file_changes_nothing(
+async def test_samples_become_trees_and_a_broken_file_has_no_effect(
     broker_rig: BrokerRig, tmp_path: Path
 ):
     labels: dict[str, Any] = dict(zip(("model", "engine", "device"), KEY, strict=True))
@@ -186,7 +186,7 @@ async def test_a_restarted_estimator_keeps_its_samples_and_announces_trees(
 async def test_an_estimator_fits_trees_by_itself_when_configured(
     broker_rig: BrokerRig, tmp_path: Path
 ):
-    """Too few new samples start no fit; enough are fitted in another process."""
+    """Too few new samples start no fit; enough samples are fitted in another process."""
     async with estimator(broker_rig, tmp_path, fit_period_s=0.1) as health:
         router = Router(await broker_rig.connect("router"))
         await router.listen()
@@ -215,7 +215,7 @@ async def test_a_stopping_estimator_does_not_wait_for_its_fit(
 
 
 def test_a_killed_process_loses_at_most_the_last_line(tmp_path: Path):
-    """SIGKILL while writing, five times; each continues after the previous one."""
+    """A writer is killed by SIGKILL five times; each new writer continues the file."""
     code = (
         "import sys; from pathlib import Path\n"
         "from services.estimator.trees.sample_store import SampleStore\n"

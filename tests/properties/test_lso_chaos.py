@@ -1,4 +1,4 @@
-"""Arbitrary operations in arbitrary order: every request is answered once, and as without them."""
+"""Every request gets one unchanged answer under arbitrary operations in arbitrary order."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -56,7 +56,7 @@ SIMULATED = SimulatedSettings(
 decode_reply: Decoder[Reply] = Decoder(Reply)
 
 Order = tuple[int, int, float]
-"""Kind of operation, index of the request, and delay after the previous one."""
+"""Kind of operation, index of the request, and delay after the previous operation."""
 orders = st.lists(
     st.tuples(st.integers(0, 11), st.integers(0, NUM_REQUESTS - 1), st.floats(0, 0.05)),
     min_size=10,
@@ -78,7 +78,7 @@ def tokenizers(registry: ModelRegistry) -> dict[ModelName, Tokenizer]:
 def undisturbed(
     registry: ModelRegistry, tokenizers: dict[ModelName, Tokenizer]
 ) -> dict[RequestId, Tokens]:
-    """The answers without any operation."""
+    """The answers without operations."""
     return run_virtually(served(registry, tokenizers, []))
 
 
@@ -154,7 +154,7 @@ async def served(
     """
     Serve the whole load through one agent while *chaos* orders operations.
 
-    Checks that each request was answered exactly once, and that nothing is left anywhere.
+    Check that each request is answered exactly once and that no messages, runs or KV remain.
     """
     clock = LoopClock()
     engine = SimulatedEngine([registry.entry(MODEL), registry.entry(OTHER)], SIMULATED, clock)
@@ -197,13 +197,13 @@ async def served(
 
 
 def a_name(rig: AgentRig, load: list[QueuedRequest], number: int) -> RequestId:
-    """A request that runs or rests here, if any; operations on other requests are rejected."""
+    """A request that runs or rests on the agent, or None: operations on others are rejected."""
     here = [*rig.state.runs, *rig.state.swapped_out]
     return here[number % len(here)] if here else load[number].request_id
 
 
 async def alternate(rig: AgentRig, load: list[QueuedRequest]) -> None:
-    """Make the plan serve one model, then the other."""
+    """Publish plans that serve the two models in turn."""
     for epoch in count(1):
         active = MODEL if epoch % 2 else OTHER
         lanes = {request.lane for request in load if request.model.base == active}
@@ -212,7 +212,7 @@ async def alternate(rig: AgentRig, load: list[QueuedRequest]) -> None:
 
 
 async def collect(rig: AgentRig, answers: dict[RequestId, Tokens]) -> None:
-    """Collect final messages into *answers*; a second one for a request is an error."""
+    """Collect finals into *answers*; fail at a second final of a request."""
     while (delivery := await rig.far.get(REPLY)) is not None:
         reply = decode_reply(delivery.body)
         assert not isinstance(reply, RequestFailed), reply.error

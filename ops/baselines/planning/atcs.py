@@ -19,13 +19,13 @@ def atcs(
     problem: PlanningProblem, *, slack_scale: float = 0.5, setup_scale: float = 0.3
 ) -> QueueOrder:
     """
-    The instance that is free first takes the group of the highest index.
+    The instance that is free first takes the group with the highest index.
 
-    The index is weight over work, reduced by the time left (in *slack_scale* mean works) and by
-    the swap time (in *setup_scale* mean activations).
+    The index is weight / work, reduced by the slack (in units of *slack_scale* times the mean
+    work) and by the swap time (in units of *setup_scale* times the mean activation).
 
     Source: Lee, Bhaskaran, Pinedo 1997, the ATCS rule (k1, k2).
-    Differs: time is left until the last request's deadline; a swap also waits for the drain.
+    Differs: slack is relative to the last request's deadline; a swap also waits for the drain.
     """
     instances, groups = problem.instances, problem.groups
     fits = np.isfinite(instances.activate_s)
@@ -56,7 +56,7 @@ def atcs(
 def best_atcs(
     problem: PlanningProblem, cost: Callable[[PlanningProblem, QueueOrder], float]
 ) -> QueueOrder:
-    """The plan of least *cost* among nine pairs of scales; of equal plans the first."""
+    """The cheapest plan by *cost* among nine pairs of scales; the first of equally cheap plans."""
     orders = (
         atcs(problem, slack_scale=slack, setup_scale=setup)
         for slack, setup in product(SLACK_SCALES, SETUP_SCALES)

@@ -14,18 +14,16 @@ from solver.planning.problem.problem import NONE, Floats, PlanningProblem, Queue
 
 _TICKS_PER_S = 1000
 _COST_UNITS = 1e10
-"""
-Integer units of a cost of 1, so that a tick of one group's tardiness is some hundreds of units.
-"""
+"""Integer units for a cost of 1; a tick of one group's tardiness costs some hundreds of units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactPlan:
-    """Result of the program."""
+    """Result of the constraint program."""
 
     order: QueueOrder
     proved: bool
-    """True if no plan for `certain(problem)` costs less, to a millisecond."""
+    """True if `order` is proved optimal for `certain(problem)`, with times in milliseconds."""
 
 
 def exact(
@@ -38,12 +36,12 @@ def exact(
     """
     The plan of least cost for `certain(problem)`.
 
-    Its true cost may be above that of *start*: use `best_of` on both.
+    The plan's true cost may exceed the cost of *start*: choose the cheaper plan with `best_of`.
 
     Args:
-        problem: Some 12 groups at most; with more, it rarely improves on *start*.
-        work_limit: Limit of the search in the solver's own seconds, which take one to about ten
-            real ones; where it ends the search, equal problems have equal plans.
+        problem: At most about 12 groups; with more groups, the search rarely improves on *start*.
+        work_limit: Limit of the search in the solver's deterministic seconds; each takes 1 to
+            about 10 s. If this limit ends the search, equal problems get equal plans.
         time_limit_s: Wall-clock limit of the search.
         start: Start of the search, returned when it finds nothing; by default EDF with model
             batching.
@@ -57,7 +55,7 @@ def exact(
     program.hint(begin)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
-    solver.parameters.interleave_search = True  # one search strategy alone gets stuck
+    solver.parameters.interleave_search = True  # a single search strategy gets stuck
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = work_limit
     solver.parameters.max_time_in_seconds = time_limit_s
@@ -82,9 +80,9 @@ class _Program:
             for i in np.flatnonzero(servable(problem)).tolist()
         }
         self._follows: dict[tuple[int, int, int], cp_model.IntVar] = {}
-        """By (instance, node before, node)."""
+        """Arcs of the circuits, by (instance, preceding node, node)."""
         self._serves: dict[tuple[int, int], cp_model.IntVar] = {}
-        """By (instance, group)."""
+        """True if the instance serves the group, by (instance, group)."""
         for instance in range(problem.num_instances):
             self._queue(instance)
         self._places()
@@ -180,7 +178,7 @@ class _Program:
                 )
 
     def _tardy(self, group: int) -> None:
-        """Tardiness of the last request, up to the most that counts."""
+        """Cost of the tardiness of the group's last request, capped at `max_tardiness`."""
         groups, objective = self._problem.groups, self._problem.objective
         if np.isinf(groups.deadline_s[group] + groups.slo_s[group]):
             return
@@ -198,7 +196,7 @@ class _Program:
             self.model.add(tardy >= over).only_enforce_if(self._serves[g, group], ~lost)
 
     def _waiting(self) -> None:
-        """Waiting time of best effort until its last request."""
+        """Cost of the waiting time of best-effort groups, until the last request of each."""
         problem = self._problem
         rate = problem.objective.waiting / scales_of(problem).queue_s
         for i in (i for i in self._starts if np.isinf(problem.groups.deadline_s[i])):
@@ -217,7 +215,7 @@ def _ticks(seconds: float) -> int:
 
 
 def _longest_s(problem: PlanningProblem, setups_s: list[Floats]) -> float:
-    """Upper bound of the end of every plan that leaves no instance idle."""
+    """Upper bound of the time at which a plan ends that leaves no instance idle."""
     devices = problem.instances.device
     most_s = np.zeros(problem.num_groups)
     for device, before_s in zip(devices, setups_s, strict=True):

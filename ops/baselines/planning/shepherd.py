@@ -13,9 +13,9 @@ from solver.planning.problem.problem import Ints, PlanningProblem, QueueOrder
 Partition = Callable[[PlanningProblem], NDArray[np.bool_]]
 
 STATIC_BATCH = 32
-"""Requests that run together until the longest is done; a batch of any requests must fit."""
+"""Requests of a batch, which runs until its longest request ends; any such batch must fit."""
 PREEMPTS_FROM = 3.0
-"""Ratio of sizes from which the larger batch is served before another."""
+"""Ratio of batch sizes from which the larger batch is served first."""
 
 
 def shepherd(problem: PlanningProblem, *, partitioned: Partition = partition) -> QueueOrder:
@@ -27,7 +27,7 @@ def shepherd(problem: PlanningProblem, *, partitioned: Partition = partition) ->
     times as large: that group preempts. Groups that cannot be in time come last.
 
     Source: QLM §8, the SHEPHERD baseline; SHEPHERD (NSDI 2023), Herd and Flex.
-    Differs: Flex preempts when the larger batch arrives; here all of a queue is there already, so
+    Differs: Flex preempts when the larger batch arrives; here the whole queue is known, so
         the larger batch is served first. Flex drops infeasible requests; here every group is
         served. Where plans are evaluated on an engine with continuous batching, SHEPHERD runs
         faster than with its static batches.
@@ -70,7 +70,7 @@ def static_batches(problem: PlanningProblem) -> PlanningProblem:
 
 
 def _served(static: PlanningProblem, instance: int, queue: Ints) -> Sequence[int]:
-    """*queue*, in order of deadlines, as SHEPHERD would serve it."""
+    """Reorder *queue*, which is sorted by deadline, into the order in which SHEPHERD serves it."""
     groups = static.groups
     queues = Queues(static)
     served: list[int] = []

@@ -15,21 +15,21 @@ Bools = NDArray[np.bool_]
 NODE_LIMIT = 2000
 """Limit of the search; unlike a time limit, it gives equal problems equal plans."""
 _SWAP = 1e-4
-"""Cost of a second of activation, in relative throughput: it only breaks ties."""
+"""Cost of a second of activation, in relative throughput; so small that it only breaks ties."""
 
 
 def partition(problem: PlanningProblem, *, node_limit: int = NODE_LIMIT) -> Bools:
     """
     Which instance hosts which model, bool[G, M].
 
-    An instance has memory for one model; only if some model would have no host then, each
-    may have two, and so on. Among such partitions, the model whose demand takes its hosts the
-    longest is done as early as possible. Without a solution within *node_limit*, the result is that
-    of `proportional`.
+    Each instance hosts one model; if a model then has no host, each instance may host two models,
+    and so on. Among these partitions, the program minimises the longest time that any model's
+    hosts need for its demand. If *node_limit* ends the search without a solution, the result is
+    that of `proportional`.
 
     Source: SHEPHERD (NSDI 2023), Herd: an integer program that gives models to groups of GPUs.
-    Differs: groups are single instances; a known queue is done soonest, whereas Herd maximises the
-        load that it can bear.
+    Differs: groups are single instances; the program finishes a known queue soonest, whereas Herd
+        maximises the sustainable load.
     """
     demand_s = demand_of(problem)
     kinds = _kinds(problem)
@@ -62,9 +62,9 @@ def proportional(problem: PlanningProblem) -> Bools:
     """
     A partition without a solver.
 
-    Each model gets one host, the largest demand first; preferred are the hosts with the fewest
-    models and, among them, one where the model is active. Then each instance without a model takes
-    the model whose hosts would need the longest.
+    Each model gets one host, in order of falling demand: an instance with the fewest models, if
+    possible one where the model is active. Then each instance without a model takes the model
+    whose hosts would need the longest.
     """
     demand_s = demand_of(problem)
     fits = demand_s > 0
@@ -115,7 +115,7 @@ def _program(
         for k, kind in enumerate(kinds)
         for m in np.flatnonzero(demand_s[kind.first]).tolist()
     }
-    # An instance with one model gives all of its time to it, one with several a share to each.
+    # An instance divides its time among the models that it hosts.
     shares = hosts if hosted == 1 else {key: model.add_variable(lb=0.0) for key in hosts}
     for k, kind in enumerate(kinds):
         size, mine = len(kind.members), [key for key in hosts if key[0] == k]
@@ -148,7 +148,7 @@ def _spread(
     counts: dict[tuple[int, int], int], kinds: list[_Kind], shape: tuple[int, ...]
 ) -> Bools:
     """
-    Which instance hosts which model: the instances of a kind take the models of the kind in turn.
+    Which instance hosts which model; the instances of a kind take turns in hosting its models.
     """
     hosts = np.zeros(shape, dtype=np.bool_)
     turn = dict.fromkeys(range(len(kinds)), 0)

@@ -30,7 +30,7 @@ def round_robin(problem: PlanningProblem) -> QueueOrder:
 
 def by_chance(problem: PlanningProblem, random: np.random.Generator) -> QueueOrder:
     """
-    Each group to a random instance that may serve it.
+    Assign each group to a random instance that may serve it.
 
     Source: QLM §8.3, the random policy.
     Differs: as for `round_robin`.
@@ -45,7 +45,7 @@ def by_chance(problem: PlanningProblem, random: np.random.Generator) -> QueueOrd
 
 
 def _batched(problem: PlanningProblem, queue: Iterable[int]) -> list[int]:
-    """*queue* model by model, the model with the earliest deadline first, EDF within each model."""
+    """Order *queue* by model, the model with the earliest deadline first; EDF within each model."""
     groups = problem.groups
     by_deadline = sorted(queue, key=lambda group: groups.deadline_s[group])
     first: dict[int, int] = {}

@@ -9,11 +9,11 @@ from solver.planning.problem.problem import Floats, PlanningProblem
 
 def setup_s(problem: PlanningProblem, instance: int) -> Floats:
     """
-    Time that *instance* drains and activates before a group, by the group before it.
+    Setup time (drain and activation) of *instance* between each pair of consecutive groups.
 
     Returns:
-        float64[I + 1, I]: row i is after group i, the last row at the head of the queue; infinite
-        where *instance* may not serve the group.
+        float64[I + 1, I]: [i, j] is the setup between group i and group j; the last row is for
+        groups at the head of the queue. Infinite where *instance* may not serve group j.
     """
     groups, instances = problem.groups, problem.instances
     device = instances.device[instance]
@@ -26,7 +26,7 @@ def setup_s(problem: PlanningProblem, instance: int) -> Floats:
 
 
 def certain(problem: PlanningProblem) -> PlanningProblem:
-    """The same problem with deterministic mean times: a request is late or it is not."""
+    """Replace the random times of *problem* by their means."""
     groups, instances = problem.groups, problem.instances
     return replace(
         problem,

@@ -29,13 +29,13 @@ def routed(
     The better plan, by the true objective, of *start* and its improvement by guided local search.
 
     Instances are vehicles and groups are stops. A group's cost rises from 0 to its weight over
-    the time in which its requests fall due. If the group would end later, it is left out, and
-    inserted afterwards where the true objective is least.
+    the time in which its requests fall due. The search omits groups that would end later; they
+    are inserted afterwards where the true objective is least.
 
     The search holds the interpreter's lock: run it in a separate process.
 
     Args:
-        problem: Some 50 groups on 4 instances at most.
+        problem: At most about 50 groups on 4 instances.
         time_limit_s: Wall-clock limit of the search, so that equal problems may have unequal
             plans; building the model and inserting groups take additional time.
         start: Start of the search; by default EDF with model batching.
@@ -114,9 +114,7 @@ class _Tours:
             self._model.AddDisjunction([index], price)
 
     def _arcs(self, values: Floats) -> list[list[int]]:
-        """
-        Arc matrix of all nodes from *values*, [I + 1, I]; 0 to the end and for forbidden groups.
-        """
+        """Arc matrix over all nodes, from *values* [I + 1, I]; 0 to the end or a forbidden one."""
         num_groups = self._problem.num_groups
         rows = np.minimum(np.arange(self._end + 1), num_groups)
         arcs = np.zeros((self._end + 1, self._end + 1), dtype=np.int64)
@@ -145,7 +143,7 @@ class _Tours:
 
 
 def _spent_s(problem: PlanningProblem, instance: int) -> Floats:
-    """[I + 1, I], time from the end of one group to that of the next; the last row is from now."""
+    """Times [I + 1, I] from the end of group i to the end of group j; the last row starts now."""
     work_s = problem.groups.work_s[problem.instances.device[instance]]
     spent_s: Floats = setup_s(problem, instance) + work_s
     spent_s[-1] += problem.instances.available_s[instance]
@@ -153,7 +151,7 @@ def _spent_s(problem: PlanningProblem, instance: int) -> Floats:
 
 
 def _ramps(problem: PlanningProblem) -> tuple[Floats, Floats]:
-    """[I] each, ticks: ends of the group at which its first and its last request become late."""
+    """End of each group at which its first, and its last, request becomes late: [I], in ticks."""
     groups = problem.groups
     devices = np.unique(problem.instances.device)
     work_s, tail_s = groups.work_s[devices].mean(axis=0), groups.tail_s[devices].mean(axis=0)
@@ -168,7 +166,7 @@ def _ramps(problem: PlanningProblem) -> tuple[Floats, Floats]:
 
 def _completed(problem: PlanningProblem, tours: list[list[int]]) -> QueueOrder:
     """
-    *tours* plus the groups left out, each behind a group of the same model or at a queue's end.
+    Insert the omitted groups into *tours*, behind groups of the same model or at a queue's end.
     """
     queues = [list(tour) for tour in tours]
     served = {group for queue in queues for group in queue}
@@ -185,7 +183,7 @@ def _completed(problem: PlanningProblem, tours: list[list[int]]) -> QueueOrder:
 
 
 def _inserted(problem: PlanningProblem, queues: list[list[int]], group: int) -> list[QueueOrder]:
-    """Plans with *group* at the end of each run of its model and of each queue."""
+    """Plans that insert *group* after a run of groups of its model, or at the end of a queue."""
     model = problem.groups.model
     orders = []
     for g, queue in enumerate(queues):
@@ -202,9 +200,9 @@ def _inserted(problem: PlanningProblem, queues: list[list[int]], group: int) -> 
 
 def best_of(problem: PlanningProblem, orders: Iterable[QueueOrder]) -> QueueOrder:
     """
-    The plan of *orders* that costs least, by `plan_cost`; of equal plans the first.
+    The cheapest plan of *orders*, by `plan_cost`; the first of equally cheap plans.
 
-    A program solves a surrogate, whose optimum may cost more than the plan that it started from.
+    It guards against solvers of a surrogate, whose optimum may cost more than their start plan.
 
     Raises:
         ValueError: *orders* is empty, or contains an invalid plan for *problem*.

@@ -19,7 +19,7 @@ _LEAST_S = 1e-6
 
 
 class Decodes(NamedTuple):
-    """Rest of an iteration that a chunk is added to; includes the chunk's own context."""
+    """The other work of an iteration to which a chunk is added, and the chunk's own context."""
 
     num_decodes: int
     context_tokens: int
@@ -31,19 +31,18 @@ class IterationForest:
     """
     A fitted forest as flat arrays: made by `iteration_forest_fit`, evaluated by compiled kernels.
 
-    Trees give logarithms of multiples of a latency model's time.
+    Each tree predicts log(iteration time / time by a latency model).
 
     Source: QoServe §3.6.1: a random forest of a batch's time, tuned to err towards small chunks.
-    Differs: trees of multiples instead of seconds. Served iterations have few chunk sizes, and
-        trees alone return the same for all sizes between two of them.
-    Decided: the forest's safety margin is its own uncertainty, a high quantile over its trees, and
-        it allows no chunk that makes an iteration larger than those it learned from; the paper does
-        not say how.
+    Differs: trees predict ratios instead of seconds. Served iterations have few chunk sizes, and
+        trees of seconds predict the same time for all sizes between two of them.
+    Decided: the paper does not describe the safety margin. Here it is a high quantile over the
+        trees, and no chunk may make an iteration larger than the largest training iteration.
     """
 
     base: LatencyCoefficients
     forest: Forest
-    """One output for each tree."""
+    """All trees, concatenated; each has one output."""
     level: float
     """Quantile over the trees by which chunks are chosen, 0..1."""
     most_tokens: int
@@ -60,19 +59,19 @@ class IterationForest:
         return self._base_s(iterations) * multiples
 
     def cautious_s(self, iterations: Floats) -> Floats:
-        """Times that a share `level` of the trees do not exceed; otherwise like `predict_s`."""
+        """Quantile `level` of the trees' times; arguments and shape are those of `predict_s`."""
         multiples: Floats = np.exp(np.quantile(self._logarithms(iterations), self.level, axis=1))
         return self._base_s(iterations) * multiples
 
     def largest_chunk(self, budget_s: Seconds, beside: Decodes, *, most_tokens: int) -> int:
         """
-        Tokens of a prefill that fit into one iteration with *beside* within *budget_s*.
+        Largest prefill chunk for which an iteration with *beside* takes at most *budget_s*.
 
-        More time never gives fewer tokens: no smaller chunk takes too long either.
+        A larger budget never gives fewer tokens, and every smaller chunk is also within the budget.
 
         Args:
             budget_s: Time of the whole iteration.
-            beside: The rest of the iteration.
+            beside: The other work of the iteration.
             most_tokens: Upper limit of the chunk.
 
         Returns:
@@ -86,7 +85,7 @@ class IterationForest:
         iterations[:, 0] = chunks + beside.num_decodes
         iterations[:, 1:] = beside.context_tokens, beside.num_decodes
         fits = self.cautious_s(iterations) <= budget_s
-        # Stop at the first chunk that does not fit, even if the trees predict that larger ones fit.
+        # Stop at the first chunk that does not fit, even if by the trees larger chunks fit.
         num_fitting = len(fits) if fits.all() else int(np.argmin(fits))
         return int(chunks[num_fitting - 1]) if num_fitting else 0
 

@@ -39,7 +39,7 @@ def fit_iteration_forest(
     Fit a forest to the input of `OnlineLatencyFit`; disturbed iterations do not count.
 
     Args:
-        iterations: Iterations to learn from; those without work or time are ignored.
+        iterations: Iterations to learn from; iterations without work or time are ignored.
         seed: Equal iterations and seeds give equal forests.
 
     Raises:
@@ -115,7 +115,7 @@ def _forest_of(trees: list[Any]) -> Forest:
 
 def _breadth_first(tree: Any) -> tuple[list[int], Indices]:
     """
-    Order of a tree's nodes with siblings adjacent, and the first child of each node or itself.
+    Node order of a tree with adjacent siblings, and each node's first child (a leaf: itself).
     """
     order = [0]
     child = np.arange(tree.node_count, dtype=np.uint32)

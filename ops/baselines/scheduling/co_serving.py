@@ -41,7 +41,7 @@ class NonPreemptive(FixedChunk):
 
 class SarathiPreemptive(FixedChunk):
     """
-    Online prefills before offline ones in a fixed chunk; offline work gives up its KV for them.
+    Fixed chunks with online prefills before offline ones; offline requests lose KV to online ones.
 
     Source: ConServe §3.2 and §6.1 *Sarathi-Preemptive*: chunked prefill with priorities and
     preemption under memory pressure.
@@ -113,7 +113,7 @@ class SarathiPreemptive(FixedChunk):
         offline: list[RunningView],
         waiting: list[RequestId],
     ) -> frozenset[RequestId]:
-        """Offline requests that make room for waiting online ones and for the next tokens."""
+        """Offline requests to preempt, so that waiting online requests and next tokens get KV."""
         blocks = sum(run.num_computed_tokens % _BLOCK_TOKENS == 0 for run in decodes)
         needed = _BLOCK_TOKENS * blocks - batch.free_kv_tokens
         needed += sum(self._prompts[request_id] + _BLOCK_TOKENS for request_id in waiting)

@@ -14,10 +14,10 @@ from solver.scheduling.engine.latency import LatencyTable
 
 class ShrinkingChunk:
     """
-    First come first served, with as many tokens as keep the iteration within a fixed time.
+    First come first served; each iteration has the most tokens that keep it within a fixed time.
 
-    Source: Medha's adaptive chunking as QoServe §4.5.1 describes it: it knows the latency but no
-    slack, so saved time is never used.
+    Source: Medha's adaptive chunking as QoServe §4.5.1 describes it: it considers latency but not
+    slack, so time saved by early iterations stays unused.
 
     Args:
         limit_s: Time of an iteration: the strictest TBT target.

@@ -1,4 +1,4 @@
-"""The compared systems: a planner, and the LSOs of its instances (QLM §8)."""
+"""The compared systems, each with a planner and the LSOs of its instances (QLM §8)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -33,13 +33,13 @@ from solver.planning.problem.grouping import RequestGroup
 from solver.planning.review import ReviewOptions
 
 HORIZON = 192
-"""Requests that a policy without groups considers in one plan."""
+"""Number of requests that a policy without groups considers in one plan."""
 STATIC_BATCH = 64
-"""Requests that run together under SHEPHERD: half of what fits, because lengths are unknown."""
+"""Requests of a SHEPHERD batch: half of the maximum, because answer lengths are unknown."""
 SHEPHERD_PLANS = 60
-"""Number of plans before a new partition."""
+"""Number of SHEPHERD's plans before it partitions the models again."""
 MOVES_PER_S = 40_000.0
-"""Moves of the generator's search on the simulated leader; real ones make several times as many."""
+"""Moves per second of the simulated leader's search; a real leader makes several times more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Arm:
 
     conduct: Conduct
     planner: Callable[[int, float], PlannerFactory]
-    """Factory by the seed and QLM's delta."""
+    """(Seed, QLM's delta) -> factory of the planner."""
 
 
 def _groups(batch_multiple: float) -> Grouping:
@@ -89,7 +89,7 @@ def _by_request(
 
 
 def _edf_ahead(window: int) -> Arm:
-    """EDF whose instances pull into a window of *window* requests."""
+    """EDF with instances that pull into a window of *window* requests."""
     return Arm(
         conduct=replace(_EDF, window=window), planner=_by_request(by_deadline, edf, 8 * window)
     )

@@ -1,4 +1,4 @@
-"""The simulated mesh: arrivals, plans and instances, in one order of events."""
+"""The simulated mesh: events of arrivals, plans and instances in order of time."""
 
 import heapq
 import math
@@ -25,7 +25,7 @@ PlannerFactory = Callable[[Profiles], MeshPlanner]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelArrival:
-    """One line of a workload for several models."""
+    """One arrival of a workload for several models."""
 
     model: ModelName
     arrival: Arrival
@@ -33,13 +33,13 @@ class ModelArrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """An instance that dies; other instances immediately get its requests, which begin again."""
+    """Death of an instance; its requests immediately begin again on other instances."""
 
     number: int
     """Index of the instance."""
     at: UnixTime
     noticed_after_s: Seconds = 5.0
-    """Time until plans exclude it."""
+    """Time until plans exclude the instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,9 @@ class MeshOptions:
     plan_period_s: Seconds = 1.0
     max_running: int = 128
     until_s: Seconds = math.inf
-    """Latest time of the end."""
+    """Time at which the simulation ends at the latest."""
     losses: tuple[Loss, ...] = ()
-    """In order of time."""
+    """Deaths of instances, in order of time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +62,13 @@ class MeshOutcome:
     """Result of the simulation."""
 
     requests: list[MeshRequest]
-    """In order of arrival."""
+    """Requests in order of arrival."""
     end_s: Seconds
     num_swaps: int
     busy_s: Seconds
     """Busy time, summed over all instances."""
     kv_share_s: Seconds
-    """Integral of the used share of KV memory, of all instances."""
+    """Integral over time of the used share of KV memory, summed over all instances."""
     wasted_tokens: int
     restored_tokens: int
     tokens: int
@@ -118,7 +118,7 @@ class Mesh:
         self._turn = 0
 
     def run(self) -> UnixTime:
-        """Serve everything, or until the configured end; return the time."""
+        """Serve all requests, or until `until_s`; return the time of the end."""
         now, plan_at = 0.0, 0.0
         while self._num_left:
             arrive_at = self._arrivals[0].arrival.arrived_at if self._arrivals else math.inf
@@ -139,7 +139,7 @@ class Mesh:
         return now
 
     def view(self, instance: MeshInstance, now: UnixTime) -> InstanceView:
-        """*instance* as the planner sees it."""
+        """The planner's view of *instance*."""
         known = None
         if instance.active is not None:
             known = self._profiles.get((instance.device.name, instance.active))
@@ -171,7 +171,7 @@ class Mesh:
         self._settle(loss.number)
 
     def _planned_for(self, now: UnixTime) -> list[int]:
-        """All instances except those known to be lost."""
+        """All instances except instances whose death was noticed."""
         known = {
             loss.number for loss in self._options.losses if loss.at + loss.noticed_after_s <= now
         }
@@ -204,7 +204,7 @@ class Mesh:
 
 
 def _initial(fleet: Fleet, number: int) -> ModelName:
-    """The models in turn, as far as they fit."""
+    """Initial model of instance *number*: the models that fit its device, in turn."""
     fitting = fleet.fitting(fleet.devices[number])
     return fitting[number % len(fitting)]
 

@@ -1,4 +1,4 @@
-"""Behaviour of an instance with its virtual queue: its LSOs, and its look-ahead."""
+"""How an instance follows its virtual queue: LSOs, pulls and look-ahead."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from solver.planning.lso.situation import HeadChange, Situation
 from solver.scheduling.pulling import WORK_WEIGHT_S_PER_TOKEN
 
 PullKey = Callable[[MeshRequest], float]
-"""Key of lane heads; the smallest is pulled next."""
+"""Sort key of lane heads; the head with the smallest key is pulled next."""
 
 WINDOW = 16
 
@@ -23,7 +23,7 @@ def by_deadline(request: MeshRequest) -> float:
 
 
 def by_deadline_and_work(request: MeshRequest) -> float:
-    """As agents order lane heads: of equal deadlines, the smaller prompt goes first."""
+    """The agents' order of lane heads: by deadline; at equal deadlines, smaller prompts first."""
     return by_deadline(request) + WORK_WEIGHT_S_PER_TOKEN * request.num_prefill_tokens
 
 
@@ -33,7 +33,7 @@ def by_arrival(request: MeshRequest) -> float:
 
 
 def drain_first(change: HeadChange, situation: Situation) -> Iterator[Lso]:
-    """All running requests may finish, then the head's model is activated: without eviction."""
+    """Activate the head's model after all running requests have finished, without eviction."""
     head = change.head
     if head is not None and head.model != situation.active:
         yield Activate(
@@ -42,7 +42,7 @@ def drain_first(change: HeadChange, situation: Situation) -> Iterator[Lso]:
 
 
 ALL_RULES: tuple[ActionRule, ...] = (swap_model, make_room, swap_in, keep_warm)
-"""The table of `lso_actions`, without pulling, which an instance does anyway."""
+"""Rules of `lso_actions`, except pulling, which every simulated instance does."""
 STOCK_RULES: tuple[ActionRule, ...] = (drain_first,)
 assert set(ALL_RULES) < set(RULES)
 
@@ -53,10 +53,10 @@ class Conduct:
     How an instance follows a plan.
 
     Source: QLM §5, §8.
-    Decided: every arm pulls into a window of 16 requests that have not begun. With QLM, an instance
-    pulls only from the head of its queue, and returns what it has not begun when the plan changes;
-    without QLM, it looks ahead over all models, serves requests of its active model from there, and
-    changes models when none of the active one are left.
+    Decided: every arm pulls into a window of 16 requests that have not begun. With QLM, an
+    instance pulls only from the head of its virtual queue; when the plan changes, it returns
+    requests that have not begun. Without QLM, the window holds requests of all models: the
+    instance serves requests of its active model, and swaps models when the window has no more.
     """
 
     window: int = WINDOW
@@ -64,16 +64,16 @@ class Conduct:
     key: PullKey = by_deadline
     rules: Sequence[ActionRule] = ALL_RULES
     looks_ahead: bool = False
-    """True if the window may hold other models than the active one."""
+    """True if the window may hold requests of models that are not active."""
     gives_back: bool = True
-    """True if requests that have not begun return to their lanes when a plan comes."""
+    """True if requests that have not begun return to their lanes when a new plan arrives."""
     shares: bool = True
-    """True if the instance also takes more urgent work of its model that is planned elsewhere."""
+    """True if the instance also pulls its model's more urgent work that is planned elsewhere."""
     relegates: bool = True
-    """True if infeasible requests are served after feasible ones."""
+    """True if infeasible requests are served after feasible requests."""
     static_batch: int | None = None
     host_kv_bytes: int = 64 << 30
-    """Host memory for swapped-out KV; 0 is none."""
+    """Host memory for swapped-out KV; 0 disables swapping out."""
     warm_bytes: int = 1 << 50
-    """Host memory for weights."""
+    """Host memory for weights of warm models."""
     drain_limit_s: Seconds = 30.0

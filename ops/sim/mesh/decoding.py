@@ -1,4 +1,4 @@
-"""The decodes of one engine, by counting instead of iterating."""
+"""The decodes of one engine, computed by counting instead of iterating."""
 
 import heapq
 import math
@@ -12,7 +12,8 @@ class Decodes:
     """
     Requests that get a token in every iteration.
 
-    Their counters are valid only after `settle` or `leave`; a heap gives the next one to end.
+    A request's counters are valid only after `runs` or `leave`. A heap gives the request that ends
+    next.
     """
 
     def __init__(self, latency: LatencyTable) -> None:
@@ -29,13 +30,13 @@ class Decodes:
         return self._runs.get(run.request_id) is run
 
     def runs(self) -> list[MeshRequest]:
-        """All requests, in the order in which they joined; their counters are valid."""
+        """All requests with valid counters, in the order in which they joined."""
         for run in self._runs.values():
             self._settle(run)
         return list(self._runs.values())
 
     def last(self) -> MeshRequest:
-        """The request that joined last; there must be one."""
+        """The request that joined last; at least one request must decode."""
         return self._runs[next(reversed(self._runs))]
 
     @property
@@ -52,13 +53,13 @@ class Decodes:
         heapq.heappush(self._ends, (run.end_step, run.place, run))
 
     def leave(self, run: MeshRequest) -> None:
-        """Remove *run*; its counters are valid."""
+        """Remove *run* and make its counters valid."""
         self._settle(run)
         del self._runs[run.request_id]
         self.context_tokens -= run.num_computed_tokens
 
     def advance(self, count: int) -> list[MeshRequest]:
-        """Advance *count* iterations; return and remove runs that have their last token."""
+        """Advance *count* iterations; remove and return runs that have their last token."""
         self.context_tokens += len(self) * count
         self._step += count
         ended = []
@@ -69,18 +70,18 @@ class Decodes:
         return ended
 
     def steps_left(self) -> int:
-        """Iterations until the first request ends; there must be one."""
+        """Number of iterations until the first request ends; at least one request must decode."""
         end = self._next_end()
         assert end is not None
         return end[0] - self._step
 
     def steps_s(self, count: int) -> Seconds:
-        """Duration of *count* decode-only iterations: the context grows with each of them."""
+        """Duration of *count* decode-only iterations; the context grows in each iteration."""
         growth_s = self._latency.context_s * len(self)
         return count * self.pace_s + growth_s * count * (count - 1) / 2
 
     def steps_within(self, seconds: Seconds) -> int:
-        """Decode-only iterations until the first that ends at *seconds* or later."""
+        """Number of decode-only iterations up to the first that ends at *seconds* or later."""
         growth_s = self._latency.context_s * len(self)
         half_s = self.pace_s - growth_s / 2
         if growth_s <= 0:
@@ -89,7 +90,7 @@ class Decodes:
         return max(1, math.ceil((root_s - half_s) / growth_s))
 
     def _next_end(self) -> tuple[int, int, MeshRequest] | None:
-        """The first run to end; entries of removed runs are dropped."""
+        """Heap entry of the run that ends first; drops entries of removed runs."""
         while self._ends:
             step, _, run = self._ends[0]
             if run in self and run.end_step == step:

@@ -1,10 +1,9 @@
 """
 One engine with continuous batching, in time proportional to the number of changes.
 
-Decodes are counted, not iterated: a heap gives the next one to end, and consecutive decode-only
-iterations are computed together. Produces the same iterations as
-`ops.sim.engine.SimulatedReplica` with first come, first served and blocks of one token, which a
-test checks.
+Decodes are counted, not iterated: a heap gives the request that ends next, and consecutive
+decode-only iterations are computed together. A test checks that the iterations equal those of
+`ops.sim.engine.SimulatedReplica` with first come, first served and blocks of one token.
 """
 
 import math
@@ -22,9 +21,9 @@ class BatchEngine:
     An engine that serves one model, first come, first served.
 
     Args:
-        limits: Memory and batch.
-        totals: Updated by the engine.
-        now: Time at which it begins.
+        limits: Limits of memory and batch.
+        totals: Counters that the engine updates.
+        now: Time at which the engine begins.
     """
 
     def __init__(
@@ -70,12 +69,12 @@ class BatchEngine:
 
     def running(self) -> list[MeshRequest]:
         """
-        Running requests in order of their first decode, prefills last; counters are valid.
+        Running requests with valid counters, in order of their first decode; prefills last.
         """
         return [*self._decodes.runs(), *self._prefills.values()]
 
     def waiting(self) -> list[MeshRequest]:
-        """Waiting requests, in order."""
+        """Waiting requests, in order of service."""
         return [run for _, run in self._waiting]
 
     def add(self, run: MeshRequest, now: UnixTime) -> None:
@@ -83,7 +82,7 @@ class BatchEngine:
         Append *run* to the waiting requests at *now*.
 
         Raises:
-            ValueError: The request can never fit.
+            ValueError: The request is larger than the engine's KV memory.
         """
         if run.arrival.prompt_tokens + run.output_tokens > self._limits.kv_capacity_tokens:
             raise ValueError(f"request {run.request_id} does not fit into the engine")
@@ -99,12 +98,12 @@ class BatchEngine:
         return finished
 
     def take_waiting(self) -> list[MeshRequest]:
-        """Remove and return all requests that have not begun, in order."""
+        """Remove and return all waiting requests, in order of service."""
         waiting, self._waiting = self.waiting(), []
         return waiting
 
     def evict(self, run: MeshRequest) -> None:
-        """Remove the running *run*; its answer so far is kept, its KV is not."""
+        """Remove the running *run*; it keeps its answer so far and loses its KV."""
         self._leave(run)
         self.totals.wasted_tokens += run.num_computed_tokens
         run.forget()
@@ -115,7 +114,7 @@ class BatchEngine:
         run.kept_tokens = run.num_computed_tokens
 
     def wake_at(self) -> UnixTime:
-        """Time of the next event except decoding; infinite while there is nothing to do."""
+        """Time of the next event that is not a plain decode; infinite while the engine is idle."""
         if not self.num_unfinished:
             return math.inf
         count = self._quiet_steps()
@@ -156,7 +155,7 @@ class BatchEngine:
             self._join(run)
 
     def _quiet_steps(self) -> int:
-        """Number of next iterations that only decode; the last may end a request."""
+        """Number of coming iterations that only decode; the last iteration may end a request."""
         if self._prefills or not self._decodes or self._can_begin():
             return 0
         return min(self._decodes.steps_left(), self.free_tokens // len(self._decodes))
@@ -187,7 +186,7 @@ class BatchEngine:
         self.now += duration_s
 
     def _make_room(self) -> bool:
-        """Get memory for a token of each decode; return whether a run lost its KV for that."""
+        """Free memory for one token of each decode; return whether a run lost its KV."""
         starved = False
         while self._decodes and self.free_tokens < len(self._decodes):
             starved = True
@@ -195,7 +194,7 @@ class BatchEngine:
         return starved
 
     def _starve(self) -> MeshRequest:
-        """The run that began last loses its KV and waits again."""
+        """Take the KV of the run that began last, and let this run wait again; return it."""
         prefills = self._prefills
         victim = prefills[next(reversed(prefills))] if prefills else self._decodes.last()
         self.evict(victim)
@@ -204,7 +203,7 @@ class BatchEngine:
         return victim
 
     def _begin_batch(self, size: int) -> None:
-        """Begin as many waiting requests together as fit with their whole prompts."""
+        """Begin up to *size* waiting requests together, as far as their whole prompts fit."""
         free_tokens = self.free_tokens
         while self._waiting and size > 0:
             run = self._waiting[0][1]
@@ -218,7 +217,7 @@ class BatchEngine:
     def _continue_prefills(
         self, *, starved: bool, parts: list[tuple[MeshRequest, int]]
     ) -> tuple[int, bool]:
-        """Return the budget left, and whether a run lost its KV; *parts* grow."""
+        """Continue prefills into *parts*; return the remaining budget, and if a run lost its KV."""
         budget = self._limits.token_budget - len(self._decodes)
         for run in list(self._prefills.values()):
             if budget <= 0 or run.request_id not in self._prefills:
@@ -234,7 +233,7 @@ class BatchEngine:
         return budget, starved
 
     def _admit(self, budget: int, parts: list[tuple[MeshRequest, int]]) -> list[MeshRequest]:
-        """Begin waiting requests; returns those whose KV is restored from host memory."""
+        """Begin waiting requests; return the requests whose KV is restored from host memory."""
         restored: list[MeshRequest] = []
         if self._limits.static_batch is not None:
             return restored
@@ -272,14 +271,14 @@ class BatchEngine:
             self._end(run)
 
     def _join(self, run: MeshRequest) -> None:
-        """Let *run* decode from the next iteration on."""
+        """Let *run* compute from the next iteration on."""
         if run.is_prefill:
             self._prefills[run.request_id] = run
         else:
             self._decodes.join(run)
 
     def _end_all(self, runs: list[MeshRequest]) -> None:
-        """End decodes that have their last token and have left."""
+        """End *runs*, which have their last token and no longer decode."""
         for run in runs:
             self.free_tokens += run.num_computed_tokens
             self._end(run)

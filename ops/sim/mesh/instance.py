@@ -24,13 +24,13 @@ class MeshInstance:
     """
     An instance in virtual time.
 
-    It acts only when called: `follow` a plan, or `wake` at `wake_at()`.
+    The caller calls `follow` with each plan, and `wake` at the time `wake_at()`.
 
     Args:
         lanes: Queues of waiting requests.
         conduct: How the instance follows plans.
         max_running: Limit of running requests in the instance's engine.
-        initial: The model that is active at first.
+        initial: The model that is active at the start.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class MeshInstance:
         self.change: ModelChange | None = None
         self.engine: BatchEngine | None = None
         self.swapped: list[MeshRequest] = []
-        """Swapped-out requests with their KV in host memory; all of the active model."""
+        """Swapped-out requests of the active model, with their KV in host memory."""
         self.ahead: list[MeshRequest] = []
-        """Pulled requests of other models than the active one."""
+        """Pulled requests of models that are not active."""
         self.weights = HostWeights(
             {model: fleet.models[model] for model in fleet.fitting(device)},
             budget_bytes=conduct.warm_bytes,
@@ -67,19 +67,19 @@ class MeshInstance:
         self._max_running = max_running
         self._queue = QueueInForce(lanes, conduct.key)
         self._head: Segment | None = None
-        """Last head that the instance acted on."""
+        """Last head of the virtual queue for which the instance executed LSOs."""
         self._finished: list[MeshRequest] = []
         if initial is not None:
             self.weights.activated(initial)
             self.active, self.engine = initial, self._engine(initial, 0.0)
 
     def take_finished(self) -> list[MeshRequest]:
-        """Requests that have ended since the last call."""
+        """Remove and return requests that have ended since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
     def wake_at(self) -> UnixTime:
-        """Time of its next event."""
+        """Time of the instance's next event."""
         engine_at = self.engine.wake_at() if self.engine is not None else math.inf
         if self.change is None:
             return engine_at
@@ -88,13 +88,13 @@ class MeshInstance:
         return min(self.change.drain_until, engine_at)
 
     def get_ready(self, now: UnixTime) -> None:
-        """Prepare for a plan: return requests that have not begun to their lanes."""
+        """Prepare for a new plan: put requests that have not begun back into their lanes."""
         self._catch_up(now)
         if self._conduct.gives_back:
             self._give_back()
 
     def follow(self, segments: Sequence[Segment], now: UnixTime) -> None:
-        """Follow a new plan; `get_ready` was called before."""
+        """Follow a new plan; call `get_ready` before."""
         self._queue.follow(segments)
         self._continue(now)
         if self.change is None and self.engine is not None and self.engine.num_waiting:
@@ -102,7 +102,7 @@ class MeshInstance:
             self._continue(now)
 
     def wake(self, now: UnixTime) -> None:
-        """Do what is due *now*."""
+        """Process the events that are due *now*."""
         self._catch_up(now)
         self._continue(now)
         engine = self.engine
@@ -111,7 +111,7 @@ class MeshInstance:
             self._collect(engine)
 
     def lose(self, now: UnixTime) -> None:
-        """Die: all its requests begin again elsewhere, and no model ever becomes active here."""
+        """Die: return all requests, without progress, to their lanes; serve no model again."""
         self._catch_up(now)
         self._give_back()
         runs = [*self._running(), *self.swapped]
@@ -122,14 +122,14 @@ class MeshInstance:
         self.engine, self.active, self.change = None, None, None
 
     def notice(self, model: ModelName, now: UnixTime) -> None:
-        """A request came to a lane of *model*."""
+        """Handle the arrival of a request in a lane of *model*."""
         if self.change is None and model == self.active:
             self._catch_up(now)
             self._continue(now)
 
     @property
     def sight(self) -> Sight:
-        """The data that the choice of LSOs needs in addition to the instance's own."""
+        """Data for the choice of LSOs that are not part of the instance's state."""
         return Sight(fleet=self._fleet, conduct=self._conduct, answers=self._lanes.answers)
 
     def _catch_up(self, now: UnixTime) -> None:
@@ -141,7 +141,7 @@ class MeshInstance:
         self._finished += engine.take_finished()
 
     def _continue(self, now: UnixTime) -> None:
-        """Continue until nothing is left to do *now*."""
+        """Swap models, pull and execute LSOs until no further action is possible *now*."""
         while True:
             if self.change is not None and not self._changed(self.change, now):
                 return
@@ -188,7 +188,7 @@ class MeshInstance:
         return BatchEngine(how.latency, limits, self.totals, now=now)
 
     def _refill(self, now: UnixTime) -> None:
-        """Pull requests while the window has room."""
+        """Pull requests until the window is full."""
         engine = self.engine
         if engine is not None:
             for held in [each for each in self.ahead if each.model == self.active]:
@@ -211,7 +211,7 @@ class MeshInstance:
         return len(self.ahead) + (self.engine.num_waiting if self.engine is not None else 0)
 
     def _pull(self) -> MeshRequest | None:
-        """The next request for the window; none while the head is of another model."""
+        """The next request for the window; None while the queue's head has another model."""
         queue = self._queue
         if not self._conduct.looks_ahead:
             queue.drop_served()
@@ -229,7 +229,7 @@ class MeshInstance:
         engine.add(request, now)
 
     def _other_head(self) -> tuple[Segment, ...]:
-        """The virtual queue, if its head needs another model than the active one now."""
+        """Segments of the virtual queue if its head requires a model swap now, else none."""
         engine = self.engine
         if self._conduct.looks_ahead:
             idle = engine is None or not engine.num_unfinished
@@ -240,7 +240,7 @@ class MeshInstance:
         return segments if segments and segments[0].model != self.active else ()
 
     def _act(self, segments: tuple[Segment, ...], now: UnixTime) -> None:
-        """Carry out the operations that the new head requires."""
+        """Execute the LSOs that the new head requires."""
         change = HeadChange(old_head=self._head, queue=segments)
         self._head = change.head
         for lso in lso_actions(change, situation_of(self, self.sight, now), self._conduct.rules):
@@ -270,7 +270,7 @@ class MeshInstance:
         return self.engine.running() if self.engine is not None else []
 
     def _evict(self, runs: Iterable[MeshRequest]) -> None:
-        """Return *runs* to their lanes with their answers so far."""
+        """Evict *runs*: put them back into their lanes with their answers so far."""
         gone = list(runs)
         for run in gone:
             assert self.engine is not None
@@ -279,7 +279,7 @@ class MeshInstance:
         self._lanes.put_back(gone)
 
     def _drop(self, swapped: list[MeshRequest]) -> None:
-        """Drop the KV of swapped-out requests and return them to their lanes."""
+        """Drop the KV of swapped-out requests and put them back into their lanes."""
         gone = list(swapped)
         for run in gone:
             run.forget()
@@ -288,7 +288,7 @@ class MeshInstance:
         self._lanes.put_back(gone)
 
     def _give_back(self) -> None:
-        """Return requests that have not begun to their lanes; swapped-out ones stay."""
+        """Put requests that have not begun back into their lanes; swapped-out requests stay."""
         waiting = self.engine.take_waiting() if self.engine is not None else []
         self.swapped = [run for run in waiting if run.kept_tokens] + self.swapped
         fresh = [run for run in waiting if not run.kept_tokens]

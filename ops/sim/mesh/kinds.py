@@ -1,4 +1,4 @@
-"""Models and devices of the simulated mesh: speed of each model on a device, and swap times."""
+"""Models and devices of the simulated mesh, with each model's speed and swap times."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -8,7 +8,7 @@ from shared.contracts.base import ModelName, Seconds
 from solver.scheduling.engine.latency import LatencyTable
 
 _BASE_KV_BYTES = 128 * 1024
-"""Bytes per token of the model that the profile was measured with."""
+"""KV bytes per token of the profile's model."""
 _MEMORY_USED = 0.9
 _PROFILE = "28"
 GIB = 1 << 30
@@ -17,23 +17,22 @@ GIB = 1 << 30
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelKind:
     """
-    One size of model.
+    A model size.
 
     Source: QLM §8 names three models, but gives neither speeds nor swap times.
-    Decided: the time of an iteration grows with the weights that it multiplies, and the time to
-    read
-    the context grows with the KV per token. Llama-70B has 4-bit weights, so that one A100 holds it.
+    Decided: the time of an iteration is proportional to the weights, and the time to read the
+    context to the KV bytes per token. Llama-70B has 4-bit weights, so that it fits an A100.
     """
 
     name: str
     slowdown: float
-    """Factor of an iteration's time relative to the profile's model."""
+    """Ratio of an iteration's time to the time with the profile's model."""
     weight_bytes: int
     kv_bytes_per_token: int
     cold_s: Seconds
-    """From storage to the device."""
+    """Time to load the weights from storage to the device."""
     warm_s: Seconds
-    """From host memory to the device."""
+    """Time to load the weights from host memory to the device."""
 
 
 MISTRAL_7B = ModelKind(
@@ -55,15 +54,15 @@ class DeviceKind:
     """
     One kind of GPU.
 
-    Decided: an A10 takes three times as long for everything and has 24 GiB (QLM §8.3: a third of
-    the memory, and about a third of the throughput); swaps use the same kind of bus.
+    Decided: an A10 has three times an A100's iteration times, and 24 GiB (QLM §8.3: about a third
+    of the throughput, a third of the memory); swap times are equal on the two devices.
     """
 
     name: str
     slowdown: float
     memory_bytes: int
     host_link_bytes_per_s: float = 25e9
-    """Bandwidth of KV from host memory."""
+    """Bandwidth of restoring KV from host memory."""
 
 
 A100 = DeviceKind(name="a100", slowdown=1.0, memory_bytes=80 * GIB)
@@ -72,7 +71,7 @@ A10 = DeviceKind(name="a10", slowdown=3.0, memory_bytes=24 * GIB)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """One kind of model on one kind of device."""
+    """Parameters of one kind of model on one kind of device."""
 
     latency: LatencyTable
     kv_capacity_tokens: int
@@ -80,7 +79,7 @@ class Served:
 
 @cache
 def served(model: ModelKind, device: DeviceKind) -> Served | None:
-    """Parameters of *model* on *device*; None where it does not fit."""
+    """Parameters of *model* on *device*; None if the model does not fit."""
     kv_bytes = _MEMORY_USED * device.memory_bytes - model.weight_bytes
     if kv_bytes <= 0:
         return None
@@ -99,10 +98,10 @@ def served(model: ModelKind, device: DeviceKind) -> Served | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Instances, and the models that any of them may serve if they fit."""
+    """Instances, and models; every instance may serve every model that fits its device."""
 
     devices: tuple[DeviceKind, ...]
-    """One instance for each."""
+    """Device of each instance."""
     models: dict[ModelName, ModelKind]
     swap_scale: float = 1.0
     """Factor of all swap times."""

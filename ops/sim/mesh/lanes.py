@@ -1,4 +1,4 @@
-"""Lanes of the simulated mesh, and their counts as known by groupers."""
+"""Lanes of the simulated mesh, and the lane statistics that groupers publish."""
 
 import math
 from collections import deque
@@ -21,7 +21,7 @@ _LAYOUT = LaneLayout()
 
 class AnswerLengths:
     """
-    Mean and deviation of answers by class, as known by a mesh that has seen such traffic.
+    Mean and standard deviation of answer lengths by class, as learned from earlier traffic.
 
     Source: QLM §6, offline workload profiling.
     """
@@ -47,10 +47,10 @@ class _Lane:
     key: LaneKey
     queue: deque[MeshRequest] = field(default_factory=deque)
     resumed: deque[MeshRequest] = field(default_factory=deque)
-    """Evicted or returned requests, taken first."""
+    """Evicted or returned requests, which are served before `queue`."""
     curve: ArrivalCurve = field(default_factory=ArrivalCurve)
     interactive: int = 0
-    """Requests whose first token has a deadline."""
+    """Number of requests with a TTFT target."""
     left_s: float = 0.0
     prompt: float = 0.0
     squared_prompt: float = 0.0
@@ -62,7 +62,7 @@ class _Lane:
         return len(self.queue) + len(self.resumed)
 
     def head(self) -> MeshRequest | None:
-        """The request that is taken next."""
+        """The request that is served next."""
         if self.resumed:
             return self.resumed[0]
         return self.queue[0] if self.queue else None
@@ -70,11 +70,11 @@ class _Lane:
 
 class MeshLanes:
     """
-    All lanes, each FIFO.
+    All lanes; each lane is FIFO.
 
     Args:
         answers: Expected answer lengths.
-        layout: Divides requests into lanes.
+        layout: Rules that divide requests into lanes.
     """
 
     def __init__(self, answers: AnswerLengths, layout: LaneLayout = _LAYOUT) -> None:
@@ -103,7 +103,7 @@ class MeshLanes:
         self.num_waiting += len(requests)
 
     def relegate(self, request: MeshRequest, now: UnixTime) -> None:
-        """Relegate *request*: it waits behind feasible ones."""
+        """Relegate *request*: put it behind feasible requests."""
         request.relegated = True
         key = LaneKey.of(
             self._layout,
@@ -115,12 +115,12 @@ class MeshLanes:
         self._enqueue(request, key, math.inf, now)
 
     def head(self, lane: str) -> MeshRequest | None:
-        """The request that is taken next from *lane*."""
+        """The request that is served next from *lane*."""
         found = self._lanes.get(lane)
         return None if found is None else found.head()
 
     def take(self, lane: str) -> MeshRequest:
-        """Take the head of *lane*, which must have one."""
+        """Remove and return the head of *lane*, which must not be empty."""
         found = self._lanes[lane]
         self.num_waiting -= 1
         return found.resumed.popleft() if found.resumed else found.queue.popleft()
@@ -130,7 +130,7 @@ class MeshLanes:
         return [n for n, lane in self._lanes.items() if lane.key.model == model and lane.waiting]
 
     def statistics(self) -> list[LaneStatistics]:
-        """Waiting requests as known by the leader; lanes in the order of their keys."""
+        """Statistics of waiting requests for the leader, by lane, sorted by the lanes' keys."""
         waiting = [lane for lane in self._lanes.values() if lane.waiting]
         return [_statistics(lane) for lane in sorted(waiting, key=lambda lane: lane.key)]
 
@@ -145,7 +145,7 @@ class MeshLanes:
             )
 
     def first(self, count: int) -> Mapping[str, list[MeshRequest]]:
-        """Up to *count* requests of each lane, in their order."""
+        """Up to *count* requests of each lane, in order of service."""
         return {
             name: [request for _, request in zip(range(count), _in_order(lane), strict=False)]
             for name, lane in self._lanes.items()

@@ -15,10 +15,10 @@ class BatchLimits:
     """Tokens of an iteration, decodes included; above `max_running`, so that no decode waits."""
     static_batch: int | None = None
     """
-    Number of requests that begin together and all end before the next begin; none: continuous.
+    Number of requests of a static batch; None: continuous batching.
     """
     restore_s_per_token: Seconds = 0.0
-    """Time to restore KV from host memory; the whole batch waits for it."""
+    """Time to restore a token's KV from host memory; meanwhile the whole batch waits."""
 
     def __post_init__(self) -> None:
         if self.token_budget <= self.max_running:
@@ -27,12 +27,12 @@ class BatchLimits:
 
 @dataclass(slots=True, kw_only=True)
 class BatchTotals:
-    """Counters of one engine, kept over model swaps."""
+    """Counters of one instance's engines; they continue over model swaps."""
 
     busy_s: Seconds = 0.0
     kv_share_s: Seconds = 0.0
-    """Integral of the used share of the KV memory."""
+    """Integral over time of the used share of the KV memory."""
     tokens: int = 0
     wasted_tokens: int = 0
-    """Tokens computed and then lost."""
+    """Computed tokens whose KV was lost."""
     restored_tokens: int = 0

@@ -1,4 +1,4 @@
-"""Planners of the simulated mesh: the generator, or a baseline with the same signature."""
+"""Planners of the simulated mesh: the plan generator, and baselines with the same signature."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -25,7 +25,7 @@ Grouping = Callable[[MeshLanes, Profiles, UnixTime], tuple[RequestGroup, ...]]
 
 IMPORTANCE_WEIGHT = {"high": 4.0, "low": 1.0}
 _MOVES_PER_CHECK = 500
-"""Moves of the generator between two readings of its clock."""
+"""Number of the generator's moves between two readings of its clock."""
 
 
 class MeshPlanner(Protocol):
@@ -34,18 +34,18 @@ class MeshPlanner(Protocol):
     def plan(
         self, lanes: MeshLanes, instances: Sequence[InstanceView], now: UnixTime
     ) -> tuple[VirtualQueue, ...]:
-        """One virtual queue for each of *instances*, in their order."""
+        """One virtual queue for each of *instances*, in the same order."""
         ...
 
 
 class OrderPlanner:
     """
-    A baseline: a rule that orders all groups again for each plan.
+    A baseline that orders all groups by a rule for each plan.
 
     Args:
-        profiles: Service parameters, measured before.
-        grouping: Groups that the rule makes of the lanes.
-        policy: The rule.
+        profiles: Service parameters by device and model, measured in advance.
+        grouping: Function that makes groups of the lanes' requests.
+        policy: Rule that orders the groups.
     """
 
     def __init__(self, profiles: Profiles, grouping: Grouping, policy: OrderPolicy) -> None:
@@ -67,9 +67,9 @@ class GeneratorPlanner:
     The plan generator, as the leader runs it, with a fixed number of moves per group.
 
     Args:
-        profiles: Measured before.
-        grouping: Groups as made by the planner.
-        moves_per_s: Speed of the simulated leader's machine.
+        profiles: Service parameters by device and model, measured in advance.
+        grouping: Function that makes groups of the lanes' requests.
+        moves_per_s: The search's moves per second on the simulated leader's machine.
         options: Options of the review.
         seed: Seed of the search.
     """
@@ -113,7 +113,7 @@ class GeneratorPlanner:
 
 
 class _Ticks:
-    """A clock that advances by the same time with each reading, so that plans are reproducible."""
+    """A clock that advances by a constant with each reading, so that plans are reproducible."""
 
     def __init__(self, tick_s: Seconds) -> None:
         self._tick_s = tick_s
@@ -125,7 +125,7 @@ class _Ticks:
 
 
 def shepherd_policy(period: int) -> OrderPolicy:
-    """SHEPHERD, whose program partitions the models again every *period* plans."""
+    """SHEPHERD; its program partitions the models again after every *period* plans."""
     hosts: list[np.ndarray] = []
     left = 0
 
@@ -142,7 +142,7 @@ def shepherd_policy(period: int) -> OrderPolicy:
 
 def _complete(hosts: np.ndarray, problem: PlanningProblem) -> np.ndarray:
     """
-    *hosts*, plus all fitting instances for a model without demand when *hosts* was computed.
+    *hosts*, plus all fitting instances for each model that has no host.
     """
     homeless = ~hosts.any(axis=0)
     return np.asarray(hosts | (homeless & np.isfinite(problem.instances.activate_s)))

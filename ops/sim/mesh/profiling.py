@@ -1,4 +1,4 @@
-"""Profile of a model on a device from a batch of a workload (QLM §6, hardware profiling)."""
+"""Profile of a model on a device, measured with a batch (QLM §6, hardware profiling)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from solver.planning.problem.grouping import Spread
 from solver.planning.problem.snapshot import ServiceRates
 
 _SAMPLE = 768
-"""Requests in the batch."""
+"""Number of requests in the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One model on one kind of device."""
+    """Measured profile of one model on one kind of device."""
 
     rates: ServiceRates
     average_batch: float
@@ -30,12 +30,12 @@ def measured(
     fleet: Fleet, arrivals: Mapping[ModelName, Sequence[Arrival]], *, max_running: int
 ) -> dict[tuple[str, ModelName], Measured]:
     """
-    Profiles by device and model, from the first requests of each model, all waiting at first.
+    Profiles by device and model; the first requests of each model, all waiting, are served.
 
     Args:
         fleet: Models and devices to profile.
-        arrivals: Arrivals by model; models of a kind share one profile of all their requests.
-        max_running: The same for every engine.
+        arrivals: Arrivals by model; models of a kind share one profile from all their requests.
+        max_running: Limit of running requests of every engine.
     """
     samples: dict[str, list[Arrival]] = {}
     for model, of_model in arrivals.items():

@@ -6,9 +6,10 @@ from shared.contracts.base import InstanceId, ModelName, RequestId, Seconds
 
 class MeshRequest(SimRequest):
     """
-    A request in lanes and engines. The lanes, the engine and the instance write it.
+    A request in lanes and engines; lanes, engine and instance write its fields.
 
-    Its counters do not change while it decodes; `BatchEngine` settles them when it leaves.
+    The counters do not change while the request decodes; `BatchEngine` updates them when the
+    request ends or leaves the engine.
     """
 
     __slots__ = (
@@ -31,20 +32,20 @@ class MeshRequest(SimRequest):
         self.place_in_traffic = number
         self.lane = ""
         self.relegated = False
-        """True once it was relegated."""
+        """True after the request was relegated."""
         self.instance_id: InstanceId | None = None
-        """Instance where it ran last."""
+        """Instance on which the request ran last."""
         self.num_evicted = 0
         """Number of evictions."""
         self.num_swapped = 0
         """Number of swap-outs."""
         self.kept_tokens = 0
-        """Computed tokens whose KV is in host memory."""
+        """Number of computed tokens whose KV is in host memory."""
         self.place = 0
-        """Place in its engine's order."""
+        """Position in the engine's order of arrival."""
         self.joined_step = 0
         self.end_step = 0
-        """Decode steps of the engine when it joined and when it will be done."""
+        """Engine's decode steps at which the request joined and at which it will end."""
 
     @property
     def left_s(self) -> Seconds:
@@ -52,13 +53,13 @@ class MeshRequest(SimRequest):
         return self.deadline_at - self.arrival.arrived_at
 
     def restart(self) -> None:
-        """Begin again: the answer so far is also lost."""
+        """Begin again without the answer so far."""
         self.num_output_tokens = 0
         self.first_token_at = None
         self.forget()
 
     def forget(self) -> None:
-        """Drop its KV: everything except the answer so far must be recomputed."""
+        """Drop the KV: the prompt and the answer so far must be prefilled again."""
         self.num_prefill_tokens = self.arrival.prompt_tokens + self.num_output_tokens
         self.num_computed_tokens = 0
         self.kept_tokens = 0

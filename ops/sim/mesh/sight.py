@@ -1,4 +1,4 @@
-"""An instance as seen by the choice of LSOs and by the leader."""
+"""Views of an instance: input of the choice of LSOs, and of the leader's planning."""
 
 import math
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 _CHUNK_TOKENS = 512
 _MIN_RESIDENCY_S = 3.0
-"""The leader's default: minimum time that a new model stays active."""
+"""Minimum time that a new model stays active, as by the leader's default."""
 _RESIDUAL = 0.25
-"""Share of the mean answer that is still expected of an answer beyond the mean."""
+"""Least expected rest of an answer, as a share of the mean answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """Data for the choice of LSOs, in addition to the instance's own."""
+    """Data for the choice of LSOs that are not part of the instance's state."""
 
     fleet: Fleet
     conduct: Conduct
@@ -65,7 +65,7 @@ def situation_of(instance: "MeshInstance", sight: Sight, now: UnixTime) -> Situa
 def is_infeasible(
     instance: "MeshInstance", sight: Sight, request: MeshRequest, now: UnixTime
 ) -> bool:
-    """True if the request would miss its SLO's token even if it began now and ran alone."""
+    """True if the request would miss its SLO even if it began now and ran alone."""
     if not sight.conduct.relegates or request.relegated or instance.engine is None:
         return False
     left = 1.0
@@ -77,7 +77,7 @@ def is_infeasible(
 def view_of(
     instance: "MeshInstance", sight: Sight, rates: ServiceRates | None, now: UnixTime
 ) -> InstanceView:
-    """Input of the leader's planning; *rates* are those of the active model."""
+    """Input of the leader's planning; *rates* are the active model's."""
     change, weights = instance.change, instance.weights
     active = instance.active if change is None else change.model
     lock_s = max(0.0, _MIN_RESIDENCY_S - (now - instance.active_since)) if active else 0.0
@@ -102,7 +102,7 @@ def view_of(
 
 
 def _window_s(instance: "MeshInstance", sight: Sight, rates: ServiceRates | None) -> Seconds:
-    """Time for the pulled requests that have not begun: until the next group's turn."""
+    """Time to serve pulled requests that have not begun; the next group can begin after it."""
     if instance.engine is None or rates is None:
         return 0.0
     waiting = instance.engine.waiting()
@@ -113,7 +113,7 @@ def _window_s(instance: "MeshInstance", sight: Sight, rates: ServiceRates | None
 def _change_s(
     instance: "MeshInstance", change: ModelChange, drain_s: Seconds, now: UnixTime
 ) -> Seconds:
-    """Remaining time of a swap in progress."""
+    """Remaining time of the model swap in progress."""
     if change.ready_at is not None:
         return max(0.0, change.ready_at - now)
     left_s = min(drain_s, max(0.0, change.drain_until - now))
@@ -121,7 +121,7 @@ def _change_s(
 
 
 def _drain_s(situation: Situation) -> Seconds:
-    """Time to empty the instance, plus the cost of emptying it for other requests."""
+    """Time to drain the instance, plus the time to recompute requests that the drain evicts."""
     if not situation.running:
         return 0.0
     plan = drain_plan(situation)
@@ -162,7 +162,7 @@ def _kv_bytes(instance: "MeshInstance", sight: Sight) -> int:
 
 
 def coefficients_of(how: Served) -> LatencyCoefficients:
-    """Coefficients of the line through the times of one token and of a whole chunk."""
+    """Latency coefficients that are exact for one token and for a chunk of `_CHUNK_TOKENS`."""
     table = how.latency
     one_s, chunk_s = table.tokens_s[1], table.tokens_s[_CHUNK_TOKENS]
     linear_s = (chunk_s - one_s) / (_CHUNK_TOKENS - 1)

@@ -1,4 +1,4 @@
-"""The simulated mesh as seen by the leader: groups, instances, rates."""
+"""The leader's view of the simulated mesh: groups, instances, rates."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +20,7 @@ def grouped(
     batch_multiple: float,
     now: UnixTime,
 ) -> tuple[RequestGroup, ...]:
-    """Request groups of all that waits, as made by the planner."""
+    """Groups of all waiting requests, formed as by the planner."""
     groups: list[RequestGroup] = []
     for lane in lanes.statistics():
         known = [each for (_, model), each in profiles.items() if model == lane.key.model]
@@ -36,9 +36,9 @@ def grouped(
 
 def one_by_one(lanes: MeshLanes, key: PullKey, *, count: int) -> tuple[RequestGroup, ...]:
     """
-    A group for each of the *count* requests that are first by *key*.
+    Groups of one request each, for the first *count* requests by *key*.
 
-    For policies without groups, which serve no more than *count* requests until the next plan.
+    For policies without groups. Instances serve at most *count* requests until the next plan.
     """
     heads = [request for members in lanes.first(count).values() for request in members]
     heads.sort(key=lambda request: (key(request), request.place_in_traffic))

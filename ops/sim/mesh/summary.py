@@ -1,4 +1,4 @@
-"""Outcomes of the requests of a simulated mesh, and its costs."""
+"""Outcomes of requests, and costs, of a simulated mesh."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from ops.sim.mesh.request import MeshRequest
 from shared.contracts.base import Seconds
 
 WARM_UP_SHARE = 0.25
-"""Share of the arrival time before which throughput is not counted."""
+"""Warm-up, in which throughput is not counted, as a share of the duration of arrivals."""
 
 
 def attainment(requests: Sequence[MeshRequest]) -> float:
@@ -17,7 +17,7 @@ def attainment(requests: Sequence[MeshRequest]) -> float:
 
 
 def throughput_rps(requests: Sequence[MeshRequest], *, begin_s: Seconds, end_s: Seconds) -> float:
-    """Requests per second that ended in that time."""
+    """Requests per second that ended from *begin_s* to *end_s*."""
     ended = [r for r in requests if r.finished_at is not None and begin_s <= r.finished_at < end_s]
     return len(ended) / (end_s - begin_s)
 
@@ -25,7 +25,7 @@ def throughput_rps(requests: Sequence[MeshRequest], *, begin_s: Seconds, end_s: 
 def summarize_mesh(
     outcome: MeshOutcome, *, num_instances: int, duration_s: Seconds
 ) -> dict[str, Any]:
-    """All figures, JSON-able; *duration_s* is the time in which requests came."""
+    """All figures, JSON-able; *duration_s* is the duration of the arrivals."""
     requests = outcome.requests
     instance_s = max(1e-9, num_instances * outcome.end_s)
     begin_s = WARM_UP_SHARE * duration_s

@@ -1,4 +1,4 @@
-"""Weights of models around one instance: active, in host memory, or in storage."""
+"""Location of models' weights for one instance: active, in host memory, or in storage."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,11 +12,11 @@ class HostWeights:
     """
     Models that one instance has in host memory.
 
-    The active model has no copy in host memory; its weights are parked there when another model
-    replaces it and there is room.
+    The active model has no copy in host memory. When another model replaces it, its weights are
+    parked in host memory if they fit.
 
     Args:
-        models: Models that the instance can serve; as many as fit are warm at first, in this order.
+        models: Models that the instance can serve; the first that fit are warm at the start.
         budget_bytes: Host memory for weights.
         swap_scale: Factor of all times.
     """
@@ -37,14 +37,14 @@ class HostWeights:
         return tuple(self._models)
 
     def activate_s(self, model: ModelName, now: UnixTime) -> Seconds:
-        """Time to activate *model* if it begins *now*."""
+        """Time to activate *model*, beginning *now*."""
         kind = self._models[model]
         cold_s, warm_s = self._scale * kind.cold_s, self._scale * kind.warm_s
         warm_at = self._warm_at.get(model)
         return cold_s if warm_at is None else min(cold_s, warm_s + max(0.0, warm_at - now))
 
     def return_s(self, model: ModelName | None) -> Seconds:
-        """Time to activate the active *model* again after it was parked."""
+        """Time to activate the currently active *model* again after another model replaced it."""
         if model is None:
             return 0.0
         kind = self._models[model]
@@ -56,21 +56,21 @@ class HostWeights:
         self._warm_at.pop(model, None)
 
     def park(self, model: ModelName, now: UnixTime) -> None:
-        """Remove *model* from the device; its weights stay in host memory if there is room."""
+        """Remove *model* from the device; its weights stay in host memory if they fit."""
         if self._used_bytes() + self._models[model].weight_bytes <= self._budget_bytes:
             self._warm_at[model] = now
 
     def warm(self, model: ModelName, now: UnixTime) -> None:
-        """Load *model* from storage."""
+        """Load *model* from storage into host memory."""
         kind = self._models[model]
         self._warm_at[model] = now + self._scale * max(0.0, kind.cold_s - kind.warm_s)
 
     def cool(self, model: ModelName) -> None:
-        """Drop the copy of *model*."""
+        """Drop the copy of *model* in host memory."""
         self._warm_at.pop(model, None)
 
     def warm_set(self, active: ModelName | None) -> WarmSet:
-        """Warm set as seen by the choice of LSOs."""
+        """Residency of the models, as input of the choice of LSOs."""
         residency = {
             model: Residency.ACTIVE
             if model == active

@@ -1,4 +1,4 @@
-"""A virtual queue as its instance pulls from it."""
+"""The virtual queue in force, and the pulls of its instance."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -15,16 +15,16 @@ from shared.contracts.plans import Segment
 class _Stretch:
     segment: Segment
     left: dict[str, int]
-    """Lane -> rest of its quota, in requests."""
+    """Lane -> remaining quota, in requests."""
 
 
 class QueueInForce:
     """
-    The segments of the last plan, with the rest of their quotas.
+    The segments of the last plan, with their remaining quotas.
 
     Args:
         lanes: Queues of waiting requests.
-        key: Order of the heads of a segment's lanes; the smallest is next.
+        key: Sort key of the heads of a segment's lanes; the smallest is pulled next.
     """
 
     def __init__(self, lanes: MeshLanes, key: PullKey) -> None:
@@ -44,7 +44,7 @@ class QueueInForce:
         return tuple(stretch.segment for stretch in self._stretches)
 
     def drop_served(self) -> None:
-        """Drop segments without waiting requests from the head."""
+        """Drop segments without waiting requests at the head."""
         while self._stretches and self._next_lane(self._stretches[0]) is None:
             self._stretches.popleft()
 
@@ -54,11 +54,10 @@ class QueueInForce:
 
     def pull_urgent(self) -> MeshRequest | None:
         """
-        The request of `pull_head`, or a more urgent one of the head's model, planned anywhere.
+        The request of `pull_head`, or a more urgent request of the same model from any queue.
 
         So instances with the same model share urgent work, and no instance begins less urgent work
-        than
-        its plan says.
+        than planned.
         """
         if not self._stretches:
             return None
@@ -72,7 +71,7 @@ class QueueInForce:
         return self._lanes.take(lane)
 
     def pull_any(self) -> MeshRequest | None:
-        """The next request of the first segment that has one."""
+        """The next request of the first segment with a waiting request."""
         for stretch in self._stretches:
             request = self._pull(stretch)
             if request is not None:
@@ -81,7 +80,7 @@ class QueueInForce:
 
     def pull_spare(self, model: ModelName) -> MeshRequest | None:
         """
-        The next request of *model* in any queue, so that no instance idles while one waits.
+        The next request of *model* from any queue, so that no instance idles while requests wait.
         """
         lane = self._least(self._lanes.of_model(model))
         return None if lane is None else self._lanes.take(lane)

@@ -1,4 +1,4 @@
-"""QLM's workloads: W_A several models, W_B one model, W_C mega prompts (§8)."""
+"""QLM's workloads (§8): W_A with several models, W_B with one model, W_C with mega prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ SHAREGPT = LengthMix(
     output=lognormal(240, 700, largest=2048),
 )
 """
-Means of 161 and 338 tokens, which vLLM (SOSP 2023, §6.1) gives for QLM's ShareGPT.
+Lengths of QLM's ShareGPT, with means of 161 and 338 tokens (vLLM, SOSP 2023, §6.1).
 
-Decided: the spreads are assumed.
+Decided: the standard deviations are assumed.
 """
 MEGA_PROMPT, MEGA_OUTPUT = (3000, 4000), (512, 1024)
-"""Tokens, uniformly distributed."""
+"""Ranges of the tokens of mega prompts and their answers, uniformly distributed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshClass:
-    """One kind of request, with its SLO from end to end."""
+    """A class of requests with its TTLT target."""
 
     name: str
     ttlt_s: Seconds
@@ -38,15 +38,15 @@ class MeshClass:
 
 INTERACTIVE_S, BATCH_1_S, BATCH_2_S = 20.0, 60.0, 3600.0
 """
-SLOs.
+TTLT targets of the classes.
 
-Decided: QLM says below 30 s for latency-sensitive services and several minutes for batch jobs; its
-production figures are a minute and an hour.
+Decided: QLM states below 30 s for latency-sensitive services and several minutes for batch jobs,
+but a minute and an hour in its production figures.
 """
 
 
 def classes(interactive: float) -> tuple[MeshClass, ...]:
-    """*interactive* is the share of latency-sensitive requests; the rest is split equally."""
+    """Classes with share *interactive* of latency-sensitive requests; batch classes are equal."""
     rest = (1 - interactive) / 2
     return (
         MeshClass(name="interactive", ttlt_s=INTERACTIVE_S, share=interactive),
@@ -57,25 +57,25 @@ def classes(interactive: float) -> tuple[MeshClass, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshTraffic:
-    """Arrivals for several models."""
+    """Parameters of arrivals for several models."""
 
     models: dict[ModelName, float]
-    """Shares of the arrivals by model."""
+    """Share of the arrivals of each model."""
     rate_rps: float
-    """0: only the initial queue."""
+    """Requests per second; 0: only the initial queue."""
     duration_s: Seconds
     variation: float = 2.0
-    """Coefficient of variation of the gaps between arrivals; above 1 they come in bursts."""
+    """Coefficient of variation of the gaps between arrivals; above 1, arrivals are bursty."""
     interactive: float = 0.25
     mega: float = 0.0
-    """Share of mega prompts."""
+    """Share of requests with a mega prompt."""
     slo_scale: float = 1.0
     queue: int = 0
-    """Requests of the last class that wait at the begin."""
+    """Number of requests of the last class that wait at the begin."""
     seed: int = 0
 
     def arrivals(self) -> list[ModelArrival]:
-        """In order of time; equal seeds give equal traffic."""
+        """Arrivals in order of time; equal seeds give equal arrivals."""
         random = np.random.default_rng(self.seed)
         times = [0.0] * self.queue
         if self.rate_rps:
@@ -118,12 +118,12 @@ class MeshTraffic:
 
 def tailed(num_frequent: int, num_tail: int, tail: float) -> tuple[list[float], list[float]]:
     """
-    Share of the arrivals of each model, where *num_tail* models are rarely used.
+    Share of arrivals of each frequent model, and of each rarely used model.
 
     Args:
         num_frequent: Number of frequent models, with equal shares.
         num_tail: Number of rarely used models, with equal shares.
-        tail: Arrivals of all tail models over those of all frequent ones, 0..1.
+        tail: Ratio of arrivals for all tail models to arrivals for all frequent models, 0..1.
     """
     total = num_frequent + num_frequent * tail
     frequent = [1 / total] * num_frequent
@@ -136,7 +136,7 @@ _SIZES: Sequence[ModelKind] = (MISTRAL_7B, VICUNA_13B, LLAMA_70B)
 def many_models(
     num_frequent: int, num_tail: int, tail: float, sizes: Sequence[ModelKind] = _SIZES
 ) -> tuple[dict[ModelName, ModelKind], dict[ModelName, float]]:
-    """Models of *sizes* in turn, and their shares of the arrivals."""
+    """Kinds of models, with *sizes* in turn, and the models' shares of the arrivals."""
     frequent, rare = tailed(num_frequent, num_tail, tail)
     kinds: dict[ModelName, ModelKind] = {}
     shares: dict[ModelName, float] = {}

@@ -26,22 +26,22 @@ from solver.scheduling.engine.latency import LatencyTable
 
 REPORT_S = 1.0
 """
-Time between two reports of an instance. Besides them, the router knows first tokens only.
+Interval of an instance's reports; between reports, the router gets first tokens only.
 """
 _MAX_BACKLOG_S = 600.0
-"""A simulation that is this far behind its arrivals is aborted."""
+"""Delay behind the last arrival at which a simulation is aborted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingCluster:
-    """Engines that differ only in their pace."""
+    """Parameters of engines that differ only in their pace."""
 
     latency: LatencyTable
     num_instances: int = 4
     scale: float = 1.0
     """Factor of all times of the latency profile."""
     paces: tuple[float, ...] = ()
-    """Further factor of each instance's times; without any, 1 for all instances."""
+    """Additional factor of each instance's times; empty: 1 for all instances."""
     limits: EngineLimits = LIMITS
     noise: float = NOISE
     slowdown: Slowdown = NO_SLOWDOWN
@@ -53,7 +53,7 @@ class RoutingCluster:
         return [InstanceId(f"instance {number}") for number in range(self.num_instances)]
 
     def replicas(self) -> dict[InstanceId, RoutedReplica]:
-        """Replicas, each with its own noise."""
+        """New replicas, each with its own noise."""
         return {
             InstanceId(f"instance {number}"): RoutedReplica(
                 self.latency,
@@ -72,10 +72,10 @@ class RoutingOutcome:
     """Result of one simulation."""
 
     requests: list[RoutedSimRequest]
-    """In order of arrival."""
+    """Requests in order of arrival."""
     assignments: dict[RequestId, Assignment]
     fallen_back: list[tuple[UnixTime, bool]]
-    """For each first token, in order: its time, and whether the router had fallen back."""
+    """Time of each first token, and true if the router was in fallback then."""
     end_s: Seconds
 
 
@@ -110,7 +110,7 @@ class _Run:
         self._front = front
         self._numbers = count()
         self._events: list[tuple[UnixTime, int, InstanceId | None]] = []
-        """Ends of iterations; without an instance, a round of reports."""
+        """Ends of iterations; an entry without an instance is a round of reports."""
         self._busy = set[InstanceId]()
         self._by_id = {request.request_id: request for request in self._requests}
         self._routed: dict[RequestId, RoutedRequest] = {}
@@ -164,7 +164,7 @@ class _Run:
         self._push(now + REPORT_S, None)
 
     def _end_iteration(self, instance_id: InstanceId, now: UnixTime) -> int:
-        """Report the iteration's progress to the router; return how many requests ended with it."""
+        """Report the iteration's progress to the router; return the number of ended requests."""
         self._busy.discard(instance_id)
         progress = self._replicas[instance_id].taken_progress()
         for request in progress.first_tokens:
@@ -193,7 +193,7 @@ class _Run:
 
 def _prefill_s(request: RoutedSimRequest) -> Seconds | None:
     """
-    Prefill time of a request; none if it was preempted: that delay is not part of the prefill.
+    Prefill time of a request; None if it was preempted, because the time includes a delay.
     """
     if request.num_preempted:
         return None

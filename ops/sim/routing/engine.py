@@ -32,14 +32,14 @@ class RoutedSimRequest(SimRequest):
         super().__init__(request_id, asked.arrival)
         self.asked = asked
         self.cached_tokens = 0
-        """Tokens found in the engine's cache when it was added; the engine writes it."""
+        """Tokens found in the engine's prefix cache when the request was added."""
         self.scheduled_at: UnixTime | None = None
-        """Begin of its first chunk; the engine writes it."""
+        """Begin of the request's first chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """Period in which all iterations that begin take *factor* times as long."""
+    """Period in which iterations take *factor* times as long."""
 
     factor: float = 1.0
     begins_at: UnixTime = 0.0
@@ -63,8 +63,7 @@ class Progress:
 
 class RoutedReplica(SimulatedReplica):
     """
-    One engine with a prefix cache in its free KV; *scale* is the factor of its model's times,
-    relative to the profile's.
+    One engine with a prefix cache in free KV; *scale* multiplies the profile's times.
 
     Differs from vLLM: a prefix is looked up when the request reaches the engine, not when it is
     first scheduled, and each running request holds its own copy of a shared prefix.
@@ -97,12 +96,12 @@ class RoutedReplica(SimulatedReplica):
         super().add(request)
 
     def taken_progress(self) -> Progress:
-        """Progress of the latest iteration; returned once."""
+        """Return the progress of the latest iteration, and clear it."""
         progress, self._progress = self._progress, Progress()
         return progress
 
     def report(self, now: UnixTime) -> InstanceLoad:
-        """The engine's report of its load."""
+        """Report the engine's load."""
         self._num_reports += 1
         waiting = [*self._prefills, *self._waiting.values()]
         capacity = self._limits.kv_capacity_tokens // self._limits.block_tokens

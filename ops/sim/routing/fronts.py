@@ -17,11 +17,11 @@ from solver.routing.router import Router
 from solver.scheduling.pull_room import DEFAULT_BOUNDS, PullBounds, counted_s
 
 SHARE_S = 0.02
-"""Interval between a router's messages about its work, while that changes."""
+"""Interval of a router's messages about its work, while the work changes."""
 
 
 class Learner(Protocol):
-    """Learns from each prefill, and decides if predictions can be trusted."""
+    """Learns from each prefill, and determines if predictions can be trusted."""
 
     def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:
         """Learn that a prefill took *prefill_s*."""
@@ -32,7 +32,7 @@ class Learner(Protocol):
 
 
 class Front(Protocol):
-    """Decides where requests go, and when; notified of their outcomes."""
+    """Assigns requests to instances and dispatches them; gets their outcomes."""
 
     @property
     def is_fallen_back(self) -> bool: ...
@@ -42,11 +42,11 @@ class Front(Protocol):
         ...
 
     def dispatch(self, now: UnixTime) -> Sequence[Assignment]:
-        """Requests that go to their instances now, in order."""
+        """Requests to send to their instances now, in order."""
         ...
 
     def first_token(self, request: RoutedRequest, prefill_s: Seconds | None, now: UnixTime) -> None:
-        """Record a first token and the time of its prefill; none for a preempted prefill."""
+        """Record a first token and the prefill's time, None if the prefill was preempted."""
         ...
 
     def finish(self, request_id: RequestId, now: UnixTime) -> None:
@@ -54,30 +54,30 @@ class Front(Protocol):
         ...
 
     def report(self, loads: Mapping[InstanceId, InstanceLoad], now: UnixTime) -> None:
-        """Adopt reports of instances; in this round routers also exchange their state."""
+        """Process a round of instances' reports; routers also exchange their state."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RouterSeat:
-    """One of the routers, with its predictor."""
+    """Predictor and learner of one router."""
 
     predictor: PrefillPredictor
     learner: Learner | None = None
     share: Callable[[Sequence[Learner]], None] | None = None
-    """Called each round with the learners of all other routers."""
+    """Function that is called in each round with the learners of all other routers."""
 
 
 class Routers:
     """
-    One router, or several that get requests in turn and exchange their state once a round.
+    One router, or several routers that get requests in turn and exchange their state each round.
 
-    All routers learn of first tokens and their tenants immediately, as in a mesh.
+    All routers get first tokens and their tenants immediately, as in a mesh.
 
     Args:
         instances: Instances behind the routers.
-        options: The same for each router.
-        seats: One for each router.
+        options: Options of every router.
+        seats: Predictor and learner of each router.
         seed: Seed of the routers' choices among candidates.
     """
 
@@ -110,7 +110,7 @@ class Routers:
         return any(router.is_fallen_back for router in self._routers)
 
     def submit(self, request: RoutedRequest, now: UnixTime) -> None:
-        """Submit to the next router in turn."""
+        """Submit the request to the next router in turn."""
         number = next(self._turns)
         self._of[request.request_id] = (number, self._routers[number].submit(request, now))
 
@@ -122,7 +122,7 @@ class Routers:
 
     def first_token(self, request: RoutedRequest, prefill_s: Seconds | None, now: UnixTime) -> None:
         """
-        All routers count the tenant's tokens; the request's router learns, unless it was preempted.
+        Count the tenant's tokens on all routers; the request's router learns the prefill's time.
         """
         number, assignment = self._of[request.request_id]
         router, learner = self._routers[number], self._seats[number].learner
@@ -163,15 +163,16 @@ class Routers:
 
 class PulledQueue:
     """
-    One queue, the nearest deadline first, that instances pull from while they have room.
+    One queue in order of deadlines, from which instances with room pull.
 
-    Equals what agents do with the lanes of one model, except for the width of deadline bands; the
-    instance that holds least pulls first, as agents with waiting work let others poll first.
+    Equals the pulls of agents from the lanes of one model, except for the width of deadline
+    bands. The instance with the least pulled work pulls first, because agents with waiting work
+    poll later.
 
     Args:
         instances: Instances that pull.
         prefill_s: Predicted time of a prefill without cached tokens.
-        bounds: Limits of what an instance takes ahead of time.
+        bounds: Limits of an instance's pulled work.
     """
 
     is_fallen_back = False
@@ -186,7 +187,7 @@ class PulledQueue:
         self._bounds = bounds
         self._queue = AdmissionQueue(lambda assignment: assignment.key)
         self._held: dict[InstanceId, dict[RequestId, Seconds]] = {each: {} for each in instances}
-        """Predicted time of requests that were pulled and have no first token."""
+        """Predicted time of each pulled request without a first token, by instance."""
         self._at: dict[RequestId, InstanceId] = {}
 
     def submit(self, request: RoutedRequest, now: UnixTime) -> None:
@@ -203,7 +204,7 @@ class PulledQueue:
         )
 
     def dispatch(self, now: UnixTime) -> Sequence[Assignment]:
-        """Give one request at a time to the instance that holds least, while that has room."""
+        """Give requests one by one to the instance with the least pulled work, if it has room."""
         del now
         pulled = []
         while len(self._queue):
@@ -226,17 +227,17 @@ class PulledQueue:
         return pulled
 
     def first_token(self, request: RoutedRequest, prefill_s: Seconds | None, now: UnixTime) -> None:
-        """Remove the request from the held requests."""
+        """Remove the request from its instance's pulled work."""
         del prefill_s, now
         self._held[self._at[request.request_id]].pop(request.request_id, None)
 
     def finish(self, request_id: RequestId, now: UnixTime) -> None:
-        """Remove the request."""
+        """Forget the ended request."""
         del now
         self._held[self._at.pop(request_id)].pop(request_id, None)
 
     def report(self, loads: Mapping[InstanceId, InstanceLoad], now: UnixTime) -> None:
-        """Does nothing: each instance knows its own state."""
+        """Ignore the reports, because each instance pulls by its own state."""
 
     def _has_room(self, instance_id: InstanceId) -> bool:
         held = self._held[instance_id]

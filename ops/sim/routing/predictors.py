@@ -26,16 +26,16 @@ PROFILE = "28"
 TRAINING_SEED = 1_000
 TRAINING_REQUESTS = 6_000
 TRAINING_RATES_RPS = (8.0, 9.5, 11.0)
-"""Rates for a model of scale 1, from light load to the knee; one trace each, of equal lengths."""
+"""Rates of the training traces for a model of scale 1, from light load to near overload."""
 LEVELS = (0.5, 0.9, 0.95)
 
 
 class OraclePrefills:
     """
-    The time of each prefill alone on an idle engine, without noise.
+    Predicts the exact time of each prefill alone on an idle engine, without noise.
 
-    Decided: the paper's oracle knows "observed prefill costs"; an observed cost depends on the
-    placement and the concurrent work, so it does not exist before the decision.
+    Decided: the paper's oracle uses "observed prefill costs". An observed cost depends on placement
+    and concurrent work, so it does not exist before the decision.
     """
 
     def __init__(self, latency: LatencyTable, scale: float) -> None:
@@ -45,7 +45,7 @@ class OraclePrefills:
     def predict(
         self, request: RoutedRequest, candidates: Sequence[Candidate]
     ) -> list[PrefillEstimate]:
-        """Quantile and mean are equal."""
+        """One estimate for each candidate, with equal quantile and mean."""
         times_s = [self._alone_s(request.prompt_tokens, each.cached_tokens) for each in candidates]
         return [
             PrefillEstimate(quantile_s=time_s, mean_s=time_s, watched_s=time_s)
@@ -53,7 +53,7 @@ class OraclePrefills:
         ]
 
     def uncached_s(self, request: RoutedRequest) -> Seconds:
-        """Time of a prefill without cached tokens, known before the placement."""
+        """Time of the prefill without cached tokens, independent of the placement."""
         return self.predict(request, [Candidate(instance_id=InstanceId(""))])[0].mean_s
 
     def _alone_s(self, prompt_tokens: int, cached_tokens: int) -> Seconds:
@@ -67,10 +67,10 @@ class OraclePrefills:
 
 class SimulatedPrefills:
     """
-    Trees as used by a router; records their prediction of every prefill that took place.
+    Trees as used by a router; records the predictions of every observed prefill.
 
     Args:
-        prefills: Predicts and learns.
+        prefills: Predictor that learns from observed prefills.
         calibration: The calibration of *prefills*, shared with other routers.
     """
 
@@ -82,7 +82,7 @@ class SimulatedPrefills:
         self.raw_s: list[tuple[Seconds, ...]] = []
         """Quantiles of the trees for each observed prefill, in order of `LEVELS`."""
         self.corrected_s: list[tuple[Seconds, ...]] = []
-        """As `raw_s`, with the corrections at the time of the observation."""
+        """Quantiles as in `raw_s`, corrected by the calibration at the time of the observation."""
         self.actual_s: list[Seconds] = []
 
     @property
@@ -92,11 +92,11 @@ class SimulatedPrefills:
     def predict(
         self, request: RoutedRequest, candidates: Sequence[Candidate]
     ) -> list[PrefillEstimate]:
-        """One estimate for each candidate, as returned to a router."""
+        """One estimate for each candidate, for a router."""
         return self._prefills.predict(request, candidates)
 
     def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:
-        """Record the prefill, then learn from it."""
+        """Record the predictions for a prefill, then learn from its time."""
         asked = (assignment.request, [assignment.candidate])
         self.raw_s.append(tuple(self._prefills.raw(*asked).quantiles_s[0].tolist()))
         self.corrected_s.append(tuple(self._prefills.predicted(*asked).quantiles_s[0].tolist()))
@@ -104,7 +104,7 @@ class SimulatedPrefills:
         self._prefills.observe(assignment, prefill_s)
 
     def adopt(self, others: Sequence[Learner]) -> None:
-        """Learn observations of *others*; known ones change nothing."""
+        """Learn observations of *others*; observations that are already known have no effect."""
         if self.calibration is None:
             return
         for other in others:
@@ -129,13 +129,13 @@ def prefills_for(
 
 
 def seat_of(prefills: SimulatedPrefills) -> RouterSeat:
-    """A router seat that uses *prefills*, lets them learn, and shares their observations."""
+    """A router seat with *prefills* as predictor and learner, which shares observations."""
     return RouterSeat(predictor=prefills, learner=prefills, share=prefills.adopt)
 
 
 @cache
 def trained(scale: float) -> QuantileTrees:
-    """Trees of nominal traces with separate seeds, routed first come first served."""
+    """Trees trained on nominal traces with separate seeds, routed first come, first served."""
     features, times = [], []
     count = TRAINING_REQUESTS // len(TRAINING_RATES_RPS)
     for number, rate_rps in enumerate(TRAINING_RATES_RPS):

@@ -5,18 +5,18 @@ from collections import OrderedDict
 from ops.sim.routing.workload import RoutedArrival
 
 BLOCK_TOKENS = 16
-"""Tokens of a block; only whole blocks are shared."""
+"""Number of tokens of a block; only whole blocks are shared."""
 
 
 class PrefixCache:
-    """Contexts by key, in the KV memory that no running request needs."""
+    """Cached contexts by key, in KV memory that running requests do not use."""
 
     def __init__(self) -> None:
         self._contexts: OrderedDict[str, int] = OrderedDict()
         self._tokens = 0
 
     def match_tokens(self, request: RoutedArrival) -> int:
-        """Longest cached prefix of the prompt, in whole blocks, never all of the prompt."""
+        """Tokens of the longest cached prefix, in whole blocks; always less than the prompt."""
         most = request.arrival.prompt_tokens - 1
         held = max(
             (min(tokens, self._contexts.get(key, 0)) for key, tokens in request.prefixes),
@@ -25,21 +25,21 @@ class PrefixCache:
         return min(held, most) // BLOCK_TOKENS * BLOCK_TOKENS
 
     def use(self, request: RoutedArrival) -> int:
-        """Like `match_tokens`; also marks the match as the latest used."""
+        """Return `match_tokens`, and mark the request's prefixes as most recently used."""
         for key, _ in request.prefixes:
             if key in self._contexts:
                 self._contexts.move_to_end(key)
         return self.match_tokens(request)
 
     def store(self, request: RoutedArrival, context_tokens: int) -> None:
-        """Store the context of *request*, which has *context_tokens*, and its prefixes."""
+        """Store the context of *request*, with *context_tokens* tokens, and its prefixes."""
         self._put(request.stores, context_tokens)
         for key, tokens in request.prefixes:
             if key != request.stores:
                 self._put(key, tokens)
 
     def shrink(self, room_tokens: int) -> None:
-        """Keep at most *room_tokens*."""
+        """Drop least recently used contexts until at most *room_tokens* are cached."""
         while self._tokens > max(0, room_tokens) and self._contexts:
             _, tokens = self._contexts.popitem(last=False)
             self._tokens -= tokens

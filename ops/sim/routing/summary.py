@@ -10,7 +10,7 @@ from ops.sim.routing.engine import RoutedSimRequest
 from shared.contracts.base import Seconds, TenantId
 
 LONG_TOKENS = 3000
-"""Computed tokens from which a request counts as long."""
+"""Number of computed prompt tokens from which a request counts as long."""
 
 
 def summarize_routing(outcome: RoutingOutcome) -> dict[str, Any]:
@@ -37,19 +37,19 @@ def summarize_routing(outcome: RoutingOutcome) -> dict[str, Any]:
 
 
 def ttft_s(request: RoutedSimRequest, outcome: RoutingOutcome) -> Seconds:
-    """Time to the first token; to the end of the simulation if none came."""
+    """TTFT; without a first token, the time to the end of the simulation."""
     at = outcome.end_s if request.first_token_at is None else request.first_token_at
     return at - request.arrival.arrived_at
 
 
 def wait_s(request: RoutedSimRequest, outcome: RoutingOutcome) -> Seconds:
-    """Time from the arrival to the first chunk, in the router and in the engine."""
+    """Time from arrival to the first chunk, which the request waits in router and engine."""
     at = outcome.end_s if request.scheduled_at is None else request.scheduled_at
     return at - request.arrival.arrived_at
 
 
 def long_slowdown(outcome: RoutingOutcome) -> float:
-    """Mean time to first token of long requests over their mean time in prefill; 1 without any."""
+    """Ratio of mean TTFT to mean prefill time of long requests; 1 if there are none."""
     longs = [
         request
         for request in outcome.requests
@@ -64,18 +64,18 @@ def long_slowdown(outcome: RoutingOutcome) -> float:
 
 
 def jain(values: Sequence[float]) -> float:
-    """Jain's fairness index: 1 when all are equal, 1/n when one has everything."""
+    """Jain's fairness index: 1 if all of n values are equal, 1/n if only one is above 0."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
 def normalised_service(requests: Sequence[RoutedSimRequest]) -> dict[TenantId, float]:
     """
-    Tokens of prompts served in time, over the tenant's max-min fair share of all such tokens.
+    Prompt tokens served in time, divided by the max-min fair share, for each tenant.
 
-    Decided: the paper's index has no definition. Every tenant is served in the end; service in time
-    is what a scarce engine can give to one tenant or to another. A tenant that requests less than
-    its share is entitled to all that it requests; the rest of its share goes to the others.
+    Decided: the paper does not define its index. The index here counts service in time, because
+    every tenant is served in the end and only service in time is scarce. A tenant that requests
+    less than an equal share is entitled to all its tokens; other tenants share the remainder.
     """
     asked: dict[TenantId, float] = {}
     served: dict[TenantId, float] = {}
@@ -88,7 +88,7 @@ def normalised_service(requests: Sequence[RoutedSimRequest]) -> dict[TenantId, f
 
 
 def max_min_shares(asked: Mapping[TenantId, float], total: float) -> dict[TenantId, float]:
-    """Division of *total* in which more for one tenant would mean less for one that has no more."""
+    """Max-min fair division of *total* among tenants that ask for the given amounts."""
     shares: dict[TenantId, float] = {}
     left = total
     for number, tenant in enumerate(sorted(asked, key=lambda each: asked[each])):

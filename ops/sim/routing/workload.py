@@ -1,4 +1,4 @@
-"""Chat, retrieval and shared templates, of several tenants (QUARTZ §5.2)."""
+"""Traffic of chat, retrieval and shared templates by several tenants (QUARTZ §5.2)."""
 
 from dataclasses import dataclass, field
 
@@ -15,12 +15,12 @@ LONG = Slo(ttft_s=4.0, tbt_s=0.2)
 MAX_PROMPT_TOKENS = 16_384
 _MAX_CONTEXT_TOKENS = 8192
 _SYSTEM_TOKENS = 256
-"""Tokens of every chat and retrieval prompt; the same for all requests of a tenant."""
+"""Tokens of the system prompt, which all chat and retrieval requests of a tenant share."""
 _REST_S = 8.0
-"""Minimum time before the next turn."""
+"""Minimum time between two turns of a conversation."""
 _BURST_S, _PERIOD_S = 10.0, 60.0
 _BURST, _CALM = 1.75, 0.85
-"""Factors of the mean rate, which they do not change."""
+"""Factors of the rate in and between bursts; the mean rate does not change."""
 
 _MESSAGE = lognormal(90, 400, largest=2000)
 _ANSWER = lognormal(130, 400, largest=2000)
@@ -38,11 +38,11 @@ class Mix:
     structured: float = 0.0
     """Share of requests that fill in one of a few long templates."""
     follow_up: float = 0.75
-    """Probability that a chat request is another turn of some conversation."""
+    """Probability that a chat request continues an open conversation."""
     reuse: float = 1.0
-    """Probability that a shared prefix is the same as before."""
+    """Probability that a request uses an existing shared prefix instead of a new prefix."""
     budget: float = 1.0
-    """Factor of the answers and their limits."""
+    """Factor of the answers' lengths and of `max_tokens`."""
     bursty: bool = False
 
 
@@ -59,8 +59,8 @@ MIXES: dict[str, Mix] = {
 """
 `more-rag`, `low-reuse` and `large-budget` are the paper's three shifts of `mixed`.
 
-Decided: the paper gives no sizes of these shifts. Twice the retrieval, a tenth of the reuse, twice
-the answers.
+Decided: the paper does not quantify the shifts. Here the retrieval share doubles, reuse falls to a
+tenth, and answers double.
 """
 
 
@@ -72,7 +72,7 @@ class RoutedArrival:
     tenant: TenantId
     max_tokens: int
     prefixes: tuple[tuple[str, int], ...]
-    """Keys of the prefixes that it shares with others, with their tokens, longest first."""
+    """Key and tokens of each prefix that the request shares with others, longest first."""
     stores: str
     """Key under which the context of this request is cached for later requests."""
 
@@ -88,12 +88,12 @@ class _Conversation:
 @dataclass(slots=True, kw_only=True)
 class RoutedTraffic:
     """
-    An open loop: requests come regardless of earlier answers.
+    An open loop: requests arrive without waiting for earlier answers.
 
     Args:
-        rate_rps: Mean over the trace.
-        num_requests: Length of the trace.
-        tenants: Share of each tenant.
+        rate_rps: Mean rate over the trace.
+        num_requests: Number of requests of the trace.
+        tenants: Each tenant's share of the requests.
         size: Factor of all lengths.
     """
 
@@ -104,13 +104,13 @@ class RoutedTraffic:
     tenants: tuple[float, ...] = (0.2, 0.2, 0.2, 0.2, 0.2)
     size: float = 1.0
     """
-    Factor of all lengths: engines that run in real time on small machines serve shorter requests.
+    Factor of all lengths; below 1 for engines that run in real time on small machines.
     """
     _open: list[_Conversation] = field(default_factory=list)
     _num_keys: int = 0
 
     def arrivals(self) -> list[RoutedArrival]:
-        """In order of time; equal for equal arguments."""
+        """Arrivals in order of time; equal parameters give equal arrivals."""
         random = np.random.default_rng(self.seed)
         self._open, self._num_keys = [], 0
         return [self._one(at, random) for at in self._times(random)]

@@ -71,7 +71,7 @@ async def wait_ready(broker: Broker, queue: str, ready: int) -> None:
 
 
 class Recorder:
-    """A handler that keeps deliveries, unsettled."""
+    """A handler that keeps deliveries without settling them."""
 
     def __init__(self) -> None:
         self.deliveries: list[Delivery] = []

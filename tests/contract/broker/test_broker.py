@@ -1,8 +1,8 @@
 """
 Publishing, routing and declaring on every `Broker`, RabbitMQ and in-process alike.
 
-Where they differ, RabbitMQ is right. Acks have no answer, so counts are polled, never read
-just once.
+RabbitMQ's behaviour is the reference. Acks have no answer, so tests poll counts instead of
+reading them once.
 """
 
 import asyncio

@@ -51,7 +51,7 @@ async def test_get_from_a_missing_queue_leaves_other_deliveries_alone(broker_rig
     await wait_ready(broker, "work", 0)
 
 
-async def test_get_from_a_queue_deleted_elsewhere_affects_no_other(broker_rig: BrokerRig):
+async def test_get_from_a_queue_deleted_elsewhere_affects_no_other_queue(broker_rig: BrokerRig):
     broker, other = await broker_rig.connect(), await broker_rig.connect("other")
     second = replace(WORK, name="second")
     await declare(broker, WORK, second)

@@ -1,4 +1,4 @@
-"""One work queue under random use, against a model: nothing lost, no duplicate, in order."""
+"""A work queue under random operations keeps all messages, once and in order, like a model."""
 
 import asyncio
 from collections import deque
@@ -39,7 +39,7 @@ NUM_CLIENTS = 2
 
 @dataclass(slots=True)
 class Entry:
-    """A message as the model sees it."""
+    """A message in the model."""
 
     number: int
     deliveries: int = 0
@@ -47,7 +47,7 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A delivery of the model and the broker's delivery."""
+    """An unsettled delivery: the model's entry and the broker's delivery."""
 
     entry: Entry
     client: int
@@ -56,7 +56,7 @@ class Held:
 
 
 class WorkQueue(RuleBasedStateMachine):
-    """Two clients get from one queue, settle, and lose their connections."""
+    """Two clients get messages from one queue, settle them, and lose their connections."""
 
     rig: MemoryRig | RabbitRig
     runner: asyncio.Runner
@@ -171,7 +171,7 @@ class WorkQueue(RuleBasedStateMachine):
         self.runner.run(self._drain())
 
     async def _drain(self) -> None:
-        """Check that everything that should be left is left, in order."""
+        """Check that exactly the expected messages remain, in order."""
         if not hasattr(self, "watcher"):
             return
         for client in self.clients:

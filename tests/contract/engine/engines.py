@@ -1,4 +1,4 @@
-"""Engines under test: the simulated one, and vLLM where it is installed."""
+"""Engines under test: the simulated engine, and vLLM where it is installed."""
 
 import asyncio
 import os
@@ -53,14 +53,14 @@ class Answer:
 
 @dataclass
 class EngineRig:
-    """A backend, with ways to kill and to query it."""
+    """A backend, with functions to kill it and to send requests."""
 
     engine: EngineBackend
     kill: Callable[[], Awaitable[None]]
 
     @property
     def host_pid(self) -> int:
-        """Pid of vLLM's engine host, which is also its process group."""
+        """Process id of vLLM's engine host, which is also the id of its process group."""
         assert isinstance(self.engine, VllmEngine)
         assert self.engine.host_pid is not None
         return self.engine.host_pid
@@ -82,13 +82,13 @@ class EngineRig:
 
     async def over(self, model: ModelName = LLAMA) -> int:
         """
-        Wait until every abort so far has reached the engine, and its computed tokens are counted.
+        Wait until the engine has processed every abort and counted the aborted runs' tokens.
 
-        An engine frees an aborted run's memory before it counts the iteration in progress.
-        It runs iterations in sequence, so that a request sent here comes after that count.
+        An engine frees an aborted run's memory before it counts the iteration in progress. Since
+        iterations run in sequence, this method sends a request, which is served after that count.
 
         Returns:
-            Tokens that this wait itself made the engine compute, none of them a decode.
+            Tokens that the engine computed for this request, none of them in a decode.
         """
         question = prompt_of(2)
         await self.ask(question, greedy(1), model=model)
@@ -103,7 +103,7 @@ class EngineRig:
         return await self.answer(self.request(prompt, sampling, **fields))
 
     async def answer(self, request: EngineRequest, begun: asyncio.Event | None = None) -> Answer:
-        """Return the whole answer; sets *begun* with its first tokens."""
+        """Return the whole answer; set *begun* when the first tokens arrive."""
         token_ids: list[int] = []
         finish_reason, cached_tokens, prefill_s = None, 0, 0.0
         async for output in self.engine.generate(request):

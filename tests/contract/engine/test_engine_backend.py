@@ -109,7 +109,7 @@ async def test_the_prefill_is_timed_from_its_first_chunk_to_the_first_token(rig:
 
 
 @pytest.mark.parametrize("cut", [1, 9, 23])
-async def test_an_answer_resumed_with_progress_equals_the_undisturbed_one(
+async def test_an_answer_resumed_with_progress_equals_the_undisturbed_answer(
     rig: EngineRig, cut: int
 ) -> None:
     whole = (await rig.ask(prompt_of(70, first=5), greedy(24))).token_ids
@@ -119,7 +119,7 @@ async def test_an_answer_resumed_with_progress_equals_the_undisturbed_one(
     assert rest.finish_reason is FinishReason.LENGTH
 
 
-async def test_resuming_a_complete_answer_only_ends_it(rig: EngineRig) -> None:
+async def test_resuming_a_complete_answer_only_sends_its_final(rig: EngineRig) -> None:
     whole = (await rig.ask(prompt_of(20), greedy(8))).token_ids
     rest = await rig.ask(prompt_of(20), greedy(8), progress=whole)
 
@@ -342,17 +342,17 @@ def is_simulated(rig: EngineRig) -> bool:
 
 @dataclass(frozen=True)
 class Aborted:
-    """A checkpointed run that has left its copies in host memory."""
+    """An aborted, checkpointed run with copies of its KV in host memory."""
 
     progress: Tokens
     computed_tokens: int
-    """Tokens with KV: the engine may have been ahead of the reader of *progress*."""
+    """Number of tokens with KV; may exceed *progress*, which the test has read."""
     saved_blocks: int
-    """Blocks copied during the run and at its end."""
+    """Number of blocks copied during the run and at its end."""
 
 
 async def begin_and_abort(rig: EngineRig, prompt: Tokens, tokens: int) -> Aborted:
-    """Run a checkpointed request for *tokens*, or a few more, not counting its cached tokens."""
+    """Run a checkpointed request for *tokens* generated tokens or a few more, then abort it."""
     for _ in range(ROUNDS):
         await rig.engine.clear_caches()
         await rig.over()

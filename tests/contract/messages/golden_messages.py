@@ -2,8 +2,8 @@
 One example of every message; `python -m tests.contract.messages.golden_messages` writes missing
 files.
 
-The examples are in `tests.contract.messages.examples`, by contract module. A golden file is never
-overwritten: other bytes for the same message break running peers.
+The examples are in `tests.contract.messages.examples`, by contract module. Golden files are never
+overwritten, because different bytes for a message would break running peers.
 """
 
 from pathlib import Path

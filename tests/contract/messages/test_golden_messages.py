@@ -1,4 +1,4 @@
-"""Wire bytes never change: peers of other versions read them."""
+"""Wire bytes of messages never change, because peers of other versions read them."""
 
 import importlib
 import json
@@ -78,7 +78,7 @@ def test_observations_of_older_agents_have_no_finish_reason():
 
 
 def test_iterations_of_older_agents_have_no_prefill_pairs():
-    """The golden ones have none; newer ones are the same bytes with one more field."""
+    """Golden messages have no prefill pairs; newer messages have one more field."""
     decode: Decoder[IterationsObserved] = Decoder(IterationsObserved)
     silent = decode((GOLDEN / "iterations.observed.v1.json").read_bytes())
     reported = structs.replace(silent, prefill_pairs=(2048,))
@@ -106,7 +106,7 @@ class TestGolden:
 
 
 def test_forecasts_of_older_leaders_without_spread_are_decoded():
-    """The golden ones have no spread; their other fields are kept."""
+    """Golden forecasts have no `wait_sd_s`; the decoder keeps their other fields."""
     reported = LaneForecast(lane="lane.a", wait_s=12.5, wait_sd_s=1.5)
     (silent, _) = Decoder(LanesForecast)((GOLDEN / "lanes.forecast.v1.json").read_bytes()).lanes
     message = LanesForecast(epoch=7, at=1000.5, lanes=(reported,))
@@ -116,7 +116,7 @@ def test_forecasts_of_older_leaders_without_spread_are_decoded():
 
 
 def test_requests_queued_by_release_0_1_0_are_read():
-    """Lanes are durable: requests wait in them while a fleet is upgraded."""
+    """Lanes are durable: requests of an older release wait in them during an upgrade."""
     body = (GOLDEN.parent / "earlier" / "request.queued.v1.0-1-0.json").read_bytes()
     (example,) = (each for each in EXAMPLES if isinstance(each, QueuedRequest))
 

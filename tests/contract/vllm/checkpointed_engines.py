@@ -1,4 +1,4 @@
-"""vLLM engines with KV checkpoints, all under one tiny model, and their measurements."""
+"""vLLM engines with KV checkpoints, all of one tiny model, and their measurements."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -44,7 +44,7 @@ BLOCK_BYTES = 65536
 async def checkpointing(
     directory: Path, models: Callable[[ModelEntry], tuple[ModelEntry, ...]]
 ) -> AsyncIterator[EngineRig]:
-    """An engine for the variants of the tiny model that *models* makes, all warm at once."""
+    """A backend for variants of the tiny model, made by *models*; all may be warm together."""
     kill = vllm_rig(directory).kill  # skips or fails without vLLM
     base = next(each for each in tiny_entries(directory, weights=True) if each.name == LLAMA)
     settings = VllmSettings(
@@ -59,7 +59,7 @@ async def checkpointing(
 
 
 def variants(base: ModelEntry) -> tuple[ModelEntry, ...]:
-    """One model under several engines, all with memory for one long request."""
+    """Variants of one model with different engine arguments, each with KV for one long request."""
 
     def variant(name: ModelName, **fields: Any) -> ModelEntry:
         limits = {"max_model_len": 1024, "max_num_batched_tokens": 256}
@@ -144,11 +144,11 @@ async def flood(rig: EngineRig, model: ModelName) -> None:
 ANSWER_TOKENS = 100
 """Answer length of `begun`."""
 ROUNDS = 5
-"""On a busy machine an answer may end before it is aborted."""
+"""Maximum number of attempts: on a busy machine, an answer may end before the abort."""
 
 
 async def begun(rig: EngineRig, prompt: Tokens, tokens: int, model: ModelName) -> Tokens:
-    """Return the first tokens of an answer that is then aborted: *tokens* or a few more."""
+    """Begin an answer, abort it after *tokens* tokens or a few more, and return these tokens."""
     for _ in range(ROUNDS):
         rig.engine.drain_iterations()
         request = rig.request(prompt, greedy(ANSWER_TOKENS), model=model, checkpointed=True)

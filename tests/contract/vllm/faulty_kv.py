@@ -4,7 +4,7 @@ from services.agent.backends.vllm.kv.connector import HostKvConnector, HostKvMet
 
 
 class FaultyConnector(HostKvConnector):
-    """Deliberately drops every third slot."""
+    """A store that deliberately drops every third copy."""
 
     def handle_preemptions(self, kv_connector_metadata: HostKvMetadata) -> None:
         if self._store is not None:

@@ -1,4 +1,4 @@
-"""Common parts of a recorded engine and its replay."""
+"""Parameters that a recorded engine and its replay share."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ MAX_TOKENS = 512
 MAX_RUNNING = 12
 BLOCK_TOKENS = 32
 NUM_BLOCKS = 60
-"""vLLM uses one of them itself."""
+"""Number of KV blocks; vLLM reserves one of them."""
 
 _TABLE = LatencyTable.from_coefficients(
     LatencyCoefficients(

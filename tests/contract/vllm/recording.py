@@ -1,4 +1,4 @@
-"""A scheduling policy that records its inputs and decisions, and an engine that uses one."""
+"""A scheduling policy that records inputs and decisions of each iteration."""
 
 import os
 from dataclasses import dataclass, field, replace
@@ -19,14 +19,14 @@ PATH_VARIABLE = "HEADWAY_TEST_RECORDING"
 
 
 class Step(msgspec.Struct, kw_only=True):
-    """One iteration as the policy saw it."""
+    """The policy's inputs and decisions of one iteration."""
 
     now: UnixTime
     free_kv_tokens: int
     added: list[RequestView] = msgspec.field(default_factory=list)
     """Requests added since the previous iteration."""
     computed: dict[RequestId, int] = msgspec.field(default_factory=dict)
-    """Tokens that each running request had before the iteration."""
+    """Computed tokens of each running request before the iteration."""
     admitted: list[RequestId] = msgspec.field(default_factory=list)
     preempted: list[RequestId] = msgspec.field(default_factory=list)
     num_held: int = 0
@@ -36,7 +36,7 @@ class Step(msgspec.Struct, kw_only=True):
 
     @property
     def counts(self) -> tuple[object, ...]:
-        """The parts on which two engines must agree."""
+        """The counts that must be equal on two engines."""
         running = tuple(sorted(self.computed.items()))
         starts = tuple(sorted(self.admitted)), tuple(sorted(self.preempted))
         return running, starts, self.tokens, self.num_decodes
@@ -45,10 +45,10 @@ class Step(msgspec.Struct, kw_only=True):
 @dataclass
 class RecordingPolicy:
     """
-    Decides like *inner*; appends each iteration to *path*, if given, and to `steps`.
+    Decides as *inner* does, and appends each iteration to *path*, if given, and to `steps`.
 
     Args:
-        inner: The deciding policy.
+        inner: The policy that decides.
         durations: Iteration times passed to *inner* instead of the engine's.
     """
 
@@ -81,7 +81,7 @@ class RecordingPolicy:
         return decision
 
     def observe(self, now: UnixTime, outcome: IterationOutcome) -> None:
-        """Engines may report once, or first what started and then its duration."""
+        """Record a report; an engine may report an iteration at once, or its duration later."""
         step = self.steps[-1]
         step.admitted += outcome.admitted
         step.preempted += outcome.preempted
@@ -96,17 +96,17 @@ class RecordingPolicy:
         self.inner.observe(now, outcome)
 
     def _write(self) -> None:
-        """Append the iteration that is now complete."""
+        """Append the completed iteration to the file."""
         if self.path is not None and self.steps:
             with self.path.open("ab") as file:
                 file.write(msgspec.json.encode(self.steps.pop()) + b"\n")
 
 
 def recording(inner: SchedulingPolicy) -> RecordingPolicy:
-    """Wrap *inner* to record to the file that the environment names."""
+    """Wrap *inner* so that it records to the file in `PATH_VARIABLE`."""
     return RecordingPolicy(inner, Path(os.environ[PATH_VARIABLE]))
 
 
 def read_steps(path: Path) -> list[Step]:
-    """All iterations but the last, which may be incomplete."""
+    """All complete iterations in a recording."""
     return [msgspec.json.decode(line, type=Step) for line in path.read_bytes().splitlines()]

@@ -21,7 +21,7 @@ class SlowStore(HostStore):
 
 
 class SlowConnector(HostKvConnector):
-    """Uses such a store on the worker's side."""
+    """Connector that uses a `SlowStore` in the worker."""
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)

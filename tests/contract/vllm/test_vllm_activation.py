@@ -1,4 +1,4 @@
-"""After every path of activation in vLLM, a model gives the same answers."""
+"""A model in vLLM gives the same answers after every path of activation."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,13 +21,13 @@ pytestmark = [
 ]
 
 TWIN, QWEN = ModelName("tiny-llama-b"), ModelName("tiny-qwen")
-"""The first has LLAMA's shape, the second another."""
+"""TWIN has LLAMA's shape; QWEN has another shape."""
 GIB = 1 << 30
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EngineRig]:
-    """One parked engine fits beside the active one."""
+    """Engines with host memory for one parked engine beside the active engine."""
     made = vllm_rig(tmp_path_factory.mktemp("models"), policy="qoserve", warm_bytes=GIB)
     await made.bring_up(LLAMA)
     yield made
@@ -36,7 +36,7 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EngineR
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(rig: EngineRig) -> dict[ModelName, Tokens]:
-    """Each model's answers in a fresh engine of its own."""
+    """Each model's answers in a new engine."""
     answers: dict[ModelName, Tokens] = {}
     for model in (TWIN, QWEN, LLAMA):
         for each in (LLAMA, TWIN, QWEN):
@@ -57,7 +57,7 @@ async def answer(rig: EngineRig, model: ModelName) -> Tokens:
 
 
 async def alone(rig: EngineRig, model: ModelName) -> None:
-    """Make *model* the only one with an engine."""
+    """Activate *model* and cool all other models."""
     await rig.bring_up(model)
     for each in (LLAMA, TWIN, QWEN):
         if each != model:
@@ -67,7 +67,7 @@ async def alone(rig: EngineRig, model: ModelName) -> None:
 async def there_and_back(
     rig: EngineRig, undisturbed: dict[ModelName, Tokens], other: ModelName
 ) -> list[ActivationPath | None]:
-    """Activate *other* and LLAMA again; return the paths, having checked the answers."""
+    """Activate *other* and then LLAMA; check the two answers and return the activation paths."""
     assert await answer(rig, LLAMA) == undisturbed[LLAMA]
     paths = []
     for model in (other, LLAMA):
@@ -140,7 +140,7 @@ async def test_an_engine_is_warmed_beside_an_active_one(
 
 
 async def test_host_memory_of_an_engine_is_measured(rig: EngineRig, tmp_path: Path) -> None:
-    """More than its KV and the budget of its copies, and not the earlier estimate."""
+    """The measured size exceeds KV plus the budget of KV copies, and replaces the estimate."""
     await alone(rig, LLAMA)
     supposed = state(vllm_rig(tmp_path), LLAMA).warm_bytes
 
@@ -154,7 +154,7 @@ async def test_the_active_model_cannot_be_cooled(rig: EngineRig) -> None:
         await rig.engine.cool(LLAMA)
 
 
-async def test_a_failing_donor_takes_its_model_with_it(tmp_path: Path) -> None:
+async def test_a_failing_donor_loses_its_model(tmp_path: Path) -> None:
     made = vllm_rig(tmp_path, warm_bytes=0)
     weights = tmp_path / TWIN / "model.safetensors"
     whole = weights.read_bytes()

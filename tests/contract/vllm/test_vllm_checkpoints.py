@@ -1,4 +1,4 @@
-"""KV checkpoints on real vLLM: restored KV is right, nearly complete, and within its budget."""
+"""KV checkpoints on real vLLM: restored KV is correct and nearly complete, within its budget."""
 
 import asyncio
 import time
@@ -53,7 +53,7 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EngineR
 async def test_an_aborted_request_resumes_with_its_kv_restored(
     rig: EngineRig, model: ModelName
 ) -> None:
-    """At least 800 tokens of context; all full blocks behind the progress are restored."""
+    """With 800 tokens of context or more, all full blocks up to the progress are restored."""
     await rig.engine.activate(model)
     prompt = prompt_of(800, first=1)
     whole = await rig.ask(prompt, greedy(100), model=model)
@@ -114,11 +114,11 @@ async def test_preempted_requests_regain_their_kv_and_answer_unchanged(
     rig: EngineRig, model: ModelName
 ) -> None:
     """
-    An urgent request repeatedly takes the memory of one with at least 850 tokens of context.
+    Urgent requests repeatedly take the memory of a request with at least 850 tokens of context.
 
-    At least 95 % of the blocks that were full when their request lost its memory are restored,
-    from host memory or from a prefix cache. The rest is recomputed: tokens computed
-    beyond those of the requests, minus the partial block that each preemption costs.
+    At least 95 % of the blocks that were full at a preemption are restored, from host memory or
+    from a prefix cache. The number of other blocks follows from recomputed tokens, without the
+    partial block that each preemption costs.
     """
     await rig.engine.activate(model)
     await rig.engine.clear_caches()
@@ -144,7 +144,7 @@ async def test_preempted_requests_regain_their_kv_and_answer_unchanged(
 
 
 async def interrupted(rig: EngineRig, model: ModelName, number: int) -> Tokens:
-    """Answer of a long request; once it has started, an urgent one needs most of the memory."""
+    """Answer of a long request; after its start, an urgent request needs most of the memory."""
     begun = asyncio.Event()
     request = rig.request(
         prompt_of(850, first=30 + number),
@@ -167,7 +167,7 @@ async def interrupted(rig: EngineRig, model: ModelName, number: int) -> Tokens:
 
 
 async def test_the_copies_stay_within_their_budget(rig: EngineRig) -> None:
-    """Requests grow beyond the device's memory, so that vLLM itself preempts."""
+    """Requests grow beyond the device's memory, so that vLLM preempts requests."""
     await rig.engine.activate(SMALL)
     prompts = [prompt_of(300, first=80 + index) for index in range(4)]
     alone = [(await rig.ask(prompt, greedy(60), model=SMALL)).token_ids for prompt in prompts]

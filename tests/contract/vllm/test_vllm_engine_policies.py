@@ -59,7 +59,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def variants(base: ModelEntry) -> tuple[ModelEntry, ...]:
-    """One model under several engines; all but the first have memory for 1248 tokens."""
+    """One model under several engines; all except the first have memory for 1248 tokens."""
 
     def variant(name: str, blocks: int = 40, **fields: str | bool) -> ModelEntry:
         limits = {"max_model_len": 1024, "max_num_batched_tokens": 256}
@@ -106,7 +106,7 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EngineR
 
 
 def used_tokens(rig: EngineRig) -> float:
-    """Tokens of KV in use."""
+    """Number of KV tokens in use."""
     state = rig.engine.snapshot()
     return state.kv_utilization * state.kv_capacity_tokens
 
@@ -120,14 +120,14 @@ class Load:
         self._group = group
         self._tasks: list[asyncio.Task[None]] = []
         self.answers: dict[str, Tokens] = {}
-        """In order of completion."""
+        """Answers by name, in order of completion."""
 
     def ask(self, name: str, prompt: Tokens, slo: Slo, max_tokens: int = 20) -> None:
         task = self._group.create_task(self._answer(name, prompt, slo, max_tokens))
         self._tasks.append(task)
 
     async def computed(self, tokens: int) -> None:
-        """Wait until this much KV is in use, or, on a busy machine, all have already ended."""
+        """Wait until *tokens* of KV are in use or all requests have ended (busy machine)."""
         while not all(task.done() for task in self._tasks):
             if used_tokens(self._rig) >= tokens:
                 return
@@ -148,11 +148,11 @@ class Load:
 
 async def mixed_load(rig: EngineRig, model: ModelName) -> tuple[dict[str, Tokens], bool]:
     """
-    A chat, long prompts without SLO, one that is already late, and urgent ones in between.
+    Serve a chat, long prompts without SLO, a request that is already late, and urgent requests.
 
     Returns:
-        The answers in order of completion; and whether the first of the long ones was still
-        running when the urgent ones were sent: a stalled front sends them too late.
+        The answers in order of completion; and true if the first long prompt was still running
+        when the urgent requests were sent, which a stall of this process can delay.
     """
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         load = Load(rig, model, group)
@@ -208,7 +208,7 @@ async def test_holding_preempting_and_relegating_change_no_answer(
     assert ended.index("large") < ended.index("batch")
 
 
-async def test_aborting_held_and_waiting_requests_leaves_nothing(rig: EngineRig) -> None:
+async def test_aborting_held_and_waiting_requests_leaves_no_state(rig: EngineRig) -> None:
     await rig.engine.activate(CACHING)
     held = 0
     for number in range(ROUNDS):
@@ -225,7 +225,7 @@ async def test_aborting_held_and_waiting_requests_leaves_nothing(rig: EngineRig)
 
 
 async def abort_when_held(rig: EngineRig, *, first: int) -> None:
-    """Abort all once one of them is held."""
+    """Send requests; abort all of them once the policy holds one."""
     before = rig.engine.snapshot().scheduling
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         requests = [

@@ -1,7 +1,7 @@
 """
-Private names of vLLM that Headway relies on, where an update could break something unnoticed.
+Private names of vLLM that Headway uses; an update of vLLM could remove or change them.
 
-The other contract tests cover their behaviour; this one finds missing names within a minute.
+Other contract tests cover the behaviour; this test finds missing names within a minute.
 """
 
 import json
@@ -151,7 +151,7 @@ print(json.dumps(out))
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """Names in the installed vLLM; read in another process, since this one must not import it."""
+    """Names in the installed vLLM, read in another process: this process must not import vLLM."""
     if (reason := vllm_unavailable_reason()) is not None:
         absent(reason, "vllm")
     ran = subprocess.run(
@@ -166,7 +166,7 @@ def found() -> dict[str, Any]:
     return result
 
 
-def test_the_installed_version_is_a_tested_one(found: dict[str, Any]) -> None:
+def test_the_installed_version_is_a_tested_version(found: dict[str, Any]) -> None:
     assert found["version"].startswith("0.32."), (
         "run the whole contract suite, then update the version here"
     )
@@ -181,7 +181,7 @@ def test_attributes_exist(found: dict[str, Any]) -> None:
 
 
 def test_engine_core_ids_are_our_ids_with_a_suffix(found: dict[str, Any]) -> None:
-    """`layer_preemption` strips the suffix to identify requests."""
+    """`layer_preemption` removes vLLM's suffix from request ids."""
     ours, _, suffix = found["id"].rpartition("-")
 
     assert (ours, len(suffix)) == ("a-b/c", 8)

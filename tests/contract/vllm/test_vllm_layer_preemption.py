@@ -1,4 +1,4 @@
-"""Preemption inside vLLM's forward pass: only dropped work is recomputed."""
+"""Preemption inside vLLM's forward pass recomputes only dropped work."""
 
 import asyncio
 import time
@@ -41,11 +41,11 @@ CHAT = prompt_of(50, first=200)
 PATIENT = Slo(ttft_s=20, tbt_s=1)
 NUM_CUTS = 20
 ROUNDS = 5
-"""Maximum number of attempts until enough cuts fall into one answer."""
+"""Maximum number of attempts until one answer has enough cuts."""
 HASTY_ROUNDS = 20
-"""Maximum number of attempts until a request comes in time to have an iteration cut."""
+"""Maximum number of attempts until a request arrives early enough to cut an iteration."""
 BEGINNINGS = 50
-"""Maximum number of attempts until the iteration in which the requests begin is cut."""
+"""Maximum number of attempts until a cut hits the iteration in which the requests begin."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -76,7 +76,7 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EngineR
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(rig: EngineRig) -> dict[Tokens, Tokens]:
-    """Undisturbed answers by prompt."""
+    """Answers without cuts, by prompt."""
     await rig.engine.activate(NOT_CACHING)
     return {
         prompt: (await rig.ask(prompt, greedy(60), model=NOT_CACHING)).token_ids
@@ -89,7 +89,7 @@ def num_cuts(rig: EngineRig) -> int:
 
 
 async def cut(rig: EngineRig, batch: asyncio.Task[Answer]) -> None:
-    """Request a cut of any iteration with best-effort work; stop when *batch* is over."""
+    """Demand a cut of an iteration with best-effort work until one is cut or *batch* ends."""
     before = num_cuts(rig)
     while num_cuts(rig) == before and not batch.done():
         await rig.engine.preempt_now()
@@ -128,9 +128,9 @@ async def test_twenty_cuts_in_one_prefill_change_no_answer(
 
 async def answers_under_cuts(rig: EngineRig, model: ModelName) -> tuple[Tokens, Tokens]:
     """
-    A long best-effort answer under twenty cuts, with a chat request beside it.
+    A long best-effort answer under twenty cuts, and a concurrent chat request.
 
-    Fewer cuts when the answer ends first: on a busy machine this process may stall meanwhile.
+    On a busy machine the answer may end after fewer cuts.
     """
     begun = asyncio.Event()
     request = rig.request(CHAT, greedy(60), model=model, slo=PATIENT, arrived_at=time.time())
@@ -161,10 +161,10 @@ async def test_a_request_that_would_be_late_cuts_the_running_iteration(
 
 async def hasty_answers(rig: EngineRig) -> list[Tokens]:
     """
-    Answers to a long best-effort prompt, and to requests without time to wait for it.
+    Answers to a long best-effort prompt and to interactive requests that cannot wait for it.
 
-    Their targets are half of the longest iteration just measured for such a prompt, on this machine
-    under its current load: a request that comes in the first half of an iteration must cut it.
+    The TTFT target is half of the longest iteration measured before, under the machine's current
+    load. So a request that arrives in the first half of an iteration must cut the iteration.
     """
     rig.engine.drain_iterations()
     answers = [(await rig.ask(LONG, greedy(2), model=NOT_CACHING)).token_ids]
@@ -181,7 +181,7 @@ async def hasty_answers(rig: EngineRig) -> list[Tokens]:
     return [*answers, batch.result().token_ids]
 
 
-async def test_requests_in_time_or_without_targets_cut_nothing(rig: EngineRig) -> None:
+async def test_requests_in_time_or_without_targets_cut_no_iteration(rig: EngineRig) -> None:
     await rig.engine.activate(NOT_CACHING)
     before = num_cuts(rig)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
@@ -236,7 +236,7 @@ async def test_a_request_aborted_in_a_cut_iteration_leaves_no_wrong_block(
 
 
 async def test_a_request_that_shares_dropped_blocks_is_dropped_with_them(rig: EngineRig) -> None:
-    """vLLM shares blocks that are computed in the same iteration that both are admitted to."""
+    """Two requests that vLLM admits in one iteration share blocks which it computes."""
     await rig.engine.activate(CACHING)
     before = rig.engine.snapshot().scheduling.preempted
     found: dict[Tokens, Tokens] = {}

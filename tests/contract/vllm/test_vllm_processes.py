@@ -106,7 +106,7 @@ async def test_a_killed_host_ends_its_engines_and_restarts(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.vllm
 async def test_engine_cores_are_forked_from_a_process_without_threads(tmp_path: Path) -> None:
-    """A lock held by another thread during a fork stays locked in the child forever."""
+    """A lock that another thread holds during a fork would stay locked in the child."""
     rig = vllm_rig(tmp_path)
     try:
         await rig.bring_up()

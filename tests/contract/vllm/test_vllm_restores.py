@@ -1,4 +1,4 @@
-"""KV checkpoints on real vLLM, load by load: every full block is restored."""
+"""KV checkpoints on real vLLM restore every full block, under several loads."""
 
 import asyncio
 import contextlib
@@ -27,14 +27,14 @@ pytestmark = [
 
 BLOCK_TOKENS = 32
 NUM_BLOCKS = 72
-"""Blocks of the engines' KV memory; vLLM uses one itself."""
+"""Number of blocks of the engines' KV memory; vLLM reserves one of them."""
 NUM_OUTPUT = 90
 CACHING = ModelName("caching")
 NOT_CACHING = ModelName("not-caching")
 ROUNDS = 5
-"""Maximum number of attempts until all aborts come in time."""
+"""Maximum number of attempts until all aborts precede the answers' ends."""
 LEAST_SHARE = 0.95
-"""Minimum share of full blocks that are restored."""
+"""Minimum share of restored blocks among full blocks."""
 PATIENT = Slo(ttft_s=20, tbt_s=1)
 
 
@@ -93,7 +93,7 @@ async def flood(rig: EngineRig, model: ModelName) -> None:
 
 
 async def aborted(rig: EngineRig, model: ModelName, load: list[Asked]) -> list[Tokens]:
-    """Progress of each request of *load*; all are then aborted."""
+    """Run the requests of *load*, abort all of them, and return the progress of each."""
     for _ in range(ROUNDS):
         await rig.engine.clear_caches()
         rig.engine.drain_iterations()
@@ -110,7 +110,7 @@ async def aborted(rig: EngineRig, model: ModelName, load: list[Asked]) -> list[T
 
 
 async def cut_short(rig: EngineRig, model: ModelName, asked: Asked) -> Tokens:
-    """Progress of *asked*, which is then aborted."""
+    """Run *asked* up to its cut, abort it, and return its progress."""
     request = rig.request(asked.prompt, greedy(NUM_OUTPUT), model=model, checkpointed=True)
     progress: Tokens = ()
     async for output in rig.engine.generate(request):
@@ -123,9 +123,9 @@ async def cut_short(rig: EngineRig, model: ModelName, asked: Asked) -> Tokens:
 
 def full_blocks(sequences: list[Tokens]) -> int:
     """
-    Full blocks of *sequences*, each once for all that begin with the same tokens.
+    Number of distinct full blocks of *sequences*; equal prefixes share their blocks.
 
-    The last token has no KV: it was not yet the input of an iteration.
+    The last token of a sequence has no KV, because it was not yet the input of an iteration.
     """
     blocks = set()
     for tokens in sequences:
@@ -141,7 +141,7 @@ def loaded(before: CheckpointTotals, after: CheckpointTotals) -> int:
 @pytest.mark.parametrize("model", [CACHING, NOT_CACHING])
 @pytest.mark.parametrize("load", LOADS)
 async def test_aborted_requests_are_restored(rig: EngineRig, model: ModelName, load: str) -> None:
-    """On a busy machine a round may find blocks still in place; then another model is used."""
+    """Up to three rounds, because on a busy machine some blocks may not be overwritten."""
     for _ in range(2):
         with contextlib.suppress(_TooFewError):
             return await comes_back(rig, model, load)
@@ -149,18 +149,18 @@ async def test_aborted_requests_are_restored(rig: EngineRig, model: ModelName, l
 
 
 class _TooFewError(Exception):
-    """Fewer blocks were restored than existed; raised for no other failure."""
+    """Fewer blocks were restored than existed."""
 
 
 async def comes_back(rig: EngineRig, model: ModelName, load: str) -> None:
     """
-    Loaded blocks compared with existing full blocks, per request without a prefix cache.
+    Abort and resume the requests of *load*; compare loaded blocks with existing full blocks.
 
-    With a prefix cache, a common prefix is loaded once, and the other request takes it from the
-    cache.
+    Without a prefix cache, each request loads its blocks. With a prefix cache, a common prefix is
+    loaded once, and other requests find it in the cache.
 
     Raises:
-        _TooFewError: By these counts, or by the number of recomputed tokens.
+        _TooFewError: Too few blocks were loaded, or too many tokens were recomputed.
     """
     await rig.engine.activate(model)
     await rig.engine.clear_caches()
@@ -194,10 +194,10 @@ async def comes_back(rig: EngineRig, model: ModelName, load: str) -> None:
     ] == whole
     assert from_copies <= each
     if from_copies < LEAST_SHARE * there_were:
-        raise _TooFewError(f"{from_copies} of {there_were} blocks came from copies")
+        raise _TooFewError(f"{from_copies} of {there_were} full blocks were loaded from copies")
     # Nor are they recomputed, except for the tolerated share.
     if computed - needed > (1 - LEAST_SHARE) * each * BLOCK_TOKENS:
-        raise _TooFewError(f"{computed} tokens were computed where {needed} had to be")
+        raise _TooFewError(f"{computed} tokens were computed although {needed} sufficed")
 
 
 @pytest.mark.parametrize("model", [CACHING, NOT_CACHING])
@@ -209,8 +209,8 @@ async def test_preempted_requests_are_restored(rig: EngineRig, model: ModelName,
     """
     Urgent requests take the memory of the whole load while it decodes.
 
-    The KV of each preempted request is restored or recomputed: besides the loaded blocks, only the
-    last, incomplete block of each may be recomputed.
+    The KV of a preempted request is restored or recomputed. Only the last, incomplete block of each
+    request may be recomputed.
     """
     await rig.engine.activate(model)
     whole = [
@@ -244,7 +244,7 @@ URGENT_TOKENS = 1000
 
 
 async def pressed(rig: EngineRig, model: ModelName, load: list[Asked], number: int) -> list[Tokens]:
-    """Answers to *load*; when all have begun, two urgent requests need all of the memory."""
+    """Answers to *load*; after all have begun, two urgent requests need the whole KV memory."""
     begun = [asyncio.Event() for _ in load]
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         runs = [

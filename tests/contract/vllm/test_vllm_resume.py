@@ -1,4 +1,4 @@
-"""With any parameters, an answer that is evicted and resumed elsewhere stays the same."""
+"""An answer that is evicted and resumed elsewhere stays the same, with any parameters."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,10 +31,10 @@ pytestmark = [
 
 NUM_TOKENS = 60
 CUTS = (7, 33)
-"""Tokens of the answer, or a few more, at which the first and the second engine evict it."""
+"""Approximate answer tokens at which the first, and then the second, engine evicts it."""
 PROMPT_TOKENS = 150
 SMALL_BUDGET = 64
-"""The second engine takes several iterations for each prompt."""
+"""Token budget of the second engine, with which a prompt takes several iterations."""
 
 
 def random(seed: int, **fields: Any) -> Sampling:
@@ -78,7 +78,7 @@ CASES: dict[str, Sampling] = {
 
 @dataclass(frozen=True)
 class Engines:
-    """Two engines that differ in everything that must not affect answers."""
+    """Two engines that differ in all settings that must not affect answers."""
 
     one: EngineRig
     other: EngineRig
@@ -110,7 +110,7 @@ def prompt(name: str) -> Tokens:
 async def evicted(
     rig: EngineRig, asked: Tokens, sampling: Sampling, progress: Tokens, tokens: int
 ) -> Tokens:
-    """Resume from *progress* and abort the run at *tokens* or a few more; return its progress."""
+    """Resume from *progress*, abort at about *tokens* tokens, and return the new progress."""
     async for output in rig.engine.generate(rig.request(asked, sampling, progress=progress)):
         progress += output.token_ids
         if len(progress) >= tokens:
@@ -119,7 +119,7 @@ async def evicted(
 
 
 async def wandering(engines: Engines, name: str) -> tuple[Tokens, FinishReason | None]:
-    """The answer from the first engine, the second, and the first again."""
+    """The answer of a request that runs on the first engine, the second, and again the first."""
     asked, sampling = prompt(name), CASES[name]
     progress = await evicted(engines.one, asked, sampling, (), CUTS[0])
     progress = await evicted(engines.other, asked, sampling, progress, CUTS[1])
@@ -144,10 +144,10 @@ async def test_an_evicted_answer_continues_unchanged(
     assert await wandering(engines, name) == undisturbed[name]
 
 
-async def test_an_evicted_answer_continues_unchanged_among_others(
+async def test_an_evicted_answer_continues_unchanged_beside_other_requests(
     engines: Engines, undisturbed: dict[str, tuple[Tokens, FinishReason | None]]
 ) -> None:
-    """All at once: rows of one iteration differ in all parameters, and in phase."""
+    """All cases run concurrently, so that rows of one iteration have different parameters."""
     async with asyncio.timeout(120):
         answers = await asyncio.gather(*(wandering(engines, name) for name in CASES))
 
@@ -157,7 +157,7 @@ async def test_an_evicted_answer_continues_unchanged_among_others(
 async def test_each_case_affects_the_answer(
     undisturbed: dict[str, tuple[Tokens, FinishReason | None]], engines: Engines
 ) -> None:
-    """Otherwise the tests above would not notice an ignored field."""
+    """If a case did not affect the answer, other tests could not detect an ignored field."""
     for name in CASES:
         plain = await engines.one.ask(prompt(name), greedy(NUM_TOKENS))
         differs = plain.token_ids != undisturbed[name][0]
@@ -181,7 +181,7 @@ async def test_min_tokens_are_counted_over_all_runs(engines: Engines, cut: int) 
 async def test_a_random_prompt_of_several_iterations_kills_no_engine(
     engines: Engines,
 ) -> None:
-    """vLLM's model runner V1 rewinds the generator, which CPU generators do not support."""
+    """vLLM's model runner V1 rewinds random generators, which fails for CPU generators."""
     asked = prompt_of(20 * SMALL_BUDGET, first=91)
     answers = await asyncio.gather(
         *(engines.other.ask(asked, random(seed), model=LLAMA) for seed in (1, 1, 2))
@@ -195,7 +195,7 @@ async def test_a_random_prompt_of_several_iterations_kills_no_engine(
 async def test_a_stop_string_may_begin_before_the_eviction(
     engines: Engines, tmp_path: Path
 ) -> None:
-    """In an agent, which handles text: the text that it held back is not lost on another engine."""
+    """Text that an agent held back for a stop string is not lost on another engine."""
     registry = ModelRegistry.load(make_tiny_models(tmp_path, weights=False))
     tokenizer = Tokenizer.load(Path(registry.entry(LLAMA).path))
     tokenizers = {LLAMA: tokenizer}
@@ -225,7 +225,7 @@ async def test_a_stop_string_may_begin_before_the_eviction(
 
 
 def stop_across(tokenizer: Tokenizer, token_ids: Tokens) -> tuple[int, str]:
-    """Return a position in the answer and a string that spans it and occurs only there."""
+    """Return a position in the answer, and a unique string that spans this position."""
     decoder = tokenizer.decoder()
     text, ends = "", []
     for token in token_ids:

@@ -1,4 +1,4 @@
-"""The simulated engine computes, iteration by iteration, what real vLLM computed."""
+"""The simulated engine computes the same iterations as real vLLM."""
 
 import asyncio
 import time
@@ -48,15 +48,15 @@ OUTPUTS = (1, 7, 16, 40, 90)
 NUM_REQUESTS = 40
 LOADS = ((0.03, 1.0), (0.01, 1.0), (0.0, 1.0), (0.06, 3.0), (0.1, 9.0), (0.2, 30.0))
 """
-(Seconds between requests, factor of their targets).
+Loads: seconds between requests, and factor of the requests' targets.
 
-The test uses the first that overloads the machine and still leaves some slack.
+The test uses the first load that overloads the machine and still leaves some slack.
 """
 
 
 @dataclass
 class RecordedEngine:
-    """vLLM, and the file that its schedulers write."""
+    """A vLLM engine, and the file to which its schedulers write."""
 
     rig: EngineRig
     path: Path
@@ -111,9 +111,9 @@ async def record_useful_loads(
     engine: RecordedEngine, name: str
 ) -> tuple[list[Step], dict[str, int]]:
     """
-    Record loads until one exercises the policy; also return their output lengths.
+    Record loads until one exercises the policy; return iterations and answer lengths of all loads.
 
-    All run from the engine's start: the policy remembers pace and answer lengths.
+    The recording begins at the engine's start, because the policy learns pace and answer lengths.
     """
     outputs: dict[str, int] = {}
     for pause_s, scale in LOADS:
@@ -125,7 +125,7 @@ async def record_useful_loads(
 
 
 def targets(scale: float) -> Sequence[Slo]:
-    """Targets of many kinds, scaled by *scale*; the last is late from the start."""
+    """Targets of many kinds, scaled by *scale*; the last target cannot be met."""
     return (
         Slo(ttft_s=scale, tbt_s=0.03 * scale),
         Slo(ttlt_s=4.0 * scale),
@@ -136,7 +136,7 @@ def targets(scale: float) -> Sequence[Slo]:
 
 
 def says_much(name: str, steps: Sequence[Step], *, num_requests: int) -> bool:
-    """Return whether some requests lost their KV, and some were held where the policy allows it."""
+    """True if requests lost their KV and, with a policy that holds prefills, some were held."""
     readmitted = sum(len(step.admitted) for step in steps) > num_requests
     preempted = any(step.preempted for step in steps)
     rested = name != "qoserve" or any(step.num_held for step in steps)
@@ -146,7 +146,7 @@ def says_much(name: str, steps: Sequence[Step], *, num_requests: int) -> bool:
 async def record_load(
     rig: EngineRig, model: ModelName, slos: Sequence[Slo], *, pause_s: Seconds
 ) -> dict[str, int]:
-    """Serve mixed requests that arrive over time; return their output lengths by id."""
+    """Serve mixed requests that arrive over time; return their answer lengths by id."""
     outputs: dict[str, int] = {}
     async with asyncio.timeout(180), asyncio.TaskGroup() as group:
         for index in range(NUM_REQUESTS):
@@ -165,7 +165,7 @@ async def record_load(
 
 
 class Replayed(RecordingPolicy):
-    """Policy that gets the recorded inputs where the simulated engine has less information."""
+    """Policy that gets recorded inputs instead of inputs that the simulated engine lacks."""
 
     views: dict[str, RequestView]
 
@@ -178,7 +178,7 @@ class Replayed(RecordingPolicy):
 
 
 def replay(name: str, steps: list[Step], outputs: dict[str, int]) -> list[Step]:
-    """Iterations of the simulated engine, given the same arrivals at the same times."""
+    """Iterations of the simulated engine with the recorded arrivals."""
     policy = Replayed(recorded_policy(name), durations=[step.duration_s for step in steps])
     policy.views = {view.request_id: view for step in steps for view in step.added}
     engine = SimulatedReplica(

@@ -1,4 +1,4 @@
-"""Every baseline plans all servable groups, on instances that may serve them."""
+"""Every baseline assigns all servable groups to instances that may serve them."""
 
 from collections.abc import Callable
 

@@ -22,7 +22,7 @@ Arrivals = list[tuple[float, int, str]]
 
 @dataclass(slots=True)
 class Served:
-    """One request in a model of instances that prefill one after another."""
+    """A request in a model of instances that prefill requests one after another."""
 
     assignment: Assignment
     began_at: float
@@ -30,7 +30,7 @@ class Served:
 
 
 def serve(policy: Router, traffic: Arrivals) -> list[Served]:
-    """Serve *traffic*; asserts that no instance is idle while a request waits for it."""
+    """Serve *traffic*; assert that no instance is idle while a request waits for it."""
     free_at, waiting, served = dict.fromkeys(INSTANCES, 0.0), list[Served](), list[Served]()
     at = 0.0
     events: list[tuple[float, int]] = []
@@ -87,7 +87,7 @@ def test_equal_inputs_give_equal_decisions(name: str, traffic: Arrivals):
 
 
 def overtakers(policy: RoutingOptions, *, seconds: float) -> list[float]:
-    """Arrivals of short requests that one instance serves before a long one of time 0."""
+    """Number of short requests that one instance serves before a long request of time 0."""
     alone = router(replace(policy, max_engine_wait_s=0.0), INSTANCES[:1])
     alone.submit(routed(0, tokens=4000), 0.0)
     alone.dispatch(0.0)
@@ -108,7 +108,7 @@ def overtakers(policy: RoutingOptions, *, seconds: float) -> list[float]:
 
 
 def test_a_long_request_is_served_once_its_age_outweighs_its_size():
-    """1.2 s of size, half as much again at the quantile, at 0.2 s per second: within 8 s."""
+    """Size 1.2 s, quantile 1.5 times as large, aging 0.2 s per second: served within 8 s."""
     before = overtakers(replace(VARIANTS["default"], late_penalty_s=0.0), seconds=60)
 
     assert before
@@ -116,7 +116,7 @@ def test_a_long_request_is_served_once_its_age_outweighs_its_size():
 
 
 def test_the_late_penalty_over_the_aging_bounds_additional_waiting():
-    """3 s at 0.2 s per second are 15 s more."""
+    """A penalty of 3 s, with aging of 0.2 s per second, delays by at most 15 s."""
     before = overtakers(VARIANTS["default"], seconds=60)
 
     assert 8.0 < max(before) <= 8.0 + 15.0
@@ -127,7 +127,7 @@ def test_the_late_penalty_over_the_aging_bounds_additional_waiting():
 def test_a_late_request_lets_a_bounded_number_of_others_go_first(
     traffic: Arrivals, penalty_s: float, ttft_s: float
 ):
-    """No request overtakes if its key is larger by more than the penalty, late or not."""
+    """A request whose key is larger by more than the penalty never overtakes."""
     options = replace(VARIANTS["default"], late_penalty_s=penalty_s, max_engine_wait_s=0.0)
     policy = router(options, INSTANCES[:1])
     assigned = [
@@ -153,7 +153,7 @@ def test_a_late_request_lets_a_bounded_number_of_others_go_first(
 
 
 def test_aging_as_published_takes_almost_a_minute():
-    """The same 1.2 s at 0.02 s per second, one tenant alone: the effect of lambda = 0.02."""
+    """With aging of 0.02 s per second (QUARTZ's lambda), size 1.2 s waits for 50 to 61 s."""
     before = overtakers(VARIANTS["no-fairness"], seconds=120)
 
     assert 50 < max(before) <= 61

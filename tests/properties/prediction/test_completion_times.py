@@ -20,7 +20,7 @@ counts = st.integers(0, 5000)
 places = st.integers(1, 600).flatmap(
     lambda size: st.tuples(counts, st.just(size), st.integers(0, size - 1))
 )
-"""Requests before a group, its size, and one of its members."""
+"""Number of requests before a group, the group's size, and the index of a member."""
 moments = st.builds(
     lambda mean, variation: TokenMoments.of(mean, mean * variation),
     st.floats(1.0, 4000.0),
@@ -90,7 +90,7 @@ def test_a_group_never_ends_before_one_of_its_requests(
     output: TokenMoments,
     service: ServiceParameters,
 ):
-    """At any level, for any member, which is a group of one with fewer requests ahead."""
+    """Holds at any level for any member: a group of one with fewer requests ahead."""
     before, size, member = place
     work = GroupWork(num_requests=np.array(float(size)), prompt=prompt, output=output)
     single = GroupWork(num_requests=np.array(1.0), prompt=prompt, output=output)

@@ -27,7 +27,7 @@ levels = st.floats(0.001, 1)
 
 
 def sketch_of(seen: Sequence[tuple[int, bool]], *, memory: float) -> LengthSketch:
-    """A sketch of lengths, each with a flag that it was cut."""
+    """A sketch of (length, true if the answer was cut)."""
     sketch = LengthSketch(memory=memory)
     for length, cut in seen:
         if cut:

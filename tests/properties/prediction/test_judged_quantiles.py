@@ -24,7 +24,7 @@ anything = st.floats(allow_nan=True, allow_infinity=True)
 def test_no_constant_is_better_than_the_quantile(
     actual_s: np.ndarray, level: float, other_s: float
 ):
-    """Among all constants, an order statistic of the sample has the least loss."""
+    """An order statistic of the sample has the least loss of all constant predictions."""
     best = min(pinball_loss_s(np.array([each]), actual_s, level) for each in actual_s)
 
     assert best <= pinball_loss_s(np.array([other_s]), actual_s, level) + 1e-9

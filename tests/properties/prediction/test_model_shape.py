@@ -51,7 +51,7 @@ def more(batch: Batch, *, decodes: int, context: int, chunk: int, before: int) -
 def test_more_work_never_counts_as_fewer_operations(
     shape: ModelShape, batch: Batch, data: st.DataObject
 ):
-    """Tokens, contexts and requests, separately and together."""
+    """More tokens, contexts or requests, separately and together, take more operations."""
     steps = {name: data.draw(st.integers(0, 100)) for name in ("decodes", "context", "chunk")}
     larger = more(batch, before=data.draw(st.integers(0, 100)), **steps)
 

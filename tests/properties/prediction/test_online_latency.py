@@ -86,7 +86,7 @@ def test_predictions_are_finite_never_negative_and_never_fall(
 def test_with_pairs_more_work_never_takes_less_time(
     sample: list[tuple[Iteration, float | None]],
 ):
-    """Tokens, context and pairs separately: one more decode, a longer one, a deeper prefill."""
+    """Another decode, a longer decode and a deeper prefill each increase the time."""
     fit = OnlineLatencyFit(memory=30)
     for each, pairs in sample:
         fit.observe(each, pairs)

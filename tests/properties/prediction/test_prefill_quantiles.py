@@ -81,7 +81,7 @@ def test_corrections_are_finite_after_any_observations(
 
 @given(st.lists(st.floats(-5, 5), min_size=19, max_size=80))
 def test_the_window_has_its_coverage_after_correction(scores: list[float]):
-    """By the rank of the next request, so slightly more than the level."""
+    """The correction uses the rank of the next request, so coverage is at least the level."""
     residuals = Residuals(LEVELS)
     for number, score in enumerate(scores):
         residuals.add(Residual(number, (0, 0, 0), 0.0, (score,) * len(LEVELS), 1.0, 1.0))

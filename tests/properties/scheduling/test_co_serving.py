@@ -75,7 +75,7 @@ def requests_of(arrivals: Sequence[Arrival]) -> list[SimRequest]:
 def test_offline_work_ends_after_online_work_and_tokens_add_up(
     name: str, kind: str, arrivals: list[Arrival]
 ) -> None:
-    """Computed tokens are those needed plus those lost; copies replace the rest."""
+    """The number of computed tokens is the number of needed tokens plus that of lost tokens."""
     requests = requests_of(arrivals)
     replica = REPLICAS[kind](policy_factory(name)(TABLE))
     replica.run(requests)
@@ -94,7 +94,7 @@ def test_iterations_beside_online_decodes_keep_their_pace(
     name: str, arrivals: list[Arrival]
 ) -> None:
     """
-    An iteration may take longer only if its decodes alone do, because no decision can omit them.
+    An iteration exceeds its limit only if its decodes alone do, because they cannot be omitted.
     """
     requests = requests_of(arrivals)
     replica = SimulatedReplica(policy_factory(name)(TABLE), TABLE, LIMITS)
@@ -112,7 +112,7 @@ def test_iterations_beside_online_decodes_keep_their_pace(
 
 
 class Witness:
-    """Asserts that offline work only begins outside the reserve."""
+    """Assert that offline work begins only outside the reserve."""
 
     def __init__(self) -> None:
         self._policy = policy_factory("conserve+admission")(TABLE)
@@ -149,7 +149,7 @@ def test_offline_work_never_begins_in_the_reserve(arrivals: list[Arrival]) -> No
 
 
 class Cutting(LayerwiseReplica):
-    """Asserts that a cut costs no online request any token."""
+    """Assert that a cut costs no online request a token."""
 
     def _compute(self, now: UnixTime, work: Work) -> tuple[Seconds, Work]:
         duration_s, done = super()._compute(now, work)

@@ -33,7 +33,7 @@ def test_nothing_is_dropped_without_offline_work(
 
 
 @given(iterations(), SECONDS, SECONDS, SECONDS, MORE)
-def test_a_longer_rest_never_finishes_where_a_shorter_one_does_not(
+def test_an_iteration_preempted_at_one_time_is_also_preempted_earlier(
     iteration: RunningIteration, now: float, online_s: float, slack_s: float, earlier_s: float
 ) -> None:
     later = preempts(iteration, now=now, online_s=online_s, slack_s=slack_s)
@@ -72,7 +72,7 @@ def test_an_overdue_iteration_may_finish(
 
 
 @given(iterations(), SECONDS, SECONDS, st.floats(-10, 10), st.floats(1e-3, 5))
-def test_a_request_that_is_late_in_any_case_cuts_nothing(
+def test_a_request_that_cannot_be_in_time_cuts_no_iteration(
     iteration: RunningIteration, now: float, online_s: float, slack_s: float, too_long_s: float
 ) -> None:
     prefill_s = slack_s + too_long_s
@@ -81,7 +81,7 @@ def test_a_request_that_is_late_in_any_case_cuts_nothing(
 
 
 def test_decodes_make_prefills_longer() -> None:
-    """Half of each iteration is decodes: 0.2 s of prefill take 0.4, after 0.5 s that are left."""
+    """Decodes take half of each iteration: 0.5 s remain, and a prefill of 0.2 s takes 0.4 s."""
     iteration = RunningIteration(began_at=0.0, predicted_s=1.0, decodes_s=0.5, offline_tokens=9)
     alone = replace(iteration, decodes_s=0.0)
 

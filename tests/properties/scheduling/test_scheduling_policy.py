@@ -50,7 +50,7 @@ ARRIVALS = st.lists(
 
 
 class Checked:
-    """A policy whose decisions are all checked against the rules."""
+    """A policy whose decisions are checked against the rules."""
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
@@ -113,7 +113,7 @@ def run(
 @pytest.mark.parametrize("name", policy_names())
 @given(arrivals=ARRIVALS)
 def test_all_work_ends_and_memory_is_free_again(name: str, arrivals: list[Arrival]) -> None:
-    """Also relegated work: nothing is lost, and no decision breaks a rule."""
+    """All work ends, also relegated work, and no decision breaks a rule."""
     replica, requests = run(Checked(policy_factory(name)(TABLE)), arrivals)
 
     assert [r.num_output_tokens for r in requests] == [r.output_tokens for r in requests]
@@ -130,7 +130,7 @@ def test_equal_arrivals_give_equal_iterations(arrivals: list[Arrival]) -> None:
 
 @given(arrivals=ARRIVALS)
 def test_iterations_are_within_the_least_slack(arrivals: list[Arrival]) -> None:
-    """No prefill makes a decode late that still has time left."""
+    """No prefill makes a decode late that still has slack."""
     policy = policy_factory("qoserve")(TABLE)
     requests = [
         SimRequest(RequestId(str(number)), arrival)
@@ -154,7 +154,7 @@ def test_iterations_are_within_the_least_slack(arrivals: list[Arrival]) -> None:
 
 
 def _is_in_time(request: SimRequest) -> bool:
-    """True if interactive and decoding, and its first token was in time."""
+    """True if the request is interactive, decodes, and had its first token in time."""
     return (
         request.interactive
         and not request.is_prefill

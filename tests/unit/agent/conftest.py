@@ -40,7 +40,7 @@ def engine() -> AbleEngine:
 
 @pytest.fixture
 def sizes() -> ModelSizes:
-    """Small known sizes; a token's KV takes 16 bytes."""
+    """Small, known model sizes, with 16 bytes of KV per token."""
     return ModelSizes(weights={MODEL: 1000, OTHER: 2000}, kv_per_token={MODEL: 16, OTHER: 16})
 
 

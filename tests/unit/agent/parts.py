@@ -48,16 +48,16 @@ class AgentParts:
 
     Args:
         broker: The agent's client.
-        registry: Models that it may serve.
+        registry: Models that the agent may serve.
         tokenizers: Tokenizers of these models.
-        engine: Scripted unless the test passes another.
+        engine: Engine of the agent; by default a scripted engine.
         pull: Settings of pulls.
         lso: Settings of operations.
-        sizes: Model sizes, instead of those of the files.
+        sizes: Model sizes; by default those of the model files.
         swap_drain_s: Longest drain before a swap.
         evict_hold_s: Time for which the resume queue of an evicted request is not pulled from.
-        clock: Replaces the constant one.
-        instance_id: Needed if there are several agents.
+        clock: Clock of the agent; by default a constant clock.
+        instance_id: Id of the instance, needed if there are several agents.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ from tests.clocks import NOW
 
 
 def a_plan(*models: ModelName, epoch: int = 1, lanes: tuple[str, ...] = ()) -> PlanPublished:
-    """One segment per model, each with *lanes*."""
+    """A plan with one segment per model; each segment has *lanes*."""
     quotas = tuple(LaneQuota(lane=lane, quota=1) for lane in lanes)
     segments = tuple(Segment(model=model, lanes=quotas) for model in models)
     return PlanPublished(

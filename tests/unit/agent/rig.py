@@ -34,8 +34,8 @@ class AgentRig(AgentParts):
     One agent; its loops run only when the test starts them.
 
     Args:
-        hub: The broker's server.
-        far: The test's client.
+        hub: Server of the in-process broker.
+        far: The test's client of the broker.
         parts: Arguments of `AgentParts`.
     """
 
@@ -44,7 +44,7 @@ class AgentRig(AgentParts):
         self.hub, self.far = hub, far
 
     async def put(self, request: QueuedRequest, queue: str | None = None) -> str:
-        """Publish a request to its lane, or to *queue*; return that queue."""
+        """Publish a request to its lane or to *queue*; return the queue's name."""
         name = queue or request.lane
         await topology.declare_work_queue(self.far, name)
         message = OutMessage(
@@ -57,7 +57,7 @@ class AgentRig(AgentParts):
         return name
 
     async def pulled(self, request: QueuedRequest, queue: str | None = None) -> Pulled:
-        """A request held by the agent, as if just pulled."""
+        """A request that the agent holds as if it had just pulled it."""
         delivery = await self.broker.get(await self.put(request, queue))
         assert delivery is not None
         return Pulled(request=request, deliveries=[delivery], pulled_at=self.clock.now())
@@ -110,7 +110,7 @@ class AgentRig(AgentParts):
 
     async def back_in_lane(self, lane: str) -> int:
         """
-        Messages of *lane* after the agent's connection is lost: those that it had not settled.
+        Drop the agent's connection; return its unsettled messages, which are again in *lane*.
         """
         await self.broker.close()
         return await self.far.ready(lane)
@@ -132,7 +132,7 @@ async def open_agent(
 
 
 async def listen(rig: AgentRig, exchange: str, routing_key: str) -> str:
-    """A queue that receives what is published to *exchange* from now on."""
+    """A queue that receives all future messages of *exchange*."""
     name = f"listen.{exchange}"
     await rig.far.declare_queue(QueueSpec(name=name, type=QueueType.CLASSIC))
     await rig.far.bind(BindingSpec(exchange=exchange, queue=name, routing_key=routing_key))

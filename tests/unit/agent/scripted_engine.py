@@ -1,4 +1,4 @@
-"""An engine that generates tokens when and as the test requests."""
+"""An engine that generates the tokens that a test sets, when the test asks for them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,17 +25,17 @@ Item = EngineOutput | Exception | None
 
 
 def plain(engine_id: str) -> RequestId:
-    """The request's id, without the run's suffix."""
+    """The id of a run's request: the run's id without its suffix."""
     return RequestId(engine_id.partition("/")[0])
 
 
 class ScriptedEngine:
     """
-    An `EngineBackend` controlled by the test. Tests name requests, not their runs.
+    An `EngineBackend` that a test controls. Tests use ids of requests, not of runs.
 
     Args:
-        max_running: As in its snapshot.
-        kv_capacity_tokens: As in its snapshot.
+        max_running: `max_running` of its snapshots.
+        kv_capacity_tokens: `kv_capacity_tokens` of its snapshots.
     """
 
     def __init__(self, *, max_running: int = 8, kv_capacity_tokens: int = 10_000) -> None:
@@ -44,7 +44,7 @@ class ScriptedEngine:
         self.max_running = max_running
         self.kv_capacity_tokens = kv_capacity_tokens
         self.requests: dict[RequestId, EngineRequest] = {}
-        """All requests ever generated, by id; the last one wins."""
+        """The latest run of each request that the engine has received, by request id."""
         self.activations: list[ModelName] = []
         self.starts = 0
         self.fail_start: list[EngineError] = []
@@ -70,7 +70,7 @@ class ScriptedEngine:
         finish: FinishReason | None = None,
         cached_tokens: int = 0,
     ) -> None:
-        """Generate *tokens* in one go."""
+        """Generate *tokens* in one output."""
         output = EngineOutput(token_ids=tokens, finish_reason=finish, cached_tokens=cached_tokens)
         self._streams[RequestId(request_id)].put_nowait(output)
 

@@ -1,4 +1,4 @@
-"""Shapes so small that a CPU times them quickly."""
+"""Model shapes so small that a CPU times them quickly."""
 
 from ops.profiling.model_shape import ModelShape
 

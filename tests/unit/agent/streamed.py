@@ -1,4 +1,4 @@
-"""An answer as seen by a producer."""
+"""Streamed answers as producers receive them."""
 
 from shared.contracts.requests import Reply, TokensEmitted
 from tests.queued import MODEL
@@ -6,7 +6,7 @@ from tests.unit.agent.rig import AgentRig
 
 
 def streamed_tokens(replies: list[Reply]) -> tuple[int, ...]:
-    """Tokens of all batches, in order of arrival."""
+    """All tokens of an answer's messages, in order of arrival."""
     return tuple(
         token
         for reply in replies
@@ -26,6 +26,6 @@ def streamed_text(replies: list[Reply]) -> str:
 
 
 def tokens_of(rig: AgentRig, text: str) -> tuple[int, ...]:
-    """Tokens of *text*, without those that the tokenizer adds around a prompt."""
+    """Tokens of *text*, without tokens that the tokenizer adds around a prompt."""
     tokens = rig.tokenizers[MODEL].encode(text)
     return tuple(token for token in tokens if token >= 8)

@@ -13,7 +13,7 @@ from tests.unit.agent.rig import AgentRig
 
 @asynccontextmanager
 async def working(loop: Coroutine[object, object, None], rig: AgentRig) -> AsyncIterator[None]:
-    """Run *loop* until the block ends; it must then end by itself."""
+    """Run *loop* until the block ends; then the loop must end by itself."""
     task = asyncio.create_task(loop)
     try:
         yield
@@ -25,7 +25,7 @@ async def working(loop: Coroutine[object, object, None], rig: AgentRig) -> Async
 
 @asynccontextmanager
 async def admitting(rig: AgentRig) -> AsyncIterator[None]:
-    """Run admission; at the end no run may be left."""
+    """Run admission until the block ends; no run may then remain."""
     async with asyncio.TaskGroup() as tasks:
         async with working(rig.admission.work(rig.stop, tasks), rig):
             yield
@@ -40,5 +40,5 @@ async def run_lso(rig: AgentRig, lso: Lso) -> LsoResult:
 
 
 def counted(rig: AgentRig, name: str, **labels: str) -> float | None:
-    """Value of a series of the agent."""
+    """Value of one of the agent's metric series."""
     return rig.metrics.get_sample_value(f"headway_agent_{name}", labels)

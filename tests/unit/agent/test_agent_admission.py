@@ -1,4 +1,4 @@
-"""Admission: the next request to run, waiting ones, and displaced ones."""
+"""Admission: which request runs next, and which running requests are displaced."""
 
 import asyncio
 from dataclasses import replace
@@ -31,7 +31,7 @@ async def hold_all(rig: AgentRig, *requests: QueuedRequest) -> None:
 
 
 async def rested(rig: AgentRig) -> set[str]:
-    """Running requests once admission has run several times without further changes."""
+    """Running requests after admission has run several times without changes."""
     for _ in range(5):
         rig.state.wake()
         for _ in range(10):
@@ -54,7 +54,7 @@ async def test_window_head_runs_first_up_to_the_engines_slots(rig: AgentRig):
 
 
 async def test_kv_memory_limits_requests_at_their_full_length(rig: AgentRig):
-    """4 + 46 tokens each: two fit into 120."""
+    """Requests of 4 + 46 tokens: two fit into 120 tokens."""
     rig.engine.kv_capacity_tokens = 120
     await hold_all(rig, *(a_request(f"r{n}", sampling=sampling(46)) for n in range(3)))
     async with admitting(rig):
@@ -62,7 +62,7 @@ async def test_kv_memory_limits_requests_at_their_full_length(rig: AgentRig):
 
 
 async def test_request_larger_than_the_engine_runs_alone(rig: AgentRig):
-    """The engine itself refuses it."""
+    """Admission passes the request to the engine, which refuses it."""
     rig.engine.kv_capacity_tokens = 10
     await hold_all(rig, a_request("r"))
     async with admitting(rig):
@@ -70,7 +70,7 @@ async def test_request_larger_than_the_engine_runs_alone(rig: AgentRig):
 
 
 async def test_best_effort_leaves_slots_for_urgent_arrivals(rig: AgentRig):
-    """Three quarters of eight slots."""
+    """Best-effort requests get three quarters of eight slots."""
     await hold_all(rig, *best_effort_work(8))
     async with admitting(rig):
         assert len(await rested(rig)) == 6
@@ -78,7 +78,7 @@ async def test_best_effort_leaves_slots_for_urgent_arrivals(rig: AgentRig):
         assert "urgent" in await rested(rig)
 
 
-async def test_aged_best_effort_also_leaves_those_slots(rig: AgentRig):
+async def test_aged_best_effort_also_leaves_slots_for_urgent_arrivals(rig: AgentRig):
     old = NOW - 2 * rig.pull.aging_bound_s
     await hold_all(rig, *(a_request(f"f{n}", slo=BEST_EFFORT, arrived_at=old) for n in range(8)))
     async with admitting(rig):
@@ -107,7 +107,7 @@ async def test_one_best_effort_request_may_always_run(rig: AgentRig):
 
 
 async def test_best_effort_yields_to_work_with_a_reachable_slo(rig: AgentRig):
-    """The run that loses least is evicted, together with its progress."""
+    """The run with the least computed tokens is evicted; its message carries its progress."""
     rig.engine.kv_capacity_tokens = 100
     await hold_all(rig, *(a_request(f"f{n}", slo=BEST_EFFORT) for n in range(3)))
     async with admitting(rig):
@@ -157,13 +157,13 @@ async def test_suspect_waits_until_it_can_run_alone(rig: AgentRig):
         await rig.engine.began("next")
 
 
-async def test_one_crash_does_not_make_a_suspect(rig: AgentRig):
+async def test_a_single_crash_does_not_make_a_request_a_suspect(rig: AgentRig):
     await hold_all(rig, a_request("a"), a_request("b", crashes=SUSPECT_CRASHES - 1))
     async with admitting(rig):
         assert await rested(rig) == {"a", "b"}
 
 
-async def test_nothing_starts_during_a_swap_or_a_drain(rig: AgentRig):
+async def test_no_request_starts_during_a_swap_or_a_drain(rig: AgentRig):
     rig.state.swaps = 1
     await hold_all(rig, a_request("r"))
     async with admitting(rig):
@@ -191,7 +191,7 @@ async def test_returned_request_waits_until_its_last_run_is_over(rig: AgentRig):
 
 
 async def test_request_counts_as_running_once_it_leaves_the_window(rig: AgentRig):
-    """A swap must never see the instance empty in between."""
+    """A model swap must not find the instance empty while a request moves to the engine."""
     await hold_all(rig, a_request("r"))
     created: list[int] = []
 
@@ -205,8 +205,8 @@ async def test_request_counts_as_running_once_it_leaves_the_window(rig: AgentRig
     assert created == [1]
 
 
-async def test_late_request_leaves_an_engine_where_others_wait(rig: AgentRig, monkeypatch):
-    """The request would keep its place in the window; pulled again, it is relegated."""
+async def test_late_request_leaves_an_engine_in_which_requests_wait(rig: AgentRig, monkeypatch):
+    """The request would keep its window slot; it is returned, and relegated at the next pull."""
     snapshot = rig.engine.snapshot
     monkeypatch.setattr(rig.engine, "snapshot", lambda: replace(snapshot(), waiting=1))
     await hold_all(rig, a_request("begun"), a_request("waits"))
@@ -222,7 +222,7 @@ async def test_late_request_leaves_an_engine_where_others_wait(rig: AgentRig, mo
 
 
 async def test_handed_back_requests_do_not_exceed_those_waiting(rig: AgentRig, monkeypatch):
-    """A running prefill has already cost much."""
+    """A running prefill stays, because its computed tokens would be lost."""
     snapshot = rig.engine.snapshot
     waits = lambda: int("waits" in rig.engine.running)  # noqa: E731
     monkeypatch.setattr(rig.engine, "snapshot", lambda: replace(snapshot(), waiting=waits()))
@@ -237,7 +237,7 @@ async def test_handed_back_requests_do_not_exceed_those_waiting(rig: AgentRig, m
 
 
 async def test_requests_of_a_later_group_yield_to_a_new_head(rig: AgentRig):
-    """Although it is reachable: the plan places its group later (QLM §5)."""
+    """A request yields although its SLO is reachable, since the plan serves its group later."""
     chat, batch = lane_of(), lane_of(BATCH)
     rig.engine.max_running = 1
     await hold_all(rig, a_request("later", slo=BATCH))
@@ -251,7 +251,7 @@ async def test_requests_of_a_later_group_yield_to_a_new_head(rig: AgentRig):
 
 
 def replace_segments(plan: PlanPublished, *lanes: str) -> PlanPublished:
-    """*plan* with one segment of its model for each lane."""
+    """Publish a plan with one segment for each lane, all of one model."""
     segments = tuple(Segment(model=MODEL, lanes=(LaneQuota(lane=lane, quota=1),)) for lane in lanes)
     queue = msgspec.structs.replace(plan.queue, segments=segments)
     return msgspec.structs.replace(plan, queue=queue)

@@ -1,4 +1,4 @@
-"""Several messages of one request, older and newer ones, as at-least-once delivery produces."""
+"""Older and newer messages of one request, which at-least-once delivery produces."""
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ LANE, RESUME = lane_of().queue_name, lane_of().resume_name
 
 
 async def test_newer_copy_replaces_a_waiting_request(rig: AgentRig):
-    """The producer knows the newer one, and would stop a run that began as the older one."""
+    """The producer has seen the newer message's hop, and would stop a run of the older one."""
     await rig.hold(a_request("r"))
     progress = Progress(token_ids=(20, 21))
     await rig.put(a_request("r", hop=2, progress=progress), queue=RESUME)

@@ -1,4 +1,4 @@
-"""Each way out of the agent: published messages, followed by the acknowledgement."""
+"""Each ending of a request at an agent: published messages, then the acknowledgement."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -127,7 +127,7 @@ async def test_evicted_request_carries_progress_and_the_eviction(rig: AgentRig):
 
 
 async def test_evicted_request_is_not_pulled_here_for_a_while(rig: AgentRig):
-    """Even when its own notice arrives."""
+    """The agent does not pull the request even when it receives the notice of its own publish."""
     await rig.endings.evict(run_of(await rig.pulled(a_request()), 20))
     rig.sources(RESUME)
     rig.residency.noticed(RESUME)
@@ -173,11 +173,12 @@ async def test_tokens_of_an_evicted_run_precede_the_next_run(rig: AgentRig):
     await task
 
 
-async def test_own_new_message_is_not_merged_with_the_old_one(rig: AgentRig):
+async def test_own_new_message_is_not_merged_with_the_old_message(rig: AgentRig):
     """
-    Between the publish and the ack of an eviction another worker may pull the new message.
+    Between the publish and the ack of an eviction, another worker may pull the new message.
 
-    Merged as a copy, it would be acknowledged with the old message, and the request lost.
+    If the agent merged the new message as a copy, it would acknowledge the two messages and lose
+    the request.
     """
     request = a_request("r", reply_to=REPLY)
     run, task = await rig.running(request)
@@ -185,7 +186,7 @@ async def test_own_new_message_is_not_merged_with_the_old_one(rig: AgentRig):
     original = run.pulled.deliveries[0]
 
     class Slow:
-        """The old delivery; while it is settled, the new message is pulled."""
+        """The old delivery; during its settlement, the test pulls the new message."""
 
         async def settle(self, how: object) -> bool:
             rig.sources(RESUME)
@@ -241,7 +242,7 @@ async def test_observation_has_the_finish_reason(rig: AgentRig):
 
 
 async def test_predicted_wait_is_reported_at_the_end(rig: AgentRig):
-    """Reported to the producer, and to the estimator together with the prediction."""
+    """The producer gets the wait; the estimator gets the wait and the prediction."""
     observed = await listen(rig, topology.TELEMETRY, topology.OBSERVED_REQUEST_KEY)
     reported = WaitForecast(mean_s=2.5, sd_s=0.5)
     request = a_request(predicted_wait=reported, grouped_at=NOW - 1.0, reply_to=REPLY)
@@ -258,7 +259,7 @@ async def test_final_without_a_bound_queue_is_unclaimed(rig: AgentRig):
 
 
 async def test_final_is_unclaimed_even_if_its_queue_was_deleted(rig: AgentRig):
-    """A final that no queue takes must not be acknowledged away."""
+    """A final that reaches no queue must not be lost by an acknowledgement."""
     await rig.far.delete_queue(topology.UNCLAIMED_FINALS)
     await complete(rig, await rig.pulled(a_request(reply_to="gone")))
     assert await rig.far.ready(topology.UNCLAIMED_FINALS) == 1

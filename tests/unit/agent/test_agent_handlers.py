@@ -95,7 +95,7 @@ async def test_waiting_request_is_cancelled(rig: AgentRig):
 
 
 async def test_cancel_reaches_the_copy_of_an_ending_run(rig: AgentRig):
-    """The broker has redelivered the request here before it confirmed the publish."""
+    """The broker redelivered the request to this agent before it confirmed the publish."""
     request = a_request("r", reply_to=REPLY)
     run, task = await rig.running(request)
     rig.broker.down.add(topology.LANES)

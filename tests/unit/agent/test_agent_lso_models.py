@@ -37,7 +37,7 @@ class TestActivate:
         assert (able.state.model, able.state.swapping) == (OTHER, False)
         assert (await run_lso(able, Activate(model=OTHER))).outcome is ALREADY
 
-    async def test_unknown_model_error_lists_the_known_ones(self, able: AgentRig):
+    async def test_unknown_model_error_lists_the_known_models(self, able: AgentRig):
         result = await run_lso(able, Activate(model=ModelName("gpt-99")))
 
         assert result.outcome is REFUSED

@@ -83,7 +83,7 @@ class TestEvict:
         assert (result.outcome, len(able.state.window)) == (REFUSED, 1)
         assert "waits in the window" in result.message
 
-    async def test_group_is_evicted_in_one_operation(self, able: AgentRig):
+    async def test_requests_of_a_group_are_evicted_in_one_operation(self, able: AgentRig):
         names = tuple(RequestId(f"r{number}") for number in range(4))
         for name in names:
             await able.running(a_request(name))
@@ -120,7 +120,7 @@ class TestPull:
         assert "1 of 1 requests" in results[1].message
 
     async def test_token_capacity_of_the_engine_is_a_bound(self, able: AgentRig):
-        """28 tokens each: one may always wait, a second only while the first leaves some of 30."""
+        """Requests of 28 tokens: a second may wait, since the first leaves 2 of 30 tokens."""
         able.engine.kv_capacity_tokens = 30
         able.sources(LANE)
         for name in ("a", "b", "c"):
@@ -182,7 +182,7 @@ class TestCheckpoint:
     async def test_engine_without_host_memory_for_its_model_refuses(
         self, able: AgentRig, engine: AbleEngine
     ):
-        """Its backend supports checkpoints, but not for every model."""
+        """The engine's backend supports checkpoints, but not for this model."""
         able.state.hold(await able.pulled(a_request("r")))
         engine.host_kv_capacity_bytes = 0
 
@@ -232,7 +232,7 @@ async def test_engine_without_the_capability_refuses(rig: AgentRig, lso: Lso):
 
 class TestExecutor:
     async def test_operations_run_one_after_another(self, able: AgentRig):
-        """The eviction was ordered first, so that the activation finds nothing to evict."""
+        """The eviction runs before the activation, which then finds no request to evict."""
         await able.running(a_request("r"))
         evicted, activated = await asyncio.gather(
             run_lso(able, Evict(request_ids=(R,))), run_lso(able, Activate(model=OTHER))
@@ -266,7 +266,7 @@ class TestExecutor:
 
         assert [result.outcome for result in results] == [FAILED]
 
-    async def test_broken_operation_does_not_affect_others(
+    async def test_broken_operation_does_not_affect_other_operations(
         self, able: AgentRig, engine: AbleEngine, monkeypatch: pytest.MonkeyPatch
     ):
         async def broken() -> bool:

@@ -1,4 +1,4 @@
-"""Instances without a plan: which models they activate by themselves, and when."""
+"""Instances without a plan: which models they activate, and when."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -71,7 +71,7 @@ async def put_work(rig: AgentRig, model: ModelName = OTHER) -> str:
 
 
 async def looks(rig: AgentRig, seconds: float) -> ModelName | None:
-    """Results of all looks within *seconds*."""
+    """First model that a look finds within *seconds*; None if no look finds one."""
     for _ in range(round(seconds / LOOK_PERIOD_S)):
         if (model := await rig.orphanhood.look()) is not None:
             return model
@@ -114,7 +114,7 @@ async def test_busy_agent_keeps_its_model(rig: AgentRig):
     assert rig.engine.activations == []
 
 
-async def test_work_that_came_and_went_between_two_checks_counts(rig: AgentRig):
+async def test_work_that_arrived_and_ended_between_two_checks_counts(rig: AgentRig):
     rig.clock.advance(PATIENCE_S)
     assert rig.orphanhood.is_alone()
     rig.state.totals.pull(lane_of().queue_name, rig.clock.now())
@@ -170,7 +170,7 @@ async def test_patience_restarts_after_an_unnoticed_connection_loss(rig: AgentRi
 
 
 async def test_swap_is_followed_by_the_full_patience(rig: AgentRig):
-    """Work of both models waits all the time, and no instance pulls it here."""
+    """Work of two models waits throughout the test, and no instance pulls it."""
     swapped_at: list[float] = []
     activate = rig.engine.activate
 
@@ -189,7 +189,7 @@ async def test_swap_is_followed_by_the_full_patience(rig: AgentRig):
     assert all(b - a >= PATIENCE_S for a, b in pairwise(swapped_at))
 
 
-async def test_one_look_is_not_enough_to_swap(rig: AgentRig):
+async def test_a_single_look_does_not_cause_a_swap(rig: AgentRig):
     lane = await put_work(rig)
     assert await rig.orphanhood.look() is None
     rig.clock.advance(LEAST_WAIT_S - 0.1)
@@ -198,8 +198,8 @@ async def test_one_look_is_not_enough_to_swap(rig: AgentRig):
     assert await looks(rig, 5.0) is None
 
 
-async def test_wrong_count_only_delays(rig: AgentRig, monkeypatch: pytest.MonkeyPatch):
-    """RabbitMQ reports a queue that does not answer in time as empty."""
+async def test_wrong_count_only_delays_a_swap(rig: AgentRig, monkeypatch: pytest.MonkeyPatch):
+    """A wrong count is 0: RabbitMQ reports a queue that does not answer in time as empty."""
     await put_work(rig)
     counts = iter([1, 1, 0])
     depth = rig.broker.depth
@@ -213,7 +213,7 @@ async def test_wrong_count_only_delays(rig: AgentRig, monkeypatch: pytest.Monkey
     assert await looks(rig, MOST_WAIT_S + 1.0) == OTHER
 
 
-async def test_broker_that_does_not_count_is_asked_again(
+async def test_count_is_repeated_if_the_broker_does_not_answer(
     rig: AgentRig, monkeypatch: pytest.MonkeyPatch
 ):
     await put_work(rig)
@@ -243,7 +243,7 @@ async def test_only_one_instance_at_a_time_claims_a_model(rig: AgentRig):
 async def test_one_of_three_idle_agents_serves_waiting_work(
     rig: AgentRig, registry: ModelRegistry, tokenizers: dict[ModelName, Tokenizer]
 ):
-    """Activation takes longer than the difference of their waits."""
+    """An activation takes longer than the difference of the agents' waiting times."""
     parts: list[AgentParts] = [rig]
     async with AsyncExitStack() as stack:
         for name in ("i2", "i3"):
@@ -281,7 +281,7 @@ async def test_one_of_three_idle_agents_serves_waiting_work(
 
 
 def slow(part: AgentParts, loaded: asyncio.Event) -> None:
-    """Delay activation until *loaded*."""
+    """Delay activation until the event *loaded* is set."""
     activate = part.engine.activate
 
     async def activated(model: ModelName) -> float:

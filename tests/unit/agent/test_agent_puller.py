@@ -1,4 +1,4 @@
-"""Pulled requests, and their handling before they run."""
+"""Pulls of requests, and handling of pulled requests before they run."""
 
 import math
 from collections.abc import AsyncIterator
@@ -43,7 +43,7 @@ SLOW = Profile(
 
 @asynccontextmanager
 async def pulling(rig: AgentRig, *lanes: str) -> AsyncIterator[None]:
-    """Run a worker that pulls from *lanes*, by default those of chat turns."""
+    """Run a worker that pulls from *lanes*, by default the lane of chat turns."""
     rig.sources(*(lanes or (LANE,)))
     async with working(rig.puller.work(rig.stop), rig):
         yield
@@ -115,7 +115,7 @@ async def test_other_producers_request_with_the_same_id_waits(rig: AgentRig):
 
 
 async def test_infeasible_request_is_relegated(rig: AgentRig):
-    """10 s of prefill, with a target of 5 s to the first token."""
+    """A prefill of 10 s cannot meet a TTFT target of 5 s."""
     rig.state.profiles[MODEL] = SLOW
     await rig.put(a_request("r"))
     async with pulling(rig):
@@ -128,7 +128,7 @@ async def test_infeasible_request_is_relegated(rig: AgentRig):
 async def test_infeasibility_of_batch_work_uses_the_pace_under_load(
     rig: AgentRig, pace_s: float, relegated: int
 ):
-    """24 tokens within 100 s; an iteration of 1024 tokens would take 10 s for each."""
+    """24 tokens in iterations of 10 s each (1024 tokens) would exceed 100 s."""
     rig.state.profiles[MODEL] = msgspec.structs.replace(
         SLOW, latency=LatencyCoefficients(constant_s=0.15, linear_s=0.01)
     )
@@ -151,7 +151,7 @@ async def test_relegated_request_is_pulled(rig: AgentRig):
 
 
 async def test_request_of_another_model_is_handed_back(rig: AgentRig):
-    """The lane was pulled from just before a swap."""
+    """The pull from the lane began just before a model swap."""
     request = a_request("r", base=OTHER)
     await rig.put(request, LANE)
     async with pulling(rig):
@@ -161,7 +161,7 @@ async def test_request_of_another_model_is_handed_back(rig: AgentRig):
 
 
 @pytest.mark.parametrize("flag", ["swaps", "draining"])
-async def test_nothing_is_pulled_that_cannot_be_served(rig: AgentRig, flag: str):
+async def test_requests_that_cannot_be_served_are_not_pulled(rig: AgentRig, flag: str):
     setattr(rig.state, flag, True)
     await rig.put(a_request("r"))
     async with pulling(rig):
@@ -228,7 +228,7 @@ async def test_the_window_is_bounded(
 
 
 async def test_pulls_beyond_free_slots_are_limited_to_work_starting_soon(rig: AgentRig):
-    """Eight slots; then each waiting request is 2.8 s of work, and 2 s are enough."""
+    """Beyond eight slots, each waiting request is 2.8 s of work; the limit is 2 s."""
     rig.state.profiles[MODEL] = Profile(
         model=MODEL, engine="e", device="d", version=1, at=0.0, token_rate_per_s=10.0
     )
@@ -262,7 +262,7 @@ async def test_best_effort_has_a_share_of_the_window(
 
 
 async def test_waiting_best_effort_does_not_block_urgent_requests(rig: AgentRig):
-    """The window has 4 s of best effort, twice the limit, and there is only one slot."""
+    """With one slot, the window has 4 s of best-effort work, twice the limit."""
     rig.engine.max_running = 1
     await rig.hold(a_request("dump", slo=BEST_EFFORT, sampling=sampling(2000)))
     await rig.put(a_request("urgent"))
@@ -284,7 +284,7 @@ async def test_worker_survives_a_broker_outage(rig: AgentRig, monkeypatch):
 async def test_refused_queue_does_not_block_other_pulls(
     rig: AgentRig, monkeypatch: pytest.MonkeyPatch
 ):
-    """A request that cannot be handed back is returned to its queue."""
+    """A request that cannot be published to its lane is returned to the queue it came from."""
     mine, theirs = a_request("mine"), a_request("theirs", base=OTHER)
     await rig.put(theirs, queue=RESUME)
     await rig.put(mine)
@@ -303,7 +303,7 @@ async def test_requests_waiting_inside_the_engine_count_as_held(
     registry: ModelRegistry, tokenizers: dict[ModelName, Tokenizer]
 ):
     """
-    Two of eight slots are in use, and the window of two is full until one has its first token.
+    Two requests in an engine with eight slots fill a window of two until one has a first token.
     """
     async with open_agent(registry, tokenizers, pull=PullSettings(window=2)) as rig:
         for number in range(4):
@@ -318,7 +318,7 @@ async def test_requests_waiting_inside_the_engine_count_as_held(
 
 
 class TestBacklog:
-    """Without a free running slot, waiting requests count with their answers."""
+    """Without a free slot, waiting requests count with prefill and answer."""
 
     PROFILE = Profile(
         model=MODEL,

@@ -1,4 +1,4 @@
-"""A puller that may not pull sleeps, regardless of waiting work."""
+"""A puller that must not pull sleeps, regardless of waiting work."""
 
 import asyncio
 import math
@@ -22,7 +22,7 @@ WATCHED_S = 0.3
 
 
 class Looks:
-    """Counts how often the engine is inspected."""
+    """Counts the inspections of the engine."""
 
     def __init__(self, rig: AgentRig, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -59,7 +59,7 @@ async def test_puller_full_of_best_effort_sleeps_until_some_leaves(
 
 @pytest.mark.parametrize("why", ["drains", "swaps", "restarts"])
 async def test_routed_request_is_returned_when_pulling_is_not_allowed(rig: AgentRig, why: str):
-    """No other instance reads its inbox."""
+    """No other instance reads the inbox in which the request waits."""
     lane = a_request("routed").lane
     inbox = inbox_name(rig.state.instance_id)
     rig.state.order.set_sources(

@@ -1,4 +1,4 @@
-"""The active model, and the effect of a swap on the previous model's work."""
+"""The active model, and effects of a swap on the previous model's requests."""
 
 import asyncio
 from itertools import pairwise
@@ -70,7 +70,7 @@ async def test_plan_with_the_same_epoch_refreshes_its_age(rig: AgentRig):
     assert rig.state.plan_at == rig.clock.now()
 
 
-async def test_models_that_it_may_not_serve_are_skipped(rig: AgentRig):
+async def test_models_that_the_agent_may_not_serve_are_skipped(rig: AgentRig):
     rig.residency.plan_changed(a_plan(ModelName("a model of others"), OTHER))
     async with following(rig):
         await eventually(lambda: rig.state.model == OTHER)
@@ -118,7 +118,7 @@ async def test_draining_agent_does_not_swap(rig: AgentRig):
 
 
 async def test_failed_activation_is_retried_without_serving(rig: AgentRig):
-    """The previous model may be gone as well: its requests must not fail on an empty engine."""
+    """The previous model may no longer be active: its requests must not fail on the engine."""
     rig.engine.fail_activate = [EngineError("no memory"), EngineError("no memory")]
     async with following(rig):
         rig.residency.plan_changed(a_plan(OTHER))
@@ -130,7 +130,7 @@ async def test_failed_activation_is_retried_without_serving(rig: AgentRig):
 async def test_failed_activations_let_the_previous_model_serve_longer(
     rig: AgentRig, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each attempt empties the instance."""
+    """Each failed attempt drains the instance, so the pause between attempts grows."""
     tried: list[float] = []
 
     async def refuse(_model: ModelName) -> float:
@@ -201,7 +201,7 @@ async def test_window_is_handed_back_when_the_engine_dies(rig: AgentRig):
 
 
 async def test_request_survives_the_engines_death(rig: AgentRig):
-    """Back to its resume queue, and from there to a new engine: nothing is lost."""
+    """The request is requeued to its resume queue, and a new engine serves it."""
     run, task = await rig.running(a_request("r"))
     rig.engine.emit("r", 20)
     await eventually(lambda: run.token_ids == [20])
@@ -275,7 +275,7 @@ def polled(rig: AgentRig, *, after_s: float) -> set[str]:
 
 @pytest.mark.parametrize("queue", ["lane.1.tiny-llama.x", "overflow.", "resume.1.tiny-llama.soon"])
 async def test_notice_of_an_invalid_queue_is_refused(rig: AgentRig, queue: str):
-    """Otherwise the agent would fail when it reads the queue's deadline."""
+    """The agent would fail when it computes a deadline from an invalid queue name."""
     with pytest.raises(ContractError):
         rig.residency.noticed(queue)
     assert rig.state.noticed == {}
@@ -301,7 +301,7 @@ async def test_swap_drains_or_evicts_whichever_is_predicted_cheaper(
     linear_s: float,
     evicted: int,
 ):
-    """With a long drain limit: 60 s."""
+    """The drain limit is 60 s, so that the predicted costs decide."""
     async with open_agent(registry, tokenizers, swap_drain_s=60.0) as rig:
         rig.state.profiles[MODEL] = Profile(
             model=MODEL,

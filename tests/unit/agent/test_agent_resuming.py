@@ -29,7 +29,7 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 @pytest.mark.parametrize("done", [1, 5, 9])
 async def test_resumed_run_continues_where_the_first_ended(rig: AgentRig, done: int):
-    """A cut inside a character and inside a possible stop string."""
+    """The first run ends inside a character and inside a possible stop string."""
     tokens = tokens_of(rig, "naïve 日本 thre and so on")
     request = a_request("r", reply_to=REPLY, sampling=sampling(99, stop=("three",)))
     run, task = await rig.running(request)
@@ -59,7 +59,7 @@ async def test_resumed_run_continues_where_the_first_ended(rig: AgentRig, done: 
 async def test_whole_and_resumed_runs_give_the_same_answer(
     registry: ModelRegistry, tokenizers: dict[ModelName, Tokenizer], cut: int
 ):
-    """On the simulated engine, whose answers are hashes of all previous tokens."""
+    """Answers of the simulated engine are hashes of all previous tokens."""
     settings = SimulatedSettings(time_scale=0.0)
     engine = SimulatedEngine([registry.entry(MODEL)], settings, SystemClock())
     async with open_agent(registry, tokenizers, engine=engine) as rig:
@@ -92,7 +92,7 @@ async def test_progress_with_a_whole_answer_needs_no_engine(rig: AgentRig):
 
 
 async def test_half_a_character_at_the_end_of_progress_is_shown(rig: AgentRig):
-    """The same as when all tokens come from one run."""
+    """The text equals the text of an answer from a single run."""
     tokens = tokens_of(rig, "a 日")[:-1]
     whole = a_request("whole", reply_to=REPLY, sampling=sampling(len(tokens)))
     _, task = await rig.running(whole)

@@ -49,7 +49,7 @@ async def test_stream_is_start_then_tokens_then_final(rig: AgentRig):
 
 
 async def test_last_tokens_are_confirmed_before_the_final(rig: AgentRig):
-    """Otherwise they use another channel, and could arrive after it."""
+    """Unconfirmed tokens use another channel, on which they could arrive after the final."""
     assert isinstance(rig.broker, UnreliableBroker)
     _, task = await rig.running(a_request("r", reply_to=REPLY))
     rig.broker.attempts.clear()
@@ -117,7 +117,7 @@ async def test_request_without_a_reply_queue_runs_and_is_acknowledged(rig: Agent
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3])
-async def test_stop_string_ends_the_answer_however_it_is_split(rig: AgentRig, pieces: int):
+async def test_stop_string_ends_the_answer_for_any_split_into_tokens(rig: AgentRig, pieces: int):
     words = tokens_of(rig, "one two three four")
     _, task = await rig.running(a_request("r", reply_to=REPLY, sampling=sampling(stop=(" thr",))))
     for at in range(0, len(words), pieces):
@@ -164,7 +164,7 @@ async def test_half_a_character_is_never_streamed(rig: AgentRig):
 
 
 async def test_output_is_limited_by_the_actual_prompt(rig: AgentRig):
-    """The intake predicted the length from bytes; the agent counts."""
+    """The grouper predicted the prompt's length from bytes; the agent counts tokens."""
     request = a_request("r", prompt=(20,) * 4000, sampling=sampling(500))
     _, task = await rig.running(request)
     assert rig.engine.requests[request.request_id].sampling.max_tokens == 96
@@ -198,10 +198,10 @@ async def test_bug_ends_one_request_and_not_the_agent(rig: AgentRig):
     assert await rig.back_in_lane(request.lane) == 0
 
 
-async def test_failed_ending_returns_the_request_and_affects_no_other(
+async def test_failed_ending_returns_the_request_and_affects_no_other_request(
     rig: AgentRig, monkeypatch: pytest.MonkeyPatch
 ):
-    """E.g. when the broker rejects the message, or its target exists with other properties."""
+    """An ending fails if, for example, the broker rejects the message."""
     first, other = a_request("first", reply_to=REPLY), a_request("other", reply_to=REPLY)
     run, task = await rig.running(first)
     _, beside = await rig.running(other)
@@ -223,7 +223,7 @@ async def test_failed_ending_returns_the_request_and_affects_no_other(
     assert await rig.back_in_lane(first.lane) == 0
 
 
-async def test_ending_that_fails_after_its_ack_returns_nothing(
+async def test_ending_that_fails_after_its_ack_returns_no_request(
     rig: AgentRig, monkeypatch: pytest.MonkeyPatch
 ):
     request = a_request("r", reply_to=REPLY)

@@ -1,4 +1,4 @@
-"""A swapped-out request is kept by its instance: resumed here, or finally evicted, never lost."""
+"""An instance keeps a swapped-out request until it resumes or is evicted; none is lost."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ async def outcome(rig: AgentRig, lso: Lso) -> LsoOutcome:
 
 
 async def begun(rig: AgentRig, request: QueuedRequest, *tokens: int) -> None:
-    """A request of the window that runs and has generated *tokens*."""
+    """Run a request of the window until it has generated *tokens*; return the request."""
     await rig.hold(request)
     await rig.engine.began(request.request_id)
     rig.engine.emit(request.request_id, *tokens)
@@ -63,7 +63,7 @@ async def test_swapped_out_request_stays_unacknowledged_and_resumes(able: AgentR
 
 
 async def test_rest_longer_than_its_lease_is_refused(able: AgentRig):
-    """The request would be evicted before it could resume."""
+    """The lease would end, and evict the request, before it could resume."""
     async with admitting(able):
         await begun(able, a_request("r", reply_to=REPLY), 20)
         result = await run_lso(able, SwapOut(request_id=R, rest_s=LEASE_S + 1))
@@ -149,8 +149,8 @@ async def test_cancel_during_a_swap_out_is_applied(able: AgentRig):
     assert (able.state.num_waiting, able.state.swapped_out) == (0, {})
 
 
-async def test_second_copy_of_its_message_is_served_with_it(able: AgentRig):
-    """Redelivered after a lost connection, while it rests here."""
+async def test_second_copy_of_a_swapped_out_request_is_served_with_it(able: AgentRig):
+    """After a lost connection, the broker redelivers the message of a swapped-out request."""
     request = a_request("r")
     able.sources(LANE)
     async with admitting(able):
@@ -167,7 +167,7 @@ async def test_second_copy_of_its_message_is_served_with_it(able: AgentRig):
 
 
 async def test_crash_of_the_agent_redelivers_it(able: AgentRig):
-    """Nothing was acknowledged: the broker still has it."""
+    """The broker still has the request's message, because the agent did not acknowledge it."""
     async with admitting(able):
         await begun(able, a_request("r"), 20)
         await outcome(able, SwapOut(request_id=R, rest_s=9.0))
@@ -246,7 +246,7 @@ async def test_best_effort_is_displaced_in_the_cheaper_way(
 
 
 async def test_each_run_has_a_unique_id_on_the_engine(able: AgentRig):
-    """Outputs that the engine still has of the previous run must not reach this one."""
+    """Late outputs of the previous run must not reach the new run."""
     async with admitting(able):
         await begun(able, a_request("r"), 20)
         first = able.engine.requests[R].request_id

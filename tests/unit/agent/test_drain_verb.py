@@ -1,4 +1,4 @@
-"""`headway-agent drain`: when an instance counts as drained."""
+"""`headway-agent drain`: conditions under which an instance counts as drained."""
 
 import argparse
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ async def drained(
     exits: bool = False,
     timeout_s: float = 10.0,
 ) -> int:
-    """The exit code if the instance publishes *statuses* and then nothing more."""
+    """The exit code if the instance publishes *statuses* and no further status."""
     hub = MemoryHub()
 
     @asynccontextmanager

@@ -93,7 +93,7 @@ async def test_model_that_is_not_served_is_refused(listening: AgentRig):
 
 
 async def test_command_for_another_instance_is_refused(listening: AgentRig):
-    """Sent with the wrong key; the receiver must not obey."""
+    """An agent refuses a command that names another instance, even if it receives it."""
     queue = topology.temporary_queue("answer")
     await listening.far.declare_queue(queue)
     await listening.far.bind(
@@ -115,7 +115,7 @@ async def test_command_for_another_instance_is_refused(listening: AgentRig):
 
 
 async def test_repeated_command_gets_the_same_answer(listening: AgentRig):
-    """Without repeating the operation: the request may have returned by then."""
+    """The operation is not repeated, because the request may have returned meanwhile."""
     request = a_request("r")
     await listening.running(request)
     command = EvictRequest(instance_id=I1, request_id=R, command_id="c1")
@@ -208,10 +208,10 @@ def test_usage_error_names_the_wrong_value(
         (f"set --max-running {10**30}", "lso set: message breaks its schema"),
     ],
 )
-async def test_command_that_breaks_the_schema_is_not_sent(
+async def test_command_that_violates_the_schema_is_not_sent(
     line: str, message: str, capsys: pytest.CaptureFixture[str]
 ):
-    """An agent would never answer it."""
+    """An agent would not answer a command that breaks the schema."""
     assert await cli.lso(Settings(instance_id="i1", registry="unused"), parsed(*line.split())) == 2
     assert message in capsys.readouterr().err
 

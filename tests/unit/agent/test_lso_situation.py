@@ -68,8 +68,8 @@ def test_weight_sizes_come_from_the_registry_or_the_files(tmp_path: Path):
     assert weight_bytes(entry(tmp_path, weight_bytes=7)) == 7
 
 
-async def test_leaving_requests_count_as_gone(rig: AgentRig):
-    """Otherwise the room that they free would be made twice."""
+async def test_requests_that_leave_count_as_gone(rig: AgentRig):
+    """If requests that leave did not count as gone, their room would be freed twice."""
     async with admitting(rig):
         await rig.hold(a_request("stays"))
         await rig.hold(a_request("goes", slo=BEST_EFFORT))
@@ -100,7 +100,7 @@ async def test_leaving_requests_count_as_gone(rig: AgentRig):
 async def test_slack_ends_at_the_next_token_or_the_completion_deadline(
     rig: AgentRig, fields: dict[str, Any], slack_s: float
 ):
-    """Five of 25 tokens are there; each takes 10 ms."""
+    """Five of 25 tokens are generated; each further token takes 10 ms."""
     rig.state.profiles[MODEL] = Profile(
         model=MODEL,
         engine="scripted",
@@ -129,7 +129,7 @@ async def test_slack_ends_at_the_next_token_or_the_completion_deadline(
 async def test_remaining_time_follows_from_the_expected_answer(
     rig: AgentRig, num_tokens: int, left: int
 ):
-    """Expected are 100 tokens, with a limit of 2048; each takes 10 ms."""
+    """The expected answer has 100 tokens, the limit is 2048; each token takes 10 ms."""
     rig.state.profiles[MODEL] = Profile(
         model=MODEL,
         engine="scripted",

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 class SlowChannel:
-    """Accepts publishes once it *may*, and never closes in time."""
+    """A channel that accepts publishes after the event *may*, and never closes in time."""
 
     is_closed = False
 
@@ -28,7 +28,7 @@ class SlowChannel:
 
 
 class Channels:
-    """A connection that hands out slow channels."""
+    """A connection that returns slow channels."""
 
     timeout_s = 1.0
 
@@ -42,7 +42,7 @@ class Channels:
 
 
 async def test_a_slow_channel_close_changes_no_outcome() -> None:
-    """The second publish under one message id gets its own channel, closed after it."""
+    """A second publish with the same message id uses its own channel, which is then closed."""
     connection = Channels()
     publisher = AmqpPublisher(connection)  # type: ignore[arg-type]  # a fake
     message = OutMessage(body=b"a", message_id="m")

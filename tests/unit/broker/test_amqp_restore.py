@@ -1,4 +1,4 @@
-"""Restoration after losses and deletions, with a broker that only answers."""
+"""Restoration of queues and consumers after losses and deletions, with a scripted broker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -20,7 +20,7 @@ BINDINGS = {
 
 
 class Subscription:
-    """Runs after `start`."""
+    """A fake subscription that runs after `start`."""
 
     def __init__(self, begun: Callable[["Subscription"], None]) -> None:
         self._begun = begun
@@ -33,7 +33,7 @@ class Subscription:
 
 
 class Rig:
-    """A restorer that has lost everything; *meanwhile* runs within each call, with its name."""
+    """A restorer after a lost connection; *meanwhile* is called with each call's name."""
 
     def __init__(self) -> None:
         self.meanwhile: Callable[[str], None] = lambda _: None
@@ -52,7 +52,7 @@ class Rig:
         self.meanwhile(spec.routing_key)
 
     async def restore(self) -> None:
-        """Lose and restore everything; twice, since the restorer must outlive the first time."""
+        """Lose and restore all objects twice, because the restorer must survive a restoration."""
         for _ in range(2):
             self.restorer.lost()
             self.restorer.wake()
@@ -118,7 +118,7 @@ async def test_a_subscription_cancelled_meanwhile_is_not_restored(rig: Rig) -> N
 
 
 class Consumer(Subscription):
-    """Runs after `start`, and only while its queue is *declared*."""
+    """A fake consumer that runs after `start` while its queue is *declared*."""
 
     def __init__(self, queue: str, declared: list[str]) -> None:
         super().__init__(lambda _: None)
@@ -132,7 +132,7 @@ class Consumer(Subscription):
 
 
 async def test_a_consumed_queue_deleted_while_connected_is_restored(rig: Rig) -> None:
-    """Without a connection loss, nothing else would trigger its declaration."""
+    """Without a connection loss, only the cancelled consumer triggers the declaration."""
     for spec in QUEUES.values():
         rig.restorer.remember_queue(spec)
     for binding in BINDINGS.values():

@@ -23,7 +23,7 @@ async def test_memory_with_a_hub_opens_an_in_process_client():
         ("amqp://localhost/", MemoryHub()),
     ],
 )
-async def test_other_urls_are_settings_errors(url: str, hub: MemoryHub | None):
+async def test_urls_with_unknown_schemes_are_settings_errors(url: str, hub: MemoryHub | None):
     with pytest.raises(SettingsError, match="broker URL"):
         async with open_broker(url, client_name="test", hub=hub):
             pass

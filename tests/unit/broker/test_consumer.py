@@ -1,4 +1,4 @@
-"""Dispatch of messages, kinds and errors."""
+"""Dispatch of messages by kind, and handling of errors."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -45,7 +45,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch):
 
 
 async def handle(broker: MemoryBroker, dispatcher: Dispatcher, body: bytes) -> str:
-    """Return the location of the message afterwards."""
+    """Handle a message; return the queue in which the message is afterwards."""
     await broker.publish("", "q", OutMessage(body=body))
     delivery = await broker.get("q")
     assert delivery is not None

@@ -1,4 +1,4 @@
-"""Listening to soft state: decoded messages in order, other kinds skipped, nothing left behind."""
+"""Listening to soft state: messages are decoded in order, other kinds skipped, queues removed."""
 
 import asyncio
 

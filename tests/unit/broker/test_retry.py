@@ -1,4 +1,4 @@
-"""Publishing through outages, against an in-process broker that really stops."""
+"""Publishing during outages of an in-process broker."""
 
 import asyncio
 from itertools import islice
@@ -46,7 +46,7 @@ async def test_waits_for_the_broker_to_come_back(hub: MemoryHub, broker: MemoryB
     assert (delivery.body, delivery.message_id is None) == (b"a", False)
 
 
-async def test_gives_up_in_time(hub: MemoryHub, broker: MemoryBroker):
+async def test_the_time_limit_ends_publishing(hub: MemoryHub, broker: MemoryBroker):
     hub.stop()
 
     with pytest.raises(BrokerUnavailableError):
@@ -66,7 +66,7 @@ async def test_answers_are_not_retried(broker: MemoryBroker):
 
 
 class Unconfirmed(MemoryBroker):
-    """Loses the first confirms, each after a wait, and after a stall."""
+    """A broker that loses the first confirms, each after a wait and a stall."""
 
     def __init__(self, hub: MemoryHub, *, times: int, wait_s: float, stall_s: float) -> None:
         super().__init__(hub)

@@ -1,4 +1,4 @@
-"""Fields that would change an answer are refused by name, on both doors of the mesh."""
+"""Over HTTP and AMQP, unsupported fields that would change an answer are refused by name."""
 
 from typing import Any
 

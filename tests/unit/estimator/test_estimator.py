@@ -1,4 +1,4 @@
-"""State that the estimator learns, keeps and publishes."""
+"""State that the estimator learns, stores and publishes."""
 
 from typing import Any
 
@@ -148,7 +148,7 @@ TRUE = LatencyCoefficients(
 
 
 def mixed(count: int = 400) -> IterationsObserved:
-    """Decodes with long contexts, in half of the iterations beside a chunk behind its own."""
+    """Iterations of decodes with long contexts; half of them have a chunk with a context."""
     random = np.random.default_rng(5)
     sample, pairs = [], []
     for number in range(count):
@@ -175,7 +175,7 @@ def mixed(count: int = 400) -> IterationsObserved:
 
 
 def behind_40000_s(observed: IterationsObserved) -> float:
-    """Predicted time of a chunk of 2048 tokens there, learnt from *observed*."""
+    """Predicted time of a chunk of 2048 tokens after 40,000 tokens, learnt from *observed*."""
     known = learner()
     known.on_iterations(observed)
     latency = known.profile(NOW).latency
@@ -192,7 +192,7 @@ def test_chunks_behind_long_contexts_are_learnt_from_pairs():
 
 @pytest.mark.parametrize("pairs", [(), (1, 2, 3)])
 def test_other_terms_are_learnt_without_pairs_of_each_iteration(pairs: tuple[int, ...]):
-    """Such messages come from older agents, or are malformed."""
+    """Messages without pairs come from older agents or are malformed."""
     observed = msgspec.structs.replace(mixed(), prefill_pairs=pairs)
     known = learner()
     known.on_iterations(observed)
@@ -206,7 +206,7 @@ def test_other_terms_are_learnt_without_pairs_of_each_iteration(pairs: tuple[int
     )
 
 
-def test_iterations_with_pairs_are_predicted_with_them():
+def test_iterations_with_pairs_are_predicted_with_their_pairs():
     observed = mixed(40)
     multiples = time_multiples(observed, TRUE)
 
@@ -238,7 +238,7 @@ async def test_published_latency_models_are_evaluated_on_later_iterations():
     assert seen.spread < 0.05
 
 
-def test_profile_has_the_error_of_the_previous_one():
+def test_profile_has_the_error_of_the_previous_profile():
     known = learner()
     known.on_iterations(iterations())
     assert known.profile(NOW).latency_error is None
@@ -319,7 +319,7 @@ class TestWaits:
         return request(**({"grouped_at": 1.0, "predicted_wait": predicted_wait} | fields))
 
     def test_wait_forecasts_are_compared_with_actual_waits(self):
-        """Half of the forecasts were 3 s, the others half a second."""
+        """Half of the forecasts are 3 s, the other half 0.5 s."""
         known = learner()
         for mean_s in (3.0, 0.5) * 15:
             known.on_request(self.reported(mean_s))
@@ -395,7 +395,7 @@ def test_prior_is_used_before_anything_is_learnt():
         assert getattr(profile, name) == getattr(PRIOR, name)
 
 
-def test_learnt_terms_replace_the_prior_one_by_one():
+def test_each_learnt_term_replaces_its_prior():
     known = learner(PRIOR)
     known.on_request(request(output_tokens=10))
     known.on_activated(activated(Residency.WARM, 1.0))
@@ -424,7 +424,7 @@ def test_versions_grow_even_if_the_clock_does_not():
 
 
 def test_new_estimator_overrules_the_previous_one():
-    """Its versions begin with the time, not with one."""
+    """Versions of profiles begin with the estimator's start time instead of 1."""
     assert learner().profile(NOW).version > PRIOR.version
 
 

@@ -37,7 +37,7 @@ HEARD = QueueSpec(name="heard", type=QueueType.CLASSIC)
 
 
 def computed(instance: str, *, times: float = 1.0, device: str = "d") -> IterationsObserved:
-    """Iterations of 10 ms plus 0.1 ms per token, slowed down by a factor of *times*."""
+    """Iterations that take *times* times 10 ms plus 0.1 ms per token."""
     return IterationsObserved(
         instance_id=InstanceId(instance),
         model=M,

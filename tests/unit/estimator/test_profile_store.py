@@ -17,7 +17,7 @@ def test_stored_profile_is_read_back(tmp_path: Path):
     assert ProfileStore(tmp_path / "made").load() == (PRIOR,)
 
 
-def test_profile_replaces_its_predecessor_and_no_other(tmp_path: Path):
+def test_profile_replaces_only_its_predecessor(tmp_path: Path):
     store = ProfileStore(tmp_path)
     store.load()
     newer = msgspec.structs.replace(PRIOR, version=6)
@@ -41,7 +41,7 @@ def test_half_written_file_of_a_crash_is_ignored(tmp_path: Path):
     assert ProfileStore(tmp_path).load() == ()
 
 
-def test_without_a_directory_nothing_is_stored():
+def test_without_a_directory_no_file_is_written():
     store = ProfileStore(None)
     store.save(PRIOR)
     assert store.load() == ()

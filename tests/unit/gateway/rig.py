@@ -27,7 +27,7 @@ class FixedClock:
 
 
 class IntakeRig:
-    """Accepts bodies given as plain data."""
+    """An intake whose request bodies are plain data."""
 
     def __init__(self, registry: Path, settings: Settings | None = None) -> None:
         self.registry = ModelRegistry.load(registry)

@@ -1,4 +1,4 @@
-"""Sending a generation to clients of any behaviour."""
+"""Answers to clients that read, stall or disconnect."""
 
 import asyncio
 from typing import Any

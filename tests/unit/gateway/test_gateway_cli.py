@@ -91,5 +91,5 @@ def test_bad_settings_are_a_usage_error(setting: str):
         ("memory://", "guest"),
     ],
 )
-def test_broker_user_is_the_one_in_the_url(url: str, user: str):
+def test_broker_user_comes_from_the_url(url: str, user: str):
     assert broker_user(url) == user

@@ -1,4 +1,4 @@
-"""One HTTP request, with a mesh that accepts nothing."""
+"""Handling of one HTTP request when the mesh refuses all requests."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ from tests.unit.gateway.rig import COMPLETION, IntakeRig
 
 
 class Producer:
-    """Records and refuses requests."""
+    """A fake producer that records and refuses requests."""
 
     def __init__(self) -> None:
         self.given: list[InferenceRequest] = []
@@ -32,7 +32,7 @@ class Producer:
 
 
 class Request:
-    """The parts of a request that an exchange uses; *read* is set once its body is read."""
+    """The parts of a request that an exchange uses; *read* is set when the body is read."""
 
     def __init__(self) -> None:
         self.headers: dict[str, str] = {}

@@ -25,7 +25,7 @@ from shared.contracts.errors import ContractError
 from shared.contracts.qos import Importance
 
 
-def test_no_headers_request_nothing():
+def test_without_headers_no_option_is_requested():
     assert parse_hints({}) == Hints()
 
 
@@ -63,7 +63,7 @@ def test_priority_is_higher_first_internally(headers: dict[str, str], priority: 
     assert parse_hints(headers).priority == priority
 
 
-def test_other_headers_are_passed_unchanged():
+def test_unknown_headers_are_passed_unchanged():
     headers = {
         OBJECTIVE[1]: "batch",
         FAIRNESS_ID[1]: "acme",

@@ -1,4 +1,4 @@
-"""Accepted requests and their form, and refusals."""
+"""Form of accepted requests, and errors of refused requests."""
 
 import msgspec
 import pytest
@@ -54,7 +54,7 @@ def test_published_form_satisfies_its_own_schema(intake_rig: IntakeRig):
     ("fields", "seed"),
     [({}, SEED), ({"temperature": 0.5}, SEED), ({"temperature": 0}, None), ({"seed": 5}, 5)],
 )
-def test_random_request_without_a_seed_gets_one(
+def test_random_request_without_a_seed_gets_a_seed(
     intake_rig: IntakeRig, fields: dict[str, object], seed: int | None
 ):
     assert intake_rig.completion(**fields).ingress.seed == seed
@@ -70,7 +70,7 @@ def test_random_request_without_a_seed_gets_one(
         ({PRIORITY: "4"}, 3, 4),
     ],
 )
-def test_body_priority_is_lower_first_and_headers_override_it(
+def test_lower_body_priorities_are_first_and_headers_override_them(
     intake_rig: IntakeRig, headers: dict[str, str], body: int | None, priority: int
 ):
     assert intake_rig.completion(headers, priority=body).ingress.priority == priority
@@ -97,7 +97,7 @@ def test_token_ids_are_passed_unchanged(intake_rig: IntakeRig, prompt: object):
     assert intake_rig.completion(prompt=prompt).ingress.prompt == (5, 6, 7)
 
 
-def test_list_of_one_text_is_that_text(intake_rig: IntakeRig):
+def test_list_with_one_text_equals_the_text(intake_rig: IntakeRig):
     expected = intake_rig.completion().ingress
 
     assert intake_rig.completion(prompt=[COMPLETION["prompt"]]).ingress == expected
@@ -234,7 +234,7 @@ def test_any_conversation_is_accepted_or_refused(intake_rig: IntakeRig, messages
 
 
 def _status(rig: IntakeRig, raw: bytes, *, chat: bool) -> int:
-    """Accepted requests must also satisfy the grouper's schema."""
+    """Status of a request; an accepted request must also satisfy the grouper's schema."""
     try:
         ingress = rig.raw(raw, chat=chat).ingress
     except ContractError as error:

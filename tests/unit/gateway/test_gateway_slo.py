@@ -1,4 +1,4 @@
-"""A request's SLO, from all sources."""
+"""A request's SLO from each of its sources: body, headers and defaults."""
 
 import pytest
 
@@ -53,13 +53,13 @@ def test_deadline_of_the_body_is_overridden_by_the_header():
     assert slo_of(deadline=50.0, hints=Hints(deadline_at=40.0)) == Slo(deadline_at=40.0)
 
 
-def test_unknown_objective_is_refused_with_the_known_ones():
+def test_unknown_objective_is_refused_with_the_known_objectives():
     with pytest.raises(ContractError, match="interactive, night"):
         slo_of(hints=Hints(objective="platinum"))
 
 
 @pytest.mark.parametrize(("name", "slo"), [("async", Slo(ttlt_s=300.0)), ("batch", Slo())])
-def test_llm_ds_objectives_are_those_of_the_qos_classes(name: str, slo: Slo):
+def test_llm_ds_objectives_map_to_the_qos_classes(name: str, slo: Slo):
     body = Body(model="m")
 
     assert requested_slo(body, Hints(objective=name), Settings()) == slo

@@ -79,7 +79,7 @@ async def test_peek_changes_neither_order_nor_number(broker: UnreliableBroker):
         assert await broker.ready(topology.DEAD_LETTERS) == 5
 
 
-async def test_hundreds_of_peeks_lose_nothing(broker: UnreliableBroker):
+async def test_hundreds_of_peeks_lose_no_dead_letter(broker: UnreliableBroker):
     await refused(broker, "a")
     for _ in range(topology.DELIVERY_LIMIT * 3):
         await process(broker, limit=1, action=keep, wanted=everything)
@@ -110,7 +110,9 @@ async def test_admitted_request_goes_to_its_lane_with_reset_attempts(broker: Unr
     assert (again.attempts, again.progress, again.reply_to) == (Attempts(), progress, "x")
 
 
-async def test_only_wanted_letters_move_and_the_rest_keeps_its_order(broker: UnreliableBroker):
+async def test_only_selected_dead_letters_move_and_others_keep_their_order(
+    broker: UnreliableBroker,
+):
     for name in "abcde":
         await refused(broker, name)
     moved = await process(

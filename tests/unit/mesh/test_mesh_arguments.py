@@ -15,7 +15,7 @@ VERBS = ("up", "submit", "top", "queues", "dead-letter")
 
 @pytest.fixture
 def own_logging() -> Iterator[None]:
-    """Commands configure logging for their process, which here is the tests'."""
+    """Restore logging after each test, because commands configure it for this process."""
     yield
     structlog.reset_defaults()
 

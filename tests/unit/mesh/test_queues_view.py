@@ -20,7 +20,7 @@ LANE = "lane.1.m.high.3.long-2"
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits long enough for a leader's answer on a busy machine."""
+    """Raise the time limit of a leader's answer, for busy machines."""
     monkeypatch.setattr(queues, "LEADER_TIMEOUT_S", 60.0)
 
 
@@ -32,7 +32,7 @@ async def broker() -> AsyncIterator[UnreliableBroker]:
 
 
 async def answer(broker: UnreliableBroker, **reported: Any) -> None:
-    """Run a leader that gives this answer."""
+    """Run a leader that answers with the given counts."""
     decode: Decoder[PlanRequested] = Decoder(PlanRequested)
 
     async def on_asked(delivery: Delivery) -> None:
@@ -51,7 +51,7 @@ async def answer(broker: UnreliableBroker, **reported: Any) -> None:
 
 
 async def counted(broker: UnreliableBroker, layout: LaneLayout) -> dict[str, int]:
-    """Ready messages in lanes and inboxes."""
+    """Counted numbers of ready messages in lanes and inboxes."""
     counts = await count_queues(broker, (ModelName("m"),), layout, await ask_leader(broker))
     return {each.queue: each.ready for each in counts if not each.queue.startswith("headway.")}
 

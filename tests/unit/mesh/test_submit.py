@@ -1,4 +1,4 @@
-"""Publishing a file of requests: each line gets its final, independently of the others."""
+"""Publishing a file of requests: each line gets its own final."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -63,7 +63,7 @@ def lines(ids: str) -> list[InferenceRequest]:
 
 
 def codes(finals: list[Final]) -> list[str]:
-    """Error codes of the finals, `ok` for completed ones."""
+    """Error codes of the finals; `ok` for completed requests."""
     return [each.error.code if isinstance(each, RequestFailed) else "ok" for each in finals]
 
 

@@ -88,7 +88,7 @@ def test_other_tokenizers_also_stream_whole_characters(words: list[str]) -> None
 
 
 @given(token_ids, st.integers(0, 40))
-def test_a_decoder_with_prior_tokens_continues_after_them(ids: list[int], cut: int) -> None:
+def test_a_decoder_continues_after_prior_tokens(ids: list[int], cut: int) -> None:
     first = BYTE_LEVEL.decoder()
     before = first.push(ids[:cut])
     second = BYTE_LEVEL.decoder(ids[:cut])

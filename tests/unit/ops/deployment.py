@@ -52,7 +52,7 @@ class Container:
 
     @property
     def settings(self) -> ServiceSettings:
-        """Settings that its environment gives."""
+        """Settings from the container's environment."""
         settings: ServiceSettings = load(
             self.cli.settings_type, service=self.service, environ=self.environment
         )
@@ -87,7 +87,7 @@ def containers() -> list[Container]:
 
 
 def stages() -> dict[str, list[str]]:
-    """Instructions of each Dockerfile stage, continuation lines joined."""
+    """Instructions of each Dockerfile stage, with continuation lines joined."""
     lines = DOCKERFILE.read_text().replace("\\\n", " ").splitlines()
     found: dict[str, list[str]] = {}
     for line in lines:
@@ -103,7 +103,7 @@ def parent(stage: str) -> str:
 
 
 def installed_extras(stage: str) -> list[str]:
-    """Extras of the wheel that a stage itself installs."""
+    """Extras of the wheel that a stage installs, without its base stages."""
     for line in stages()[stage]:
         if match := re.search(r'pip install .*\.whl\)\[([a-z,]+)\]"', line):
             return match.group(1).split(",")
@@ -122,7 +122,7 @@ def entrypoint(stage: str) -> str:
 
 
 def build_wheel(directory: Path) -> Path:
-    """The wheel of this tree."""
+    """Build the wheel of this checkout."""
     code = f"import hatchling.build as b; print(b.build_wheel({str(directory)!r}))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

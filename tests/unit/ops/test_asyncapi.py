@@ -10,7 +10,7 @@ COMMITTED = Path(__file__).parents[3] / "ops" / "docs" / "asyncapi.json"
 
 
 def test_committed_document_is_current():
-    """If not: python -m ops.generate.asyncapi > ops/docs/asyncapi.json"""
+    """To update the document: python -m ops.generate.asyncapi > ops/docs/asyncapi.json"""
     assert asyncapi.render(asyncapi.document()) == COMMITTED.read_text()
 
 

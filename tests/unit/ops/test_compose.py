@@ -26,7 +26,7 @@ def container_ports(entry: dict[str, Any]) -> list[int]:
     return [int(port.rpartition(":")[2]) for port in entry.get("ports", [])]
 
 
-def test_every_service_is_there():
+def test_every_service_has_a_container():
     names = [container.name for container in CONTAINERS]
 
     assert names == [

@@ -1,4 +1,4 @@
-"""Scraped and drawn series are those that the services export."""
+"""The services export every series that Prometheus scrapes or a dashboard draws."""
 
 import json
 import re

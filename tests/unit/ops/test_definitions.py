@@ -10,7 +10,7 @@ COMMITTED = Path(__file__).parents[3] / "ops" / "rabbitmq" / "definitions.json"
 
 
 def test_committed_definitions_are_current():
-    """If not: python -m ops.generate.definitions > ops/rabbitmq/definitions.json"""
+    """To update them: python -m ops.generate.definitions > ops/rabbitmq/definitions.json"""
     assert render(definitions()) == COMMITTED.read_text()
 
 

@@ -54,7 +54,7 @@ def test_tokens_are_late_after_their_own_deadline():
     assert late_tokens([(5.0, 3)], Slo()) == late_tokens([(5.0, 3)], Slo(ttlt_s=1.0)) == 0
 
 
-def test_an_early_token_leaves_its_time_to_later_ones():
+def test_time_saved_by_an_early_token_goes_to_later_tokens():
     timeline = Timeline(tokens=[(0.1, 1), (CHAT.slo.ttft_s, 1)], finished_s=1.5)
 
     assert judge(CHAT, timeline, sent_at_s=0.0).attained
@@ -85,7 +85,7 @@ def test_best_effort_has_no_target():
 
 
 @pytest.mark.parametrize("request_class", CLASSES)
-def test_a_request_without_final_attains_nothing(request_class):
+def test_a_request_without_final_does_not_attain(request_class):
     outcome = judge(request_class, Timeline(tokens=[(0.1, 1)], error="no answer"), sent_at_s=0.0)
 
     assert not outcome.attained
@@ -162,7 +162,7 @@ def test_sentence_names_classes_in_which_headway_is_behind():
     assert "behind for relaxed (0.0% against 100.0%)" in sentence(arms(fcfs, headway))
 
 
-def test_sentence_without_requests_claims_nothing():
+def test_sentence_without_requests_makes_no_claim():
     data = arms(Record(), Record())
 
     assert "shows nothing" in sentence(data)

@@ -1,4 +1,4 @@
-"""The demo's load: seeded, the same for both arms, above the capacity during the burst only."""
+"""The demo's load is seeded, equal for the two arms, and above capacity only in the burst."""
 
 import itertools
 
@@ -31,7 +31,7 @@ def rate_between(workload, start, end):
     return count / ((end - start) * DURATION_S)
 
 
-def test_equal_seeds_give_an_equal_load_and_others_another():
+def test_equal_seeds_give_equal_loads_and_different_seeds_different_loads():
     assert load(seed=3) == load(seed=3)
     assert load(seed=3) != load(seed=4)
 

@@ -1,4 +1,4 @@
-"""Lists of the page on LSOs are complete and correct."""
+"""Lists of operations in ops/docs/lso.md are complete and correct."""
 
 from msgspec.structs import fields
 

@@ -1,4 +1,4 @@
-"""Tables of the documents name what the code has: settings, policies, counters, benches."""
+"""Tables of the documents agree with the code's settings, policies, counters and benches."""
 
 import dataclasses
 import re
@@ -38,7 +38,7 @@ SOURCES = ("solver", "shared", "services", "ops/sim", "ops/baselines", "ops/prof
 
 
 def table(document: Path, header: str) -> list[list[str]]:
-    """Cells of the rows of the one table whose first column is called *header*."""
+    """Cells by row of the only table whose first column has the heading *header*."""
     _, body = document.read_text().split(f"| {header} |")
     rows = body.split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
@@ -73,7 +73,7 @@ def test_counters_are_listed():
     assert set(names(SCHEDULING, "counter")) == set(SchedulingTotals.__dataclass_fields__)
 
 
-def test_every_file_that_departs_from_a_paper_is_listed_and_no_other():
+def test_listed_files_are_exactly_those_that_depart_from_a_paper():
     paths = [path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")]
     depart = {
         str(path.relative_to(ROOT))

@@ -52,7 +52,7 @@ def test_a_target_does_not_run_as_root(target: str):
         ("agent-vllm", {"ortools"}),
     ],
 )
-def test_a_target_leaves_heavy_packages_of_others_out(target: str, unwanted: set[str]):
+def test_a_target_omits_heavy_packages_of_other_targets(target: str, unwanted: set[str]):
     assert packages(installed_extras(target)) & unwanted == set()
 
 

@@ -90,7 +90,7 @@ class TestAgent:
     def metrics(self, registry, state, engine) -> AgentMetrics:
         return AgentMetrics(registry, state=state, engine=engine)
 
-    async def test_totals_are_those_of_the_state(self, registry, state, metrics):
+    async def test_totals_equal_the_state(self, registry, state, metrics):
         state.totals.pulled = 7
         state.totals.relegated = 2
         state.draining = True
@@ -161,7 +161,7 @@ class TestAgent:
 
 
 class TestGrouper:
-    def test_admitted_and_rejected_counts_are_those_of_the_state(self, registry):
+    def test_counts_of_admitted_and_rejected_requests_equal_the_state(self, registry):
         state = GrouperState(shares=TenantShares(max_share=1.0, free_tokens=0), recent=FIFOCache(1))
         lengths = PromptLengths()
         grouper_metrics(registry, state, lengths)
@@ -252,7 +252,7 @@ class TestEstimator:
         prefill_s = value(registry, "headway_estimator_prefill_seconds", **labels)
         assert prefill_s == pytest.approx(0.3)
 
-    def test_residuals_are_those_published(self, registry):
+    def test_residuals_equal_the_published_residuals(self, registry):
         state = EstimatorState(iteration_memory=100, request_memory=100, max_applications=1)
         estimator_metrics(registry, state)
         learner = state.learner("m1", "simulated", "cpu")

@@ -1,4 +1,4 @@
-"""Set-up of `.venv`: installed parts, and the remembered choice."""
+"""Set-up of `.venv`: installed parts, and the stored choice about vLLM."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from ops import setup
 
 @pytest.fixture
 def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An environment with pip, elsewhere."""
+    """A virtual environment with pip in a temporary folder."""
     directory = tmp_path / ".venv"
     python = directory / "bin" / "python"
     pip = directory / "lib" / "python3.11" / "site-packages" / "pip"
@@ -31,7 +31,7 @@ def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def stages(venv: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the stages that ran; none of them does anything."""
+    """Names of the stages that were called; the stages are replaced by functions without effect."""
     ran: list[str] = []
 
     def stage(name: str, _run: Callable[[], bool], _inputs: list[Path]) -> None:
@@ -88,7 +88,7 @@ def test_a_stage_runs_again_only_when_its_inputs_change_or_it_failed(venv: Path,
 
 
 @pytest.mark.parametrize("failures", [0, 1, 2])
-def test_a_compilation_that_fails_during_an_install_runs_again_after_it(
+def test_a_compilation_that_fails_during_an_install_runs_again_afterwards(
     failures: int, venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     runs = tmp_path / "runs"
@@ -142,7 +142,7 @@ def test_packages_are_installed_with_pip_where_uv_is_absent(
 def test_an_environment_without_pip_is_created_again(
     stages: list[str], venv: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its state where venv has no pip to install."""
+    """Without ensurepip, `venv` leaves an environment without pip."""
     made: list[Path] = []
     monkeypatch.setattr(setup.venv, "create", lambda where, **_: made.append(where))
     set_up(monkeypatch)
@@ -153,7 +153,7 @@ def test_an_environment_without_pip_is_created_again(
     assert made == [venv]
 
 
-def test_set_up_prints_what_makes_environments(
+def test_set_up_prints_the_package_that_is_missing(
     stages: list[str],
     venv: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""The wheel holds the services and what they need, and its commands answer."""
+"""The wheel contains the services and their dependencies, and its commands run."""
 
 import configparser
 import os
@@ -29,7 +29,7 @@ def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(unpacked: Path, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command as the wheel's entry point starts it, with the wheel's code."""
+    """Run a command by the wheel's entry point, with the wheel's code."""
     file = next(unpacked.glob("*.dist-info/entry_points.txt"))
     entry_points = configparser.ConfigParser()
     entry_points.read(file)

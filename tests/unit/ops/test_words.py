@@ -1,4 +1,4 @@
-"""The check for words: identifiers count, quotations are allowed, places are printed."""
+"""The check of words includes identifiers, allows quotations and prints places."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Leaders over the in-process broker, and the cluster whose messages they receive."""
+"""Leaders over the in-process broker; the test publishes the cluster's messages."""
 
 import asyncio
 from collections import Counter
@@ -40,7 +40,7 @@ _seq = count(1)
 
 
 def status(name: str = "i1", *, active: ModelName | None = MODEL, **fields: Any) -> InstanceStatus:
-    """Status of an instance that can serve both models."""
+    """Status of an instance that can serve the two models."""
     values: dict[str, Any] = {
         "incarnation": "first",
         "seq": next(_seq),
@@ -60,7 +60,7 @@ def status(name: str = "i1", *, active: ModelName | None = MODEL, **fields: Any)
 
 @dataclass
 class LeaderRig:
-    """Leaders, and the test's own client of their broker."""
+    """Leaders, and the test's client of their broker."""
 
     hub: MemoryHub
     far: UnreliableBroker
@@ -73,7 +73,7 @@ class LeaderRig:
     """Queue -> number of requests in notices."""
 
     async def leader(self, *, layout: LaneLayout | None = None, **settings: Any) -> Leader:
-        """Add a leader, consuming as in the service."""
+        """Add a leader that consumes as in the service."""
         broker = await self.stack.enter_async_context(UnreliableBroker(self.hub))
         leader = Leader(
             broker=broker,
@@ -92,13 +92,13 @@ class LeaderRig:
         return leader
 
     async def hear(self, message: Message, key: str = "status.i") -> None:
-        """Publish telemetry; the active leader has handled it when this returns."""
+        """Publish telemetry and wait until the active leader has handled it."""
         await self.far.publish(topology.TELEMETRY, key, OutMessage(body=encode(message)))
         for _ in range(10):
             await asyncio.sleep(0)
 
     async def wait_in_lane(self, *requests: QueuedRequest, queue: str | None = None) -> None:
-        """Publish requests to their lanes, or all to *queue*."""
+        """Publish requests to their lanes, or all of them to *queue*."""
         for request in requests:
             name = queue or request.lane
             await topology.declare_work_queue(self.far, name)
@@ -111,7 +111,7 @@ class LeaderRig:
                     leader.noticed(notice)
 
     async def published(self) -> list[PlanPublished]:
-        """Plans since the last call."""
+        """Plans that leaders have published since the last call."""
         found = []
         while (delivery := await self.far.get(self.plans)) is not None:
             found.append(decode_plan(delivery.body))
@@ -132,7 +132,7 @@ def notices_of(leader: Leader) -> Dispatcher[Leader]:
 
 
 async def settled(cluster: LeaderRig, **settings: float) -> Leader:
-    """A leader that knows one instance and is past its settling time."""
+    """A leader with one instance, after its settling time."""
     leader = await cluster.leader(**settings)
     await cluster.hear(status())
     cluster.clock.advance(1.5)

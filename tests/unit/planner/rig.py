@@ -1,4 +1,4 @@
-"""A grouper over the in-process broker, and producers that write to it."""
+"""A grouper over the in-process broker, and producers that publish requests."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,7 +32,7 @@ from tests.deliveries import UnreliableBroker
 from tests.queued import MODEL
 
 LANE = "lane.2.tiny-llama.high.12.w0"
-"""Lane of `BODY`: best effort."""
+"""Lane of `BODY`, a best-effort request."""
 BODY: dict[str, Any] = {"model": MODEL, "prompt": [10, 11, 12], "max_tokens": 8}
 REPLIES_TO = "replies-of-the-test"
 OBSERVED = RequestObserved(
@@ -74,7 +74,7 @@ def intake_of(
 
 @dataclass
 class GrouperRig:
-    """One grouper and the other side of its broker."""
+    """One grouper, and the test's client of its broker."""
 
     hub: MemoryHub
     broker: UnreliableBroker
@@ -105,13 +105,13 @@ class GrouperRig:
         await self.far.publish(topology.REQUESTS, topology.REST_KEY, message)
 
     async def pull(self, queue: str = topology.GLOBAL_REST) -> Delivery:
-        """The next message, held by the grouper."""
+        """The next message of a global queue, as a delivery to the grouper."""
         delivery = await self.broker.get(queue)
         assert delivery is not None
         return delivery
 
     async def submit(self, body: dict[str, Any] | bytes, **fields: Any) -> None:
-        """Publish a request and let the grouper take it."""
+        """Publish a request and let the grouper handle it."""
         await self.publish(body, **fields)
         await self.grouper.on_request(await self.pull())
 
@@ -127,7 +127,7 @@ class GrouperRig:
         return decode_failed((await self.far.take(queue)).body)
 
     async def unsettled(self) -> int:
-        """Global messages that are redelivered once the grouper's connection is lost."""
+        """Global messages that are redelivered after the grouper's connection is lost."""
         await self.broker.close()
         return await self.far.ready(topology.GLOBAL_REST)
 
@@ -174,7 +174,7 @@ def routing_of(
 
 
 async def listen(broker: UnreliableBroker, exchange: str, routing_key: str) -> str:
-    """A queue that receives what is published to *exchange* from now on."""
+    """A queue that receives all future messages of *exchange*."""
     name = f"listen.{uuid4().hex}"
     await broker.declare_queue(QueueSpec(name=name, type=QueueType.CLASSIC))
     await broker.bind(BindingSpec(exchange=exchange, queue=name, routing_key=routing_key))

@@ -1,4 +1,4 @@
-"""Statuses and first tokens, as routing groupers receive them."""
+"""Statuses and first tokens that routing groupers receive."""
 
 from typing import Any
 

@@ -58,7 +58,7 @@ def test_queues_are_shown_head_first_with_forecasts():
 
 
 def test_turns_are_shown_with_their_90_percent_interval():
-    """10 s with a deviation of 2 s; without a reported deviation only the mean is shown."""
+    """The wait is 10 s with a deviation of 2 s; without a deviation, only the mean is shown."""
     certain = group(1, wait_s=10.0, wait_sd_s=2.0)
     shown = plan_views.queues(plan(certain, group(0)))
 

@@ -1,4 +1,4 @@
-"""Replies of a run, with irrelevant fields filled in."""
+"""Replies of a run, with defaults for irrelevant fields."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ ANSWER = tuple(range(100, 112))
 
 
 def text_of(token_ids: Sequence[int]) -> str:
-    """Text whose length is independent of the number of tokens; some tokens have none."""
+    """Text of tokens; its length is independent of their number, and some tokens have no text."""
     return "".join("ab"[token % 2] * (token % 3) + f"{token}." for token in token_ids if token % 5)
 
 

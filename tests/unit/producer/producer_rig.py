@@ -1,4 +1,4 @@
-"""A producer against a broker; the test plays the mesh behind it."""
+"""A producer and a broker; the test acts as the mesh."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -43,7 +43,7 @@ class Rig:
         return delivery
 
     async def controlled(self) -> Control:
-        """The next control message to all, or to the instance of run `b`."""
+        """The next control message to all instances, or to the instance of run `b`."""
         found: list[Delivery] = []
 
         async def arrived() -> bool:

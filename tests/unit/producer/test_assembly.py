@@ -1,4 +1,4 @@
-"""Assembly of the replies to one request, rule by rule."""
+"""Assembly of the replies to one request: one test for each rule."""
 
 from shared.contracts.base import InstanceId, RunId
 from shared.contracts.control import StopReason
@@ -51,7 +51,7 @@ def test_final_only_gives_the_answer_in_one_part():
     assert effects == [part(0, 12), Finished(final=completed("a"))]
 
 
-def test_final_alone_is_enough():
+def test_a_final_without_streamed_tokens_completes_the_answer():
     assert feed(streaming(), completed("a")) == [part(0, 12), Finished(final=completed("a"))]
 
 
@@ -69,7 +69,7 @@ def test_repeated_batch_is_dropped():
     assert feed(assembly, tokens("a", 0, 3), tokens("a", 3, 4)) == [part(3, 4)]
 
 
-def test_final_delivers_the_rest_after_a_lost_batch():
+def test_final_delivers_the_remaining_tokens_after_a_lost_batch():
     effects = feed(
         streaming(), started("a"), tokens("a", 0, 2), tokens("a", 5, 8), tokens("a", 8, 9)
     )
@@ -85,7 +85,7 @@ def test_tail_of_the_final_starts_where_the_stream_stopped():
 
 
 def test_newer_run_at_the_same_hop_replaces_and_stops_the_older():
-    """It may be the same broker message, redelivered after its agent died."""
+    """The newer run may come from the same message, redelivered after the first agent died."""
     assembly = streaming()
     feed(assembly, started("a"), tokens("a", 0, 3))
 
@@ -142,7 +142,7 @@ def test_resumed_run_beyond_the_received_tokens_waits_for_the_final():
 
 
 def test_run_resumed_inside_a_chunk_gives_its_text_with_the_final():
-    """The offset's position in the tokens is known, but not its position in the text."""
+    """The position of the resumption in the tokens is known, but not in the text."""
     assembly = streaming()
     feed(assembly, started("a"), tokens("a", 0, 4))
 
@@ -226,7 +226,7 @@ def test_failure_of_another_run_is_ignored():
 
 
 def test_failure_of_a_run_with_a_lost_start_waits_for_silence():
-    """The message moved from a dead agent's run to one whose start was lost."""
+    """A dead agent's request moved to a run whose start was lost."""
     assembly = streaming()
     feed(assembly, started("a"), failed("b"), now=100.0)
 

@@ -1,4 +1,4 @@
-"""Any disturbance of the replies leaves a result that looks exactly once."""
+"""After any disturbance of the replies, a request has exactly one consistent result."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -24,7 +24,7 @@ LENGTH = len(ANSWER)
 
 @st.composite
 def runs(draw: st.DrawFn, name: str) -> list[Reply]:
-    """One run's replies in order: it may resume, be chunked arbitrarily, and end anywhere."""
+    """One run's replies in order; the run may resume, have any chunks, and end anywhere."""
     offset = draw(st.integers(0, LENGTH))
     borders = sorted(draw(st.sets(st.integers(offset, LENGTH))) | {offset})
     replies: list[Reply] = [started(name, hop=draw(st.integers(0, 2)), offset=offset)]
@@ -34,7 +34,7 @@ def runs(draw: st.DrawFn, name: str) -> list[Reply]:
 
 @st.composite
 def deliveries(draw: st.DrawFn) -> list[Reply]:
-    """Replies of several runs: interleaved, reordered across runs, repeated and lost."""
+    """Replies of several runs, which may be interleaved, reordered, repeated and lost."""
     every = [draw(runs(name)) for name in "abc"[: draw(st.integers(1, 3))]]
     queue: list[Reply] = []
     while any(every):
@@ -75,7 +75,7 @@ def test_each_token_comes_once_in_order_and_the_request_finishes_once(
 
 @given(deliveries())
 def test_newest_run_of_the_highest_hop_is_never_stopped(replies: list[Reply]):
-    """Stopping it could lose the request: it may be the only copy."""
+    """Stopping the newest run could lose the request, because it may be the only copy."""
     assembly = RequestAssembly(REQUEST, streaming=True)
     first_starts: dict[str, int] = {}
     for reply in replies:

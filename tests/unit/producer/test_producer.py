@@ -1,4 +1,4 @@
-"""A producer against a broker: its publishes, and its handling of replies."""
+"""A producer's publishes to a broker, and its handling of replies."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Unwanted runs and requests are stopped."""
+"""A producer stops superseded runs and cancelled requests."""
 
 import asyncio
 
@@ -32,7 +32,7 @@ async def test_cancel_is_broadcast_and_stops_every_later_run():
         )
 
 
-async def test_cancel_of_a_finished_request_does_nothing():
+async def test_cancel_of_a_finished_request_has_no_effect():
     async with rig() as it:
         generation = await it.producer.submit(BODY, reply=ReplyMode.STREAM)
         await it.reply(completed("a"))

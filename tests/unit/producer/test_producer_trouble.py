@@ -1,4 +1,4 @@
-"""Failures of the broker or the mesh: errors raised by a producer, without leftover state."""
+"""Failures of the broker or the mesh: a producer raises errors and leaves no state behind."""
 
 from dataclasses import replace
 

@@ -59,7 +59,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that are killed after the test, whatever happens in it."""
+    """Processes that are killed after the test, even if the test fails."""
     running: list[subprocess.Popen[str]] = []
     yield running
     for process in running:
@@ -162,7 +162,7 @@ async def test_a_pause_ends_with_its_event():
     assert await asyncio.wait_for(pause(stop, 1000.0), 60)
 
 
-async def test_polling_gives_up_in_time():
+async def test_polling_stops_at_the_time_limit():
     assert await poll_until(lambda: True, timeout_s=0.0)
     assert not await poll_until(lambda: False, timeout_s=0.0)
 

@@ -1,4 +1,4 @@
-"""Sources of settings, and refused values."""
+"""Sources of settings, and values that are refused."""
 
 from pathlib import Path
 from typing import Any

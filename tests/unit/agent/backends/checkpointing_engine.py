@@ -13,7 +13,7 @@ BLOCK_TOKENS = 4
 
 @dataclass
 class Request:
-    """The fields of a vLLM request that checkpoints use; *text* is its tokens."""
+    """The fields of a vLLM request that checkpoints use; *text* stands for the tokens."""
 
     request_id: str
     text: str
@@ -34,8 +34,8 @@ class Engine:
     """
     A fake engine whose KV of a block is a digest of all tokens up to its end.
 
-    It allocates the block that was freed last, so that blocks change owners at once, and it
-    writes garbage into what an aborted iteration would have computed.
+    The engine allocates the block that was freed last, so that blocks change owners at once. It
+    writes garbage into the blocks of an aborted iteration.
     """
 
     def __init__(self, *, num_blocks: int = 64, num_slots: int = 64) -> None:
@@ -111,7 +111,7 @@ class Engine:
                 self.kv[request.blocks[index]] = 255 if garbage else digest(request.text[:upto])
 
     def check(self, request: Request) -> None:
-        """Check that all KV that counts as computed is correct."""
+        """Check that all KV counted as computed is correct."""
         for index in range(request.num_computed_tokens // BLOCK_TOKENS):
             expected = digest(request.text[: (index + 1) * BLOCK_TOKENS])
             assert self.kv[request.blocks[index]].tolist() == expected.tolist()

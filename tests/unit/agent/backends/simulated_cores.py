@@ -34,7 +34,7 @@ def request(name: str, length: int = 32, max_tokens: int = 8, **fields: Any) -> 
 
 
 def drain(core: SimulatedEngineCore) -> tuple[dict[str, list[int]], list[EngineIteration]]:
-    """Tokens of every request, and all iterations until none is left."""
+    """Run the core until no request is left; return every request's tokens and all iterations."""
     answers: dict[str, list[int]] = {}
     iterations = []
     while core.num_running + core.num_waiting:

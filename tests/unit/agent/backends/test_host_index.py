@@ -7,7 +7,7 @@ from services.agent.backends.host_index import HostIndex
 
 
 def chain(*names: str) -> list[bytes]:
-    """Blocks of a sequence; as with real hashes, each covers those before it."""
+    """Block hashes of a sequence; each hash covers all tokens up to the block's end."""
     return ["/".join(names[: end + 1]).encode() for end in range(len(names))]
 
 
@@ -61,7 +61,7 @@ def test_sequence_larger_than_the_memory_is_stored_partly() -> None:
     assert index.num_known(chain("a", "b", "c", "d")) == 3
 
 
-def test_release_frees_blocks_except_prefixes_of_others() -> None:
+def test_release_frees_blocks_except_prefixes_of_other_requests() -> None:
     index = HostIndex(5)
     index.store(chain("a", "b", "c", "d"))
     index.store(chain("a", "b", "x"))
@@ -90,7 +90,7 @@ ACTIONS = st.sampled_from(["store", "store", "store", "release", "clear"])
 
 @given(st.integers(0, 8), st.lists(st.tuples(ACTIONS, SEQUENCES), max_size=40))
 def test_index_and_slots_always_agree(num_slots: int, actions: list[tuple[str, list[str]]]) -> None:
-    """A memory that is filled according to the index always holds what the index says."""
+    """Memory that is filled as the index says always has the content that the index names."""
     index = HostIndex(num_slots)
     memory: dict[int, bytes] = {}
     for action, names in actions:

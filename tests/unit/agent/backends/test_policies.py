@@ -57,7 +57,9 @@ def serve(core: SimulatedEngineCore, now: float = 100.0) -> list[str]:
         result = core.iterate(now)
         now += result.duration_s
         ended += [out.request_id for out in result.outputs if out.finish_reason is not None]
-    raise AssertionError(f"not ended: {core.num_running} running, {core.num_waiting} waiting")
+    raise AssertionError(
+        f"requests did not end: {core.num_running} running, {core.num_waiting} waiting"
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,7 @@ def test_chunk_follows_limits_lowered_at_run_time() -> None:
     assert (result.iteration.compute_tokens, core.last_budget_tokens) == (32, 32)
 
 
-def test_aborted_held_and_waiting_requests_leave_nothing() -> None:
+def test_aborted_held_and_waiting_requests_leave_no_state() -> None:
     core = core_of()
     core.add(request("long", 600))
     core.iterate(100.0)

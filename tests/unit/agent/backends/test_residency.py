@@ -1,4 +1,4 @@
-"""Models in host memory, and the path by which the next one becomes active."""
+"""Models in host memory, and the path by which the next model becomes active."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ PRIOR_S = {
 
 
 def table(*, warm_bytes: int, shapes: tuple[str, str, str] = ("", "", "")) -> ResidencyTable:
-    """Three models: weights of 10 bytes, engines of 100."""
+    """Three models with 10 bytes of weights each and engines of 100 bytes."""
     footprints = {
         name: Footprint(weight_bytes=10, engine_bytes=100, shape=shape)
         for name, shape in zip((A, B, C), shapes, strict=True)
@@ -53,7 +53,7 @@ def test_least_recently_active_model_is_dropped_first() -> None:
     assert made.used_bytes == 100
 
 
-def test_parked_engine_is_cheapest_and_drops_nothing() -> None:
+def test_parked_engine_is_cheapest_and_drops_no_model() -> None:
     made = table(warm_bytes=200, shapes=("s", "s", "t"))
     activate(made, A)
     made.parked(B)

@@ -51,7 +51,7 @@ async def test_outcome_of_each_key_is_logged(tmp_path: Path):
     assert fits.outcomes == {"worse": 1}
 
 
-async def test_without_new_samples_nothing_is_fitted(tmp_path: Path):
+async def test_without_new_samples_no_fit_starts(tmp_path: Path):
     kept = store(tmp_path, LEAST_NEW - 1)
     fits = ScriptedFits(kept, "true")
     stop = asyncio.Event()

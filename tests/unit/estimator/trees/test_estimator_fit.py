@@ -44,7 +44,7 @@ class Ran:
 
 @dataclass
 class Estimator:
-    """One profile_dir, and the commands on it."""
+    """A `profile_dir` and the commands that tests run on it."""
 
     directory: Path
     capture: pytest.CaptureFixture[str]
@@ -77,7 +77,7 @@ def estimator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Estimator:
 
 @pytest.fixture(autouse=True)
 def _each_fit_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most tests fit the same samples, and equal samples give equal trees."""
+    """Fit each set of samples once, because equal samples give equal trees."""
 
     def fit(features: NDArray[np.float64], prefill_s: NDArray[np.float64]) -> QuantileTrees:
         known = features.tobytes(), prefill_s.tobytes()
@@ -98,7 +98,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_quantiles_of_a_known_distribution_are_found(estimator: Estimator):
-    """Times are exponential, with a mean of 0.1 s, and of 1 s for long prompts."""
+    """Times are exponential with a mean of 0.1 s, or 1 s for long prompts."""
     random = np.random.default_rng(1)
     long = random.random(4000) < 0.5
     times_s = np.where(long, 1.0, 0.1) * random.exponential(1.0, 4000)
@@ -163,7 +163,7 @@ def test_text_output_is_a_table_beside_the_trees_in_force(estimator: Estimator):
 
 def test_worse_trees_are_refused_unless_forced(estimator: Estimator):
     """
-    The earlier trees know the engine's actual times; later samples are noise, except the last.
+    Earlier trees were fitted to actual times; later samples, except the last, are noise.
     """
     estimator.keep(messages_of(ENOUGH))
     estimator.run("fit")
@@ -196,7 +196,7 @@ def test_trees_that_follow_a_change_are_not_worse(estimator: Estimator):
     assert report["relative_loss"] < 0.5
 
 
-def test_dry_run_writes_nothing(estimator: Estimator):
+def test_dry_run_writes_no_file(estimator: Estimator):
     estimator.keep(messages_of(ENOUGH))
     ran = estimator.run("fit", "--dry-run")
 
@@ -266,7 +266,7 @@ def test_missing_samples_are_reported_with_the_directory(estimator: Estimator):
         assert str(estimator.directory / "samples") in ran.err
 
 
-def test_unknown_names_are_reported_with_the_known_ones(estimator: Estimator):
+def test_unknown_names_are_reported_with_the_known_names(estimator: Estimator):
     estimator.keep(messages_of(ENOUGH[:60]))
     estimator.keep(messages_of(ENOUGH[:60], model="other"))
     ran = estimator.run("fit", "--model", "modle")

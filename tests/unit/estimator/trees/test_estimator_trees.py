@@ -108,7 +108,7 @@ class TestArtefacts:
         with pytest.raises(ContractError, match="baselines"):
             artefacts.read(file)
 
-    def test_failed_write_leaves_nothing(self, tmp_path: Path, fitted: Artefact):
+    def test_failed_write_leaves_no_file(self, tmp_path: Path, fitted: Artefact):
         (tmp_path / "trees").write_text("in the way")
         with pytest.raises(OSError, match="trees"):
             artefacts.write(tmp_path / "trees", fitted)
@@ -134,7 +134,9 @@ class TestTreesWatch:
         assert [each.version for each in watch.look()] == [3]
         assert [each.version for each in watch.in_force] == [3]
 
-    def test_tree_messages_have_all_that_routers_need(self, tmp_path: Path, fitted: Artefact):
+    def test_tree_messages_have_all_fields_that_routers_need(
+        self, tmp_path: Path, fitted: Artefact
+    ):
         artefacts.write(tmp_path, fitted)
         (message,) = tree_messages(TreesWatch(tmp_path).look())
         trees = decode_trees(message.body)
@@ -186,7 +188,7 @@ class TestTreesWatch:
         assert [each.version for each in TreesWatch(tmp_path).look()] == [2]
 
     def test_deleted_artefact_stays_in_force(self, tmp_path: Path, fitted: Artefact):
-        """Published versions only ever rise."""
+        """The estimator keeps the published trees in force, because versions must never fall."""
         watch = TreesWatch(tmp_path)
         artefacts.write(tmp_path, fitted)
         _, file = artefacts.write(tmp_path, fitted)

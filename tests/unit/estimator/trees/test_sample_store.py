@@ -1,4 +1,4 @@
-"""Storage of samples of prefill times: bounds, and handling of invalid ones."""
+"""Storage of samples of prefill times: bounds, and handling of invalid samples."""
 
 import math
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.sampled import KEY, plain, sampled
 
 
 def store(directory: Path | None, *, most: int = 20_000) -> SampleStore:
-    """Store of a newly started estimator."""
+    """The sample store of a newly started estimator."""
     opened = SampleStore(directory, most=most)
     opened.open()
     return opened
@@ -140,7 +140,7 @@ def test_lines_of_another_schema_are_skipped(tmp_path: Path):
     ]
 
 
-def test_invalid_sample_is_refused_by_field_and_others_are_kept(tmp_path: Path):
+def test_invalid_sample_is_refused_by_field_and_valid_samples_are_kept(tmp_path: Path):
     into = store(tmp_path)
     with capture_logs() as logs:
         for _ in range(2):
@@ -171,7 +171,7 @@ def test_invalid_lines_are_skipped(tmp_path: Path):
     ]
 
 
-def test_without_a_directory_nothing_is_stored():
+def test_without_a_directory_no_file_is_written():
     into = store(None)
     take(into, 0.1)
 
@@ -201,7 +201,7 @@ def test_unreadable_file_does_not_prevent_the_start(tmp_path: Path):
     assert dict(into.kept()) == {}
 
 
-async def test_invalid_message_is_rejected_and_others_are_stored(tmp_path: Path):
+async def test_invalid_message_is_rejected_and_valid_messages_are_stored(tmp_path: Path):
     state = EstimatorState(
         iteration_memory=100, request_memory=100, max_applications=1, samples=store(tmp_path)
     )

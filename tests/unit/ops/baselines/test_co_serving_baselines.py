@@ -30,7 +30,7 @@ class Running:
 
 
 class Rig:
-    """A baseline with a chunk of 1000, and its running requests."""
+    """A baseline with a chunk of 1000 tokens, and its running requests."""
 
     def __init__(self, policy: NonPreemptive | SarathiPreemptive) -> None:
         self.policy = policy
@@ -100,8 +100,8 @@ def test_sarathi_pauses_offline_prefills_while_online_ones_need_the_chunk() -> N
     assert rig.decide().held == {"offline"}
 
 
-def test_sarathi_fills_the_rest_of_the_chunk_with_offline_work() -> None:
-    """400 for the online request, so at most 600 for the running one."""
+def test_sarathi_fills_the_chunk_up_with_offline_work() -> None:
+    """The online request gets 400 of 1000 tokens, the running offline request at most 600."""
     rig = Rig(SarathiPreemptive(1000))
     rig.start("offline", OFFLINE, prompt=8000, computed=2000)
     rig.wait("chat", CHAT, prompt=400)

@@ -1,4 +1,4 @@
-"""The exact program: its proofs agree with enumeration; the true cost decides at the end."""
+"""The exact program: proved optima equal enumerated optima, and the true cost decides."""
 
 from collections.abc import Iterator
 from itertools import pairwise, permutations
@@ -25,7 +25,7 @@ from tests.planning_problems import (
 
 
 def all_plans(problem: PlanningProblem) -> Iterator[QueueOrder]:
-    """All plans for two instances."""
+    """All plans of a problem with two instances."""
     served = np.flatnonzero(servable(problem)).tolist()
     for ranking in permutations(served):
         for cut in range(len(ranking) + 1):
@@ -47,7 +47,7 @@ def test_proved_cost_is_the_least_of_all_plans_at_mean_times(seed: int):
 
 
 def test_alternating_deadlines_are_batched_by_model():
-    """Four groups of 10 s, a swap takes 20 s: by deadline, three swaps would make two late."""
+    """Four groups of 10 s, swaps of 20 s: EDF swaps three times, which makes two groups late."""
     groups = [Group(model=k % 2, deadline_s=d) for k, d in enumerate((70.0, 75.0, 80.0, 85.0))]
     problem = a_problem(groups, [Instance(active=0, activate_s=(20.0, 20.0))])
 
@@ -58,7 +58,7 @@ def test_alternating_deadlines_are_batched_by_model():
     assert plan_cost(problem, found.order).late_share == 0.0
 
 
-def test_groups_move_only_where_it_pays():
+def test_groups_move_only_if_the_gain_exceeds_the_price():
     groups = [Group(deadline_s=10.0), Group(deadline_s=10.0), Group()]
     instances = [Instance(active=0), Instance(active=0)]
     problem = a_problem(groups, instances, running=[(0, 0), (0, 1), (0, 2)])
@@ -101,10 +101,9 @@ def test_a_problem_without_groups_has_the_empty_plan():
 
 def test_the_optimum_at_mean_times_can_cost_more_than_its_start():
     """
-    Group 1 is in time on average in either place. After group 0 it is a second early at the only
-    milestone, with a standard deviation of 10 s; if it is first, no request is ever late. Best
-    effort
-    waits slightly less behind no other group, which is all that mean times show.
+    On average, group 1 is in time in both positions. After group 0, it is only 1 s early with a
+    standard deviation of 10 s, so that it is often late; at the head it is never late. By mean
+    times, the plans differ only in the wait of best effort, which prefers group 0 first.
     """
     groups = [Group(work_s=9.0, work_var=100.0, weight=5.0), Group(work_s=10.0, deadline_s=20.0)]
     objective = Objective(milestones=(1.0,), tardiness=0.0)

@@ -1,4 +1,4 @@
-"""The forest compared with the latency model: accuracy, and chunks that err low."""
+"""The forest compared with the latency model: accuracy, and chunks that are rather too small."""
 
 import msgspec
 import numpy as np
@@ -19,11 +19,11 @@ from solver.prediction.latency.latency_model import predict_s
 
 TRUE = LatencyCoefficients(constant_s=0.005, linear_s=4e-5, attention_s=1e-8, context_s=2e-7)
 TILE = 128
-"""Tokens of a step of the time curve."""
+"""Width in tokens of a step of the time curve."""
 
 
 def exact_s(tokens: int, context: int) -> float:
-    """Time in steps, because kernels compute in tiles."""
+    """Exact time, which rises in steps because kernels compute in tiles."""
     return predict_s(TRUE, compute_tokens=-(-tokens // TILE) * TILE, context_tokens=context)
 
 

@@ -1,4 +1,4 @@
-"""FCFS, EDF, batching, ATCS, round robin and random: their differences."""
+"""Differences between the rules FCFS, EDF, batching, ATCS, round robin and random."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ BUSY = Instance(active=0)
 
 
 def alternating(*, deadlines: list[float]) -> PlanningProblem:
-    """Models 0 and 1 in turn, on one instance with model 0."""
+    """Groups of models 0 and 1 in turn, on one instance with model 0 active."""
     groups = [Group(model=n % 2, deadline_s=at) for n, at in enumerate(deadlines)]
     return a_problem(groups, [BUSY])
 
@@ -61,7 +61,7 @@ def test_batching_swaps_once_where_edf_swaps_every_time() -> None:
     assert queues_of(edf_batching(problem)) == [[0, 2, 4, 1, 3, 5]]
 
 
-def test_batching_takes_the_most_urgent_model_when_its_own_is_done() -> None:
+def test_batching_continues_with_the_most_urgent_model() -> None:
     groups = [Group(model=2, deadline_s=50), Group(model=1, deadline_s=40), Group(deadline_s=90)]
     problem = a_problem(groups, [Instance(active=0, activate_s=(5.0, 5.0, 5.0))])
 

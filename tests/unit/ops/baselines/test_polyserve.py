@@ -54,7 +54,7 @@ def test_iterations_of_an_engine_last_as_long_as_its_bin_allows(bin_s: float) ->
 
 
 def test_bins_are_separate_pools() -> None:
-    """Each engine keeps the pace of its own class; classes never share slack."""
+    """Each engine has the pace of one class; classes do not share slack."""
     outcome = simulate(
         sorted(
             arrivals(tbt_s=0.051, name="Q1") + arrivals(tbt_s=0.101, name="Q2"),

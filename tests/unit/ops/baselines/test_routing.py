@@ -1,4 +1,4 @@
-"""The routing library's plans: never worse than their start, and better where that is obvious."""
+"""Plans of the routing library are never worse than their start, and better in clear cases."""
 
 from math import inf
 
@@ -22,7 +22,7 @@ from tests.planning_problems import (
 @pytest.mark.parametrize("seed", range(8))
 def test_a_plan_is_never_worse_than_its_start(seed: int):
     """
-    With lost groups, best effort, groups without weight, and groups that no instance may serve.
+    Problems have lost groups, best effort, groups without weight, and unservable groups.
     """
     problem = a_random_problem(seed, num_groups=8, num_instances=3, num_models=3)
     start = a_random_order(problem, seed)
@@ -33,7 +33,7 @@ def test_a_plan_is_never_worse_than_its_start(seed: int):
 
 
 def test_alternating_deadlines_are_batched_by_model():
-    """Four groups of 10 s, a swap takes 20 s: by deadline, three swaps make two late."""
+    """Four groups of 10 s, swaps of 20 s: EDF swaps three times, which makes two groups late."""
     groups = [Group(model=k % 2, deadline_s=d) for k, d in enumerate((70.0, 75.0, 80.0, 85.0))]
     problem = a_problem(groups, [Instance(active=0, activate_s=(20.0, 20.0))])
 
@@ -41,7 +41,7 @@ def test_alternating_deadlines_are_batched_by_model():
     assert queues_of(routed(problem, time_limit_s=0.05)) == [[0, 2, 1, 3]]
 
 
-def test_lost_groups_come_after_others():
+def test_lost_groups_come_after_other_groups():
     groups = [Group(deadline_s=-1.0), Group(deadline_s=10.0), Group(deadline_s=20.0)]
     problem = a_problem(groups, [Instance(active=0)])
 

@@ -1,4 +1,4 @@
-"""SHEPHERD: models keep to their hosts, batches are static, large ones preempt."""
+"""SHEPHERD: models stay on their hosts, batches are static, large batches preempt."""
 
 from itertools import product
 
@@ -16,7 +16,7 @@ FREE = Instance()
 
 
 def loads(*work_s: float) -> list[Group]:
-    """One group per model."""
+    """A problem with one group per model."""
     return [Group(model=m, work_s=work) for m, work in enumerate(work_s)]
 
 

@@ -1,4 +1,4 @@
-"""Cells: their traffic, and the figures of measuring one."""
+"""Cells of the QoServe benchmark: their traffic, and the figures of a measurement."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Groups on simulated engines, predicted before they are served."""
+"""Predictions for groups on simulated engines, made before the groups are served."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +57,7 @@ def test_waits_are_near_their_predictions(load: Load):
     assert figures["waiting"]["R2, not corrected"] > 0.9
 
 
-def test_nothing_is_corrected_before_enough_groups_have_passed(load: Load):
+def test_forecasts_are_not_corrected_before_enough_groups_have_passed(load: Load):
     passed = load.forecaster.passed
 
     assert not passed[0].forecast.corrected
@@ -65,7 +65,7 @@ def test_nothing_is_corrected_before_enough_groups_have_passed(load: Load):
 
 
 def test_a_first_batch_has_the_requests_that_began_before_it_emptied():
-    """Among 24 requests beside 8 others, those begun before 6 are done count: 8, then 5."""
+    """With 24 requests, 8 at a time, those begun before the sixth ends count: 8, then 5."""
     how = served(MISTRAL_7B, A100)
     assert how is not None
     requests = [
@@ -111,7 +111,7 @@ def test_coverage_is_reported_with_and_without_corrections():
 
 @pytest.mark.parametrize("engine", ["simulated", "vllm"])
 def test_each_model_of_the_mesh_has_its_own_agent(engine: str):
-    """Otherwise a plan might move a queue that is under measurement."""
+    """With a shared agent, a plan could move a measured queue to another agent."""
     specs = [each.values() for each in agents(engine)]
 
     assert [each["models"] for each in specs] == [[model] for model in MODELS]
@@ -120,7 +120,7 @@ def test_each_model_of_the_mesh_has_its_own_agent(engine: str):
 
 @dataclass(frozen=True, slots=True)
 class PredictingProducer:
-    """A producer with known results."""
+    """A fake producer with known results."""
 
     timings: Timings
 
@@ -147,7 +147,7 @@ class PredictingProducer:
 
 @pytest.mark.parametrize(("submitted_at", "begun_at"), [(5.0, 5.0), (7.5, 7.0)])
 async def test_a_turn_comes_when_the_engine_gets_the_request(submitted_at: float, begun_at: float):
-    """Except if it was evicted after its first token and given to the engine again."""
+    """A request that is evicted after its first token keeps the begin of its first run."""
     timings = Timings(
         arrived_at=1.0,
         grouped_at=2.0,

@@ -1,4 +1,4 @@
-"""Cores for instances under measurement, and the load of other processes."""
+"""Pinning of measured instances to cores, and the load of other processes."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ _BUSY = "print('ready', flush=True)\nwhile True: pass"
 
 @contextmanager
 def process(code: str) -> Iterator[int]:
-    """A process that runs *code* and has reported that it is ready."""
+    """A process that runs *code* and has reported its readiness."""
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"ready\n"
@@ -56,7 +56,7 @@ def test_each_process_with_threads_and_children_has_its_own_core():
         assert cores_of(other) == {frozenset({second})}
 
 
-def test_with_fewer_cores_than_processes_nothing_changes():
+def test_with_fewer_cores_than_processes_no_process_is_pinned():
     everywhere = frozenset(os.sched_getaffinity(0))
     with process(_PARENT) as pid:
         given = give_cores([pid] * (len(everywhere) + 1))
@@ -74,7 +74,7 @@ def test_an_ended_process_is_skipped():
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Busy seconds and time as set by the test."""
+    """A machine whose busy seconds and time a test sets."""
     said = [0.0, 1000.0]
     idle = psutil.cpu_times()._replace(**dict.fromkeys(psutil.cpu_times()._fields, 0.0))
     monkeypatch.setattr(psutil, "cpu_times", lambda: idle._replace(user=said[0]))
@@ -84,7 +84,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_load_of_child_processes_is_not_other_load(machine: list[float]):
-    """In ten busy seconds a child takes at least 0.3, and this process takes its sampling time."""
+    """A child uses at least 0.3 of ten busy seconds, this process its sampling time."""
     with process(_BUSY) as pid:
         others = OtherLoad()
         until_s = sum(psutil.Process(pid).cpu_times()[:2]) + 0.3
@@ -97,7 +97,7 @@ def test_load_of_child_processes_is_not_other_load(machine: list[float]):
 
 
 def test_the_share_is_of_the_requested_time(machine: list[float]):
-    """Other processes use one of two cores, later none."""
+    """Other processes first use one of two cores, later no core."""
     others = OtherLoad()
     for busy_s, now in ((10.0, 1010.0), (10.5, 1020.0)):
         machine[:] = busy_s, now

@@ -11,7 +11,7 @@ from shared.contracts.qos import Slo
 
 
 def served(missed: int, of: int = 20) -> list[Served]:
-    """The first *missed* requests were never answered, the others in time."""
+    """Served requests; the first *missed* have no answer, the others are in time."""
     found = []
     for number in range(of):
         each = Served(Planned(0.0, "Q2", (1, 2), 2), Slo(ttlt_s=1.0), 0.0)
@@ -48,7 +48,7 @@ def test_the_better_of_stock_is_compared_in_each_pair():
     ],
     ids=["without stock's priority", "load too low"],
 )
-def test_stock_is_only_beaten_at_its_best_and_under_load(arms: dict[str, list[Served]]):
+def test_stock_counts_as_beaten_only_at_its_best_and_under_load(arms: dict[str, list[Served]]):
     result = empty()
     judge(result, [arms], Sizes(quick=True))
 

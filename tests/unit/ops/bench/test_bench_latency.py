@@ -144,7 +144,7 @@ def test_too_few_measured_steps_are_not_judged(capfd: pytest.CaptureFixture[str]
 
 
 def test_the_cpu_time_of_a_process_group_is_read():
-    """A separate group: in the tests' group, ending processes would reduce the sum."""
+    """The test uses a separate process group: ends of other processes would reduce the sum."""
     code = (
         "import sys; print(flush=True)\n"
         "for _ in sys.stdin:\n"
@@ -172,7 +172,7 @@ def test_the_cpu_time_of_a_process_group_is_read():
 
 
 async def test_steps_of_an_engine_match_the_load(monkeypatch: pytest.MonkeyPatch):
-    """The simulated engine instead of vLLM, under the same load, which it may finish."""
+    """The simulated engine replaces vLLM and may finish the load."""
     cached: list[int] = []
     served: list[list[Served]] = []
 

@@ -26,7 +26,7 @@ def plan(attainment: float, **fields: float) -> dict[str, Any]:
 
 
 def searches(size: Size, by_budget: dict[float, list[float]]) -> dict[Cell, dict[str, Any]]:
-    """Attainment of the seeds, by budget."""
+    """Figures of searches with the given attainment of each seed, by budget."""
     return {
         Cell(kind="search", size=size, seed=seed, budget_s=budget_s): plan(attainment)
         for budget_s, attainments in by_budget.items()
@@ -35,7 +35,7 @@ def searches(size: Size, by_budget: dict[float, list[float]]) -> dict[Cell, dict
 
 
 def others() -> dict[Cell, dict[str, Any]]:
-    """One cell of every kind except searches."""
+    """Figures of one cell of every kind except searches."""
     replan = plan(0.9, moved_share=0.01, over_keeping=-0.1, keeping_attainment=0.8)
     tiny = {"optimal": True, "over_optimum": 0.0, "proved": True, "program_over_optimum": 0.0}
     published = {
@@ -63,7 +63,7 @@ def value(result: Result, name: str) -> float | None:
 
 
 class TestLines:
-    def test_points_are_the_mean_of_each_seed_below_its_own_reference(self) -> None:
+    def test_points_are_the_mean_distance_of_seeds_below_their_reference(self) -> None:
         found = searches(MIDDLE, {60.0: [0.98, 0.99, 0.97], 1.0: [0.97, 0.985, 0.955]})
         result = reported(found)
 
@@ -71,13 +71,13 @@ class TestLines:
         assert value(result, "800x50: mean points below 60 s at 1 s") == pytest.approx(1.0)
         assert shown == {"1 s": "1.00 (1.50)"}
 
-    def test_without_the_reference_its_lines_are_missing(self) -> None:
+    def test_without_the_reference_lines_against_it_are_missing(self) -> None:
         result = reported(searches(MIDDLE, {1.0: [0.97]}))
 
         assert value(result, "800x50: mean points below 60 s at 1 s") is None
         assert result.holds
 
-    def test_a_rule_that_comes_near_breaks_its_line(self) -> None:
+    def test_a_rule_close_to_the_search_breaks_its_line(self) -> None:
         rules = {name: plan(0.5) for name in RULES} | {"edf-batching": plan(0.94)}
         found = searches(SMALL, {1.0: [0.97]}) | {Cell(kind="rules", size=SMALL, seed=0): rules}
         result = reported(found)

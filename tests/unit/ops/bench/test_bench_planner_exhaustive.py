@@ -1,4 +1,4 @@
-"""The optimum by enumeration: no plan is cheaper, and one is as cheap."""
+"""The optimum by enumeration equals the cost of the cheapest plan."""
 
 from itertools import permutations
 

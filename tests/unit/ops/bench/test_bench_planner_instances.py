@@ -26,7 +26,7 @@ def same(left: PlanningProblem, right: PlanningProblem) -> bool:
 
 
 def halves(problem: PlanningProblem) -> QueueOrder:
-    """All groups alternating on two instances."""
+    """A plan that assigns all groups alternately to two instances."""
     even, odd = np.arange(0, problem.num_groups, 2), np.arange(1, problem.num_groups, 2)
     starts = [0, len(even)] + [problem.num_groups] * (problem.num_instances - 1)
     return QueueOrder(

@@ -23,7 +23,7 @@ def test_running_groups_keep_their_place() -> None:
     assert sorted(group for queue in queues for group in queue) == [0, 1, 2, 3, 4]
 
 
-def test_an_urgent_arrival_goes_to_a_head_and_others_to_an_end() -> None:
+def test_urgent_arrivals_join_at_a_head_and_other_arrivals_at_an_end() -> None:
     running = [(0, 0), (0, 1), NEW]
     old = [Group(deadline_s=12), Group(deadline_s=22)]
 
@@ -34,7 +34,7 @@ def test_an_urgent_arrival_goes_to_a_head_and_others_to_an_end() -> None:
     assert queues_of(kept(calm)) == [[0, 1, 2]]
 
 
-def test_keeping_moves_nothing_and_replanning_does() -> None:
+def test_keeping_moves_no_group_and_replanning_moves_groups() -> None:
     before = instance(0, 60, 4, 4)
     problem = urgent_arrivals(before, edf_batching(before), 16, seed=1)
 

@@ -19,7 +19,7 @@ SHORT = Scenario(
 
 @pytest.fixture
 def num_iterations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry: the iterations of all replicas from now on."""
+    """A list with one entry: the number of iterations of all replicas since the call."""
     counted = [0]
     iterate = SimulatedReplica.iterate
 

@@ -1,4 +1,4 @@
-"""QoServe's figures: derived from cells; missing ones are left out."""
+"""QoServe's figures are derived from cells; figures with missing cells are omitted."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ def test_without_measurements_there_is_no_figure() -> None:
     assert numbered({}, 0) == tables({}, 0) == {}
 
 
-def test_figures_are_of_one_seed() -> None:
+def test_figures_use_one_seed_only() -> None:
     found = goodputs({cells.prefill_goodput("prefill", seed=1): 7.0})
 
     assert numbered(found, 0) == {}

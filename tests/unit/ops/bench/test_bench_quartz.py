@@ -82,7 +82,7 @@ def test_pulling_is_measured_like_any_policy(cell: RoutingCell):
 
 
 def test_cells_of_a_single_router_omit_the_number_of_routers():
-    """So that stored figures of one router remain valid."""
+    """Without the field, stored figures of cells with one router remain valid."""
     one = RoutingCell(variant="quartz", rate_rps=4.0)
 
     assert b"routers" not in msgspec.json.encode(one)
@@ -97,8 +97,10 @@ def figures(violations: float, p99_s: float) -> dict[str, Any]:
     ("violations", "p99_s", "holds"),
     [(0.05, 2.0, [True, True]), (0.12, 2.0, [False, True]), (0.05, 2.2, [True, False])],
 )
-def test_three_routers_are_compared_with_one(violations: float, p99_s: float, holds: list[bool]):
-    """0.88 met is less than 0.95 of 0.95; 2.2 s is more than 1.05 of 2 s."""
+def test_three_routers_are_compared_with_one_router(
+    violations: float, p99_s: float, holds: list[bool]
+):
+    """Attainment 0.88 is below 0.95 times 0.95, and P99 2.2 s is above 1.05 times 2 s."""
     loads = {LoadCell(seed=0): {"rate_rps": 5.0}}
     found = {
         place(loads, 0, name): reported

@@ -1,4 +1,4 @@
-"""Verdicts of a benchmark: what was not measured does not hold."""
+"""Verdicts of a benchmark: a line that was not measured does not hold."""
 
 import inspect
 from importlib import import_module
@@ -34,7 +34,7 @@ def result(*lines: Line) -> Result:
         ([], False, 0),
     ],
 )
-def test_a_result_holds_if_a_line_was_measured_and_all_measured_ones_hold(
+def test_a_result_holds_if_all_measured_lines_hold_and_there_is_one(
     lines: list[Line], *, holds: bool, not_measured: int
 ):
     found = result(*lines)
@@ -81,7 +81,7 @@ def test_every_bench_takes_the_common_options(name: str):
 def benches(
     monkeypatch: pytest.MonkeyPatch, made: dict[str, Result | None]
 ) -> list[dict[str, Any]]:
-    """Replace all benches by ones with these results, None for one that cannot run."""
+    """Replace all benches by fakes with these results; a bench with None cannot run."""
     calls: list[dict[str, Any]] = []
 
     def imported(module: str) -> SimpleNamespace:
@@ -100,7 +100,7 @@ def benches(
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
-    """Exit code, and the last line of the output as JSON."""
+    """Run the command; return the exit code and the output's last line as JSON."""
     code = command.main([*argv, "--json"])
     return code, msgspec.json.decode(capsys.readouterr().out.splitlines()[-1])
 
@@ -123,7 +123,7 @@ def test_the_last_line_has_every_figure_of_one_bench(
     assert msgspec.json.decode((tmp_path / "overhead.jsonl").read_bytes()) == data
 
 
-def test_the_last_line_has_all_benches_and_why_one_could_not_run(
+def test_the_last_line_has_all_benches_and_reasons_for_benches_that_cannot_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
     benches(monkeypatch, {"overhead": result(HOLDS), "engine": None})

@@ -1,4 +1,4 @@
-"""Digests of kept measurements: every module that they depend on counts."""
+"""Digests of stored measurements include every module on which a measurement depends."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_code_that_is_not_imported_does_not_count():
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three modules, of which two depend on each other, and data."""
+    """A repository with data and three modules, two of which import each other."""
     monkeypatch.setattr(store, "ROOT", tmp_path)
     package = tmp_path / "pack"
     package.mkdir()

@@ -1,4 +1,4 @@
-"""Measuring a live engine: the simulated one, whose times are known."""
+"""Measuring a live engine: the simulated engine, whose times are known."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -113,7 +113,10 @@ async def test_chunks_or_contexts_that_do_not_fit_the_model_are_refused(name: st
     [
         ({"chunks": ()}, "chunks: all values must be at least 1"),
         ({"batches": (0,)}, "batches: all values must be at least 1"),
-        ({"repeats": 1}, "repeats must be at least 2, since one is used for validation: 1"),
+        (
+            {"repeats": 1},
+            "repeats must be at least 2, since the last repeat is used for validation: 1",
+        ),
     ],
 )
 def test_invalid_grid_is_refused(fields: dict[str, object], reported: str):
@@ -153,7 +156,7 @@ def test_one_pause_does_not_change_the_fit():
 
 @pytest.mark.parametrize("pace", [0.01, 1.0, 1000.0])
 def test_engines_of_any_speed_are_fitted_equally_well(pace: float):
-    """Ten thousandths of a second or ten seconds per iteration."""
+    """Iterations take from 1 ms to 10 s."""
     work = [IterationWork(n, n * n / 2, 0) for n in (16, 64, 256, 512)] * 3
     samples = [Sample(each, 0, 0, 0, pace * (0.01 + 1e-4 * each.tokens)) for each in work]
 

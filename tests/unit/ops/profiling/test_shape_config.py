@@ -12,7 +12,7 @@ from tests.unit.ops.deployment import ROOT
 
 
 def written(folder: Path, **changes: object) -> Path:
-    """`CONFIG` with *changes*; a field that is None is left out."""
+    """Write `CONFIG` with *changes*; fields with value None are omitted."""
     file = folder / "tiny" / "config.json"
     file.parent.mkdir(exist_ok=True)
     fields = {name: value for name, value in (CONFIG | changes).items() if value is not None}

@@ -32,7 +32,9 @@ def test_depths_beyond_the_model_are_left_out_and_reported():
     reported: list[str] = []
     grid = replace(GRID, prefill_contexts=(0, 497, 1000))
     assert {each.before_tokens for each in grid.batches(TINY, reported.append)} == {0}
-    assert reported == ["left out, max_position_embeddings is 512: chunks behind 497, 1000"]
+    assert reported == [
+        "left out, since max_position_embeddings is 512: chunks after contexts of 497, 1000 tokens"
+    ]
 
 
 def test_batch_equals_the_work_that_an_engine_would_report():
@@ -44,7 +46,7 @@ def test_batch_equals_the_work_that_an_engine_would_report():
     assert (batch.decode_kv_tokens, batch.prefill_kv_tokens, batch.num_requests) == (303, 50, 4)
 
 
-def test_flops_are_those_of_matrices_and_attention():
+def test_flops_count_matrices_and_attention():
     batch = Batch(num_decodes=0, decode_context_tokens=0, chunk_tokens=10, before_tokens=5)
     # By hand: q and o 64x64, k and v 64x32, the MLP 3 times 64x96; 100 pairs, by q·k and p·v of
     # 64 numbers each; the LM head once.

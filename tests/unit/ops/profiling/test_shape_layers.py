@@ -22,7 +22,7 @@ def stack(num_copies: int = 2):
 
 
 def attention(queries, keys, values, mask):
-    """Attention by its formula; queries: (tokens, heads, head), keys and values: fewer heads."""
+    """Attention by its formula; queries are (tokens, heads, head), keys have fewer heads."""
     keys, values = (each.repeat_interleave(2, dim=1) for each in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", queries, keys) / math.sqrt(TINY.head_size)
     shares = torch.softmax(scores.masked_fill(~mask, -math.inf), dim=-1)
@@ -30,7 +30,7 @@ def attention(queries, keys, values, mask):
 
 
 def expected(stack, batch: Batch, ids, places):
-    """The logits of *batch*, each request separately, without chunks behind others."""
+    """The logits of *batch*, computed separately for each request."""
     hidden = stack._table[ids]
     for number in range(TINY.num_layers):
         copy = stack._copies[number % len(stack._copies)]
@@ -80,7 +80,7 @@ def expected(stack, batch: Batch, ids, places):
     ],
     ids=["prefill", "one token", "decodes", "both", "a chunk behind others"],
 )
-def test_logits_equal_those_of_a_decoder(batch: Batch):
+def test_logits_equal_a_decoders_logits(batch: Batch):
     computing = stack()
     ids, places = computing.inputs(batch)
 
@@ -92,7 +92,7 @@ def test_logits_equal_those_of_a_decoder(batch: Batch):
 
 
 def test_layers_reuse_the_available_weights_in_turn():
-    """A third layer uses the first one's weights again, as does the reference above."""
+    """The third of three layers uses the first layer's weights, as in `expected`."""
     batch = Batch(num_decodes=0, decode_context_tokens=0, chunk_tokens=8, before_tokens=0)
     few, many = stack(1), stack(3)
     ids, places = few.inputs(batch)

@@ -26,7 +26,7 @@ GRID = ShapeGrid(
 
 
 class KnownDevice:
-    """A CPU that returns the given times cyclically."""
+    """A CPU device that reports the given times cyclically."""
 
     def __init__(self, times_s: tuple[float, ...] = (0.25,), **changes: int) -> None:
         self.device = torch.device("cpu")
@@ -135,7 +135,7 @@ def test_device_failure_ends_the_measurement_with_its_message(
 
 
 def test_profile_of_a_cpu_is_accepted_by_the_simulated_engine():
-    """Real times, which depend on the machine."""
+    """The profile has real times, which depend on the machine."""
     often = replace(GRID, grid=replace(GRID.grid, repeats=5))
     repeats = profiler(torch_device.find_device("cpu")).measure(often, print)
     samples = [each for repeat in repeats for each in repeat]

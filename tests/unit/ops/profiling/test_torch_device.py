@@ -12,7 +12,7 @@ torch_device = requirements.Late("ops.profiling.torch_device")
 
 
 class PlayedCuda:
-    """Two GPUs that take 7 ms for everything, and record the calls."""
+    """Fake of two GPUs that take 7 ms for every call and record the calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reported: list[str] = []

@@ -1,4 +1,4 @@
-"""The simulator's options: invalid values are rejected, by name, before anything runs."""
+"""The simulator's options: errors for invalid values name the option, before a simulation runs."""
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ SHARE = "a number from 0 to 1"
 SHARES = "Q1:Q2:Q3 in finite numbers from 0"
 WHOLE = "a whole number from 1 on"
 COUNTS = "Q1:Q2:Q3 in whole numbers from 0"
-WAVE = "LOW:HIGH[:HALF_PERIOD_S], finite, 0 <= LOW <= HIGH > 0, from 1 s"
-CHUNK = "a policy with 1 or more after its colon"
+WAVE = "LOW:HIGH[:HALF_PERIOD_S], finite, 0 <= LOW <= HIGH, HIGH > 0, HALF_PERIOD_S >= 1"
+CHUNK = "a policy with a number of at least 1 after the colon"
 
 REFUSED = [
     *(("--qps", value, POSITIVE) for value in ("inf", "nan", "0", "-1", "x", "")),
@@ -44,7 +44,7 @@ REFUSED = [
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Last line of the output of a rejected call; fails if it is accepted."""
+    """Last output line of a rejected call; the test fails if the call is accepted."""
     try:
         code: object = main(arguments)
     except SystemExit as stopped:

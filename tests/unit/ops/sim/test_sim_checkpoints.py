@@ -28,9 +28,9 @@ def request(name: str, at: float, prompt: int, output: int, slo: Slo) -> SimRequ
 
 def served(link_tokens_per_s: float) -> tuple[CheckpointingReplica, SimRequest]:
     """
-    An offline prompt of 240 tokens; at 150 ms, when 160 are computed, an online one of 160.
+    Serve an offline prompt of 240 tokens and, from 150 ms on, an online prompt of 160 tokens.
 
-    There are 320 tokens of KV, so the offline request must give up its KV.
+    KV has room for 320 tokens, so the offline request, with 160 computed tokens, loses its KV.
     """
     offline = request("offline", 0.0, 240, 2, Slo())
     replica = CheckpointingReplica(
@@ -45,7 +45,7 @@ def served(link_tokens_per_s: float) -> tuple[CheckpointingReplica, SimRequest]:
 
 
 def test_a_preempted_request_resumes_from_its_copy() -> None:
-    """The 80 tokens of the first iteration are copied; those of the last one are lost."""
+    """The first iteration's 80 tokens are copied; the last iteration's tokens are lost."""
     replica, offline = served(1e9)
 
     assert offline.num_preempted == 1
@@ -64,7 +64,7 @@ def test_copies_save_recomputing() -> None:
 
 
 def test_a_slow_link_copies_less() -> None:
-    """During the second iteration of 80 ms it copies 40 tokens."""
+    """A link of 0.5 tokens per ms copies 40 tokens during the second iteration of 80 ms."""
     replica, _ = served(501.0)
 
     assert replica.restored_tokens == 40
@@ -72,7 +72,7 @@ def test_a_slow_link_copies_less() -> None:
 
 
 def test_a_request_waits_until_its_copy_is_back() -> None:
-    """Nothing else runs then: 80 tokens at 1 per millisecond are 80 ms of idle time."""
+    """Restoring 80 tokens at 1 token per ms takes 80 ms, in which the engine is idle."""
     fast, slow = served(1e9)[1], served(1001.0)[1]
 
     assert fast.finished_at is not None

@@ -1,4 +1,4 @@
-"""Simulated clusters: conservation, silos, searches, and the command line."""
+"""Simulated clusters: conservation of requests, silos, searches, and the command line."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -142,6 +142,6 @@ def made_twice(cell: Cell) -> dict[str, Any]:
     raise AssertionError(f"{cell} was already measured")
 
 
-def test_a_quick_benchmark_is_part_of_the_full_one() -> None:
+def test_the_cells_of_a_quick_benchmark_are_part_of_the_full_benchmark() -> None:
     assert {cell.policy for cell in quick(0)} <= {cell.policy for cell in full(0)}
     assert len(set(full(0))) > 100

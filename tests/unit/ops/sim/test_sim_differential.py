@@ -1,4 +1,4 @@
-"""The simulator's engine computes what the simulated backend computes."""
+"""The simulator's engine computes the same iterations as the simulated backend."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ ENTRY = ModelEntry(name=ModelName("m"), path="", architecture="", max_model_len=
 
 
 class Chancy:
-    """Holds and caps prefills by a hash, so that several are partially done at a time."""
+    """A policy that holds and caps prefills by a hash, so that several are partially computed."""
 
     def __init__(self) -> None:
         self._queue = FixedChunkFcfs(48)

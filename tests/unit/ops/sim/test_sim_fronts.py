@@ -1,4 +1,4 @@
-"""Several routers, and instances that pull: the simulated cluster with other fronts."""
+"""The simulated cluster with several routers, and with instances that pull."""
 
 from collections.abc import Sequence
 
@@ -56,7 +56,7 @@ def test_every_request_is_served_once(front: Routers | PulledQueue):
 
 
 @pytest.mark.slow
-def test_three_routers_with_shared_state_do_about_as_well_as_one():
+def test_three_routers_with_shared_state_attain_about_as_much_as_one_router():
     work = traffic(400, 4.5)
     one, three = (misses(simulate_front(work, CLUSTER, routers(count))) for count in (1, 3))
 
@@ -70,7 +70,7 @@ def row_of(assignment: Assignment) -> NDArray[np.float64]:
 @pytest.fixture
 def _small_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    Trees of a formula instead of a simulated trace: only the exchange between routers matters.
+    Trees fitted to a formula, because these tests check only the exchange between routers.
     """
     known = requests_of(NOMINAL, 500, seed=1)
     trees = fit_quantile_trees(matrix_of(known), times_of(known), levels=LEVELS)
@@ -78,8 +78,8 @@ def _small_trees(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_small_trees")
-def test_routers_correct_by_the_observations_of_others():
-    """Prefills take three times as long as predicted; the second router has not seen any."""
+def test_routers_correct_by_observations_of_other_routers():
+    """Prefills take three times the predicted time; the second router has observed none."""
     known = predictors.trained(2.0)
     one, other = (prefills_for(VARIANTS["quartz"], 2.0, origin=name) for name in ("one", "other"))
     outcome = simulate_front(traffic(300), CLUSTER, routers(1))
@@ -135,7 +135,7 @@ def test_a_slow_instance_serves_less():
 
 
 class _HeldAtMost(PulledQueue):
-    """Records the most that any instance held."""
+    """A front that records the maximum number of requests pulled by an instance."""
 
     def __init__(self, inner: PulledQueue) -> None:
         self.__dict__.update(inner.__dict__)

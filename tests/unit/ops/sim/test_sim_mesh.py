@@ -65,7 +65,7 @@ def test_equal_seeds_give_equal_runs():
 
 
 class Rig:
-    """One instance with requests in its lanes."""
+    """One simulated instance, and lanes with requests."""
 
     def __init__(self, conduct: Conduct, *requests: tuple[ModelName, Arrival]) -> None:
         self.requests = [MeshRequest(n, each, model) for n, (model, each) in enumerate(requests)]
@@ -117,7 +117,7 @@ def test_a_swap_costs_its_time_and_only_one_model_is_active():
     )
 
 
-def test_a_cold_model_takes_longer_than_a_warm_one():
+def test_a_cold_model_takes_longer_than_a_warm_model():
     warm, cold = (HostWeights(TWO, budget_bytes=budget, swap_scale=0.5) for budget in (1 << 50, 0))
 
     assert warm.activate_s(B, 0.0) == 0.5 * VICUNA_13B.warm_s
@@ -169,7 +169,7 @@ def test_stock_engines_finish_the_active_model_in_the_window_then_swap():
 
 def test_work_displaced_by_a_new_head_keeps_its_answer():
     """
-    B heads the queue and A comes later: running requests of A beyond the drain limit are evicted.
+    When model B becomes the head, requests of A that exceed the drain limit are evicted.
     """
     rig = Rig(
         Conduct(drain_limit_s=0.0),
@@ -213,7 +213,7 @@ def test_an_a10_is_slower_holds_less_and_cannot_serve_every_model():
     assert served(LLAMA_70B, A10) is None
 
 
-def test_tail_models_share_the_rest_of_the_arrivals():
+def test_tail_models_share_the_remaining_arrivals():
     frequent, rare = tailed(4, 8, 0.5)
 
     assert sum(frequent) + sum(rare) == pytest.approx(1.0)

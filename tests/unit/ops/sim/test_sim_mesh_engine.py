@@ -1,4 +1,4 @@
-"""The mesh's engine: iterations computed in bulk."""
+"""The simulated mesh's engine, which computes several iterations in one step."""
 
 import pytest
 from hypothesis import given, settings
@@ -45,7 +45,7 @@ sizes = st.tuples(
     capacity=st.sampled_from([900, 2000, 100_000]),
     max_running=st.sampled_from([2, 8, 64]),
 )
-def test_iterations_equal_those_of_the_token_by_token_replica(
+def test_iterations_equal_iterations_of_the_token_by_token_replica(
     gaps: list[tuple[float, int, int]], capacity: int, max_running: int
 ):
     at, arrivals = 0.0, []
@@ -72,7 +72,7 @@ def test_iterations_equal_those_of_the_token_by_token_replica(
 
 
 def test_a_prompt_and_its_answer_take_an_iteration_each():
-    """The prompt takes one iteration, which gives the first token; the rest takes two more."""
+    """The prompt's iteration gives the first token; two more tokens take two iterations."""
     engine = BatchEngine(ONE_SECOND, BatchLimits(kv_capacity_tokens=1000))
     one = request(0, 100, 3)
     engine.add(one, 5.0)

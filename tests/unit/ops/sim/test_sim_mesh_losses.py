@@ -1,4 +1,4 @@
-"""An instance of the simulated mesh dies: its work begins again elsewhere."""
+"""When an instance of the simulated mesh dies, its requests begin again on other instances."""
 
 from ops.sim.mesh.arms import ARMS
 from ops.sim.mesh.cluster import Loss, MeshOptions, MeshOutcome, simulate_mesh
@@ -11,7 +11,7 @@ LOST_AT_S = 4.0
 
 
 def served(*losses: Loss) -> MeshOutcome:
-    """Two instances with one model, for eight seconds of traffic."""
+    """Serve eight seconds of traffic with two instances of one model."""
     traffic = MeshTraffic(models={MODEL: 1.0}, rate_rps=6.0, duration_s=8.0, seed=0)
     fleet = Fleet(devices=(A100, A100), models={MODEL: MISTRAL_7B})
     arm = ARMS["qlm"]
@@ -32,7 +32,7 @@ def test_remaining_instances_serve_all_requests_completely():
 
 
 def test_answers_begin_again():
-    """Requests with a first token from the lost instance get it again, later."""
+    """Requests with a first token from the lost instance get a new first token later."""
     calm = {r.request_id: r for r in served().requests}
     struck = served(Loss(number=0, at=LOST_AT_S))
     again = [

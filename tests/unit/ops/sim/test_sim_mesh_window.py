@@ -1,4 +1,4 @@
-"""Pulls of the simulated mesh's instances, and the view of its planners."""
+"""Pulls of the simulated mesh's instances, and input of its planners."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ A, B = ModelName("a"), ModelName("b")
 
 
 class Waiting:
-    """Requests of given models, arrivals and times left, in their lanes."""
+    """Lanes with requests of given models, arrival times and times left."""
 
     def __init__(self, *requests: tuple[ModelName, float, float]) -> None:
         self.requests = [
@@ -49,7 +49,7 @@ class Waiting:
             self.lanes.put(request, request.arrival.arrived_at)
 
     def segment(self, model: ModelName, **quotas: int) -> Segment:
-        """The lanes of requests *rN*, with quotas."""
+        """A segment with the lanes of requests *rN* and their quotas."""
         return Segment(
             model=model,
             lanes=tuple(

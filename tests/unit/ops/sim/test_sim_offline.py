@@ -58,7 +58,7 @@ def test_the_backlog_has_all_data_sets_and_waits_from_the_start() -> None:
 
 
 def test_throughput_and_waste_add_up_to_the_computed_tokens() -> None:
-    """Each offline token counts once; the rest are online tokens."""
+    """Computed tokens are offline tokens, each counted once, wasted tokens and online tokens."""
     harvest = CoServing(slo=CHAT, rate_rps=4, duration_s=20).run(replica("sarathi-preemptive:2048"))
     figures = harvest.figures()
     online = sum(r.num_computed_tokens for r in harvest.online)
@@ -69,7 +69,7 @@ def test_throughput_and_waste_add_up_to_the_computed_tokens() -> None:
 
 
 def test_a_dry_backlog_is_an_error() -> None:
-    """Figures of an engine without offline work would be meaningless."""
+    """Without waiting offline work, offline throughput would be meaningless."""
     latency = LatencyTable(tuple(1e-8 * n for n in range(2049)))
     fast = SimulatedReplica(NonPreemptive(2048), latency, EngineLimits())
     with pytest.raises(RuntimeError, match="dry"):
@@ -77,7 +77,7 @@ def test_a_dry_backlog_is_an_error() -> None:
 
 
 def test_targets_are_multiples_of_online_only_latencies() -> None:
-    """At a low rate those of 2 requests per second, not those of decoding alone."""
+    """At low rates, targets derive from latencies at 2 requests per second."""
     cell = Cell(figure="6a", systems=("ours",), rate_rps=1.0, duration_s=10.0)
     measured = measure(cell)
 

@@ -1,4 +1,4 @@
-"""The judge of plans, by hand-computed queues and by the normal limit."""
+"""The judge of plans, checked by hand-computed queues and by the normal distribution."""
 
 import math
 from dataclasses import replace
@@ -11,7 +11,7 @@ from solver.planning.problem.problem import PlanningProblem
 from tests.planning_problems import NEVER, Group, Instance, a_problem, an_order
 
 BUSY = Instance(active=0)
-"""Model 0 is resident; activating model 1 takes 5 s."""
+"""Instance with active model 0; activating model 1 takes 5 s."""
 
 
 def phi(value: float) -> float:
@@ -120,7 +120,7 @@ def test_attainment_is_weighted_and_can_be_of_a_part() -> None:
 
 
 def test_independent_work_tends_to_the_normal_distribution() -> None:
-    """Twenty groups ahead, each with a tenth of deviation: the sum of variances."""
+    """The variance of twenty groups' total time is the sum of the groups' variances."""
     groups = [Group(work_var=1.0) for _ in range(20)] + [Group(deadline_s=203)]
 
     verdict = judge(a_problem(groups, [BUSY]), an_order(range(21)), num_scenarios=20_000)

@@ -1,4 +1,4 @@
-"""Replicas that pull from shared lanes: nothing is lost, no bound is exceeded."""
+"""Replicas that pull from shared lanes lose no request and exceed no bound."""
 
 from dataclasses import replace
 
@@ -87,7 +87,7 @@ def test_a_small_window_keeps_most_of_full_visibility_in_overload() -> None:
 
 
 def test_infeasible_requests_give_way_to_feasible_ones() -> None:
-    """A long infeasible request is relegated, and the short ones behind it are not."""
+    """A long, infeasible request is relegated; the short requests behind it are not."""
     infeasible = Arrival(
         arrived_at=0.0, prompt_tokens=8000, output_tokens=4, class_name="x", slo=Slo(ttft_s=0.2)
     )

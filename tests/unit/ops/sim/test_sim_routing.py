@@ -98,7 +98,7 @@ def test_simulations_are_deterministic():
 
 
 def test_cached_tokens_are_not_computed_again():
-    """A second turn half a minute later, on the instance of the first."""
+    """A conversation's second turn runs 30 s later on the instance of the first turn."""
     first = asked("talk", 6000)
     second = asked("talk", 6100, ("talk", 6000), at=30.0)
     outcome = served([first, second])
@@ -124,13 +124,13 @@ def test_a_slowdown_applies_during_its_time():
     assert other.end_s == pytest.approx(2 * one.end_s)
 
 
-def test_jain_is_one_for_equal_values_and_one_over_n_for_a_single_one():
+def test_jain_is_1_for_equal_values_and_1_over_n_for_a_single_value():
     assert jain([3, 3, 3]) == pytest.approx(1.0)
     assert jain([1, 0, 0, 0]) == pytest.approx(0.25)
 
 
 def test_shares_are_max_min_fair():
-    """A total of 12: a request for 2 is met, the others share the rest."""
+    """A tenant gets the 2 of 12 that it requests; other tenants share 10."""
     asked_for = {TenantId("a"): 2.0, TenantId("b"): 8.0, TenantId("c"): 50.0}
 
     assert list(max_min_shares(asked_for, 12.0).values()) == pytest.approx([2, 5, 5])

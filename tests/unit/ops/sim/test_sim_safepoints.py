@@ -15,7 +15,7 @@ from shared.contracts.qos import Slo
 from solver.scheduling.engine.latency import LatencyTable
 
 LATENCY = LatencyTable(tuple(0.001 * n for n in range(101)))
-"""A token takes 1 ms; iterations have 80 tokens, so a safepoint comes every 10 ms."""
+"""A token takes 1 ms; iterations of 80 tokens have a safepoint every 10 ms."""
 CHECKS_S = SAFEPOINTS * SAFEPOINT_S
 LIMITS = EngineLimits(max_budget_tokens=80, kv_capacity_tokens=4096)
 CHAT = Slo(ttft_s=0.05, tbt_s=0.02)
@@ -35,7 +35,7 @@ def served(*requests: SimRequest, patience: float = 0.0) -> LayerwiseReplica:
 
 
 def test_an_arrival_ends_offline_work_at_the_next_safepoint() -> None:
-    """At 25 ms: offline work stops at 30, the online prompt of 80 tokens takes 80 more."""
+    """At an arrival at 25 ms, offline work stops at 30 ms; the online prompt takes 80 ms."""
     offline = request("offline", 0.0, 80, 1, Slo())
     chat = request("chat", 0.025, 80, 1, CHAT)
     replica = served(offline, chat)
@@ -46,7 +46,7 @@ def test_an_arrival_ends_offline_work_at_the_next_safepoint() -> None:
 
 
 def test_dropped_work_is_computed_again() -> None:
-    """All 80 tokens, from 110 ms on."""
+    """From 110 ms on, all 80 dropped tokens are computed again."""
     offline = request("offline", 0.0, 80, 1, Slo())
     served(offline, request("chat", 0.025, 80, 1, CHAT))
 
@@ -55,7 +55,7 @@ def test_dropped_work_is_computed_again() -> None:
 
 
 def test_online_decodes_of_a_cut_iteration_get_their_token() -> None:
-    """Three of eight parts of 80 ms with offline work, five of the decode's 1 ms."""
+    """Three of eight parts compute 80 ms of offline work, five only the decode's 1 ms."""
     chat = request("chat", 0.0, 10, 3, CHAT)
     offline = request("offline", 0.001, 500, 1, Slo())
     late = request("late", 0.04, 5, 1, CHAT)
@@ -67,7 +67,7 @@ def test_online_decodes_of_a_cut_iteration_get_their_token() -> None:
 
 
 def test_a_patient_replica_waits_if_the_first_token_will_be_in_time() -> None:
-    """55 ms are left and the prompt takes 80: within four times 50 ms, not within two."""
+    """55 ms are left and the prompt takes 80 ms: in time for 4 x 50 ms, late for 2 x 50 ms."""
     for patience, num_cuts in ((4.0, 0), (2.0, 1)):
         replica = served(
             request("offline", 0.0, 80, 1, Slo()),

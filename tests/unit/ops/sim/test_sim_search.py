@@ -1,4 +1,4 @@
-"""Searches: the result was tried, and so was the next rate that fails."""
+"""Searches try the rate that they return, and a slightly higher rate that fails."""
 
 from collections.abc import Callable
 from math import exp
@@ -26,7 +26,7 @@ def late_rise(rate_rps: float) -> float:
 def searched(
     violations: Callable[[float], float], start_rps: float | None
 ) -> tuple[float, dict[float, float]]:
-    """The result between 0 and 20, and the share of every tried rate."""
+    """Search from 0 to 20; return the result and the share of violations of every tried rate."""
     tried: dict[float, float] = {}
 
     def reported(rate_rps: float) -> float:

@@ -12,7 +12,7 @@ BATCH = Slo(ttlt_s=600)
 def served(
     *, arrived_at: float = 0.0, name: str = "Q1", slo: Slo = INTERACTIVE, first: float | None = None
 ) -> SimRequest:
-    """A request of two tokens, the second one second after the *first*; none was not served."""
+    """A request with tokens at *first* and one second later; None: it was not served."""
     arrival = Arrival(
         arrived_at=arrived_at, prompt_tokens=10, output_tokens=2, class_name=name, slo=slo
     )

@@ -1,4 +1,4 @@
-"""Requests that wait in a global queue without a grouper count from their arrival."""
+"""The wait of a request counts from its arrival, even in a global queue without a grouper."""
 
 import pytest
 
@@ -19,7 +19,7 @@ AWAY_S = 6.0
 async def grouped_late(
     rig: GrouperRig, body: InferenceRequest, user_id: str | None
 ) -> QueuedRequest:
-    """*body* as queued by a grouper that was absent when it was published."""
+    """The request of *body* after a grouper that started late has queued it."""
     async with Producer(rig.far, name="t", clock=rig.clock, user_id=user_id) as producer:
         generation = await producer.submit(body, reply=ReplyMode.FINAL)
         rig.clock.advance(AWAY_S)

@@ -1,4 +1,4 @@
-"""The grouper: publish to a lane with confirm, or refuse with an answer; then acknowledge."""
+"""The grouper publishes a request to a lane with confirm or refuses it, then acknowledges it."""
 
 import asyncio
 
@@ -75,7 +75,7 @@ async def test_agents_are_notified_of_the_lane(rig: GrouperRig):
     assert decode((await rig.far.take(notices)).body).queue == LANE
 
 
-async def test_notices_are_spaced_and_the_last_one_is_not_dropped(rig: GrouperRig):
+async def test_notices_are_spaced_and_the_last_notice_is_not_dropped(rig: GrouperRig):
     notices = await listen(rig.far, topology.CONTROL, topology.CONTROL_LANE)
     for _ in range(5):
         await rig.submit(BODY)
@@ -207,7 +207,7 @@ async def test_copy_is_not_acknowledged_before_the_first_is_confirmed(rig: Group
 
 
 async def test_tenant_above_its_share_overflows(registry: ModelRegistry):
-    """20 of 40 tokens are half; two thirds are above 60 %."""
+    """20 of 40 tokens are half; 40 of 60 are above the maximum share of 60 %."""
     settings = GrouperSettings(free_outstanding_tokens=0, max_tenant_share=0.6)
     async with open_grouper(registry, settings) as rig:
         shares = rig.grouper.state.shares
@@ -224,7 +224,7 @@ async def test_tenant_above_its_share_overflows(registry: ModelRegistry):
 
 
 async def test_request_has_a_wait_forecast_where_known(rig: GrouperRig):
-    """The second one also waits for the first."""
+    """The second request's forecast includes the first request's work."""
     now = rig.clock.now()
     lane = LaneForecast(lane=LANE, wait_s=4.0, wait_sd_s=1.0, request_s=0.5)
     await rig.submit(BODY)
@@ -297,7 +297,7 @@ async def test_request_without_an_observed_end_expires(rig: GrouperRig):
 
 
 async def test_requests_beyond_the_token_limit_are_refused_for_now(registry: ModelRegistry):
-    """Each takes 3 + 8 tokens."""
+    """Each request takes 3 + 8 tokens."""
     async with open_grouper(registry, GrouperSettings(max_outstanding_tokens=21)) as rig:
         await rig.submit(BODY)
         await rig.submit(BODY)
@@ -308,7 +308,7 @@ async def test_requests_beyond_the_token_limit_are_refused_for_now(registry: Mod
 
 
 async def test_producer_is_notified_of_a_dead_lettered_request(rig: GrouperRig):
-    """The broker itself gives up a request at a lane's delivery limit."""
+    """The broker dead-letters a request at a lane's delivery limit."""
     request = a_request("r1", reply_to=REPLIES_TO, lane=LANE)
     await topology.declare_work_queue(rig.far, LANE)
     await rig.far.publish(topology.LANES, LANE, queued_bytes(request))

@@ -1,4 +1,4 @@
-"""Tokens count for their tenant from admission to the end of the request."""
+"""A request's tokens count for its tenant from admission to the request's end."""
 
 import asyncio
 from typing import Any
@@ -21,7 +21,7 @@ from tests.unit.planner.routed_rig import ONE, status
 pytestmark = pytest.mark.virtual_time
 
 EACH = 11
-"""Tokens of `BODY`: 3 of its prompt and 8 of its answer."""
+"""Tokens of `BODY`: 3 of the prompt and 8 of the answer."""
 OVERFLOW = LaneKey.parse(LANE).overflow_name
 ACME = TenantId("acme")
 SHARED = GrouperSettings(free_outstanding_tokens=0, max_tenant_share=0.6)
@@ -50,7 +50,7 @@ async def take(rig: GrouperRig, request_id: str, **fields: Any) -> asyncio.Task[
 
 
 async def take_into_outage(rig: GrouperRig, request_id: str) -> asyncio.Task[None]:
-    """The same; it waits for the lanes' exchange."""
+    """Pass a request of `acme` to the grouper; it waits for the lanes' exchange."""
     rig.broker.down.add(topology.LANES)
     before = rig.broker.attempts.count(topology.LANES)
     task = await take(rig, request_id)
@@ -59,7 +59,7 @@ async def take_into_outage(rig: GrouperRig, request_id: str) -> asyncio.Task[Non
 
 
 def outstanding(rig: GrouperRig) -> tuple[int, int]:
-    """Outstanding tokens and requests."""
+    """Numbers of outstanding tokens and requests."""
     state = rig.grouper.state
     return state.shares.total, len(state.outstanding)
 
@@ -91,7 +91,7 @@ async def test_burst_is_admitted_only_up_to_the_limit(
 
 
 async def test_burst_above_its_tenants_share_overflows(registry: ModelRegistry):
-    """The first is half of all including itself; the second would make it two thirds."""
+    """The first request makes the tenant's share half; the second would make it two thirds."""
     async with open_grouper(registry, SHARED) as rig:
         other_holds(rig, EACH)
         rig.broker.down.add(topology.LANES)
@@ -103,8 +103,8 @@ async def test_burst_above_its_tenants_share_overflows(registry: ModelRegistry):
         assert (await rig.far.ready(LANE), await rig.far.ready(OVERFLOW)) == (1, 1)
 
 
-async def test_end_before_the_confirm_leaves_nothing_counted(rig: GrouperRig):
-    """The agent was faster than the lane's confirm."""
+async def test_request_that_ends_before_its_confirm_no_longer_counts(rig: GrouperRig):
+    """The agent ends the request before the lane's confirm arrives."""
     task = await take_into_outage(rig, "quick")
     rig.grouper.on_ended(end_of("quick"))
     rig.broker.down.clear()
@@ -133,7 +133,7 @@ async def test_request_cancelled_while_publishing_is_not_counted(rig: GrouperRig
 
 
 async def test_failed_copy_keeps_the_tokens_of_the_first(registry: ModelRegistry):
-    """Without remembered ids, as after 20,000 others: the copy is also published."""
+    """The grouper publishes the copy, because it has forgotten the id (after 20,000 others)."""
     async with open_grouper(registry, GrouperSettings(duplicate_memory=0)) as rig:
         await (await take(rig, "same"))
         task = await take_into_outage(rig, "same")
@@ -165,7 +165,7 @@ async def test_waiting_request_counts_until_it_is_redelivered(registry: ModelReg
 
 
 async def test_share_is_decided_at_arrival(registry: ModelRegistry):
-    """Half of all including itself; later requests of its tenant arrive while it waits."""
+    """The request has half of all tokens; its tenant's later requests do not change its share."""
     async with open_grouper(registry, ROUTED) as rig:
         routing = rig.grouper.routing
         assert routing is not None

@@ -1,4 +1,4 @@
-"""Prompt lengths predicted from bytes neither refuse nor limit; counted ones do."""
+"""Counted prompt lengths refuse or limit requests; lengths predicted from bytes do not."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from tests.queued import MODEL
 from tests.unit.planner.rig import intake_of
 
 LONG = "a" * 4 * (MAX_MODEL_LEN + 1000)
-"""Predicted to be longer than the model's limit; a tokenizer may find far fewer tokens."""
+"""Text whose predicted length exceeds the model's limit; a tokenizer may find fewer tokens."""
 DEFAULT = 17
 SETTINGS = GrouperSettings(
     trusted_users=("gateway",), limits=IngressLimits(default_max_tokens=DEFAULT)
@@ -71,7 +71,7 @@ def test_trusted_publisher_without_a_count_is_predicted(intake: Intake):
     assert accepted(intake, user_id="gateway", prompt=LONG).sampling.max_tokens == DEFAULT
 
 
-def test_text_that_fits_has_its_predicted_length(intake: Intake):
+def test_text_that_fits_keeps_its_predicted_length(intake: Intake):
     assert accepted(intake, prompt="a" * 800, max_tokens=8).prompt_tokens == 200
 
 

@@ -63,7 +63,7 @@ class TestTenants:
 
         check_admission(a_request(tenant=TenantId("modest")), state, settings, NOW)
 
-    def test_limit_of_one_tenant_overrides_the_general_one(self, state: GrouperState):
+    def test_limit_of_one_tenant_overrides_the_general_limit(self, state: GrouperState):
         outstanding(state, GREEDY, 990)
         settings = GrouperSettings(max_tenant_tokens=10, tenant_tokens={"greedy": 2000})
 
@@ -85,7 +85,7 @@ class TestLanes:
         check_admission(request, state, GrouperSettings(), NOW)
 
     def test_late_request_is_refused_until_the_lane_has_drained(self, state: GrouperState):
-        """A hundred seconds to the deadline, five hundred to its turn."""
+        """The deadline is in 100 s, but the forecast wait is 500 s."""
         request = a_request(slo=BATCH)
         forecasted(state, request, wait_s=500.0, late=0.99)
         error = refusal(request, state, refuse_late_from=0.95)
@@ -110,7 +110,7 @@ class TestLanes:
 
         check_admission(request, state, GrouperSettings(refuse_late_from=0.95), now)
 
-    def test_best_effort_is_admitted_whatever_its_wait(self, state: GrouperState):
+    def test_best_effort_is_admitted_regardless_of_its_wait(self, state: GrouperState):
         request = a_request(slo=BEST_EFFORT)
         forecasted(state, request, wait_s=500.0, late=1.0)
 
@@ -118,7 +118,7 @@ class TestLanes:
 
 
 class TestSinceThePlan:
-    """A lane's wait of 10 ± 1 s, forecast at `NOW`; each request there adds 2 s."""
+    """Requests since a forecast at `NOW`: a wait of 10 ± 1 s, to which each request adds 2 s."""
 
     @pytest.fixture
     def request_(self) -> QueuedRequest:
@@ -136,7 +136,7 @@ class TestSinceThePlan:
     def test_burst_is_admitted_only_while_in_time(
         self, state: GrouperState, request_: QueuedRequest
     ):
-        """90 s are left above the wait, and each request takes 4 s: another grouper has as many."""
+        """90 s are left; each request adds 4 s, because the other grouper gets as many requests."""
         settings = GrouperSettings(refuse_late_from=0.5)
         for _ in range(23):
             check_admission(request_, state, settings, NOW)

@@ -45,7 +45,7 @@ def test_fields_of_a_trusted_publisher_are_used(intake: Intake):
     assert (request.tenant, request.arrived_at, request.prompt_tokens) == ("claimed", NOW - 3.0, 2)
 
 
-def test_fields_of_other_publishers_are_ignored(intake: Intake):
+def test_fields_of_untrusted_publishers_are_ignored(intake: Intake):
     request = accepted(intake, BODY | CLAIMS, user_id="acme")
     assert (request.tenant, request.arrived_at, request.prompt_tokens) == ("acme", NOW, 3)
 
@@ -103,7 +103,7 @@ def test_body_id_overrides_the_message_id(intake: Intake):
     assert accepted(intake, BODY, message_id=None, correlation_id="c").request_id == "c"
 
 
-def test_random_request_gets_a_seed_and_a_greedy_one_none(intake: Intake):
+def test_random_request_gets_a_seed_and_greedy_request_gets_none(intake: Intake):
     assert accepted(intake, BODY).sampling.seed is not None
     assert accepted(intake, BODY | {"seed": 5}).sampling.seed == 5
     assert accepted(intake, BODY | {"temperature": 0}).sampling.seed is None

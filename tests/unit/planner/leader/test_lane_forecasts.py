@@ -1,4 +1,4 @@
-"""Lane forecasts that groupers receive, each round."""
+"""Lane forecasts that groupers receive in each round."""
 
 from itertools import count
 from typing import Any
@@ -45,7 +45,7 @@ async def generator(cluster: LeaderRig) -> Leader:
 
 
 async def grouped(cluster: LeaderRig, *requests: QueuedRequest, sender: str = "g1") -> None:
-    """Publish a grouper's totals after *requests*."""
+    """Publish a grouper's totals after it has grouped *requests*."""
     counters: dict[str, LaneCounter] = {}
     for request in requests:
         counters.setdefault(request.lane, LaneCounter()).add(request, at=request.arrived_at)
@@ -69,7 +69,7 @@ async def forecasts(cluster: LeaderRig, queue: str) -> list[LanesForecast]:
 
 @pytest.fixture
 async def reported(cluster: LeaderRig) -> str:
-    """A queue that receives forecasts."""
+    """A queue that receives the leader's forecasts."""
     return await listen(cluster.far, topology.TELEMETRY, topology.FORECAST_KEY)
 
 
@@ -95,7 +95,7 @@ async def test_forecasts_are_published_each_round_with_an_unchanged_plan(
     assert 0 < waits[0] < waits[1] < waits[2]
 
 
-async def test_leader_deposed_during_a_forecast_publishes_nothing(
+async def test_leader_deposed_during_a_forecast_publishes_no_forecast(
     cluster: LeaderRig, reported: str, monkeypatch: pytest.MonkeyPatch
 ):
     leader = await generator(cluster)
@@ -118,7 +118,7 @@ async def test_leader_deposed_during_a_forecast_publishes_nothing(
 
 
 async def test_forecast_of_an_empty_lane_includes_pulled_work(cluster: LeaderRig, reported: str):
-    """One request of ten prompt and 24 answer tokens takes 28 of 500 tokens a second."""
+    """A pulled request is 28 tokens of work; the instance serves 500 tokens per second."""
     leader = await generator(cluster)
     await grouped(cluster, request := a_request(slo=BATCH))
     await cluster.hear(status(backlog_s=9.0, pull=PullState(backlog_s=1.0, whole_backlog_s=3.0)))
@@ -142,7 +142,7 @@ async def test_forecast_of_an_empty_lane_is_for_a_request_arriving_now(
     cluster: LeaderRig, reported: str, ago_s: float
 ):
     """
-    Work in lanes with earlier deadlines precedes, no matter how old this lane's last request is.
+    Work in lanes with earlier deadlines counts, even if this lane's last request is old.
     """
     leader = await generator(cluster)
     now = cluster.clock.now()

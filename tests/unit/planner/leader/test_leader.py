@@ -1,4 +1,4 @@
-"""The leader: activation, its view, and its publications."""
+"""The leader: its activation, its state, and its publications."""
 
 import pytest
 from msgspec.structs import replace
@@ -33,7 +33,7 @@ TICK = LeaderTick(sender="t", at=0.0)
 
 
 def totals_of(sender: str, seq: int, cluster: LeaderRig) -> LanesObserved:
-    """A grouper's report, now, without requests."""
+    """A grouper's current totals, without requests."""
     return LanesObserved(sender=sender, incarnation="i", seq=seq, at=cluster.clock.now(), layout=1)
 
 
@@ -172,7 +172,7 @@ async def test_new_leader_empties_the_inbox_of_an_instance_that_it_never_saw(clu
     assert await cluster.far.get(LaneKey.parse(request.lane).resume_name) is not None
 
 
-async def test_leader_deposed_while_counting_plans_nothing(
+async def test_leader_deposed_while_counting_makes_no_plan(
     cluster: LeaderRig, monkeypatch: pytest.MonkeyPatch
 ):
     leader = await settled(cluster)
@@ -209,7 +209,7 @@ async def test_one_leader_is_active_and_another_takes_over(cluster: LeaderRig):
 
 
 async def test_reactivated_leader_uses_a_new_epoch(cluster: LeaderRig):
-    """Both have made the same plan; agents must still be able to order the publications."""
+    """Two leaders made equal plans; agents must still be able to order them by epoch."""
     first, second = await cluster.leader(), await cluster.leader()
     await cluster.hear(status())
     cluster.clock.advance(2)
@@ -239,7 +239,7 @@ async def test_silent_instance_gets_no_work(cluster: LeaderRig):
     assert {plan.queue.instance_id for plan in await cluster.published()} == {"i2"}
 
 
-async def test_nothing_is_planned_while_all_instances_drain(
+async def test_no_plan_is_made_while_all_instances_drain(
     cluster: LeaderRig, monkeypatch: pytest.MonkeyPatch
 ):
     """The generator needs at least one instance."""
@@ -283,8 +283,8 @@ async def test_restarted_instance_counts_from_one_again(cluster: LeaderRig):
     assert leader.state.instances["i1"].model == OTHER
 
 
-async def test_deadlines_are_those_of_waiting_requests(cluster: LeaderRig):
-    """The lane of the other model has the wider band, but its requests have waited longer."""
+async def test_a_lanes_deadlines_follow_its_waiting_requests(cluster: LeaderRig):
+    """The other model's lane has a wider band, but its requests have waited longer."""
     chat, batch = a_request(), a_request(slo=BATCH, base=OTHER)
     await cluster.wait_in_lane(chat, batch)
     leader = await settled(cluster)

@@ -1,11 +1,11 @@
-"""A stalled leader does not declare peers lost for messages it could not read."""
+"""A leader that stalled does not declare peers lost because of messages that it has not read."""
 
 from shared.runtime.stall_detector import StallDetector
 from tests.unit.planner.leader_rig import LeaderRig, settled, status
 
 
 class Stalling:
-    """The stall clock of a process."""
+    """Fake of a process's stall detector."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""Requests routed to a dead instance are served by others; nothing is deleted too early."""
+"""Other instances serve requests routed to a dead instance; no inbox is deleted too early."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""A leader's record of its plans, its alarms, and its advice on scale."""
+"""A leader's record of plans and alarms, and its scaling advice."""
 
 import math
 from dataclasses import replace
@@ -120,7 +120,7 @@ class TestMetrics:
 
         assert registry.get_sample_value("headway_planner_groups_moved_total") == 1
 
-    def test_totals_outlive_the_role_and_other_series_do_not(
+    def test_totals_outlive_the_role_and_other_series_end(
         self, registry: CollectorRegistry, state: LeaderState
     ):
         state.worker_restarts = 2
@@ -132,7 +132,7 @@ class TestMetrics:
 
 
 class Advisor(Planner):
-    """A planner whose plans expect a fifth of all work to be late, until changed."""
+    """A planner whose plans expect a fifth of all work to be late, until a test changes it."""
 
     def __init__(self) -> None:
         super().__init__("edf", SETTINGS.importance_weight)

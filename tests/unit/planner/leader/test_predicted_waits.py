@@ -1,4 +1,4 @@
-"""Lane forecasts are corrected by counts; operators see their accuracy."""
+"""Counts correct lane forecasts, and operators see the forecasts' accuracy."""
 
 from services.planner import plan_views
 from services.planner.leader.plan_report import corrected_forecasts, waits_of

@@ -1,4 +1,4 @@
-"""Operations of instances that the leader predicts when it explains its plan."""
+"""Operations of instances that the leader predicts to explain its plan."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ async def explained(cluster: LeaderRig) -> tuple[QueueHead, ...]:
 
 
 async def test_instances_with_an_inbox_are_listed(cluster: LeaderRig):
-    """Also draining ones, which get no work, and lost ones until their inbox is deleted."""
+    """The list includes draining instances, and lost instances until their inbox is deleted."""
     await settled(cluster)
     await topology.declare_work_queue(cluster.far, inbox_name("i1"))
     cluster.clock.advance(4.0)

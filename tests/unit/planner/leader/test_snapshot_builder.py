@@ -1,4 +1,4 @@
-"""Waiting work as the leader sees and plans it."""
+"""Waiting work in the snapshot from which the leader plans."""
 
 import pytest
 
@@ -16,7 +16,7 @@ TICK = LeaderTick(sender="t", at=0.0)
 
 
 async def test_waiting_work_is_found_without_reports(cluster: LeaderRig):
-    """The state of a leader that has just started: lanes exist, but no reports."""
+    """A leader that has just started has lanes with work, but no groupers' reports."""
     request = a_request()
     await cluster.wait_in_lane(request)
     leader = await settled(cluster)

@@ -22,7 +22,7 @@ SETTINGS = LeaderSettings(min_residency_s=0.0, reserved_deadline_s=5.0, reserved
 
 
 class Cluster:
-    """A leader's state, filled as by messages."""
+    """A leader's state, filled as messages would fill it."""
 
     def __init__(self) -> None:
         self.state = LeaderState()
@@ -69,7 +69,7 @@ def serving(snapshot: ClusterSnapshot) -> dict[str, set[str]]:
 
 class TestGroups:
     def test_lane_is_divided_into_groups_of_four_batches(self, cluster: Cluster):
-        """The instance holds 4 requests of 28 tokens at once."""
+        """The instance runs 4 requests of 28 tokens together."""
         cluster.instance("i", max_running=8, kv_capacity_tokens=112)
         cluster.waiting(40, slo=BATCH)
 
@@ -77,14 +77,14 @@ class TestGroups:
 
     def test_interactive_groups_are_served_in_a_quarter_of_their_time(self, cluster: Cluster):
         """
-        500 tokens a second, 28 a request: 22 in 1.25 s, and 16 is the next lower power of two.
+        At 500 tokens/s, 22 requests of 28 tokens fit into 1.25 s; 16 is the next lower power of 2.
         """
         cluster.instance("i", max_running=64, kv_capacity_tokens=10_000)
         cluster.waiting(40, slo=CHAT)
 
         assert [group.num_requests for group in cluster.snapshot().groups] == [16, 16, 8]
 
-    def test_deadlines_are_those_at_arrival(self, cluster: Cluster):
+    def test_deadlines_are_set_at_arrival(self, cluster: Cluster):
         cluster.instance("i")
         cluster.waiting(1, slo=BATCH, arrived_at=NOW - 30)
         (group,) = cluster.snapshot().groups
@@ -136,21 +136,21 @@ class TestInstances:
             1.0,
         ]
 
-    def test_return_to_the_active_model_costs_as_much_as_others(self, cluster: Cluster):
+    def test_return_to_the_active_model_costs_as_much_as_other_swaps(self, cluster: Cluster):
         cluster.instance("i")
         (instance,) = cluster.snapshot().instances
 
         assert instance.activate_s[MODEL] == 1.0
 
-    def test_draining_instance_gets_nothing(self, cluster: Cluster):
+    def test_draining_instance_gets_no_work(self, cluster: Cluster):
         cluster.instance("i", draining=True)
 
         assert cluster.snapshot().instances == ()
 
     def test_profiles_determine_the_rate_of_a_device(self, cluster: Cluster):
         """
-        Ten of 192 and 64 tokens run at once: 10 decodes and 30 prompt tokens in 50 ms are 800 a
-        second, regardless of the instance's recent work; 10 decodes alone take 20 ms.
+        Ten requests of 192 prompt and 64 answer tokens run together. An iteration of 10 decodes
+        takes 20 ms, and 50 ms with 30 prompt tokens: 800 tokens/s. Recent work has no effect.
         """
         cluster.instance("i", max_running=10, kv_capacity_tokens=100_000)
         cluster.state.on_profile(
@@ -188,7 +188,7 @@ class TestInstances:
         assert cluster.snapshot().rates["simulated simulated", MODEL].token_rate_per_s == 2000.0
 
     def test_rate_follows_the_mix_of_arrived_requests(self, cluster: Cluster):
-        """4 prompt and 24 answer tokens each: 10 decodes and 10/6 prompt tokens per iteration."""
+        """Requests of 4 + 24 tokens: an iteration has 10 decodes and 10/6 prompt tokens."""
         cluster.instance("i", max_running=10, kv_capacity_tokens=100_000)
         cluster.state.on_profile(
             Profile(
@@ -207,7 +207,7 @@ class TestInstances:
 
 
 class TestExpressLoad:
-    """500 tokens per second and instance; 28 tokens per request."""
+    """Instances serve 500 tokens per second; each request has 28 tokens."""
 
     def shares(self, cluster: Cluster, now: float = NOW) -> dict[str, float]:
         return {
@@ -215,7 +215,7 @@ class TestExpressLoad:
         }
 
     def test_recent_short_deadline_arrivals_reduce_throughput(self, cluster: Cluster):
-        """36 in ten seconds are 100 tokens a second."""
+        """36 requests in ten seconds are about 100 tokens per second."""
         cluster.instance("i")
         cluster.waiting(36, slo=CHAT)
 

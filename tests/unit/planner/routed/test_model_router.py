@@ -1,4 +1,4 @@
-"""One model's router in a grouper: changing instances, prefix lookups, and shared state."""
+"""A grouper's router of one model: changes of instances, prefix lookups, shared state."""
 
 from msgspec.structs import replace
 
@@ -57,7 +57,7 @@ def test_prompt_is_routed_to_the_instance_that_computed_it_before():
 
 
 def test_reports_of_a_host_with_a_fast_clock_are_dated_now():
-    """Otherwise all recently sent work counts as lost, and the instance's own reports as older."""
+    """With a later date, recently sent work would count as lost, and later reports as older."""
     routed = model_router()
     where = sent_to(routed, long_request(1), NOW - 0.5)
     ahead = NOW + 8.0
@@ -78,7 +78,7 @@ def test_prefixes_routed_by_others_are_found():
     assert sent_to(routed, long_request(1)) == TWO
 
 
-def test_restarted_engine_has_nothing_cached():
+def test_restarted_engine_has_an_empty_cache():
     routed = model_router()
     routed.on_prefill(TWO, prefill_of(long_request(1)), NOW)
     routed.on_status(status(TWO, incarnation="second", at=NOW + 1), NOW + 1)
@@ -210,7 +210,7 @@ def test_router_state_covers_only_its_sender_and_known_instances():
     assert known.loads.keys() == {ONE, TWO}
 
 
-def test_nothing_is_kept_of_instances_that_left_long_ago():
+def test_no_state_of_instances_that_left_long_ago_is_kept():
     reporter, listener = model_router("grouper-1"), model_router("grouper-2")
     first = sent_to(reporter, long_request(1))
     listener.adopt(reporter.shared_state(NOW, {}), NOW)
@@ -225,8 +225,8 @@ def test_nothing_is_kept_of_instances_that_left_long_ago():
         assert all(first not in work for work in known.work.values())
 
 
-def test_instance_that_returns_after_long_is_counted_by_all():
-    """Although one router never noticed that it left."""
+def test_instance_that_returns_after_a_long_time_counts_in_all_routers():
+    """All routers count the instance, even a router that did not notice its absence."""
     reporter, listener = model_router("grouper-1"), model_router("grouper-2")
     for number in range(5):
         request = long_request(number)

@@ -1,4 +1,4 @@
-"""Routed mode: requests go to an instance's inbox at their turn, or else to lanes."""
+"""Routed mode: a grouper sends requests to instances' inboxes when dispatched, or to lanes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -156,7 +156,7 @@ async def test_silent_instance_gets_no_more_requests(routed: GrouperRig):
 async def test_stalled_grouper_declares_no_instance_silent(
     routed: GrouperRig, monkeypatch: pytest.MonkeyPatch
 ):
-    """Statuses published meanwhile have yet to be read."""
+    """The grouper has not yet read statuses that were published during its stall."""
     routing = routed.grouper.routing
     assert routing is not None
     routing.on_status(status(ONE))
@@ -240,7 +240,7 @@ async def test_latency_model_is_used_until_there_are_trees(routed: GrouperRig):
 async def test_routers_with_different_latency_models_share_no_residuals(
     registry: ModelRegistry,
 ):
-    """One started when the estimator had learnt little, and keeps the model of that time."""
+    """One router started earlier and keeps the latency model of that time."""
     versions = []
     for linear_s in (1e-3, 1e-3, 2e-3):
         async with open_grouper(registry, ROUTED) as rig:
@@ -284,7 +284,7 @@ async def test_model_may_be_added_while_state_is_published(routed: GrouperRig):
 
 
 async def test_waiting_requests_are_redelivered_after_a_connection_loss(routed: GrouperRig):
-    """Sent from here as well, they would be served twice."""
+    """The grouper must not also send the requests that the broker redelivers."""
     routing = routed.grouper.routing
     assert routing is not None
     routing.on_status(status(ONE))
@@ -339,7 +339,7 @@ async def test_wait_for_a_stuck_instance_is_bounded(routed: GrouperRig):
     assert routing.routers[0].num_waiting == 0
 
 
-async def test_cancelled_wait_leaves_nothing_behind(routed: GrouperRig):
+async def test_cancelled_wait_leaves_no_state(routed: GrouperRig):
     routing = routed.grouper.routing
     assert routing is not None
     routing.on_status(status(ONE))
@@ -370,7 +370,7 @@ async def test_each_global_queue_has_a_separate_waiting_limit(registry: ModelReg
         await asyncio.gather(*waiting)
 
 
-async def test_failing_router_leaves_the_request_to_its_lane(
+async def test_requests_of_a_failing_router_go_to_their_lane(
     routed: GrouperRig, monkeypatch: pytest.MonkeyPatch
 ):
     assert routed.grouper.routing is not None

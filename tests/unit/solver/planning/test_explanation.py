@@ -1,4 +1,4 @@
-"""Cost of a group's other places, compared with actually changed plans."""
+"""Cost of a group's alternative places, compared with the cost of plans with this change."""
 
 import numpy as np
 import pytest
@@ -44,8 +44,8 @@ class TestPlaces:
         assert [(each.instance, each.position) for each in placed] == [(0, 1), (0, 0), (1, 0)]
         assert [each.turn_s for each in placed] == [10.0, 0.0, 0.0]
 
-    def test_a_turn_is_as_uncertain_as_the_work_before_it(self):
-        """Two groups of 10 s with variance 4 before it, whose throughput errs by a tenth."""
+    def test_the_uncertainty_of_a_turn_is_that_of_the_work_before(self):
+        """The work before is two groups of 10 s with variance 4, with a rate error of 10 %."""
         problem = a_problem([Group(work_var=4.0)] * 3, rate_error=0.1)
         placed = explain(problem, an_order([0, 1, 2]), most=0)
 
@@ -65,7 +65,7 @@ class TestPlaces:
 
 class TestOtherPlaces:
     def test_a_free_instance_is_a_better_place(self):
-        """Behind another group half of it is late; on the free instance nothing is."""
+        """Behind another group, half of the group is late; on the free instance, none."""
         problem = a_problem([Group(), Group(deadline_s=15.0)], TWO)
         placed = of(explain(problem, an_order([0, 1], []), most=2), 1)
         best = placed.others[0]
@@ -89,7 +89,7 @@ class TestOtherPlaces:
 
     @settings(max_examples=30)
     @given(st.integers(0, 10_000))
-    def test_the_extra_cost_equals_that_of_the_changed_plan(self, seed: int):
+    def test_the_extra_cost_equals_the_changed_plans_extra_cost(self, seed: int):
         problem = a_random_problem(seed, num_groups=7, num_instances=3, num_models=2)
         order = a_random_order(problem, seed)
         now = plan_cost(problem, order).total

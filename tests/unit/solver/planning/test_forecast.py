@@ -1,4 +1,4 @@
-"""Forecasts for the next request of a lane, when planned and updated until it comes."""
+"""Forecasts for the next request of a lane: by a plan, and updated until the request arrives."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ LANE = a_group(A).key.queue_name
 RATES = ServiceRates(
     token_rate_per_s=100.0, rate_error=0.1, prefill_s=Spread(0.5, 0.25), decode_s_per_token=0.01
 )
-"""Ten requests of a hundred tokens are ten seconds of work."""
+"""With these rates, ten requests of 100 tokens are 10 s of work."""
 
 
 def instance(name: str = "i", backlog_s: float = 0.0) -> InstanceView:
@@ -56,7 +56,7 @@ def cluster(*instances: InstanceView, num_groups: int = 3) -> ClusterSnapshot:
 
 
 def predicted_wait(snapshot: ClusterSnapshot, *queues: list[int]) -> tuple[LaneForecast, ...]:
-    """Forecasts by a plan in which instances have these groups in this order."""
+    """Forecasts by a plan with the given queues of groups, one for each instance."""
     problem = planning_problem(snapshot, importance_weight=WEIGHTS)
     return lane_forecasts(snapshot, problem, order_of(queues))
 
@@ -79,15 +79,15 @@ class TestLanesInAPlan:
 
         assert lane.wait_s == pytest.approx(wait_s)
 
-    def test_an_instance_that_is_done_earlier_does_not_shorten_the_wait(self):
-        """Two groups on one instance, one on the other, and both serve new requests."""
+    def test_an_instance_with_less_work_does_not_shorten_the_wait(self):
+        """New requests are served by an instance with two groups and an instance with one group."""
         (lane,) = predicted_wait(cluster(instance("i"), instance("j")), [0, 2], [1])
 
         assert lane.wait_s == pytest.approx(20.0)
         assert lane.request_s == pytest.approx(0.5)
 
     def test_all_instances_with_the_model_serve_new_requests(self):
-        """As in an empty lane: one request that waits there does not slow down those after it."""
+        """As in an empty lane, a single waiting request does not slow later requests."""
         four = [instance(name) for name in "ijkl"]
         snapshot = replace(cluster(*four), groups=(a_group(A, num_requests=1),))
         (lane,) = predicted_wait(snapshot, [0], [], [], [])
@@ -137,7 +137,7 @@ class TestEmptyLanes:
         assert empty_lane_forecasts(cluster(), order, [], importance_weight=WEIGHTS) == ()
 
     def test_planned_work_with_no_later_deadline_goes_before(self):
-        """Three groups of ten seconds, due after 60 s; and 2 s of pulled work."""
+        """Planned are three groups of 10 s, due after 60 s, and 2 s of pulled work."""
         snapshot, order = cluster(instance(backlog_s=2.0)), order_of([[0, 1, 2]])
         typical = [
             a_group(A, num_requests=1, oldest_deadline_at=at, youngest_deadline_at=at)
@@ -165,7 +165,7 @@ class TestSinceThePlan:
         assert forecast_now(REPORTED, age_s=60.0, came=[(0.0, 2)]).wait_s == pytest.approx(1.0)
 
     def test_new_arrivals_are_also_worked_off(self):
-        """An idle lane with one request a second that takes half of it is never full."""
+        """In an idle lane with one request of 0.5 s per second, no wait builds up."""
         idle = LaneForecast(lane=LANE, wait_s=0.0, wait_sd_s=0.0, request_s=0.5)
         steady = [(9.0 - n, 9.0 - n) for n in range(9)]
 
@@ -198,7 +198,7 @@ class TestLateness:
         ("left_s", "late"), [(11.0, 0.5), (13.5, 0.1587), (8.5, 0.8413), (60.0, 0.0)]
     )
     def test_wait_and_tail_must_fit_into_the_time_left(self, left_s: float, late: float):
-        """Mean 11 s, deviation 2.5 s."""
+        """Wait and tail have a mean of 11 s in total and a deviation of 2.5 s."""
         assert late_with(REPORTED, left_s) == pytest.approx(late, abs=1e-4)
 
     def test_without_spread_the_probability_is_zero_or_one(self):
@@ -216,5 +216,5 @@ class TestLateness:
         ("left_s", "retry_s"), [(4.0, 7.0), (0.5, 10.0), (-5.0, 10.0), (60.0, 1.0)]
     )
     def test_retry_after_is_when_the_request_would_be_in_time(self, left_s: float, retry_s: float):
-        """If it would be late without any wait, this is when the lane has been worked off."""
+        """A request that would be late without a wait may retry when the lane is empty."""
         assert retry_after_s(REPORTED, left_s) == pytest.approx(retry_s)

@@ -1,4 +1,4 @@
-"""Classification into lanes, and lanes' names."""
+"""Classification of requests into lanes, and names of lanes."""
 
 import math
 

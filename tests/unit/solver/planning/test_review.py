@@ -1,4 +1,4 @@
-"""When a new plan is made, and when the old one is kept."""
+"""Reviews: conditions under which a new plan is made or the old plan is kept."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,7 +44,7 @@ def reviewed(snapshot: ClusterSnapshot, last: Review | None = None) -> Review:
 
 
 def following(snapshot: ClusterSnapshot, last: Review, **changes: object) -> ClusterSnapshot:
-    """*snapshot* with the plan of *last* in force, and changed."""
+    """*snapshot* with *changes*, and with the plan of *last* in force."""
     return replace(snapshot, running=last.places(snapshot), **changes)
 
 
@@ -110,7 +110,7 @@ def test_groups_without_a_place_cause_a_new_plan(world: ClusterSnapshot):
 
 
 def test_new_lateness_causes_a_new_plan(world: ClusterSnapshot):
-    """Both instances have pulled more than they can do in time."""
+    """Both instances have pulled more work than they can serve in time."""
     first = reviewed(world)
     busy = tuple(
         replace(each, backlog_s=each.backlog_s._replace(mean=500.0)) for each in world.instances
@@ -131,7 +131,7 @@ def test_another_throughput_causes_a_new_plan(world: ClusterSnapshot):
 
 
 def test_a_group_that_becomes_unlikely_in_time_causes_one_new_plan():
-    """A little late work is not a violation, but its group is a new alarm."""
+    """A little late work is not a violation, but the late group is a new alarm."""
     little = a_group(A, 5, num_requests=1)
     world = snapshot_of(little, *(a_group(A, number, num_requests=120) for number in range(5)))
     first = reviewed(world)

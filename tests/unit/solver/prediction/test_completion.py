@@ -28,7 +28,7 @@ PROMPT, OUTPUT = TokenMoments.of(161.0), TokenMoments.of(338.0, 300.0)
 
 
 def test_waiting_is_the_tokens_ahead_over_the_throughput():
-    """Equations 2 and 3: 100 answers of 338 and 300 tokens, at 2000 tokens per second."""
+    """Equations 2 and 3 for 100 answers (mean 338 tokens, deviation 300) at 2000 tokens/s."""
     wait = waiting_time(Ahead.of(100.0, OUTPUT), A100)
 
     assert float(wait.mean_s) == pytest.approx(100 * 338 / 2000)
@@ -50,7 +50,7 @@ def test_a_rate_error_spreads_long_waits_in_proportion():
 
 
 def test_an_engine_with_free_slots_takes_some_requests_at_once():
-    """An empty engine of 64 slots: the remainders of 64 answers need not be waited for."""
+    """An empty engine with 64 slots takes 64 requests without a wait."""
     ahead = Ahead.of(np.array([10.0, 1000.0]), OUTPUT)
     full = waiting_time(ahead, A100, output=OUTPUT)
     empty = waiting_time(ahead, A100, output=OUTPUT, running=0.0)
@@ -68,7 +68,7 @@ def test_running_requests_add_to_the_uncertainty():
 
 
 def test_completion_is_waiting_prefill_and_decode():
-    """Equations 1 and 4; a decode of 338 tokens at 20 ms, half as long again beside others."""
+    """Equations 1 and 4 for 338 tokens of 20 ms each, 1.5 times as long in a batch."""
     wait = TimeDistribution.of(10.0, 4.0)
     found = completion_time(wait, OUTPUT, A100)
 
@@ -91,7 +91,7 @@ def test_a_group_of_one_ends_with_its_request():
 
 @pytest.mark.parametrize("count", [4, 40, 400])
 def test_a_group_ends_with_its_last_request(count: int):
-    """Equation 5 against 4000 random groups, whose waits are the others' tokens."""
+    """Equation 5, compared with 4000 random groups."""
     random = np.random.default_rng(count)
     sigma = math.sqrt(math.log1p((300 / 338) ** 2))
     outputs = random.lognormal(math.log(338) - sigma**2 / 2, sigma, (4000, 50 + count))
@@ -119,7 +119,7 @@ def test_answers_of_equal_length_end_in_order():
 
 
 def test_a_limit_on_answers_bounds_the_last_one():
-    """500 tokens take 15 s; the last of 100 answers without a limit takes more."""
+    """The limit of 500 tokens takes 15 s; the last of 100 unlimited answers takes longer."""
     wait = TimeDistribution.of(7.0)
     free = GroupWork(num_requests=np.array(100.0), prompt=PROMPT, output=OUTPUT)
     limited = GroupWork(

@@ -12,7 +12,7 @@ from solver.prediction.backlog import sum_quantile
 from tests.queued import a_request, sampling
 
 SCORE = 1.2815515655446004
-"""The 0.9 quantile of the normal distribution."""
+"""The 0.9 quantile of the standard normal distribution."""
 PROFILE = Profile(
     model=ModelName("m"),
     engine="e",
@@ -61,7 +61,7 @@ def test_prefills_have_the_spread_of_iterations():
 @pytest.mark.parametrize(
     "profile", [None, msgspec.structs.replace(PROFILE, latency_calibration=None)]
 )
-def test_without_known_errors_predictions_are_used_as_they_are(profile: Profile | None):
+def test_without_known_errors_predictions_are_not_corrected(profile: Profile | None):
     assert backlog.prefills_s([0.1, 0.2], profile, level=0.9) == pytest.approx(0.3)
 
 

@@ -24,7 +24,7 @@ def served(*, prompt: int = 100, output: int = 11, first_s: float = 1.0, end_s: 
 
 
 def test_one_batch_gives_prefill_decode_inefficiency_and_throughput():
-    """Three requests of 111 tokens stay for 2, 2 and 3 s; decodes take 0.1, 0.1 and 0.2 s."""
+    """Three requests of 111 tokens run for 2, 2 and 3 s; decodes take 0.1, 0.1 and 0.2 s."""
     found = from_first_batch([served(), served(), served(end_s=3.0)])
 
     assert found.prefill_s == pytest.approx(1.0)
@@ -36,7 +36,7 @@ def test_one_batch_gives_prefill_decode_inefficiency_and_throughput():
 
 
 def test_one_long_answer_does_not_lower_the_rate():
-    """Nine answers of 1 s and one of 10 s: by the whole time the rate would be a tenth."""
+    """With nine answers of 1 s and one of 10 s, the total time would give a tenth of the rate."""
     batch = [served(end_s=1.0, first_s=0.5) for _ in range(9)]
     batch.append(served(output=191, first_s=0.5, end_s=10.0))
     tokens = sum(each.tokens for each in batch)

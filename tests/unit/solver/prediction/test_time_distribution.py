@@ -21,7 +21,7 @@ def test_samples_of_a_lognormal_time_have_its_quantiles():
 
 
 def test_quantiles_of_many_terms_are_normal():
-    """A sum of 10,000 answers of 338 tokens with an equal deviation."""
+    """The sum of 10,000 answers with mean and deviation 338 tokens is nearly normal."""
     mean, variance = 10_000 * 338.0, 10_000 * 338.0**2
     normal = NormalDist(mean, math.sqrt(variance))
 
@@ -51,7 +51,7 @@ def test_a_certain_time_is_a_step():
     assert float(time.quantile(0.05)) == float(time.quantile(0.95)) == 3.0
 
 
-def test_a_zero_wait_is_certain_whatever_its_variance():
+def test_a_zero_wait_is_certain_regardless_of_its_variance():
     assert float(TimeDistribution.of(0.0, 4.0).quantile(0.99)) == 0.0
 
 

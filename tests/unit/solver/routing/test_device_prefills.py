@@ -1,4 +1,4 @@
-"""Instances of several devices: each is predicted and corrected separately."""
+"""Prefill times are predicted and corrected separately for each device."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_each_candidate_uses_its_own_device_in_order():
     assert means == pytest.approx([0.1, 0.4, 0.1])
 
 
-def test_observations_of_one_device_correct_no_other():
+def test_observations_of_a_device_correct_no_other_device():
     reported = prefills()
     observe(reported, B, 0.8, 100)
     means = [each.mean_s for each in reported.predict(routed(0), candidates())]

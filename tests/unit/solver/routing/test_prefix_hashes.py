@@ -1,4 +1,4 @@
-"""Equal beginnings have equal hashes, different ones do not."""
+"""Equal prefixes have equal hashes; different prefixes have different hashes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,7 +55,7 @@ def test_long_prompts_are_distinguished_up_to_a_bound():
     one=st.lists(st.integers(0, 500), max_size=300),
     other=st.lists(st.integers(0, 500), max_size=300),
 )
-def test_prompts_share_exactly_the_parts_that_they_begin_with(
+def test_prompts_share_exactly_their_common_prefixes(
     common: list[int], one: list[int], other: list[int]
 ):
     first, second = (*common, *one), (*common, *other)
@@ -70,6 +70,6 @@ def test_prompts_share_exactly_the_parts_that_they_begin_with(
     )
 
 
-def test_ids_outside_any_vocabulary_match_no_other_prompt():
+def test_prompts_with_ids_outside_any_vocabulary_have_no_hashes():
     for token_id in (-1, 2**32, 2**64 - 1):
         assert prefix_hashes((token_id, *[7] * 2 * PART_TOKENS), None) == ()

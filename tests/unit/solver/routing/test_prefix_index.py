@@ -1,4 +1,4 @@
-"""Assumed content of a prefix cache: recently computed prompts, as far as there was room."""
+"""Assumed content of a prefix cache: the most recently computed prompts that fit."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ def test_a_smaller_cache_holds_less():
     assert index.matched_parts((1, 2, 3, 4)) == 2
 
 
-def test_assumed_room_follows_what_requests_find():
+def test_assumed_cache_size_follows_the_prefixes_that_requests_find():
     index = PrefixIndex(10_000)
     for _ in range(10):
         index.observe(500, 0)
@@ -45,7 +45,7 @@ def test_assumed_room_follows_what_requests_find():
     assert index.assumed_tokens == 10_000
 
 
-def test_requests_without_assumed_tokens_change_nothing():
+def test_requests_without_assumed_tokens_do_not_change_assumptions():
     index = PrefixIndex(10_000)
     index.observe(0, 0)
 

@@ -41,7 +41,7 @@ def test_work_decays_by_at_most_a_typical_request():
 
 
 def test_a_slow_instance_has_longer_waits():
-    """It took 2 s for an expected 1 s."""
+    """The instance took 2 s for an expected 1 s of work."""
     backlog = Backlog("r")
     for number in range(10):
         request_id = assigned(backlog, number, 1.0, at=2.0 * number)
@@ -72,7 +72,7 @@ def test_lost_first_tokens_stop_counting():
 
 
 def test_dropped_requests_do_not_change_the_pace():
-    """Repeatedly sent elsewhere after a hundredth of the expected time."""
+    """Requests are repeatedly sent to another instance after 1 % of the expected time."""
     one, other = Backlog("one"), Backlog("other")
     for number in range(50):
         request_id = assigned(one, number, 1.0, at=number)
@@ -106,14 +106,14 @@ NOW = 1_750_000_000.0
 
 
 def served(backlog: Backlog, number: int, at: float) -> None:
-    """A request of a second's expected work that took a second."""
+    """Serve a request with 1 s of expected work in 1 s."""
     request_id = assigned(backlog, number, 1.0, at=at)
     backlog.dispatch(request_id, at)
     backlog.finish(request_id, at + 1.0)
 
 
 def paces(one: Backlog, other: Backlog, *, begin: float, count: int = 20) -> list[float]:
-    """Paces of the instance, as *other* sees them while *one* sends it work."""
+    """Paces of the instance that *other* adopts while *one* sends work."""
     found = []
     for number in range(count):
         served(one, number, begin + number)
@@ -130,7 +130,7 @@ def test_a_newly_known_router_has_no_earlier_service():
     assert all(0.7 < pace < 1.4 for pace in paces(one, other, begin=NOW + 1000.0))
 
 
-def test_a_returning_router_did_not_just_serve_everything():
+def test_earlier_service_of_a_returning_router_does_not_count_as_recent():
     one, other = Backlog("one"), Backlog("other")
     paces(one, other, begin=NOW)
     other.forget("one")
@@ -176,8 +176,8 @@ def test_the_cost_of_tokens_follows_a_change_of_engine():
     assert backlog.outstanding_tokens(W) == pytest.approx(4000, rel=0.05)
 
 
-def test_tokens_of_unknown_cost_correct_nothing():
-    """Only another router has sent anything there."""
+def test_tokens_of_unknown_cost_have_no_effect():
+    """Only another router has sent requests to the instance."""
     one, other = Backlog("one"), Backlog("other")
     one.dispatch(assigned(one, 1, 1.2), 0.0)
     other.adopt(one.snapshot(), 0.0)
@@ -198,7 +198,7 @@ def test_routers_count_each_others_work():
     assert other.expected_wait_s(W, 0.0) == pytest.approx(0.75)
 
 
-def test_own_work_in_the_state_of_others_is_ignored():
+def test_own_work_in_the_state_of_other_routers_is_ignored():
     one, other = Backlog("one"), Backlog("other")
     request_id = assigned(one, 1, 0.5)
     other.adopt(one.snapshot(), 0.0)
@@ -209,7 +209,7 @@ def test_own_work_in_the_state_of_others_is_ignored():
 
 
 def test_work_of_all_routers_is_converted_to_tokens():
-    """A thousand tokens for a second here; the other's half second counts as 500."""
+    """At 1000 tokens per second, another router's 0.5 s count as 500 tokens."""
     one, other = Backlog("one"), Backlog("other")
     first = assigned(one, 1, 0.25)
     assigned(other, 1, 0.5)
@@ -228,10 +228,10 @@ def test_work_of_all_routers_is_converted_to_tokens():
     sizes=st.lists(st.tuples(st.floats(0.001, 10), st.sampled_from([0, 1, 2])), max_size=20),
     reported=st.integers(0, 100_000),
 )
-def test_outstanding_tokens_are_at_least_the_reported_ones(
+def test_outstanding_tokens_are_at_least_the_reported_tokens(
     sizes: list[tuple[float, int]], reported: int
 ):
-    """Sizes in proportion to tokens; stage 2 has its first token."""
+    """Sizes are proportional to tokens; a request in stage 2 has its first token."""
     backlog, outstanding = Backlog("r"), 0
     for number, (size_s, stage) in enumerate(sizes):
         request_id = assigned(backlog, number, size_s)
@@ -292,7 +292,7 @@ def test_waits_are_never_negative(sizes: list[float], times: list[float], report
 
 
 def test_requests_served_elsewhere_stop_counting():
-    """The engine has work all the time, and the request was relegated."""
+    """The request was relegated to a lane while the engine always had work."""
     backlog = Backlog("r")
     backlog.dispatch(assigned(backlog, 1, 1.0), 0.0)
     late = 1.5 * OVERDUE_S
@@ -302,7 +302,7 @@ def test_requests_served_elsewhere_stop_counting():
     assert backlog.is_idle(W)
 
 
-def test_absurd_totals_of_others_give_a_finite_number():
+def test_absurd_totals_of_other_routers_give_finite_counters():
     backlog = Backlog("r")
     assigned(backlog, 1, 0.01)
     work = WorkTotals(version=1, assigned_s=1.7e308, num_assigned=1)

@@ -20,7 +20,7 @@ def test_counters_decay_with_their_time_constant():
     assert counters.tokens(B, 10.0) == 0
 
 
-def test_a_steady_rate_is_reported_as_such():
+def test_a_steady_rate_is_reported_as_steady():
     counters = ServiceCounters(memory_s=10)
     for number in range(1000):
         counters.count(A, 100, number * 0.1)
@@ -34,7 +34,7 @@ def test_a_steady_rate_is_reported_as_such():
     )
 )
 def test_counters_are_bounded_by_the_service(served: list[tuple[TenantId, int, float]]):
-    """Neither negative, nor above the sum, at any later time and in any order of times."""
+    """A counter is never negative or above the served total, at times in any order."""
     counters = ServiceCounters(memory_s=10)
     for tenant, tokens, at in served:
         counters.count(tenant, tokens, at)

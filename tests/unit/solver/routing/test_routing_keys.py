@@ -16,7 +16,7 @@ seconds = st.floats(0, 1e4)
 
 
 def test_key_is_size_aged_by_arrival_plus_the_tenants_service():
-    """Eqs 6-8: 0.5 + 0.02 * 100 + 0.1 * 3, for 3,000 tokens per second."""
+    """Eqs 6-8 give 0.5 + 0.02 * 100 + 0.1 * 3 for a tenant with 3,000 tokens per second."""
     inputs = KeyInputs(arrived_at=100, deadline_at=102, size_s=0.5, service_rate_per_s=3000)
 
     assert dispatch_key(Admission.SIZE, PUBLISHED, inputs) == pytest.approx(2.8)
@@ -36,7 +36,7 @@ def test_of_equal_sizes_the_more_urgent_has_the_smaller_deadline_key():
 def test_keys_age_monotonically(
     admission: Admission, at: float, later_s: float, target_s: float, size_s: float
 ):
-    """Between two equal requests the later never goes first, whatever its target."""
+    """The later of two equal requests is never dispatched first, for any target."""
     early = KeyInputs(
         arrived_at=at, deadline_at=at + target_s, size_s=size_s, service_rate_per_s=10
     )
@@ -52,7 +52,7 @@ def test_a_missing_deadline_ages_like_any_other():
 
 
 def test_score_adds_a_mean_wait_a_quantile_and_a_penalty():
-    """Eq. 4."""
+    """The score is QUARTZ's equation 4."""
     score = routing_score_s(expected_wait_s=0.5, prefill_quantile_s=0.25, pressure_s=1.0)
 
     assert score == pytest.approx(1.75)

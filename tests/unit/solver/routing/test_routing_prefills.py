@@ -53,7 +53,7 @@ def asked(each: Request) -> tuple[RoutedRequest, Candidate]:
 
 
 def observed(reported: CalibratedPrefills, *, factor: float) -> None:
-    """Requests like the training ones that take *factor* times as long."""
+    """Observe requests like those of the training data that take *factor* times as long."""
     for each in LATER:
         request, candidate = asked(each)
         (estimate,) = reported.predict(request, [candidate])

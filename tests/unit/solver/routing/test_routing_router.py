@@ -15,7 +15,7 @@ ALL = replace(VARIANTS["quartz"], num_candidates=None)
 
 
 def order_of(policy: Router, *, now: float = 1.0) -> list[str]:
-    """Dispatches of one instance, each with its first token at once."""
+    """Order of one instance's dispatches when each first token arrives immediately."""
     order = []
     while sent := policy.dispatch(now):
         for assignment in sent:
@@ -25,7 +25,7 @@ def order_of(policy: Router, *, now: float = 1.0) -> list[str]:
 
 
 def waiting(options: RoutingOptions) -> Router:
-    """One busy instance with a long and two short requests waiting for it."""
+    """One busy instance for which one long and two short requests wait."""
     policy = router(options, (W,))
     policy.submit(routed(0, tokens=9000), 0.0)
     policy.dispatch(0.0)
@@ -36,7 +36,7 @@ def waiting(options: RoutingOptions) -> Router:
 
 
 def test_the_smallest_score_is_chosen():
-    """1 s of work at three instances; the fourth has none."""
+    """Three instances have 1 s of work, the fourth has none."""
     policy = router(ALL)
     chosen = [policy.submit(routed(n, tokens=10_000), 0.0).instance_id for n in range(4)]
 
@@ -44,7 +44,7 @@ def test_the_smallest_score_is_chosen():
 
 
 def test_a_prefix_match_outweighs_as_much_waiting_as_it_saves():
-    """750 of 1,000 tokens saved are 0.1125 s at the quantile: more than 0.05 s of waiting."""
+    """A match of 750 of 1,000 tokens saves 0.1125 s at the quantile, more than 0.05 s of wait."""
     policy = router(ALL)
     policy.submit(routed(0, tokens=500, cached={W: 1}), 0.0)
     assert policy.submit(routed(1, cached={W: 750}), 0.0).instance_id == W
@@ -95,8 +95,8 @@ def test_recent_service_of_a_tenant_delays_it():
     assert order_of(policy) == ["3", "2"]
 
 
-def test_late_requests_go_after_feasible_ones():
-    """At 3 s request 1, due at 2 s, is late; request 2, larger by 0.6 s, is due at 10 s."""
+def test_late_requests_go_after_feasible_requests():
+    """At 3 s, request 1 (due at 2 s) is late; request 2 is larger by 0.6 s and due at 10 s."""
     options = replace(VARIANTS["quartz"], late_penalty_s=1.0)
     late, at_once = (router(each, (W,)) for each in (options, VARIANTS["quartz"]))
     for policy in (late, at_once):
@@ -111,7 +111,7 @@ def test_late_requests_go_after_feasible_ones():
 
 
 def test_predictions_include_work_that_waits_and_work_of_other_routers():
-    """The report is a second old; work assigned since also counts."""
+    """The instance's report is 1 s old; work assigned after the report also counts."""
     policy = router(ALL, (W,))
     assert policy.submit(routed(0, tokens=3000), 0.0).candidate.prefill_backlog_tokens == 0
     assert policy.submit(routed(1, tokens=500), 0.0).candidate.prefill_backlog_tokens == 3000
@@ -156,7 +156,7 @@ def test_a_discarded_request_is_not_dispatched():
     assert policy.backlog.expected_wait_s(W, 1.0) == 0
 
 
-def test_unknown_requests_change_nothing():
+def test_unknown_requests_have_no_effect():
     policy = router(VARIANTS["quartz"])
     policy.first_token(routed(7).request_id, 0.0)
     policy.finish(routed(7).request_id, 0.0)
@@ -204,7 +204,7 @@ def test_requests_sent_long_ago_are_forgotten():
 
 
 def test_a_request_routed_again_is_expected_once():
-    """Its lane was closed after its inbox was, and the broker redelivered it."""
+    """The broker redelivered a request whose inbox, and then whose lane, was deleted."""
     policy = router(VARIANTS["default"], (W,))
     for at in range(3):
         policy.submit(routed(1), at)

@@ -1,4 +1,4 @@
-"""Pace of one instance, and the time that does not count as work."""
+"""Pace of one instance, without time in which it does not work."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from solver.routing.service_pace import ServicePace
 
 
 def after(*waits_s: float) -> ServicePace:
-    """Pace after works of 0.1 s that end *waits_s* after one another."""
+    """Pace after requests of 0.1 s of work whose ends are *waits_s* apart."""
     pace, now = ServicePace(), 1000.0
     pace.begin(now)
     for wait_s in waits_s:

@@ -1,4 +1,4 @@
-"""Best-effort work beside interactive work: fixtures for tests of its limits."""
+"""Fixtures for tests of the limits of best-effort work beside interactive work."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from solver.scheduling.engine.qoserve import QoServePolicy
 from tests.unit.solver.scheduling.running import Running
 
 LATENCY = LatencyTable(tuple(1e-4 * n for n in range(8193)), context_s=1e-6)
-"""A token takes 0.1 ms, reading a token of context 1 µs."""
+"""A token takes 0.1 ms; reading a token of context takes 1 µs."""
 OPTIONS = replace(VARIANTS["conserve"], curve_chunking=False, latency_margin=0.0)
 CHAT, DUMP = Slo(ttft_s=1, tbt_s=0.1), Slo()
 
@@ -45,7 +45,7 @@ def batch_of(*running: Running, free_kv_tokens: int = 10_000) -> BatchState:
 
 
 class Rig:
-    """A policy, and an engine with given contents."""
+    """A policy, and an engine with given requests."""
 
     def __init__(self, options: SchedulingOptions = OPTIONS) -> None:
         self.policy = QoServePolicy(LATENCY, options)

@@ -1,4 +1,4 @@
-"""A running request as passed to policies by tests."""
+"""A running request that tests pass to policies."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from shared.contracts.base import RequestId
 
 @dataclass(kw_only=True)
 class Running:
-    """A `solver.scheduling.engine.decision.RunningView`."""
+    """Implements `solver.scheduling.engine.decision.RunningView`."""
 
     request_id: RequestId
     num_prefill_tokens: int = 1000

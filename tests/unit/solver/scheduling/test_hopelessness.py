@@ -16,7 +16,7 @@ from tests.queued import a_request
 def test_an_interactive_request_is_infeasible_once_its_first_token_is_late(
     waited_s: float, *, infeasible: bool
 ):
-    """1 s of prefill against 5 s to the first token; the decode does not matter."""
+    """The prefill takes 1 s of a TTFT target of 5 s; the decode does not matter."""
     request = a_request(slo=Slo(ttft_s=5.0, tbt_s=0.1))
     now = NOW + waited_s
     assert is_infeasible(request, now=now, prefill_s=1.0, decode_s=1000.0) is infeasible
@@ -26,7 +26,7 @@ def test_an_interactive_request_is_infeasible_once_its_first_token_is_late(
 def test_another_request_is_infeasible_once_its_last_token_is_late(
     waited_s: float, *, infeasible: bool
 ):
-    """1 s of prefill and 2 s of decode against 10 s to the end."""
+    """Prefill (1 s) and decode (2 s) take 3 s of a TTLT target of 10 s."""
     request = a_request(slo=Slo(ttlt_s=10.0))
     now = NOW + waited_s
     assert is_infeasible(request, now=now, prefill_s=1.0, decode_s=2.0) is infeasible

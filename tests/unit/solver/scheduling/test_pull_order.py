@@ -59,7 +59,7 @@ def test_overflow_waits_until_its_own_lane_is_empty():
 
 
 def test_the_wake_time_ignores_sources_that_may_not_be_pulled():
-    """Sources that may be pulled are pulled, so the wake time is when the next one may be."""
+    """The wake time is the time at which the next source may be pulled."""
     overflow = Source(queue="overflow", kind=SourceKind.OVERFLOW, time_left_s=1.0, behind="lane")
     order = order_of(source("lane"), overflow, DUMP)
     order.hold("lane", NOW + 2)
@@ -156,7 +156,7 @@ def test_a_notice_of_a_foreign_queue_is_ignored():
     assert not order_of(source("lane")).nonempty("other", NOW)
 
 
-def test_best_effort_is_pulled_when_nothing_urgent_is_there():
+def test_best_effort_is_pulled_if_no_urgent_work_waits():
     order = order_of(source("lane"), DUMP)
     order.empty("lane", NOW)
     assert next_of(order) == "dump"
@@ -172,13 +172,13 @@ def test_a_share_of_pulls_is_best_effort_even_under_load():
     assert [next_of(order) for _ in range(8)] == [*["lane"] * 3, "dump"] * 2
 
 
-def test_without_best_effort_no_pull_is_kept_for_it():
+def test_without_best_effort_no_pull_is_reserved():
     order = order_of(source("lane"), best_effort_every=2)
     assert {next_of(order) for _ in range(10)} == {"lane"}
 
 
-def test_the_inbox_is_found_whatever_else_waits():
-    """An instance that may not pull has to return its contents."""
+def test_the_inbox_is_found_regardless_of_other_waiting_work():
+    """An instance that may not pull must return the requests in its inbox."""
     order = order_of(source("lane", 0.0), source("inbox", 9.0, SourceKind.INBOX))
     found = order.inbox(NOW)
     assert found is not None
@@ -198,7 +198,7 @@ def test_a_held_queue_is_not_polled():
 
 
 def test_a_notice_does_not_end_a_hold():
-    """The eviction itself announces the requeued request; it must not be pulled straight back."""
+    """An eviction publishes a notice of the requeued request, which must not be pulled at once."""
     order = order_of(source("resume", kind=SourceKind.RESUME))
     order.hold("resume", NOW + 2)
     order.nonempty("resume", NOW)

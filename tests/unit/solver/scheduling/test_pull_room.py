@@ -119,7 +119,7 @@ def test_half_the_backlog_is_a_load():
 
 
 def test_pulls_stop_at_the_engines_memory():
-    """QLM §5 pulls while the running batch is below the capacity; one request may always wait."""
+    """Pulls stop when the running batch reaches the capacity (QLM §5) and one request waits."""
     bounds = replace(BOUNDS, max_tokens=100)
 
     assert has_room(Held(num_regular=1, regular_tokens=99), bounds)

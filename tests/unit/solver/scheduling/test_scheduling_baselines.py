@@ -83,7 +83,7 @@ def test_the_budget_is_fixed_within_the_engines_limit() -> None:
 
 
 @given(st.lists(st.sampled_from(["add", "admit", "preempt", "remove"]), max_size=60), st.data())
-def test_the_order_is_always_that_of_the_waiting_requests_by_key(
+def test_the_order_is_always_the_waiting_requests_sorted_by_key(
     steps: list[str], data: st.DataObject
 ) -> None:
     policy = FixedChunkEdf(64)

@@ -1,4 +1,4 @@
-"""The order inside the window."""
+"""The order of requests in the window."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,7 +63,7 @@ def test_each_tier_is_served_in_order_of_its_key(specs: list[tuple[Slo, bool, fl
 
 
 @given(specs=specs, removed=st.sets(st.integers(0, 29)))
-def test_removing_leaves_the_order_of_the_others(
+def test_removing_a_request_keeps_the_order_of_other_requests(
     specs: list[tuple[Slo, bool, float, int]], removed: set[int]
 ):
     requests = requests_of(specs)
@@ -88,7 +88,7 @@ def test_counts_and_tokens_end_at_zero(
     assert (len(window), window.tokens, [window.count(rank) for rank in Rank]) == (0, 0, [0, 0, 0])
 
 
-def test_reachable_work_goes_before_relegated_and_that_before_best_effort():
+def test_reachable_work_goes_before_relegated_work_before_best_effort():
     best_effort = a_request("dump", slo=BEST_EFFORT, arrived_at=NOW - 50)
     relegated = a_request("relegated", relegated=True)
     chat = a_request("chat", slo=BATCH)
@@ -123,12 +123,12 @@ def test_priority_breaks_ties_only():
     gaps=st.lists(st.floats(0.0, 2.0), min_size=1, max_size=200),
     slos=st.lists(st.sampled_from([CHAT, BATCH]), min_size=1, max_size=5),
 )
-def test_nothing_starves(gaps: list[float], slos: list[Slo]):
+def test_no_request_starves(gaps: list[float], slos: list[Slo]):
     """
-    One request is served for each that comes, so the window never empties by itself.
+    One request is served for each arrival, so the window never becomes empty.
 
-    Best-effort and relegated work older than the bound waits only for requests whose deadlines are
-    before the bound, and no later request has one.
+    Best-effort and relegated work that is older than the bound waits only for requests with
+    deadlines before the bound; later arrivals have no such deadline.
     """
     now = NOW
     best_effort = a_request("dump", slo=BEST_EFFORT)
@@ -147,7 +147,7 @@ def test_nothing_starves(gaps: list[float], slos: list[Slo]):
     raise AssertionError("best-effort work was never served")
 
 
-def test_a_request_that_comes_back_relegated_is_in_its_new_tier_only():
+def test_a_request_that_returns_relegated_has_only_its_new_rank():
     window = filled([a_request("r"), a_request("other", slo=BATCH)])
     window.remove(RequestId("r"))
     window.add(a_request("r", relegated=True))

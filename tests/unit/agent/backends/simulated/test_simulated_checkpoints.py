@@ -5,7 +5,7 @@ from tests.unit.agent.backends.simulated_cores import core_of, drain, request
 
 
 def test_preempted_request_gets_its_kv_from_host_memory() -> None:
-    """Two requests of finally 13 blocks each, and memory for 16; no block stays cached."""
+    """Two requests grow to 13 blocks each in memory for 16 blocks, without prefix caching."""
     fields = {"kv_capacity_tokens": 256, "token_budget": 256}
     answers = {}
     computed = {}
@@ -27,7 +27,7 @@ def test_preempted_request_gets_its_kv_from_host_memory() -> None:
 
 
 def test_copies_take_the_time_given_by_settings() -> None:
-    """Six full blocks; their copies delay the iteration after the one that computed them."""
+    """Copies of an iteration's six full blocks delay the next iteration."""
     copy_s = 16 * 0.001
     core = core_of(host_copy_s_per_token=0.001)
     plain = core_of(host_copy_s_per_token=0.0)

@@ -53,7 +53,7 @@ def test_prefill_does_not_attend_to_the_context_of_decodes() -> None:
 
 
 def test_reported_iterations_suffice_to_learn_prefill_times() -> None:
-    """Prompts of all lengths in chunks of up to 128 tokens, beside decodes; without noise."""
+    """The load has prompts of all lengths in chunks of up to 128 tokens, and decodes."""
     true = LatencyCoefficients(
         constant_s=0.005, linear_s=4e-5, attention_s=2e-8, cross_s=4e-8, context_s=2e-7
     )
@@ -93,7 +93,7 @@ def test_running_requests_stay_within_the_limit() -> None:
     assert (core.num_running, core.num_waiting) == (2, 1)
 
 
-def test_prompt_that_does_not_fit_blocks_later_ones() -> None:
+def test_prompt_that_does_not_fit_blocks_later_prompts() -> None:
     core = core_of(kv_capacity_tokens=1024, token_budget=2048)
     for name, length in (("a", 600), ("b", 600), ("c", 16)):
         core.add(request(name, length=length))
@@ -126,7 +126,7 @@ def test_shared_prefix_is_computed_once() -> None:
     assert first.iteration.compute_tokens == 4
 
 
-def test_aborted_request_leaves_nothing() -> None:
+def test_aborted_request_leaves_no_state() -> None:
     core = core_of()
     core.add(request("a"))
     core.iterate(0.0)

@@ -26,11 +26,11 @@ from solver.scheduling.baselines import FixedChunkFcfs
 ENTRY = ModelEntry(name=ModelName("m"), path="", architecture="", max_model_len=1024)
 CHAT = Slo(ttft_s=20.0, tbt_s=1.0)
 SLOW = LatencyCoefficients(constant_s=0.0, linear_s=0.001)
-"""One millisecond per token: 400 tokens have eight safepoints of 50 ms."""
+"""A token takes 1 ms: an iteration of 400 tokens has eight safepoints, 50 ms apart."""
 STEADY = LatencyCoefficients(constant_s=0.2, linear_s=1e-4)
 """Every iteration takes 200 ms."""
 ROUNDS = 20
-"""Number of attempts for events that must fall within an iteration, with a real clock."""
+"""Maximum number of attempts until an event falls within an iteration, with a real clock."""
 
 
 def request(name: str, length: int = 32, max_tokens: int = 8, **fields: Any) -> EngineRequest:
@@ -50,7 +50,7 @@ def core_of(**fields: Any) -> SimulatedEngineCore:
 
 
 def answers_of(core: SimulatedEngineCore, cuts: list[bool]) -> tuple[dict[str, list[int]], int]:
-    """Tokens of every request, and the number of computed tokens; *cuts* selects cut iterations."""
+    """Every request's tokens, and the number of computed tokens; *cuts* selects cut iterations."""
     answers: dict[str, list[int]] = {}
     computed = 0
     while core.num_running + core.num_waiting:
@@ -65,7 +65,7 @@ def answers_of(core: SimulatedEngineCore, cuts: list[bool]) -> tuple[dict[str, l
 
 
 @given(st.lists(st.booleans(), max_size=40))
-def test_cuts_change_no_answer_and_count_nothing_twice(cuts: list[bool]) -> None:
+def test_cuts_change_no_answer_and_no_token_counts_twice(cuts: list[bool]) -> None:
     found = []
     for each in ([], cuts):
         core = core_of()
@@ -91,7 +91,7 @@ def test_online_requests_get_their_token_in_a_cut_iteration() -> None:
     assert (result.iteration.compute_tokens, result.iteration.num_decodes) == (1, 1)
 
 
-def test_request_aborted_during_its_iteration_gives_nothing() -> None:
+def test_request_aborted_during_its_iteration_gets_no_token() -> None:
     core = core_of()
     core.add(request("chat", 16, slo=CHAT))
     core.add(request("gone", 16, slo=CHAT))
@@ -111,9 +111,9 @@ class TestPassage:
         Time of an iteration of 399 best-effort tokens and a decode, cut at *at_s*.
 
         Args:
-            passage: Passage that executes it.
-            at_s: Time of the demand after its begin; None means no cut.
-            asked_after_s: Receives the actual time, which may be later on a busy machine.
+            passage: Passage that executes the iteration.
+            at_s: Time from the iteration's begin to the demand; None means no cut.
+            asked_after_s: Receives the actual time of the demand, which may be later than *at_s*.
         """
         core = core_of(token_budget=400, latency=SLOW)
         core.add(request("chat", 16, slo=CHAT))
@@ -134,7 +134,7 @@ class TestPassage:
     async def test_cut_waits_for_a_safepoint_and_recomputes_the_rest(
         self,
     ) -> None:
-        """Demanded after 20 ms or more, so at 50, 100, ...; then the decode's millisecond."""
+        """A demand after 20 ms cuts at a safepoint (50 ms, 100 ms, ...); the decode adds 1 ms."""
         asked_after_s: list[float] = []
         for _ in range(ROUNDS):
             passage = Passage(SimulatedSettings(latency=SLOW))
@@ -209,7 +209,7 @@ class TestBackend:
     async def test_only_a_request_that_would_be_late_cuts(
         self, engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch, ttft_s: float, cuts: int
     ) -> None:
-        """The chat arrives while at least 138 of the batch's 238 ms are left."""
+        """When the chat arrives, at least 138 ms of the batch's iteration of 238 ms remain."""
         loop = asyncio.get_running_loop()
         passage, slo = engine._passage, Slo(ttft_s=ttft_s, tbt_s=1.0)
         arrived, came_at = passage.arrived, 0.0

@@ -21,7 +21,7 @@ PRIOR = LatencyCoefficients(constant_s=0.01, linear_s=1e-4)
 
 
 def vllm_request(name: str = "r", **fields: Any) -> Any:
-    """A vLLM request: a prompt of 100 tokens, nothing computed."""
+    """A vLLM request with a prompt of 100 tokens, none computed."""
     defaults = {
         "request_id": name,
         "num_computed_tokens": 0,

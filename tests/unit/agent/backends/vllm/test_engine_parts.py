@@ -1,4 +1,4 @@
-"""Shared parts of backends."""
+"""Parts that the backends share."""
 
 import asyncio
 import multiprocessing
@@ -117,7 +117,7 @@ def test_the_vocabulary_is_not_checked_when_unknown() -> None:
         check_request(ENTRY, request((10**6,)), 512)
 
 
-def test_unknown_backend_error_lists_the_known_ones() -> None:
+def test_unknown_backend_error_lists_the_known_backends() -> None:
     with pytest.raises(SettingsError, match="simulated, vllm"):
         registry.create_backend("none", (), EngineSettings(), SystemClock())
 
@@ -226,7 +226,7 @@ def test_a_slow_reader_loses_the_oldest_iterations(tmp_path: Path) -> None:
 
 
 def publish_on(path: Path, load: EngineLoad, until: Any) -> None:
-    """Publish like the engine core, in a separate process and without pauses."""
+    """Publish *load* as the engine core does, in a separate process and without pauses."""
     core = StatsWriter(path)
     while not until.is_set():
         core.publish(load)

@@ -1,4 +1,4 @@
-"""Prefill times: first scheduled to first token, without preempted time."""
+"""Prefill times: from first scheduling to the first token, without preempted time."""
 
 import pytest
 
@@ -63,7 +63,7 @@ def test_prefill_time_is_in_all_outputs_and_keeps_other_parameters():
     assert "other" not in second.kv_transfer_params
 
 
-def test_nothing_is_kept_of_finished_requests():
+def test_no_state_of_finished_requests_is_kept():
     reporter = PrefillTimeReporter()
     for request_id in ("ended", "stopped", "never begun"):
         reporter.times.begin(request_id, 1.0)

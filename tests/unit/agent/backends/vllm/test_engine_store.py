@@ -1,4 +1,4 @@
-"""Use of the device during model changes where engines sleep, i.e. on GPUs."""
+"""Use of the device during model changes on GPUs, where idle engines sleep."""
 
 import sys
 from importlib import import_module
@@ -13,7 +13,7 @@ STORE = "services.agent.backends.vllm.host.engine_store"
 
 
 class Device:
-    """Records the actions of its engines in order, and fails requested ones."""
+    """Records the actions of engines in order, and fails the actions that a test selects."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -58,7 +58,7 @@ def device() -> Device:
 
 @pytest.fixture
 def store(device: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A store of such engines, without importing vLLM or the code that creates its engines."""
+    """A store of fake engines, without importing vLLM or the code that creates engines."""
     stand_ins: dict[str, dict[str, Any]] = {
         "vllm": {},
         "vllm.v1": {},
@@ -118,7 +118,7 @@ async def test_active_engine_continues_when_another_activation_fails(
 
 @pytest.mark.parametrize("broken", ["sleep a at 1", "wake b", "reload b with c"])
 async def test_donor_is_shut_down_when_the_reload_fails(store: Any, device: Device, broken: str):
-    """The caller assumes that it is gone."""
+    """The caller assumes that the donor's engine no longer exists."""
     await store.activate(activate("a"))
     await store.warm(Warm("b", {"model": "b"}, sleep=True))
     device.refused.add(broken)

@@ -1,4 +1,4 @@
-"""Files that engines share with the front."""
+"""Files that engine cores share with the agent's process."""
 
 from services.agent.backends.base import EngineLoad
 from services.agent.backends.totals import CheckpointTotals, SchedulingTotals
@@ -11,7 +11,7 @@ MODELS = (ModelName("a"), ModelName("b"), ModelName("c"))
 
 
 def additional_config(stats_path: str) -> dict[str, dict[str, object]]:
-    """The part that a core needs to find its files."""
+    """The part of a vLLM configuration from which a core derives its files."""
     latency = {"constant_s": 0.0, "linear_s": 0.0}
     return {
         CONFIG_KEY: {
@@ -49,7 +49,7 @@ def test_reassigned_engine_keeps_its_files() -> None:
 
 
 def test_host_may_have_removed_the_directory_first() -> None:
-    """The host removes it when it ends, before the agent is notified."""
+    """The engine host removes the directory at its end, before the agent is notified."""
     telemetry = EngineTelemetry()
     telemetry.open(MODELS[0])
     for path in telemetry.directory().iterdir():

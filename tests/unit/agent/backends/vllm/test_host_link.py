@@ -61,7 +61,7 @@ async def running(tmp_path: Path, answer: str) -> VllmEngine:
 
 
 async def ended(engine: VllmEngine) -> EngineError:
-    """Error with which the request fails."""
+    """Error with which *request* fails."""
     try:
         async for _ in engine.generate(REQUEST):
             pass
@@ -102,7 +102,7 @@ async def test_host_that_sends_garbage_is_lost(tmp_path: Path):
 async def test_settings_that_the_device_does_not_support_are_refused(
     tmp_path: Path, ready: str, fields: dict[str, Any], message: str
 ):
-    """Refused by `start`, when the host has reported its device."""
+    """`start` refuses the settings after the host has reported the device."""
     root = str(Path(__file__).parents[5])
     host = tmp_path / "host"
     script = HOST.format(python=sys.executable, root=root, answer="None")

@@ -20,7 +20,7 @@ def test_load_from_a_slot_never_filled_fails_and_changes_nothing() -> None:
 
 
 def test_repeated_iteration_copies_nothing_again() -> None:
-    """After a part of it was computed, a saved block may belong to another request."""
+    """When an iteration is repeated, a block saved before may belong to another request."""
     kv = np.full((2, 8), 7, dtype=np.uint8)
     store = HostStore(2, {"0": kv})
     transfers = Transfers(step=1, saves=(Transfer(0, 0),))
@@ -43,7 +43,7 @@ class GatedLayer(np.ndarray):
 
 
 class Gated:
-    """A store of two layers; block 0 was saved as 7s to slot 0, and will be loaded as block 1."""
+    """A store of two layers: block 0, filled with 7s, is in slot 0, to be loaded as block 1."""
 
     def __init__(self) -> None:
         self.first, self.second = np.zeros((2, 2, 3), dtype=np.uint8)
@@ -77,7 +77,7 @@ def test_iteration_ends_with_all_layers_loaded_and_counts_the_time() -> None:
     assert gated.store.totals.restore_s > 0
 
 
-def test_nothing_is_saved_during_loads() -> None:
+def test_no_block_is_saved_during_loads() -> None:
     gated = Gated()
     Timer(0.01, gated.gate.set).start()
     gated.store.carry_out(Transfers(step=3, saves=(Transfer(1, 1),)))

@@ -1,10 +1,10 @@
-"""Lifetime of KV copies: ends of requests, the memory budget, and clearing."""
+"""Lifetime of KV copies: effects of requests' ends, the memory budget, and clearing."""
 
 from services.agent.backends.host_claims import MAX_ABORTED
 from tests.unit.agent.backends.checkpointing_engine import Engine
 
 
-def test_finished_request_leaves_only_prefixes_of_others() -> None:
+def test_finished_request_leaves_only_prefixes_of_other_requests() -> None:
     engine = Engine()
     engine.add("a", "abcdefghijklmnop")
     engine.add("b", "abcdefgh")

@@ -1,4 +1,4 @@
-"""Copies of Headway's KV connector, without vLLM: scheduler's side together with worker's side."""
+"""Copies of Headway's KV connector without vLLM: the scheduler's and the worker's side together."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +34,7 @@ def test_full_blocks_of_an_aborted_request_serve_the_next_run() -> None:
     engine.check(again)
 
 
-def test_nothing_of_an_aborted_iteration_is_saved() -> None:
+def test_no_block_of_an_aborted_iteration_is_saved() -> None:
     engine = Engine()
     engine.add("a", "abcdefghijklmn")
     engine.iterate({"a": 6})
@@ -88,7 +88,7 @@ def test_blocks_found_on_the_device_are_also_saved() -> None:
     assert [(save.block, save.slot) for save in saves] == [(5, 0), (6, 1), (7, 2)]
 
 
-def test_only_blocks_beyond_those_on_the_device_are_loaded() -> None:
+def test_only_blocks_that_the_device_lacks_are_loaded() -> None:
     engine = Engine()
     engine.add("a", "abcdefghijklmn")
     engine.iterate({"a": 14})
@@ -125,7 +125,7 @@ def test_every_block_counted_as_computed_is_correct(
     steps: list[tuple[str, set[int], int]], num_slots: int
 ) -> None:
     """
-    For any order of preemptions, drops, ends and clears, within the budget; `_forward` checks.
+    KV stays correct under preemptions, drops, ends and clears in any order, within the budget.
     """
     engine = Engine(num_slots=num_slots)
     texts = ["aaaabbbbccccddddee", "aaaabbbbxxxxyyyyzz", "aaaabbbb", "qrstuvwxyzqrstuvwx", "aaaac"]

@@ -1,4 +1,4 @@
-"""Sampling in a worker for requests that may resume elsewhere, without vLLM."""
+"""Sampling in a vLLM worker for requests that may resume elsewhere, without vLLM."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from services.agent.backends.vllm.worker.resumable import Resumable
 
 
 class Generator:
-    """Records its seed."""
+    """A fake random generator that records its seed."""
 
     def __init__(self) -> None:
         self.seeds: list[int] = []
@@ -36,14 +36,14 @@ class Metadata:
 
 @dataclass
 class Seen:
-    """State that vLLM found when it sampled."""
+    """State of a worker at the time when vLLM samples."""
 
     generators: dict[int, Any]
     outputs: list[list[int]]
 
 
 class VllmWorker:
-    """vLLM's part; records its state while it samples."""
+    """Fake of vLLM's worker that records its state while it samples."""
 
     def __init__(self, runner: Any) -> None:
         self.model_runner = runner
@@ -74,7 +74,7 @@ def row(
 def worker_of(
     *rows: Any, random: tuple[int, ...] = (), unfinished: tuple[int, ...] = (), penalties: bool
 ) -> Worker:
-    """A worker with a generator per row in *random*; *unfinished* rows are inside their prompt."""
+    """A worker with a generator for each row in *random*; *unfinished* rows still prefill."""
     mask = np.zeros(16, dtype=bool)
     mask[list(unfinished)] = True
     batch = SimpleNamespace(
@@ -116,7 +116,7 @@ class TestDraws:
         assert all(seed < 2**63 for seed in drawn)
 
     def test_rows_without_a_token_have_no_generator(self) -> None:
-        """vLLM would wind it back, which no CPU generator supports."""
+        """vLLM would rewind the generator of a row without a token; CPU generators cannot."""
         worker = worker_of(
             row("a", [1] * 10), row("b", [1] * 8), random=(0, 1), unfinished=(0,), penalties=False
         )

@@ -33,7 +33,7 @@ def vllm_request(computed: int, *, until: float = 10.0) -> Any:
 
 
 class TestDroppable:
-    """At time 5; blocks of 4 tokens."""
+    """Droppable parts at time 5, with blocks of 4 tokens."""
 
     def parts(
         self,
@@ -64,7 +64,7 @@ class TestDroppable:
         assert self.parts({"old": 4}, {"old": vllm_request(4, until=4.0)}, {"old": [1]}) == []
 
     def test_request_that_shares_a_dropped_block_is_also_dropped(self) -> None:
-        """The request counts the first two blocks as computed, but the second is only scheduled."""
+        """Two shared blocks count as computed, but the second block is only scheduled."""
         requests = {"batch": vllm_request(8), "chat": vllm_request(10, until=-1.0)}
         blocks = {"batch": [1, 2], "chat": [1, 2, 3]}
         parts = self.parts({"batch": 4, "chat": 2}, requests, blocks, admitted=("chat",))
@@ -202,7 +202,7 @@ class TestStart:
         with pytest.raises(UnsupportedError):
             await engine.preempt_now()
 
-    async def test_preemption_without_a_model_finds_nothing_running(self) -> None:
+    async def test_preemption_without_a_model_finds_no_running_work(self) -> None:
         engine = VllmEngine((), VllmSettings())
 
         assert Capability.LAYER_PREEMPTION in engine.identity.capabilities

@@ -25,7 +25,7 @@ LATENCY = LatencyCoefficients(constant_s=0.0, linear_s=0.001)
 
 
 class Clock:
-    """Replaces the module `time`: constant unless it is advanced."""
+    """Replaces the module `time` by a clock that only tests advance."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -38,7 +38,7 @@ class Clock:
 
 
 class Engine:
-    """Both sides of one engine's file."""
+    """The agent's and the engine core's side of one engine's shared file."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self.clock = clock
@@ -91,7 +91,7 @@ class TestDemands:
 
         assert not engine.core.is_wanted(2)
 
-    def test_nothing_can_be_cut_between_iterations(self, engine: Engine) -> None:
+    def test_no_work_can_be_cut_between_iterations(self, engine: Engine) -> None:
         assert not engine.monitor.preempt()
         engine.begin(1)
         engine.core.hide()
@@ -120,7 +120,7 @@ class TestDemands:
         assert not engine.core.is_wanted(1)
 
     def test_cut_for_an_announced_request_is_not_counted_as_yield(self, engine: Engine) -> None:
-        """Nothing had been computed; its tokens still count as dropped."""
+        """The cut iteration had computed no layer; its tokens count as dropped."""
         engine.begin(1)
         engine.core.cut(1, 1000)
 
@@ -130,7 +130,7 @@ class TestDemands:
         assert engine.core.cut_at(2) is None
 
     def test_iteration_being_written_is_not_visible(self, engine: Engine) -> None:
-        """The next iteration is being written over the one that is read."""
+        """The core is overwriting the record that the monitor reads."""
         engine.begin(1)
         engine.core.record["begun"] = 2
 
@@ -138,7 +138,7 @@ class TestDemands:
 
 
 class TestArrivals:
-    """One second is left of the iteration; the prompt takes a tenth of a second."""
+    """Arrivals when the iteration has one second left; the prompt takes 0.1 s."""
 
     @pytest.mark.parametrize(
         ("slo", "cuts"),
@@ -151,7 +151,7 @@ class TestArrivals:
         ],
         ids=["late", "in time", "whole answer late", "best effort", "late in any case"],
     )
-    def test_only_requests_that_a_cut_can_save_demand_one(
+    def test_only_requests_that_a_cut_can_save_demand_a_cut(
         self, engine: Engine, slo: dict[str, float], *, cuts: bool
     ) -> None:
         engine.begin(1)
@@ -181,7 +181,7 @@ class TestArrivals:
 
 
 class TestTransit:
-    """An iteration of a second begins; a request due in half a second was announced."""
+    """An iteration of 1 s begins after the announcement of a request that is due in 0.5 s."""
 
     ITERATION = RunningIteration(began_at=100.0, predicted_s=1.0, offline_tokens=9)
     WISH = Wish(99.95, demand_of("r"), 100.5, 0.1, 0.1)

@@ -20,11 +20,11 @@ SMALL, LARGE = ModelName("small"), ModelName("large")
 MIB = 1 << 20
 WEIGHTS = 10 * MIB
 ESTIMATE = (384 + 10 + 128 + 256) * MIB
-"""Memory of any engine here on a CPU: overhead, weights, KV, host copies of KV."""
+"""Memory of each engine in this module on a CPU: overhead, weights, KV, host copies of KV."""
 
 
 class Host:
-    """Loads immediately; its engines take *host_bytes*."""
+    """A fake host that loads immediately; each engine takes *host_bytes*."""
 
     def __init__(self, host_bytes: int) -> None:
         self._host_bytes = host_bytes
@@ -43,7 +43,7 @@ class Host:
 
 
 def entry(name: ModelName, directory: Path) -> ModelEntry:
-    """An entry without a readable configuration, so equal to no other in shape."""
+    """An entry without a readable configuration; its shape equals that of no other entry."""
     return ModelEntry(
         name=name, path=str(directory), architecture="x", max_model_len=64, weight_bytes=WEIGHTS
     )
@@ -73,7 +73,7 @@ async def test_warm_engine_that_fits_is_kept(tmp_path: Path, telemetry: EngineTe
     assert host.dropped == []
 
 
-async def test_engine_larger_than_expected_is_dropped_but_not_its_weights(
+async def test_engine_larger_than_expected_is_dropped_and_its_weights_are_kept(
     tmp_path: Path, telemetry: EngineTelemetry
 ) -> None:
     models = models_of(tmp_path, telemetry, warm_bytes=ESTIMATE)

@@ -24,7 +24,7 @@ def an_instance(name: str, device: str, *models: ModelName) -> InstanceView:
 
 
 def a_snapshot(num_groups: int) -> ClusterSnapshot:
-    """Groups of a thousand tokens, due in 60 s; 10 s of work each on the fast device."""
+    """Groups of 1000 tokens, 10 s of work each on the fast device, due in 60 s."""
     return ClusterSnapshot(
         now=100.0,
         groups=tuple(a_group(A, number) for number in range(num_groups)),
@@ -57,7 +57,7 @@ def test_a_feasible_load_needs_no_further_instance():
 
 
 def test_more_slow_devices_than_fast_ones_are_needed():
-    """Twelve groups take 120 s of the fast device; 60 s are available."""
+    """Twelve groups take 120 s on a fast device, of which 60 s are available."""
     advice = advise(a_snapshot(12))
 
     assert advice["fast"].present == advice["slow"].present == 1
@@ -72,7 +72,7 @@ def test_no_number_helps_when_a_new_instance_comes_too_late():
 
 
 def test_the_bound_is_advised_if_no_plan_meets_the_target():
-    """One group of 100 s is due in 60: two instances could share it, a plan does not."""
+    """A group of 100 s is due in 60 s; the bound lets two instances share it, no plan does."""
     whole = replace(a_snapshot(1), groups=(a_group(A, 0, num_requests=100),))
     snapshot = replace(whole, instances=whole.instances[:1])
     advice = advise(snapshot)["fast"]

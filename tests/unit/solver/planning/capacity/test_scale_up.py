@@ -1,4 +1,4 @@
-"""Scale-up: the bound computed by hand, no plan beats it, and planning confirms it."""
+"""Scale-up: the bound equals hand-computed values, no plan beats it, and planning confirms it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ def overloaded(load: float, num_instances: int) -> PlanningProblem:
     ],
 )
 def test_a_load_of_1_3_needs_three_tenths_more_instances(spare: SpareInstance, needed: int | None):
-    """Ten instances have 1000 s until the deadline, the work takes 1300 s."""
+    """Ten instances have 1000 s in total until the deadline; the work takes 1300 s."""
     assert least_added(overloaded(1.3, 10), spare, tolerance=0.0) == needed
 
 
@@ -53,14 +53,14 @@ def test_a_feasible_load_needs_no_instance():
 
 
 def test_some_work_may_be_late():
-    """Among 1300 s, 130 s may: 1170 s remain."""
+    """130 s of 1300 s of work may be late; 1170 s must be in time."""
     assert least_added(overloaded(1.3, 10), a_spare(), tolerance=0.1) == 2
 
 
 def test_a_swap_takes_the_time_of_its_instance():
     """
-    Two models with 45 s of work each, due in 100 s. With a swap of A s, a share of 45/(100 - A) of
-    the instance makes it: 45 + 45 + 4.5 s are in time and 45 + 45 + 11.25 s are not.
+    Two models with 45 s of work each, due in 100 s. A swap takes A s for a share of 45/(100 - A)
+    of the instance: 45 + 45 + 4.5 s are in time, 45 + 45 + 11.25 s are late.
     """
     groups = [Group(model=m, work_s=45.0, deadline_s=100.0) for m in range(2)]
 
@@ -72,8 +72,8 @@ def test_a_swap_takes_the_time_of_its_instance():
     assert needed(20.0) == 1
 
 
-def test_an_early_deadline_needs_more_instances_than_a_late_one():
-    """60 s of work are due in 20 s, though an hour is left for the rest."""
+def test_an_early_deadline_needs_more_instances_than_a_late_deadline():
+    """60 s of work are due in 20 s, all other work in an hour."""
     groups = [Group(work_s=10.0, deadline_s=20.0)] * 6 + [Group(work_s=10.0, deadline_s=3600.0)] * 9
     problem = a_problem(groups, [Instance(active=0)])
 
@@ -81,7 +81,7 @@ def test_an_early_deadline_needs_more_instances_than_a_late_one():
 
 
 def test_lost_work_and_best_effort_need_no_instance():
-    """A thousand instances would not make up for a deadline that has passed."""
+    """More instances do not help work whose deadline has passed."""
     groups = [Group(deadline_s=-1.0), Group(deadline_s=inf, slo_s=inf, work_s=1e4)]
     problem = a_problem(groups, [Instance(active=0)])
 
@@ -112,9 +112,9 @@ def test_more_work_never_needs_fewer_instances(seed: int, factor: float, toleran
 @example(seed=10473)
 def test_the_bound_is_zero_where_some_plan_is_never_late(seed: int):
     """
-    Deadlines are set to the completion times of some plan: the bound must not exceed it.
+    Deadlines are the completion times of a plan, so the bound must not ask for more instances.
 
-    In the example an instance changes its model after a group that drains faster than the work that
+    In the example, an instance swaps its model after a group that drains faster than the work that
     runs there now.
     """
     problem = a_random_problem(seed, num_groups=10, num_instances=3, num_models=2)
@@ -148,7 +148,7 @@ def test_the_first_number_whose_plan_meets_the_target_is_confirmed():
 
 
 def test_planning_continues_above_an_insufficient_bound():
-    """Groups of 60 s cannot be split: each needs its own instance, whereas the fluid needs less."""
+    """Each group of 60 s needs its own instance; the bound assumes that groups can be split."""
     groups = [Group(work_s=60.0, deadline_s=100.0)] * 4
     problem = a_problem(groups, [Instance(active=0)])
     tried: list[int] = []

@@ -74,7 +74,7 @@ def test_the_cheaper_action_is_chosen_and_explained(
 
 
 def test_host_memory_is_not_spent_on_a_negligible_gain():
-    """QLM fig. 4: Vicuna-13B gains next to nothing by swapping and takes 8.4 times the memory."""
+    """QLM fig. 4: Vicuna-13B gains almost nothing by swap-out and needs 8.4 times the memory."""
     again_s = recompute_s(COSTS, 4096)
     hardly = replace(
         COSTS, transfer_constant_s=0.0, transfer_bytes_per_s=4096 * 100_000 / (0.95 * again_s)
@@ -84,8 +84,8 @@ def test_host_memory_is_not_spent_on_a_negligible_gain():
     assert not swaps(hardly, 4096)
 
 
-def test_a_whole_prefill_costs_what_its_chunks_do():
-    """512 tokens a chunk; the constant of each, its tokens, and its context."""
+def test_a_prefill_costs_as_much_as_its_chunks():
+    """Each chunk of 512 tokens costs a constant, its tokens, and its context."""
     per_chunk_s = SLOW.constant_s + 512 * SLOW.linear_s
     behind_s = sum(SLOW.context_s * 512 * n + SLOW.cross_s * 512 * 512 * n for n in range(32))
 

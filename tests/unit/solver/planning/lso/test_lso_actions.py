@@ -1,4 +1,4 @@
-"""QLM §5's rules together, as rows of one table."""
+"""All rules of QLM §5 together, as rows of one table."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def test_every_operation_has_a_reason():
 
 
 def test_a_new_kind_needs_only_one_more_rule():
-    """Callers of the table need no change."""
+    """A new kind of operation needs no change in callers of the table."""
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Dance(Lso):

@@ -99,13 +99,13 @@ def test_models_and_activation_times_come_from_the_status():
 
 
 def _eighths(number: int) -> float:
-    """Exact in binary, so that means of equal times are the times, to the last digit."""
+    """Times that are exact in binary, so that the mean of equal times is exactly the time."""
     return number / 8
 
 
 @st.composite
 def _lanes_alike(draw: st.DrawFn) -> Situation:
-    """Instances on which all requests of a lane are equal."""
+    """Situations in which all requests of a lane are equal."""
     work: list[RunningWork] = []
     for lane in draw(st.lists(st.sampled_from(["urgent", "late", "gone"]), unique=True)):
         tokens = draw(st.integers(1, 5000))
@@ -167,7 +167,7 @@ def test_totals_are_preserved_up_to_rounding(work: list[tuple[str, int, bool]]):
 
 
 class TestComing:
-    """Requests of the head's groups that are not in the window yet."""
+    """Demand of the head's requests that are not yet in the window."""
 
     FACTS = LsoFacts(demand_tokens=50, demand_slots=1, free_slots=8, pull_room=16)
 
@@ -180,7 +180,7 @@ class TestComing:
         ],
         ids=["nothing", "all", "as far as there is room"],
     )
-    def test_coming_requests_count_as_waiting(self, sizes: tuple[int, ...], expected: Demand):
+    def test_requests_to_be_pulled_count_as_waiting(self, sizes: tuple[int, ...], expected: Demand):
         coming = [a_group(A, number, num_requests=size) for number, size in enumerate(sizes)]
 
         assert typical_situation(status(self.FACTS), latency=None, coming=coming).demand == expected

@@ -1,4 +1,4 @@
-"""QLM §5's rules for a new head of the same model: runs that give up room, runs that resume."""
+"""QLM §5's rules for a new head of the same model: which runs are displaced, which resume."""
 
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from tests.unit.solver.planning.situations import EVICTS, SWAPS, A, running, seg
 
 
 class TestHeadChange:
-    """The head changes and its work does not fit: displaced work is removed."""
+    """A new head's work does not fit, so running work is displaced."""
 
     QUEUE: ClassVar[tuple[Segment, ...]] = (segment(A, "urgent"), segment(A, "late"))
     NEED = Demand(tokens=150, slots=1)
@@ -64,13 +64,13 @@ class TestHeadChange:
         assert brief(lsos) == [("evict", ("dump",))]
 
     def test_work_of_a_lane_that_left_the_queue_stays(self):
-        """Its lane is empty, and therefore not in the plan, while its last members run."""
+        """The plan omits an empty lane although the lane's last requests still run."""
         work = (running("last", "emptied"),)
 
         assert actions(self.QUEUE, running=work, demand=self.NEED, free_tokens=0) == ()
 
     def test_swapped_out_requests_share_host_memory(self):
-        """There is room for the KV of only one of them."""
+        """Host memory has room for the KV of only one request."""
         work = (running("one", "late", 100), running("two", "late", 101))
 
         lsos = actions(
@@ -96,7 +96,7 @@ class TestHeadChange:
         assert [lso.request_id for lso in lsos if isinstance(lso, SwapIn)] == ["first", "second"]
 
     def test_resting_requests_are_not_resumed(self):
-        """An operator has swapped it out for a certain time."""
+        """An operator has swapped the request out for a fixed time."""
         waiting = SwappedWork(request_id=RequestId("r"), needed_tokens=4, rested=False)
 
         assert actions(self.QUEUE, swapped=(waiting,)) == ()

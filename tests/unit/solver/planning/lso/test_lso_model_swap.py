@@ -23,7 +23,7 @@ class TestModelSwap:
         assert actions((segment(A), segment(B)), running=(running("r"),)) == ()
 
     def test_runs_that_are_cheap_to_recompute_are_evicted(self):
-        """Recomputing 100 tokens costs 0.1 s; its end would come in 4 s."""
+        """Recomputing the run's 100 tokens costs 0.1 s; waiting for its end costs 4 s."""
         lsos = actions((segment(B),), running=(running("r", remaining_s=4.0),))
 
         assert brief(lsos) == [("evict", ("r",)), ("activate", B)]
@@ -52,7 +52,7 @@ class TestModelSwap:
         assert lso.predicted_s is None
 
     def test_the_reason_compares_the_cheapest_with_draining_and_evicting_all(self):
-        """Recomputing 100 tokens costs 0.1 s: one may finish, one is evicted."""
+        """Recomputing 100 tokens costs 0.1 s: one run may finish, the other is evicted."""
         work = (running("r", remaining_s=0.02), running("s", remaining_s=4.0))
 
         evict, activate = actions((segment(B),), running=work, activate_s={B: 2.0})
@@ -63,7 +63,7 @@ class TestModelSwap:
         assert "draining all 4 s, evicting all 0.204 s" in activate.reason.text
 
     def test_swapped_out_requests_leave_with_their_model(self):
-        """Their KV is flushed, and the instance could not resume them."""
+        """The model swap drops the requests' KV, so the instance could not resume them."""
         waiting = SwappedWork(request_id=RequestId("s"), needed_tokens=10)
 
         lsos = actions((segment(B),), swapped=(waiting,))

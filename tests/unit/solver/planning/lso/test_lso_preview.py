@@ -1,4 +1,4 @@
-"""Preview of operations before they are carried out."""
+"""Preview of operations before an instance executes them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

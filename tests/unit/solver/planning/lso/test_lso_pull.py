@@ -1,4 +1,4 @@
-"""QLM §5's rules for pulling at once: from which lanes, and how many."""
+"""QLM §5's rules for immediate pulls: from which lanes, and how many requests."""
 
 import pytest
 

@@ -15,7 +15,7 @@ from tests.unit.solver.planning.situations import A, B, C, D, segment
 
 class TestWarmSet:
     """
-    One model is active, others are warm in queue order until host memory is full, the rest cold.
+    One model is active; next models are warm until host memory is full; others are cold.
     """
 
     SIZES: ClassVar[dict[ModelName, int]] = {A: 40, B: 30, C: 50, D: 20}
@@ -52,7 +52,7 @@ class TestWarmSet:
     def test_a_model_without_waiting_requests_stays_while_there_is_memory(self):
         assert self.changes((segment(A), segment(B)), 50, d=Residency.WARM) == [("warm", B)]
 
-    def test_a_model_without_waiting_requests_is_cooled_before_others_come(self):
+    def test_models_without_waiting_requests_are_cooled_before_other_models_are_warmed(self):
         changes = self.changes((segment(A), segment(B)), 49, d=Residency.WARM)
 
         assert changes == [("cool", D), ("warm", B)]

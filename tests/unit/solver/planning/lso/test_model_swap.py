@@ -54,16 +54,16 @@ def test_plans_include_the_costs_of_draining_all_and_evicting_all():
 
 
 class TestComingBack:
-    """One run of 4 s that could be recomputed in a tenth of a second."""
+    """One run that needs 4 s more and could be recomputed in 0.1 s."""
 
     RUN = leaving("a", 4.0, 0.1)
 
-    def test_runs_may_finish_if_nothing_else_brings_the_model_back(self):
+    def test_runs_may_finish_if_no_plan_brings_the_model_back(self):
         plan = cheapest_drain([self.RUN], limit_s=5.0, return_s=6.0)
 
         assert (plan.predicted_s, plan.evicted, plan.return_s) == (4.0, (), 0.0)
 
-    def test_a_model_that_comes_back_soon_is_left_at_once(self):
+    def test_a_model_that_returns_soon_is_drained_at_once(self):
         plan = cheapest_drain([self.RUN], limit_s=5.0, return_s=1.0)
 
         assert (plan.evicted, plan.return_s) == (("a",), 1.0)

@@ -40,7 +40,7 @@ def test_the_curve_stays_small_and_counts_every_arrival(times: list[float]):
         assert total == sum(each <= at for each in times)
 
 
-def test_the_newest_arrivals_are_exact_whatever_the_total():
+def test_the_newest_arrivals_are_exact_for_any_total():
     curve = curve_of([float(number) for number in range(10_000)])
 
     for rank in range(1, MAX_POINTS // 2):
@@ -73,7 +73,7 @@ class TestRecentArrivals:
             recent.add(at)
         return recent
 
-    def test_a_burst_is_counted_whole_despite_a_pause_before_it(self):
+    def test_a_pause_before_a_burst_hides_no_request_of_the_burst(self):
         burst = self.of(0.0, *(50.0 + 0.001 * n for n in range(500)))
 
         assert burst.after(49.0)[0] == (50.0, 500)
@@ -84,7 +84,7 @@ class TestRecentArrivals:
         assert self.of(1.0, 2.0, 2.05, 3.0).after(1.5) == [(2.0, 3), (3.0, 1)]
 
     def test_a_burst_that_began_before_the_time_is_counted(self):
-        """None of the marks after that time contains it."""
+        """No mark after the queried time contains the burst."""
         burst = self.of(0.0, *(0.006 + 0.0001 * n for n in range(500)))
 
         assert burst.after(0.005) == [(0.005, 500)]

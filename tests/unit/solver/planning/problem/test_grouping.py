@@ -1,4 +1,4 @@
-"""Request groups: QLM's algorithm 1 over counted lanes."""
+"""Request groups by QLM's algorithm 1, from lane counters."""
 
 import math
 from dataclasses import replace
@@ -33,11 +33,11 @@ class TestSizes:
         assert group_size(hour, average_batch=128, token_rate_per_s=1000) == 512
 
     def test_a_group_with_little_time_is_smaller_for_any_deadline_kind(self):
-        """In 15 s 15,000 tokens are computed: 125 requests of 120."""
+        """In 15 s, 15,000 tokens are computed: 125 requests of 120 tokens."""
         assert group_size(lane(1), average_batch=128, token_rate_per_s=1000) == 64
 
     def test_an_interactive_group_is_served_in_a_quarter_of_its_time(self):
-        """In 2.5 s 2500 tokens are computed: 20 requests of 120, and 16 is the next power."""
+        """2500 tokens in 2.5 s are 20 requests of 120 tokens; the next lower power of 2 is 16."""
         size = group_size(
             lane(1, interactive=True, time_left_s=10.0), average_batch=128, token_rate_per_s=1000
         )
@@ -104,7 +104,7 @@ class TestGroups:
         assert deadlines == sorted(deadlines)
 
     def test_waiting_requests_beyond_the_known_arrivals_count_as_oldest(self):
-        """Requests of companion queues and from before a restart."""
+        """Such requests are from companion queues, or arrived before a restart."""
         groups = groups_of(lane(10, arrivals=[(5.0, 4.0)]), size=8, now=9.0)
 
         assert [group.num_requests for group in groups] == [8, 2]

@@ -22,7 +22,7 @@ def phi(z: float) -> float:
 
 
 def test_only_requests_served_after_the_deadline_are_late():
-    """Ten seconds of work, five in time: the milestones at 6.25 and 8.75 s are late."""
+    """Five of ten seconds of work are in time: the milestones at 6.25 and 8.75 s are late."""
     problem = a_problem([Group(deadline_s=5.0)], [AT_ONCE])
 
     assert late(problem, [0]) == 0.5
@@ -67,7 +67,7 @@ def test_pulled_work_delays_all_groups():
 def test_a_model_change_drains_and_activates(
     instance: Instance, models: tuple[int, int], setup_s: float
 ):
-    """A group's own drain takes 3 s, an activation 5 s; the deadline shows the delay."""
+    """The first group's drain takes 3 s, the activation 5 s; a deadline measures the delay."""
     groups = [Group(model=model, drain_s=3.0) for model in models]
     problem = a_problem(groups, [instance])
 
@@ -79,14 +79,14 @@ def test_a_model_change_drains_and_activates(
 
 
 def late_after(problem: PlanningProblem, deadline_s: float) -> float:
-    """With *deadline_s* for the second group."""
+    """Late probability when the second group has *deadline_s*."""
     deadlines = np.array([NEVER, deadline_s])
     changed = replace(problem, groups=replace(problem.groups, deadline_s=deadlines))
     return late(changed, [0, 1])
 
 
 def test_variances_add_along_the_queue():
-    """At the only milestone the mean is 4 s before the deadline and the sd is 2 s."""
+    """At the only milestone, the mean is 4 s before the deadline and the deviation is 2 s."""
     problem = a_problem(
         [Group(work_var=1.0), Group(deadline_s=19.0, work_var=2.0, tail_var=1.5)],
         [Instance(active=0, available_var=0.5)],
@@ -97,7 +97,7 @@ def test_variances_add_along_the_queue():
 
 
 def test_rate_errors_add_up_within_a_model_and_not_across_models():
-    """20 s of model 0 and 10 s of model 1, each 10 % wrong: sd 2 and 1 s."""
+    """20 s of model 0 and 10 s of model 1, each 10 % wrong: deviations of 2 s and 1 s."""
     groups = [Group(), Group(), Group(model=1, deadline_s=30.0)]
     instances = [Instance(active=0, activate_s=(0.0, 0.0))]
     last = Objective(milestones=(1.0,))
@@ -119,14 +119,14 @@ def test_tardiness_is_counted_in_slos_up_to_its_maximum():
     assert plan_cost(far_over, an_order([0])).tardiness == pytest.approx(2.0)
 
 
-def test_tardiness_is_that_of_the_last_request():
+def test_tardiness_is_the_last_requests_tardiness():
     group = Group(deadline_s=0.0, spread_s=8.0, tail_s=4.0, slo_s=10.0)
     problem = a_problem([group], [AT_ONCE], objective=Objective(tardiness=1.0))
 
     assert plan_cost(problem, an_order([0])).tardiness == pytest.approx(0.6)
 
 
-def test_best_effort_is_never_late_but_costs_less_early():
+def test_best_effort_is_never_late_but_costs_less_if_served_early():
     problem = a_problem([Group(), Group(weight=2.0)], [AT_ONCE])
 
     heavy_first, heavy_last = (plan_cost(problem, an_order(q)) for q in ([1, 0], [0, 1]))
@@ -225,7 +225,7 @@ def test_groups_that_break_the_chance_constraint_raise_alarms_in_order():
 
 
 def test_a_groups_late_probability_is_that_of_its_worst_request():
-    """With a wide spread the first request is the critical one, else the last."""
+    """With a wide spread of deadlines, the first request is critical, else the last."""
     groups = [Group(deadline_s=0.5, spread_s=100.0, tail_s=1.0), Group(deadline_s=19.9)]
     problem = a_problem(groups, [AT_ONCE], objective=Objective(milestones=(0.5,)))
 

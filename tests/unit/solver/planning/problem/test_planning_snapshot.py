@@ -59,7 +59,7 @@ def snapshot() -> ClusterSnapshot:
 
 class TestArrays:
     def test_work_is_tokens_over_throughput(self, snapshot: ClusterSnapshot):
-        """Ten requests of a hundred tokens; lengths vary independently."""
+        """A group has ten requests of 100 tokens; lengths vary independently."""
         groups = problem_of(snapshot).groups
 
         assert groups.work_s[:, 0].tolist() == [1.0, 4.0]
@@ -73,7 +73,7 @@ class TestArrays:
         assert problem_of(first).groups.tail_s[0, 0] == pytest.approx(0.5)
         assert problem_of(first).groups.drain_s[0, 0] == pytest.approx(60 * 0.01)
 
-    def test_deadlines_count_from_now(self, snapshot: ClusterSnapshot):
+    def test_deadlines_are_relative_to_now(self, snapshot: ClusterSnapshot):
         groups = problem_of(snapshot).groups
 
         assert (groups.deadline_s[0], groups.spread_s[0], groups.slo_s[0]) == (60.0, 5.0, 60.0)
@@ -120,7 +120,7 @@ class TestRunningPlans:
         assert running.instance.tolist() == [0, 0]
         assert running.position.tolist() == [1, 0]
 
-    def test_new_groups_and_those_of_lost_instances_have_no_place(self, snapshot: ClusterSnapshot):
+    def test_new_groups_and_groups_of_lost_instances_have_no_place(self, snapshot: ClusterSnapshot):
         gone = {snapshot.groups[0].group_id: (InstanceId("gone"), 3)}
         running = problem_of(replace(snapshot, running=gone)).running
 

@@ -1,4 +1,4 @@
-"""Use of the budget: trials if there is time for several, and the best plan is never lost."""
+"""Use of the time budget: trials if it allows several, and the best plan is never lost."""
 
 from itertools import count
 
@@ -17,7 +17,7 @@ from solver.planning.search.trials import MOVES_AT_ONCE, Search
 
 
 class Watched(Annealer):
-    """Records its calls."""
+    """A fake search that records its calls."""
 
     def __init__(self, problem: PlanningProblem, start: QueueOrder) -> None:
         tables, state = tables_of(problem), empty_state(problem)
@@ -37,7 +37,7 @@ class Watched(Annealer):
 
 
 def searched(num_groups: int, looks: int) -> tuple[Watched, Search, PlanningProblem]:
-    """A search for a new plan, in a budget of *looks* clock readings."""
+    """Search for a new plan within *looks* readings of the clock."""
     problem = instance(0, num_groups, 3, 3)
     start = kept_order(problem)
     annealer = Watched(problem, start)

@@ -19,7 +19,7 @@ def test_alarm_is_raised_after_consecutive_levels_above():
     assert changes(2, 2, 2, 2) == [None, None, RAISED, None]
 
 
-def test_one_level_that_is_not_above_restarts_the_count():
+def test_a_level_that_is_not_above_restarts_the_count():
     assert changes(2, 2, 1.5, 2, 2, 2) == [None] * 5 + [RAISED]
 
 
@@ -37,7 +37,7 @@ def test_levels_within_the_band_or_nan_change_nothing(level: float):
     assert changes(2, 2, 2, *[level] * 9)[3:] == [None] * 9
 
 
-def test_infinity_counts_as_above():
+def test_an_infinite_level_counts_as_above():
     assert changes(inf, inf, inf)[-1] is RAISED
 
 

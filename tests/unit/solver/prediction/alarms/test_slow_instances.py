@@ -10,7 +10,7 @@ from solver.prediction.alarms.slow_instances import MEMORY_S, Judged, SlowInstan
 
 PATIENCE = 3
 ENOUGH = 16
-"""Iterations from which an instance has a pace."""
+"""Number of iterations from which an instance has a pace."""
 
 
 def watch() -> SlowInstances:
@@ -20,7 +20,7 @@ def watch() -> SlowInstances:
 def judged(
     instances: SlowInstances, *, rounds: int = PATIENCE, at: float = 0.0, **multiples: float
 ) -> list[Judged]:
-    """Judgements by rounds in which each instance takes a multiple of the predicted time."""
+    """Judgements after rounds in which instances take the given multiples of predicted times."""
     changes: list[Judged] = []
     for number in range(rounds):
         for name, multiple in multiples.items():
@@ -43,7 +43,7 @@ def test_an_instance_must_be_slow_for_some_time():
 
 
 def test_slowness_is_relative_to_peers_not_to_the_common_model():
-    """The model of an instance and one twice as slow predicts 1.2 times the former's time."""
+    """A latency model fitted to two instances predicts 1.2 times the faster instance's time."""
     instances = watch()
     judged(instances, a=1 / 1.2, b=2 / 1.2)
 

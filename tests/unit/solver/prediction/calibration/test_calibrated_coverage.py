@@ -1,4 +1,4 @@
-"""Trees, calibration and monitor together, on workloads that the trees were not fitted to."""
+"""Trees, calibration and monitor together, on workloads that differ from the training data."""
 
 from dataclasses import dataclass
 from functools import cache, partial
@@ -44,7 +44,7 @@ class Served:
     """bool[num_requests, num_levels]: True where the trees' quantile covered the request."""
     calibrated: np.ndarray
     means_s: np.ndarray
-    """Corrected."""
+    """Corrected mean times."""
     actual_s: np.ndarray
     trusted: list[bool]
 
@@ -67,7 +67,7 @@ def served(
     slow_until: int = COUNT,
     seed: int = SEEDS[0],
 ) -> Served:
-    """Requests one after another; between the bounds every prefill takes twice as long."""
+    """Serve requests one by one; between the bounds, every prefill takes twice as long."""
     requests = asked(workload, seed=seed)
     actual_s = times_of(requests)
     actual_s[slow_from:slow_until] *= 2
@@ -97,7 +97,7 @@ def served(
 def test_calibrated_coverage_of_the_last_thousand_is_within_two_points(
     workload: Workload, slow_from: int
 ):
-    """Mean of two runs: chance moves one of them by a point, sometimes by two."""
+    """The test uses the mean of two runs, because chance moves a run by one or two points."""
     runs = [served(workload, slow_from=slow_from, seed=seed) for seed in SEEDS]
     late = slice(-1000, None)
     coverage = np.mean([run.calibrated[late].mean(axis=0) for run in runs], axis=0)
@@ -116,7 +116,7 @@ def test_correct_coverage_keeps_trust(workload: Workload):
 
 @WORKLOADS
 def test_doubled_times_end_trust_until_they_are_over(workload: Workload):
-    """Calibration restores it earlier, since it follows the change."""
+    """Trust returns before the change ends, because calibration follows the change."""
     trusted = served(workload, slow_from=1000, slow_until=2000).trusted
 
     assert all(trusted[:1000])

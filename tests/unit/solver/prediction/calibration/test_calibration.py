@@ -32,14 +32,14 @@ def observe(
 
 
 def at_pace(origin: str = "router-1", *, window: int = 100) -> BucketedCalibration:
-    """A calibration whose pace is known, which takes 16 requests: equal to the predictions."""
+    """A calibration after 16 requests that took the predicted time, so that its pace is known."""
     calibration = a_calibration(origin, window=window)
     observe(calibration, SHORT, 1.0, times=16)
     return calibration
 
 
 def corrected(calibration: BucketedCalibration, bucket: Bucket) -> list[float]:
-    """Corrected median, 0.9 quantile and mean; 1, 2 and 1 s are predicted."""
+    """Corrected median, 0.9 quantile and mean, for predictions of 1, 2 and 1 s."""
     prediction = calibration.correct(ONE_S, [bucket])
     return [*prediction.quantiles_s[0].tolist(), *prediction.mean_s.tolist()]
 
@@ -50,7 +50,7 @@ def test_without_candidates_predictions_are_empty():
     assert a_calibration().correct(absent, []).quantiles_s.shape == (0, 2)
 
 
-def test_without_observations_nothing_is_corrected():
+def test_without_observations_no_prediction_is_corrected():
     assert corrected(a_calibration(), SHORT) == [1.0, 2.0, 1.0]
 
 
@@ -132,7 +132,7 @@ def test_impossible_times_are_ignored(actual_s: float):
 
 
 def test_a_common_trend_is_followed_within_a_hundred_requests():
-    """For any bucket: here for one without requests since the change."""
+    """The trend applies to all buckets, here to a bucket without requests since the change."""
     calibration = a_calibration(window=400)
     observe(calibration, LONG, 1.0, times=100)
     observe(calibration, SHORT, 1.0, times=100)
@@ -149,7 +149,7 @@ class TestSharing:
 
         assert corrected(one, SHORT) == corrected(other, SHORT)
 
-    def test_a_snapshot_counts_once_and_older_ones_are_ignored(self):
+    def test_a_snapshot_counts_once_and_older_snapshots_are_ignored(self):
         one, other = a_calibration("router-1"), at_pace("router-2")
         observe(other, SHORT, 4.0, times=10)
         older = other.snapshot()
@@ -159,7 +159,7 @@ class TestSharing:
 
         assert corrected(one, SHORT) == corrected(other, SHORT)
 
-    def test_a_routers_own_snapshot_adds_nothing(self):
+    def test_a_router_ignores_its_own_snapshot(self):
         calibration = at_pace()
         observe(calibration, SHORT, 4.0, times=10)
         calibration.adopt(calibration.snapshot())

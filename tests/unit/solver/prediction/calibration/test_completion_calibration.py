@@ -1,4 +1,4 @@
-"""Predicted times are corrected by earlier outcomes."""
+"""Outcomes correct later predictions of completion times."""
 
 import math
 
@@ -19,7 +19,7 @@ def taught(
     wider: float = 1.0,
     seed: int = 0,
 ) -> list[bool]:
-    """For each of *count* times from a distorted REPORTED, True if it was in its interval."""
+    """Observe *count* distorted times; for each, True if it was in its predicted interval."""
     random = np.random.default_rng(seed)
     held = []
     for mean_s in random.uniform(5.0, 500.0, count):
@@ -102,7 +102,7 @@ def test_a_certain_forecast_is_widened():
 
 
 def test_missed_times_widen_intervals_beyond_the_window():
-    """The window has the same 40 times, after 60 that diverged and after 60 as predicted."""
+    """60 diverging times before the window widen intervals, compared with 60 exact times."""
 
     def width(growth: float) -> float:
         calibration = CompletionCalibration(least=5, window=40)
@@ -117,7 +117,7 @@ def test_missed_times_widen_intervals_beyond_the_window():
 
 
 def test_neighbours_with_equal_errors_move_the_median_little():
-    """Twenty times that are 10 % late, as behind the same long answers, move it by 3 %."""
+    """Twenty times that are 10 % late for one reason move the median by only 3 %."""
     calibration = CompletionCalibration()
     for _ in range(20):
         calibration.observe(calibration.predict(REPORTED), 1.1 * float(REPORTED.quantile(0.5)))

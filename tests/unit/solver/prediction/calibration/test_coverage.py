@@ -1,4 +1,4 @@
-"""Trust in predictions: lost soon after a change, regained after it."""
+"""Trust in predictions is lost soon after a change, and regained when the change ends."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_misses_in_excess_of_delta_end_trust(miss_share: float, within: int):
 
 
 def test_correct_coverage_is_trusted_throughout():
-    """False alarms are one in a million requests."""
+    """The expected rate of false alarms is one in a million requests."""
     assert all(trust_after(CoverageMonitor(), 0.1, 20_000, seed=3))
 
 

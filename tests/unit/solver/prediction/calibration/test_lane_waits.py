@@ -1,4 +1,4 @@
-"""Tracking of lanes' waits by counts."""
+"""Lanes' actual waits, derived from counts."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def waits() -> LaneWaits:
 
 
 def queued_for(waits: LaneWaits, wait_s: float, *, rounds: int = 40, start: float = 0.0) -> None:
-    """A lane with one request every 2 s, each of which waits for *wait_s*; 10 s are predicted."""
+    """A lane with a request every 2 s; each waits for *wait_s*, and 10 s are predicted."""
     for number in range(rounds):
         now = start + 2.0 * number
         arrived = number + 1
@@ -25,7 +25,7 @@ def queued_for(waits: LaneWaits, wait_s: float, *, rounds: int = 40, start: floa
         waits.predict([LANE], REPORTED, now)
 
 
-def test_a_turn_comes_when_as_many_have_left_as_had_arrived():
+def test_a_turn_comes_when_as_many_requests_have_left_as_had_arrived():
     followed = waits()
     followed.counted({LANE: LaneCount(arrived=8, waiting=8)}, 0.0)
     followed.predict([LANE], REPORTED, 0.0)
@@ -41,7 +41,7 @@ def test_a_turn_comes_when_as_many_have_left_as_had_arrived():
 
 
 def test_work_pulled_before_is_part_of_the_wait():
-    """Left after 7 s, and 3 s of work were pulled before: 10 s, as predicted."""
+    """The request leaves after 7 s with 3 s of pulled work before it: 10 s, as predicted."""
     followed = waits()
     followed.counted({LANE: LaneCount(arrived=8, waiting=8)}, 0.0)
     followed.predict([LANE], REPORTED, 0.0)

@@ -1,4 +1,4 @@
-"""Running moments."""
+"""Running means and variances."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def moments_of(values: list[float], *, memory: float) -> RunningMoments:
 
 
 @given(values=st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=50))
-def test_without_forgetting_they_are_the_ordinary_ones(values: list[float]):
+def test_without_forgetting_moments_are_ordinary(values: list[float]):
     value = moments_of(values, memory=1e15).value()
     assert value is not None
     assert value.count == len(values)
@@ -25,7 +25,7 @@ def test_without_forgetting_they_are_the_ordinary_ones(values: list[float]):
     assert value.sd == pytest.approx(np.std(values), abs=1e-4, rel=1e-6)
 
 
-def test_with_forgetting_they_are_the_weighted_ones():
+def test_with_forgetting_moments_are_weighted():
     values = np.random.default_rng(3).normal(5.0, 2.0, 300)
     weights = np.exp(-np.arange(300)[::-1] / 20.0)
     mean = np.average(values, weights=weights)
@@ -41,7 +41,7 @@ def test_old_lengths_are_forgotten():
     assert value.mean == pytest.approx(1.0, abs=1e-3)
 
 
-def test_before_the_first_sample_nothing_is_known():
+def test_before_the_first_sample_there_is_no_value():
     assert RunningMoments().value() is None
 
 

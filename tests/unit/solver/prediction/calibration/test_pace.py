@@ -1,4 +1,4 @@
-"""Common trend of recent requests."""
+"""The common trend of recent requests' times."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def pace_after(*scores: float) -> float | None:
     return pace.value
 
 
-def test_the_pace_is_its_start_value_before_there_are_enough():
+def test_the_pace_is_its_start_value_until_there_are_enough_iterations():
     pace = Pace()
     for _ in range(15):
         pace.observe(3.0)

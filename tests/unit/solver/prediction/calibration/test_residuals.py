@@ -25,7 +25,7 @@ def residual(score: float, *, mean_s: float = 1.0, actual_s: float = 1.0) -> Res
     ],
 )
 def test_the_rank_allows_for_the_next_request(count: int, level: float, rank: int):
-    """Romano et al. 2019, eq. 10: the ceil((n + 1) * level)-th smallest score."""
+    """The correction is the ceil((n + 1) * level)-th smallest score (Romano 2019, eq. 10)."""
     residuals = Residuals((level,))
     for place in reversed(range(1, count + 1)):
         residuals.add(residual(math.log(place)))

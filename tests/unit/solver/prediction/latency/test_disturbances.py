@@ -1,4 +1,4 @@
-"""Separation of disturbed observations from other kinds."""
+"""Distinction of disturbed observations from new kinds of iterations."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from solver.prediction.latency.disturbances import kinds_of, trust, weighted_median
 
 
-def test_kinds_are_powers_of_two():
+def test_requests_are_grouped_into_kinds_by_powers_of_two():
     sizes = np.repeat([1.0, 2.0, 3.0, 4.0, 700.0], 20)
     assert kinds_of(sizes)[::20].tolist() == [0, 1, 1, 2, 3]
 
@@ -30,7 +30,7 @@ def test_values_unlike_most_of_their_kind_have_no_weight():
     assert trusted[:21].min() > 0.5
 
 
-def test_a_kind_that_is_off_as_a_whole_is_trusted():
+def test_iterations_of_a_kind_that_all_deviate_are_trusted():
     values = np.concatenate([np.zeros(30), np.full(30, 2.0)])
     kinds = np.repeat([0, 1], 30)
     assert trust(values, kinds, np.ones(60)).tolist() == [1.0] * 60

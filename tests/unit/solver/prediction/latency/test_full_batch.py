@@ -10,8 +10,8 @@ from solver.prediction.latency.full_batch import LARGEST_ITERATION_TOKENS, batch
 LATENCY = LatencyCoefficients(constant_s=0.01, linear_s=0.001)
 
 
-def test_ten_decodes_run_beside_the_prompts_that_replace_them():
-    """10 decodes and 30 prompt tokens of 192 and 64 each take 50 ms; 10 decodes alone take 20."""
+def test_ten_decodes_run_beside_the_next_prompts():
+    """10 decodes and 30 prompt tokens take 50 ms; 10 decodes alone take 20 ms."""
     full = full_batch(LATENCY, batch=10, prompt=192.0, output=64.0)
 
     assert full.token_rate_per_s == pytest.approx(40 / 0.05)
@@ -19,7 +19,7 @@ def test_ten_decodes_run_beside_the_prompts_that_replace_them():
 
 
 def test_an_iteration_respects_its_token_limit():
-    """One token each after prompts of 1000: 8 would need 8008 in an iteration."""
+    """Requests of 1000 prompt tokens and one answer token: 8 would need 8008 tokens/iteration."""
     full = full_batch(LATENCY, batch=8, prompt=1000.0, output=1.0)
 
     tokens = LARGEST_ITERATION_TOKENS

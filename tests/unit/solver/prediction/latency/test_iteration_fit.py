@@ -1,4 +1,4 @@
-"""The latency model that an engine learns of itself."""
+"""The latency model that an engine learns from its own iterations."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def serve(
     outliers: float = 0.0,
     decodes_only: bool = False,
 ) -> None:
-    """Iterations of some decodes and mostly one prefill chunk; some take 8 times as long."""
+    """Iterations of some decodes and usually one chunk; a few take 8 times as long."""
     chance = np.random.default_rng(3)
     for _ in range(count):
         decodes = int(chance.integers(1, 32))

@@ -1,4 +1,4 @@
-"""Fit of the time of an iteration."""
+"""Fit of the latency model to iteration times."""
 
 import math
 
@@ -26,7 +26,7 @@ SLOWER = LatencyCoefficients(constant_s=0.02, linear_s=1e-4, context_s=1e-6)
 def iterations(
     truth: LatencyCoefficients, count: int, *, noise: float = 0.05, seed: int = 7
 ) -> list[Iteration]:
-    """Decodes of up to 64 requests, and chunks of up to 2048 tokens."""
+    """Iterations with decodes of up to 64 requests, and chunks of up to 2048 tokens."""
     chance = np.random.default_rng(seed)
     sample = []
     for number in range(count):
@@ -57,7 +57,7 @@ def slower(sample: list[Iteration], factor: float) -> list[Iteration]:
 
 
 def worst_error(found: LatencyCoefficients | None, truth: LatencyCoefficients) -> float:
-    """Largest error over the range that was seen."""
+    """Largest prediction error over the range of the observations."""
     assert found is not None
     grid = [(p, c) for p in (1, 16, 64, 512, 2048) for c in (0, 1000, 10_000, 40_000)]
     return max(
@@ -103,7 +103,7 @@ def test_hundreds_of_consecutive_disturbed_iterations_change_nothing(factor: flo
 
 
 def test_a_rare_new_kind_of_batch_is_learned_not_disturbed():
-    """Decodes first, from which prefills of 2048 tokens differ completely."""
+    """After decodes only, prefills of 2048 tokens are a completely different kind."""
     decodes = [each for each in iterations(TRUE, 2000) if each.compute_tokens < 64]
     assert len(decodes) > 900
     prefills = [
@@ -122,7 +122,7 @@ def test_a_rare_new_kind_of_batch_is_learned_not_disturbed():
 
 @pytest.mark.parametrize("every", [300, 500])
 def test_prefills_that_stay_rare_are_learned(every: int):
-    """Too few in the memory for a kind of their own: they are not treated as decodes."""
+    """Prefills too few to form their own kind must not be treated as disturbed decodes."""
     chance = np.random.default_rng(every)
     fit = OnlineLatencyFit(memory=2000)
     for number in range(8000):
@@ -216,7 +216,7 @@ def test_no_term_is_ever_negative(sample: list[Iteration]):
     )
 
 
-def test_batch_predictions_equal_single_ones():
+def test_batch_predictions_equal_single_predictions():
     tokens, contexts = np.array([1.0, 700.0, 2048.0]), np.array([0.0, 9000.0, 40.0])
     each_s = [
         predict_s(TRUE, compute_tokens=p, context_tokens=c)
@@ -241,7 +241,7 @@ def test_one_prefill_takes_the_same_time_with_and_without_pairs(tokens: int, bef
 
 
 def mixed_batches(count: int, *, noise: float = 0.05) -> list[tuple[Iteration, float]]:
-    """Decodes over long contexts; every other time a chunk with its own context."""
+    """Iterations of decodes with long contexts; every second has a chunk with a context."""
     chance = np.random.default_rng(11)
     sample = []
     for number in range(count):
@@ -281,8 +281,8 @@ def test_attention_over_long_contexts_is_learned_with_pairs():
     assert behind_40000_s(silent.fit()) < 0.75 * behind_40000_s(TRUE)
 
 
-def test_iterations_with_pairs_replace_those_without():
-    """A mesh is updated agent by agent; reports of older ones are forgotten."""
+def test_iterations_with_pairs_replace_iterations_without_pairs():
+    """During an upgrade, reports of newer agents replace reports of older agents."""
     sample = mixed_batches(2000)
     fit = OnlineLatencyFit(memory=300)
     for iteration, _ in sample[:1000]:
@@ -314,13 +314,13 @@ def test_negative_pairs_are_ignored():
     assert fit.count == 0
 
 
-def test_nothing_is_predicted_from_a_handful_of_iterations():
+def test_no_model_is_fitted_to_a_handful_of_iterations():
     assert fitted(iterations(TRUE, 9)).fit() is None
     assert fitted(iterations(TRUE, 10)).fit() is not None
 
 
 def test_undetermined_time_of_single_tokens_is_constant():
-    """A first request's decodes, 7 ms each: 16 tokens are undetermined, but hardly take 50 ms."""
+    """Decodes of 7 ms do not determine the time of 16 tokens, which must stay below 50 ms."""
     one = Iteration(compute_tokens=1, context_tokens=100, num_decodes=1, duration_s=0.007)
     coefficients = fitted([one] * 20).fit()
 

@@ -35,7 +35,7 @@ UNMEASURED = msgspec.structs.replace(PROFILE, latency=None, token_rate_per_s=Non
 
 
 def test_prefill_is_computed_in_chunks():
-    """512 + 88 tokens: two iterations of 10 ms and 1 ms a token."""
+    """600 tokens are computed in two iterations (512 + 88) of 10 ms plus 1 ms per token."""
     request = a_request(prompt_tokens=600)
     assert predicted_prefill_s(request, PROFILE) == pytest.approx(0.02 + 0.6)
 
@@ -60,7 +60,7 @@ def test_more_progress_than_expected_leaves_no_decode():
 @pytest.mark.parametrize(
     ("output_tokens", "left"), [(0, 50), (20, 30), (45, 5), (60, 5), (397, 3), (400, 0)]
 )
-def test_the_rest_is_positive_until_the_limit(output_tokens: int, left: int):
+def test_the_remaining_answer_is_positive_until_the_limit(output_tokens: int, left: int):
     request = a_request(sampling=sampling(400, ignore_eos=False))
     rest_s = predicted_rest_s(request, PROFILE, output_tokens=output_tokens)
     assert rest_s == pytest.approx(left * 0.011)
@@ -88,7 +88,7 @@ def test_output_is_the_limit_if_the_end_is_ignored_or_unknown():
 
 
 def answering(application: str, max_tokens: int) -> QueuedRequest:
-    """A request whose answer ends by the model."""
+    """A request whose answer the model ends."""
     return a_request(application=application, sampling=sampling(max_tokens, ignore_eos=False))
 
 

@@ -76,7 +76,7 @@ def test_old_answer_lengths_are_forgotten():
 
 
 def test_cut_answers_count_as_longer_than_observed():
-    """Half of them were cut at 50: their expected length comes from the other half."""
+    """Half of the answers were cut at 50; their expected length comes from the other half."""
     known = lengths()
     for _ in range(500):
         known.observe("chat", Answer(50, 50, cut=True), at=0.0)
@@ -108,7 +108,7 @@ def test_an_application_named_like_all_counts_once():
 
 
 class TestCalibration:
-    def test_residuals_are_those_of_the_capped_mean(self):
+    def test_residuals_are_relative_to_the_capped_mean(self):
         known = answered(lengths(), "chat", *[100] * 500)
         before = known.estimate("chat").calibration
         known.observe("chat", Answer(40, 60), at=9.0)
@@ -122,7 +122,7 @@ class TestCalibration:
         )
 
     def test_an_answer_that_was_cut_early_was_not_allowed_more(self):
-        """The context was full long before its limit; this was its longest possible length."""
+        """The context was full before `max_tokens`, so the cut length was the longest possible."""
         known = answered(lengths(), "chat", *[100] * 500)
         before = known.estimate("chat").calibration
         known.observe("chat", Answer(40, 4096, cut=True), at=9.0)
@@ -157,7 +157,7 @@ class TestCalibration:
             assert share == pytest.approx(level, abs=0.03)
 
     def test_limits_do_not_make_coverage_look_better(self):
-        """Every answer with a limit of 20 is within any quantile above; none of them counts."""
+        """Answers with a limit of 20 do not count for quantiles above 20."""
         random = np.random.default_rng(5)
         known = lengths()
         for tokens in map(int, random.geometric(1 / 200, 3000)):

@@ -1,4 +1,4 @@
-"""Distributions of lengths, some of them cut."""
+"""Distributions of answer lengths when some answers were cut."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ UNINFORMED = log_normal(mean_tokens=128, sd_tokens=192)
 
 
 def learnt(sketch: LengthSketch) -> LengthDistribution:
-    """Distribution of the observations alone."""
+    """Distribution of the observations, without a prior."""
     return sketch.pooled(UNINFORMED, weight=0)
 
 
@@ -58,7 +58,7 @@ def test_old_lengths_are_forgotten():
 
 
 def test_survival_is_kaplan_meiers():
-    """1, 2+, 3, 4+, 5 of five: 1 - 1/5, then times 1 - 1/3, then nothing is left."""
+    """Survival for lengths 1, 2+, 3, 4+, 5: (1 - 1/5), times (1 - 1/3), times 0."""
     sketch = sketch_of(1, 3, 5)
     sketch.observe_cut(2)
     sketch.observe_cut(4)
@@ -140,7 +140,7 @@ def test_a_log_normal_distribution_has_its_moments(mean: float, sd: float):
     assert made.sd_tokens == pytest.approx(sd, rel=0.06)
 
 
-def test_without_spread_it_is_one_length():
+def test_without_spread_there_is_one_length():
     made = log_normal(mean_tokens=40, sd_tokens=0)
 
     assert (made.quantile_tokens(0.01), made.quantile_tokens(0.99)) == (40, 40)

@@ -28,7 +28,7 @@ def test_the_limit_counts_until_lengths_are_known():
     assert PredictedWork().tokens(request()) == 1100
 
 
-def test_known_applications_use_their_lengths_others_those_of_all():
+def test_known_applications_use_their_lengths_and_others_the_pooled_lengths():
     work = PredictedWork()
     work.learn(profile(chat=200.0, every=400.0))
 

@@ -1,4 +1,4 @@
-"""Prompt lengths of text: the registry's ratio first, then the engines' counts."""
+"""Prompt lengths of text are predicted by the registry's ratio, then by engines' counts."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from solver.prediction.lengths.prompt_lengths import PromptLengths
 
 MODEL, OTHER = ModelName("m"), ModelName("other")
 BELIEVED = 4.0
-"""Bytes per token."""
+"""The registry's bytes per token."""
 
 
 def text_of(num_bytes: int, num_messages: int = 0) -> PromptText:
@@ -86,7 +86,7 @@ counted = st.lists(
 
 
 @given(counted, st.integers(0, 1_000_000), st.integers(0, 100))
-def test_longer_text_is_never_predicted_shorter_and_nothing_below_one(
+def test_longer_text_is_never_predicted_shorter_and_every_text_has_a_token(
     pairs: list[tuple[PromptText, int]], num_bytes: int, num_messages: int
 ):
     lengths = learnt(pairs)

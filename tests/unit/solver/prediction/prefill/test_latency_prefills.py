@@ -1,4 +1,4 @@
-"""Prefill times without trees: one iteration of the uncached tokens."""
+"""Prefill times without trees: the time of one iteration with the uncached tokens."""
 
 import numpy as np
 import pytest

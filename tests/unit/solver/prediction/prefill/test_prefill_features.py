@@ -1,4 +1,4 @@
-"""Features of routers as a matrix."""
+"""The routers' features as a matrix."""
 
 import numpy as np
 import pytest

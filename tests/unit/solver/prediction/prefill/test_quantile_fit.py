@@ -1,4 +1,4 @@
-"""Trees fitted to prefill times: equal to the library's, and accurate."""
+"""Trees fitted to prefill times equal the library's trees and are accurate."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def trees() -> QuantileTrees:
 def library_times_s(
     trees: QuantileTrees, features: NDArray[np.float64], **loss: object
 ) -> NDArray[np.float64]:
-    """The library's own predictions for *features*, as multiples of the scale."""
+    """The library's predictions for *features*, as multiples of the scale."""
     known, times_s = matrix_of(TRAINED), times_of(TRAINED)
     ratios = times_s / (scale_terms(known) @ trees.scale)
     target = ratios if loss["quantile"] is None else np.log(ratios)
@@ -65,7 +65,7 @@ def test_quantiles_cover_their_share_of_unseen_requests(trees: QuantileTrees):
 
 
 def test_means_add_up_to_the_actual_work(trees: QuantileTrees):
-    """Expected work is a sum of means, so a bias would not average out."""
+    """A bias of means would not average out in expected work, which is a sum of means."""
     assert trees.predict(matrix_of(HELD_OUT)).mean_s.sum() == pytest.approx(
         times_of(HELD_OUT).sum(), rel=0.03
     )
@@ -115,8 +115,8 @@ def test_equal_times_are_predicted_exactly():
     assert np.median(trees.predict(features).quantiles_s) == pytest.approx(0.25, rel=0.1)
 
 
-def test_predictions_compile_nothing(trees: QuantileTrees):
-    """The precompiled kernels match the types of trees from here and of decoded ones."""
+def test_predictions_compile_no_kernel(trees: QuantileTrees):
+    """The precompiled kernels match the types of fitted trees and of decoded trees."""
     compile_kernels()
     compiled = [list(kernel.signatures) for kernel in (walk, prefill_times)]
     features = feature_matrix(TRAINED[0].request, [InstanceFeatures()] * 3)

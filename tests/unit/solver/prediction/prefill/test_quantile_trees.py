@@ -1,4 +1,4 @@
-"""Encoding of trees for routers: they are decoded unchanged, or an error gives the reason."""
+"""Encoding of trees for routers: trees are decoded unchanged, or an error states the reason."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from solver.prediction.prefill.tree_walk import Forest
 
 
 def stumps(**changes: Any) -> QuantileTrees:
-    """Medians are 1 s; 0.9 quantiles are 2 s, or 8 s above 1000 prompt tokens; means 1.5 s."""
+    """Trees with median 1 s, mean 1.5 s and 0.9 quantile 2 s (8 s above 1000 prompt tokens)."""
     leaves = [0.0, np.log(2), np.log(8), 0.5]
     forest = Forest(
         starts=np.array([0, 1, 2, 3], dtype=np.uint32),

@@ -1,4 +1,4 @@
-"""Best-effort work beside interactive work: its limits, and how it yields."""
+"""Best-effort work beside interactive work: limits and preemption of best-effort work."""
 
 from dataclasses import replace
 from math import inf
@@ -10,7 +10,7 @@ from tests.unit.solver.scheduling.best_effort_rig import CHAT, DUMP, OPTIONS, Ri
 
 
 def test_best_effort_takes_what_the_pace_leaves() -> None:
-    """100 ms: one decode and 1000 tokens of its context take 1.1 ms, the rest 989 tokens."""
+    """A decode with 1000 tokens of context takes 1.1 of 100 ms; 989 tokens remain."""
     rig = Rig()
     rig.start("chat", CHAT, computed=1000, outputs=1)
     rig.wait("dump", DUMP, prompt=8000)
@@ -20,8 +20,8 @@ def test_best_effort_takes_what_the_pace_leaves() -> None:
     assert decision.token_budget == 990
 
 
-def test_a_steady_pace_holds_whatever_time_was_saved_or_lost() -> None:
-    """QoServe would use the saved time, and ignore a request whose first token was late."""
+def test_a_steady_pace_holds_regardless_of_saved_or_lost_time() -> None:
+    """Unlike QoServe, saved time is not used, and requests with a late first token count."""
     steady, saving = Rig(), Rig(replace(OPTIONS, steady_pace=False))
     for rig in (steady, saving):
         rig.start("chat", CHAT, computed=1000, outputs=1)
@@ -83,7 +83,7 @@ def test_offline_work_does_not_begin_in_the_reserve() -> None:
 
 def test_a_lull_does_not_fill_the_engine_with_offline_decodes() -> None:
     """
-    The limit of the last online work still applies: 50 of 100 ms hold 50,000 tokens of context.
+    After the last online request, its limit still applies: 50,000 tokens of context in 50 ms.
     """
     rig = Rig(replace(OPTIONS, best_effort_decode_share=0.5))
     rig.start("chat", CHAT, computed=1000, outputs=1)
@@ -100,7 +100,7 @@ def test_a_lull_does_not_fill_the_engine_with_offline_decodes() -> None:
 def test_running_best_effort_pauses_instead_of_cutting_an_online_chunk(
     prompt: int, held: set[str]
 ) -> None:
-    """The engine would serve it first; a cap that keeps 600 of 989 tokens free cuts both."""
+    """The running best-effort request is held, since a cap would also cut the online chunk."""
     rig = Rig()
     rig.start("chat", CHAT, computed=1000, outputs=1)
     rig.start("dump", DUMP, computed=16, prompt=8000)

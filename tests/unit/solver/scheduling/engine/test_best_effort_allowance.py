@@ -24,14 +24,14 @@ def allowance(
 
 
 def test_a_share_of_all_kv_is_reserved() -> None:
-    """10,000 tokens are free and 20,000 in use."""
+    """The reserve is a share of 10,000 free and 20,000 used tokens."""
     running = [Running(request_id=RequestId(name), num_computed_tokens=10_000) for name in "ab"]
 
     assert allowance(*running).kv_reserve_tokens == 3000
 
 
 def test_best_effort_starts_while_all_decodes_fit_into_their_share() -> None:
-    """Two decodes take 20.2 of 50 ms; another takes 0.1 and 1 µs a token."""
+    """Two decodes take 20.2 of 50 ms; a third takes 0.1 ms plus 1 µs per token."""
     running = [Running(request_id=RequestId(name), num_computed_tokens=10_000) for name in "ab"]
     allowed = allowance(*running)
 
@@ -55,7 +55,7 @@ def test_an_idle_engine_takes_any_request() -> None:
     assert allowed.admits(entry_of(1, prompt=10**6))
 
 
-def test_without_online_work_nothing_limits_decodes() -> None:
+def test_without_online_work_decodes_have_no_limit() -> None:
     run = Running(request_id=RequestId("a"), num_computed_tokens=10_000)
 
     assert allowance(run, limit_s=inf).admits(entry_of(1, prompt=10**6))

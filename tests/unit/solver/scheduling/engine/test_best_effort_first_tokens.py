@@ -1,4 +1,4 @@
-"""Limits of best-effort work by first tokens that are due in the same iteration."""
+"""Limits of best-effort work in iterations in which first tokens are due."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ class TestFirstTokens:
         assert self.budget(self.SPARING, slo, 0.8) == 2500
 
     def test_a_late_first_token_gets_its_target_once_more(self):
-        """The prompt takes 0.1 of 0.2 s."""
+        """The late prompt takes 0.1 s of an additional target of 0.2 s."""
         assert self.budget(self.SPARING, Slo(ttft_s=0.2, tbt_s=1), 5.0) == pytest.approx(
             1750, abs=1
         )
@@ -53,7 +53,7 @@ class TestFirstTokens:
         assert self.budget(OPTIONS, CHAT, 0.8) == 2500
 
     def test_a_prefill_that_does_not_end_sets_no_limit(self):
-        """Its first token is not in this iteration."""
+        """The prefill's first token does not come in this iteration."""
         rig = Rig(replace(self.SPARING, max_chunk_tokens=500))
         rig.wait("asked", CHAT)
         rig.wait("dump", DUMP, prompt=5000)

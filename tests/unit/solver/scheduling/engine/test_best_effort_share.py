@@ -1,4 +1,4 @@
-"""Best-effort work without other work that needs its resources."""
+"""Best-effort work when no other work needs its resources."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def batch_of(*running: RunningView, free_kv_tokens: int = 1_000_000) -> BatchSta
 def started(
     policy: QoServePolicy, name: str, slo: Slo, prompt: int, arrived_at: float = 0.0
 ) -> Running:
-    """A request that has just got its first token."""
+    """A running request that has just got its first token."""
     add(policy, name, slo, prompt, arrived_at)
     assert RequestId(name) in list(policy.decide(arrived_at, batch_of()).order)
     nothing = Iteration(compute_tokens=0, context_tokens=0, num_decodes=0, duration_s=0.0)
@@ -58,7 +58,7 @@ def started(
 
 
 def test_offline_decodes_alone_do_not_give_up_their_last_kv() -> None:
-    """An engine preempts only when no KV is left: the next block may be needed much later."""
+    """An engine preempts only without free KV, because the next block may be needed much later."""
     policy = QoServePolicy(LATENCY, OPTIONS)
     running = started(policy, "dump", DUMP, 1000)
 
@@ -66,7 +66,7 @@ def test_offline_decodes_alone_do_not_give_up_their_last_kv() -> None:
 
 
 def test_aged_best_effort_begins_beyond_the_decode_share() -> None:
-    """50 of 95 ms are for 50,000 tokens of context, more than the share."""
+    """50,000 tokens of context take 50 of 95 ms, more than the decode share."""
     policy = QoServePolicy(LATENCY, OPTIONS)
     running = started(policy, "chat", CHAT, 50_000, arrived_at=1000.0)
     add(policy, "old", DUMP, 100, arrived_at=950.0)

@@ -16,7 +16,7 @@ from solver.scheduling.engine.latency import LatencyTable
 
 CHAT = Slo(ttft_s=6, tbt_s=0.05)
 STEPS = LatencyTable(tuple(0.004 + 0.01 * (-(-n // 128)) + 1e-5 * n for n in range(4097)))
-"""Time rises in steps of 128 tokens, as with tiles."""
+"""Times that rise in steps of 128 tokens, as with kernels that compute in tiles."""
 
 
 def entry_of(slo: Slo, decode_tokens: float = 10) -> Entry:

@@ -1,4 +1,4 @@
-"""Best-effort work that gives up its KV: enough of it, and never without effect."""
+"""Best-effort requests that lose their KV: enough for the demand, never without effect."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -27,7 +27,7 @@ def test_a_table_never_falls_even_where_measurements_do() -> None:
 
 
 @given(tokens=st.integers(1, 500), before=st.integers(0, 5000))
-def test_the_table_of_a_model_equals_it_for_one_prefill(tokens: int, before: int) -> None:
+def test_the_table_of_a_model_predicts_one_prefill_like_the_model(tokens: int, before: int) -> None:
     fitted = LatencyCoefficients(
         constant_s=0.004, linear_s=5e-5, attention_s=2e-8, cross_s=3e-8, context_s=1e-7
     )

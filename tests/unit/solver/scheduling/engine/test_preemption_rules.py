@@ -1,4 +1,4 @@
-"""Selective preemption: which prefills may pause, which give up memory, how a budget is shared."""
+"""Selective preemption: which prefills may pause or lose KV, and how they share a budget."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ def entry_of(place: int, *, ttlt_s: float = 100, rank: Rank = Rank.REGULAR) -> E
 
 
 def rests(entry: Entry, now: float) -> bool:
-    """A prefill token takes 10 ms and an iteration 1 s."""
+    """True if a prefill may pause; a prefill token takes 10 ms and an iteration 1 s."""
     pace = EnginePace(LatencyTable(tuple(0.01 * n for n in range(101))), chunk_tokens=100)
     return may_rest(entry, now=now, pace=pace)
 

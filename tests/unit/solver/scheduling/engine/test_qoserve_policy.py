@@ -26,7 +26,7 @@ CHAT, SOON, LATER = Slo(ttft_s=6, tbt_s=0.05), Slo(ttlt_s=600), Slo(ttlt_s=1800)
 
 
 class Rig:
-    """A policy, and an engine with given contents."""
+    """A policy, and an engine with given requests."""
 
     def __init__(self, options: SchedulingOptions = OPTIONS) -> None:
         self.policy = QoServePolicy(LATENCY, options)
@@ -97,7 +97,7 @@ def outcome(*, admitted: tuple[str, ...] = (), preempted: tuple[str, ...] = ()) 
 
 
 def test_the_papers_example() -> None:
-    """QoServe §3.5: A overtakes D; while A has slack chunks are large, then small, then largest."""
+    """QoServe §3.5: A overtakes D; chunks are large while A has slack, then small, then largest."""
     rig = Rig()
     for name, slo in (("B", SOON), ("C", LATER), ("D", SOON), ("E", LATER)):
         rig.wait(name, slo, prompt=4000)
@@ -130,7 +130,7 @@ def test_an_urgent_request_pauses_a_running_prefill_that_keeps_its_memory() -> N
     assert next(iter(decision.order)) == "chat"
 
 
-def test_the_running_prefill_gets_what_an_urgent_request_leaves() -> None:
+def test_the_running_prefill_gets_the_budget_that_an_urgent_request_leaves() -> None:
     rig = Rig()
     rig.start("batch", LATER, computed=500, prompt=20_000)
     rig.wait("chat", CHAT, prompt=600)
@@ -143,7 +143,7 @@ def test_the_running_prefill_gets_what_an_urgent_request_leaves() -> None:
 
 
 def test_a_prefill_that_would_become_late_is_not_paused() -> None:
-    """It needs 1.73 s of the 1.9 that are left then; an iteration takes 0.25."""
+    """After an iteration of 0.25 s, 1.9 s are left and the prefill needs 1.73 s."""
     rig = Rig()
     rig.start("long", Slo(ttft_s=2.5, tbt_s=0.05), computed=7000, prompt=24_000)
     rig.wait("chat", Slo(ttft_s=1, tbt_s=0.05), prompt=2500)
@@ -163,7 +163,7 @@ def test_infeasible_requests_go_last() -> None:
     assert rig.policy.rank(RequestId("late")) is Rank.RELEGATED
 
 
-def test_a_half_prefilled_relegated_request_frees_memory_for_a_regular_one() -> None:
+def test_a_half_prefilled_relegated_request_frees_memory_for_regular_requests() -> None:
     rig = Rig()
     rig.start("late", Slo(ttlt_s=1), computed=5000, prompt=6000)
     rig.wait("batch", LATER, prompt=4000)
@@ -185,7 +185,7 @@ def test_a_half_prefilled_relegated_request_also_frees_its_slot() -> None:
     assert list(decision.order) == ["batch"]
 
 
-def test_no_memory_is_taken_if_it_suffices() -> None:
+def test_no_request_loses_memory_if_memory_suffices() -> None:
     rig = Rig()
     rig.start("late", Slo(ttlt_s=1), computed=5000, prompt=6000)
     rig.wait("batch", LATER, prompt=4000)
@@ -194,7 +194,7 @@ def test_no_memory_is_taken_if_it_suffices() -> None:
     assert decision.preempted == frozenset()
 
 
-def test_best_effort_work_fills_what_others_leave() -> None:
+def test_best_effort_work_uses_the_budget_that_other_work_leaves() -> None:
     rig = Rig()
     rig.wait("dump", Slo(), prompt=10_000)
     rig.wait("chat", CHAT, prompt=100, arrived_at=5.0)
@@ -204,7 +204,7 @@ def test_best_effort_work_fills_what_others_leave() -> None:
 
 
 def test_an_iteration_limit_holds_while_interactive_work_runs() -> None:
-    """ConServe's TBT budget: no iteration is longer, whatever slack was saved."""
+    """No iteration exceeds ConServe's TBT budget, even if requests have slack."""
     rig = Rig(replace(OPTIONS, iteration_limit_s=0.03))
     rig.start("chat", CHAT, computed=1001, outputs=1)
     rig.wait("dump", Slo(), prompt=10_000)

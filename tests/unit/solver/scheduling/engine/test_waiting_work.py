@@ -39,7 +39,7 @@ def drained(waiting: WaitingWork) -> list[str]:
     return names
 
 
-def test_regular_work_goes_before_relegated_and_that_before_best_effort() -> None:
+def test_regular_work_goes_before_relegated_work_before_best_effort() -> None:
     waiting = WaitingWork(DEFAULT)
     late = entry_of("late", 2, ttlt_s=1)
     for entry in (entry_of("dump", 1, ttlt_s=None), late, entry_of("regular", 3)):
@@ -66,7 +66,7 @@ def test_a_high_load_makes_work_weigh_more() -> None:
 
 
 def overloaded() -> WaitingWork:
-    """20 s of work of each importance, where the unimportant one is due first."""
+    """20 s of work of each importance; work of low importance is due first."""
     waiting = WaitingWork(DEFAULT)
     waiting.push(entry_of("low", 1, prompt=20_000, ttlt_s=600, importance=Importance.LOW))
     waiting.push(entry_of("high", 2, prompt=20_000, ttlt_s=1000))
