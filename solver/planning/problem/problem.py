@@ -89,10 +89,10 @@ class Objective:
     """
 
     tardiness: float = 0.02
-    """Weight of a request's tardiness, in multiples of its SLO, at most `max_tardiness` multiples."""
+    """Weight of a request's tardiness, in multiples of its SLO up to `max_tardiness`."""
     max_tardiness: float = 5.0
     drain: float = 0.01
-    """Weight of the time for drains and activations per instance, in units of the mean group work."""
+    """Weight of the time of drains and activations per instance, in mean works of a group."""
     moved: float = 0.02
     """Weight of a group that leaves its instance, in mean group weights; keeps plans stable."""
     waiting: float = 1e-4
@@ -142,7 +142,7 @@ class QueueOrder:
     groups: Ints
     """[I or less], group indices."""
     starts: Ints
-    """[G + 1], index into `groups` where each instance's queue begins; last, the length of `groups`."""
+    """[G + 1], index into `groups` where each queue begins; at the end, the length of `groups`."""
 
     def queue(self, instance: int) -> Ints:
         """Groups of *instance*, head first."""

@@ -73,7 +73,9 @@ class Search:
         return min(_MOST_TRIALS, max(1, int(moves / (_LEAST_PER_PAIR * self._num_groups**2))))
 
     def _cool(self, first: float, last: float, *, until: float) -> None:
-        """Anneal from temperature *first* to *last* until the share *until* of the budget is used."""
+        """
+        Anneal from temperature *first* to *last*, until a share *until* of the budget is used.
+        """
         begun = now = self._spent()
         while now < until:
             progress = (now - begun) / (until - begun)
