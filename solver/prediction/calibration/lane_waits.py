@@ -79,9 +79,9 @@ class LaneWaits:
         """
         Learn from lanes whose turns have come.
 
-        The tracked forecasts of a lane are dropped when its arrivals decrease, because other
-        groupers count them then, and while the lane has overflow, because the lane is not in order
-        then.
+        The tracked forecasts of a lane are dropped when its number of arrivals decreases, because
+        other groupers now count the lane. They are also dropped while the lane has overflow,
+        because overflow requests leave it out of order.
         """
         for name, count in counts.items():
             lane = self._lanes.setdefault(name, _Lane())

@@ -30,7 +30,7 @@ _LEAST_S = 1e-6
 _MOST_S = 1e6
 """Bounds of times, so that the factor of any measured time is finite."""
 _MOST_SCORE = 2.01 * math.log(_MOST_S / _LEAST_S)
-"""Bound of the logarithm of a ratio of two ratios of times, with a margin for rounding."""
+"""Bound of the difference of two scores, with a margin for rounding."""
 
 
 class BucketedCalibration:
