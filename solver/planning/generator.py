@@ -29,7 +29,7 @@ class GeneratedPlan:
     kept_cost: PlanCost
     """Cost of the plan in force with new groups inserted."""
     num_moves: int
-    """Changes that were tried."""
+    """Number of changes that were tried."""
 
 
 def kept_order(problem: PlanningProblem) -> QueueOrder:

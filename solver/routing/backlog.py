@@ -161,7 +161,7 @@ class Backlog:
         instance.pace.correct(instance.in_engine_s, load.prefill_backlog_tokens, now)
 
     def adopt(self, state: SoftState, now: UnixTime) -> None:
-        """Merge the state of another router; totals that it has of this router are ignored."""
+        """Merge the state of another router, without the totals of this router."""
         others = {router: work for router, work in state.work.items() if router != self._router}
         known = self._others
         self._others = merged(known, SoftState(work=others))

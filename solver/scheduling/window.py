@@ -62,9 +62,9 @@ class Window:
         """
         The request to run next.
 
-        This is the head of the first rank that has requests. The head of a later rank goes before
-        it if it has reached its aging bound and the bound is earlier than the deadline of the first
-        rank's head.
+        This is the head of the first rank that has requests. The head of a later rank is chosen
+        instead if its aging bound has passed and is earlier than the deadline of the first rank's
+        head.
         """
         heads = {rank: self._head(rank) for rank in Rank}
         chosen: PriorityKey | None = None

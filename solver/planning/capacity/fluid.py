@@ -23,7 +23,7 @@ class SpareInstance:
     """Properties of each added instance. Seconds from now."""
 
     device: int
-    """Below D."""
+    """Index of the kind of device, below D."""
     activate_s: Floats
     """[M], activation time of each model; infinite where the instance may not have the model."""
     available_s: float
@@ -62,7 +62,7 @@ def least_added(problem: PlanningProblem, spare: SpareInstance, *, tolerance: fl
     if result.termination.reason == mathopt.TerminationReason.INFEASIBLE:
         return None
     if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
-        raise RuntimeError(f"no bound: {result.termination.reason.name.lower()}")
+        raise RuntimeError(f"the solver found no bound: {result.termination.reason.name.lower()}")
     least: float = result.variable_values(added)
     return max(0, ceil(least - _ROUNDING))
 

@@ -176,7 +176,7 @@ def pull(change: HeadChange, situation: Situation) -> Iterator[Lso]:
 
 
 RULES: tuple[ActionRule, ...] = (swap_model, make_room, swap_in, keep_warm, pull)
-"""The table, in order of execution."""
+"""All rules, in the order in which their operations are executed."""
 
 
 def drain_plan(situation: Situation, queue: Sequence[Segment] = ()) -> DrainPlan:

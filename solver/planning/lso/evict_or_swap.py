@@ -103,7 +103,7 @@ def evict_or_swap(
             spent on a negligible gain (QLM fig. 4, Vicuna-13B).
 
     A faster transfer or more host memory never turns a swap-out into an eviction. A longer context
-    does so only when its KV no longer fits into host memory.
+    turns it into an eviction only when the KV no longer fits into host memory.
     """
     again_s = recompute_s(costs, context_tokens)
     back_s = transfer_s(costs, context_tokens)

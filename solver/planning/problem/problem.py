@@ -23,9 +23,9 @@ class GroupArrays:
     """
 
     model: Ints
-    """[I], below M."""
+    """[I], index of the group's model, below M."""
     num_requests: Floats
-    """[I]"""
+    """[I], number of requests of each group."""
     weight: Floats
     """[I], weight of the whole group: requests times their importance weight; 0 or more."""
     deadline_s: Floats
@@ -53,7 +53,7 @@ class InstanceArrays:
     """Instances; G of them, M models. Seconds from now."""
 
     device: Ints
-    """[G], below D."""
+    """[G], index of the kind of device of each instance, below D."""
     active: Ints
     """[G], the resident model or `NONE`."""
     activate_s: Floats

@@ -19,7 +19,7 @@ class State(NamedTuple):
     queue: Indices
     """[G, I + 1], index of the group at each place; entries from `length` on are undefined."""
     length: Indices
-    """[G], includes place 0."""
+    """[G], number of places of each queue, including place 0."""
     instance: Indices
     """[I + G], `NONE` for a group that is in no queue."""
     place: Indices

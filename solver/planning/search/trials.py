@@ -43,7 +43,7 @@ class Search:
         self._num_groups = num_groups
         self._spent = spent
         self.num_moves = 0
-        """Changes that were tried."""
+        """Number of changes that were tried."""
 
     def from_plan(self) -> None:
         """Search near the initial plan, at low temperatures."""

@@ -143,7 +143,7 @@ class BucketedCalibration:
         )
         if not all(map(self._is_sound, snapshot.residuals)):
             raise ContractError(
-                f"not valid calibration residuals: those of {snapshot.origin} are broken"
+                f"not valid calibration residuals: a residual of {snapshot.origin} is invalid"
             )
         for residual in snapshot.residuals:
             if residual.number > self._seen.get(snapshot.origin, 0):

@@ -24,7 +24,7 @@ class IterationWork:
 
     tokens: int
     pairs: float
-    """Sum over its prefills of n·(before + n/2), for n tokens after *before* others."""
+    """Sum over the iteration's prefills of n·(before + n/2), for n tokens after *before* others."""
     context_tokens: int
     """Previously computed tokens that the requests of the iteration attend to."""
 

@@ -150,8 +150,7 @@ class DecodeLengths:
 
     def restore(self, earlier: Mapping[str, OutputTokens]) -> None:
         """
-        Adopt `estimates` of an earlier estimator: used unchanged until answers come, then as
-        parents.
+        Adopt `estimates` of an earlier estimator; they become parents when the first answers come.
         """
         for application, estimate in earlier.items():
             histories = (

@@ -46,5 +46,5 @@ class LatencyPrefills:
             ValueError: *level* is not one of the levels.
         """
         if level not in self.levels:
-            raise ValueError(f"no prefill times for level {level}; there are {self.levels}")
+            raise ValueError(f"no prefill times for level {level}; predicted levels: {self.levels}")
         return self.levels.index(level)

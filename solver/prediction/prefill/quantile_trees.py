@@ -78,7 +78,7 @@ class QuantileTrees(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             ValueError: *level* was not fitted; names the fitted levels.
         """
         if level not in self.levels:
-            raise ValueError(f"no trees for level {level}; there are {self.levels}")
+            raise ValueError(f"no trees for level {level}; levels with trees: {self.levels}")
         return self.levels.index(level)
 
 
