@@ -1,4 +1,4 @@
-"""Compilation of kernels, and the check if a cached one may be used again."""
+"""Compilation of kernels, and the check whether a cached kernel may be used again."""
 
 import hashlib
 from collections.abc import Callable
@@ -14,9 +14,9 @@ R = TypeVar("R")
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """
-    Compile at the first call with its types, or load from the cache; runs without the GIL.
+    Compile a function at its first call, or load it from the cache; it runs without the GIL.
 
-    Compiled again when any file of its directory has changed.
+    The function is compiled again when any file of its directory has changed.
     """
     compiled = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     # Numba only checks a kernel's own file; functions that it calls, and constants, are in others.
@@ -27,7 +27,7 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
 
 inlined = kernel
-"""A part of other kernels; the compiler decides if it is inlined."""
+"""Decorator of a function that other kernels call; the compiler decides if it is inlined."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Explanation of a plan: the cost of each group's other possible positions."""
+"""Explanation of a plan: the cost of the alternative positions of each group."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from solver.planning.problem.problem import NONE, Floats, Ints, PlanningProblem,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherPlace:
-    """The cheapest position of a group in one queue, after the group left its own."""
+    """The cheapest position of a group in one queue, if the group left its current queue."""
 
     instance: int
     position: int
@@ -34,7 +34,7 @@ class PlacedGroup:
 
     group: int
     instance: int
-    """`NONE` when no instance may serve the group."""
+    """Instance of the group; `NONE` when no instance may serve it."""
     position: int
     turn_s: Seconds
     """Mean time until the group's turn; infinite when it has no turn."""
@@ -49,12 +49,12 @@ def explain(
     problem: PlanningProblem, order: QueueOrder, *, most: int, others: int = 3
 ) -> tuple[PlacedGroup, ...]:
     """
-    All groups of *order*, the likeliest to be late first.
+    Explanations of all groups of *order*, the likeliest to be late first.
 
     Args:
-        most: Number of groups, from the first, for which other positions are computed; each
-            takes some hundreds of microseconds per waiting group.
-        others: Other positions reported for each group.
+        most: Number of groups, from the first, for which alternative positions are computed; one
+            group takes some hundreds of microseconds per waiting group.
+        others: Maximum number of alternative positions reported for each group.
     """
     late, turns = late_probability(problem, order), turns_s(problem, order)
     turn_sd_s = np.sqrt(turns_var(problem, order))
@@ -129,7 +129,7 @@ def _insertion_costs(problem: PlanningProblem, instance: int, rest: Ints, group:
 def _turn_s(
     problem: PlanningProblem, order: QueueOrder, instance: int, queue: Ints, group: int
 ) -> Seconds:
-    """Turn of *group* if *instance* had *queue*."""
+    """Turn of *group* if the virtual queue of *instance* were *queue*."""
     queues = [order.queue(index) for index in range(problem.num_instances)]
     queues = [each[each != group] for each in queues]
     queues[instance] = queue

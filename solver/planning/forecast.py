@@ -1,4 +1,4 @@
-"""Forecasts of the wait of a lane's next request, when the plan is made and until the next plan."""
+"""Forecasts of the wait of a lane's next request: made with a plan, updated until the next plan."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ def lane_forecasts(
     snapshot: ClusterSnapshot, problem: PlanningProblem, order: QueueOrder
 ) -> tuple[LaneForecast, ...]:
     """
-    Forecasts of all lanes with waiting requests: a new request comes after all of its lane.
+    Forecasts of all lanes with waiting requests; a new request is behind all requests of its lane.
 
-    Its turn comes when the last of the lane's groups in the plan is done, whichever that is: a
-    lane is first in, first out, and a plan may hold its groups in any order where that makes no
-    difference. The last group may consist of overflow, which a new request passes. Lanes that no
-    instance serves have an infinite wait, published as none. Further requests are served by all
-    instances that have some of the lane in the plan or have its model active. The wait's spread
-    comes from the work before it and from the throughput (`solver.prediction.completion`).
+    The turn of a new request comes when all of the lane's groups in the plan are done: a lane is
+    first in, first out, whatever the order of its groups in the plan. A new request passes the
+    groups that consist of overflow. A lane that no instance serves has an infinite wait, published
+    as none. All instances that have a group of the lane in the plan, or have its model active,
+    serve further requests. The spread of the wait comes from the work before the request and from
+    the throughput (`solver.prediction.completion`).
     """
     late, turns_var_s2 = late_probability(problem, order), turns_var(problem, order, done=1.0)
     groups, device = problem.groups, problem.instances.device
@@ -42,7 +42,7 @@ def lane_forecasts(
         members.setdefault(group.key.queue_name, []).append(number)
 
     def passing(lane: str, numbers: list[int]) -> tuple[int, float]:
-        """Group that a new request is in or behind, and the share of that group it passes."""
+        """Last group before a new request, and the share of this group that the request passes."""
         in_turn = sorted(numbers, key=lambda number: done_s[number])
         waiting = np.cumsum(groups.num_requests[in_turn])
         before = max(0.0, waiting[-1] - snapshot.overflow.get(lane, 0))
@@ -78,14 +78,14 @@ def empty_lane_forecasts(
     importance_weight: Mapping[str, float],
 ) -> tuple[LaneForecast, ...]:
     """
-    Forecasts of lanes in which nothing waits, so that a burst into one of them is predicted.
+    Forecasts of empty lanes, so that the waits in a burst into one of them are predicted.
 
-    A lane's next request begins when an instance with the lane's model active has begun the work
-    that this instance has pulled and the work of other lanes with deadlines no later. Lanes of
-    models that no instance has active are left out: a plan has to load these models.
+    The next request of a lane waits for an instance that has the lane's model active. The instance
+    first begins the work that it has pulled and the work of other lanes with deadlines no later.
+    Lanes of models that are active on no instance are left out: a plan has to load these models.
 
     Args:
-        typical: One typical request of each such lane, as a group.
+        typical: One typical request of each empty lane, as a group.
         importance_weight: Cost of one late request, by importance.
     """
     asked = replace(snapshot, groups=(*snapshot.groups, *typical), running={})
@@ -115,7 +115,7 @@ def empty_lane_forecasts(
 def _wait_s(
     problem: PlanningProblem, order: QueueOrder, instance: int, deadline_s: float
 ) -> Seconds:
-    """Time for the work of *instance* that is served before a request with that deadline."""
+    """Time that *instance* needs for the work that it serves before a request with *deadline_s*."""
     queue = order.queue(instance)
     before = queue[problem.groups.deadline_s[queue] <= deadline_s]
     work_s = problem.groups.work_s[problem.instances.device[instance], before]
@@ -128,16 +128,16 @@ def forecast_now(
     """
     *forecast* updated to the current time, without a new plan.
 
-    Lindley's recursion: a request that came at some time waits for what came since and is not yet
-    served.
+    Source: Lindley's recursion. The wait is the work that arrived and is not served yet.
 
     Args:
-        forecast: As of the time when lanes were counted.
-        age_s: Time since then, during which instances kept serving.
-        came: (seconds ago, requests that have come to the lane since), the earliest first.
+        forecast: Forecast at the time when the requests of lanes were counted.
+        age_s: Time since the count, during which instances kept serving.
+        came: (seconds ago, requests that have come to the lane from that time on), the earliest
+            first.
 
-    Decided: not in QLM, which runs its estimator for each request. Planning takes as long as a
-    burst does, and the requests of a burst would be admitted by a forecast made before the burst.
+    Decided: QLM runs its estimator for each request and needs no update. Here planning takes as
+    long as a burst, so a burst would be admitted by a forecast made before the burst.
     """
     if forecast.wait_s is None:
         return forecast
@@ -155,7 +155,7 @@ def late_with(forecast: LaneForecast, time_left_s: Seconds) -> float:
     """
     Probability that a request with *time_left_s* to its target is late if it comes now.
 
-    Without a published wait or spread, it is the probability of the lane's last group.
+    Without a published wait or spread, return the late probability of the lane's last group.
     """
     if forecast.wait_s is None or forecast.wait_sd_s is None:
         return forecast.late_probability
@@ -170,8 +170,9 @@ def retry_after_s(forecast: LaneForecast, time_left_s: Seconds) -> Seconds:
     """
     Time after which a request with *time_left_s* to its deadline would be in time in this lane.
 
-    This is the work of the lane that must be done first while nothing is added; all of it if the
-    request is late for another reason than the lane's wait.
+    The result is the time for the part of the lane's work that must be done before, if no request
+    is added. It is the time for all of the lane's work if the request would be late without any
+    wait.
     """
     if forecast.wait_s is None:
         return _MOST_RETRY_S

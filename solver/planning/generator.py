@@ -17,7 +17,7 @@ from solver.planning.search.tables import Tables, tables_of
 from solver.planning.search.trials import Search
 
 _MOST_INSERTED = 64
-"""New groups above this number are dispatched: an insertion tries every position of every queue."""
+"""Most new groups that are inserted; an insertion tries every position, so more are dispatched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +29,14 @@ class GeneratedPlan:
     kept_cost: PlanCost
     """Cost of the plan in force with new groups inserted."""
     num_moves: int
-    """Changes that were tried."""
+    """Number of changes that were tried."""
 
 
 def kept_order(problem: PlanningProblem) -> QueueOrder:
     """
-    The plan in force, with new groups inserted where they cost least.
+    The plan in force, with each new group inserted at its cheapest position.
 
-    Groups whose instance is gone, or may not serve them any more, count as new.
+    A group counts as new if its instance is gone or may not serve it any more.
     """
     _, state = _kept(problem)
     return order_of(state)
@@ -49,14 +49,14 @@ def generate(
     The best plan found within *budget_s*; never worse than keeping the plan in force.
 
     Args:
-        budget_s: In time of *clock*, from the call on. The first plan is made even if it takes
+        budget_s: Search time by *clock*, from the call on. The first plan is made even if it takes
             longer.
         clock: CPU or wall time; only differences count.
-        seed: Seed of the search; equal numbers of moves give equal plans.
+        seed: Seed of the search; equal seeds with equal numbers of moves give equal plans.
 
     Source: QLM §7, which gives its program to a solver.
-    Differs: annealed on the true objective, from the plan in force; the incumbent is kept outside
-        the search, so that there is a plan at any time and in any overload.
+    Differs: the plan in force is improved by annealing on the true objective. The best plan is kept
+    outside the search, so that there is a plan at any time and in any overload.
     """
     begun_at = clock()
     tables, state = _kept(problem)

@@ -12,11 +12,11 @@ def band_of(time_left_s: Seconds, layout: LaneLayout) -> int:
     """
     Deadline band of a request with *time_left_s* to its deadline at ingest.
 
-    Bands are geometric, so FIFO inside a lane is EDF up to the width of one band: a request can be
-    served before one of the same band with an earlier deadline, but the deadlines then differ by
-    less than (ratio - 1) times the band's lower edge; in band 0, which has no lower edge, by less
-    than `first_band_s` and the time they were late at ingest. The last band before best effort is
-    open-ended and gives no bound.
+    Bands are geometric, so FIFO inside a lane is EDF up to the width of one band. If a request is
+    served before another request of its band with an earlier deadline, the two deadlines differ by
+    less than (ratio - 1) times the band's lower edge. In band 0 they differ by less than
+    `first_band_s` plus the time that a request was late at ingest. The last band before best effort
+    is open-ended, so it has no bound.
 
     Args:
         time_left_s: Seconds; infinite for best effort, negative when already late.
@@ -41,8 +41,8 @@ def work_class_of(work_tokens: float, layout: LaneLayout) -> int:
     """
     Work class of a request with *work_tokens* predicted prefill + decode tokens.
 
-    Classes are geometric, so that a request waits behind others of at most `work_ratio` times its
-    work; a request of the last class, which is open-ended, waits behind any.
+    Classes are geometric, so that a request waits behind requests of at most `work_ratio` times its
+    work. The last class is open-ended: its requests may wait behind requests of any size.
     """
     if work_tokens <= layout.first_work_tokens:
         return 0
@@ -62,8 +62,8 @@ def lane_for(
     The lane of a request.
 
     Source: QLM §4.1, algorithm 1: model, SLO and token distribution make a group.
-    Differs: geometric classes of work instead of k-means, fixed, so that any number of groupers
-    agrees on them.
+    Differs: work classes are geometric and fixed instead of found by k-means, so that all groupers
+    use the same classes.
     """
     return LaneKey.of(
         layout,
@@ -75,7 +75,7 @@ def lane_for(
 
 
 def all_lanes(models: tuple[ModelName, ...], layout: LaneLayout) -> tuple[LaneKey, ...]:
-    """Every lane that *layout* can have; bounded, so that a new leader can count them all."""
+    """All lanes that *layout* can have; their number is bounded, so a new leader can count them."""
     return tuple(
         LaneKey.of(layout, model=model, importance=importance, band=band, work=work)
         for model in models
@@ -95,10 +95,10 @@ def queues_of(lanes: Iterable[LaneKey]) -> set[str]:
 
 def earlier_lanes(models: tuple[ModelName, ...], layout: LaneLayout) -> tuple[LaneKey, ...]:
     """
-    Lanes of the layout of version 1, which may still drain, where *layout* is a later one.
+    Lanes of layout version 1, which may still drain; empty if *layout* is of version 1 itself.
 
-    Version 1 had two work classes, and two more for each version of learnt edges, of which four
-    could exist.
+    Version 1 had two work classes with fixed edges, and two for each of up to four versions of
+    learnt edges.
     """
     if layout.version == 1:
         return ()

@@ -13,7 +13,7 @@ MAX_SHARE, SHARE_STEP = 0.9, 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservedCapacityOptions:
-    """Definition of express requests: interactive requests too short-lived for planning."""
+    """Definition of express requests: interactive, with deadlines too short for planning."""
 
     deadline_s: Seconds = 5.0
     """A lane is express if the deadlines of its requests are at most this far away."""
@@ -23,7 +23,7 @@ class ReservedCapacityOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneArrivals:
-    """Arrivals of a lane, including requests that wait no more."""
+    """Arrivals of a lane, including requests that no longer wait."""
 
     model: ModelName
     least_left_s: Seconds
@@ -40,11 +40,12 @@ def with_reserved_capacity(
     """
     *snapshot* with capacity reserved for interactive arrivals.
 
-    Models that an instance must not activate are removed from its `activate_s`: a model with
-    express arrivals keeps one instance that has it active. Best effort never takes that instance,
-    because bringing the model back would cost first tokens more than it gains; work with a
-    deadline takes it only if no other instance can serve that work. `reserved_share` is the share
-    of throughput that express requests take, equal for all instances with their model active.
+    A model with express arrivals keeps one instance on which it is active: the models that this
+    instance must not activate are removed from its `activate_s`. Best effort never takes the
+    instance, because first tokens would be late until the express model is active again. Work with
+    a deadline takes it only if no other instance can serve this work. `reserved_share` is the share
+    of throughput that express requests take, equal for all instances on which their model is
+    active.
     """
     near = [lane for lane in lanes if lane.least_left_s <= options.deadline_s]
     blocked = _blocked(snapshot, _reserved(near, options, snapshot.now))
@@ -69,7 +70,7 @@ def with_reserved_capacity(
 def _reserved(
     near: Sequence[LaneArrivals], options: ReservedCapacityOptions, now: UnixTime
 ) -> frozenset[ModelName]:
-    """Models with recent requests that had short deadlines."""
+    """Models of *near* that had requests within the last `lease_s`."""
     return frozenset(
         lane.model
         for lane in near
@@ -103,7 +104,7 @@ def _blocked(
 def _leases(
     instances: Sequence[InstanceView], express: frozenset[ModelName]
 ) -> dict[InstanceId, ModelName]:
-    """One instance for each express model that some instance has active."""
+    """One leased instance for each express model that is active on some instance."""
     leases: dict[ModelName, InstanceId] = {}
     for each in instances:
         if each.active in express:
@@ -114,7 +115,7 @@ def _leases(
 def _shares(
     snapshot: ClusterSnapshot, near: Sequence[LaneArrivals], options: ReservedCapacityOptions
 ) -> Mapping[ModelName, float]:
-    """Express share by model, rounded to steps so that not every request changes the plan."""
+    """Share of the throughput for express requests, by model; rounded to keep plans stable."""
     demand_per_s: dict[ModelName, float] = {}
     for lane in near:
         arrived = arrived_since(lane.arrivals, snapshot.now - options.lease_s)

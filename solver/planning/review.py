@@ -1,4 +1,4 @@
-"""Review of the plan in force: it is evaluated again, and replaced only for a reason."""
+"""Review of the plan in force: evaluate the plan again, and replace it only for a `Cause`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,9 +18,9 @@ from solver.planning.problem.snapshot import ClusterSnapshot, places, planning_p
 Clock = Callable[[], Seconds]
 Pair = tuple[str, ModelName]
 _BUDGET_S_PER_GROUP = 1e-3
-"""CPU time per group; limits the budget of small problems, which need less than all of it."""
+"""CPU time of the generator per group; small problems get less than the whole budget."""
 _LEAST_REPORTED = 1e-3
-"""Lower late probabilities are not reported."""
+"""Least late probability that is reported."""
 _OBJECTIVE = Objective()
 
 
@@ -30,13 +30,13 @@ class Cause(Enum):
     FIRST = "first"
     """There was no plan."""
     INSTANCES = "instances"
-    """An instance came, left, drains, or has other models."""
+    """An instance was added or lost, drains, or has other models than before."""
     ARRIVALS = "arrivals"
-    """Groups wait that are in no queue."""
+    """Some waiting groups are in no queue."""
     VIOLATIONS = "violations"
     """More work is expected to be late than when the plan was made."""
     ALARMS = "alarms"
-    """Groups have become unlikely to be in time, or an alarm was raised."""
+    """Groups have become unlikely to be in time, or the instance monitor raised an alarm."""
     DRIFT = "drift"
     """Instances serve at another rate than the plan assumes."""
 
@@ -53,7 +53,7 @@ class ReviewOptions:
     drift: float = 0.2
     """Relative change of a throughput that causes a new plan."""
     confidence: float = 0.95
-    """QLM's Delta: a group that is in time with less probability is an alarm."""
+    """QLM's Delta: least probability of being in time below which a group raises an alarm."""
     objective: Objective = _OBJECTIVE
 
 
@@ -65,7 +65,7 @@ class Basis:
     rates: Mapping[Pair, float]
     late_share: float
     alarms: frozenset[GroupId] = frozenset()
-    """Alarms of the plan when it was made: it could do no better for these groups."""
+    """Groups with an alarm when the plan was made; only alarms of other groups cause a new plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +74,19 @@ class Review:
 
     order: QueueOrder
     cause: Cause | None
-    """Why the plan is new; none when the old one is kept, with new groups where they cost least."""
+    """Why the plan is new; none when the old plan is kept with new groups inserted."""
     cost: PlanCost
     kept_cost: PlanCost
-    """Cost of the old plan, with new groups where they cost least."""
+    """Cost of the old plan, with each new group at its cheapest position."""
     basis: Basis
     late_probability: Mapping[GroupId, float] = field(default_factory=dict)
-    """Late probability of groups that may be late; other groups are left out."""
+    """Late probability of each group, without groups that are almost certainly in time."""
     forecasts: tuple[LaneForecast, ...] = ()
     alarms: tuple[GroupId, ...] = ()
-    """Groups whose chance to be in time is too small, the likeliest to be late first."""
+    """Groups whose probability of being in time is too small, the likeliest to be late first."""
 
     def places(self, snapshot: ClusterSnapshot) -> dict[GroupId, tuple[InstanceId, int]]:
-        """Instance and position of each group: the next snapshot's `running`."""
+        """Instance and position of each group; it becomes `running` of the next snapshot."""
         return places(snapshot, self.order)
 
 
@@ -103,7 +103,7 @@ def review(
 
     Args:
         snapshot: State of the cluster, with the plan in force.
-        basis: Basis of the last plan; none at first.
+        basis: Inputs of the last plan; none before the first plan.
         clock: CPU or wall time; only differences count.
     """
     problem = planning_problem(
@@ -179,7 +179,7 @@ def _rates(snapshot: ClusterSnapshot) -> dict[tuple[str, ModelName], float]:
 
 
 def _drift(before: Mapping[Pair, float], now: Mapping[Pair, float]) -> float:
-    """Largest relative change of a value, among the pairs that both mappings have."""
+    """Largest relative change of a value, among the keys that are in both mappings."""
     return max((abs(now[key] / before[key] - 1) for key in now.keys() & before.keys()), default=0.0)
 
 

@@ -1,4 +1,6 @@
-"""Quantiles of the time that waiting work takes: sums of the predictions for its requests."""
+"""
+Quantiles of the time that waiting requests take together, from the prediction for each request.
+"""
 
 import math
 from collections.abc import Iterable
@@ -31,11 +33,11 @@ def sum_quantile(parts: Iterable[tuple[float, float]], level: float) -> float:
 
 def prefills_s(predicted_s: Iterable[Seconds], profile: Profile | None, *, level: float) -> Seconds:
     """
-    Quantile of the time until all of several requests have their first token, one after another.
+    Quantile of the time until several requests, served one after another, have their first token.
 
     Args:
         predicted_s: Prediction for each prefill.
-        profile: Holds the latency model of these predictions; its errors are independent.
+        profile: Holds the latency model and its errors, which are assumed to be independent.
         level: 0..1, both excluded.
     """
     seen = None if profile is None else profile.latency_calibration
@@ -48,8 +50,10 @@ def tokens(requests: Iterable[QueuedRequest], profile: Profile | None, *, level:
     Quantile of the prompt and answer tokens of several requests, capped by their limits.
 
     Args:
-        requests: The answer of each has its application's predicted length, at most its limit.
-        profile: Holds the lengths; without it, each answer is as long as its limit.
+        requests: Each answer has the predicted length of its application, at most the request's
+            limit.
+        profile: Holds the predicted lengths; without a profile, each answer is as long as its
+            limit.
         level: 0..1, both excluded.
     """
     parts, most = [], 0

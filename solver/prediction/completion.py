@@ -19,7 +19,9 @@ _POINTS = 32
 _GRID = 96
 """Number of times at which the last decode of a group is evaluated."""
 _ALONE = 16
-"""Last requests of a group that are evaluated one by one; earlier ones are sampled."""
+"""
+Number of last requests of a group that are evaluated one by one; earlier requests are sampled.
+"""
 _FAR_SD = 4.5
 _LEAST_S = 1e-9
 _LEVELS = (np.arange(_POINTS) + 0.5) / _POINTS
@@ -38,7 +40,7 @@ class TokenMoments:
         Make moments from mean and standard deviation.
 
         Raises:
-            ValueError: One of them is negative or not finite.
+            ValueError: The mean or the standard deviation is negative or not finite.
         """
         means, sds = np.broadcast_arrays(*(np.asarray(v, np.float64) for v in (mean, sd)))
         if not (np.all(np.isfinite(means + sds)) and np.all(means >= 0) and np.all(sds >= 0)):
@@ -53,7 +55,7 @@ class TokenMoments:
 @dataclass(frozen=True, slots=True)
 class Ahead:
     """
-    Work that is served before: number of requests, and the moments of the sum of their tokens.
+    Work ahead of a request: number of requests, and the moments of the sum of their tokens.
     """
 
     num_requests: Floats
@@ -73,7 +75,7 @@ class Ahead:
         return cls(count, TokenMoments(count * per_request.mean, count * per_request.variance))
 
     def plus(self, other: "Ahead") -> "Ahead":
-        """Sum of both: counts, means and variances add up."""
+        """Sum of two works ahead: counts, means and variances add up."""
         return Ahead(self.num_requests + other.num_requests, self.tokens.plus(other.tokens))
 
 
@@ -86,7 +88,7 @@ class GroupWork:
     prompt: TokenMoments
     output: TokenMoments
     most_output: Floats | float = math.inf
-    """Longest possible answer, in tokens: without a limit, a few long ones count for too much."""
+    """Longest possible answer, in tokens; cuts the tail of predicted lengths."""
 
     @property
     def tokens(self) -> TokenMoments:
@@ -111,7 +113,7 @@ class GroupCompletion:
 
     def quantile(self, level: float) -> Floats:
         """
-        Seconds within which the group is done with probability *level*.
+        Time within which the group is done with probability *level*, in seconds.
 
         Raises:
             ValueError: *level* is not above 0 and below 1.
@@ -130,7 +132,7 @@ class GroupCompletion:
         return np.asarray((self.points_s <= time).mean(axis=-1))
 
     def as_distribution(self) -> TimeDistribution:
-        """The distribution with the same mean and variance."""
+        """The lognormal distribution with the same mean and variance."""
         return TimeDistribution.of(self.mean_s, self.variance)
 
 
@@ -146,17 +148,18 @@ def waiting_time(
 
     Args:
         ahead: Work before the request.
-        output: Answer tokens of the running requests; without it, they are ignored.
-        running: Requests that run now; without it, a full batch.
+        output: Moments of the answers of running requests; without it, running requests are
+            ignored.
+        running: Number of running requests; without it, a full batch.
 
-    Source: QLM equations 2 and 3: tokens ahead over the throughput, means and variances of
-    independent requests added up.
-    Differs: prompt tokens count, because prefills use the token budget that decodes leave. The
-    error of the throughput is common to all tokens, so the standard deviation grows linearly with
-    the wait, not with its square root. Running requests delay the turn only by the part that must
-    finish to free a slot: an engine with free slots admits some requests immediately. With a full
-    engine, the running work and the work that runs at the turn are both as uncertain as the
-    remaining lengths of their answers.
+    Source: QLM equations 2 and 3: tokens ahead over the throughput; means and variances of
+    independent requests add up.
+    Differs: prompt tokens count, because prefills use the part of the token budget that decodes do
+    not use. The error of the throughput is common to all tokens, so the standard deviation grows
+    linearly with the wait, not with its square root. Running requests delay the turn only as far as
+    they must finish to free a slot: an engine with free slots admits some requests immediately. On
+    a full engine, the remaining lengths of the answers that run now and of those that run at the
+    turn both add to the variance.
     """
     mean, variance = ahead.tokens.mean, ahead.tokens.variance
     if output is not None:
@@ -189,19 +192,19 @@ def group_completion_time(
     Time until the last token of the last request of each group.
 
     Args:
-        wait: Time until the turn of each group's **last** request; includes the other requests
-            of its group.
+        wait: Time until the turn of each group's **last** request, so it includes the turns of the
+            group's other requests.
         work: The groups, of the shape of *wait*.
 
     Raises:
         ValueError: A group has less than one request.
 
     Source: QLM equation 5, the maximum over the group.
-    Decided: the paper does not say how it takes the maximum. Requests begin at intervals of
-    tokens over throughput, and their answers' lengths are independent: the request k places before
-    the last one ends last only if its decode takes that much longer, so that P(all done by x after
-    the last one's turn) is the product of P(D <= x + k · step). An answer's own tokens delay the
-    requests behind it slightly, which is neglected.
+    Decided: the paper does not say how it takes the maximum. Here requests begin at intervals of
+    *step*, tokens over throughput, and the lengths of answers are independent. The request k places
+    before the last request has k · step more time for its decode. So P(all requests are done x
+    seconds after the turn of the last request) is the product of P(D <= x + k · step) over k. The
+    model neglects that the tokens of an answer slightly delay later requests.
     """
     if not np.all(work.num_requests >= 1):
         raise ValueError("num_requests of a group must be 1 or more")
@@ -231,9 +234,9 @@ def _decode(output: TokenMoments, service: ServiceParameters) -> TimeDistributio
 
 def _remainder(output: TokenMoments) -> TokenMoments:
     """
-    Rest of an answer that is observed while it runs, by the moments of renewal theory.
+    Moments of the remaining tokens of a running answer, by renewal theory.
 
-    Third moments are those of lognormal lengths. Longer answers are more likely to be observed.
+    Answers are assumed to have lognormal lengths. Longer answers are more likely to be running.
     """
     mean = np.maximum(1e-9, output.mean)
     skew = 1 + output.variance / mean**2
@@ -243,7 +246,9 @@ def _remainder(output: TokenMoments) -> TokenMoments:
 def _last_decode(
     decode: TimeDistribution, num_requests: Floats, step_s: Floats, *, most_s: Floats
 ) -> Floats:
-    """float64[..., 32]: quantiles of the last decode's end, from the last request's turn on."""
+    """
+    float64[..., 32]: quantiles of the time from the last request's turn to the end of all decodes.
+    """
     parts = (decode.log_median, decode.log_sd, num_requests, step_s, most_s)
     shape = np.broadcast_shapes(decode.mean_s.shape, *(np.shape(each) for each in parts))
     median, sd, count, step, most = (
@@ -268,7 +273,9 @@ def _last_decode(
 
 
 def _places(most: int) -> tuple[Floats, Floats]:
-    """Sampled places before the last request, and the number of places that each stands for."""
+    """
+    Sampled places before the last request, and the number of places that each sample represents.
+    """
     edges = list(range(min(most, _ALONE)))
     while edges[-1] + 1 < most:
         edges.append(min(most - 1, max(edges[-1] + 1, round(1.25 * edges[-1]))))

@@ -7,21 +7,21 @@ Floats = NDArray[np.float64]
 
 _FLAT = 1e-12
 _ZERO = 1e-15
-"""Rounding errors of gradients, and of coefficients, for a diagonal near 1."""
+"""Largest gradients and coefficients that count as 0, for a matrix whose diagonal is near 1."""
 
 
 def non_negative(matrix: Floats, vector: Floats, *, ridge: ArrayLike = 0.0) -> Floats:
     """
-    The x >= 0 that minimises x·matrix·x/2 - vector·x, solved for terms of equal size.
+    The x >= 0 that minimises x·matrix·x/2 - vector·x, solved for terms scaled to equal size.
 
     Args:
-        matrix: float64[n, n], symmetric and positive definite, except for terms that were never
-            seen: their rows are 0, and so is x.
+        matrix: float64[n, n], symmetric and positive definite, except that rows may be 0 for terms
+            that were never observed; x is 0 for these terms.
         vector: float64[n].
-        ridge: Added to the diagonal of terms of equal size; per term, decides between terms that
-            look the same.
+        ridge: Added to the diagonal after scaling; its values decide between terms that the data do
+            not distinguish.
 
-    Source: Lawson and Hanson's active set. A handful of n x n solutions, 0.1 ms for n = 5.
+    Source: Lawson and Hanson's active set. It solves a few n x n systems, in 0.1 ms for n = 5.
     """
     size = np.sqrt(np.diag(matrix))
     size[size <= 0] = 1.0
@@ -31,7 +31,7 @@ def non_negative(matrix: Floats, vector: Floats, *, ridge: ArrayLike = 0.0) -> F
 
 
 def _solved(matrix: Floats, vector: Floats) -> Floats:
-    """As `non_negative`, for a matrix whose diagonal is near 1."""
+    """Return the same as `non_negative`, for a matrix whose diagonal is near 1."""
     size = len(vector)
     solution = np.zeros(size)
     active = np.zeros(size, dtype=bool)

@@ -1,4 +1,6 @@
-"""Service parameters of a model on a device: from one batch, then telemetry (QLM §6, table 1)."""
+"""
+Service parameters of a model on a device: from one batch, then from telemetry (QLM §6, table 1).
+"""
 
 import math
 from collections.abc import Sequence
@@ -10,17 +12,17 @@ from solver.prediction.calibration.moments import RunningMoments
 
 _LEAST_S = 1e-6
 _FIRST_RATE_ERROR = 0.25
-"""Relative error of a throughput from one batch: simulated ones were 10 to 30 % too fast."""
+"""Relative error of a throughput from one batch; in simulations it was 10 to 30 % too high."""
 _MEMORY = 200.0
-"""Requests after which an old one weighs 1/e."""
+"""Number of requests after which an old request weighs 1/e."""
 _RATE_MEMORY = 40.0
 """
-Busy intervals after which an old one weighs 1/e: a throughput changes with the machine's other
-load. With fewer, the mean is not better known: answers that end together change one interval's
-rate by a third.
+Number of busy intervals after which an old interval weighs 1/e. The number is small, because a
+throughput changes with the machine's other load. It cannot be smaller, because answers that end
+together change the rate of one interval by a third.
 """
 _LEAST_INTERVALS = 8
-"""Intervals before their spread is used as the throughput's error."""
+"""Number of intervals from which their spread is used as the throughput's error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class ServedRequest:
     output_tokens: int
     """1 or more."""
     begun_at: UnixTime
-    """When the turn of the request came."""
+    """Time of the request's turn."""
     first_token_at: UnixTime
     finished_at: UnixTime
 
@@ -51,7 +53,7 @@ class ServedRequest:
 
     @property
     def decode_s_per_token(self) -> Seconds | None:
-        """None for an answer of one token, which the prefill produces."""
+        """Decode time per token; None for an answer of one token, which the prefill produces."""
         if self.output_tokens == 1:
             return None
         return (self.finished_at - self.first_token_at) / (self.output_tokens - 1)
@@ -62,7 +64,7 @@ class ServiceParameters:
     """Parameters of one model on one serving device (QLM table 1)."""
 
     token_rate_per_s: float
-    """Theta, prompt and output tokens together, while batches are full."""
+    """Theta: throughput in prompt and output tokens per second while batches are full."""
     rate_error: float = 0.0
     """Relative standard deviation of the throughput, common to all waiting requests."""
     prefill_s: Seconds = 0.0
@@ -72,9 +74,9 @@ class ServiceParameters:
     decode_s_per_token: Seconds = 0.0
     """d, decode time per token without interruptions."""
     inefficiency: float = 1.0
-    """Epsilon: slowdown of decoding by requests that begin or are preempted; 1 or more."""
+    """Epsilon: factor by which prefills and preemptions slow down decoding; 1 or more."""
     batch: float = 1.0
-    """Requests that run together while others wait."""
+    """Number of requests that run together while others wait."""
 
     def __post_init__(self) -> None:
         if not 0 < self.token_rate_per_s < math.inf:
@@ -95,17 +97,18 @@ def from_first_batch(batch: Sequence[ServedRequest]) -> ServiceParameters:
     """
     Parameters from one batch, whose requests began together on an idle engine.
 
-    Decode time per token is that of the fastest request; the inefficiency is the ratio of the
-    others to it.
+    The decode time per token is that of the fastest request. The inefficiency is the mean decode
+    time over that of the fastest request.
 
     Raises:
         ValueError: The batch is empty.
 
     Source: QLM §6, offline profiling (hardware).
-    Differs: the throughput is tokens over the requests' mean stay since the batch's begin, times
-    the number of requests, and not tokens over the batch's whole time. A single batch empties
-    while its longest answer continues, but in continuous batching others take the places: by its
-    whole time, answers like ShareGPT's seem to be served at a third of the rate.
+    Differs: the throughput is the number of requests times tokens over the sum of their times since
+    the batch began, instead of tokens over the duration of the batch. A single batch empties while
+    its longest answer continues, but in continuous batching new requests take the free slots. By
+    the duration of the batch, the throughput for answers like ShareGPT's would be three times too
+    low.
     """
     if not batch:
         raise ValueError("a first batch needs at least one request")
@@ -136,13 +139,13 @@ class ServiceTelemetry:
     Parameters that follow the reports of an instance, older reports weighing less.
 
     Args:
-        first: Used until something else is known; its decode time per token stays, and only the
-            inefficiency changes.
-        memory: Requests after which an old one weighs 1/e.
-        rate_memory: Busy intervals after which an old one weighs 1/e.
+        first: Parameters until reports come. The decode time per token stays; reports change the
+            inefficiency instead.
+        memory: Number of requests after which an old request weighs 1/e.
+        rate_memory: Number of busy intervals after which an old interval weighs 1/e.
 
-    Source: QLM §6 assumes that all of them are constant once profiled.
-    Differs: they follow telemetry, because the load changes how requests disturb one another.
+    Source: QLM §6 assumes that all parameters are constant once profiled.
+    Differs: parameters follow telemetry, because the load changes how requests slow one another.
     """
 
     def __init__(
@@ -163,12 +166,12 @@ class ServiceTelemetry:
 
     def observe_busy(self, *, tokens: float, busy_s: Seconds, running: float) -> None:
         """
-        Learn from an interval in which requests waited all the time.
+        Learn from a busy interval: requests waited during the whole interval.
 
         Args:
-            tokens: Tokens computed in the interval for the first time.
-            busy_s: Length of the interval; one without time or tokens is ignored.
-            running: Requests that ran together, on average.
+            tokens: Tokens computed in the interval, without recomputed tokens.
+            busy_s: Length of the interval; an interval without time or tokens is ignored.
+            running: Average number of requests that ran together.
         """
         if not (0 < busy_s < math.inf and 0 < tokens < math.inf and running >= 0):
             return
@@ -187,7 +190,7 @@ class ServiceTelemetry:
 
     @property
     def num_reports(self) -> int:
-        """Busy intervals that were observed."""
+        """Number of busy intervals that were observed."""
         return self._rates.count
 
     @property

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 _MOST_VARIATION = 1e6
-"""Maximum of standard deviation over mean, so that logarithms of any measurement are finite."""
+"""Largest ratio of standard deviation to mean, so that logarithms of any measurement are finite."""
 _ERFC = np.frompyfunc(math.erfc, 1, 1)
 _INVERSE = np.frompyfunc(NormalDist().inv_cdf, 1, 1)
 
@@ -18,22 +18,23 @@ _INVERSE = np.frompyfunc(NormalDist().inv_cdf, 1, 1)
 @dataclass(frozen=True, slots=True)
 class TimeDistribution:
     """
-    Lognormal distributions with given moments; arrays of any one shape.
+    Lognormal distributions of times with given moments; arrays of one shape.
 
-    A sum of many independent times tends to the normal distribution, and so does the lognormal
-    one as its spread becomes small beside its mean. With few terms it stays above 0 and has the
-    long right tail that answers' lengths have (Fenton 1960, sums of lognormal variables).
+    A sum of many independent times tends to the normal distribution. A lognormal distribution also
+    tends to it when its spread becomes small relative to its mean. For few terms, the lognormal
+    distribution stays above 0 and has a long right tail, as the lengths of answers have (Fenton
+    1960, sums of lognormal variables).
 
     Args:
         mean_s: Seconds, finite, 0 or more.
-        variance: Square seconds, finite, 0 or more; 0 is a certain time.
+        variance: Square seconds, finite, 0 or more; 0 means that the time is certain.
 
     Raises:
         ValueError: A moment is negative or not finite.
 
     Source: QLM §6, equation 3.
-    Differs: lognormal instead of normal, because a time is not negative: with few requests ahead,
-    the normal distribution predicts that a request begins in the past.
+    Differs: distributions are lognormal instead of normal, because a time is not negative. With few
+    requests ahead, a normal distribution would predict that a request may begin in the past.
     """
 
     mean_s: Floats
@@ -51,7 +52,7 @@ class TimeDistribution:
         return cls(mean, var)
 
     def __getitem__(self, index: int) -> Self:
-        """One of several distributions."""
+        """The distribution at one index of the arrays."""
         return type(self)(self.mean_s[index], self.variance[index])
 
     @property
@@ -73,14 +74,14 @@ class TimeDistribution:
         return np.asarray(np.sqrt(np.log1p(np.minimum(variation, _MOST_VARIATION) ** 2)))
 
     def cdf(self, time_s: ArrayLike) -> Floats:
-        """Probability of at most *time_s*."""
+        """Probability that the time is at most *time_s*."""
         return normal_cdf(self.score(time_s))
 
     def score(self, time_s: ArrayLike) -> Floats:
         """
         Distance of *time_s* from the median, in standard deviations of the logarithm.
 
-        Infinite at and beyond the edges: for a time of 0, and for a certain time.
+        The distance is infinite for *time_s* of 0 or less, and if the time is certain.
         """
         time = np.asarray(time_s, np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -91,7 +92,7 @@ class TimeDistribution:
 
     def quantile(self, level: ArrayLike) -> Floats:
         """
-        Seconds that the time is below with probability *level*.
+        Quantile in seconds: the time is below it with probability *level*.
 
         Raises:
             ValueError: A level is not above 0 and below 1.
@@ -105,7 +106,7 @@ class TimeDistribution:
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def plus(self, other: "TimeDistribution") -> "TimeDistribution":
-        """The sum with an independent time: means and variances add up."""
+        """Distribution of the sum with an independent time: means and variances add up."""
         return TimeDistribution.of(self.mean_s + other.mean_s, self.variance + other.variance)
 
 

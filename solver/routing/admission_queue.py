@@ -13,14 +13,14 @@ _SLACK = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """A request at the instance that was chosen for it."""
+    """A request and the instance that was chosen for it."""
 
     request: RoutedRequest
     candidate: Candidate
-    """The instance, as seen at the time of the choice."""
+    """State of the instance at the time of the choice."""
     estimate: PrefillEstimate
     key: float
-    """Dispatch order as long as predictions are trusted."""
+    """Dispatch key; determines the order while predictions are trusted."""
     is_late: bool = False
     """True if the key already includes the penalty for being late."""
 
@@ -29,7 +29,7 @@ class Assignment:
         return self.candidate.instance_id
 
     def will_be_late(self, now: UnixTime) -> bool:
-        """True if its first token would be late if its prefill began *now*."""
+        """True if the first token would be late even if the prefill began *now*."""
         return now + self.estimate.mean_s > self.request.deadline_at
 
 
@@ -38,9 +38,9 @@ _Item = tuple[float, float, int, RequestId]
 
 class AdmissionQueue:
     """
-    A binary heap by key, then arrival, then order of entry.
+    Queue of an instance: a binary heap by key, then arrival, then order of entry.
 
-    Aging is part of the key, so waiting requests never move. Removal is lazy.
+    Aging is part of the key, so the order of waiting requests never changes. Removal is lazy.
 
     Args:
         ordering: Sort key of an assignment, smaller first.
@@ -73,14 +73,14 @@ class AdmissionQueue:
         return None
 
     def discard(self, request_id: RequestId) -> bool:
-        """Remove the request; return whether it was waiting here."""
+        """Remove the request; return True if it was waiting here."""
         found = self._waiting.pop(request_id, None)
         if len(self._heap) > 2 * len(self._waiting) + _SLACK:
             self.reorder(self._ordering)
         return found is not None
 
     def reorder(self, ordering: Callable[[Assignment], float]) -> None:
-        """Use another order from now on, also for those that wait."""
+        """Use another order from now on, also for the requests that already wait."""
         self._ordering = ordering
         self._heap = [self._item(*each) for each in self._waiting.values()]
         heapq.heapify(self._heap)

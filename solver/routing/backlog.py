@@ -1,4 +1,4 @@
-"""Expected work before an instance, in seconds (QUARTZ §3.3, §4.4)."""
+"""Expected work ahead of a new request on an instance, in seconds (QUARTZ §3.3, §4.4)."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -14,18 +14,19 @@ from solver.routing.service_pace import ServicePace
 T = TypeVar("T")
 
 LOST_AFTER_S = 5.0
-"""A first token is lost if its engine has had nothing to prefill for this long."""
+"""A missing first token counts as lost if its engine has had no prefill work for this long."""
 OVERDUE_S = 60.0
 """
-Regardless of the engine's remaining work: less than a second of work is sent ahead of time, so a
-request without a first token for this long went elsewhere, as relegated requests do.
+A first token that is missing for this long counts as lost, whatever the engine's remaining work.
+Less than a second of work is dispatched ahead of time, so the request must have left the instance,
+as relegated requests do.
 """
 
 _MOST_TOKENS = 1e9
-"""Upper bound of tokens before an instance, so that any published state gives a finite number."""
+"""Upper bound of the outstanding tokens, so that any published state gives a finite number."""
 
 _ROUNDING_S = 1e-9
-"""Rounding error of differences of totals, each the sum of many times."""
+"""Rounding error of a difference of two totals, which are sums of many times."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class _Outstanding:
 
 @dataclass(slots=True)
 class _Instance:
-    """State of one instance."""
+    """Expected work, latest report and pace of one instance."""
 
     own: WorkTotals = field(default_factory=WorkTotals)
     others: WorkTotals = field(default_factory=WorkTotals)
@@ -64,7 +65,7 @@ class _Instance:
         return max(0.0, expected_s)
 
     def engine_wait_s(self, now: UnixTime) -> Seconds:
-        """As `Backlog.engine_wait_s`."""
+        """Return the same as `Backlog.engine_wait_s`."""
         count = self.num_outstanding
         if count <= 0:
             return 0.0
@@ -74,16 +75,16 @@ class _Instance:
 
 class Backlog:
     """
-    Work-based backlog of each instance, by one router, merged with the state of other routers.
+    Work-based backlog of each instance, kept by one router and merged with other routers' states.
 
-    Expected work is added when a request is assigned and removed at its first token. In between
-    it decays at the instance's recent pace. An instance's reports correct the assumed work in its
-    engine.
+    The expected work of a request is added when the request is assigned and removed at its first
+    token. Meanwhile it decays at the instance's recent pace. Reports of an instance correct the
+    assumed work in its engine.
 
     Args:
-        router: Name of the router, never used by another one.
+        router: Name of this router, which no other router ever uses.
 
-    Source: QUARTZ §4.4, B(w) and W(w); only means are added up.
+    Source: QUARTZ §4.4, B(w) and W(w). Only mean times are added up.
     """
 
     def __init__(self, router: str) -> None:
@@ -92,7 +93,7 @@ class Backlog:
         self._outstanding: dict[RequestId, _Outstanding] = {}
         self._instances: defaultdict[InstanceId, _Instance] = defaultdict(_Instance)
         self.version = 0
-        """Version of all own totals: increases with each change; only this class writes it."""
+        """Version of all own totals, increased with each change; only this class writes it."""
 
     def assign(
         self,
@@ -103,7 +104,9 @@ class Backlog:
         tokens: int,
         now: UnixTime,
     ) -> None:
-        """Add a request that *instance_id* will serve: *mean_s* of work, *tokens* to compute."""
+        """
+        Add a request assigned to *instance_id*, with *mean_s* of work and *tokens* to compute.
+        """
         instance = self._instances[instance_id]
         if instance.num_outstanding <= 0:
             instance.pace.begin(now)
@@ -118,7 +121,7 @@ class Backlog:
         )
 
     def dispatch(self, request_id: RequestId, now: UnixTime) -> None:
-        """Record that the request was sent to its instance; unknown ones are ignored."""
+        """Record that the request was sent to its instance; unknown requests are ignored."""
         request = self._outstanding.get(request_id)
         if request is None or request.dispatched_at is not None:
             return
@@ -130,14 +133,14 @@ class Backlog:
         )
 
     def finish(self, request_id: RequestId, now: UnixTime) -> None:
-        """Record that the request has its first token; unknown ones are ignored."""
+        """Record that the request has its first token; unknown requests are ignored."""
         request = self._end(request_id, now)
         if request is not None:
             self._instances[request.instance_id].pace.serve(request.mean_s, now)
 
     def give_up(self, request_id: RequestId, now: UnixTime) -> None:
         """
-        Drop a request whose first token will not come or not be known; unknown ones are ignored.
+        Drop a request whose first token will not come or not be known; ignore unknown requests.
 
         The pace of its instance does not change.
         """
@@ -148,7 +151,7 @@ class Backlog:
             instance.own = replace(instance.own, given_up_s=given_up_s)
 
     def observe(self, instance_id: InstanceId, load: InstanceLoad, now: UnixTime) -> None:
-        """Adopt a report of the instance; older ones than the latest are ignored."""
+        """Adopt a report of the instance; reports older than the latest are ignored."""
         instance = self._instances[instance_id]
         if load.seq <= instance.load.seq:
             return
@@ -158,7 +161,7 @@ class Backlog:
         instance.pace.correct(instance.in_engine_s, load.prefill_backlog_tokens, now)
 
     def adopt(self, state: SoftState, now: UnixTime) -> None:
-        """Merge the state of another router; its data on this router are ignored."""
+        """Merge the state of another router, without the totals of this router."""
         others = {router: work for router, work in state.work.items() if router != self._router}
         known = self._others
         self._others = merged(known, SoftState(work=others))
@@ -170,24 +173,24 @@ class Backlog:
             self.observe(instance_id, load, now)
 
     def snapshot(self) -> SoftState:
-        """The complete state, for other routers to adopt."""
+        """Complete state of this router, which other routers adopt."""
         own = {i: each.own for i, each in self._instances.items() if each.own.version}
         loads = {i: each.load for i, each in self._instances.items() if each.load.seq}
         return replace(self._others, work={**self._others.work, self._router: own}, loads=loads)
 
     def load(self, instance_id: InstanceId) -> InstanceLoad:
-        """The latest report; all zero before the first."""
+        """The latest report of the instance; all values are 0 before the first report."""
         return self._instances[instance_id].load
 
     def outstanding_tokens(self, instance_id: InstanceId) -> int:
         """
-        Prompt tokens there, assigned or waiting, that are not computed yet; at least 0.
+        Prompt tokens that the instance has yet to compute, for assigned requests; at least 0.
 
         Source: QUARTZ table 2.
-        Decided: a report is up to a second old, and does not include requests that wait here. So
-        this
-        is the expected work of all routers, in tokens of its own average, or the reported number if
-        that is higher: the instance also has requests that no router sent.
+        Decided: a report is up to a second old, and does not include requests that wait in routers.
+        So the result is the expected work of all routers, converted with the average time of a
+        token. If the reported number is higher, the result is the reported number, because an
+        instance also has requests that no router sent.
         """
         instance = self._instances[instance_id]
         work_s = instance.in_engine_s + instance.queued_s
@@ -196,7 +199,7 @@ class Backlog:
         return max(expected, instance.load.prefill_backlog_tokens)
 
     def num_outstanding(self, instance_id: InstanceId) -> int:
-        """Requests without a first token, of all known routers."""
+        """Number of requests without a first token, of all known routers."""
         return self._instances[instance_id].num_outstanding
 
     def is_idle(self, instance_id: InstanceId) -> bool:
@@ -218,15 +221,15 @@ class Backlog:
         return instance.queued_s / instance.pace.value + instance.engine_wait_s(now)
 
     def engine_wait_s(self, instance_id: InstanceId, now: UnixTime) -> Seconds:
-        """Time for the part of the wait that the engine already holds; at least 0."""
+        """Mean time until the engine has done its part of the expected work; at least 0."""
         return self._instances[instance_id].engine_wait_s(now)
 
     def leave(self, instance_id: InstanceId) -> None:
         """
-        Drop an instance to which nothing is assigned; its totals may start again from 0.
+        Drop an instance without assigned requests; its totals may start again from 0.
 
-        Other routers must have received the last change, or they count unfinished requests
-        endlessly.
+        Other routers must have received the last change of the totals before. Otherwise they would
+        count the last requests without limit.
         """
         self._instances.pop(instance_id, None)
         work = {
@@ -236,12 +239,14 @@ class Backlog:
         self._others = replace(self._others, work=work)
 
     def _next_version(self) -> int:
-        """Versions continue for an instance that comes back."""
+        """
+        Increase the version; it never starts again, even if an instance is dropped and comes back.
+        """
         self.version += 1
         return self.version
 
     def _learn_pace(self, instance_id: InstanceId, grown_s: Seconds, now: UnixTime) -> None:
-        """Learn from *grown_s* of work served for other routers since their last state."""
+        """Learn the pace from *grown_s* of work served for other routers since their last state."""
         instance = self._instances[instance_id]
         if instance.num_outstanding <= 0:
             # The instance was idle as far as is known, and has begun since.
@@ -266,7 +271,7 @@ class Backlog:
                 self.give_up(request_id, now)
 
     def _end(self, request_id: RequestId, now: UnixTime) -> _Outstanding | None:
-        """Remove and return the request; None if it was not expected."""
+        """Remove and return the outstanding request; None if it is unknown."""
         self.dispatch(request_id, now)
         request = self._outstanding.pop(request_id, None)
         if request is not None:
@@ -283,10 +288,10 @@ class Backlog:
 
 def merged(one: SoftState, other: SoftState) -> SoftState:
     """
-    The newest data of both states.
+    Merge two states: the newest data of each.
 
-    Commutative, associative and idempotent if equal versions have equal content. This holds
-    because only a router writes its own totals and only an instance its own load.
+    The merge is commutative, associative and idempotent, because equal versions have equal content:
+    each router writes only its own totals, and each instance only its own load.
     """
     work = dict(one.work)
     for router, totals in other.work.items():
@@ -298,7 +303,9 @@ def merged(one: SoftState, other: SoftState) -> SoftState:
 def _newest(
     one: Mapping[InstanceId, T], other: Mapping[InstanceId, T], number: Callable[[T], int]
 ) -> dict[InstanceId, T]:
-    """For each instance, the value with the higher *number*; of equal ones the first."""
+    """
+    For each instance, the value with the higher *number*; if equal, the value of the first mapping.
+    """
     newer = {
         instance_id: each
         for instance_id, each in other.items()
@@ -311,7 +318,7 @@ def served_between_s(instance_id: InstanceId, known: SoftState, heard: SoftState
     """
     Work that an instance served between two states, for routers that are in both states.
 
-    Work of a router that is new, or was forgotten in between, has no known time of service.
+    Work of a router that is in only one state is ignored, because its time of service is unknown.
     """
     grown_s = 0.0
     for router, work in heard.work.items():

@@ -28,16 +28,16 @@ class _Device:
 @dataclass(slots=True, kw_only=True)
 class DevicePrefills:
     """
-    One model of prefill times for each (engine, device), each with its own corrections and trust.
+    A model of prefill times for each (engine, device), with separate corrections and trust.
 
-    A device without a model uses that of an unknown engine.
+    A device without a model uses the model of an unknown engine.
     """
 
     options: RoutingOptions
     origin: str
     """Unique name of this run of the router."""
     device_of: dict[InstanceId, DeviceKey] = field(default_factory=dict)
-    """Devices of all instances in predictions; written by the owner."""
+    """Engine and device of each instance that is predicted; written by the owner of this object."""
     _devices: dict[DeviceKey, _Device] = field(default_factory=dict)
 
     @property
@@ -50,20 +50,21 @@ class DevicePrefills:
 
     @property
     def monitors(self) -> dict[DeviceKey, CoverageMonitor]:
-        """Monitors of the devices that are watched."""
+        """Coverage monitors of the watched devices."""
         watched = {key: each.prefills.monitor for key, each in self._devices.items()}
         return {key: monitor for key, monitor in watched.items() if monitor is not None}
 
     def version(self, key: DeviceKey) -> str:
-        """Version of the model in use."""
+        """Version of the model that is in use for *key*."""
         return self._device(key).version
 
     def use(self, key: DeviceKey, model: PrefillModel, version: str) -> None:
         """
-        Use another model from now on; what was learned of the previous one is dropped.
+        Use another model from now on; corrections of the previous model are dropped.
 
         Raises:
-            ValueError: It lacks a level that the policy uses for routing or watches.
+            ValueError: *model* lacks the level that the policy routes by or the level that it
+                watches.
         """
         known = self._devices.get(key)
         if known is None or known.version != version:
@@ -90,16 +91,16 @@ class DevicePrefills:
             self._device(key).prefills.observe(assignment, prefill_s)
 
     def snapshots(self) -> tuple[CalibrationSnapshot, ...]:
-        """Observations made here, for other routers."""
+        """Residuals observed by this router, for other routers to adopt."""
         known = (each.calibration for each in self._devices.values())
         return tuple(each.snapshot() for each in known if each is not None)
 
     def adopt(self, snapshot: CalibrationSnapshot) -> None:
         """
-        Adopt observations of another router for the same model; those of other models are ignored.
+        Adopt residuals of another router if they are of a model in use; ignore all other residuals.
 
         Raises:
-            ContractError: Its residuals are broken; nothing is adopted.
+            ContractError: A residual is invalid; nothing is adopted.
         """
         for each in self._devices.values():
             if each.calibration is not None and each.version == snapshot.model_version:

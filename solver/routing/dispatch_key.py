@@ -1,4 +1,4 @@
-"""Dispatch order of an instance's waiting requests (QUARTZ §3.4)."""
+"""Dispatch order of the requests that wait for an instance (QUARTZ §3.4)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from enum import Enum
 from shared.contracts.base import Seconds, UnixTime
 
 MAX_TARGET_S = 60.0
-"""Limit of a deadline after the arrival, so that all requests age alike."""
+"""Most time from arrival to deadline that counts in a key, so that requests age alike."""
 _TOKENS_PER_UNIT = 1000.0
 
 
@@ -25,7 +25,7 @@ class Admission(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyInputs:
-    """Inputs of a key; known when the request is enqueued."""
+    """Inputs of a dispatch key; all are known when the request is enqueued."""
 
     arrived_at: UnixTime
     deadline_at: UnixTime
@@ -40,9 +40,9 @@ class KeyWeights:
     """
     Weights of the components of a key.
 
-    Decided: QUARTZ gives no units. The key is in seconds: `aging` is seconds of size that a
-    second of waiting compensates, `fairness` is seconds for each 1,000 tokens per second of recent
-    service of the tenant.
+    Decided: QUARTZ gives no units. Here the key is in seconds: `aging` is the seconds of size that
+    one second of waiting compensates. `fairness` is the seconds for each 1,000 tokens per second of
+    the tenant's recent service.
     """
 
     aging: float
@@ -51,9 +51,10 @@ class KeyWeights:
 
 def dispatch_key(admission: Admission, weights: KeyWeights, inputs: KeyInputs) -> float:
     """
-    The place in the queue, smaller first; fixed when the request is enqueued.
+    Dispatch key of a request, smaller first; fixed when the request is enqueued.
 
-    Never falls with the arrival time, all else equal: of equal requests the earlier goes first.
+    A later arrival never has a smaller key, all else equal, so equal requests are first come, first
+    served.
 
     Source: QUARTZ eqs 6-8, k_fair = s + λ·a + β·u(c).
     """
@@ -66,9 +67,10 @@ def _size_key(weights: KeyWeights, inputs: KeyInputs) -> float:
 
 def _deadline_key(weights: KeyWeights, inputs: KeyInputs) -> float:
     """
-    Differs: eq. 7 ages by the deadline, so that of two equal sizes the more urgent goes first.
+    Key with the deadline instead of the arrival.
 
-    A deadline is an arrival plus a bounded target, so this ages no less than eq. 7 does.
+    Differs: eq. 7 ages by the deadline, so that the more urgent of two requests of equal size goes
+    first. A deadline is an arrival plus a bounded target, so requests age no less than by eq. 7.
     """
     deadline_at = min(inputs.deadline_at, inputs.arrived_at + MAX_TARGET_S)
     return inputs.size_s + weights.aging * deadline_at + _fairness_s(weights, inputs)

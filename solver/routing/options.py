@@ -8,14 +8,14 @@ from solver.routing.dispatch_key import Admission, KeyWeights
 
 
 class Placement(Enum):
-    """Choice of an instance among the candidates."""
+    """Rule that chooses an instance among the candidates."""
 
     SCORE = "score"
     """QUARTZ eqs 4-5."""
     LEAST_LOADED = "least-loaded"
     """Fewest requests in flight."""
     LOCALITY = "locality"
-    """Longest prefix match; without any, and among equals, the least loaded."""
+    """Longest prefix match; without a match, or with equal matches, the least loaded instance."""
 
 
 class Size(Enum):
@@ -26,13 +26,13 @@ class Size(Enum):
 
 
 class Prediction(Enum):
-    """Source of a router's estimates; selects the predictor that a router is built with."""
+    """Source of a router's estimates; selects the predictor of a router."""
 
     CALIBRATED = "calibrated"
     RAW = "raw"
-    """As trained, without correction by observations."""
+    """Predictions of the fitted model, without correction by observations."""
     ORACLE = "oracle"
-    """The prefill's actual time, alone on an idle engine; simulations only."""
+    """Actual time of the prefill alone on an idle engine; only in simulations."""
 
 
 PUBLISHED_WEIGHTS = KeyWeights(aging=0.02, fairness=0.10)
@@ -50,7 +50,7 @@ class RoutingOptions:
     quantile_level: float = 0.95
     """QUARTZ's alpha."""
     num_candidates: int | None = 2
-    """K; none means all."""
+    """K, number of candidates; none means all instances."""
     weights: KeyWeights = PUBLISHED_WEIGHTS
     sees_locality: bool = True
     """True if predictions use known prefix matches."""
@@ -60,18 +60,19 @@ class RoutingOptions:
     """Under-coverage from which predictions are no longer trusted."""
     max_engine_wait_s: Seconds = 0.5
     """
-    Maximum work that an engine is given ahead of time.
+    Maximum work that is dispatched to an engine ahead of time.
 
-    Decided: the paper's "dispatch capacity" has no number. An engine serves what it holds in its
-    own order, so less of it leaves more to the dispatch key; an engine also must not run dry
-    between two dispatches, which are milliseconds apart.
+    Decided: the paper gives no number for its "dispatch capacity". An engine serves dispatched
+    requests in its own order, so a low limit leaves more decisions to the dispatch key. The engine
+    must not become idle between two dispatches, which are milliseconds apart.
     """
     late_penalty_s: Seconds = 0.0
     """
     Seconds of size added to a request once it can no longer be in time.
 
-    Decided: not in the paper. Aging puts late requests before others, which makes those late also;
-    the penalty ends this, and divided by the aging it bounds how much longer a request waits.
+    Decided: not in the paper. Aging puts late requests first and so makes other requests late also.
+    The penalty prevents this. The penalty divided by the aging bounds the additional wait of a late
+    request.
     """
 
 
@@ -106,12 +107,13 @@ VARIANTS: dict[str, RoutingOptions] = {
     "oracle": replace(_QUARTZ, prediction=Prediction.ORACLE, num_candidates=None, falls_back=False),
 }
 """
-`quartz` is the paper's, with the values of its table 3; `default` is Headway's.
+Options by name: `quartz` is the paper's policy with the values of its table 3, `default` Headway's.
 
-The values of `default` are the best of those tried in simulation, mostly on seeds that the bench
-does not use: all instances instead of two misses least; 0.2 s of size for a second of waiting keeps
-the longest wait below that of first come, first served; a fairness of 1 s keeps one tenant's
-overload from the others; 3 s for late requests, of 1, 2, 3 and 5, misses least above capacity.
+The values of `default` were the best in simulations, mostly on seeds that the bench does not use.
+All instances as candidates, instead of two, give the fewest missed targets. An aging of 0.2 s per
+second keeps the longest wait below that of first come, first served. A fairness of 1 s protects
+other tenants from the overload of one tenant. A late penalty of 3 s, compared with 1, 2 and 5 s,
+gives the fewest missed targets above capacity.
 """
 
 FALLBACK = VARIANTS["fifo-ll"]

@@ -1,4 +1,4 @@
-"""Choice of a request's instance among scored candidates (QUARTZ §3.3)."""
+"""Choice of the instance for a request among scored candidates (QUARTZ §3.3)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,17 +11,17 @@ from solver.routing.request import Candidate, PrefillEstimate
 PRESSURE_FROM = 0.9
 """KV utilization below which an engine rarely has to wait for memory."""
 PRESSURE_S = 2.0
-"""Penalty of an engine without free KV: a request then waits until some decode ends."""
+"""Penalty of an engine without free KV, where a request waits until some decode ends."""
 
 
 def routing_score_s(
     *, expected_wait_s: Seconds, prefill_quantile_s: Seconds, pressure_s: Seconds
 ) -> Seconds:
     """
-    A conservative time to the first token: smaller is better.
+    Score of a candidate: a conservative time to the first token; smaller is better.
 
-    Source: QUARTZ eq. 4. The wait is a mean, because quantiles do not add up; only this request's
-    own prefill counts at its quantile.
+    Source: QUARTZ eq. 4. The wait is a mean, because quantiles do not add up; only the prefill of
+    this request counts at its quantile.
     """
     return expected_wait_s + prefill_quantile_s + pressure_s
 
@@ -31,8 +31,8 @@ def pressure_penalty_s(kv_utilization: float) -> Seconds:
     Penalty in seconds for an engine with little free KV; never falls as utilization rises.
 
     Source: QUARTZ §3.3, psi.
-    Decided: the paper gives no formula. It is 0 up to `PRESSURE_FROM`, and grows linearly from
-    there to `PRESSURE_S` at 1.
+    Decided: the paper gives no formula. Here the penalty is 0 up to a utilization of
+    `PRESSURE_FROM`, and then grows linearly to `PRESSURE_S` at a utilization of 1.
     """
     excess = min(1.0, kv_utilization) - PRESSURE_FROM
     return PRESSURE_S * max(0.0, excess) / (1.0 - PRESSURE_FROM)
@@ -47,7 +47,7 @@ def best_by_score(
     candidates: Sequence[Candidate], waits_s: Sequence[Seconds], sizes_s: Sequence[Seconds]
 ) -> int:
     """
-    Index of the smallest score; the first of equal ones.
+    Index of the smallest score; the first index if several are equal.
 
     Source: QUARTZ eq. 5.
     """
@@ -65,7 +65,9 @@ def best_by_score(
 def best_by_load(
     placement: Placement, candidates: Sequence[Candidate], in_flight: Sequence[int]
 ) -> int:
-    """Index of the least loaded candidate; under `Placement.LOCALITY`, of the longest match."""
+    """
+    Index of the least loaded candidate; with `Placement.LOCALITY`, of the longest prefix match.
+    """
     matches = [candidate.cached_tokens for candidate in candidates]
     order = range(len(candidates))
     if placement is Placement.LOCALITY:
@@ -84,14 +86,14 @@ def candidate_set(
     Instances to score, in the order of *instances*.
 
     Args:
-        instances: All that may serve the request; at least one.
-        cached_tokens: Cached tokens of its prompt on some of them.
-        num_candidates: K; none means all.
-        random: Draws the candidates that are not chosen for their prefix.
+        instances: All instances that may serve the request; at least one.
+        cached_tokens: Cached tokens of the request's prompt by instance; 0 for missing instances.
+        num_candidates: K; none means all instances.
+        random: Draws the candidates that are not chosen for their prefix match.
 
     Source: QUARTZ §3.3, power of two choices.
-    Decided: the instance with the longest prefix match, if any has one, is always among the K,
-    so that K = 2 does not lose half of all prefix hits with four instances.
+    Decided: the instance with the longest prefix match is always among the K. Otherwise K = 2 would
+    lose half of all prefix hits with four instances.
     """
     if num_candidates is None or num_candidates >= len(instances):
         return list(instances)

@@ -1,4 +1,6 @@
-"""Prefill times of candidates: a model, corrected by observations, and its trust."""
+"""
+Prefill times of candidates: a model, its correction by observations, and its coverage monitor.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -17,13 +19,13 @@ from solver.routing.request import Candidate, PrefillEstimate, RoutedRequest
 
 MOST_S = 3600.0
 """
-Upper bound of a prefill. Longer or invalid times are replaced by it, because they would corrupt
-the sums that they are added to.
+Upper bound of a prefill time. It replaces longer and invalid times, which would corrupt the sums to
+which they are added.
 """
 
 
 class PrefillModel(Protocol):
-    """Quantiles and mean of prefill times: trees, or a replacement for them."""
+    """Model of the quantiles and the mean of prefill times: trees, or a replacement for trees."""
 
     @property
     def levels(self) -> tuple[float, ...]: ...
@@ -37,23 +39,24 @@ class PrefillModel(Protocol):
         Column of predictions that has the quantile of *level*.
 
         Raises:
-            ValueError: No column has that quantile.
+            ValueError: No column has the quantile of *level*.
         """
         ...
 
 
 class CalibratedPrefills:
     """
-    QUARTZ's predictor: a fixed model, of which only the calibration changes (§3.2, §4.2).
+    QUARTZ's predictor: a fixed model with a calibration that learns (§3.2, §4.2).
 
     Args:
         model: A fitted model.
         level: The routed quantile, one of the model's levels.
-        calibration: Corrects the model; none leaves it unchanged.
-        monitor: Watches the quantile of the monitor's level; none means always trusted.
+        calibration: Corrects the model's predictions; with none, they are used unchanged.
+        monitor: Watches the coverage of its level; without a monitor, predictions are always
+            trusted.
 
     Raises:
-        ValueError: The model does not have one of these levels.
+        ValueError: The model lacks *level* or the monitor's level.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class CalibratedPrefills:
         ]
 
     def predicted(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Prediction:
-        """Quantiles of all levels, with the current corrections."""
+        """Quantiles of all levels and means, with the current corrections."""
         features = request_features(request)
         raw = self._model.predict(feature_matrix(features, candidates))
         if self._calibration is None:
@@ -103,7 +106,7 @@ class CalibratedPrefills:
         return self._calibration.correct(raw, [bucket_of(features, each) for each in candidates])
 
     def raw(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Prediction:
-        """Quantiles of all levels, uncorrected."""
+        """Quantiles of all levels and means, without corrections."""
         return self._model.predict(feature_matrix(request_features(request), candidates))
 
     def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:

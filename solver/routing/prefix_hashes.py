@@ -1,4 +1,4 @@
-"""Hashes of a prompt's first parts, which identify requests with equal beginnings."""
+"""Hashes of the first parts of a prompt; requests with equal beginnings have equal hashes."""
 
 import struct
 from collections.abc import Iterable, Iterator
@@ -7,24 +7,24 @@ from hashlib import blake2b
 from shared.contracts.requests import ChatMessage, Tokens
 
 PART_BYTES = 512
-"""Bytes of text: about a hundred tokens, a few blocks of an engine's prefix cache."""
+"""Bytes of text per part: about a hundred tokens, or a few blocks of an engine's prefix cache."""
 PART_TOKENS = 128
 MOST_PARTS = 128
-"""About 16,000 tokens; a longer common beginning of two prompts is not distinguished."""
+"""Maximum number of hashed parts: about 16,000 tokens. Later differences of prompts are ignored."""
 _TOKEN_BYTES = 4
 _HASH_BYTES = 6
-"""Bytes of a hash: exact in every JSON reader, and equal by chance once in 10^14 pairs."""
+"""Bytes of a hash: exact as a JSON number; two hashes are equal by chance once in 10^14 pairs."""
 
 
 def prefix_hashes(
     prompt: str | Tokens | None, messages: Iterable[ChatMessage] | None
 ) -> tuple[int, ...]:
     """
-    A hash for each full part of the prompt; each covers all text up to its end.
+    Hashes of the full parts of a prompt; each hash covers the prompt up to the end of its part.
 
-    The messages of a chat are hashed one after another, because a next turn only appends; the
-    template that the engine adds around them is the same for all. A prompt with ids that no
-    vocabulary has matches no other.
+    The messages of a chat are hashed in order, because a later turn only appends messages. The chat
+    template is not hashed, because it is the same for all requests of a model. A prompt with
+    invalid token ids has no hashes.
     """
     hashes, before = [], b""
     for part in _parts(prompt, messages):

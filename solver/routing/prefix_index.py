@@ -4,24 +4,23 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 _SHRINKS, _GROWS = 0.9, 1.01
-"""Factors of the assumed capacity after a request that found less than assumed, or as much."""
+"""Factors of the assumed capacity: if fewer tokens were cached than assumed, and otherwise."""
 _LEAST_SHARE = 0.02
-"""Least share of the KV capacity that an engine full of running requests still keeps."""
+"""Least share of the KV capacity that is assumed to hold cached prefixes."""
 _FOUND_SHARE = 0.5
-"""Share of the assumed cached tokens that counts as found; allows for incomplete parts."""
+"""Share of the assumed cached tokens from which they count as found, despite incomplete parts."""
 
 
 class PrefixIndex:
     """
-    Parts of prompts that an engine has computed, by least recent use, within its KV capacity.
+    Parts of prompts that an engine is assumed to cache, dropped by least recent use.
 
-    The engine reports three things: which prompts it computed, how much of each it found in its
-    cache, and how many tokens its KV holds. Its cache evictions are inferred: running requests
-    also need room, so the assumed capacity shrinks when less was found than assumed and recovers
-    while as much as assumed is found.
+    The engine reports its computed prompts, the cached tokens of each prompt, and its KV capacity.
+    Evictions from its cache are inferred: running requests also need room, so the assumed capacity
+    shrinks when fewer tokens were cached than assumed, and recovers otherwise.
 
-    Decided: no log of stored and removed blocks, which vLLM could publish: blocks are identified by
-    tokens, and a router sees text.
+    Decided: vLLM's events of stored and removed blocks are not used, because they identify blocks
+    by tokens, and a router has only text.
 
     Args:
         capacity_tokens: Capacity of the engine's KV.
@@ -36,14 +35,14 @@ class PrefixIndex:
 
     @property
     def assumed_tokens(self) -> float:
-        """Assumed room of cached prefixes."""
+        """Assumed capacity for cached prefixes, in tokens."""
         return self._capacity_tokens * self._share
 
     def __len__(self) -> int:
         return len(self._parts)
 
     def resize(self, capacity_tokens: float) -> None:
-        """Set the reported token capacity of the engine's KV."""
+        """Set the KV capacity that the engine reported."""
         self._capacity_tokens = capacity_tokens
         self._evict()
 
@@ -56,14 +55,16 @@ class PrefixIndex:
         self._evict()
 
     def matched_parts(self, prefix: Sequence[int]) -> int:
-        """Number of parts from the beginning that are known; changes nothing."""
+        """Number of cached parts from the beginning of the prompt; does not count as a use."""
         for number, part in enumerate(prefix):
             if part not in self._parts:
                 return number
         return len(prefix)
 
     def observe(self, thought_tokens: float, found_tokens: float) -> None:
-        """Learn that a request found *found_tokens* where *thought_tokens* were assumed."""
+        """
+        Learn that *found_tokens* of a request were cached while *thought_tokens* were assumed.
+        """
         if thought_tokens <= 0:
             return
         found = found_tokens >= _FOUND_SHARE * thought_tokens
@@ -72,7 +73,7 @@ class PrefixIndex:
         self._evict()
 
     def clear(self) -> None:
-        """Remove everything, because the engine restarted or has another model."""
+        """Remove all parts, because the engine restarted or has another model."""
         self._parts.clear()
         self._tokens = 0.0
 

@@ -1,4 +1,4 @@
-"""Data of a request and of its possible instances, as a router knows them."""
+"""Data that a router has of a request and of its possible instances."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class RoutedRequest:
     is_streaming: bool = True
     cached_tokens: Mapping[InstanceId, int] = field(default_factory=dict)
     """
-    Longest known prefix match on each instance; a missing one is 0. May change before dispatch.
+    Longest known prefix match on each instance, 0 if missing; may change before dispatch.
     """
 
     @property
@@ -39,7 +39,7 @@ class RoutedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate(InstanceFeatures):
-    """An instance that one request may go to, as the router sees it."""
+    """Router's view of an instance that may serve one request."""
 
     instance_id: InstanceId
 
@@ -52,11 +52,11 @@ class PrefillEstimate:
     """Quantile of the level used for routing."""
     mean_s: Seconds
     watched_s: Seconds
-    """Quantile of the watched level: its measured coverage decides if predictions are used."""
+    """Quantile of the watched level; predictions are used while its coverage is good."""
 
 
 class PrefillPredictor(Protocol):
-    """Estimates prefill times, only from data known with the request."""
+    """Estimates prefill times from data that are known when a request arrives."""
 
     def predict(
         self, request: RoutedRequest, candidates: Sequence[Candidate]

@@ -18,17 +18,17 @@ from solver.routing.service_counters import ServiceCounters
 
 class Router:
     """
-    An incremental state machine; deterministic, time is passed with the calls.
+    Router as an incremental, deterministic state machine; each call passes the time.
 
     A request is known from `submit` to `finish`, `discard` or `forget`. Every policy of `VARIANTS`
     is this class with other options.
 
     Args:
         instances: Instances that serve the model, see `change_instances`.
-        predictor: Prefill times; also called by policies that do not need it, so that their
-            backlogs and coverage can be compared.
+        predictor: Prefill times; also called if the policy does not need them, so that backlogs and
+            coverage of policies can be compared.
         random: Draws candidates.
-        backlog: Expected work; the owner shares its state with other routers.
+        backlog: Expected work; the caller shares its state with other routers.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Router:
         Send requests only to *instances* from now on.
 
         Returns:
-            Requests that waited for removed instances, in order; they are no longer known here.
+            Requests that waited for removed instances, in order; the router forgets them.
         """
         for instance_id in instances:
             if instance_id not in self._queues:
@@ -86,14 +86,14 @@ class Router:
         return left
 
     def num_waiting(self, instance_id: InstanceId) -> int:
-        """Requests that are assigned to the instance and not dispatched."""
+        """Number of requests that are assigned to the instance and not dispatched."""
         return len(self._queues[instance_id])
 
     def submit(self, request: RoutedRequest, now: UnixTime) -> Assignment:
         """
         Choose an instance for *request* and queue it there (algorithm 1, lines 1-10).
 
-        There must be an instance. An earlier dispatch of the request is no longer counted.
+        The router must have an instance. An earlier dispatch of the same request no longer counts.
         """
         self.finish(request.request_id, now)
         instance_ids = candidate_set(
@@ -119,8 +119,7 @@ class Router:
 
     def dispatch(self, now: UnixTime) -> list[Assignment]:
         """
-        Requests to send now, in order per instance; no engine stays idle while requests wait for
-        it.
+        Requests to send now, in order per instance; an idle engine always gets a waiting request.
         """
         sent = []
         for instance_id, queue in self._queues.items():
@@ -136,7 +135,10 @@ class Router:
         return sent
 
     def first_token(self, request_id: RequestId, now: UnixTime) -> Assignment | None:
-        """Record the end of a prefill; None when that request has none pending here."""
+        """
+        Record a first token; return the assignment, or None if no prefill of the request is
+        pending.
+        """
         assignment, _ = self._dispatched.get(request_id, (None, now))
         if assignment is None or request_id not in self._prefilling[assignment.instance_id]:
             return None
@@ -151,7 +153,7 @@ class Router:
         self._counters.count(tenant, prompt_tokens, now)
 
     def finish(self, request_id: RequestId, now: UnixTime) -> None:
-        """Record the request's last token or failure; unknown ones are ignored."""
+        """Record the request's last token or failure; unknown requests are ignored."""
         assignment, _ = self._dispatched.pop(request_id, (None, now))
         if assignment is not None:
             self.backlog.give_up(request_id, now)
@@ -159,7 +161,9 @@ class Router:
             self._in_flight[assignment.instance_id] -= 1
 
     def forget(self, before: UnixTime, now: UnixTime) -> None:
-        """Finish requests sent *before*, because the message of their end may be lost."""
+        """
+        Finish requests that were sent earlier than *before*: the message of their end may be lost.
+        """
         while self._dispatched:
             request_id, (_, sent_at) = next(iter(self._dispatched.items()))
             if sent_at >= before:
@@ -168,7 +172,7 @@ class Router:
 
     def discard(self, request_id: RequestId, now: UnixTime) -> None:
         """
-        Drop a waiting request that was cancelled or served elsewhere; unknown ones are ignored.
+        Drop a waiting request that was cancelled or served elsewhere; ignore unknown requests.
         """
         for instance_id, queue in self._queues.items():
             if queue.discard(request_id):
@@ -176,17 +180,19 @@ class Router:
                 self._in_flight[instance_id] -= 1
 
     def observe(self, instance_id: InstanceId, load: InstanceLoad, now: UnixTime) -> None:
-        """Adopt an instance's report."""
+        """Adopt a load report of an instance."""
         self.backlog.observe(instance_id, load, now)
 
     def fall_back(self) -> None:
-        """Stop trusting predictions: first come first served and least loaded (§3.5)."""
+        """
+        Begin the fallback to first come, first served and least loaded (§3.5).
+        """
         if self._options.falls_back and not self.is_fallen_back:
             self._active = FALLBACK
             self._reorder()
 
     def recover(self) -> None:
-        """Trust predictions again."""
+        """End the fallback: predictions are trusted again."""
         if self.is_fallen_back:
             self._active = self._options
             self._reorder()
@@ -228,7 +234,9 @@ class Router:
         estimate: PrefillEstimate,
         now: UnixTime,
     ) -> Assignment:
-        """Assignment with the key of the trusted policy, which applies again after a fallback."""
+        """
+        Assignment with its key by the configured policy; during a fallback the key is not used.
+        """
         inputs = KeyInputs(
             arrived_at=request.arrived_at,
             deadline_at=request.deadline_at,
@@ -251,7 +259,8 @@ class Router:
 
     def _next(self, queue: AdmissionQueue, now: UnixTime) -> Assignment | None:
         """
-        The first of *queue*; a request that is certainly late moves back once, by its penalty.
+        Remove and return the head of *queue*; a request that is certainly late first moves back
+        once.
         """
         penalty_s = self._active.late_penalty_s
         while (assignment := queue.pop()) is not None:

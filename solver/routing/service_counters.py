@@ -13,14 +13,14 @@ class _Counter(NamedTuple):
 
 class ServiceCounters:
     """
-    Tokens per tenant with exponential decay, counted when a first token is produced.
+    Tokens per tenant with exponential decay, counted at the first token of each request.
 
-    A tenant's counter never exceeds its total service, and tends to rate times *memory_s* under a
-    steady rate; it is dropped once it is below *idle_tokens*.
+    The counter of a tenant never exceeds its total service. Under a steady rate it tends to the
+    rate times *memory_s*. It is dropped when it is below *idle_tokens*.
 
     Args:
         memory_s: Time constant of the decay.
-        idle_tokens: Smaller counters are dropped.
+        idle_tokens: Least counter that is kept.
 
     Source: QUARTZ §4.3, after VTC.
     """
@@ -36,7 +36,9 @@ class ServiceCounters:
         return len(self._counters)
 
     def count(self, tenant: TenantId, tokens: int, now: UnixTime) -> None:
-        """Count *tokens* served to *tenant*; successive times must not fall much."""
+        """
+        Count *tokens* served to *tenant*; *now* must not be much earlier than in the previous call.
+        """
         before = self._counters.get(tenant)
         at = now if before is None else max(now, before.at)
         self._counters[tenant] = _Counter(self.tokens(tenant, at) + tokens, at)

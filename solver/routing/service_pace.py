@@ -1,31 +1,35 @@
-"""Rate at which one instance works through expected work, and its progress (QUARTZ §4.4)."""
+"""Pace at which one instance completes expected work, and its progress (QUARTZ §4.4)."""
 
 from math import exp
 
 from shared.contracts.base import Seconds, UnixTime
 
 MIN_PACE, MAX_PACE = 0.25, 4.0
-"""Batching serves several prefills at once; a pace beyond these comes from a fault elsewhere."""
+"""
+Limits of the pace: batched prefills give a pace above 1; a pace beyond these limits is a fault.
+"""
 _MEMORY_S = 20.0
 _PRIOR_S = 1.0
-"""Weight of a pace of 1, in seconds of service."""
+"""Weight of the prior, a pace of 1, in seconds of service."""
 _CORRECTION_SHARE = 0.5
-"""Applied share of the difference to a report: reports are late, totals lack others' work."""
+"""Share of the difference between report and assumed work that is corrected: reports are late."""
 _CORRECTION_FADES_S = 1.0
-"""Time constant with which a correction fades: reports come each second."""
+"""Time constant with which a correction decays; reports come once a second."""
 _STALL_S, _STALL_FACTOR = 1.0, 10.0
-"""Longer service than this, plus that many times the expected one, counts as a stall."""
+"""
+Service longer than `_STALL_S` plus `_STALL_FACTOR` times the expected time is a stall.
+"""
 _KEPT = 1 - 1 / 256
-"""Decay of the time per token with each request, because engines change."""
+"""Factor by which old requests lose weight in the time per token with each request."""
 
 
 class ServicePace:
     """
     Recent service of one instance.
 
-    Decided: the pace is expected work per second of service. It may be above 1, because several
-    prefills share iterations under continuous batching. Without a report or a first token, an
-    instance is assumed to progress by at most one typical request.
+    Decided: the pace is the expected work that is done per second of service. It may be above 1,
+    because several prefills share iterations under continuous batching. Until the next first token
+    or report, an instance is assumed to do at most the work of one typical request.
     """
 
     def __init__(self) -> None:
@@ -37,15 +41,17 @@ class ServicePace:
         self._added_s = 0.0
         self._added_tokens = 0.0
         self.value = 1.0
-        """Expected seconds of work per second; only this class writes it."""
+        """Pace: seconds of expected work done per second; only this class writes it."""
 
     @property
     def token_s(self) -> Seconds:
-        """Expected work per token over the last hundreds of requests; 0 before the first."""
+        """
+        Expected seconds per token over the last hundreds of requests; 0 before the first request.
+        """
         return self._added_s / self._added_tokens if self._added_tokens else 0.0
 
     def add(self, mean_s: Seconds, tokens: int) -> None:
-        """Add expected work of *mean_s* for *tokens*."""
+        """Add a request with *mean_s* of expected work and *tokens* to compute."""
         self._added_s = _KEPT * self._added_s + mean_s
         self._added_tokens = _KEPT * self._added_tokens + tokens
 
@@ -54,7 +60,7 @@ class ServicePace:
         self._since = max(now, self._since)
 
     def serve(self, mean_s: Seconds, now: UnixTime) -> None:
-        """Record the end of *mean_s* of work, the first event since the previous one."""
+        """Record that *mean_s* of work was done between the previous call and *now*."""
         # A stall of seconds carries no information about the pace after it.
         longest_s = _STALL_S + _STALL_FACTOR * mean_s
         elapsed_s = min(longest_s, max(0.0, now - self._since))
@@ -66,7 +72,9 @@ class ServicePace:
         self.value = min(MAX_PACE, max(MIN_PACE, pace))
 
     def correct(self, in_engine_s: Seconds, reported_tokens: int, now: UnixTime) -> None:
-        """Correct the assumed *in_engine_s* of work by the reported *reported_tokens*."""
+        """
+        Correct the assumed work in the engine, *in_engine_s*, by a report of *reported_tokens*.
+        """
         reported_s = reported_tokens * self.token_s
         # The time of a token there is unknown before the first request from here.
         knows = reported_s > 0 or not reported_tokens
@@ -78,7 +86,7 @@ class ServicePace:
         Time until the engine has done *in_engine_s* of expected work; at least 0.
 
         Args:
-            in_engine_s: Work given to it, including the completed part of the first request.
+            in_engine_s: Work in the engine, including the completed part of its first request.
             typical_s: Work of one request.
             now: Unix seconds.
         """

@@ -11,7 +11,8 @@ class TenantShares:
     Outstanding tokens per tenant.
 
     Args:
-        max_share: Share of all outstanding tokens that one tenant may hold while others also wait.
+        max_share: Share of all outstanding tokens that one tenant may have while other tenants
+            wait.
         free_tokens: Outstanding tokens below which no tenant is above its share.
     """
 
@@ -22,7 +23,7 @@ class TenantShares:
     _total: int = 0
 
     def admit(self, request_id: str, tenant: TenantId, tokens: int) -> None:
-        """Count a request as outstanding; no-op if it already is."""
+        """Count a request as outstanding; no effect if the request is already counted."""
         if request_id in self._requests:
             return
         self._requests[request_id] = (tenant, tokens)
@@ -30,7 +31,7 @@ class TenantShares:
         self._total += tokens
 
     def finish(self, request_id: str) -> None:
-        """Remove a request that ended; unknown ones are ignored."""
+        """Remove a request that ended; unknown requests are ignored."""
         entry = self._requests.pop(request_id, None)
         if entry is None:
             return
@@ -42,7 +43,8 @@ class TenantShares:
 
     def above_share(self, tenant: TenantId, tokens: int) -> bool:
         """
-        Return whether *tokens* more would put *tenant* above its share while others have work.
+        Return True if *tokens* more would put *tenant* above its share while other tenants have
+        work.
         """
         own = self._outstanding.get(tenant, 0) + tokens
         others = self._total - self._outstanding.get(tenant, 0)

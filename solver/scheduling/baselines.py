@@ -1,4 +1,4 @@
-"""Scheduling without prediction: a fixed chunk size, first come first served or plain EDF."""
+"""Scheduling without prediction: a fixed chunk size and a fixed order, such as FCFS or EDF."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
@@ -16,10 +16,10 @@ SortKey = tuple[float, ...]
 
 class FixedChunk:
     """
-    A fixed token budget, and waiting requests by a key that is fixed when they arrive.
+    Policy with a fixed token budget, and a key for each request that is fixed when it arrives.
 
-    Equal keys keep the order in which requests reached the engine; a preempted request gets
-    its old place back.
+    Requests with equal keys keep the order in which they reached the engine. A preempted request
+    gets its old place back.
 
     Args:
         token_budget: Tokens per iteration (the chunk size of Sarathi-Serve).
@@ -74,7 +74,7 @@ class FixedChunk:
 
 
 class FixedChunkFcfs(FixedChunk):
-    """Waiting requests in order of arrival at the mesh: vLLM's default."""
+    """First come, first served, by arrival at the mesh; vLLM's default order."""
 
     def __init__(self, token_budget: int) -> None:
         super().__init__(token_budget, lambda request: (request.arrived_at,))
@@ -91,8 +91,8 @@ class FixedChunkSrpf(FixedChunk):
     """
     Shortest remaining prefill first (QoServe §4.2).
 
-    Differs: a prefill that has begun continues, so the remaining prefill of a waiting one is its
-    whole prompt.
+    Differs: a prefill that has begun continues, so the remaining prefill of a waiting request is
+    its whole prompt.
     """
 
     def __init__(self, token_budget: int) -> None:
@@ -103,7 +103,7 @@ class FixedChunkSjf(FixedChunk):
     """
     Shortest job first: prompt plus longest possible answer.
 
-    Differs: the length of an answer is unknown, so its limit is used.
+    Differs: the length of an answer is unknown, so the request's limit is used.
     """
 
     def __init__(self, token_budget: int) -> None:

@@ -1,4 +1,4 @@
-"""Ranks of queued requests and the order inside the window."""
+"""Ranks of queued requests, and their order in the window."""
 
 import math
 from typing import NamedTuple
@@ -26,10 +26,10 @@ def rank_of(request: QueuedRequest) -> Rank:
 
 def edf_key(request: QueuedRequest, *, aging_bound_s: Seconds) -> PriorityKey:
     """
-    Earliest deadline first; work of a later rank gets a deadline from its age.
+    Key for earliest deadline first; work of a later rank gets a deadline from its age.
 
-    From *aging_bound_s* after its arrival, that work competes with regular work, so nothing
-    starves.
+    From *aging_bound_s* after its arrival, work of a later rank competes with regular work, so that
+    no request starves.
     """
     deadline_at = request.deadline_at
     if rank_of(request) is not Rank.REGULAR:

@@ -1,8 +1,8 @@
 """
-Limits on how much an instance pulls from the lanes ahead of time: late binding.
+Limits on the requests that an instance pulls from the lanes ahead of time: late binding.
 
-Bounded by predicted seconds, by requests and by the engine's token capacity (QLM §5 pulls while
-the running batch is below it).
+The limits are predicted seconds, requests, and the engine's token capacity (QLM §5 pulls while the
+running batch is below the token capacity).
 """
 
 import math
@@ -13,35 +13,37 @@ from shared.contracts.base import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullBounds:
-    """Limits of requests that are pulled and not begun."""
+    """Limits of the requests that are pulled and not begun."""
 
     window: int = 32
-    """Requests, including pulls in progress."""
+    """Maximum number of requests, including pulls in progress."""
     best_effort_window: int = 8
-    """Part of the window for best-effort and relegated requests."""
+    """Maximum number of best-effort and relegated requests in the window."""
     max_backlog_s: Seconds = 2.0
-    """Predicted work that one more request would wait for; one request may always wait."""
+    """Maximum predicted work ahead of one more request; one request may be pulled in any case."""
     backlog_level: float = 0.5
     """Quantile of the waiting work that `max_backlog_s` bounds, 0..1, both excluded."""
     max_tokens: float = math.inf
-    """KV tokens that held requests may need: work beyond the engine's KV could not begin soon."""
+    """Maximum KV tokens of held requests: work beyond the engine's KV could not begin soon."""
 
 
 DEFAULT_BOUNDS = PullBounds()
 _LEAST_HELD = 4
-"""Requests that an instance may always hold despite the bound in seconds, however long they are."""
+"""Number of requests of any length that the bound in seconds always allows an instance to hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Requests that an instance has pulled and not begun, in its window or its engine."""
+    """
+    Totals of the requests that an instance has pulled and not begun, in its window or its engine.
+    """
 
     num_regular: int = 0
-    """Requests with a reachable SLO."""
+    """Number of requests with a feasible SLO."""
     num_best_effort: int = 0
-    """Best-effort and relegated requests, which yield to others."""
+    """Number of best-effort and relegated requests, which yield to other requests."""
     num_pulling: int = 0
-    """Pulls in progress, of either kind."""
+    """Number of pulls in progress, of regular and other requests."""
     regular_s: Seconds = 0.0
     """Predicted work of the regular requests; see `work_s`."""
     best_effort_s: Seconds = 0.0
@@ -56,33 +58,33 @@ class Held:
 
 def counted_s(prefill_s: Seconds, bounds: PullBounds) -> Seconds:
     """
-    Contribution of one prefill to the held work.
+    Contribution of one prefill to the held work, in seconds.
 
-    Decided: at most a share of the bound, so that no prompt, however long, keeps an instance
-    from pulling more urgent requests: the engine's policy pauses a long prefill.
+    Decided: a prefill counts at most as a share of the bound, so that an instance with a long
+    prompt still pulls more urgent requests; the engine's policy can pause the long prefill.
     """
     return min(prefill_s, bounds.max_backlog_s / _LEAST_HELD)
 
 
 def work_s(*, prefill_s: Seconds, whole_s: Seconds, num_free_slots: int) -> Seconds:
     """
-    Time that the held work delays the beginning of one more request.
+    Time that one more request waits for the held work before it begins.
 
     Args:
         prefill_s: Predicted time until all held work has its first token, each as in `counted_s`.
         whole_s: Predicted time until all held work is done.
-        num_free_slots: Running slots that held work will not take. With one left, only the prefills
-            before a request delay it; with none, it also waits for answers to end.
+        num_free_slots: Running slots that held work will not take. With a free slot, a request
+            waits only for the prefills before it; without one, it also waits for answers to end.
     """
     return prefill_s if num_free_slots > 0 else max(prefill_s, whole_s)
 
 
 def has_room(held: Held, bounds: PullBounds) -> bool:
     """
-    Return whether one more regular request may be pulled.
+    Return True if one more regular request may be pulled.
 
-    Never falls as a bound grows; best-effort and relegated work, which yields, only counts in the
-    number of requests.
+    A larger bound never changes the result to False. Best-effort and relegated work yields, so it
+    counts only in the number of requests.
     """
     if held.num_requests >= bounds.window:
         return False
@@ -92,7 +94,7 @@ def has_room(held: Held, bounds: PullBounds) -> bool:
 
 
 def has_best_effort_room(held: Held, bounds: PullBounds) -> bool:
-    """Return whether best-effort or relegated work may be pulled next; implies `has_room`."""
+    """Return True if best-effort or relegated work may be pulled next; implies `has_room`."""
     if not has_room(held, bounds):
         return False
     if held.num_best_effort + held.num_pulling >= bounds.best_effort_window:

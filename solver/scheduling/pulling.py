@@ -1,4 +1,4 @@
-"""Choice of the queue to pull from next, without reading any queue's contents."""
+"""Choice of the queue to pull from next, without reading the contents of queues."""
 
 import math
 from collections.abc import Iterable
@@ -8,26 +8,30 @@ from enum import IntEnum
 from shared.contracts.base import Seconds, UnixTime
 
 WORK_WEIGHT_S_PER_TOKEN = 0.008
-"""QoServe's alpha under load."""
+"""QoServe's alpha under load: seconds per token of remaining work."""
 _SMOOTHING = 0.05
 _DEFERENCE_SHARE, _MOST_DEFERENCE_S = 0.1, 0.1
 """
-Deference per second of held work, and its maximum: 0.1 s of work gives 10 ms, some round trips.
+Delay of a poll per second of held work, and its maximum; 0.1 s of work gives 10 ms, a few round
+trips.
 """
 _ABSENT_S = 600.0
 """
-Time until a missing queue is polled again: RabbitMQ logs an error for each poll. The notice of its
-creation ends it, and so does `look_again`.
+Time until a missing queue is polled again; long, because RabbitMQ logs an error for each poll. A
+notice for the queue or `look_again` ends the time early.
 """
 _UNSURE_S, _UNSURE_ABSENT_S = 60.0, 10.0
-"""Time after `look_again` in which more notices may be missed, and the same period meanwhile."""
+"""
+Time after `look_again` in which notices may still be missed, and the period of polls of missing
+queues during this time.
+"""
 
 
 class SourceKind(IntEnum):
-    """The inbox, a lane and its companions, in their order at equal deadlines."""
+    """Kinds of queues, in the order in which they are pulled at equal deadlines."""
 
     INBOX = 0
-    """The instance's own queue of requests routed to it."""
+    """The instance's own queue, with the requests routed to it."""
     RESUME = 1
     LANE = 2
     OVERFLOW = 3
@@ -41,9 +45,9 @@ class Source:
     queue: str
     kind: SourceKind
     time_left_s: Seconds
-    """Least time to the deadline that its requests had at ingest; infinite for best effort."""
+    """Least time from ingest to deadline of the queue's requests; infinite for best effort."""
     behind: str | None = None
-    """Queue that is pulled first while it has requests: the lane of an overflow queue."""
+    """For an overflow queue, its lane, which is pulled first while it has requests."""
 
     @property
     def best_effort(self) -> bool:
@@ -56,7 +60,8 @@ class _Head:
     deadline_at: UnixTime
     work_tokens: float = 0.0
     """
-    Mean work of the requests pulled from it; 0 before the first, so that every source is tried.
+    Mean work of the requests pulled from the queue; 0 before the first pull, so that every source
+    is tried.
     """
     quiet_until: UnixTime = 0.0
     noticed_at: UnixTime = 0.0
@@ -64,11 +69,11 @@ class _Head:
 
 def deference_s(held_s: Seconds) -> Seconds:
     """
-    Time that an instance with *held_s* of work before it leaves a new request to others.
+    Time for which an instance with *held_s* of work leaves a new request to other instances.
 
-    Decided: instances do not know of each other, and the first one that polls gets the request; so
-    an instance that could begin it sooner polls sooner. A queue that was not empty is polled
-    immediately.
+    Decided: instances do not coordinate, and the first instance that polls gets the request. So an
+    instance that could begin the request sooner polls sooner. The delay applies only to queues that
+    were empty.
     """
     return min(_MOST_DEFERENCE_S, _DEFERENCE_SHARE * held_s)
 
@@ -77,18 +82,19 @@ class PullOrder:
     """
     Picks the source whose head has the smallest priority key: deadline plus weighted work.
 
-    A head's deadline is estimated: FIFO inside a lane is EDF up to one band, so the last deadline
-    seen there is a lower bound of the next; before any was seen, the band's lower edge is the
-    bound. The work of a head is assumed to be the mean of earlier requests: a lane holds work of
-    one class. Empty sources are not polled until a notice arrives or *poll_s* has passed.
+    The deadline of a head is estimated. FIFO inside a lane is EDF up to one band, so the deadline
+    of the last pulled request is a lower bound of the next deadline; before the first pull, the
+    lower edge of the band is the bound. The work of a head is assumed to be the mean of earlier
+    requests, because a lane has work of one class. Empty sources are not polled until a notice
+    comes or *poll_s* has passed.
 
     Source: QoServe eqs 4-5, for the heads of lanes instead of requests.
 
     Args:
-        poll_s: Time that a source which was empty is not polled.
-        best_effort_every: One of this many pulls is kept for best effort, if it has any.
-        work_weight_s_per_token: QoServe's alpha; 0 is earliest deadline first, which serves
-            hardly any request in time once there is more work than time for it.
+        poll_s: Time until an empty source is polled again without a notice.
+        best_effort_every: One of this many pulls takes best-effort work, if there is any.
+        work_weight_s_per_token: QoServe's alpha; 0 is earliest deadline first, which serves hardly
+            any request in time in an overload.
     """
 
     def __init__(
@@ -107,7 +113,7 @@ class PullOrder:
         self._unsure_until = 0.0
 
     def set_sources(self, sources: Iterable[Source], now: UnixTime) -> None:
-        """Replace the sources; remaining ones keep what was learned about them."""
+        """Replace the sources; sources that remain keep their learned deadlines and work."""
         self._heads = {
             source.queue: self._heads.get(source.queue)
             or _Head(source, deadline_at=now + source.time_left_s)
@@ -121,7 +127,7 @@ class PullOrder:
 
     def next(self, now: UnixTime, *, best_effort_room: bool) -> Source | None:
         """
-        The source to pull from, or None when all seem empty.
+        The source to pull from, or None if all sources seem empty.
 
         Args:
             now: Unix seconds.
@@ -151,7 +157,7 @@ class PullOrder:
         )
 
     def inbox_at(self) -> UnixTime:
-        """When the inbox should be polled; infinite if there is none."""
+        """Time at which the inbox should be polled; infinite if there is no inbox."""
         return self._asleep_until(self._inbox) if self._inbox else math.inf
 
     @property
@@ -168,7 +174,7 @@ class PullOrder:
         head.work_tokens += (work_tokens - head.work_tokens) * (1.0 if first else _SMOOTHING)
 
     def empty(self, queue: str, now: UnixTime) -> None:
-        """Record that *queue* had nothing."""
+        """Record that *queue* was empty."""
         if (head := self._heads.get(queue)) is not None:
             head.quiet_until = now + self._poll_s
             head.deadline_at = now + head.source.time_left_s
@@ -177,12 +183,12 @@ class PullOrder:
         """
         Record that *queue* did not exist.
 
-        The process that creates it puts a request into it and sends a notice.
+        The process that creates the queue publishes a request to it and sends a notice.
 
         Args:
             queue: The missing queue.
             now: Unix seconds.
-            asked_at: When it was polled; if a notice has come since, it exists by now.
+            asked_at: Time of the poll; if a notice has come since then, the queue exists now.
         """
         head = self._heads.get(queue)
         if head is not None and head.noticed_at <= asked_at:
@@ -197,7 +203,7 @@ class PullOrder:
 
     def look_again(self, now: UnixTime) -> None:
         """
-        Poll every queue again: notices may have been missed, and a few more may be missed yet.
+        Poll every queue again, because notices may have been missed, and more may be missed soon.
         """
         self._unsure_until = now + _UNSURE_S
         for head in self._heads.values():
@@ -205,7 +211,7 @@ class PullOrder:
 
     def nonempty(self, queue: str, now: UnixTime, *, held_s: Seconds = 0.0) -> bool:
         """
-        Record a notice that *queue* got a request; return whether it is a source here.
+        Record a notice that *queue* got a request; return True if *queue* is a source.
 
         Args:
             now: Unix seconds.
@@ -223,13 +229,13 @@ class PullOrder:
         """
         Do not poll *queue* before *until*, so that evicted requests do not return immediately.
 
-        Notices do not end it, because the requeued request itself causes one.
+        Notices do not end the pause, because the requeued request itself causes a notice.
         """
         self._held[queue] = until
 
     def wake_at(self, now: UnixTime, *, best_effort_room: bool) -> UnixTime:
         """
-        When the first source should be polled again; infinite if none may be.
+        Time at which the first source should be polled again; infinite if no source may be polled.
 
         Args:
             now: Unix seconds.

@@ -6,7 +6,7 @@ from shared.contracts.requests import QueuedRequest
 
 BUSY_TOKENS = 1024
 """
-Tokens of an iteration while prefills wait; determines the time of an answer's token meanwhile.
+Assumed tokens of an iteration while prefills wait; determines the time of an answer token.
 """
 
 
@@ -18,8 +18,9 @@ def busy_token_s(*, predicted_s: Seconds, pace_s: Seconds) -> Seconds:
         predicted_s: Duration of an iteration of `BUSY_TOKENS`.
         pace_s: Mean duration of recent iterations; infinite when unknown.
 
-    Decided: never longer than *predicted_s*. Where requests wait for running slots, few iterations
-    have prefills, and batch work would be relegated without need.
+    Decided: the time is the mean of recent iterations, at most *predicted_s*. If requests wait for
+    running slots, few iterations have prefills, and *predicted_s* alone would relegate batch work
+    without need.
     """
     return min(predicted_s, pace_s)
 
@@ -31,12 +32,12 @@ def is_infeasible(
     True if the SLO would be missed even if the request ran immediately.
 
     Args:
-        request: Not yet relegated.
+        request: The result is False for a request that is already relegated.
         now: Unix seconds.
-        prefill_s: Predicted time to its first token, alone.
-        decode_s: Predicted time from first token to last: alone, or beside prefills on a loaded
-            instance, where requests pulled just in time would otherwise be late after all their
-            work was done.
+        prefill_s: Predicted time to its first token if it runs alone.
+        decode_s: Predicted time from first to last token: alone, or beside prefills on a loaded
+            instance. On a loaded instance, a prediction for a request alone would accept requests
+            that end late.
     """
     if request.attempts.relegated:
         return False
@@ -48,5 +49,5 @@ def is_infeasible(
 
 
 def finishing_s(qos_class: QosClass, *, prefill_s: Seconds, decode_s: Seconds) -> Seconds:
-    """Predicted time until the token that has the deadline: the first or the last."""
+    """Predicted time until the token that has the deadline: the first or the last token."""
     return prefill_s if qos_class is QosClass.INTERACTIVE else prefill_s + decode_s

@@ -1,4 +1,4 @@
-"""The window: a bounded number of pulled requests that wait for the engine, ordered exactly."""
+"""The window: a bounded number of pulled requests that wait for the engine, in exact order."""
 
 import heapq
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ class Window:
     A bounded priority queue with one heap per rank.
 
     Args:
-        aging_bound_s: Age at which relegated and best-effort work competes with reachable work.
+        aging_bound_s: Age from which relegated and best-effort work competes with regular work.
     """
 
     def __init__(self, *, aging_bound_s: Seconds) -> None:
@@ -50,7 +50,7 @@ class Window:
         self.tokens += tokens_needed(request)
 
     def remove(self, request_id: RequestId) -> QueuedRequest | None:
-        """Remove a request, wherever it is; its heap entry is dropped when it reaches the top."""
+        """Remove and return a request; its heap entry is dropped when it reaches the top."""
         request = self._requests.pop(request_id, None)
         if request is not None:
             del self._keys[request_id]
@@ -62,8 +62,9 @@ class Window:
         """
         The request to run next.
 
-        This is the head of the first rank that has requests, unless the head of a later rank has
-        reached its aging bound and that bound is before the deadline of the former.
+        This is the head of the first rank that has requests. The head of a later rank is chosen
+        instead if its aging bound has passed and is earlier than the deadline of the first rank's
+        head.
         """
         heads = {rank: self._head(rank) for rank in Rank}
         chosen: PriorityKey | None = None
@@ -90,5 +91,5 @@ class Window:
 
 
 def tokens_needed(request: QueuedRequest) -> int:
-    """Maximum KV tokens that the request holds at its end."""
+    """Maximum KV tokens that the request needs, at the end of its answer."""
     return request.prompt_tokens + request.sampling.max_tokens

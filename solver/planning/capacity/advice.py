@@ -28,14 +28,14 @@ class AdviceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAdvice:
-    """Number of instances needed of one kind of device if no other kind is added."""
+    """Number of instances of one kind of device that are needed if no other kind is added."""
 
     device: str
     present: int
     bound: int | None
-    """Lower bound of added instances for any plan; none when no number is enough."""
+    """Lower bound of the number of added instances for any plan; none when no number is enough."""
     confirmed: int | None
-    """Least number of added instances with a plan that met the target; none when no plan did."""
+    """Least number of added instances whose plan met the target; none when no plan met it."""
     attainment: float | None
     """Expected attainment of the last plan that was made; none when no plan was made."""
     most: int
@@ -45,8 +45,8 @@ class DeviceAdvice:
         """
         Recommended total of instances; the current number when adding more would not help.
 
-        When no plan met the target, this is the lower bound that was found: more instances may not
-        help, since a group is served by one instance.
+        When no plan met the target, the total is the current number plus the lower bound: more may
+        not help, since one instance serves a whole group.
         """
         if self.confirmed is not None:
             return self.present + self.confirmed
@@ -65,8 +65,8 @@ def scale_advice(
     """
     Advice for each kind of device in *snapshot*, by name.
 
-    An added instance has the models of its kind, none of them active, and activates each in the
-    longest time that an instance of its kind needs.
+    An added instance can serve the models of its kind, and none is active at first. It activates
+    each model in the longest time that an existing instance of its kind needs.
 
     Args:
         snapshot: Has at least one instance.
@@ -74,7 +74,7 @@ def scale_advice(
         clock: CPU or wall time; only differences count.
 
     Raises:
-        RuntimeError: The solver neither solved the bound's program nor proved it infeasible.
+        RuntimeError: The solver neither solved the linear program nor proved it infeasible.
 
     Source: QLM appendix A.3.
     """
@@ -112,7 +112,7 @@ def scale_advice(
 
 def _freest(snapshot: ClusterSnapshot, instances: list[int]) -> int:
     """
-    Instance with the least share of express requests: an added instance takes some from others.
+    Instance with the least share of express requests, from which added instances are copied.
     """
     return min(instances, key=lambda number: snapshot.instances[number].reserved_share)
 

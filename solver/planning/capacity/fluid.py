@@ -1,4 +1,4 @@
-"""The least capacity that a load needs if work is treated as a fluid: a linear program (HiGHS)."""
+"""Least capacity for a load if work is divisible like a fluid: a linear program (HiGHS)."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -13,9 +13,9 @@ from solver.planning.problem.problem import Floats, PlanningProblem
 _PARTS = 4
 """Number of parts of each group's work; each part is due with its latest request."""
 _STEPS = 12
-"""Number of distinct deadlines; each deadline is rounded up to the latest of its step."""
+"""Number of distinct deadlines; each deadline is rounded up to the latest deadline of its step."""
 _ROUNDING = 1e-6
-"""Rounding error of the solver, relative to all work and to one instance."""
+"""Rounding error of the solver, as a share of all work and as a share of one instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,20 +23,21 @@ class SpareInstance:
     """Properties of each added instance. Seconds from now."""
 
     device: int
-    """Below D."""
+    """Index of the kind of device, below D."""
     activate_s: Floats
-    """[M], infinite where the instance may not have the model."""
+    """[M], activation time of each model; infinite where the instance may not have the model."""
     available_s: float
-    """When the instance would be up, without a model."""
+    """Time at which the instance would be ready to activate its first model."""
 
 
 def least_added(problem: PlanningProblem, spare: SpareInstance, *, tolerance: float) -> int | None:
     """
-    Lower bound of the instances like *spare* to add so that all but a share of work is in time.
+    Lower bound of the number of instances like *spare* that serve nearly all work in time.
 
-    Work is a fluid: any part of it may run anywhere at any time, by mean times, once its model is
-    active there, and a part of an instance has that part of a swap. Best effort is not counted, nor
-    is work that would be late even if it were next.
+    Work is a fluid: any part of it may run on any instance at any time, once its model is active
+    there. All times are means. A fraction of an instance takes that fraction of a swap's time.
+    Best-effort work does not count. Work that would be late even at the head of a queue does not
+    count.
 
     Args:
         problem: Work of the current instances.
@@ -49,7 +50,7 @@ def least_added(problem: PlanningProblem, spare: SpareInstance, *, tolerance: fl
         RuntimeError: The solver neither solved the program nor proved it infeasible.
 
     Source: QLM §7, relaxed.
-    Differs: the paper has no such bound.
+    Differs: the paper has no lower bound of the number of instances.
     """
     kinds = [*_kinds(problem), _spare_kind(spare)]
     demand = _demand(problem, kinds)
@@ -61,34 +62,34 @@ def least_added(problem: PlanningProblem, spare: SpareInstance, *, tolerance: fl
     if result.termination.reason == mathopt.TerminationReason.INFEASIBLE:
         return None
     if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
-        raise RuntimeError(f"no bound: {result.termination.reason.name.lower()}")
+        raise RuntimeError(f"the solver found no bound: {result.termination.reason.name.lower()}")
     least: float = result.variable_values(added)
     return max(0, ceil(least - _ROUNDING))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """Instances that are interchangeable in the program."""
+    """Instances that are interchangeable in the linear program."""
 
     device: int
     available_s: Floats
-    """[n], of each instance; one value for all added instances."""
+    """[n], time at which each instance is free; one value for all added instances."""
     setup_s: Floats
-    """[M], the least time that any of them drains and activates; 0 for the active model."""
+    """[M], least time to drain and to activate a model on any instance; 0 for the active model."""
     num: int | None
-    """`None` for added instances."""
+    """Number of instances of this kind; `None` for added instances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Demand:
-    """Work by model and deadline; B deadlines, rising."""
+    """Work by model and deadline; there are B deadlines, the earliest first."""
 
     due_s: Floats
-    """[B]"""
+    """[B], deadlines in seconds from now."""
     work_s: Floats
-    """[M, B], each group on its fastest device."""
+    """[M, B], work in seconds, each group on its fastest device."""
     slower: Floats
-    """[D, M, B], least ratio of the work's time to that on its fastest device."""
+    """[D, M, B], least ratio of a group's work on the device to its work on its fastest device."""
 
 
 def _kinds(problem: PlanningProblem) -> list[_Kind]:
@@ -124,7 +125,7 @@ def _spare_kind(spare: SpareInstance) -> _Kind:
 
 
 def _demand(problem: PlanningProblem, kinds: list[_Kind]) -> _Demand:
-    """Work that can be in time at all, in `_PARTS` parts for each group."""
+    """Work that can be in time; each group is divided into `_PARTS` parts."""
     groups = problem.groups
     soonest_s = np.min([kind.available_s.min() + kind.setup_s for kind in kinds], axis=0)
     progress = np.arange(1, _PARTS + 1) / _PARTS
@@ -143,7 +144,7 @@ def _demand(problem: PlanningProblem, kinds: list[_Kind]) -> _Demand:
 
 
 def _steps(due_s: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """At most `_STEPS` deadlines, and the index of the next one after each of *due_s*."""
+    """At most `_STEPS` deadlines, and for each of *due_s* the index of its rounded deadline."""
     sooner = np.sort(due_s)
     last = np.arange(1, _STEPS + 1) * len(sooner) // _STEPS - 1
     ends_s = np.unique(sooner[last[last >= 0]])
@@ -153,7 +154,7 @@ def _steps(due_s: Floats) -> tuple[Floats, NDArray[np.int64]]:
 def _program(
     demand: _Demand, kinds: list[_Kind], tolerance: float
 ) -> tuple[mathopt.Model, mathopt.Variable]:
-    """The program, and its variable for the number of added instances."""
+    """The linear program, and its variable for the number of added instances."""
     model = mathopt.Model()
     added = model.add_variable(lb=0.0)
     model.minimize(added)
@@ -175,9 +176,10 @@ def _serve(
     served: dict[tuple[int, int], list[mathopt.LinearBase]],
 ) -> None:
     """
-    Add what instances of *kind* serve by each deadline to *served*, by model and deadline.
+    Add the work that instances of *kind* serve by each deadline to *served*.
 
-    An instance that serves a model by then has activated it before, and only has the time after.
+    An instance that serves a model by a deadline activates the model first, so only the time after
+    the activation counts.
     """
     num = added if kind.num is None else kind.num
     after_s = np.maximum(0.0, demand.due_s - kind.available_s[:, np.newaxis])

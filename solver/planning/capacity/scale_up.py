@@ -1,4 +1,4 @@
-"""Number of added instances that a load needs, by planning upwards from a linear bound."""
+"""Number of added instances for a load: plans are tried from a lower bound upwards."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from solver.planning.problem.objective import plan_cost
 from solver.planning.problem.problem import NONE, PlanningProblem, QueueOrder
 
 TOLERANCE = 0.01
-"""Share of work that may be late for the bound, so that a few infeasible requests do not count."""
+"""Share of work that may be late in the lower bound; a few infeasible requests do not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +18,9 @@ class ScaleUpAdvice:
     """Number of instances to add."""
 
     bound: int | None
-    """Lower bound for any plan, by mean times; `None` when no number is enough."""
+    """Lower bound of the number for any plan, by mean times; `None` when no number is enough."""
     confirmed: int | None
-    """The least number, from `bound` on, whose plan met the target; `None` when no plan did."""
+    """The least number, from `bound` on, whose plan met the target; `None` when no plan met it."""
     attainment: float | None
     """Expected attainment of the last plan that was made, 0..1; `None` when no plan was made."""
 
@@ -42,10 +42,10 @@ def scale_up(
         plan: The plan generator; called once for each number that is tried.
         target: Expected weighted share of requests in time, 0..1.
         most: Largest number to plan for.
-        tolerance: Share of work that may be late for the bound, 0..1.
+        tolerance: Share of work that may be late in the lower bound, 0..1.
 
     Source: QLM appendix A.3: scale up when no plan meets the SLOs.
-    Differs: the paper does not say by how much.
+    Differs: the paper does not give the number of instances to add.
     """
     bound = least_added(problem, spare, tolerance=tolerance)
     attainment = None
@@ -58,7 +58,7 @@ def scale_up(
 
 
 def with_added(problem: PlanningProblem, spare: SpareInstance, count: int) -> PlanningProblem:
-    """The same problem with *count* instances like *spare* appended."""
+    """*problem* with *count* instances like *spare* appended."""
     had = problem.instances
     return replace(
         problem,

@@ -24,7 +24,7 @@ from solver.planning.lso.situation import HeadChange, RunningWork, Situation, Wa
 
 ActionRule = Callable[[HeadChange, Situation], Iterable[Lso]]
 """
-One row of the table `RULES`: operations that it requires, in order; none if it does not apply.
+One row of the table `RULES`: yields the operations it requires, or none if it does not apply.
 """
 
 
@@ -39,9 +39,9 @@ def lso_actions(
         rules: Replaces `RULES`.
 
     Source: QLM §5. Load balancing is not an operation here: the plan assigns lanes to instances.
-    Differs: an evicted request may be resumed on any instance; a started QLM request stays on its
-    instance. The tokens of an evicted request are requeued with it, so resuming costs one prefill
-    on any instance.
+    Differs: an evicted request may be resumed on any instance; in QLM a started request stays on
+    its instance. An evicted request is requeued with its tokens, so resuming costs one prefill
+    anywhere.
     """
     table = RULES if rules is None else rules
     return tuple(lso for rule in table for lso in rule(change, situation))
@@ -65,12 +65,12 @@ def swap_model(change: HeadChange, situation: Situation) -> Iterator[Lso]:
 
 def make_room(change: HeadChange, situation: Situation) -> Iterator[Lso]:
     """
-    If the head's work does not fit, remove the work that it displaces, the least loss first.
+    If the head's work does not fit, remove the work that it displaces, in the order of `_loss`.
 
-    Best-effort and relegated work and the work of groups that are now behind the head are
-    displaced.
-    Differs: the work of a group that is no longer in the queue stays. A lane leaves the plan when
-    nothing waits in it, while its last members run.
+    The head displaces best-effort work, relegated work, and the work of groups that are now behind
+    it.
+    Differs: the work of a group that is no longer in the queue stays, because a lane leaves the
+    plan when its last requests have begun to run.
     """
     head, costs = change.head, situation.costs
     if head is None or head.model != situation.active:
@@ -129,10 +129,10 @@ def swap_in(change: HeadChange, situation: Situation) -> Iterator[Lso]:
 
 def keep_warm(change: HeadChange, situation: Situation) -> Iterator[Lso]:
     """
-    Models behind the head are warm in queue order until host memory is full; others are cold.
+    Warm the models behind the head, in queue order, until host memory is full.
 
     A warm model that is not in the queue stays until its memory is needed.
-    Decided: a model that does not fit is skipped in favour of a smaller one behind it.
+    Decided: a model that does not fit is skipped, and a smaller model behind it may be warmed.
     """
     warm_set = situation.warm_set
     if not warm_set.budget_bytes:
@@ -162,9 +162,9 @@ def keep_warm(change: HeadChange, situation: Situation) -> Iterator[Lso]:
 
 def pull(change: HeadChange, situation: Situation) -> Iterator[Lso]:
     """
-    The head has groups that the old one did not have, and the bounds leave room: pull immediately.
+    Pull immediately if the head has groups that the old head did not have, and there is room.
 
-    Requests that come to the head's groups later are pulled by the agent as they come.
+    Requests that come to the head's groups later are pulled when they come.
     """
     head, old = change.head, change.old_head
     if head is None:
@@ -176,14 +176,14 @@ def pull(change: HeadChange, situation: Situation) -> Iterator[Lso]:
 
 
 RULES: tuple[ActionRule, ...] = (swap_model, make_room, swap_in, keep_warm, pull)
-"""The table, in order of execution."""
+"""All rules, in the order in which their operations are executed."""
 
 
 def drain_plan(situation: Situation, queue: Sequence[Segment] = ()) -> DrainPlan:
     """
-    Which runs may finish before the active model leaves for the head of *queue*.
+    Choose the runs that may finish before the head's model in *queue* replaces the active model.
 
-    Evicted runs need the model to be activated once more, unless the queue brings it back anyway.
+    Evicted runs need another activation of their model, unless the queue contains the model anyway.
     """
     comes_back = situation.active in _models(queue)
     return cheapest_drain(
@@ -224,7 +224,8 @@ def _leave(old: ModelName, change: HeadChange, situation: Situation) -> Iterator
 
 def _activation_reason(model: ModelName, plan: DrainPlan, situation: Situation) -> Reason:
     """
-    Reason for activating the head's model; says how the requests that run until then are handled.
+    Reason for activating the head's model, with the costs of draining and evicting the running
+    requests.
     """
     if not situation.running:
         return because(Rule.PLANNED, model=model)
@@ -242,7 +243,7 @@ def _activation_reason(model: ModelName, plan: DrainPlan, situation: Situation) 
 
 
 def _swap_s(model: ModelName, plan: DrainPlan, situation: Situation) -> Seconds | None:
-    """Time of the drain and the activation; none when one of them is unknown."""
+    """Time of the drain and the activation; none when either time is unknown."""
     activate_s = situation.activate_s.get(model)
     if activate_s is None or not plan.is_predicted:
         return None
@@ -263,7 +264,7 @@ def _models(queue: Iterable[Segment]) -> tuple[ModelName, ...]:
 
 
 def _warm(warm_set: WarmSet, parked: ModelName | None) -> tuple[ModelName, ...]:
-    """Models that are in host memory once the active one, *parked*, is moved there."""
+    """Models that are in host memory after the active model, *parked*, has been moved there."""
     return tuple(
         model
         for model, residency in warm_set.residency.items()

@@ -1,4 +1,4 @@
-"""Choice of how a run makes room: eviction or swap-out (QLM §3, insight 2)."""
+"""Choice between eviction and swap-out of a run that must make room (QLM §3, insight 2)."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -11,16 +11,16 @@ CHUNK_TOKENS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCosts:
-    """Costs of dropping and of keeping KV, for one (model, engine)."""
+    """Coefficients of the costs of dropping and of keeping KV, for one (model, engine)."""
 
     latency: LatencyCoefficients | None
-    """Measured coefficients of an iteration; none when nothing was measured."""
+    """Measured latency coefficients of an iteration; none before the first measurement."""
     chunk_tokens: int = CHUNK_TOKENS
     """Prefill tokens of one iteration."""
     bytes_per_token: int
     """KV of one token, the same in host memory and on the device."""
     transfer_bytes_per_s: float
-    """Bandwidth from host memory to the device: measured, else the prior."""
+    """Bandwidth from host memory to the device: measured, or a prior before any measurement."""
     transfer_constant_s: Seconds = 0.0
     """Constant cost of one restore."""
     host_checkpoints: bool
@@ -28,7 +28,7 @@ class KvCosts:
 
 
 class Choice(Enum):
-    """How a run makes room."""
+    """The two ways in which a run makes room."""
 
     EVICT = "evict"
     SWAP_OUT = "swap_out"
@@ -66,11 +66,12 @@ class Verdict:
 
 def recompute_s(costs: KvCosts, context_tokens: int) -> Seconds:
     """
-    Time that one prefill of the whole context takes from others; 0 when nothing was measured.
+    Time of one prefill of the whole context, which delays other requests; 0 if nothing was
+    measured.
 
-    Decided: computed as full chunks, without rounding up to them. The iteration that gives the
-    next token runs in either case, so a short context saves no constant; the sum is convex and
-    there is one crossover.
+    Decided: a context costs as many full chunks as it fills, and the number is not rounded up. The
+    iteration that gives the next token runs in either case, so a short context saves no constant.
+    The cost is convex in the context, so there is one crossover between eviction and swap-out.
     """
     if costs.latency is None:
         return 0.0
@@ -101,8 +102,8 @@ def evict_or_swap(
         min_saving: Share of the recomputation that a restore must save: host memory is not
             spent on a negligible gain (QLM fig. 4, Vicuna-13B).
 
-    A faster transfer or more host memory never turns a swap-out into an eviction. Neither does a
-    longer context, as long as there is host memory.
+    A faster transfer or more host memory never turns a swap-out into an eviction. A longer context
+    turns it into an eviction only when the KV no longer fits into host memory.
     """
     again_s = recompute_s(costs, context_tokens)
     back_s = transfer_s(costs, context_tokens)

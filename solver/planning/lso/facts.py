@@ -1,4 +1,4 @@
-"""A situation as totals that fit into a message, and a typical situation with these totals."""
+"""Totals of a situation, which fit into a message, and a typical situation with given totals."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from solver.planning.problem.grouping import RequestGroup
 
 
 def facts_of(situation: Situation) -> LsoFacts:
-    """*situation* without the data that a status contains anyway; requests are counted by lane."""
+    """Totals of *situation* by lane, without the data that a status contains anyway."""
     return LsoFacts(
         running=_running_facts(situation.running),
         swapped=len(situation.swapped),
@@ -42,18 +42,18 @@ def typical_situation(
     coming: Sequence[RequestGroup] = (),
 ) -> Situation:
     """
-    Situation of the instance of *status*, as far as it was published.
+    Typical situation of the instance of *status*, from the published totals.
 
     Args:
         status: The last status received.
         latency: Coefficients of an iteration of the active model; none when not measured.
-        coming: Groups that the instance is about to pull from, in order.
+        coming: Groups from which the instance will pull next, in order.
 
-    Decided: one typical request stands for all running requests of its lane, with their mean
-    context, room, time left and slack. Counts and costs are about right; which request is chosen
-    is not predicted.
-    Decided: groups with deadlines that it is about to pull, as far as there is room for them, count
-    as waiting in the window. Agents make room for these requests one by one as they come.
+    Decided: one typical request represents all running requests of its lane, with their mean
+    context, room, time left and slack. Counts and costs are approximate; the preview does not
+    predict which request is chosen.
+    Decided: requests of *coming* with deadlines count as waiting in the window, up to its room.
+    Agents make room for these requests one by one when they come.
     """
     facts = status.lso or _unknown(status)
     return Situation(

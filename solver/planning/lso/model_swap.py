@@ -1,4 +1,4 @@
-"""How an instance is emptied for another model: drain, or evict with progress."""
+"""Choice of how an instance is emptied for another model: drain, or evict with progress."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shared.contracts.base import RequestId, Seconds
 
 PATIENCE = 1.5
-"""Factor by which a drain may exceed its prediction."""
+"""Limit of a drain as a multiple of its predicted time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,36 +16,36 @@ class Leaving:
 
     request_id: RequestId
     remaining_s: Seconds | None
-    """Predicted time until its end; none when unknown."""
+    """Predicted time until the end of the run; none when unknown."""
     resume_s: Seconds
-    """Predicted time to recompute its KV elsewhere."""
+    """Predicted time to recompute the KV of the run on another instance."""
     slack_s: Seconds = math.inf
-    """Time that the run may pause and still be in time; negative when it is late anyway."""
+    """Longest pause after which the run is in time; negative when it is late without a pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainPlan:
-    """Runs that may finish, and the time that the head waits for them."""
+    """Runs that may finish before a model swap, and the time that the head waits for these runs."""
 
     drain_s: Seconds
-    """Limit of the drain, which ends when the last run does."""
+    """Limit of the drain; the drain ends earlier when the last run ends."""
     evicted: tuple[RequestId, ...] = ()
     predicted_s: Seconds = 0.0
     """Predicted time of the drain."""
     recompute_s: Seconds = 0.0
-    """Cost of recomputing the evicted requests, wherever they resume."""
+    """Cost of recomputing the KV of the evicted requests, on whichever instance they resume."""
     return_s: Seconds = 0.0
-    """Cost of bringing the model back for the evicted requests."""
+    """Cost of activating the model again for the evicted requests."""
     drain_all_s: Seconds = 0.0
-    """Time to wait for all runs."""
+    """Predicted drain time if all runs may finish."""
     evict_all_s: Seconds = 0.0
-    """Cost of evicting all runs, bringing the model back included."""
+    """Cost of evicting all runs, including another activation of the model."""
     is_predicted: bool = True
-    """True if the plan is based on predictions; else all its times except the limit are unknown."""
+    """True if the plan is based on predictions; otherwise all times but `drain_s` are unknown."""
 
     @property
     def total_s(self) -> Seconds:
-        """Sum of waiting, recomputing and bringing the model back, which is minimised."""
+        """The minimised cost: waiting, recomputing, and activating the model again."""
         return self.predicted_s + self.recompute_s + self.return_s
 
 
@@ -53,21 +53,21 @@ def cheapest_drain(
     runs: Sequence[Leaving], *, limit_s: Seconds, return_s: Seconds = 0.0
 ) -> DrainPlan:
     """
-    The drain with the least sum of waiting, recomputing and bringing the model back.
+    The drain with the least sum of waiting, recomputing, and activating the model again.
 
-    The head waits until the last run that may finish is over; runs predicted to last longer are
+    The head waits until the last run that may finish has ended. Runs predicted to last longer are
     evicted immediately and cost one prefill each. Without predictions all runs may finish until
-    *limit_s*. A run that would be in time may also finish, if it would be late when resumed
-    elsewhere after *limit_s*.
+    *limit_s*. A run may also finish if it would be in time here, but late when resumed on another
+    instance after *limit_s*.
 
     Args:
         limit_s: Limit of the drain.
-        return_s: Cost of activating the model once more, if anything is evicted.
+        return_s: Cost of activating the model again, which counts if any run is evicted.
 
-    Source: QLM §5 flushes the KV at a model swap and leaves open how the batch ends.
-    Decided: evicting also costs a swap and a drain when nothing else would bring the model back.
-    Without that, an instance that serves many rarely used models evicts endlessly: each prefill is
-    cheaper than the wait for the last answer, and no answer ends.
+    Source: QLM §5 flushes the KV at a model swap and does not specify how the batch ends.
+    Decided: evicting also costs a swap and a drain, unless the queue contains the model anyway.
+    Without this cost, an instance that serves many rarely used models would evict at every swap:
+    each prefill is cheaper than the wait for the last answer, so no answer would end.
     """
     if any(run.remaining_s is None for run in runs):
         return DrainPlan(drain_s=limit_s, is_predicted=False)

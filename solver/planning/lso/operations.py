@@ -60,10 +60,11 @@ ORDERED = Reason(Rule.ORDERED)
 
 class Track(Enum):
     """
-    What an operation acts on. Operations of one track run one after another.
+    The part of an instance that an operation changes. Operations of one track run one after
+    another.
 
-    An operation that acts on both tracks first waits for the track that is listed first here, and
-    does not block the second one meanwhile, because weights take long to transfer.
+    An operation on both tracks waits for `WARM_SET` first, and meanwhile does not block `RUNS`,
+    because weights take long to transfer.
     """
 
     WARM_SET = "warm_set"
@@ -75,10 +76,11 @@ class Track(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lso:
     """
-    One operation on one instance. A subclass is a new kind: the agent registers its executor.
+    One operation on one instance. Each subclass is a kind, with an executor registered in the
+    agent.
 
-    `tracks` are what it acts on. A *background* operation is not awaited when a plan is followed,
-    because nothing else depends on it.
+    `tracks` are the parts of the instance that the operation changes. An agent that follows a plan
+    does not wait for a *background* operation, because no other operation depends on it.
     """
 
     kind: ClassVar[str]
@@ -86,12 +88,12 @@ class Lso:
     background: ClassVar[bool] = False
     reason: Reason = ORDERED
     predicted_s: Seconds | None = None
-    """Total cost of the operation, to all requests together; none when unknown."""
+    """Total cost of the operation, added up over all requests; none when unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull(Lso):
-    """Take requests out of the head's lanes now, as far as the bounds allow."""
+    """Pull requests from the head's lanes now, up to the limits of the pull room."""
 
     kind: ClassVar[str] = "pull"
     background: ClassVar[bool] = True
@@ -114,7 +116,7 @@ class SwapOut(Lso):
     request_id: RequestId
     rest_s: Seconds = 0.0
     """
-    Time before which only a `SwapIn` resumes the request; 0: it is resumed when there is room.
+    Time in which only a `SwapIn` resumes the request; with 0 it is resumed when there is room.
     """
 
 
@@ -128,7 +130,7 @@ class SwapIn(Lso):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint(Lso):
-    """Also keep a request's KV in host memory as it grows."""
+    """Also copy a request's KV to host memory as the KV grows."""
 
     kind: ClassVar[str] = "checkpoint"
     request_id: RequestId
@@ -171,7 +173,7 @@ class Activate(Lso):
     tracks: ClassVar[tuple[Track, ...]] = (Track.RUNS, Track.WARM_SET)
     model: ModelName
     drain_s: Seconds = 0.0
-    """Time in which running requests may finish; then they are evicted."""
+    """Time in which running requests may finish; requests that still run then are evicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,11 +23,11 @@ def preview_operations(
     """
     The operations that `solver.planning.lso.actions.lso_actions` requires, in order.
 
-    Operations of one kind, for one reason, on requests of one lane are merged into one. For a kind
-    that is not known here all its fields are listed.
+    Operations of one kind, for one reason, on requests of one lane are merged into one operation.
+    For a kind that this module does not handle, all fields of the operation are listed.
 
     Args:
-        situation: The instance, or a typical one with the same totals.
+        situation: Situation of the instance, or a typical situation with the same totals.
         rules: As for `lso_actions`.
     """
     lanes = {work.request_id: work.lane for work in situation.running}

@@ -17,31 +17,31 @@ class RunningWork:
     request_id: RequestId
     lane: str
     context_tokens: int
-    """Prompt and answer so far: tokens that have KV or soon will."""
+    """Tokens of the prompt and the answer so far, including tokens whose KV is not computed yet."""
     held_tokens: int
     """KV tokens that are freed when the request leaves."""
     gives_way: bool = False
     """True for a best-effort or relegated request."""
     remaining_s: Seconds | None = None
-    """Predicted time until its end; none when unknown."""
+    """Predicted time until the end of the run; none when unknown."""
     slack_s: Seconds = math.inf
-    """Time that the request may pause and still be in time; infinite when unknown."""
+    """Longest pause after which the request is still in time; infinite when unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwappedWork:
-    """A swapped-out request that waits to be resumed here."""
+    """A swapped-out request that waits to be resumed on this instance."""
 
     request_id: RequestId
     needed_tokens: int
-    """KV tokens that it needs at its end."""
+    """KV tokens that the request needs at the end of its answer."""
     rested: bool = True
-    """True if it may be resumed without a `SwapIn`."""
+    """True if the request may be resumed without a `SwapIn`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Tokens and slots that the head's waiting work needs on the engine at the same time."""
+    """KV tokens and running slots that the head's waiting work needs on the engine."""
 
     tokens: int = 0
     slots: int = 0
@@ -49,7 +49,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmSet:
-    """Models in host memory, and the memory that they may fill."""
+    """Models in host memory, and the limit of their host memory."""
 
     residency: Mapping[ModelName, Residency] = field(default_factory=dict)
     """Residency of all models that the instance can serve."""
@@ -61,13 +61,13 @@ class WarmSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """One instance when its virtual queue changes."""
+    """State of one instance at the time when its virtual queue changes."""
 
     active: ModelName | None
     costs: KvCosts
     running: tuple[RunningWork, ...] = ()
     swapped: tuple[SwappedWork, ...] = ()
-    """Swapped-out requests, all of the active model: they leave with their model."""
+    """Swapped-out requests of the active model; they are evicted when the model is replaced."""
     demand: Demand = Demand()
     free_tokens: int = 0
     """KV tokens that no running request may need."""
@@ -75,21 +75,21 @@ class Situation:
     host_kv_free_bytes: int = 0
     warm_set: WarmSet = field(default_factory=WarmSet)
     activate_s: Mapping[ModelName, Seconds] = field(default_factory=dict)
-    """Time to make each model active from the current state, as far as it is known."""
+    """Activation time of each model from the current state; unknown times are absent."""
     drain_limit_s: Seconds = 0.0
     return_s: Seconds = 0.0
-    """Cost of activating the active model once more: another drain and its activation."""
+    """Cost of activating the present model again later: another drain and its activation."""
     pull_room: int = 0
-    """Requests that the bounds allow to pull now."""
+    """Number of requests that may be pulled now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadChange:
-    """A new virtual queue, and the head that it replaces."""
+    """A new virtual queue, and the head of the old queue."""
 
     old_head: Segment | None
     queue: tuple[Segment, ...]
-    """Only segments of models that the instance can serve."""
+    """Segments of the new queue, without segments of models that the instance cannot serve."""
 
     @property
     def head(self) -> Segment | None:

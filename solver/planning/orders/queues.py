@@ -9,13 +9,13 @@ from solver.planning.problem.problem import Floats, Ints, PlanningProblem, Queue
 
 OrderPolicy = Callable[[PlanningProblem], QueueOrder]
 """
-Deterministic and total: each group that some instance may serve is in exactly one queue.
+Deterministic function from a problem to a plan.
 
-Groups that no instance may serve are in no queue.
+Each group that some instance may serve is in exactly one queue; other groups are in no queue.
 """
 
 Choice = Callable[["Queues", int, Ints], int]
-"""Selects which of the groups, int[1 or more], an instance takes next."""
+"""Selects the group that an instance takes next from the indices of groups, int[1 or more]."""
 
 
 class Queues:
@@ -24,7 +24,7 @@ class Queues:
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
         self.free_s: Floats = problem.instances.available_s.copy()
-        """[G]"""
+        """[G], mean time at which each instance becomes free."""
         self.resident: Ints = problem.instances.active.copy()
         """[G], the model at the end of the queue."""
         self._drain_s = problem.instances.drain_s.copy()
@@ -42,7 +42,7 @@ class Queues:
         return fits
 
     def setup_s(self, instance: int, groups: Ints) -> Floats:
-        """Time that *instance* would drain and activate before each of *groups*."""
+        """Time of the drain and the activation on *instance* before each of *groups*."""
         model = self.problem.groups.model[groups]
         activate_s = self.problem.instances.activate_s[instance, model]
         change_s = self._drain_s[instance] + activate_s
@@ -93,7 +93,7 @@ def given_out(problem: PlanningProblem, ranking: Iterable[int]) -> QueueOrder:
 
 
 def dispatched(problem: PlanningProblem, choose: Choice) -> QueueOrder:
-    """The instance that is free first takes the group that *choose* returns, until none is left."""
+    """The instance that is free first takes the group from *choose*, until no group is left."""
     queues = Queues(problem)
     left = np.arange(problem.num_groups, dtype=np.int32)
     working = np.ones(problem.num_instances, dtype=np.bool_)

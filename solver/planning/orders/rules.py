@@ -1,4 +1,4 @@
-"""Earliest deadline first, blind to models and with model batching."""
+"""Order rules: earliest deadline first, with and without model batching, and oldest first."""
 
 import numpy as np
 
@@ -20,10 +20,10 @@ def edf_batching(problem: PlanningProblem) -> QueueOrder:
     """
     EDF with model batching.
 
-    The instance that is free first keeps its model while that has groups, the earliest deadline
-    first; then it takes the group with the earliest deadline of all, and its model.
+    The instance that is free first takes the group of its model with the earliest deadline. If its
+    model has no groups left, it takes the group with the earliest deadline of any model.
 
-    Source: QLM §8's EDF baseline, with the request groups' batching of swaps.
+    Source: the EDF baseline of QLM §8; request groups of one model are batched to save swaps.
     """
     return dispatched(problem, _same_model_first)
 
@@ -37,9 +37,10 @@ def _same_model_first(queues: Queues, instance: int, candidates: Ints) -> int:
 
 def fcfs(problem: PlanningProblem) -> QueueOrder:
     """
-    The oldest group first, each on the instance that would finish it first.
+    First come first served: the oldest group first, each on the instance that would finish it
+    first.
 
-    Age is derived from a group's SLO and deadline; groups without an SLO come last.
+    The age follows from a group's SLO and deadline; groups without an SLO come last.
 
     Source: QLM §8, the vLLM baseline.
     """

@@ -10,16 +10,17 @@ from shared.contracts.base import UnixTime
 MAX_POINTS = 32
 _MARK_S = 0.1
 _MARKS = 150
-"""Maximum number of marks: they cover fifteen seconds or more."""
+"""Maximum number of marks; all marks together cover fifteen seconds or more."""
 
 
 @dataclass(slots=True)
 class ArrivalCurve:
     """
-    Cumulative arrivals, thinned as they grow; the total is exact.
+    Cumulative arrivals in a bounded number of points; the total is exact.
 
-    Arrivals between two points are assumed to be evenly spaced. Thinning halves the older points,
-    so the newest, which are still waiting, stay dense.
+    Arrivals between two points are assumed to be evenly spaced. When there are too many points,
+    every second one of the older points is dropped: the newest requests, which still wait, stay
+    exact.
     """
 
     max_points: int = MAX_POINTS
@@ -48,10 +49,10 @@ class ArrivalCurve:
 @dataclass(slots=True)
 class RecentArrivals:
     """
-    Number of requests that arrived since recent times.
+    Counts of the requests that arrived since each of several recent times.
 
-    Marks are `_MARK_S` apart, so that a sudden burst is counted whole; a thinned curve would
-    spread it over the pause before it.
+    Marks are at least `_MARK_S` apart. A burst begins a new mark and is counted whole, while
+    `ArrivalCurve` would spread it over the pause before the burst.
     """
 
     total: int = 0
@@ -66,12 +67,10 @@ class RecentArrivals:
 
     def after(self, at: UnixTime) -> list[tuple[UnixTime, int]]:
         """
-        (time, requests since then) of each mark after *at*, the first having the most.
+        (time, number of requests since that time) for each mark after *at*, the earliest first.
 
-        No request after *at* is missing: if the first request of a mark came just before *at*, the
-        other requests of that mark are counted as if they had come at *at*. Only the period that
-        marks
-        are kept for is covered.
+        Every request after *at* is counted, as long as marks reach back to *at*. If a mark began
+        just before *at*, its requests except the first are counted as if they had come at *at*.
         """
         found = [(time, self.total - before) for time, before in self._marks if time > at]
         most = found[0][1] if found else 0
@@ -105,7 +104,7 @@ def enqueued_at(curve: Sequence[tuple[UnixTime, float]], rank: float) -> UnixTim
 
 def arrived_since(curve: Sequence[tuple[UnixTime, float]], at: UnixTime) -> float:
     """
-    Requests that came after *at*.
+    Number of requests that came after *at*.
 
     Args:
         curve: Result of `ArrivalCurve.points` or `merged`; may be empty.

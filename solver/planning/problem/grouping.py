@@ -10,20 +10,20 @@ from shared.contracts.lanes import LaneKey
 from solver.planning.problem.arrival_curve import enqueued_at
 
 GROUP_BATCH_MULTIPLE = 4
-"""QLM's delta: requests of a group relative to those of an average batch."""
+"""QLM's delta: number of requests of a group over number of requests of an average batch."""
 TIME_LEFT_SHARE = 0.25
 """Largest share of a group's time left that serving the group may take."""
 
 
 class Spread(NamedTuple):
-    """Mean and standard deviation."""
+    """Mean and standard deviation of an amount."""
 
     mean: float
     sd: float = 0.0
 
 
 class GroupId(NamedTuple):
-    """Identity of a group across plans, while its head is served and its tail fills."""
+    """Identity of a group across plans; requests that leave or join the group do not change it."""
 
     lane: str
     number: int
@@ -32,7 +32,7 @@ class GroupId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneStatistics:
-    """Waiting requests of one lane and its companion queues: counted, never listed."""
+    """Counts of the waiting requests of one lane and its companion queues."""
 
     key: LaneKey
     waiting: int
@@ -51,7 +51,8 @@ class RequestGroup:
     """
     Consecutive requests of one lane: equal in model, importance, deadline band and work class.
 
-    A reference, not a container: its members are the next requests pulled from the lane.
+    A group contains no requests. It refers to a number of requests that are pulled from the lane
+    next.
     """
 
     group_id: GroupId
@@ -60,7 +61,7 @@ class RequestGroup:
     oldest_deadline_at: UnixTime
     youngest_deadline_at: UnixTime
     time_left_s: Seconds
-    """Time left at ingest; tardiness is measured relative to it."""
+    """Mean time left to the deadline at ingest; the unit of tardiness."""
     interactive: bool
     prompt_tokens: Spread
     output_tokens: Spread
@@ -82,9 +83,10 @@ def group_size(
         batch_multiple: QLM's delta.
 
     Source: QLM §4, §8.3.
-    Differs: serving a group may also take at most a quarter of the time that it has: a group of
-    hundreds takes longer than a chat may wait, and occupies one instance alone while others idle.
-    Sizes are powers of two, so that small changes of a batch do not change groups.
+    Differs: serving a group may take at most `TIME_LEFT_SHARE` of the time left to its deadline.
+    Otherwise a group of hundreds of requests would take longer than a chat may wait, and would
+    occupy one instance while others are idle. Sizes are powers of two, so that small changes of the
+    average batch do not change groups.
     """
     most = max(1.0, batch_multiple * average_batch)
     if math.isfinite(lane.time_left_s):
@@ -99,14 +101,14 @@ def groups_of(lane: LaneStatistics, *, size: int, now: UnixTime) -> list[Request
 
     Args:
         lane: Has waiting requests.
-        size: Requests of a full group; the first and the last may hold fewer.
-        now: If arrivals are unknown, all requests are assumed to have come at this time.
+        size: Requests of a full group; the first and the last group may have fewer.
+        now: Assumed arrival time of all requests if arrivals are unknown.
 
-    Source: QLM algorithm 1. Its clusters are the lanes: requests are divided by model, importance,
-    deadline and work when they are enqueued, in O(1) (`solver.planning.lanes`), by fixed edges
-    instead of k-means.
-    Differs: cut into equal pieces instead of repeated halves, at fixed numbers of the lane's
-    requests, so that a group keeps its identity while requests come and go.
+    Source: QLM algorithm 1. Lanes replace its clusters: the lane of a request follows from model,
+    importance, deadline and work in O(1), by fixed edges instead of k-means
+    (`solver.planning.lanes`).
+    Differs: a lane is cut into equal groups at fixed request numbers instead of repeated halves, so
+    that a group keeps its identity while requests come and go.
     """
     if lane.waiting <= 0:
         return []

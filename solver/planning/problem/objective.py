@@ -21,32 +21,32 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scales:
-    """Normalisers of the cost's terms; above 0."""
+    """Normalisers of the terms of the cost; all above 0."""
 
     weight: float
     """Total weight of all groups."""
     work_s: float
     """Mean work of a group, over the instances that may serve it."""
     queue_s: float
-    """Length of a virtual queue when all work is spread evenly."""
+    """Duration of a virtual queue if all work is spread evenly over the instances."""
 
 
 def plan_cost(problem: PlanningProblem, order: QueueOrder) -> PlanCost:
     """
     Expected cost of *order*.
 
-    Queues are walked with mean and variance of the time at which each group's turn comes. A model
-    change waits for the drain of what ran before and then for the activation. The throughput's
-    error is common to all work of a model on an instance: its standard deviations add up within
-    a model, and only variances do across models. Tardiness is that of the group's last request.
+    Mean and variance of the time of a group's turn are propagated along each queue. A model swap
+    takes the drain of the running requests and the activation. The error of the throughput is
+    common to all work of a model on an instance, so standard deviations add up within a model and
+    variances add up across models. The tardiness of a group is that of its last request.
 
     Raises:
-        ValueError: When a group that some instance may serve is not in *order* exactly once, or
-            is on an instance that may not serve it.
+        ValueError: A group that some instance may serve is not in *order* exactly once, or is on an
+            instance that may not serve it.
 
     Source: QLM §7, equations 6-13.
-    Differs: occupancy adds up along a queue and completion tails do not; a swap delays the group
-        that causes it; lateness is soft, and its probability normal instead of sampled.
+    Differs: along a queue only occupancy adds up, not the completion tails. A swap delays the group
+    that causes it. Lateness is soft. Times are normal instead of sampled.
     """
     _check(problem, order)
     scales = scales_of(problem)
@@ -73,7 +73,7 @@ def plan_cost(problem: PlanningProblem, order: QueueOrder) -> PlanCost:
 
 
 def queue_cost(problem: PlanningProblem, instance: int, queue: Ints) -> float:
-    """Contribution of *queue* on *instance* to the total cost, without the price of moves."""
+    """Cost of *queue* on *instance*: its part of the total cost, without the cost of moves."""
     scales, objective = scales_of(problem), problem.objective
     walk = _walk(problem, instance, queue)
     late, tardy, waits = _terms(problem, walk, scales)
@@ -86,13 +86,13 @@ def late_probability(problem: PlanningProblem, order: QueueOrder) -> Floats:
     """
     Probability that some request of a group is late.
 
-    Evaluated at the worst point of its progress: start, milestones, end.
+    The probability is that of the group's latest point: the largest over start, milestones and end.
 
     Returns:
         float64[I], 1 for a group with a deadline that no instance may serve.
 
     Source: QLM equation 12, P(p <= 0).
-    Differs: a group's requests are assumed to be late together, which understates slightly.
+    Differs: a group's requests are assumed to be late together, so the result is slightly too low.
     """
     _check(problem, order)
     late = late_unserved(problem)
@@ -112,7 +112,7 @@ def turns_s(problem: PlanningProblem, order: QueueOrder) -> Floats:
 
 
 def turns_var(problem: PlanningProblem, order: QueueOrder, *, done: float = 0.0) -> Floats:
-    """float64[I]: variance of the time at which a share *done* of a group has had its turn."""
+    """float64[I]: variance of the time at which a share *done* of each group has had its turn."""
     found = np.full(problem.num_groups, np.inf)
     for g in range(problem.num_instances):
         walk = _walk(problem, g, order.queue(g))
@@ -124,10 +124,10 @@ def alarms(problem: PlanningProblem, order: QueueOrder, *, confidence: float) ->
     """
     Groups that break QLM's chance constraint under *order*, the likeliest to be late first.
 
-    A group breaks it when it is in time with less probability than *confidence* (Delta), 0..1.
+    A group breaks the constraint if its probability of being in time is below *confidence* (Delta).
 
     Source: QLM equation 12.
-    Differs: an alarm instead of a constraint, because an overload also must have a plan.
+    Differs: the result is an alarm instead of a constraint, because an overload also needs a plan.
     """
     late = late_probability(problem, order)
     ranked = np.argsort(-late, kind="stable")
@@ -147,10 +147,10 @@ def late_unserved(problem: PlanningProblem) -> Floats:
 
 def homes(problem: PlanningProblem) -> Ints:
     """
-    int32[I]: the instance that has the group now.
+    int32[I]: the instance whose current queue has the group, or `NONE`.
 
-    `NONE` for a new group and for one whose instance has vanished or may not serve it any more;
-    moving such a group costs nothing.
+    The instance is `NONE` for a new group, and for a group whose instance is gone or may not serve
+    it any more. Moving a group without an instance costs nothing.
     """
     running = problem.running.instance
     present = (running >= 0) & (running < problem.num_instances)
@@ -191,15 +191,15 @@ class _Walk:
     """Times along one virtual queue; n groups, head first. Seconds from now."""
 
     queue: Ints
-    """[n]"""
+    """[n], group indices, head first."""
     setup_s: Floats
     """[n], drain and activation before the group's turn."""
     start_s: Floats
-    """[n], mean time of its turn, after the setup."""
+    """[n], mean time of the group's turn, after the setup."""
     start_var: Floats
     """[n], variance of `start_s`, without the throughput's common error."""
     done_s: Floats
-    """[n, M], mean work of each model before its turn."""
+    """[n, M], mean work of each model before the group's turn."""
     work_s: Floats
     work_var: Floats
     tail_s: Floats
@@ -209,7 +209,7 @@ class _Walk:
     own: Ints
     """[n], the group's model."""
     rate_error: Floats
-    """[M]"""
+    """[M], relative standard deviation of the throughput of each model."""
 
     @property
     def end_s(self) -> Floats:
@@ -266,9 +266,9 @@ def _late(walk: _Walk, progress: Sequence[float]) -> Floats:
 
 def _turn_var(walk: _Walk, done: float) -> Floats:
     """
-    float64[n]: variance of the time at which a share of the group has had its turn.
+    float64[n]: variance of the time at which a share of each group has had its turn.
 
-    Errors of a model's rate add up.
+    The errors of a model's throughput add up along the queue.
     """
     before = walk.done_s * walk.rate_error
     before_own = before[np.arange(len(walk.queue)), walk.own]

@@ -17,23 +17,23 @@ class GroupArrays:
     """
     Request groups (QLM Def. 4.1); I of them, served by D kinds of devices. Seconds from now.
 
-    A group's requests finish one after another while it occupies its instance, so that a part
-    of it can be in time. A request's wait ends with its first token if it is interactive, else
-    with its last one.
+    The requests of a group finish one after another while the group occupies its instance, so that
+    some of them can be in time. The wait of an interactive request ends with its first token, that
+    of any other request with its last token.
     """
 
     model: Ints
-    """[I], below M."""
+    """[I], index of the group's model, below M."""
     num_requests: Floats
-    """[I]"""
+    """[I], number of requests of each group."""
     weight: Floats
-    """[I], weight of the whole group: requests times their importance weight; 0 costs nothing."""
+    """[I], weight of the whole group: requests times their importance weight; 0 or more."""
     deadline_s: Floats
     """
     [I], deadline of the oldest request; negative when it has passed, infinite for best effort.
     """
     spread_s: Floats
-    """[I], from the oldest request's deadline to the youngest's; 0 or more."""
+    """[I], time from the oldest request's deadline to the newest request's deadline; 0 or more."""
     slo_s: Floats
     """[I], above 0: unit of tardiness; infinite for best effort."""
     work_s: Floats
@@ -53,17 +53,17 @@ class InstanceArrays:
     """Instances; G of them, M models. Seconds from now."""
 
     device: Ints
-    """[G], below D."""
+    """[G], index of the kind of device of each instance, below D."""
     active: Ints
     """[G], the resident model or `NONE`."""
     activate_s: Floats
-    """[G, M], time to activate a model when another one is active; infinite where it may not."""
+    """[G, M], time to activate a model while another model is active; infinite if not allowed."""
     available_s: Floats
-    """[G], when the pulled work is done; 0 or more."""
+    """[G], time at which the pulled work is done; 0 or more."""
     available_var: Floats
     """[G], variance of `available_s`, square seconds."""
     drain_s: Floats
-    """[G], time that running requests last after `available_s`, if another model comes first."""
+    """[G], time from `available_s` until the running requests end; counts before a model swap."""
     rate_error: Floats
     """[D, M], relative standard deviation of the throughput, common to all work of a model."""
 
@@ -75,32 +75,33 @@ class RunningPlan:
     instance: Ints
     """[I], the instance that has the group, or `NONE` when the group is new."""
     position: Ints
-    """[I], position in that virtual queue; meaningless for new groups."""
+    """[I], position of the group in the virtual queue of `instance`; undefined for new groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
     """
-    Weights of all cost terms except the main one, which is the late share of all weight.
+    Weights of the minor cost terms; the main term, the late share of all weight, has weight 1.
 
-    Source: QLM §7 equation 11, made soft (an overload also has a plan) and stochastic.
-    Differs: expected late requests instead of the penalty's sum, which rewards earliness.
+    Source: QLM §7 equation 11, made soft, so that an overload also has a plan, and stochastic.
+    Differs: the cost is the expected number of late requests instead of a sum of penalties, which
+    would reward earliness.
     """
 
     tardiness: float = 0.02
-    """Per late request, in multiples of its SLO; at most `max_tardiness` multiples count."""
+    """Weight of a request's tardiness, in multiples of its SLO up to `max_tardiness`."""
     max_tardiness: float = 5.0
     drain: float = 0.01
-    """Per mean group work that instances spend on draining and activating, averaged."""
+    """Weight of the time of drains and activations per instance, in mean works of a group."""
     moved: float = 0.02
-    """Per group that leaves its instance, in mean group weights (stability)."""
+    """Weight of a group that leaves its instance, in mean group weights; keeps plans stable."""
     waiting: float = 1e-4
     """
-    Per request without a deadline that waits for a mean queue's length; small, so that it only
-    breaks ties and best effort is not delayed endlessly.
+    Weight of the waiting time of requests without a deadline, in mean queue durations. It is small:
+    it breaks ties, and prevents an endless delay of best effort.
     """
     milestones: tuple[float, ...] = (0.125, 0.375, 0.625, 0.875)
-    """Points of a group's progress at which lateness is evaluated."""
+    """Points of a group's progress, 0..1, at which lateness is evaluated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ class PlanningProblem:
         return int(self.instances.activate_s.shape[1])
 
     def may_serve(self, instance: int, group: int) -> bool:
-        """True if *instance* may have the group's model at all."""
+        """True if *instance* may have the model of *group*."""
         model = self.groups.model[group]
         return bool(np.isfinite(self.instances.activate_s[instance, model]))
 
@@ -141,7 +142,7 @@ class QueueOrder:
     groups: Ints
     """[I or less], group indices."""
     starts: Ints
-    """[G + 1], where each instance's queue begins; the last one is the length of `groups`."""
+    """[G + 1], index into `groups` where each queue begins; at the end, the length of `groups`."""
 
     def queue(self, instance: int) -> Ints:
         """Groups of *instance*, head first."""
@@ -150,12 +151,12 @@ class QueueOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCost:
-    """Cost terms of a plan by `Objective`; `total` is minimised."""
+    """Cost terms of a plan, weighted as in `Objective`; `total` is minimised."""
 
     late_share: float
     """
-    Expected weighted share of late requests, 0..1; one minus attainment. Groups that no instance
-    may serve are late unless they have no deadline.
+    Expected weighted share of late requests, 0..1, which is 1 - attainment. A group with a deadline
+    that no instance may serve is late.
     """
     tardiness: float
     drain: float

@@ -32,7 +32,7 @@ class ServiceRates:
     """Service rates of one model on one kind of device."""
 
     token_rate_per_s: float = 500.0
-    """Throughput while busy, prompt and output tokens together (QLM's Theta)."""
+    """Throughput while the instance is busy, in prompt and output tokens (QLM's Theta)."""
     rate_error: float = DEFAULT_RATE_ERROR
     """Relative standard deviation of the throughput, common to all work of the model."""
     prefill_s: Spread = _NOTHING
@@ -47,16 +47,16 @@ class InstanceView:
 
     instance_id: InstanceId
     device: str
-    """Name of the kind of device; instances of one name are equally fast."""
+    """Name of the kind of device; instances of one kind are equally fast."""
     active: ModelName | None
     activate_s: Mapping[ModelName, Seconds]
-    """Models that it can serve, and the time to activate each when another one is active."""
+    """Time to activate each model that the instance can serve, while another model is active."""
     backlog_s: Spread = _NOTHING
-    """Time for the work that it has already pulled."""
+    """Time for the work that the instance has already pulled."""
     drain_s: Seconds = 0.0
     """Time until the running requests end if nothing is added."""
     reserved_share: float = 0.0
-    """Share of its throughput taken by requests too short-lived for planning; below 1."""
+    """Share of the throughput taken by requests with deadlines too short for planning; below 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +67,11 @@ class ClusterSnapshot:
     groups: tuple[RequestGroup, ...]
     instances: tuple[InstanceView, ...]
     rates: Mapping[tuple[str, ModelName], ServiceRates] = field(default_factory=dict)
-    """By device and model; a missing pair was never measured."""
+    """Service rates by device and model; a missing pair was never measured."""
     running: Mapping[GroupId, tuple[InstanceId, int]] = field(default_factory=dict)
     """Instance of each group in the plan in force, and its position in that queue."""
     overflow: Mapping[str, int] = field(default_factory=dict)
-    """Waiting requests per lane of tenants above their share; they are served after others."""
+    """Waiting requests per lane of tenants above their share; these requests are served last."""
     alarms_raised: int = 0
     """Alarms raised by the instance monitor since the last review of the plan in force."""
 
@@ -89,11 +89,11 @@ def planning_problem(
         snapshot: Has at least one instance.
         importance_weight: Cost of one late request, by importance.
 
-    Source: QLM equations 1-5. Occupancy is tokens over throughput (equation 2). After its turn, a
-    request waits for its prefill and, unless its first token is what counts, for all its decoding
+    Source: QLM equations 1-5. Occupancy is tokens over throughput (equation 2). After its turn, an
+    interactive request waits for its prefill; any other request also waits for its decoding
     (equations 1 and 4).
-    Differs: throughput also counts prompt tokens, since prefills use the token budget that decodes
-        leave.
+    Differs: throughput also counts prompt tokens, since prefills use the part of the token budget
+        that decodes do not use.
     """
     models = sorted(
         {model for each in snapshot.instances for model in each.activate_s}
@@ -115,7 +115,7 @@ def planning_problem(
 
 def virtual_queues(snapshot: ClusterSnapshot, order: QueueOrder) -> tuple[VirtualQueue, ...]:
     """
-    *order* as instances follow it: consecutive groups of one model are one segment.
+    Virtual queues of *order*, as published: consecutive groups of one model form one segment.
 
     All lanes of a segment are served together, so a segment lists each lane once.
     """
@@ -131,7 +131,7 @@ def virtual_queues(snapshot: ClusterSnapshot, order: QueueOrder) -> tuple[Virtua
 
 
 def places(snapshot: ClusterSnapshot, order: QueueOrder) -> dict[GroupId, tuple[InstanceId, int]]:
-    """Instance and position of each group by *order*: the next snapshot's `running`."""
+    """Instance and position of each group in *order*; it becomes `running` of the next snapshot."""
     return {
         snapshot.groups[number].group_id: (instance.instance_id, position)
         for index, instance in enumerate(snapshot.instances)

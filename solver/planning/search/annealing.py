@@ -1,4 +1,4 @@
-"""Simulated annealing over whole plans, a chunk of moves at a time; the best plan is kept."""
+"""Simulated annealing over whole plans, in batches of moves; the best plan is kept."""
 
 import math
 from typing import NamedTuple
@@ -23,7 +23,7 @@ _RELOCATE = 0.35
 _RELOCATE_BLOCK = _RELOCATE + 0.08
 _EXCHANGE = _RELOCATE_BLOCK + 0.30
 _EXCHANGE_BLOCKS = _EXCHANGE + 0.01
-"""Cumulative shares of proposals; the rest exchanges tails."""
+"""Cumulative shares of the kinds of proposals; the remaining share exchanges tails."""
 _PER_TEMPERATURE = 64
 """Moves per temperature."""
 _BETTER = 1e-12
@@ -40,7 +40,7 @@ class Best(NamedTuple):
 
 
 class Cooling(NamedTuple):
-    """One chunk of moves: their number, and the first and last temperature."""
+    """One batch of moves: number of moves, first temperature and last temperature."""
 
     num_moves: int
     hot: float
@@ -49,13 +49,13 @@ class Cooling(NamedTuple):
 
 class Annealer:
     """
-    Improves the plan in *state*, which has every group that some instance may serve.
+    Improves the plan in *state*, which contains every group that some instance may serve.
 
-    Equal seeds and calls give equal plans. Temperatures are costs: a change that adds this cost is
+    Equal seeds and calls give equal plans. A temperature is a cost: a change that adds this cost is
     accepted with probability 1/e.
 
-    Source: simulated annealing, Kirkpatrick 1983, with the threshold drawn before the change is
-        evaluated, so that the evaluation can stop at it.
+    Source: simulated annealing, Kirkpatrick 1983. The threshold is drawn before a change is
+    evaluated, so that the evaluation can stop when the cost exceeds the threshold.
     """
 
     def __init__(self, tables: Tables, state: State, *, seed: int) -> None:
@@ -96,7 +96,7 @@ class Annealer:
 
 @kernel
 def anneal(tables: Tables, state: State, best: Best, chance: Chance, cooling: Cooling) -> None:
-    """Try changes; write the best plan and both costs to *best*."""
+    """Try changes; write the cheapest plan, its cost and the current cost to *best*."""
     cost, best_cost = best.costs
     fall = math.log(cooling.cold / cooling.hot) / max(1, cooling.num_moves)
     temperature = cooling.hot
@@ -128,7 +128,7 @@ def _try_change(tables: Tables, state: State, chance: Chance, allowance: float) 
 
 @inlined
 def _keep(state: State, best: Best) -> None:
-    """Copy the queues that have changed since the last time."""
+    """Copy the queues that have changed since the last copy."""
     for instance in range(len(state.length)):
         if state.changed[instance]:
             length = state.length[instance]

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from solver.jit import inlined
 
 Chance = NDArray[np.uint64]
-"""[1], not 0."""
+"""State of a generator of random numbers: uint64[1], not 0."""
 
 _FACTOR = np.uint64(2685821657736338717)
 _A, _B, _C, _HALF, _TOP = (np.uint64(bits) for bits in (12, 25, 27, 32, 11))

@@ -1,4 +1,4 @@
-"""List scheduling: the instance that is free first takes its most urgent group, swaps included."""
+"""List scheduling: the instance that is free first takes the group with the highest priority."""
 
 import math
 
@@ -22,11 +22,11 @@ LOOKAHEADS = (
     (0.5, 0.1),
     (2.0, 0.6),
 )
-"""Pairs of scales for `dispatch`, the best on average first."""
+"""Pairs of `slack_scale` and `setup_scale` for `dispatch`, the best on average first."""
 _LOST = 4.0
 """Reduction of the logarithm of a group's priority when none of its requests can be in time."""
 _FARTHEST = 1e4
-"""Limit of the logarithms' reduction by slack; larger slacks are treated alike."""
+"""Largest reduction of a priority's logarithm by slack; larger slacks are treated alike."""
 
 
 @kernel
@@ -34,13 +34,13 @@ def dispatch(
     tables: Tables, state: State, groups: Indices, slack_scale: float, setup_scale: float
 ) -> None:
     """
-    The instance that is free first takes the group with the highest priority, until none is left.
+    Make a plan: the instance that is free first takes the group with the highest priority.
 
-    The priority is weight over work, reduced by a factor e for each *slack_scale* mean works of
-    slack and for each *setup_scale* mean activations of setup.
+    The priority is weight over work. It falls by a factor e for each *slack_scale* times the mean
+    work of slack, and for each *setup_scale* times the mean activation time of setup.
 
-    Source: the ATCS rule (Lee, Bhaskaran and Pinedo 1997), on its logarithm.
-    Differs: a group of which no request can be in time waits for groups that can.
+    Source: the ATCS rule (Lee, Bhaskaran and Pinedo 1997), computed with logarithms.
+    Differs: a group in which no request can be in time comes after groups that can be in time.
     """
     left, num_left = groups.copy(), len(groups)
     importance = _importance(tables, groups)

@@ -1,4 +1,4 @@
-"""Cost of changed queues: computed from the first changed place until the result is certain."""
+"""Cost of changed queues, computed from the first changed place until the cost is known."""
 
 import math
 from typing import NamedTuple
@@ -42,7 +42,7 @@ class Draft(NamedTuple):
     """First place whose group changes."""
     groups: Indices
     same: int
-    """From this index on, the groups are the current end of the queue in its order."""
+    """Index from which the groups are those at the current end of the queue, in the same order."""
 
 
 class Turn(NamedTuple):
@@ -50,11 +50,11 @@ class Turn(NamedTuple):
 
     start_s: float
     var: float
-    """Variance, with the common errors of all models."""
+    """Variance of `start_s`, including the common errors of all models."""
     own_s: float
     """Seconds of work of the group's model before the group."""
     error_var: float
-    """Squared relative error of that work and its own."""
+    """Squared relative error of the throughput of the group's model."""
 
 
 @inlined
@@ -104,8 +104,9 @@ def draft_cost(tables: Tables, state: State, draft: Draft, bound: float) -> floa
     """
     Cost of the drafted queue, or `TOO_MUCH` when it exceeds *bound*.
 
-    Where groups in their old order begin no later than in the current queue and cost nothing there,
-    they still cost nothing; where they begin later, their cost is assumed to be no less than there.
+    The groups after `draft.same` keep their order. If they begin no later than in the current queue
+    and cost nothing there, they cost nothing in the draft. If they begin later, their current cost
+    is a lower bound of their cost in the draft.
     """
     instance, groups = draft.instance, draft.groups
     device = tables.device[instance]
@@ -191,7 +192,7 @@ def refresh(tables: Tables, state: State, instance: int, place: int) -> None:
 
 @inlined
 def last_of(state: State, instance: int) -> int:
-    """The group that ends the queue; the running work if there is none."""
+    """The last group of the queue, or the running work if the queue is empty."""
     return int(state.queue[instance, state.length[instance] - 1])
 
 
@@ -203,7 +204,7 @@ def queue_cost(state: State, instance: int) -> float:
 
 @kernel
 def load(tables: Tables, state: State, groups: Indices, starts: Indices) -> None:
-    """Set the queues to those of a `QueueOrder`."""
+    """Set the queues in *state* to the queues of a `QueueOrder`."""
     state.instance[: len(tables.home)] = NONE
     for instance in range(len(state.length)):
         queue = groups[starts[instance] : starts[instance + 1]]

@@ -21,7 +21,7 @@ from solver.planning.search.tables import WORK, Indices, Tables
 @kernel
 def insert(tables: Tables, state: State, groups: Indices) -> None:
     """
-    Put each group, in this order, at the place where it adds the least cost to the plan so far.
+    Put each group of *groups*, in order, at the place where it adds the least cost to the plan.
     """
     for group in groups:
         least = TOO_MUCH
@@ -37,7 +37,7 @@ def insert(tables: Tables, state: State, groups: Indices) -> None:
 
 @kernel
 def append(tables: Tables, state: State, groups: Indices) -> None:
-    """Put each group, in this order, at the end of the queue where it finishes first."""
+    """Put each group of *groups*, in order, at the end of the queue where it finishes first."""
     for group in groups:
         first_s = np.inf
         best = NONE

@@ -1,4 +1,4 @@
-"""Loads the search's kernels before the first plan is requested."""
+"""Loading of the search's kernels before the first plan is requested."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from solver.planning.search.tables import tables_of
 
 
 def compile_kernels() -> None:
-    """Run each kernel once: takes a second from the cache, most of a minute to compile."""
+    """Run each kernel once: takes a second if kernels are cached, else most of a minute."""
     problem = _smallest()
     tables = tables_of(problem)
     none = np.zeros(0, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Fast normal distribution, for a million evaluations per second."""
+"""Fast normal distribution, evaluated a million times per second."""
 
 import math
 
@@ -8,7 +8,7 @@ from solver.jit import inlined
 from solver.planning.problem.problem import Floats
 
 LIMIT = 7.0
-"""Standard deviations beyond which a probability counts as 0 or 1; 1.3e-12 is lost."""
+"""Number of standard deviations beyond which a probability is 0 or 1, with an error of 1.3e-12."""
 PER_SD = 128
 """Grid points per standard deviation; the error of cubic interpolation is below 1e-11."""
 

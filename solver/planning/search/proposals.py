@@ -1,4 +1,4 @@
-"""Proposals of the annealer: move or exchange groups, blocks of one model and tails."""
+"""Proposals of the annealer: move or exchange single groups, blocks of one model, and tails."""
 
 from solver.jit import inlined
 from solver.planning.search.chance import Chance, below, unit
@@ -8,22 +8,22 @@ from solver.planning.search.state import State
 from solver.planning.search.tables import LATE, OVER, Tables
 
 LATE_BIAS = 0.3
-"""Share of proposals that begin with the most expensively late one of three groups."""
+"""Share of proposals that draw three groups and use the group with the largest late cost."""
 SNAP = 0.8
 """Share of target places that are next to a group of the same model."""
 BY_DUE = 0.9
-"""Share of the places next to the same model that keep the order by deadline."""
+"""Share of the places next to a group of the same model that keep the order by deadline."""
 LOST = 0.9
 """Late share from which a group counts as lost; groups that are not lost are placed before it."""
 WHOLE = 0.5
-"""Share of block moves that take the whole block; the others take a part of it."""
+"""Share of block moves that take the whole block; other block moves take a part of it."""
 ALIKE = 0.9
 """Share of exchanges between groups of one model."""
 
 
 @inlined
 def relocate(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
-    """Move one group. Returns the same as `within`, like all proposals."""
+    """Move one group. Returns the added cost or `TOO_MUCH`, as `within` does."""
     group = _pick(tables, state, chance)
     place = state.place[group]
     run = Run(state.instance[group], place, place + 1, place)
@@ -32,7 +32,7 @@ def relocate(tables: Tables, state: State, chance: Chance, allowance: float) -> 
 
 @inlined
 def relocate_block(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
-    """Move neighbours of one model together."""
+    """Move neighbouring groups of one model together."""
     group = _pick(tables, state, chance)
     instance, start = state.instance[group], state.place[group]
     end = _block_end(tables, state, instance, start)
@@ -48,7 +48,7 @@ def exchange(tables: Tables, state: State, chance: Chance, allowance: float) -> 
     """
     Exchange two groups.
 
-    Groups of one model in two queues are each inserted at their place by deadline.
+    If the two groups have one model and are in two queues, each goes to its place by deadline.
     """
     group = _pick(tables, state, chance)
     alike = unit(chance) < ALIKE
@@ -99,7 +99,7 @@ def exchange_tails(tables: Tables, state: State, chance: Chance, allowance: floa
 
 @inlined
 def _move(tables: Tables, state: State, chance: Chance, run: Run, allowance: float) -> float:
-    """Move the run to a place chosen for its first group."""
+    """Move *run* to a random place, drawn for its first group."""
     here = run.instance
     there, place = _random_place(tables, state, chance, state.queue[here, run.start])
     if here != there:
@@ -118,7 +118,7 @@ def _any(tables: Tables, chance: Chance) -> int:
 
 @inlined
 def _same_model_group(tables: Tables, chance: Chance, group: int) -> int:
-    """A random group of the same model, possibly the same group."""
+    """A random group of the model of *group*, possibly *group* itself."""
     model = tables.model[group]
     first, end = tables.first_served[model], tables.first_served[model + 1]
     return int(tables.served[first + below(chance, end - first)])

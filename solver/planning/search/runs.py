@@ -1,4 +1,4 @@
-"""Changes of a plan: runs of groups are exchanged if the cost stays within an allowance."""
+"""Changes of a plan: two runs of groups are exchanged if the added cost is within an allowance."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class Run(NamedTuple):
     instance: int
     start: int
     end: int
-    """The place after the last one."""
+    """The place after the last group of the run."""
     place: int
     """The replacing groups go before this place, which is not inside the run."""
 
@@ -47,7 +47,7 @@ def between(tables: Tables, state: State, here: Run, there: Run, allowance: floa
     """
     Exchange runs of two queues.
 
-    Returns the same as `within`; also `TOO_MUCH` when an instance may not serve a group it would
+    Returns the same as `within`; also `TOO_MUCH` if an instance may not serve a group that it would
     get.
     """
     price = _price(tables, state, here, there.instance)
@@ -69,7 +69,7 @@ def between(tables: Tables, state: State, here: Run, there: Run, allowance: floa
 
 @inlined
 def _draft(state: State, groups: Indices, run: Run, other: Run) -> Draft:
-    """A queue without its run and with another queue's run; written to *groups*."""
+    """Draft of a queue with *run* replaced by *other* of another queue; written to *groups*."""
     queue, source = state.queue[run.instance], state.queue[other.instance]
     length = state.length[run.instance]
     if run.place <= run.start:
@@ -93,7 +93,7 @@ def _copy(groups: Indices, at: int, queue: Indices, start: int, end: int) -> int
 
 @inlined
 def _price(tables: Tables, state: State, run: Run, target: int) -> float:
-    """Price of groups that leave or return to their home; `TOO_MUCH` if they may not move."""
+    """Move cost of groups that leave or return to their home; `TOO_MUCH` if they may not move."""
     price = 0.0
     for place in range(run.start, run.end):
         group = state.queue[run.instance, place]

@@ -1,4 +1,4 @@
-"""A plan as kernels change it: queues, and the accumulated values at each of their places."""
+"""State of a plan for kernels: queues, and accumulated values at each place of a queue."""
 
 from typing import NamedTuple
 
@@ -10,20 +10,20 @@ from solver.planning.problem.problem import NONE, Floats, PlanCost, PlanningProb
 from solver.planning.search.tables import Indices, Tables
 
 TIME, VAR, COMMON, COST, SETUP = 0, 1, 2, 3, 4
-"""Columns of `after`: mean time, variance without and of the common error, cost, setups so far."""
+"""Columns of `after`: mean time, variance, variance of common errors, cost, seconds of setup."""
 
 
 class State(NamedTuple):
-    """Mutable. Place 0 of a queue is the running work; groups have the places after it."""
+    """Mutable state. Place 0 of a queue is the running work; groups have the places from 1 on."""
 
     queue: Indices
-    """[G, I + 1]"""
+    """[G, I + 1], index of the group at each place; entries from `length` on are undefined."""
     length: Indices
-    """[G], includes place 0."""
+    """[G], number of places of each queue, including place 0."""
     instance: Indices
     """[I + G], `NONE` for a group that is in no queue."""
     place: Indices
-    """[I + G]"""
+    """[I + G], place of the group in its queue."""
     after: Floats
     """[I + G, 5], columns `TIME` to `SETUP`: accumulated values after each group in its queue."""
     done: Floats
@@ -35,7 +35,7 @@ class State(NamedTuple):
     ahead: Floats
     """[M], scratch: `done` along a drafted queue."""
     draft: Indices
-    """[2, I + 1], scratch: drafted rests of queues."""
+    """[2, I + 1], scratch: drafted ends of two queues."""
 
 
 def empty_state(problem: PlanningProblem) -> State:

@@ -1,4 +1,4 @@
-"""A planning problem as kernels read it: constants per device and group, side by side."""
+"""Constants of a planning problem in arrays for kernels: one row per device and group."""
 
 from typing import NamedTuple
 
@@ -10,41 +10,41 @@ from solver.planning.problem.problem import Floats, PlanningProblem
 from solver.planning.search.normal import normal_table
 
 Indices = NDArray[np.int64]
-"""One integer width for all kernels, so that each is compiled once."""
+"""Type of index arrays; all kernels use one integer width, so that each kernel is compiled once."""
 
 WORK, WORK_VAR, DRAIN = 0, 1, 2
 LATE = 3
-"""Column of the cost when every request is late."""
+"""Column of the cost if all requests of the group are late."""
 OVER, TARDY, MOST_TARDY = 4, 5, 6
 """
-Time of the last request over its deadline if the group ends at 0; cost per second of that,
-and its maximum.
+Columns of tardiness: lateness of the last request if the group ends at 0, cost per second of
+lateness, and maximum of the cost.
 """
 WAITING = 7
 """Column of the cost per second until the group's end."""
 LEAST_OVER, MOST_OVER, MOST_VAR = 8, 9, 10
-"""Columns of the extremes over all milestones: least and most time over, largest variance."""
+"""Columns of the extremes over all milestones: least lateness, most lateness, largest variance."""
 MILESTONES = 11
 """
-First column of the milestones; for each of them: time of its request over its deadline if the
-group starts at 0; the variance of that without the common error; seconds of work until then.
+First column of the milestones. Each milestone has three columns: lateness of its request if the
+group starts at 0, variance of the lateness without the common error, and seconds of work before it.
 """
 PER_MILESTONE = 3
 
 
 class Tables(NamedTuple):
-    """Read-only. Running work is also a group: that of instance g has index I + g and no work."""
+    """Constants. The running work of instance g counts as a group without work, index I + g."""
 
     rows: Floats
-    """[D, I + G, R], columns as above; costs are normalised."""
+    """[D, I + G, R], columns `WORK` to `MILESTONES`; costs are normalised."""
     model: Indices
-    """[I + G], or `NONE`"""
+    """[I + G], model of the group, or `NONE`."""
     home: Indices
-    """[I], the instance that has the group now; see `homes`."""
+    """[I], instance whose current queue has the group; see `homes`."""
     device: Indices
-    """[G]"""
+    """[G], kind of device of each instance."""
     activate_s: Floats
-    """[G, M]"""
+    """[G, M], activation time of each model on each instance."""
     error_var: Floats
     """[D, M], squared relative error of the throughput."""
     setup_cost: float

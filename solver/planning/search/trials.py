@@ -1,4 +1,4 @@
-"""Use of a search's budget: one long annealing, or trials and a final phase from the best."""
+"""Use of the search budget: one long annealing, or trials and a final phase from the best trial."""
 
 from collections.abc import Callable
 
@@ -6,34 +6,34 @@ from solver.planning.problem.problem import QueueOrder
 from solver.planning.search.annealing import Annealer
 
 MOVES_AT_ONCE = 500
-"""Moves between two readings of the clock; some milliseconds."""
+"""Number of moves between two readings of the clock; they take some milliseconds."""
 _WARM = (0.002, 0.0003)
 """
-First and last temperature when most of the plan in force should stay; all temperatures here
-are relative to the mean weight of a group.
+First and last temperature of a search that keeps most of the plan in force. All temperatures of
+this module are relative to the mean weight of a group.
 """
 _COLD = (0.1, 0.003)
-"""Temperatures of one long search for a new plan."""
+"""First and last temperature of one long search for a new plan."""
 _TRIED, _FINISHED = (0.1, 0.01), (0.02, 0.003)
-"""Temperatures of each trial, and of the final phase from the best trial."""
+"""First and last temperatures of each trial, and of the final phase from the best trial."""
 _MOST_TRIALS = 4
 _TRYING = 0.6
 """Share of the budget for all trials together."""
 _LEAST_PER_PAIR = 1.5
-"""Least moves of a trial over the squared number of groups; with fewer, one search is better."""
+"""Least moves of a trial over the squared number of groups; below this, one search is better."""
 _MEASURED = 0.02
 """Share of the budget in which the rate of moves is measured."""
 
 
 class Search:
     """
-    Improves the plan that *annealer* has until its budget is spent.
+    Improves the plan of *annealer* until the budget is spent.
 
-    A single search that has time to freeze ends in a good or in a bad valley by chance. Several
-    shorter ones are as good on average, and the best of them is rarely bad.
+    The result of a single long search varies with its random numbers. Several shorter searches are
+    as good on average, and the best of several is rarely bad.
 
     Args:
-        annealer: Has the plan to begin from.
+        annealer: Annealer with the initial plan.
         num_groups: Number of groups, by which temperatures are divided.
         spent: Returns the used share of the budget, 1 or more at its end.
     """
@@ -43,14 +43,14 @@ class Search:
         self._num_groups = num_groups
         self._spent = spent
         self.num_moves = 0
-        """Changes that were tried."""
+        """Number of changes that were tried."""
 
     def from_plan(self) -> None:
-        """Search near the plan."""
+        """Search near the initial plan, at low temperatures."""
         self._cool(*_WARM, until=1.0)
 
     def everywhere(self, start: QueueOrder) -> None:
-        """Search everywhere; trials begin at *start*, the current plan of the annealer."""
+        """Search for a new plan; each trial begins at *start*, the current plan of the annealer."""
         trials = self._num_trials()
         if trials == 1:
             self._cool(*_COLD, until=1.0)
@@ -63,7 +63,7 @@ class Search:
         self._cool(*_FINISHED, until=1.0)
 
     def _num_trials(self) -> int:
-        """Number of trials such that each has enough moves; 1 is a single search."""
+        """Largest number of trials of which each has enough moves; 1 means a single search."""
         before, begun = self.num_moves, self._spent()
         self._cool(_COLD[0], _COLD[0], until=min(1.0, begun + _MEASURED))
         share = self._spent() - begun
@@ -73,7 +73,9 @@ class Search:
         return min(_MOST_TRIALS, max(1, int(moves / (_LEAST_PER_PAIR * self._num_groups**2))))
 
     def _cool(self, first: float, last: float, *, until: float) -> None:
-        """Anneal from one temperature to the other, in proportion to the budget."""
+        """
+        Anneal from temperature *first* to *last*, until a share *until* of the budget is used.
+        """
         begun = now = self._spent()
         while now < until:
             progress = (now - begun) / (until - begun)

@@ -24,9 +24,9 @@ class AlarmOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     raise_above: Annotated[float, Meta(gt=1)] = 1.5
     clear_below: Annotated[float, Meta(gt=1)] = 1.2
-    """Must be below `raise_above`; in between, nothing changes."""
+    """Level below which the alarm is cleared; must be below `raise_above`."""
     patience: Annotated[int, Meta(ge=1)] = 5
-    """Consecutive levels beyond the threshold needed to raise or clear the alarm."""
+    """Number of consecutive levels beyond a threshold that raise or clear the alarm."""
 
     def __post_init__(self) -> None:
         if not self.clear_below < self.raise_above:
@@ -49,7 +49,7 @@ class Alarm:
         self.raised = False
 
     def observe(self, level: float) -> AlarmChange | None:
-        """Count *level* and return the change that it causes, if any; NaN never causes one."""
+        """Observe *level*; return the change of the alarm, or None. NaN never changes the alarm."""
         options = self._options
         beyond = level < options.clear_below if self.raised else level > options.raise_above
         self._in_a_row = self._in_a_row + 1 if beyond else 0
@@ -60,6 +60,6 @@ class Alarm:
         return AlarmChange.RAISED if self.raised else AlarmChange.CLEARED
 
     def reset(self) -> AlarmChange | None:
-        """Start over, because there are no more data to judge by."""
+        """Clear the alarm and forget earlier levels, because levels are no longer known."""
         was_raised, self.raised, self._in_a_row = self.raised, False, 0
         return AlarmChange.CLEARED if was_raised else None

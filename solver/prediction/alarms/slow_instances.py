@@ -10,17 +10,17 @@ from solver.prediction.alarms.alarm import Alarm, AlarmChange, AlarmOptions
 from solver.prediction.calibration.pace import Pace
 
 MEMORY_S = 60.0
-"""An instance that computed nothing for this long is forgotten, and its alarm with it."""
+"""An instance that computed nothing for this long is forgotten, together with its alarm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A changed alarm."""
+    """An alarm that was raised or cleared."""
 
     instance_id: InstanceId
     change: AlarmChange
     level: float
-    """Slowness relative to its peers; 1 when there are no more data."""
+    """Pace of the instance over the median pace of its peers; 1 if its pace is no longer known."""
 
 
 @dataclass(slots=True)
@@ -28,22 +28,22 @@ class _Watched:
     alarm: Alarm
     pace: Pace = field(default_factory=Pace)
     fresh: bool = False
-    """True if it computed something since the last judgement."""
+    """True if the instance computed an iteration since the last judgement."""
     seen_at: UnixTime = -math.inf
 
 
 class SlowInstances:
     """
-    Compares instances that should be equally fast, and finds those that are not.
+    Compares instances that should be equally fast, and finds the slow ones.
 
-    An instance's pace is the median of its latest iterations' times as multiples of the prediction
-    of one latency model, so that neither their work nor single pauses matter. Its level is that
-    pace as a multiple of its peers' median.
+    The pace of an instance is the median ratio of measured to predicted times of its latest
+    iterations, so that the work of an iteration and single pauses do not matter. The level of an
+    instance is its pace over the median pace of its peers.
 
-    Decided: no paper defines a slow instance. It is compared with its peers and not with the model
-    alone, because the model is learned from all of them: of two instances, one twice as slow, least
-    squares rate the one 0.8 and the other 1.7 times as slow as it should be. So an instance without
-    peers is never slow, and where most are slow, they are the norm.
+    Decided: no paper defines a slow instance. An instance is compared with its peers and not with
+    the latency model alone, because the model is learned from all instances: if one of two
+    instances is twice as slow, least squares give the paces 0.8 and 1.7. So an instance without
+    peers is never slow, and if most instances are slow, their pace is the norm.
 
     Args:
         options: Thresholds of levels.
@@ -53,7 +53,7 @@ class SlowInstances:
         self._options = options
         self._watched: dict[InstanceId, _Watched] = {}
         self.levels: Mapping[InstanceId, float] = {}
-        """Levels of the last judgement."""
+        """Levels of all instances at the last judgement."""
 
     @property
     def slow(self) -> frozenset[InstanceId]:
@@ -65,7 +65,7 @@ class SlowInstances:
         Learn from iterations of an instance.
 
         Args:
-            multiples: Time of each iteration over the predicted one; only those above 0 and finite
+            multiples: Measured over predicted time of each iteration; only finite values above 0
                 count.
         """
         watched = self._watched.setdefault(instance_id, _Watched(Alarm(self._options)))
@@ -75,7 +75,7 @@ class SlowInstances:
                 watched.fresh = True
 
     def judge(self, now: UnixTime) -> tuple[Judged, ...]:
-        """Alarms that changed since the last call."""
+        """Judge all instances; return the alarms that changed since the last call."""
         changes = [*self._forget(now)]
         self.levels = self._levels()
         for name, watched in self._watched.items():
@@ -90,7 +90,7 @@ class SlowInstances:
         return tuple(changes)
 
     def _levels(self) -> dict[InstanceId, float]:
-        """Levels of the instances whose pace and whose peers' pace is known."""
+        """Levels of the instances with a known pace and with peers of known pace."""
         paces = {
             name: pace
             for name, each in self._watched.items()
@@ -104,7 +104,7 @@ class SlowInstances:
         return levels
 
     def _forget(self, now: UnixTime) -> Iterator[Judged]:
-        """Drop instances that were silent for too long; return the alarms that end by that."""
+        """Drop instances that were silent for too long; return their alarms, which are cleared."""
         for watched in self._watched.values():
             if watched.fresh:
                 watched.seen_at = now

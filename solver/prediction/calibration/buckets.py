@@ -12,9 +12,11 @@ from solver.prediction.prefill.features import (
 )
 
 _PROMPT_EDGES_TOKENS = (512, 2048, 8192)
-"""Limits of one chunk, a few chunks, a few seconds; each is four times the previous one."""
+"""
+Limits of the prompt classes: one chunk, a few chunks, a few seconds. Each is four times the last.
+"""
 _HEAVY_BACKLOG_TOKENS = 4096
-"""About eight chunks: a prefill no longer finishes between two others."""
+"""Prefill backlog from which load is heavy: about eight chunks."""
 
 
 class Load(IntEnum):
@@ -26,7 +28,9 @@ class Load(IntEnum):
 
 
 class Bucket(NamedTuple):
-    """A regime. Its prefixes are coarser regimes; the empty tuple stands for all requests."""
+    """
+    A regime as a tuple. A prefix of the tuple is a coarser regime; the empty tuple is all requests.
+    """
 
     prompt: int
     """Class of the prompt's size; 0 is the shortest."""
@@ -40,8 +44,8 @@ def bucket_of(request: RequestFeatures, instance: InstanceFeatures) -> Bucket:
 
     Source: QUARTZ §4.2, "discretized by prompt/locality/load".
     Decided: load is the prefill backlog, which causes the largest differences between prefills of
-    the same prompt. The paper gives no edges; here they are chunks of 512 tokens, in powers of
-    four or two.
+    the same prompt. The paper gives no edges of buckets; here edges are chunks of 512 tokens times
+    powers of four or two.
     """
     return Bucket(
         prompt=bisect_right(_PROMPT_EDGES_TOKENS, request.prompt_tokens),

@@ -1,4 +1,4 @@
-"""Corrections of predicted completion times by their outcomes, and a report of their accuracy."""
+"""Corrections of predicted completion times by earlier outcomes, and a report of their accuracy."""
 
 import math
 from dataclasses import dataclass
@@ -10,36 +10,36 @@ from shared.contracts.base import Seconds
 from solver.prediction.time_distribution import Floats, TimeDistribution, normal_quantile
 
 LEVEL = 0.9
-"""Level of the interval that must hold its share."""
+"""Level of the central interval that is calibrated: it must contain this share of actual times."""
 _EDGE = float(normal_quantile((1 + LEVEL) / 2))
 """Upper end of the interval of `LEVEL`, in standard deviations from the median."""
 _MEMORY = 300.0
-"""Groups after which an old one weighs 1/e."""
+"""Number of groups after which an old group weighs 1/e."""
 _WINDOW = 900
-"""Groups in the window; the oldest of them weighs a twentieth."""
+"""Number of groups in the window; the oldest group weighs a twentieth."""
 _TRUSTED = 50.0
 """
-Weight of the assumption that forecasts are right in the mean, in groups: consecutive groups
-waited behind the same requests and err alike, so a few prove less than their number suggests.
+Weight of the assumption that forecasts are right in the mean, as a number of groups. Consecutive
+groups wait behind the same requests and have similar errors, so a few groups prove little.
 """
 _STEP = 0.005
 """Change of the allowed share of missed times after each outcome."""
 _MISSES = (0.005, 0.5)
 _LEAST = 20
-"""Groups before anything is corrected: the 0.9 quantile of fewer is their largest or undefined."""
+"""Least groups for a correction; the 0.9 quantile of fewer groups is their largest or undefined."""
 _LEAST_S, _MOST_S = 1e-3, 1e9
-"""Bounds of times, so that a logarithm is finite whatever the clock returned."""
+"""Bounds of times, so that the logarithm of any measured time is finite."""
 _LEAST_LOG_SD = 0.01
-"""Forecasts are not accurate to a percent; also allows correcting times published as certain."""
+"""Least spread of the logarithm: no forecast is exact, and a certain time can also be corrected."""
 _MOST_LOG_SD = 1.0
-"""An interval from a fifth to five times the median; the mean of a wider one would diverge."""
+"""Largest spread: an interval from a fifth to five times the median; wider means would diverge."""
 _SPREAD = (0.05, 20.0)
 _RATIO = (1e-3, 1e3)
 _BINS = 10
 
 
 class PredictedTime(NamedTuple):
-    """One predicted time."""
+    """One predicted time, before and after the correction."""
 
     raw: TimeDistribution
     corrected: TimeDistribution
@@ -55,8 +55,9 @@ _OUTCOME = np.dtype(
     ]
 )
 """
-One outcome: its logarithm minus that of the uncorrected predicted median; one over the predicted
-variance of the logarithm; the predicted probability of at most this time.
+One outcome: logarithm of the actual time over the uncorrected predicted median; one over the
+predicted variance of this logarithm; coverage by the intervals before and after the correction;
+corrected probability of at most the actual time.
 """
 
 
@@ -67,13 +68,15 @@ class CalibrationReport:
     count: int
     """Outcomes in the window."""
     mean_ratio: float
-    """Actual over predicted time: above 1, forecasts were too early."""
+    """Mean ratio of actual to predicted time; above 1, forecasts were too early."""
     spread: float
-    """Factor by which deviations exceed the predicted ones, at the watched level."""
+    """Ratio of actual to predicted deviations, at the watched level."""
     raw_coverage: float
-    """Share of actual times within the interval of the watched level, before corrections."""
+    """Share of actual times within the uncorrected interval of the watched level."""
     coverage: float
-    """As `raw_coverage`, but with the corrections made at prediction time."""
+    """
+    Share of actual times within the interval of the watched level, as corrected when predicted.
+    """
     histogram: tuple[float, ...]
     """
     Share of actual times in each decile of the corrected distribution, lowest decile first
@@ -85,22 +88,22 @@ class CompletionCalibration:
     """
     Corrects predicted times by earlier outcomes.
 
-    The median is multiplied by the decayed mean ratio of actual times over predicted medians, a
-    geometric mean in which a forecast counts by its predicted precision. The logarithm's deviation
-    is multiplied by the factor at which the interval of `LEVEL` would have held its share of the
-    window: a weighted conformal quantile of distances from the median over predicted deviations.
-    That share grows slightly with each missed time and shrinks with each covered one. Fewer than
-    `least` outcomes correct nothing.
+    The predicted median is multiplied by the decayed geometric mean of the ratios of actual times
+    to predicted medians; a forecast counts by its predicted precision. The deviation of the
+    logarithm is multiplied by the factor with which the interval of `LEVEL` would have covered its
+    share of the window. The factor is a weighted conformal quantile of distances from the median
+    over predicted deviations. The share grows slightly with each missed time and shrinks with each
+    covered time. Fewer than `least` outcomes correct nothing.
 
     Source: QLM §8.3 reports how accurate the estimator is, and corrects nothing. Weights: Barber
-    et al. 2023, conformal prediction beyond exchangeability; the share: Gibbs and Candès 2021,
+    et al. 2023, conformal prediction beyond exchangeability. Adaptive share: Gibbs and Candès 2021,
     adaptive conformal inference.
-    Differs: forecasts learn from their outcomes, because the throughput of one batch is not that of
-    another load.
+    Differs: forecasts are corrected by their outcomes, because the throughput depends on the load
+    and the profile was measured with one batch.
 
     Args:
         window: Outcomes in the window.
-        least: Outcomes before anything is corrected.
+        least: Number of outcomes from which predictions are corrected.
 
     Raises:
         ValueError: *least* is below 1 or above *window*.
@@ -120,10 +123,10 @@ class CompletionCalibration:
         self._outcomes = np.empty(0, _OUTCOME)
         """Oldest first."""
         self._found: tuple[float, float] | None = None
-        """`_factors` of these outcomes, computed on demand."""
+        """`_factors` of `_outcomes`, computed on demand."""
 
     def predict(self, raw: TimeDistribution) -> PredictedTime:
-        """*raw*, of any shape, with its current correction."""
+        """*raw*, of any shape, together with its corrected times."""
         if len(self._outcomes) < self._least:
             return PredictedTime(raw, raw)
         ratio, spread = self._factors()
@@ -137,7 +140,7 @@ class CompletionCalibration:
         Learn from an outcome.
 
         Args:
-            predicted: One time, as `predict` returned it then.
+            predicted: One predicted time, as returned by `predict` before the outcome.
             actual_s: The actual time; ignored unless finite and 0 or more.
         """
         if not (0 <= actual_s < math.inf and predicted.raw.mean_s > 0):
@@ -159,7 +162,7 @@ class CompletionCalibration:
         self._found = None
 
     def report(self) -> CalibrationReport | None:
-        """Current accuracy; none before the first outcome."""
+        """Accuracy of the outcomes in the window; none before the first outcome."""
         if not len(self._outcomes):
             return None
         outcomes, weights = self._outcomes, self._weights()
@@ -184,7 +187,7 @@ class CompletionCalibration:
         return np.asarray(np.exp(-age / _MEMORY))
 
     def _factors(self) -> tuple[float, float]:
-        """Factors of the median and of the logarithm's deviation."""
+        """Correction factors of the median and of the logarithm's standard deviation."""
         if self._found is None:
             self._found = self._computed_factors()
         return self._found

@@ -8,39 +8,40 @@ from shared.contracts.base import Seconds
 from solver.prediction.calibration.buckets import Bucket
 
 ALL = ()
-"""Regime of all requests, reported in addition to the single regimes."""
+"""Regime that contains all requests, reported in addition to the single regimes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoverageOptions:
-    """When predictions are no longer trusted, and when they are trusted again."""
+    """Thresholds at which predictions lose trust and regain trust."""
 
     level: float = 0.9
     """
-    Level of the watched quantile: a lower one is exceeded by more requests when prefills become
-    slower, and before a calibration has followed.
+    Level of the watched quantile. A low level detects slower prefills early: more requests exceed a
+    low quantile, even before the calibration has followed.
     """
     under_coverage: float = 0.05
-    """Share of requests, beyond the expected one, that may exceed their quantile (delta)."""
+    """Share of requests that may exceed their quantile in addition to 1 - `level` (delta)."""
     patience: float = 17.0
-    """About the logarithm of the number of correctly covered requests per false alarm."""
+    """Logarithm of the number of correctly covered requests per false alarm, approximately."""
     regained: float = 0.5
     """Share of *under_coverage* below which predictions are trusted again, 0..1."""
     window: int = 200
     """
-    Requests over which coverage is reported, and must be good before predictions are trusted again.
+    Number of requests over which coverage is reported, and over which it must be good again before
+    predictions regain trust.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class RegimeResiduals:
-    """Residuals of one regime over the window."""
+    """Coverage and mean residual of one regime over the window."""
 
     count: int
     covered: float
     """Share of requests within their quantile, 0..1."""
     residual_s: Seconds
-    """Mean of predicted minus actual times; negative: optimistic."""
+    """Mean of predicted minus actual times; negative if predictions are optimistic."""
 
 
 _DEFAULT = CoverageOptions()
@@ -59,17 +60,17 @@ class _Outcome:
 
 class CoverageMonitor:
     """
-    Counts misses beyond those that level and delta allow, since the last time without an excess.
+    Monitor of coverage: predictions lose trust when more requests miss than level and delta allow.
 
-    A gross error is detected within a few requests, a small one as soon as chance does not explain
-    it, and a few requests alone never cause distrust.
+    A gross error is detected within a few requests. A small error is detected as soon as chance
+    does not explain it. A few requests alone never end the trust.
 
     Source: QUARTZ §3.5, table 3: fallback when under-coverage exceeds delta.
-    Decided: the paper gives neither the number of requests nor when prediction is used again.
-    The excess itself selects the stretch of requests (Page's cumulative sum), because under a
-    calibration that follows a change no fixed window is both quick and quiet: a walk that falls
-    by delta a request, with variance v, rises by x about each exp(2 · delta · x / v) requests.
-    Trust returns after a whole window whose under-coverage is below a share of delta.
+    Decided: the paper gives neither the number of requests nor the end of the fallback. The excess
+    of misses is a cumulative sum (Page) that restarts at 0, because no fixed window detects changes
+    quickly without false alarms while a calibration follows the change. A random walk that falls by
+    delta per request, with variance v, rises by x about once in exp(2 · delta · x / v) requests.
+    Trust returns after a whole window in which under-coverage is below a share of delta.
     """
 
     def __init__(self, options: CoverageOptions = _DEFAULT) -> None:
@@ -111,7 +112,7 @@ class CoverageMonitor:
             self._excess = 0.0
 
     def residuals(self) -> dict[tuple[int, ...], RegimeResiduals]:
-        """Residuals by bucket and of `ALL`, for operators: iterates over the whole window."""
+        """Residuals of each bucket and of `ALL`, for operators; takes O(window)."""
         regimes: dict[tuple[int, ...], list[_Outcome]] = {}
         for outcome in self._outcomes:
             regimes.setdefault(ALL, []).append(outcome)

@@ -1,4 +1,4 @@
-"""Comparison of predicted waits of lanes with actual ones, by counts only."""
+"""Comparison of predicted waits in lanes with actual waits, which follow from counts alone."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,37 +16,38 @@ from solver.prediction.calibration.completion_calibration import (
 from solver.prediction.time_distribution import TimeDistribution
 
 _APART_S = 2.0
-"""Least time between two tracked forecasts of a lane, because neighbouring ones err alike."""
+"""Least time between two tracked forecasts of a lane; closer forecasts have the same errors."""
 _LEAST_WAIT_S = 10.0
 """
-Shorter waits are not tracked: arrivals and waiting requests are counted by different services
-at different times, about a second apart.
+Least wait that is tracked: arrivals and waiting requests are counted by different services, about a
+second apart, so shorter waits cannot be measured.
 """
 _MOST_FOLLOWED = 8
 """
-Tracked forecasts per plan: all of them train one calibration; each takes a quarter of a
-millisecond.
+Maximum number of tracked forecasts per plan; each takes a quarter of a millisecond.
 """
 _MOST_PENDING = 256
-"""Tracked forecasts per lane; the oldest are dropped."""
+"""Maximum number of tracked forecasts per lane; the oldest are dropped."""
 _FORGET_S = 7200.0
 
 
 class LaneCount(NamedTuple):
-    """Arrivals of a lane since counting began, and requests that wait there now."""
+    """Number of arrivals of a lane since counting began, and number of requests that wait now."""
 
     arrived: float
     waiting: float
     pulled_s: Seconds = 0.0
-    """Time from leaving the lane to the turn: work that instances have pulled but not begun."""
+    """
+    Time from leaving the lane to the turn: instances first begin the work that they have pulled.
+    """
     overflow: float = 0.0
-    """Waiting requests that must let later ones pass."""
+    """Number of waiting requests in the overflow queue, which later requests pass."""
 
 
 class _Pending(NamedTuple):
     predicted: PredictedTime
     turn_at_left: float
-    """Number of requests that have left the lane when the turn comes."""
+    """Number of requests that have left the lane at the predicted turn."""
     at: UnixTime
 
 
@@ -60,14 +61,14 @@ class _Lane:
 
 class LaneWaits:
     """
-    Corrects forecasts of lanes by the actual duration of their queues.
+    Corrects forecasts of waits in lanes by the waits that turned out.
 
-    A lane is first in, first out: a request that comes as number n leaves it as number n, and has
-    its turn after the work pulled before. Both counts are known of every lane; single requests are
-    not tracked.
+    A lane is first in, first out: a request that comes as number n leaves it as number n, and its
+    turn comes after the work pulled before. The numbers of arrivals and of departures are known for
+    every lane, so single requests are not tracked.
 
     Args:
-        calibration: Learns from the outcomes; by default a new one.
+        calibration: Learns from the outcomes; by default a new calibration.
     """
 
     def __init__(self, calibration: CompletionCalibration | None = None) -> None:
@@ -78,9 +79,9 @@ class LaneWaits:
         """
         Learn from lanes whose turns have come.
 
-        A decrease of a lane's arrivals means that other processes count it now: its tracked
-        forecasts
-        are dropped. They are also dropped while some requests of a lane let others pass.
+        The tracked forecasts of a lane are dropped when its number of arrivals decreases, because
+        other groupers now count the lane. They are also dropped while the lane has overflow,
+        because overflow requests leave it out of order.
         """
         for name, count in counts.items():
             lane = self._lanes.setdefault(name, _Lane())
@@ -107,11 +108,11 @@ class LaneWaits:
         self, lanes: Sequence[str], waits: TimeDistribution, now: UnixTime
     ) -> TimeDistribution:
         """
-        Corrected waits of requests that come to *lanes* now; some forecasts are tracked.
+        Corrected waits of requests that come to *lanes* now; some of the forecasts are tracked.
 
         Args:
-            lanes: Only those that were counted before are tracked.
-            waits: float64[len(lanes)]: means and variances by the plan.
+            lanes: Names of lanes; only lanes that were counted before are tracked.
+            waits: float64[len(lanes)]: means and variances of the waits, from the plan.
             now: Unix time.
         """
         predicted = self._calibration.predict(waits)
@@ -129,7 +130,7 @@ class LaneWaits:
     def _worth_following(
         self, lanes: Sequence[str], waits: TimeDistribution, now: UnixTime
     ) -> list[int]:
-        """Indices of long waits, starting with the lanes that were not tracked for longest."""
+        """Indices of lanes with long waits, the least recently tracked lane first."""
         found = [
             (known.predicted_at, index)
             for index in np.flatnonzero(waits.mean_s >= _LEAST_WAIT_S).tolist()

@@ -11,7 +11,8 @@ def over_approximation(moments: Moments) -> float:
     """
     A value that most samples stay below: the mean plus two standard deviations.
 
-    At least four in five do, whatever their distribution (Cantelli's inequality).
+    At least four in five samples stay below it, whatever their distribution (Cantelli's
+    inequality).
 
     Source: QoServe §3.4, "over-approximate it by two standard deviations".
     """
@@ -23,7 +24,7 @@ class RunningMoments:
     Exponentially weighted mean and standard deviation.
 
     Args:
-        memory: Samples after which an old one weighs 1/e.
+        memory: Number of samples after which an old sample weighs 1/e.
     """
 
     def __init__(self, *, memory: float = 500.0) -> None:
@@ -34,7 +35,7 @@ class RunningMoments:
         self.count = 0
 
     def observe(self, value: float) -> None:
-        """Learn one sample."""
+        """Add one sample."""
         self.count += 1
         self._weight = self._keep * self._weight + 1
         step = value - self._mean

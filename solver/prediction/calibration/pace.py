@@ -1,20 +1,22 @@
-"""Factor by which recent requests take longer than predicted, in all regimes together."""
+"""Factor by which recent requests of all regimes take longer than predicted."""
 
 from bisect import bisect_left, insort
 from collections import deque
 
 _WINDOW = 128
 """
-Latest requests that the median is of: half of them decide, so a change is followed within 64. With
-fewer, a change would be followed before wrong predictions are detected, and the median itself would
-err more.
+Number of latest requests in the median. Half of them decide, so the median follows a change within
+64 requests. With fewer requests, the median would follow before wrong predictions are detected, and
+would itself have a larger error.
 """
 _LEAST = 16
-"""Requests below which a median describes these requests rather than the engines."""
+"""Least number of requests for a median; with fewer, it depends on single requests."""
 
 
 class Pace:
-    """Median of the latest scores; before there are enough, the start value, if any."""
+    """
+    Median of the latest scores; until there are enough scores, the start value if there is one.
+    """
 
     def __init__(self) -> None:
         self._window: deque[float] = deque()
@@ -22,7 +24,7 @@ class Pace:
         self._start: float | None = None
 
     def start_at(self, value: float) -> None:
-        """Use the pace of other routers until enough was observed here."""
+        """Use the pace of other routers until enough requests were observed here."""
         self._start = value
 
     def observe(self, score: float) -> None:

@@ -18,19 +18,19 @@ SNAPSHOT_VERSION = 1
 """Increased when the meaning of buckets or scores changes."""
 _WINDOW = 512
 """
-Requests in the window: a change is forgotten after this many, and 25 of them are above the 0.95
-quantile.
+Number of requests in the window: old residuals are forgotten after this many requests, and 25
+requests are above the 0.95 quantile.
 """
 _LEAST = 60
 """
-Least requests of a corrected bucket: three times the minimum for a 0.95 quantile, for sufficiently
-fine ranks.
+Least number of requests of a bucket that is corrected by itself: three times the minimum for a 0.95
+quantile, so that ranks are fine enough.
 """
 _LEAST_S = 1e-6
 _MOST_S = 1e6
-"""Bounds of times, so that a factor is finite whatever the clock returned."""
+"""Bounds of times, so that the factor of any measured time is finite."""
 _MOST_SCORE = 2.01 * math.log(_MOST_S / _LEAST_S)
-"""Bound of a ratio of such times relative to another one, with a margin for rounding."""
+"""Bound of the difference of two scores, with a margin for rounding."""
 
 
 class BucketedCalibration:
@@ -38,21 +38,21 @@ class BucketedCalibration:
     Conformal correction per bucket, relative to the pace of the latest requests of all buckets.
 
     A bucket with few requests in the window uses the correction of its prompt size and locality,
-    then of its prompt size, then of all requests; before there are enough, nothing is corrected.
-    A trend that all requests share, such as slower engines, is followed apart from the buckets,
-    and faster (`Pace`). `observe` takes O(log window).
+    else of its prompt size, else of all requests. With too few requests in total nothing is
+    corrected. A common trend of all requests, such as slower engines, is followed separately and
+    faster (`Pace`). `observe` takes O(log window).
 
     Source: QUARTZ §3.2 and §4.2, conformalized quantile regression (Romano et al. 2019).
-    Differs: one window over all buckets instead of one for each, so that a rare bucket does not
-    keep residuals from long before a change; and relative to a pace, because errors of consecutive
-    requests are alike and a window alone always lags.
+    Differs: there is one window over all buckets instead of one for each bucket, so that a rare
+    bucket does not keep residuals from long before a change. Residuals are relative to a pace,
+    because errors of consecutive requests are alike and a window alone always lags.
 
     Args:
         levels: Levels of the trees whose predictions are corrected.
-        model_version: Version of these trees; residuals of other versions are not adopted.
+        model_version: Version of the trees; residuals of other versions are not adopted.
         origin: Identifies this run of the router; unique, also across restarts.
         window: Requests in the window.
-        least: Requests of a bucket in the window from which its own correction is used.
+        least: Number of requests of a bucket in the window from which its own correction is used.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class BucketedCalibration:
         self._seen: dict[str, int] = {}
 
     def correct(self, prediction: Prediction, buckets: Sequence[Bucket]) -> Prediction:
-        """*prediction* with each candidate corrected by its bucket; quantiles stay in order."""
+        """*prediction*, each candidate corrected by its bucket; quantiles stay in order."""
         pace = self._pace.value
         if pace is None or self._all.count < self._least or not buckets:
             return prediction
@@ -93,7 +93,7 @@ class BucketedCalibration:
 
         Args:
             bucket: The request's bucket at the time of the prediction.
-            predicted: Uncorrected prediction of the trees for the instance that served it.
+            predicted: Uncorrected prediction of the trees for the instance that served the request.
             actual_s: Measured time; ignored unless finite and positive.
         """
         if not (math.isfinite(actual_s) and actual_s > 0):
@@ -115,7 +115,7 @@ class BucketedCalibration:
         self._add(self._origin, residual)
 
     def snapshot(self) -> CalibrationSnapshot:
-        """Residuals in the window that were observed here, without adopted ones."""
+        """Residuals in the window that were observed here, without adopted residuals."""
         return CalibrationSnapshot(
             snapshot_version=SNAPSHOT_VERSION,
             model_version=self._model_version,
@@ -126,15 +126,15 @@ class BucketedCalibration:
 
     def adopt(self, snapshot: CalibrationSnapshot) -> None:
         """
-        Learn what another router observed, except what is already known of it.
+        Adopt the residuals of another router that are not yet known here.
 
-        Snapshots may come late, twice or in any order. The window then holds all routers' requests,
-        in the order in which they became known here.
+        Snapshots may come late, twice or in any order. The window then holds the requests of all
+        routers, in the order in which they became known here.
 
         Raises:
-            SchemaMismatchError: It is of other trees or other levels; names the field that differs.
-            ContractError: A residual is invalid (`observe` cannot have made it); nothing is
-                adopted.
+            SchemaMismatchError: The snapshot has other trees or levels; names the field that
+                differs.
+            ContractError: A residual is invalid: `observe` cannot have made it. Nothing is adopted.
         """
         SchemaMismatchError.check(
             snapshot_version=(SNAPSHOT_VERSION, snapshot.snapshot_version),
@@ -143,7 +143,7 @@ class BucketedCalibration:
         )
         if not all(map(self._is_sound, snapshot.residuals)):
             raise ContractError(
-                f"not valid calibration residuals: those of {snapshot.origin} are broken"
+                f"not valid calibration residuals: a residual of {snapshot.origin} is invalid"
             )
         for residual in snapshot.residuals:
             if residual.number > self._seen.get(snapshot.origin, 0):
@@ -170,7 +170,7 @@ class BucketedCalibration:
             self._cells[prefix].remove(residual)
 
     def _cell_of(self, bucket: Bucket) -> Residuals:
-        """The finest cell with enough residuals; that of all requests when none has."""
+        """The finest cell with enough residuals; the cell of all requests if no cell has enough."""
         for prefix in _prefixes(bucket):
             cell = self._cells.get(prefix)
             if cell is not None and cell.count >= self._least:
@@ -179,7 +179,7 @@ class BucketedCalibration:
 
 
 def _prefixes(bucket: tuple[int, int, int]) -> tuple[tuple[int, ...], ...]:
-    """The bucket and its fallbacks, finest first."""
+    """The cells of *bucket* and of its coarser regimes, the finest first."""
     return (bucket[:3], bucket[:2], bucket[:1], ())
 
 

@@ -9,7 +9,7 @@ from shared.contracts.routing import Residual
 
 class Residuals:
     """
-    Sorted scores of some requests, and the totals for correcting means.
+    Sorted scores of a regime's requests, and the totals for correcting means.
 
     `add` and `remove` take O(log n) comparisons for each level.
 
@@ -23,7 +23,7 @@ class Residuals:
         self._mean_s = 0.0
         self._actual_s = 0.0
         self._factors: list[float] = []
-        """Cached factors; empty if they must be computed."""
+        """Cached correction factors; empty if they must be computed again."""
         self.count = 0
 
     def add(self, residual: Residual) -> None:
@@ -36,7 +36,7 @@ class Residuals:
         self.count += 1
 
     def remove(self, residual: Residual) -> None:
-        """Remove a residual that was added."""
+        """Remove a residual that was added before."""
         for scores, score in zip(self._scores, residual.scores, strict=True):
             del scores[bisect_left(scores, score)]
         self._factors = []
@@ -47,15 +47,15 @@ class Residuals:
 
     def factors(self) -> Sequence[float]:
         """
-        Factors of predictions: one per level's quantile, then the mean; must not be empty.
+        Correction factors: one for the quantile of each level, then one for the mean.
 
-        A level's factor is the smallest that would have covered min(n, ceil((n + 1) · level)) of
-        the n requests.
+        The factor of a level is the smallest that would have covered min(n, ceil((n + 1) · level))
+        of the n requests; n must be 1 or more.
 
         Source: conformalized quantile regression (Romano et al. 2019), eqs 9-10.
-        Differs: scores are logarithms of ratios instead of differences, because prefill times of a
-        regime differ by more than their errors do. With logarithms, an engine that becomes twice
-        as slow shifts all scores equally.
+        Differs: scores are logarithms of ratios instead of differences, because prefill times
+        within a regime differ more than relative errors do. With logarithms, an engine that becomes
+        twice as slow shifts all scores equally.
         """
         if not self._factors:
             ranks = [min(self.count, math.ceil((self.count + 1) * level)) for level in self._levels]

@@ -7,7 +7,7 @@ from shared.contracts.estimates import Calibration
 from solver.prediction.calibration.moments import RunningMoments
 
 LEAST_JUDGED = 20
-"""Number of outcomes from which shares of the outcomes are meaningful."""
+"""Least number of outcomes for a meaningful coverage."""
 
 
 class RunningCalibration:
@@ -15,7 +15,7 @@ class RunningCalibration:
     Bias and spread of residuals, and the share of outcomes within predicted quantiles.
 
     Args:
-        memory: Outcomes after which an old one weighs 1/e.
+        memory: Number of outcomes after which an old outcome weighs 1/e.
         levels: Levels of the judged quantiles, rising.
     """
 
@@ -25,12 +25,14 @@ class RunningCalibration:
         self._at = 0.0
 
     def observe(self, residual: float, *, at: UnixTime) -> None:
-        """Count an outcome at time *at*; *residual* is predicted minus actual."""
+        """Add an outcome at time *at*; *residual* is the predicted minus the actual value."""
         self._residuals.observe(residual)
         self._at = max(self._at, at)
 
     def covered(self, level: float, share: float) -> None:
-        """Count one outcome's *share*: 1 when it was within its quantile of *level*, else 0."""
+        """
+        Add one outcome to the coverage of *level*; *share* is 1 if its quantile covered it, else 0.
+        """
         self._covered[level].observe(share)
 
     def value(self) -> Calibration | None:

@@ -1,4 +1,4 @@
-"""Detection of disturbed observations: those that differ from most others of their kind."""
+"""Detection of disturbed observations, which differ from most observations of their kind."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,24 +9,24 @@ Indices = NDArray[np.int64]
 
 _LEAST_OF_A_KIND = 16
 _LEAST_OF_THE_LARGEST = 4
-"""Minimum observations of the largest kind; the median of fewer may be a disturbed one."""
+"""Least observations of the largest kind; the median of fewer may be a disturbed observation."""
 _SPREADS = 5.0
-"""Median deviations from which an observation has no weight; 3.4 standard deviations."""
+"""Number of median deviations from which an observation has no weight; 3.4 standard deviations."""
 _LEAST_SPREAD = 0.02
-"""Least assumed spread of logarithms; closer agreement than this is chance."""
+"""Least assumed spread of logarithms; a smaller measured spread is due to chance."""
 
 
 def kinds_of(sizes: Floats) -> Indices:
     """
-    Kinds of observations by size: powers of two, with rare ones merged into their neighbours.
+    Kinds of observations by size: powers of two; rare kinds are merged with their neighbours.
 
     Args:
         sizes: float64[n], at least 1.
 
     Returns:
-        int64[n], from 0 on without gaps; at least 16 of each, unless there is only one kind. Of
-        the last kind 4 are enough where some are over twice as large as any of the kind before:
-        merged, they would be unlike most of their kind.
+        int64[n], numbers of kinds from 0 on without gaps. A kind has at least 16 observations,
+        unless there is only one kind. For the largest kind 4 are enough if some sizes are over
+        twice those of the kind before, because merged they would count as disturbed.
     """
     powers = np.floor(np.log2(np.maximum(sizes, 1.0))).astype(np.int64)
     counts = np.bincount(powers)
@@ -47,12 +47,12 @@ def trust(values: Floats, kinds: Indices, weights: Floats) -> Floats:
     """
     Trust in each value, 0..1: Tukey's biweight around its kind's median.
 
-    Most of a kind are always trusted, even if the reference of the values is wrong for the kind.
-    So a kind that is rare and not yet fitted is not considered disturbed.
+    Most observations of a kind are always trusted, even if the fit is wrong for the kind. So a rare
+    kind that the fit does not yet cover is not considered disturbed.
 
     Args:
         values: float64[n]; logarithms of ratios, so that half and twice are equally far away.
-        kinds: int64[n], as of `kinds_of`.
+        kinds: int64[n], as returned by `kinds_of`.
         weights: float64[n], positive; weight of each value in medians.
 
     Returns:

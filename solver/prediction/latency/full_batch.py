@@ -13,12 +13,14 @@ class FullBatch(NamedTuple):
     """Full-batch throughput of one instance and one mix of requests."""
 
     token_rate_per_s: float | None
-    """Prompt and output tokens together (QLM's Theta); None where iterations have no duration."""
+    """
+    Prompt and output tokens per second (QLM's Theta); None if the model's iterations take no time.
+    """
     decode_s_per_token: Seconds
 
 
 def batch_size(max_running: int, kv_capacity_tokens: float, tokens: float) -> float:
-    """Number of requests of *tokens* that an instance computes at once while more wait."""
+    """Number of requests of *tokens* each that an instance computes at once while others wait."""
     return min(float(max_running), max(1.0, kv_capacity_tokens / tokens))
 
 
@@ -26,16 +28,16 @@ def full_batch(
     latency: LatencyCoefficients, *, batch: float, prompt: float, output: float
 ) -> FullBatch:
     """
-    Throughput and pace of *batch* concurrent requests, each followed by the next.
+    Throughput and pace of *batch* concurrent requests; each finished request is replaced.
 
     Args:
         batch: See `batch_size`.
-        prompt: Mean tokens of a prompt, each of which attends to half of its prompt, on average.
+        prompt: Mean tokens of a prompt; a token attends to half of its prompt, on average.
         output: Mean tokens of an answer.
 
     Source: QLM §6: profiled with a full batch.
-    Differs: computed from the latency model. The recent rate of an instance is lower than that
-    when it had little to do, and a plan would treat it as slow.
+    Differs: the throughput is computed from the latency model. The recent rate of an instance with
+    little work is lower, and a plan would treat the instance as slow.
     """
     context_tokens = batch * (prompt + output / 2)
     # Each decode gets its token, and prompts get enough tokens to keep the batch full.

@@ -1,4 +1,4 @@
-"""The latency model that an engine learns of itself while it serves."""
+"""Latency model that an engine learns from its own iterations while it serves."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ from solver.prediction.least_squares import Floats, non_negative
 
 _WINDOW = 512
 _ANCHOR_WEIGHT = 0.05
-"""Weight of the prior, in iterations that it would have predicted exactly."""
+"""Weight of the prior: the number of iterations that it counts as."""
 _TRUSTED_ERRORS = 3.0
-"""Multiple of the median error beyond which an iteration counts less, as disturbed."""
+"""Multiple of the median error beyond which an iteration counts as disturbed and weighs less."""
 _LEAST_ERROR = 0.02
 _SWEEPS = 4
 
@@ -24,9 +24,9 @@ class IterationWork:
 
     tokens: int
     pairs: float
-    """Sum over its prefills of n·(before + n/2), for n tokens after *before* others."""
+    """Sum over the iteration's prefills of n·(before + n/2), for n tokens after *before* others."""
     context_tokens: int
-    """Tokens that all its requests attend to, computed before."""
+    """Previously computed tokens that the requests of the iteration attend to."""
 
 
 class IterationFit:
@@ -34,16 +34,16 @@ class IterationFit:
     Robust least squares on an engine's latest iterations, regularised by a prior.
 
     Residuals are relative, so that short decode iterations count as much as long prefills.
-    Coefficients that the iterations do not distinguish keep their prior: with few kinds of batches
-    linear and quadratic time look the same.
+    Coefficients that the iterations do not determine stay at the prior: with few kinds of batches,
+    linear and quadratic time cannot be distinguished.
 
-    Differs from `latency_model.OnlineLatencyFit`: it always knows which prefill attends to what,
-    so that a decode's long context does not look like a prefill's; and it has a prior, because an
-    engine must predict from its first iteration on.
+    Compared with `latency_model.OnlineLatencyFit`, an engine always has the pairs of each prefill,
+    so the long context of a decode is not mistaken for the context of a prefill. It also has a
+    prior, because an engine must predict from its first iteration on.
 
     Args:
-        prior: Assumed until iterations show otherwise; no term may be negative.
-        window: Iterations that it learns from.
+        prior: Coefficients before the first iteration; no term may be negative.
+        window: Number of latest iterations that are fitted.
     """
 
     def __init__(self, prior: LatencyCoefficients, *, window: int = _WINDOW) -> None:
@@ -66,7 +66,7 @@ class IterationFit:
         self.count = 0
 
     def observe(self, work: IterationWork, duration_s: Seconds) -> None:
-        """Learn from one iteration; ones without work or time are ignored."""
+        """Learn from one iteration; iterations without work or time are ignored."""
         if duration_s <= 0 or work.tokens <= 0:
             return
         place = self.count % len(self._durations_s)
@@ -81,7 +81,7 @@ class IterationFit:
         return coefficients_of(self._multiples * self._prior)
 
     def _solve(self) -> Floats:
-        """Multiples of the prior's terms: least squares, reweighted by Huber's rule."""
+        """Coefficients as multiples of the prior: least squares, reweighted by Huber's rule."""
         size = min(self.count, len(self._durations_s))
         terms = self._terms[:size] * self._prior
         durations_s = self._durations_s[:size]

@@ -17,11 +17,13 @@ from solver.prediction.least_squares import Floats, non_negative
 
 NUM_TERMS = 5
 _REACH = 2.0
-"""Length of the buffer in multiples of the memory; older iterations weigh less than an eighth."""
+"""Length of the buffer in multiples of the memory; older iterations would weigh under an eighth."""
 _SWEEPS = 20
-"""Maximum number of fits, each of which excludes what the one before found disturbed."""
+"""
+Maximum number of sweeps; each is a fit without the iterations that the last fit found disturbed.
+"""
 _SETTLED = 1e-3
-"""Relative change of every fitted time below which the sweeps have converged."""
+"""Sweeps have converged when the relative change of every fitted time is below this."""
 _LEAST_SHARE = 0.02
 _LEAST_S = 1e-6
 """Least time; shorter times are below a clock's resolution."""
@@ -31,11 +33,11 @@ _BELIEVED_TOKENS = (1, 8, 64, 256, 512, 1024, 2048)
 _BELIEVED_CONTEXTS = (0, 1024, 8192)
 _RIDGE = (1e-13, 1e-10, 1e-9, 1e-9, 1e-9)
 """
-Per term: decides between terms that look the same.
+Ridge of each term: decides between terms that the iterations do not distinguish.
 
-Time that the iterations do not attribute is constant first, then linear, then anything else: an
-engine's first iterations often have one token each, and if part of their time were assigned to each
-token, a full batch would be predicted to take seconds.
+Undetermined time is assigned to the constant first, then to the linear term, then to others. The
+first iterations of an engine often have one token each: if their time were assigned to tokens, a
+full batch would be predicted to take seconds.
 """
 
 
@@ -45,7 +47,9 @@ Times = TypeVar("Times", float, Floats)
 def sum_of_terms(
     coefficients: LatencyCoefficients, tokens: Times, context: Times, pairs: Times
 ) -> Times:
-    """Sum of all terms, with pairs as in `predict_batch_s`, but without its lower bound."""
+    """
+    Sum of all terms, with pairs as in `predict_batch_s`, but without the lower bound `constant_s`.
+    """
     return (
         coefficients.constant_s
         + coefficients.linear_s * tokens
@@ -56,14 +60,16 @@ def sum_of_terms(
 
 
 def one_prefills_pairs(tokens: Times, context: Times) -> Times:
-    """Pairs of one prefill that computes *tokens* and attends to all of *context*."""
+    """Token pairs of one prefill that computes *tokens* and attends to all of *context*."""
     return tokens * context + tokens**2 / 2
 
 
 def predict_s(
     coefficients: LatencyCoefficients, *, compute_tokens: Times, context_tokens: Times
 ) -> Times:
-    """Predicted duration of an iteration, or float64[n] of many; monotone in both arguments."""
+    """
+    Predicted duration of an iteration, or float64[n] of n iterations; monotone in both arguments.
+    """
     pairs = one_prefills_pairs(compute_tokens, context_tokens)
     return sum_of_terms(coefficients, compute_tokens, context_tokens, pairs)
 
@@ -78,13 +84,13 @@ def predict_batch_s(
     """
     Like `predict_s`, for a batch whose prefills attend to their own context only.
 
-    Equal to it for one prefill, as `LatencyTable.from_coefficients` is. Monotone where
-    attention_s is at least half of cross_s, which holds for anything `OnlineLatencyFit` learns
-    from such batches; never below constant_s.
+    Equal to `predict_s` for one prefill, as `LatencyTable.from_coefficients` is. Monotone if
+    attention_s is at least half of cross_s, which `OnlineLatencyFit` ensures for iterations with
+    pairs. Never below constant_s.
 
     Args:
         compute_tokens: Tokens of prefills and decodes.
-        context_tokens: Previously computed tokens that all of them attend to.
+        context_tokens: Previously computed tokens that all prefills and decodes attend to.
         prefill_pairs: Sum over prefills of n·(before + n/2), for n tokens after *before* others.
     """
     total_s = sum_of_terms(coefficients, compute_tokens, context_tokens, prefill_pairs)
@@ -93,9 +99,9 @@ def predict_batch_s(
 
 def coefficients_of(solution: Floats) -> LatencyCoefficients:
     """
-    Coefficients from those of 1, P, P², pairs and C.
+    Coefficients of a latency model from the fitted coefficients of 1, P, P², pairs and C.
 
-    As in `LatencyTable.from_coefficients`, a pair is P·C and half of P² for one prefill.
+    As in `LatencyTable.from_coefficients`, the pairs of one prefill are P·C plus half of P².
     """
     constant_s, linear_s, squared_s, pair_s, context_s = solution.tolist()
     return LatencyCoefficients(
@@ -115,15 +121,15 @@ class PredictionErrors:
     """Median of the absolute errors."""
     p95: float
     bias: float
-    """Median of the signed errors; negative: predictions are too low."""
+    """Median of the signed errors; negative if predictions are too low."""
     count: int
 
 
 def errors_of(errors: Sequence[float]) -> PredictionErrors | None:
     """
-    Statistics of relative *errors*, predicted over actual time minus 1; None without any.
+    Statistics of relative *errors*, predicted over actual time minus 1; None without errors.
 
-    Predictions were made before their outcome was known.
+    The predictions must have been made before the actual times were known.
     """
     if not errors:
         return None
@@ -135,25 +141,26 @@ def errors_of(errors: Sequence[float]) -> PredictionErrors | None:
 
 class OnlineLatencyFit:
     """
-    Robust non-negative least squares over the latest iterations, older ones weighing less.
+    Robust non-negative least squares over the latest iterations; older iterations weigh less.
 
     Residuals are relative, so that short decode iterations count as much as long prefills.
-    Iterations that differ from most others of their size (a pause, a model that loads, a
-    neighbour's burst) have little or no weight, even if there are hundreds in a row. A lasting
-    change of the engine is accepted once clearly most of the weight supports it: after *memory*
-    iterations at most.
+    Iterations that differ from most others of their size (a pause, a model that loads, a burst of
+    another process) have little or no weight, even if there are hundreds in a row. A lasting change
+    of the engine is accepted when most of the weight supports it: after at most *memory*
+    iterations.
 
-    Where iterations report which prefill attends to what, tokens times context are those of
-    prefills alone; iterations that do not report it count as if all of their context belonged to
-    one prefill. Where none reports it, P·C is of all tokens and all context.
+    If iterations report pairs, the cross term counts only the context of prefills. An iteration
+    without reported pairs counts as if all its context belonged to one prefill. If no iteration
+    reports pairs, the cross term is P·C of all tokens and all context.
 
     Source: ConServe §4.2, polynomial regression.
-    Differs: learned while serving instead of from one offline run; P² and P·C have separate
-        coefficients, since for a batch of several requests P·(P + C) is neither.
-    Decided: forgetting and the definition of disturbed; the paper profiles an idle engine.
+    Differs: the model is learned while serving instead of from one offline run. P² and P·C have
+        separate coefficients, since P·(P + C) is wrong for a batch of several requests.
+    Decided: forgetting, and the definition of disturbed; the paper profiles an idle engine.
 
     Args:
-        memory: Iterations after which an old one weighs 1/e; after twice as many it is forgotten.
+        memory: Number of iterations after which an old iteration weighs 1/e; after twice this
+            number it is forgotten.
     """
 
     def __init__(self, *, memory: float = 2000.0) -> None:
@@ -168,13 +175,13 @@ class OnlineLatencyFit:
         self._errors: deque[float] = deque(maxlen=_JUDGED)
         self._num_written = 0
         self.count = 0
-        """Observed iterations, without those generated by `believe`."""
+        """Number of observed iterations, without the iterations generated by `believe`."""
 
     def believe(self, coefficients: LatencyCoefficients) -> None:
         """
-        Start from earlier coefficients, as if one iteration of each of some shapes was observed.
+        Start from earlier coefficients, as if iterations of several shapes had been observed.
 
-        The first iterations, most of them alike, then decide only about the terms they involve.
+        The first real iterations are mostly alike, and change only the terms that they involve.
         """
         for tokens, context in itertools.product(_BELIEVED_TOKENS, _BELIEVED_CONTEXTS):
             pairs = one_prefills_pairs(tokens, context)
@@ -189,7 +196,7 @@ class OnlineLatencyFit:
 
     def observe(self, iteration: Iteration, prefill_pairs: float | None = None) -> None:
         """
-        Learn from one iteration; ones without work or time are ignored.
+        Learn from one iteration; iterations without work or time are ignored.
 
         Args:
             prefill_pairs: As in `predict_batch_s`; None if unknown.
@@ -236,11 +243,14 @@ class OnlineLatencyFit:
 
     @property
     def errors(self) -> PredictionErrors | None:
-        """Errors of predictions made before their iteration was seen, disturbed ones included."""
+        """
+        Errors of predictions made before the iteration was observed, including disturbed
+        iterations.
+        """
         return errors_of(self._errors)
 
     def _solve(self, terms: Floats) -> Floats:
-        """float64[terms], none negative."""
+        """float64[NUM_TERMS]: fitted coefficients, none negative."""
         size = len(terms)
         durations_s = self._durations_s[:size]
         ages = (self._num_written - 1 - np.arange(size)) % len(self._terms)

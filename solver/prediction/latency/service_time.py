@@ -13,9 +13,9 @@ CHUNK_TOKENS = 512
 ALL_APPLICATIONS = "*"
 RESIDUAL_SHARE = 0.1
 """
-Share of the mean answer that is always expected of a running request, however long it is.
+Least expected remaining tokens of a running request, as a share of the mean answer.
 
-Low on purpose: a request that waits for such a run gets a short estimate and gives up soon.
+The share is low on purpose: operations that wait for such a run then wait only for a short time.
 """
 
 
@@ -46,10 +46,10 @@ def predicted_rest_s(
     request: QueuedRequest, profile: Profile | None, *, output_tokens: int
 ) -> Seconds:
     """
-    Time to the last token of an answer that has *output_tokens*, progress included.
+    Time to the last token of an answer that has *output_tokens* so far, progress included.
 
-    A request beyond its predicted length is still expected to take a share of that length; no
-    request is expected to exceed its limit.
+    A request beyond its predicted length is expected to take another `RESIDUAL_SHARE` of this
+    length. No request is expected to exceed its limit.
     """
     if profile is None or profile.latency is None:
         return 0.0
@@ -60,7 +60,7 @@ def predicted_rest_s(
 
 
 def _decode_s(latency: LatencyCoefficients, tokens: float, *, context_tokens: int) -> Seconds:
-    """Time of *tokens* consecutive decodes, the first after *context_tokens*."""
+    """Time of *tokens* consecutive decodes; the first decode has *context_tokens* of context."""
     one_s = predict_batch_s(
         latency,
         compute_tokens=1,
@@ -71,7 +71,7 @@ def _decode_s(latency: LatencyCoefficients, tokens: float, *, context_tokens: in
 
 
 def predicted_output_tokens(request: QueuedRequest, profile: Profile | None) -> float:
-    """The application's mean output, at most what the request allows."""
+    """Mean answer length of the application, at most the request's limit."""
     return predicted_answer(request, profile).mean
 
 
@@ -90,8 +90,8 @@ def capped(lengths: Moments, *, limit_tokens: float) -> Moments:
     """
     Moments of answers whose request allows *limit_tokens*.
 
-    The spread is bounded by the largest possible between 0 and the limit (Bhatia and Davis 2000);
-    it is 0 where the limit cuts all answers.
+    The standard deviation is bounded by the largest possible value for lengths between 0 and the
+    limit (Bhatia and Davis 2000). It is 0 if the limit cuts all answers.
     """
     mean = min(limit_tokens, lengths.mean)
     most_sd = math.sqrt(mean * (limit_tokens - mean))
@@ -99,7 +99,7 @@ def capped(lengths: Moments, *, limit_tokens: float) -> Moments:
 
 
 def _lengths(request: QueuedRequest, profile: Profile | None) -> OutputTokens | None:
-    """Moments of the answer's length; None when unknown, or when only the limit ends an answer."""
+    """Moments of the answer's length; None if unknown, or if answers end only at their limit."""
     if profile is None or request.sampling.ignore_eos:
         return None
     lengths = profile.output_tokens

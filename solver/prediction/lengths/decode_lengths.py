@@ -12,25 +12,25 @@ from solver.prediction.latency.service_time import ALL_APPLICATIONS
 from solver.prediction.lengths.length_sketch import LengthDistribution, LengthSketch, log_normal
 
 LEVELS = (0.5, 0.9, 0.99)
-"""Reported quantiles."""
+"""Levels of the reported quantiles."""
 PRIOR = Moments(mean=128.0, sd=192.0, count=0)
 """
-Moments of the answer's length, assumed before a model has answered.
+Moments of an answer's length, assumed before the first answer of a model.
 
-Its median is 71 tokens, within those of QoServe's applications: 8, 41, 415 (table 2).
+The median is 71 tokens; QoServe's applications have medians of 8, 41 and 415 (table 2).
 """
 POOLED_REQUESTS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Length and end of one answer."""
+    """Length of one answer, and what ended it."""
 
     tokens: int
     max_tokens: float = math.inf
-    """Limit of its request, if known."""
+    """Token limit of the request, if known."""
     cut: bool = False
-    """True if a limit ended it, not the model."""
+    """True if a limit ended the answer, not the model."""
 
     @property
     def limit_tokens(self) -> float:
@@ -42,7 +42,7 @@ class _History:
     sketch: LengthSketch
     calibration: RunningCalibration
     earlier: OutputTokens | None = None
-    """Estimate of an earlier estimator."""
+    """Estimate adopted from an earlier estimator process."""
     count: int = 0
     estimate: OutputTokens | None = None
     """Current estimate; None if it must be computed."""
@@ -57,7 +57,7 @@ class _History:
         self.estimate = None
 
     def judge(self, predicted: OutputTokens, answer: Answer, at: UnixTime) -> None:
-        """Compare *predicted* with the outcome."""
+        """Add the errors of *predicted* for this answer."""
         limit = answer.limit_tokens
         self.calibration.observe(min(predicted.mean, limit) - answer.tokens, at=at)
         for level, tokens in predicted.quantiles:
@@ -69,22 +69,23 @@ class DecodeLengths:
     """
     Mean, standard deviation and quantiles of answer lengths, by application of one model.
 
-    An application with few answers is assumed to be similar to all (`*`), and the model similar
-    to `PRIOR`: the parent counts as *pooled_requests* answers (`LengthSketch.pooled`).
+    An application with few answers is assumed to be similar to all applications (`*`), and a model
+    with few answers to `PRIOR`: this parent counts as *pooled_requests* answers
+    (`LengthSketch.pooled`).
 
     Source: QoServe §3.4 (history by application), QLM §6 (workload profiling).
-    Decided: the papers give neither the size of a history nor the estimate of an application
-    without one: partial pooling, with the same weight for each level. An answer cut by its limit
-    is a censored observation; answers of requests that ignore the model's end have no information
-    and must not be observed. A quantile is judged by answers that were allowed to exceed it,
-    because answers with a lower limit cannot exceed it. The applications that were inactive for
-    longest are forgotten first. An application's estimate is updated when one of its own answers
-    comes.
+    Decided: the papers give neither the size of a history nor the estimate for an application
+    without history. Here estimates are partially pooled, with the same weight for applications and
+    models. An answer cut by its limit is a censored observation. Answers of requests that ignore
+    the model's end token have no information and must not be observed. A quantile is judged only by
+    answers whose limit was above it. The applications that were inactive for longest are forgotten
+    first. The estimate of an application is updated when one of its own answers comes.
 
     Args:
-        memory: Answers of an application after which an old one weighs 1/e.
-        max_applications: Applications with their own history, 0 or more; others count as `*` only.
-        pooled_requests: Answers that a parent counts as, more than 0.
+        memory: Number of answers of an application after which an old answer weighs 1/e.
+        max_applications: Most applications with their own history, 0 or more; other applications
+            only count as `*`.
+        pooled_requests: Weight of a parent, as a number of answers above 0.
     """
 
     def __init__(
@@ -116,7 +117,9 @@ class DecodeLengths:
         self._distribution = self._pooled(self._all, self._prior)
 
     def estimate(self, application: str) -> OutputTokens:
-        """Expected length for *application*; that of all applications if it is unknown."""
+        """
+        Expected length for *application*, or for all applications if *application* is unknown.
+        """
         history = self._applications.get(application)
         if history is None:
             if self._all.estimate is None:
@@ -128,7 +131,7 @@ class DecodeLengths:
 
     def estimates(self) -> dict[str, OutputTokens]:
         """
-        Estimates of `*`, then of every application, the latest last; empty before the first answer.
+        Estimates of `*`, then of each application, the latest last; empty before the first answer.
         """
         if not self.has_observations:
             return {}
@@ -137,7 +140,7 @@ class DecodeLengths:
 
     @property
     def has_observations(self) -> bool:
-        """True if any answer was seen, here or by an earlier estimator."""
+        """True if an answer was observed, by this process or by an earlier estimator process."""
         return self._all.count > 0 or self._all.earlier is not None
 
     @property
@@ -146,7 +149,9 @@ class DecodeLengths:
         return len(self._applications)
 
     def restore(self, earlier: Mapping[str, OutputTokens]) -> None:
-        """Adopt `estimates` of an earlier estimator: first unchanged, then as parents."""
+        """
+        Adopt `estimates` of an earlier estimator; they become parents when the first answers come.
+        """
         for application, estimate in earlier.items():
             histories = (
                 [self._all] if application == ALL_APPLICATIONS else self._touched(application)
@@ -162,7 +167,9 @@ class DecodeLengths:
         )
 
     def _touched(self, application: str) -> list[_History]:
-        """Mark the application's history as the latest and return it; empty when none is kept."""
+        """
+        Return the application's history, and mark it as the latest; empty if no history is kept.
+        """
         history = self._applications.pop(application, None) or self._history()
         self._applications[application] = history
         if len(self._applications) > self._max_applications:

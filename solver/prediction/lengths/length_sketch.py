@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 GROWTH = 1.05
 """Ratio of the longest to the shortest length of a bin; lengths up to 20 have a bin each."""
 LONGEST_TOKENS = 2**20
-"""Longer answers count as this long."""
+"""Largest length that is distinguished; longer answers count as this length."""
 
 
 def _longest_in_bins() -> list[int]:
@@ -29,7 +29,7 @@ _EVENTS, _SUMS, _SQUARES, _CUTS = range(4)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthDistribution:
-    """Probability of each length."""
+    """Probability distribution of lengths, in bins."""
 
     mass: Floats
     """float64[NUM_BINS], sums to 1."""
@@ -48,20 +48,21 @@ class LengthDistribution:
 
     def quantile_tokens(self, level: float) -> float:
         """
-        A length that a share *level* of answers does not exceed.
+        Length that a share *level* of answers does not exceed.
 
         Args:
             level: 0..1.
 
         Returns:
-            Never less than the exact quantile of the observations, and less than GROWTH times it.
+            At least the exact quantile of the observations, and less than GROWTH times the exact
+            quantile.
         """
         within = np.cumsum(self.mass) >= level - 1e-9
         return float(_LONGEST_TOKENS[np.argmax(within)]) if within.any() else float(LONGEST_TOKENS)
 
 
 def log_normal(*, mean_tokens: float, sd_tokens: float) -> LengthDistribution:
-    """The log-normal distribution with these moments, for lengths of at least one token."""
+    """The lognormal distribution with given moments, for lengths of at least one token."""
     mean_tokens = max(1.0, mean_tokens)
     variance = math.log1p((sd_tokens / mean_tokens) ** 2)
     middle, width = math.log(mean_tokens) - variance / 2, math.sqrt(2 * max(variance, 1e-6))
@@ -73,15 +74,15 @@ def log_normal(*, mean_tokens: float, sd_tokens: float) -> LengthDistribution:
 
 class LengthSketch:
     """
-    Weights of lengths on a logarithmic scale, in less than 10 kB.
+    Decaying histogram of lengths with logarithmic bins, in less than 10 kB.
 
-    Moments are exact as long as no answer was cut; quantiles have an error below 5 %
+    Moments are exact as long as no answer was cut. Quantiles have an error below 5 %
     (`LengthDistribution.quantile_tokens`).
 
     Source: DDSketch (Masson et al. 2019) §2, on whole numbers and with forgetting.
 
     Args:
-        memory: Answers after which an old one weighs 1/e.
+        memory: Number of answers after which an old answer weighs 1/e.
     """
 
     def __init__(self, *, memory: float) -> None:
@@ -89,7 +90,7 @@ class LengthSketch:
         self._cells = np.zeros((4, NUM_BINS))
 
     def observe(self, tokens: int) -> None:
-        """Count an answer that ended by itself after *tokens*; 0 counts as 1."""
+        """Count an answer that the model ended after *tokens*; 0 counts as 1."""
         tokens = min(max(1, tokens), LONGEST_TOKENS)
         self._cells *= self._keep
         place = bisect_left(_LONGEST, tokens)
@@ -102,20 +103,20 @@ class LengthSketch:
 
     def pooled(self, parent: LengthDistribution, *, weight: float) -> LengthDistribution:
         """
-        Posterior after the observations: *parent* counts as *weight* answers.
+        Posterior distribution of lengths; *parent* counts as *weight* answers.
 
-        At each length, the share of answers that are longer falls by the answers that ended there
-        over
-        those that reached it (Kaplan-Meier); so a cut answer is as long as those that continued.
+        At each length, the share of longer answers falls by the number of answers that ended there
+        over the number that reached this length (Kaplan-Meier). So a cut answer is assumed to be as
+        long as the answers that continued beyond its cut.
 
         Source: the mean of a Dirichlet process after censored observations (Susarla and Van Ryzin
         1976), with *parent* as its base and *weight* as its concentration.
         Decided: if neither the answers nor *parent* have lengths above the longest cut, the
-        remaining probability is placed there (Efron's convention).
+        remaining probability is that of the longest cut (Efron's convention).
 
         Args:
             parent: Prior distribution; returned when nothing was observed.
-            weight: Answers, 0 or more.
+            weight: Number of answers that *parent* counts as, 0 or more.
         """
         ended, sums, squares, cuts = self._cells
         if not self._cells.any():

@@ -1,4 +1,4 @@
-"""Predicted work of an arriving request, before anything of its answer is known."""
+"""Predicted work of an arriving request, before its answer has begun."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from shared.contracts.requests import QueuedRequest
 from solver.prediction.latency.service_time import ALL_APPLICATIONS
 
 LEVEL = 0.9
-"""Quantile of the answer length that is assumed."""
+"""Level of the quantile that is assumed as the answer length."""
 
 
 @dataclass(slots=True)
@@ -16,11 +16,11 @@ class PredictedWork:
     """
     Prompt plus a high quantile of the answer, at most the request's limit.
 
-    Limits are often far above the length of answers: classes of work by limits would only
-    reflect the limits that clients usually set.
+    Limits are often far above the lengths of answers, so work classes by limits would only reflect
+    the usual settings of clients.
 
-    Decided: QLM §6 clusters by lengths without defining them; with a mean, the longer half of a
-    class would delay the shorter half.
+    Decided: QLM §6 clusters by lengths without defining them. Here the length is a high quantile:
+    with mean lengths, unexpectedly long answers would delay the short answers of their class.
     """
 
     _lengths: dict[ModelName, dict[str, OutputTokens]] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class PredictedWork:
 
     def learn(self, profile: Profile) -> None:
         """
-        Adopt the estimator's answer lengths of a model; an older profile than the known one is
+        Adopt the estimator's answer lengths of a model; profiles older than the known profile are
         ignored.
         """
         if profile.version >= self._versions.get(profile.model, 0) and profile.output_tokens:
@@ -36,7 +36,7 @@ class PredictedWork:
             self._lengths[profile.model] = profile.output_tokens
 
     def tokens(self, request: QueuedRequest) -> int:
-        """Total tokens to compute for *request*."""
+        """Total prompt and answer tokens to compute for *request*."""
         limit = request.sampling.max_tokens
         lengths = self._lengths.get(request.model.base, {})
         predicted = lengths.get(request.application) or lengths.get(ALL_APPLICATIONS)

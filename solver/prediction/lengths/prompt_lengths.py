@@ -1,4 +1,4 @@
-"""Prompt lengths in tokens of text that was not tokenized yet."""
+"""Predicted lengths in tokens of prompts that are not tokenized yet."""
 
 from dataclasses import dataclass, field
 
@@ -9,11 +9,11 @@ from shared.contracts.requests import PromptText
 from solver.prediction.least_squares import Floats, non_negative
 
 _PRIOR_WEIGHT = 0.5
-"""Weight of the prior, in prompts that it would have predicted exactly."""
+"""Weight of the prior: the number of prompts that it counts as."""
 _MESSAGE_TOKENS = 50.0
-"""Tokens of a usual message; sets the weight of a template's tokens in the prior."""
+"""Tokens of a usual message; determines the weight of a template's tokens in the prior."""
 _MAX_DEVIATION = 8.0
-"""Prompts longer or shorter than predicted by this factor are of another kind and not learned."""
+"""Prompts that are longer or shorter than predicted by more than this factor are not learned."""
 
 
 @dataclass(slots=True)
@@ -31,16 +31,17 @@ class _ModelLengths:
 
 class PromptLengths:
     """
-    Bytes per token, and tokens that a chat's template adds to each message, learned per model.
+    Learned per model: bytes per token, and tokens that the chat template adds to each message.
 
     Non-negative relative least squares with forgetting; the registry's bytes per token are the
-    prior until enough prompts were seen.
+    prior.
 
-    Decided: QUARTZ and QoServe know the prompt's length at arrival. Here a producer may send text
-    without the gateway, and only the engine's tokenizer counts it, when it is served.
+    Decided: in QUARTZ and QoServe the prompt's length is known at arrival. Here a producer may
+    publish text without the gateway, and its tokens are counted only when an engine serves the
+    request.
 
     Args:
-        memory: Prompts after which an old one weighs 1/e.
+        memory: Number of prompts after which an old prompt weighs 1/e.
     """
 
     def __init__(self, *, memory: float = 500.0) -> None:
@@ -75,7 +76,7 @@ class PromptLengths:
         lengths.tokens_per_byte, lengths.tokens_per_message = _solve(lengths, believed)
 
     def bytes_per_token(self) -> dict[ModelName, float]:
-        """Learned bytes per token; infinite where all tokens seem to come from templates."""
+        """Learned bytes per token; infinite if the fit assigns all tokens to templates."""
         return {
             model: 1 / lengths.tokens_per_byte if lengths.tokens_per_byte > 0 else np.inf
             for model, lengths in self._models.items()
@@ -83,7 +84,10 @@ class PromptLengths:
 
 
 def _solve(lengths: _ModelLengths, believed: float) -> tuple[float, float]:
-    """Coefficients of the observations, with the prior as `_PRIOR_WEIGHT` exact prompts."""
+    """
+    Coefficients fitted to the observations and to the prior, which counts as `_PRIOR_WEIGHT`
+    prompts.
+    """
     anchor = _PRIOR_WEIGHT * np.diag([1 / believed**2, 1 / _MESSAGE_TOKENS**2])
     matrix = lengths.matrix + anchor
     vector = lengths.vector + np.array([_PRIOR_WEIGHT / believed, 0.0])

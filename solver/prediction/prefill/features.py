@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SCHEMA_VERSION = 1
-"""Increased when `FEATURES` or the meaning of one changes; trees of other versions are rejected."""
+"""Version of `FEATURES` and of their meanings; trees of other versions are rejected."""
 
 FEATURES: tuple[str, ...] = (
     "prompt_tokens",
@@ -29,16 +29,18 @@ PROMPT_COLUMN = FEATURES.index("prompt_tokens")
 CACHED_COLUMN = FEATURES.index("cached_tokens")
 RUNNING_COLUMN = FEATURES.index("running")
 BACKLOG_COLUMN = FEATURES.index("prefill_backlog_tokens")
-"""Columns that are also read individually."""
+"""Column numbers of the features that are also read individually."""
 
 _PARTIAL_SHARE = 0.1
-"""Share of a system prompt in a usual prompt; less is an accidentally shared first block."""
+"""
+Cached share of a prompt that a shared system prompt reaches; a shared first block alone is less.
+"""
 _HIGH_SHARE = 0.5
 """Cached share of a prompt from which most of the prefill is saved."""
 
 
 class Locality(IntEnum):
-    """Share of a prompt that is known to be in an instance's prefix cache."""
+    """Class of the share of a prompt that is known to be in an instance's prefix cache."""
 
     NONE = 0
     PARTIAL = 1
@@ -47,7 +49,7 @@ class Locality(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFeatures:
-    """Features of the request: the same for every candidate."""
+    """Features of the request, the same for all candidates."""
 
     prompt_tokens: int
     max_tokens: int
@@ -60,7 +62,9 @@ class RequestFeatures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceFeatures:
-    """Features of one candidate, as last reported and as the router knows it for this request."""
+    """
+    Features of one candidate for one request: its last report, and cached tokens as tracked here.
+    """
 
     cached_tokens: int = 0
     """Longest prefix of this request's prompt that is known to be cached there."""
@@ -77,7 +81,8 @@ def locality_of(cached_tokens: int, prompt_tokens: int) -> Locality:
     Coarse locality class: PARTIAL from a tenth of the prompt, HIGH from half of it.
 
     Source: QUARTZ table 2, bucket(l, p).
-    Decided: the paper gives three classes and no thresholds; they are shares of the prompt.
+    Decided: the paper gives three classes without thresholds; here thresholds are shares of the
+    prompt.
     """
     if cached_tokens >= _HIGH_SHARE * max(1, prompt_tokens):
         return Locality.HIGH
@@ -89,7 +94,7 @@ def locality_of(cached_tokens: int, prompt_tokens: int) -> Locality:
 def feature_matrix(
     request: RequestFeatures, instances: Sequence[InstanceFeatures]
 ) -> NDArray[np.float64]:
-    """float64[num_instances, num_features]: a row per candidate, columns as in `FEATURES`."""
+    """float64[num_candidates, num_features]: a row per candidate, columns as in `FEATURES`."""
     prompt = request.prompt_tokens
     matrix = np.empty((len(instances), len(FEATURES)))
     matrix[:, :CACHED_COLUMN] = (

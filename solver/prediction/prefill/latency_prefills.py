@@ -11,15 +11,17 @@ from solver.prediction.prefill.features import CACHED_COLUMN, PROMPT_COLUMN, RUN
 from solver.prediction.prefill.quantile_trees import Prediction
 
 PRIOR = LatencyCoefficients(constant_s=0.01, linear_s=1e-4)
-"""Assumed for an unknown engine; corrections set the scale of times within some 60 requests."""
+"""
+Latency model of an unknown engine; corrections set the scale of times within some 60 requests.
+"""
 
 
 class LatencyPrefills:
     """
     Predicts a prefill as one iteration with the uncached tokens and the running sequences.
 
-    All levels equal the mean: their distance from it is left to the calibration, which has seen
-    enough within some 60 requests. Until then coverage marks them as not trusted.
+    The quantiles of all levels equal the mean. The calibration corrects them after some 60
+    requests; until then their coverage is too low, so predictions are not trusted.
 
     Args:
         levels: Levels to predict, rising.
@@ -44,5 +46,5 @@ class LatencyPrefills:
             ValueError: *level* is not one of the levels.
         """
         if level not in self.levels:
-            raise ValueError(f"no prefill times for level {level}; there are {self.levels}")
+            raise ValueError(f"no prefill times for level {level}; predicted levels: {self.levels}")
         return self.levels.index(level)

@@ -15,8 +15,8 @@ from solver.prediction.prefill.tree_walk import Floats, Forest, Indices, scale_t
 
 LEAST_SAMPLES = 400
 """
-Least samples of a fit: twenty are above the 0.95 quantile. With fewer, this quantile is a guess,
-which calibration would undo.
+Least samples of a fit: twenty samples are above the 0.95 quantile. With fewer samples the fit of
+this quantile would be arbitrary.
 """
 _LEAST_S = 1e-6
 """Least time; shorter times are below a clock's resolution."""
@@ -30,25 +30,26 @@ def fit_quantile_trees(
     seed: int = 0,
 ) -> QuantileTrees:
     """
-    Trees for each level's quantile, by pinball loss, and for the mean, by squared loss.
+    Fit trees for the quantile of each level, by pinball loss, and for the mean, by squared loss.
 
-    The scale is fitted first: non-negative least squares of relative errors. Quantiles are then
-    fitted to logarithms of multiples of it, since they commute with monotone functions. Means do
-    not: they are fitted to the multiples themselves, and commute with the scale alone.
+    The scale is fitted first, by non-negative least squares of relative errors. Then samples are
+    divided by their scale. Quantiles are fitted to logarithms of these multiples, because quantiles
+    commute with monotone functions. The mean is fitted to the multiples themselves, because a mean
+    only commutes with the scale.
 
     Args:
         features: float64[num_samples, num_features], columns as in `FEATURES`.
         prefill_s: float64[num_samples], from first scheduled to first token, without the time
             that the request was preempted.
         levels: Rising, 0..1.
-        seed: Equal samples and seeds give equal trees.
+        seed: Seed of the fit; equal samples with equal seeds give equal trees.
 
     Raises:
         TooFewSamplesError: There are fewer than `LEAST_SAMPLES`.
         ValueError: Shapes do not fit, a value is not finite, or the levels do not rise.
 
     Source: QUARTZ §3.2: pinball loss (Bauer et al. 2024).
-    Differs: fitted to multiples of a scale, see `QuantileTrees`.
+    Differs: trees are fitted to multiples of a scale, see `QuantileTrees`.
     """
     _check(features, prefill_s, levels)
     features = np.ascontiguousarray(features, dtype=np.float64)
@@ -87,10 +88,10 @@ def _scale_of(features: Floats, prefill_s: Floats) -> Floats:
 
 def _model(seed: int, *, loss: str, quantile: float | None) -> HistGradientBoostingRegressor:
     """
-    Trees of one output: with this size, 16 candidates are evaluated in tens of microseconds.
+    Fit the trees of one output; their size allows 16 candidates in tens of microseconds.
 
-    All candidates wait for the deepest path of a tree; two of the samples in a leaf are above the
-    0.95 quantile.
+    The depth is limited, because the deepest path determines the time of all candidates. A leaf has
+    enough samples that two of them are above the 0.95 quantile.
     """
     return HistGradientBoostingRegressor(
         loss=loss,
@@ -123,7 +124,7 @@ def _trees_of(
 
 
 def _forest_of(outputs: list[list[NDArray[np.void]]]) -> Forest:
-    """All trees concatenated."""
+    """Concatenate all trees into one flat forest."""
     trees = [tree for output in outputs for tree in output]
     flat = [_breadth_first(tree) for tree in trees]
     roots = np.cumsum([0, *(len(tree) for tree in trees)])[:-1]
@@ -143,7 +144,8 @@ def _forest_of(outputs: list[list[NDArray[np.void]]]) -> Forest:
 
 def _breadth_first(nodes: NDArray[np.void]) -> tuple[NDArray[np.void], Indices]:
     """
-    Order of a tree's nodes with siblings adjacent, and the first child of each node or itself.
+    Order of a tree's nodes with siblings adjacent, and for each node its first child; a leaf's is
+    itself.
     """
     order = [0]
     child = np.arange(len(nodes), dtype=np.uint32)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 HELD_OUT = 5
-"""One in this many samples is held out: the latest ones, because they resemble future requests."""
+"""One in this many samples is held out: the latest samples, which resemble future requests most."""
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -23,16 +23,18 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 def num_training_of(num_samples: int) -> int:
-    """How many of *num_samples*, the oldest, are used for training; the rest is held out."""
+    """
+    Number of oldest samples used for training; the other samples of *num_samples* are held out.
+    """
     return num_samples - num_samples // HELD_OUT
 
 
 def pinball_loss_s(quantile_s: Floats, prefill_s: Floats, level: float) -> float:
     """
-    Mean of level · excess over the quantile plus (1 - level) · distance below it, in s.
+    Pinball loss in s: mean of level · excess over the quantile + (1 - level) · distance below it.
 
     Args:
-        quantile_s: float64[num_samples], or one for all of them.
+        quantile_s: float64[num_samples], or one value for all samples.
         prefill_s: float64[num_samples], measured; at least one.
         level: Level of the quantile, 0..1.
 
@@ -63,9 +65,9 @@ def judge(quantiles_s: Floats, prefill_s: Floats, levels: Sequence[float]) -> tu
 
 def relative_loss(judged: Sequence[Judged], other: Sequence[Judged]) -> float | None:
     """
-    Loss relative to *other*'s, averaged over the levels that both have; None without any.
+    Mean ratio of the losses of *judged* and *other* over common levels; None without any.
 
-    Relative, because losses of high levels are naturally a few times those of low ones.
+    Ratios are averaged, because losses of different levels differ by a factor of a few.
     """
     theirs = {each.level: each.loss_s for each in other}
     multiples = [

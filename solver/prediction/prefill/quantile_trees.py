@@ -28,7 +28,7 @@ class Prediction:
     """float64[num_candidates]."""
 
     def of(self, candidate: int) -> Self:
-        """The prediction of one candidate, with one row."""
+        """The prediction for one candidate, with one row."""
         rows = slice(candidate, candidate + 1)
         return type(self)(self.quantiles_s[rows], self.mean_s[rows])
 
@@ -37,12 +37,12 @@ class QuantileTrees(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """
     Fitted trees as flat arrays: made by `quantile_fit`, sent in messages, evaluated by routers.
 
-    Outputs are the levels' quantiles in order, then the mean. Trees give multiples of a scale, the
-    seconds that a linear model predicts from prompt, cached prefix and load: trees alone would
-    return the same for all prompt lengths beyond those that they saw.
+    Outputs are the quantiles of the levels in order, then the mean. Trees predict multiples of a
+    scale: the seconds that a linear model predicts from prompt, cached prefix and load. Without a
+    scale, trees would predict the same time for all prompts longer than the samples.
 
     Source: QUARTZ §3.2 and §4.2, "a compact decision tree evaluator on the router critical path".
-    Differs: trees of multiples of a scale instead of seconds, see above.
+    Differs: trees predict multiples of a scale instead of seconds.
     """
 
     schema_version: int
@@ -52,13 +52,13 @@ class QuantileTrees(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     scale: Floats
     """float64[NUM_SCALE_TERMS], seconds per term of `tree_walk.scale_terms`."""
     baselines: Floats
-    """float64[num_outputs], start values that an output's trees add to."""
+    """float64[num_outputs], start value of each output, to which its trees add."""
     forest: Forest
     """Trees of all outputs."""
 
     def predict(self, features: NDArray[np.float64]) -> Prediction:
         """
-        Prediction for each row of *features*, as made by `feature_matrix`.
+        Predict prefill times for each row of *features*, as made by `feature_matrix`.
 
         Rows are independent of one another; times are never negative.
 
@@ -72,13 +72,13 @@ class QuantileTrees(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def column_of(self, level: float) -> int:
         """
-        Column of predictions that has the quantile of *level*.
+        Column of `quantiles_s` that has the quantile of *level*.
 
         Raises:
             ValueError: *level* was not fitted; names the fitted levels.
         """
         if level not in self.levels:
-            raise ValueError(f"no trees for level {level}; there are {self.levels}")
+            raise ValueError(f"no trees for level {level}; levels with trees: {self.levels}")
         return self.levels.index(level)
 
 
@@ -88,16 +88,16 @@ class _Header(msgspec.Struct):
 
 
 def encode(trees: QuantileTrees) -> bytes:
-    """JSON bytes; the same for equal trees."""
+    """The trees as JSON bytes; equal trees give equal bytes."""
     return msgspec.json.encode(trees, enc_hook=_listed)
 
 
 def decode(body: bytes) -> QuantileTrees:
     """
-    The trees in *body*.
+    Decode the trees in *body*.
 
     Raises:
-        SchemaMismatchError: They use other features; names the field and the difference.
+        SchemaMismatchError: The trees use other features; names the field and the difference.
         ContractError: The body is not JSON, or has no trees that can be evaluated.
     """
     try:
@@ -118,7 +118,7 @@ def _listed(array: Any) -> Any:
 
 
 def _array(array_type: Any, values: Any) -> Any:
-    """A new array: kernels are compiled for writable, contiguous ones."""
+    """Copy into a new array: kernels are compiled for writable, contiguous arrays."""
     element = get_args(get_args(array_type)[1])[0]
     if not isinstance(values, list):
         raise TypeError("expected a list of numbers")
@@ -132,7 +132,9 @@ def _array(array_type: Any, values: Any) -> Any:
 
 
 def _check(trees: QuantileTrees) -> None:
-    """Check all indices once, because kernels do not: an index out of range would crash there."""
+    """
+    Check all indices once: kernels do not check, and an index out of range would crash a kernel.
+    """
     outputs = len(trees.levels) + 1
     # Signed, so that differences do not wrap around.
     starts, roots, depths, split, child = (

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from solver.prediction.prefill.features import FEATURES
 
 TIME = "prefill_s"
-"""Fault of a sample with valid features and an invalid time."""
+"""Result of `fault_of` for a sample with valid features and an invalid time."""
 
 _MOST_TOKENS = 1e8
 _MOST_SEQUENCES = 1e6
@@ -22,22 +22,22 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "prefill_backlog_tokens": (0.0, 1e9),
     "kv_utilization": (0.0, 2.0),
 }
-"""Minimum and maximum of each feature at a working engine."""
+"""Minimum and maximum of each feature on a working engine."""
 _BOUNDS_OF_COLUMNS = tuple(_BOUNDS[name] for name in FEATURES)
 _MOST_S = 3600.0
 
 
 def fault_of(features: Sequence[float], prefill_s: float) -> str | None:
     """
-    The field that makes a sample invalid; None for a valid one.
+    Return the field that makes a sample invalid; None for a valid sample.
 
     Args:
         features: Columns as in `FEATURES`.
-        prefill_s: First scheduled to first token, s; 0 if the engine does not report it.
+        prefill_s: Time from first scheduled to first token; 0 if the engine does not report it.
 
     Returns:
-        The first faulty name of `FEATURES`, `features` if their number is wrong, or `TIME`. NaN is
-        out of all bounds.
+        The name of the first invalid feature, `features` if their number is wrong, or `TIME`. NaN
+        is out of all bounds.
     """
     if len(features) != len(FEATURES):
         return "features"

@@ -1,7 +1,7 @@
 """
-Kernels that evaluate flat trees; compiled ahead, because the router runs them per request.
+Kernels that evaluate flat trees; compiled in advance, because the router runs them per request.
 
-`solver.planning.search` documents where compiled kernels are kept.
+`solver.planning.search` describes the cache of compiled kernels.
 """
 
 import math
@@ -24,7 +24,7 @@ Indices = NDArray[np.uint32]
 
 NUM_SCALE_TERMS = 5
 _MOST = 1e9
-"""Maximum tokens or sequences of a feature in the scale; keeps squares finite."""
+"""Limit of each feature in the scale, in tokens or sequences; keeps squares finite."""
 
 
 @inlined
@@ -37,7 +37,9 @@ def _bounded(value: float) -> float:
 
 @inlined
 def _terms(row: Floats, terms: Floats) -> None:
-    """Terms that prefill time is about linear in: float64[NUM_SCALE_TERMS], written to *terms*."""
+    """
+    Write float64[NUM_SCALE_TERMS] to *terms*: prefill time is approximately linear in these terms.
+    """
     prompt = _bounded(row[PROMPT_COLUMN])
     cached = min(_bounded(row[CACHED_COLUMN]), prompt)
     tokens = prompt - cached + 1.0
@@ -53,8 +55,8 @@ def scale_terms(features: Floats) -> Floats:
     """
     Terms of the scale of prefill times, without its coefficients.
 
-    The minimum iteration of a prefill, tokens to compute, pairs of tokens that attend, tokens
-    beside each running sequence, and prefill work of others that shares its iterations.
+    Terms: a constant for one iteration, tokens to compute, pairs of tokens in attention, tokens
+    times running sequences, and prefill work of other requests in the same iterations.
 
     Args:
         features: float64[num_rows, num_features].

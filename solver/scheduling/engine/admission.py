@@ -15,7 +15,7 @@ class PlannedBatch:
     context_tokens: int = 0
 
     def add(self, tokens: int, before_tokens: int) -> None:
-        """Add *tokens* of a prefill that has *before_tokens* computed already."""
+        """Add *tokens* of a prefill of which *before_tokens* are already computed."""
         self.tokens += tokens
         self.pairs += tokens * (before_tokens + tokens / 2)
         self.context_tokens += before_tokens
@@ -33,7 +33,7 @@ def admissible_tokens(
     limit_s: Seconds,
 ) -> int:
     """
-    Largest part of a prefill that keeps the iteration within a latency budget.
+    Largest part of a prefill with which the iteration stays within a time limit.
 
     Args:
         batch: Content of the iteration so far, decodes included.
@@ -42,11 +42,11 @@ def admissible_tokens(
         limit_s: Longest duration of the whole iteration; may be infinite.
 
     Returns:
-        Tokens, 0 when even one would be too many. Never falls as *limit_s* grows.
+        Tokens, 0 if even one token would be too many. Never falls as *limit_s* grows.
 
     Source: ConServe §4.2 `can_schedule(batch, req, TBT)`, algorithm 1.
-    Decided: no minimum chunk. A rule like "at least 16 tokens" would block the last tokens of a
-    request permanently.
+    Decided: there is no minimum chunk. A rule like "at least 16 tokens" would permanently block a
+    request with fewer tokens left.
     """
     wanted_tokens = min(wanted_tokens, latency.max_tokens - batch.tokens)
     room_s = limit_s - latency.context_s * (batch.context_tokens + before_tokens)

@@ -1,5 +1,5 @@
 """
-Best effort in one engine with work that has targets: its limits, and how it yields (ConServe §4.2).
+Best effort beside work with targets: its limits, and which KV it gives up (ConServe §4.2).
 """
 
 from collections.abc import Sequence
@@ -18,19 +18,21 @@ _Held = tuple[Entry, RunningView]
 
 class Allowance:
     """
-    Decides which further best-effort requests may start, during one decision.
+    Limits of the best-effort requests that may start, during one decision.
 
-    Source: ConServe §4.2, algorithm 1 phase 2: no offline request without memory for it.
-    Decided: best effort leaves a share of the KV free for requests with targets, so that they begin
-    immediately and do not preempt requests that have just begun.
-    Decided: running decodes are computed in every iteration and cannot be held, so offline
-    decodes are limited where they begin: the decodes of all running requests at their full context
-    take at most a share of the iteration limit. The limit is the pace of the latest interactive
-    work, so that after a lull the engine is not fuller than such work can bear.
-    Decided: an idle engine takes any request; otherwise one too large for the share never runs.
+    Source: ConServe §4.2, algorithm 1 phase 2: an offline request only starts if it gets memory.
+    Decided: best effort leaves a share of the KV free, so that requests with targets begin
+    immediately and do not preempt best-effort requests that have just begun.
+    Decided: running decodes are computed in every iteration and cannot be held, so their number is
+    limited when offline requests begin: the decodes of all running requests at their full context
+    take at most a share of the iteration limit. The limit is that of the latest interactive work,
+    even if no interactive work runs, so that the engine is not too full when the next interactive
+    request comes.
+    Decided: an idle engine takes any request; otherwise a request too large for the share never
+    runs.
 
     Args:
-        options: Shares of KV and time.
+        options: Best-effort shares of KV and of the iteration limit.
         batch: State before the iteration.
         decodes: Work of the iteration without prefills.
         prefills: Running prefills.
@@ -60,7 +62,7 @@ class Allowance:
 
     def admits(self, entry: Entry) -> bool:
         """
-        Return whether all decodes stay within their share of the iteration when *entry* joins.
+        Return True if all decodes stay within their share of the iteration when *entry* starts.
         """
         if self._most_s == inf:
             return True
@@ -75,15 +77,16 @@ class Allowance:
 
 class FirstTokens:
     """
-    Limits how long best-effort prefills may make an iteration that produces first tokens.
+    Time limit for best-effort prefills in an iteration that produces first tokens.
 
-    Decided: ConServe limits an iteration because of its decodes alone. A prefill that ends in the
-    iteration also waits for all of it: best effort takes three quarters of the time left until the
-    first token is due. Not all, because iterations overrun and the token must be delivered. A token
-    that is late in any case gets its target once more, so that it is not much later.
+    Decided: ConServe limits an iteration only by its decodes. The first token of a prefill that
+    ends in the iteration also waits for the whole iteration. So best effort may take three quarters
+    of the time left until the first token is due; the last quarter is for overruns and delivery. A
+    first token that is late in any case gets its target again as the time left, so that it is not
+    much later.
 
     Args:
-        options: Switches the limit on or off.
+        options: Enables the limit.
     """
 
     def __init__(self, options: SchedulingOptions, latency: LatencyTable) -> None:
@@ -92,7 +95,9 @@ class FirstTokens:
         self.limit_s: Seconds = inf
 
     def count(self, entry: Entry, planned: PlannedBatch, now: UnixTime) -> None:
-        """Count the prefill of *entry*, which ends in the iteration with *planned* work so far."""
+        """
+        Count the prefill of *entry*, which ends in this iteration; *planned* is the work so far.
+        """
         target_s = entry.view.slo.ttft_s
         if not self._counts or target_s is None:
             return
@@ -104,7 +109,7 @@ class FirstTokens:
 
 
 def freed_tokens(entry: Entry, run: RunningView) -> int:
-    """KV that a victim frees: what it holds, and what was reserved for its prompt."""
+    """KV tokens that a victim frees: those that it holds, and those reserved for its prompt."""
     return run.num_computed_tokens + (entry.prefill_tokens if run.is_prefill else 0)
 
 
@@ -117,11 +122,12 @@ def kv_victims(candidates: Sequence[_Held], needed_tokens: int) -> list[_Held]:
         needed_tokens: KV tokens that are missing.
 
     Returns:
-        Enough of them, or none when all of them would not be enough.
+        Enough of *candidates*, or none if all of them would not be enough.
 
     Source: ConServe §4.2, algorithm 1 phase 1; §4.4 on the cost of a preemption.
-    Decided: least progress first, the latest of equals, because progress must be recomputed; then
-    victims are spared that a larger one made unnecessary.
+    Decided: requests with the least progress are preempted first, because progress must be
+    recomputed; of equal requests the latest. Victims that a larger victim makes unnecessary are
+    spared.
     """
     least_first = sorted(candidates, key=lambda held: (held[1].num_computed_tokens, -held[0].place))
     victims: list[_Held] = []

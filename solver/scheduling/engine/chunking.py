@@ -10,7 +10,9 @@ from solver.scheduling.engine.latency import LatencyTable
 from solver.scheduling.engine.options import SchedulingOptions
 
 TILE_TOKENS = 128
-"""Multiples of this number of tokens are chunks just below a step of the measured curve."""
+"""
+Tile of the kernels: iteration time steps up just above each multiple of this number of tokens.
+"""
 
 
 def decode_slack_s(entry: Entry, output_tokens: int, now: UnixTime) -> Seconds:
@@ -18,11 +20,11 @@ def decode_slack_s(entry: Entry, output_tokens: int, now: UnixTime) -> Seconds:
     Longest next iteration that one decode tolerates; infinite if it sets no limit.
 
     Source: QoServe §3.3: deadline of the next token (eq. 2) minus *now*.
-    Decided: a late token of a request whose first token was in time gets one TBT, so that the
-    request catches up without stopping all prefills; one whose first token was late has missed
-    its SLO and sets no limit.
-    Decided: a decode without a TBT target gets equal time for each token it is expected to need;
-    when the deadline has passed it sets no limit (else late batch work makes all chunks small). A
+    Decided: if the first token was in time, a late token gets one TBT: the request catches up
+    without stopping all prefills. If the first token was late, the request has missed its SLO and
+    sets no limit.
+    Decided: a decode without a TBT target divides its time left by its expected remaining tokens.
+    After its deadline it sets no limit; otherwise late batch work would make all chunks small. A
     relegated request sets no limit.
     """
     if entry.qos_class is QosClass.INTERACTIVE:
@@ -42,10 +44,10 @@ def decode_slack_s(entry: Entry, output_tokens: int, now: UnixTime) -> Seconds:
 
 def steady_limit_s(entry: Entry, output_tokens: int, now: UnixTime) -> Seconds:
     """
-    Like `decode_slack_s`, but an interactive decode allows its TBT target each time.
+    Like `decode_slack_s`, but the limit of an interactive decode is always its TBT target.
 
     Source: ConServe §4.2, algorithm 1: one TBT target for every iteration.
-    Decided: also when its first token was late, because the pace of the rest can still be kept.
+    Decided: the limit also applies after a late first token, because later gaps can still be met.
     """
     if entry.qos_class is QosClass.INTERACTIVE:
         return entry.tbt_s
@@ -61,7 +63,9 @@ def budget_tokens(
     limit_s: Seconds,
     most_tokens: int,
 ) -> int:
-    """Prefill tokens of the iteration by *options*; other parameters as in `chunk_tokens`."""
+    """
+    Prefill tokens of the iteration according to *options*; other parameters as in `chunk_tokens`.
+    """
     if not options.dynamic_chunking:
         return max(0, min(options.fixed_chunk_tokens, most_tokens) - decodes.tokens)
     return chunk_tokens(
@@ -89,17 +93,17 @@ def chunk_tokens(
     Args:
         decodes: Work of the iteration without prefills.
         before_tokens: Computed tokens of the request that is prefilled first.
-        limit_s: Least slack; infinite when no decode sets a limit.
-        max_tokens: Tokens of the iteration, decodes included.
-        curve: Choose the chunk with most prefill tokens per second among multiples of
-            `TILE_TOKENS` (decodes included), instead of the largest.
+        limit_s: Least slack of all decodes; infinite when no decode sets a limit.
+        max_tokens: Maximum tokens of the iteration, decodes included.
+        curve: Choose the multiple of `TILE_TOKENS` (decodes included) with the most prefill tokens
+            per second, instead of the largest chunk.
 
     Returns:
-        Tokens, 0 when the slack is used up.
+        Prefill tokens, 0 if the slack allows none.
 
     Source: QoServe §3.3, algorithm 1 lines 5-7.
-    Differs: searches the measured table instead of a random forest.
-    Decided: the chunk includes the decodes (Sarathi-Serve); without limit it is the maximum.
+    Differs: a measured table is searched instead of a random forest.
+    Decided: a chunk includes the decodes (Sarathi-Serve); without a limit it has the maximum size.
     """
     most = max_tokens - decodes.tokens
     if limit_s != inf:

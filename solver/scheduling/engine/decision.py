@@ -1,9 +1,9 @@
 """
 Interface between a scheduling policy and an engine: the content of one iteration.
 
-A decision holds what stock vLLM can execute and nothing else. Decodes are always computed
-first, one token each; the rest of the token budget goes to running prefills in the order in
-which they were admitted, then to waiting requests in `order`.
+A decision contains only operations of unmodified vLLM. Decodes are always computed first, one token
+each. The remaining token budget goes to running prefills in the order of their admission, then to
+waiting requests in `order`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,18 +22,18 @@ class RequestView:
     request_id: RequestId
     arrived_at: UnixTime
     prompt_tokens: int
-    """Tokens to prefill: the prompt and the progress of earlier runs."""
+    """Tokens to prefill: the prompt and the tokens of earlier runs."""
     max_tokens: int
     """Maximum number of output tokens still to come."""
     slo: Slo
     importance: Importance = Importance.HIGH
     tenant: TenantId | None = None
     application: str = "*"
-    """Requests of one application have similar answer lengths; `*` when unknown."""
+    """Application of the request, `*` if unknown; predicts the answer length."""
 
     @property
     def deadline_at(self) -> UnixTime:
-        """The deadline that matters for queueing; infinite for best effort."""
+        """Deadline that is used for queueing; infinite for best effort."""
         return self.slo.planning_deadline_at(self.arrived_at)
 
 
@@ -78,8 +78,8 @@ class IterationDecision:
 
     order: Iterable[RequestId]
     """
-    Waiting requests, best first. Read as far as needed, and only until the next call on the
-    policy; the engine stops at the first request that gets no KV.
+    Waiting requests, the first to be served first. The engine reads as many as it needs, and stops
+    at the first request that gets no KV. The iterator is invalid after the next call on the policy.
     """
     token_budget: int
     """Maximum number of computed tokens, decodes included; at least 1."""
@@ -88,25 +88,25 @@ class IterationDecision:
     held: frozenset[RequestId] = frozenset()
     """Running prefills that pause in this iteration and keep their KV. Decodes cannot be held."""
     preempted: frozenset[RequestId] = frozenset()
-    """Running requests that return to waiting and lose their KV, before anything else."""
+    """Running requests that lose their KV and wait again; preempted before the iteration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationOutcome:
-    """Result of a decision."""
+    """What the engine did with a decision."""
 
     iteration: Iteration
     admitted: tuple[RequestId, ...] = ()
-    """Waiting requests that now run."""
+    """Requests that waited and now run."""
     preempted: tuple[RequestId, ...] = ()
-    """Running requests that now wait again, by decision or because KV was short."""
+    """Requests that ran and now wait again, by the decision or for lack of KV."""
 
 
 class SchedulingPolicy(Protocol):
     """
-    An incremental state machine: cheap per iteration, however many requests wait.
+    Scheduling policy as an incremental state machine: cheap even with many waiting requests.
 
-    Deterministic; time comes with the calls. A request is known from `add` to `remove`.
+    A policy is deterministic; each call passes the time. A request is known from `add` to `remove`.
     """
 
     def add(self, request: RequestView) -> None:
@@ -118,9 +118,9 @@ class SchedulingPolicy(Protocol):
         ...
 
     def observe(self, now: UnixTime, outcome: IterationOutcome) -> None:
-        """Learn from an iteration that took place."""
+        """Learn from an iteration that was executed."""
         ...
 
     def decide(self, now: UnixTime, batch: BatchState) -> IterationDecision:
-        """Return the next iteration; total: there is always a decision."""
+        """Return the content of the next iteration; there is a decision in any state."""
         ...

@@ -5,7 +5,7 @@ from shared.contracts.base import Seconds
 
 class LoadLevel:
     """
-    A switch with hysteresis: on from *on_s* of waiting work, off below *off_s*.
+    A switch with hysteresis: on from *on_s* of waiting work, off again below *off_s*.
 
     Differs: QoServe names low and high load without giving bounds.
     """

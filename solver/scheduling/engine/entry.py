@@ -10,26 +10,32 @@ from solver.scheduling.engine.decision import RequestView
 
 
 class Rank(IntEnum):
-    """Order of service; a later rank gets the capacity that earlier ranks leave."""
+    """
+    Rank in the order of service; a later rank gets the capacity that earlier ranks do not use.
+    """
 
     REGULAR = 0
     RELEGATED = 1
-    """Certain to be late."""
+    """Rank of requests that are certain to be late."""
     BEST_EFFORT = 2
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """State of one request from `add` to `remove`. Only `qoserve` and its parts write it."""
+    """State of one request from `add` to `remove`; only `qoserve` and its parts modify it."""
 
     view: RequestView
     place: int
     """Order of arrival at the engine; breaks ties."""
     qos_class: QosClass = field(init=False)
     deadline_at: UnixTime = field(init=False)
-    """Deadline of the first token if interactive, else of the last; infinite for best effort."""
+    """
+    Deadline of the first token if interactive, else of the last token; infinite for best effort.
+    """
     key_deadline_at: UnixTime = field(init=False)
-    """Deadline in eqs 4 and 5; arrival for best effort, which only competes with best effort."""
+    """
+    Deadline in eqs 4 and 5; the arrival time for best effort, which is only ordered among itself.
+    """
     tbt_s: Seconds = field(init=False)
     rank: Rank = Rank.REGULAR
     waiting: bool = True
@@ -38,7 +44,7 @@ class Entry:
     Increased when the entry leaves a heap, so that its copies in heaps are recognised as stale.
     """
     prefill_tokens: int = field(init=False)
-    """Remaining prefill while it waits."""
+    """Remaining prefill tokens while the request waits."""
     decode_tokens: float = 0.0
     """Expected tokens of the answer."""
     output_tokens: int = 0
@@ -46,7 +52,7 @@ class Entry:
     service_s: Seconds = 0.0
     """Fairness term of the request's key."""
     first_token_late: bool | None = None
-    """True if the first token was late; none until the first decode."""
+    """True if the first token was late; none before the first decode."""
 
     def __post_init__(self) -> None:
         slo = self.view.slo

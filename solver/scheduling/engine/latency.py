@@ -1,4 +1,4 @@
-"""Iteration times for the scheduler: a table by token count, and its inverse."""
+"""Iteration times for the scheduler: a table by token count, and the inverse of the table."""
 
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -12,7 +12,9 @@ from shared.contracts.estimates import LatencyCoefficients
 from solver.prediction.latency.iteration_fit import IterationFit, IterationWork
 
 STEP_TOKENS = 8
-"""Kernels compute in tiles, so between close measured points time is a step, not a ramp."""
+"""
+Largest distance of measured points between which time is a step, because kernels compute tiles.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,8 @@ class LatencyTable:
     counts the tokens that all requests attend to.
 
     Args:
-        tokens_s: By token count from 0; never falling.
-        pair_s: Seconds per pair of a prefill token and a token it attends to.
+        tokens_s: Seconds by token count from 0; never falling.
+        pair_s: Seconds per pair of a prefill token and a token that it attends to.
         context_s: Seconds per token of context that is read.
     """
 
@@ -40,7 +42,9 @@ class LatencyTable:
         return len(self.tokens_s) - 1
 
     def predict_s(self, tokens: int, pairs: float, context_tokens: float) -> Seconds:
-        """Predicted duration; beyond the table it grows by the table's average time per token."""
+        """
+        Predicted duration of an iteration; extrapolated by the table's average time per token.
+        """
         attention_s = self.pair_s * pairs + self.context_s * context_tokens
         if tokens < len(self.tokens_s):
             return self.tokens_s[tokens] + attention_s
@@ -63,9 +67,8 @@ class LatencyTable:
         """
         A table through measured *points*, at least two, extrapolated in proportion at its ends.
 
-        Differs from the measurements where those fall with more tokens: a time is never below that
-        of
-        fewer tokens.
+        Where measured times fall with more tokens, the table is constant: a time is never below
+        that of fewer tokens.
         """
         known = sorted(points.items())
         dense = [known[0][1]] * (known[0][0] + 1)
@@ -86,8 +89,8 @@ class LatencyTable:
         """
         The table of a fitted latency model.
 
-        Equal to the model for one prefill. Differs for mixed batches: a decode's context costs
-        its own reading, not a share of every prefill token's attention.
+        The table equals the model for one prefill. For a mixed batch it does not: there the context
+        of a decode only costs the time to read it, not a share of the prefills' attention.
         """
         squared_s = coefficients.attention_s - coefficients.cross_s / 2
         # Vectorised, because engine cores make a new table while they serve.
@@ -98,17 +101,17 @@ class LatencyTable:
 
 
 _FIRST_FIT = 16
-"""Iterations before the prior is corrected for the first time."""
+"""Number of iterations before the first fit."""
 _FIT_PERIOD = 64
-"""Iterations between fits; each fit builds a table of all token counts."""
+"""Number of iterations between fits; each fit builds a table of all token counts."""
 
 
 class OnlineLatencyModel:
     """
-    A latency table that follows the engine.
+    A latency table that is fitted to the engine's iterations.
 
     Args:
-        prior: Used until the first fit.
+        prior: Coefficients until the first fit.
         max_tokens: Largest token count of the table.
     """
 

@@ -7,19 +7,19 @@ from shared.contracts.base import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningIteration:
-    """An iteration that has begun, by the caller's clock."""
+    """An iteration that has begun; its times are by the caller's clock."""
 
     began_at: float
     predicted_s: Seconds
-    """Duration of the whole iteration."""
+    """Predicted duration of the whole iteration."""
     decodes_s: Seconds = 0.0
-    """Time that its decodes would take alone; 0 when it has no prefill."""
+    """Predicted time of the decodes alone; 0 if the iteration has no prefill."""
     online_tokens: int = 0
     offline_tokens: int = 0
     """Tokens of requests without a target, which a safepoint may drop."""
 
     def left_s(self, now: float) -> Seconds:
-        """Predicted time to its end; 0 when it should have ended."""
+        """Predicted time to the end of the iteration; 0 if the predicted end has passed."""
         return max(0.0, self.began_at + self.predicted_s - now)
 
     @property
@@ -38,20 +38,20 @@ def preempts(
     prefill_s: Seconds = 0.0,
 ) -> bool:
     """
-    Return whether the offline part of *iteration* is dropped at its next safepoint.
+    Return True if the offline part of *iteration* is to be dropped at its next safepoint.
 
     Args:
         iteration: The iteration that runs while an online request arrives.
-        now: By the iteration's clock.
-        online_s: Predicted prefill of that request and of all online ones before it.
-        slack_s: Time until its first token is due; negative if it is late.
-        prefill_s: Predicted prefill of that request alone, at least.
+        now: Time by the clock of *iteration*.
+        online_s: Predicted prefill time of the online request and all online requests before it.
+        slack_s: Time until the first token of the online request is due; negative if it is late.
+        prefill_s: Least predicted prefill time of the online request alone.
 
-    Source: ConServe algorithm 2: dropped if the rest of the iteration and the online prefills
-    take longer than the TTFT objective; never without offline work.
-    Decided: the objective is the time left of the request's own target; prefills get the part of
-    each iteration that decodes leave; nothing is dropped of an iteration that should have ended,
-    nor for a request that is late in any case, which would only be relegated.
+    Source: ConServe algorithm 2: offline work is dropped if the remaining iteration and the online
+    prefills take longer than the TTFT objective.
+    Decided: the objective is the time left of the request's own target. Prefills get the part of
+    each iteration that decodes do not use. Nothing is dropped if the predicted end of the iteration
+    has passed, or if the request is late in any case and would only be relegated.
     """
     if iteration.offline_tokens <= 0 or prefill_s > slack_s:
         return False

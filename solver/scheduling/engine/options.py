@@ -1,4 +1,4 @@
-"""Options of the composed scheduling policy; every part can be switched off to measure it."""
+"""Options of the composed scheduling policy; each part can be disabled to measure its effect."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,26 +9,27 @@ from solver.scheduling.engine.priority import Ordering
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingOptions:
-    """Features and settings of `solver.scheduling.engine.qoserve.QoServePolicy`."""
+    """Enabled parts and settings of `solver.scheduling.engine.qoserve.QoServePolicy`."""
 
     ordering: Ordering = Ordering.HYBRID
     dynamic_chunking: bool = True
     curve_chunking: bool = True
-    """Pick the chunk with most prefill tokens per second among multiples of a tile."""
+    """True: the chunk is the multiple of a tile with the most prefill tokens per second."""
     relegation: bool = True
     overload_mode: bool = True
-    """While overloaded, work of low importance is ordered as if it were due later."""
+    """True: in an overload, work of low importance is ordered as if it were due later."""
     preemption: bool = True
-    """A waiting request may pause a running prefill of lower priority."""
+    """True: a waiting request may pause a running prefill of lower priority."""
     max_chunk_tokens: int = 4096
     """
     Maximum tokens of one iteration, decodes included.
 
-    Differs: QoServe §4.1.4 stops at 2500, where its engine saturates. Here the measured curve shows
-    saturation; this only bounds the wait of an arrival for the iteration before its own.
+    Differs: QoServe §4.1.4 stops at 2500, where its engine saturates. Here the measured curve
+    includes saturation, and the maximum only bounds how long a new request waits for the current
+    iteration.
     """
     fixed_chunk_tokens: int = 256
-    """Chunk size without dynamic chunking."""
+    """Chunk size if dynamic chunking is disabled."""
     low_work_weight_s_per_token: Seconds = 0.001
     high_work_weight_s_per_token: Seconds = 0.008
     """QoServe's alpha (eqs 4-5) at low and at high load."""
@@ -48,36 +49,38 @@ class SchedulingOptions:
     """Longest iteration while interactive work is running (ConServe's TBT budget)."""
     steady_pace: bool = False
     """
-    No gap between the tokens of interactive work exceeds its TBT target (ConServe).
+    True: each gap between tokens of interactive work is limited to its TBT target (ConServe).
 
-    Otherwise time that a request saved may be used in longer gaps (QoServe eq. 2).
+    False: a request that is ahead of its deadlines allows longer gaps (QoServe eq. 2).
     """
     best_effort_kv_reserve: float = 0.0
     """Share of the KV that best-effort work leaves free for others when it starts."""
     best_effort_decode_share: float = math.inf
-    """Share of the iteration limit that all decodes may take when more best effort starts."""
+    """
+    Share of the iteration limit that all decodes may take when another best-effort request starts.
+    """
     best_effort_yields: bool = False
-    """Best-effort work gives up its KV, decoding or not, when other work needs it."""
+    """True: best-effort prefills and decodes give up their KV when other work needs it."""
     best_effort_spares_first_tokens: bool = False
-    """Best-effort prefills must not delay a first token that the iteration produces."""
+    """True: best-effort prefills must not make a first token of their iteration late."""
     default_decode_tokens: int = 128
-    """Expected answer of an application without history."""
+    """Expected answer length of an application without history."""
     fairness_weight: float = 0.0
-    """Seconds of delay per second of engine time that the tenant used before."""
+    """Delay in the key, in seconds per second of engine time that the tenant used before."""
     aging_bound_s: Seconds = 7200.0
-    """Age from which relegated and best-effort work gets a share regardless of other work."""
+    """Age from which relegated and best-effort work gets a guaranteed share of iterations."""
     aged_share: int = 16
     """One in this many iterations begins with the oldest request older than `aging_bound_s`."""
 
     @property
     def work_weights(self) -> tuple[Seconds, ...]:
-        """One weight per load level; a single one if the load does not matter."""
+        """Work weights by load level; a single weight if the load is not used."""
         low, high = self.low_work_weight_s_per_token, self.high_work_weight_s_per_token
         return (low,) if low == high else (low, high)
 
 
 def _fixed_weight(options: SchedulingOptions) -> SchedulingOptions:
-    """The paper's setting for steady load: 8 ms per token always."""
+    """The paper's setting for steady load: a work weight of 8 ms per token at any load."""
     return replace(options, low_work_weight_s_per_token=options.high_work_weight_s_per_token)
 
 
@@ -133,10 +136,10 @@ VARIANTS: dict[str, SchedulingOptions] = {
 """
 Options by name, from Sarathi with priority queues to all features.
 
-QoServe's ablation is `edf`, `dc`, `dc+er`, `qoserve` (table 5); `qoserve-1ms` and `qoserve-4ms`
-have a lower work weight than its 8 ms per token (figure 14); `qoserve+curve` adds the measured
-curve, and `adaptive`, the default, adds the work weight that follows the load. `conserve`
-is ConServe's algorithm 1: online work in order of arrival, offline work from what its pace
-leaves; `conserve+admission` also limits how much offline work begins, and how long it makes
-iterations in which online prefills end. `prefill` is for engines that only prefill (§4.1.3).
+QoServe's ablation is `edf`, `dc`, `dc+er`, `qoserve` (table 5). `qoserve-1ms` and `qoserve-4ms`
+have a work weight below QoServe's 8 ms per token (figure 14). `qoserve+curve` adds the measured
+curve. `adaptive`, the default, also adapts the work weight to the load. `conserve` is ConServe's
+algorithm 1: online work in order of arrival, and offline work within the time that the TBT limits
+leave. `conserve+admission` also limits the start of offline work, and the duration of iterations in
+which online prefills end. `prefill` is for engines that only prefill (§4.1.3).
 """

@@ -8,19 +8,19 @@ from solver.scheduling.engine.latency import LatencyTable
 
 _SMOOTHING = 0.05
 _LEARN_TOKENS = 64
-"""Iterations with fewer prefill tokens carry little information on the time of one."""
+"""Least prefill tokens of an iteration from which the time per prefill token is learned."""
 _STALL_FACTOR = 10.0
 """A duration above this multiple of the predicted or usual one counts as a stall."""
 
 
 class EnginePace:
     """
-    Time of a prefill token and of an iteration, as moving averages.
+    Moving averages of the time per prefill token and of the duration of an iteration.
 
     Initial values come from the latency model and count as one iteration.
 
     Args:
-        latency: Latency table of the engine; may be replaced by a better one.
+        latency: Latency table of the engine; may be replaced by a newer table.
         chunk_tokens: Chunk that the first estimates assume.
     """
 
@@ -32,7 +32,7 @@ class EnginePace:
         self._num_prefills = 1
 
     def observe(self, iteration: Iteration) -> None:
-        """Learn from an iteration that took place."""
+        """Learn from an iteration that was executed."""
         if iteration.duration_s <= 0:
             return
         duration_s = self._without_stall_s(iteration)
@@ -45,7 +45,7 @@ class EnginePace:
             self.token_s += _share(self._num_prefills) * (token_s - self.token_s)
 
     def _without_stall_s(self, iteration: Iteration) -> Seconds:
-        """Duration of *iteration*, bounded, because a host is not slow after a stall."""
+        """Duration of *iteration*, bounded, because a single stall does not make the host slow."""
         usual_s = _STALL_FACTOR * self.iteration_s
         if iteration.duration_s <= usual_s:
             return iteration.duration_s
@@ -56,13 +56,13 @@ class EnginePace:
 
     def is_infeasible(self, entry: Entry, now: UnixTime) -> bool:
         """
-        True if *entry*, which does not decode yet, would miss its deadline even if served from
-        *now* on.
+        True if *entry*, which does not decode yet, would be late even if it were served from now
+        on.
 
         Source: QoServe §3.4, algorithm 1 line 12.
-        Decided: looks ahead to the completion of the prefill (and of the expected answer where the
-        deadline is the answer's), not only to the end of the current iteration: a request that
-        cannot finish in time is relegated before it costs anything.
+        Decided: the prediction reaches to the end of the prefill, or of the expected answer if the
+        deadline is that of the last token, not only to the end of the current iteration. So a
+        request that cannot finish in time is relegated before it takes time.
         """
         finish_at = now + entry.prefill_tokens * self.token_s
         if entry.qos_class is QosClass.NON_INTERACTIVE:
@@ -71,5 +71,5 @@ class EnginePace:
 
 
 def _share(count: int) -> float:
-    """Weight of the newest of *count* observations: the first ones have equal weights."""
+    """Weight of the newest of *count* observations; the first observations have equal weights."""
     return max(_SMOOTHING, 1 / count)

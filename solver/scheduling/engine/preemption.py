@@ -1,4 +1,4 @@
-"""Selective preemption: which running prefills may pause, and which give up memory."""
+"""Selective preemption: choice of the running prefills that pause or give up their KV."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from solver.scheduling.engine.pace import EnginePace
 
 def may_rest(entry: Entry, *, now: UnixTime, pace: EnginePace) -> bool:
     """
-    Return whether a running prefill can skip one iteration without missing its deadline by it.
+    Return True if a running prefill can skip one iteration without becoming late by the pause.
 
-    Source: QoServe §3.4: only prefills, and only if the preemption leads to no violation.
-    Decided: a prefill without a reachable deadline has nothing to lose.
+    Source: QoServe §3.4: only prefills are preempted, and only if this causes no violation.
+    Decided: a prefill with an infeasible deadline may always pause.
     """
     if entry.rank is not Rank.REGULAR or pace.is_infeasible(entry, now):
         return True
@@ -22,11 +22,10 @@ def may_rest(entry: Entry, *, now: UnixTime, pace: EnginePace) -> bool:
 
 def shared_cap(remaining: Sequence[int], budget_tokens: int) -> int | None:
     """
-    Maximum tokens per prefill, so that all of *remaining* get a part of the budget and use it up.
+    Maximum tokens per prefill with which all prefills in *remaining* share the budget fully.
 
-    None when the budget suffices for all. An engine gives tokens to running prefills in the
-    order in which they were admitted; the cap keeps a large one from taking what is reserved for
-    another prefill with higher priority.
+    None if the budget suffices for all prefills. An engine gives tokens to running prefills in the
+    order of their admission. The maximum leaves tokens for a later prefill with higher priority.
     """
     if sum(remaining) <= budget_tokens:
         return None
@@ -43,17 +42,17 @@ def memory_victims(
     candidates: Sequence[tuple[Entry, RunningView]], needed_tokens: int
 ) -> list[tuple[Entry, RunningView]]:
     """
-    Half-prefilled requests that give up their KV, the least valuable first.
+    Half-prefilled requests that give up their KV, the one with the least priority first.
 
     Args:
         candidates: Running prefills that are relegated or best effort.
         needed_tokens: KV tokens that are missing.
 
     Returns:
-        Enough of the candidates, or none when all of them would not be enough.
+        Enough of *candidates*, or none if all of them would not be enough.
 
-    Decided: relegated prefills keep their KV until another request needs it. If they never gave it
-    up, an engine full of them would admit nothing and never finish.
+    Decided: relegated prefills keep their KV until another request needs it. If they kept it
+    always, an engine full of relegated prefills could neither admit nor finish a request.
     """
     worst_first = sorted(
         candidates,

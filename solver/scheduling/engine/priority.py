@@ -1,4 +1,4 @@
-"""Inputs and formulas of a request's key in the queue; the smallest key is served first."""
+"""Formulas of the keys of waiting requests, and their inputs; the smallest key is served first."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -17,24 +17,24 @@ class Ordering(Enum):
     HYBRID = "hybrid"
     """QoServe: deadline plus weighted remaining work."""
     QUARTZ = "quartz"
-    """Size, aged: `s + λ·a`, where a is the arrival."""
+    """QUARTZ: size, aged by arrival: `s + λ·a`, where a is the arrival time."""
     COMBINED = "combined"
-    """The hybrid key, plus a delay for the engine time that the tenant used."""
+    """The hybrid key plus a delay for the engine time that the tenant used before."""
 
 
 AGING_WEIGHT = 0.2
-"""QUARTZ's lambda: seconds of work that a second of waiting outweighs."""
+"""QUARTZ's lambda: seconds of work that one second of waiting compensates."""
 
 
 def remaining_work_tokens(
     qos_class: QosClass, *, prefill_tokens: float, decode_tokens: float
 ) -> float:
     """
-    Tokens that eqs 4 and 5 count: the prefill, and without a TBT target also the decode.
+    Work tokens in eqs 4 and 5: the prefill, and without a TBT target also the expected decode.
 
     Source: QoServe eqs 4-5, algorithm 1.
-    Decided: tokens, as in algorithm 1, where the text says time; the work weight then is in
-    seconds per token, the unit of the paper's 8 ms/token.
+    Decided: work is in tokens, as in algorithm 1; the paper's text says time. So the work weight is
+    in seconds per token, the unit of the paper's 8 ms/token.
     """
     if qos_class is QosClass.INTERACTIVE:
         return prefill_tokens
@@ -59,8 +59,8 @@ KEYS: dict[Ordering, KeyFunction] = {
     ),
 }
 """
-The key as a function of arrival, deadline, work tokens, work weight and tenant service.
+Key functions by order, with arguments arrival, deadline, work tokens, work weight, tenant service.
 
-The work weight is in seconds per token. The last argument is the engine time that the tenant
-had used when the request arrived, times its weight, in seconds.
+The work weight is in seconds per token. The tenant service is the engine time that the tenant had
+used when the request arrived, times `fairness_weight`, in seconds.
 """

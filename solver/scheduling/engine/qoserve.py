@@ -29,12 +29,12 @@ class QoServePolicy:
     """
     Dynamic chunks, hybrid priority, eager relegation, selective preemption, best-effort work.
 
-    An iteration only examines the running requests and the waiting ones that it starts; a request
-    costs O(log waiting).
+    A decision examines only the running requests and the waiting requests that it starts. Each
+    request costs O(log waiting).
 
     Args:
-        latency: Latency table of the engine; `set_latency` replaces it by a better one.
-        options: Settings, and which parts of the policy are enabled.
+        latency: Latency table of the engine; `set_latency` replaces it by a newer table.
+        options: Settings, and enabled parts of the policy.
     """
 
     def __init__(self, latency: LatencyTable, options: SchedulingOptions = DEFAULT) -> None:
@@ -51,7 +51,7 @@ class QoServePolicy:
         self._offered: list[Entry] = []
         self._decode_limit_s = steady_limit_s if options.steady_pace else decode_slack_s
         self._pace_limit_s = inf
-        """Longest iteration that the latest interactive work tolerates permanently."""
+        """Longest iteration with which the latest interactive work meets its TBT targets."""
 
     def set_latency(self, latency: LatencyTable) -> None:
         """Use *latency* for decisions from now on."""
@@ -141,7 +141,7 @@ class QoServePolicy:
         self, now: UnixTime, batch: BatchState
     ) -> tuple[PlannedBatch, list[_Held], list[_Held], Seconds]:
         """
-        Cost of decodes, running prefills, best-effort decodes, and the iteration's time limit.
+        Work of the decodes, running prefills, best-effort decodes, and time limit of the iteration.
         """
         entries = self._entries
         decode_limit_s = self._decode_limit_s
@@ -173,7 +173,9 @@ class QoServePolicy:
         return decodes, prefills, best_effort_work, limit_s
 
     def _order(self, selection: Selection) -> Iterator[RequestId]:
-        """The chosen requests, then more in case the engine finds their prefixes cached."""
+        """
+        The chosen requests, then more requests, because cached prefixes may leave tokens for them.
+        """
         for entry in tuple(self._offered):
             yield entry.view.request_id
         while (more := selection.one_more()) is not None:
@@ -190,7 +192,7 @@ _ENOUGH = 10
 
 class DecodeHistory:
     """
-    Expected answer lengths from finished requests: `moments.over_approximation`.
+    Expected answer lengths by application, learned with `moments.over_approximation`.
 
     Source: QoServe §3.4.
 

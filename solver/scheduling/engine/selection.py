@@ -23,10 +23,10 @@ _Held = tuple[Entry, RunningView]
 
 class Selection:
     """
-    Walks running prefills and waiting requests by priority until the budget is used up.
+    Selects running prefills and waiting requests by priority until the token budget is used up.
 
-    Lives for one decision. Waiting requests that it chooses move to *offered*; the waiting request
-    *preferred* is served first in this iteration.
+    A selection is used for one decision. Chosen waiting requests move to *offered*. The waiting
+    request *preferred* is served first in this iteration.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Selection:
         """Prefill tokens of the iteration."""
 
     def choose(self, prefills: list[_Held]) -> None:
-        """Fill the budget; *prefills* are running."""
+        """Fill the token budget; *prefills* are the running prefills."""
         self._prefills = prefills
         self._resting = {run.request_id: (entry, run) for entry, run in prefills}
         for entry, view in prefills:
@@ -119,17 +119,17 @@ class Selection:
         return frozenset(self._resting) - frozenset(self._victims)
 
     def preempted(self) -> frozenset[RequestId]:
-        """Half-prefilled requests that give up their KV for others."""
+        """Running requests that give up their KV for other requests."""
         return frozenset(self._victims)
 
     def cap(self) -> int | None:
-        """Maximum tokens per prefill, if the engine's own order would favour the wrong prefill."""
+        """Maximum tokens per prefill, if the engine's own order would starve a chosen prefill."""
         if sum(self._remaining) <= self.budget_tokens or self._last_in_engine() == self._last:
             return None
         return shared_cap(self._remaining, self.budget_tokens)
 
     def one_more(self) -> Entry | None:
-        """Offer another waiting request and return it, if there is room."""
+        """Choose another waiting request if there is room, and return it; else None."""
         if self._blocked:
             return None
         item = self._waiting.first()
@@ -141,7 +141,7 @@ class Selection:
     def _part(
         self, entry: Entry, planned: PlannedBatch, before_tokens: int, left_tokens: int
     ) -> int:
-        """Tokens of *entry* that the iteration computes in addition to those planned so far."""
+        """Tokens of *entry* that the iteration can compute in addition to the *planned* work."""
         # The budget already includes the context of the first prefill.
         budgeted = not before_tokens or planned.tokens == self._decodes.tokens
         limit_s = inf if budgeted else self._limit_s
@@ -160,7 +160,7 @@ class Selection:
 
     def _ranked(self, prefills: list[_Held]) -> list[_Candidate]:
         """
-        Regular running prefills, last first; those of other ranks are deferred to `_rank_later`.
+        Regular running prefills, the best last; prefills of other ranks are left to `_rank_later`.
         """
         regular = []
         for place, (entry, run) in enumerate(prefills):
@@ -179,7 +179,7 @@ class Selection:
         return self._options.relegation and regular and self._pace.is_infeasible(entry, self._now)
 
     def _rank_later(self, running: list[_Candidate]) -> None:
-        """Include running prefills of later ranks; most iterations never need them."""
+        """Add running prefills of later ranks to *running*; most iterations do not need them."""
         later = [self._candidate(*each) for each in self._later]
         self._later.clear()
         running[:0] = sorted(later, reverse=True)
@@ -190,7 +190,7 @@ class Selection:
         return (float(entry.rank), key, place, entry, run)
 
     def _next(self, running: list[_Candidate]) -> tuple[Entry, RunningView | None] | None:
-        """The best candidate, after relegating those that will be late."""
+        """The best candidate; waiting requests that will be late are relegated first."""
         while True:
             item = None if self._blocked else self._first_waiting()
             if self._later and not running and (item is None or item[0] > Rank.REGULAR):
@@ -225,8 +225,8 @@ class Selection:
         """
         True if a running best-effort prefill would take a part of the other prefills' chunk.
 
-        An engine gives tokens in order of admission, and the cap that reserves tokens for later
-        admitted prefills applies to all.
+        An engine gives tokens in order of admission, and the maximum per prefill that leaves tokens
+        for later prefills applies to all prefills.
         """
         if entry.rank is not Rank.BEST_EFFORT:
             return False
@@ -234,7 +234,8 @@ class Selection:
 
     def _save_decodes(self, running: list[_Candidate]) -> None:
         """
-        Preempt best effort for the next tokens of other decodes; an engine would take any victim.
+        Preempt best effort if decodes lack KV for their next tokens; the engine would preempt any
+        request.
         """
         missing = self._room.missing_for_decodes
         has_others = self._decodes.tokens > len(self._best_effort_victims)
@@ -243,7 +244,9 @@ class Selection:
             self._preempt(kv_victims(self._yielding(running), missing), running)
 
     def _make_room(self, entry: Entry, running: list[_Candidate]) -> bool:
-        """Preempt requests of later ranks until there are memory and a running slot."""
+        """
+        Preempt requests of later ranks for the KV and the slot of *entry*; return True if it fits.
+        """
         self._rank_later(running)
         missing = self._room.missing(entry)
         victims: list[_Held] = []
@@ -261,7 +264,7 @@ class Selection:
         return self._fits(entry)
 
     def _yielding(self, running: list[_Candidate]) -> list[_Held]:
-        """Best-effort work that may give up its KV."""
+        """Running best-effort prefills and decodes, which may give up their KV."""
         prefills = [(item[3], item[4]) for item in running if item[3].rank is Rank.BEST_EFFORT]
         return prefills + [
             held for held in self._best_effort_victims if held[1].request_id not in self._victims
@@ -292,7 +295,7 @@ class Selection:
         self._allowance.count(entry)
 
     def _last_in_engine(self) -> RequestId | None:
-        """Request that gets its tokens from the engine last."""
+        """The request to which the engine gives tokens last."""
         if self._offered:
             return self._offered[-1].view.request_id
         for _, run in reversed(self._prefills):

@@ -13,18 +13,18 @@ from solver.scheduling.engine.priority import KEYS, remaining_work_tokens
 EntryKey = Callable[[Entry], float]
 _Item = tuple[float, int, int, Entry]
 _SLACK = 64
-"""Stale items that a heap may hold before it is rebuilt."""
+"""Number of stale items that a heap may hold before it is rebuilt."""
 
 
 class WaitingHeap:
     """
-    A priority queue with several keys per request, of which one applies at a time.
+    A priority queue with one key per request and load level; only one load level applies at a time.
 
-    Switching the key costs nothing, so that the work weight can follow the load with 100,000
-    requests waiting. Removal is lazy: the heaps are rebuilt when they are mostly stale.
+    Changing the load level costs nothing, so that the work weight can follow the load with 100,000
+    waiting requests. Removal is lazy: a heap is rebuilt when most of its items are stale.
 
     Args:
-        keys: One per load level; evaluated when a request is pushed.
+        keys: Key function of each load level; evaluated when a request is pushed.
     """
 
     def __init__(self, keys: tuple[EntryKey, ...]) -> None:
@@ -50,13 +50,13 @@ class WaitingHeap:
                 self._drop_stale(heap)
 
     def discard(self, entry: Entry) -> None:
-        """Remove *entry*, wherever it is."""
+        """Remove *entry* from the queue."""
         del self._entries[entry.place]
         entry.version += 1
         self.tokens -= entry.prefill_tokens
 
     def peek(self, level: int) -> tuple[float, Entry] | None:
-        """Key and request of the first entry, by the keys of *level*."""
+        """Key and entry with the smallest key of load level *level*."""
         heap = self._heaps[level]
         while heap:
             key, _, version, entry = heap[0]
@@ -72,13 +72,14 @@ class WaitingHeap:
 
 class WaitingWork:
     """
-    Finds the next waiting request, with the load level that its key depends on.
+    Waiting requests by rank and importance, with the load level that determines their keys.
 
-    Decided: in the overload mode work of low importance is ordered as if it were due later, by
-    `unimportant_delay_s`. An important request is then served before all unimportant ones whose own
-    deadline is not earlier by more than that delay; important requests in no danger leave room for
-    unimportant ones in danger. Relegating only late requests would leave important requests late
-    behind unimportant ones; relegating all unimportant ones would miss many of them without need.
+    Decided: in the overload mode, work of low importance is ordered as if it were due later, by
+    `unimportant_delay_s`. So an important request waits only for unimportant requests whose
+    deadlines are earlier by more than this delay, and important requests with much time left do not
+    delay urgent unimportant requests. Two alternatives are worse. If only late requests were
+    relegated, unimportant requests would make important requests late. If all unimportant requests
+    were relegated, many of them would be late without need.
     """
 
     def __init__(self, options: SchedulingOptions) -> None:
@@ -105,7 +106,7 @@ class WaitingWork:
         return self._overload.is_on
 
     def key(self, entry: Entry) -> float:
-        """The key that *entry* would have now."""
+        """The key of *entry* at the current load level."""
         if entry.rank is Rank.BEST_EFFORT:
             return _arrival(entry)
         key = self._keys[self.level](entry)
@@ -114,7 +115,9 @@ class WaitingWork:
         return key
 
     def observe(self, token_s: Seconds) -> None:
-        """Update the levels: a prefill token takes *token_s* now."""
+        """
+        Update the load level and the overload mode; a prefill token currently takes *token_s*.
+        """
         important_s = self._important.tokens * token_s
         all_s = important_s + self._unimportant.tokens * token_s
         self._load.observe(all_s)
@@ -135,7 +138,7 @@ class WaitingWork:
                 return
 
     def first(self) -> tuple[int, float, Entry] | None:
-        """Rank, key and request that is next; None when nothing waits."""
+        """Rank, key and entry of the next request; None when no request waits."""
         level = self.level
         high = self._important.peek(level)
         low = self._unimportant.peek(level)
@@ -152,7 +155,7 @@ class WaitingWork:
         return None
 
     def aged(self, now: UnixTime) -> Entry | None:
-        """The first relegated or best-effort request past its aging bound."""
+        """The first relegated or best-effort request that is older than the aging bound."""
         for heap in (self._relegated, self._best_effort):
             item = heap.peek(self.level)
             if item is not None:
@@ -169,7 +172,7 @@ class WaitingWork:
 
     @property
     def _delay_s(self) -> Seconds:
-        """Delay of the assumed deadline of unimportant work."""
+        """Delay of the assumed deadline of unimportant work; 0 outside the overload mode."""
         return self._options.unimportant_delay_s if self._overload.is_on else 0.0
 
     def _heap(self, entry: Entry) -> WaitingHeap:

@@ -92,7 +92,7 @@ def queues_of_a_model() -> int:
 
 def test_the_documented_number_of_queues_of_a_model_is_the_maximum():
     operations = (ROOT / "ops/docs/operations.md").read_text()
-    reported = re.search(r"has up to (\d+):", operations)
+    reported = re.search(r"has up to (\d+) queues:", operations)
 
     assert reported is not None
     assert int(reported[1]) == queues_of_a_model()

@@ -208,7 +208,7 @@ class TestSharing:
         observe(other, SHORT, 4.0, times=10)
         snapshot = other.snapshot()
         broken = msgspec.structs.replace(snapshot.residuals[-1], number=11, **changes)
-        with pytest.raises(ContractError, match="those of router-2 are broken"):
+        with pytest.raises(ContractError, match="a residual of router-2 is invalid"):
             one.adopt(msgspec.structs.replace(snapshot, residuals=(*snapshot.residuals, broken)))
 
         assert corrected(one, SHORT) == [1.0, 2.0, 1.0]
