@@ -10,12 +10,12 @@ def sources_of(
     instance_id: InstanceId, model: ModelName, lanes: set[str], layout: LaneLayout
 ) -> list[Source]:
     """
-    Lanes with all their companions, the inbox and the relegated queue; every queue once.
+    Lanes with all their companions, the inbox and the relegated queue, each queue once.
 
     Args:
         instance_id: Owner of the inbox.
         model: Model of the relegated queue.
-        lanes: Lanes, overflows and resume queues of that model.
+        lanes: Names of lanes, overflow queues and resume queues of the model.
         layout: Queue layout, for the deadlines of lanes.
     """
     keys = {LaneKey.parse(lane) for lane in lanes if lane.startswith(("lane.", "overflow."))}
