@@ -1,4 +1,8 @@
-"""The leader: snapshot, plan, epochs. Exactly one is active; none is on the data path."""
+"""
+The leader makes plans and numbers them with epochs.
+
+Exactly one leader is active, and requests do not depend on it.
+"""
 
 import asyncio
 import math
@@ -30,7 +34,7 @@ from solver.prediction.calibration.lane_waits import LaneWaits
 log = structlog.get_logger()
 COUNTS_AT_ONCE = 8
 GROUPER_MEMORY_S = 600.0
-"""Time for which a grouper's totals are kept: its requests may still wait in lanes."""
+"""Time for which a silent grouper's totals are kept, as its requests may still wait in lanes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,17 +58,19 @@ class Leader:
     """The plan in force."""
     _absent: set[str] = field(default_factory=set)
     """
-    Queues that did not exist at the last check. Each check of such a queue costs a channel, so it
-    is checked again only after a notice or at a scan.
+    Queues that did not exist at the last check.
+
+    Checking such a queue costs a channel, so the leader repeats the check only after a notice or in
+    a scan.
     """
     _noticed: set[str] = field(default_factory=set)
-    """Queues that were created while a count was in progress, which may have missed them."""
+    """Queues that were created during a count, which the count may have missed."""
 
     def __post_init__(self) -> None:
         self.claims = InboxClaims(self.broker)
 
     def activated(self) -> None:
-        """Called at a delivery: this process is the active consumer."""
+        """Record that this process received a delivery and is thus the active consumer."""
         if self.state.active_since is None:
             now = self.state.active_since = self.clock.now()
             # A process that does not lead receives no statuses: silence of instances counts from
@@ -76,7 +82,7 @@ class Leader:
             log.info("leader.elected", leader_id=self.leader_id)
 
     def deposed(self) -> None:
-        """Give up the leader role after a lost connection; keep the view of the cluster."""
+        """Give up the leader role after a lost connection, but keep the view of the cluster."""
         if self.state.active_since is not None:
             self.state.active_since = None
             # Another leader may plan meanwhile: later plans need a new epoch.
@@ -84,7 +90,7 @@ class Leader:
             log.info("leader.deposed", leader_id=self.leader_id)
 
     async def plan(self) -> None:
-        """One round: update the view, count, plan, publish what changed."""
+        """Execute one round: update the view, count queues, plan, and publish changes."""
         now, since = self.clock.now(), self.state.active_since
         if since is None:
             return
@@ -116,7 +122,7 @@ class Leader:
             await self._forecast(planned, planned.review, counted_at)
 
     async def _look(self, now: UnixTime, *, leads_s: Seconds) -> None:
-        """Update present and lost instances, their inboxes, and the possible lanes."""
+        """Update the present and lost instances, the inboxes, and the lanes that can exist."""
         await self.attend()
         self.state.forget_groupers(now - GROUPER_MEMORY_S)
         for name in self.state.forget_silent(now - self.settings.instance_timeout_s):
@@ -138,7 +144,7 @@ class Leader:
         """
         Handle a grouper's totals.
 
-        Absent instances whose inboxes the grouper used count as lost.
+        An absent instance counts as lost if the grouper used its inbox.
         """
         for lane in self.state.on_lanes(observed):
             self.noticed(lane)
@@ -148,11 +154,11 @@ class Leader:
                 self.claims.used(each.instance_id, now - each.idle_s, now)
 
     async def attend(self) -> None:
-        """Extend peers' timeouts by stalls of this process; must be called continuously."""
+        """Extend the timeouts of peers by stalls of this process; must be called continuously."""
         self.state.excuse(self.attention.missed_s())
 
     def _take(self, planned: Planned, *, now: UnixTime, solve_s: Seconds) -> None:
-        """Put *planned* in force."""
+        """Make *planned* the plan in force."""
         state = self.state
         state.record.take(planned, state.places, now=now, duration_s=solve_s)
         state.alarms_planned += planned.snapshot.alarms_raised
@@ -161,7 +167,7 @@ class Leader:
         self._planned = planned
 
     async def advise(self) -> None:
-        """Compute the number of instances needed; only when too many requests are expected late."""
+        """Compute how many instances are needed, if too many requests are expected to be late."""
         planned = self._planned
         options = self.settings.advice
         review = planned.review if planned else None
@@ -183,7 +189,7 @@ class Leader:
             )
 
     async def explain(self, asked: PlanRequested) -> None:
-        """Answer an operator; only the active leader does, once there is a plan."""
+        """Answer an operator's query if this process is the active leader and has a plan."""
         planned = self._planned
         if not self.state.leads or planned is None:
             return
@@ -209,7 +215,7 @@ class Leader:
         await send_best_effort(self.broker, topology.REPLIES, asked.reply_to, message)
 
     async def _count(self) -> None:
-        """Passive counts of all known lanes and their companions."""
+        """Count the messages of all known lanes and their companions with passive declares."""
         queues: set[str] = set()
         for lane in tuple(self.state.known_queues):
             if (key := lane_of(lane)) is not None:
@@ -232,7 +238,7 @@ class Leader:
                 self.state.known_queues.discard(queue)
 
     def noticed(self, queue: str) -> None:
-        """Record a publish to *queue*: the queue exists."""
+        """Record that *queue* exists, since a message was published to it."""
         self._absent.discard(queue)
         self._noticed.add(queue)
         if lane_of(queue) is not None:
@@ -278,7 +284,9 @@ class Leader:
 
     async def _forecast(self, planned: Planned, review: Review, counted_at: UnixTime) -> None:
         """
-        Publish lane forecasts, in each round even if the plan is unchanged: the lanes have changed.
+        Publish lane forecasts.
+
+        Lanes change in every round, so forecasts are published even if the plan is unchanged.
         """
         lanes = await forecasts_of(
             planned,
