@@ -1,4 +1,4 @@
-"""Arguments of `headway`."""
+"""Arguments of the command `headway`."""
 
 import argparse
 from pathlib import Path
@@ -18,16 +18,16 @@ OF_ONE_REQUEST = (
     "--application",
     "--importance",
 )
-"""Arguments of `submit` that describe one request; requests of a file contain their own."""
+"""Arguments of `submit` that describe one request; in a file, each request contains its own."""
 
 
 def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
     """
-    The command line.
+    Create the parser of the command line.
 
     Args:
-        amqp_url: Default broker.
-        registry: Default model registry.
+        amqp_url: URL of the default broker.
+        registry: Path of the default model registry.
     """
     root = argparse.ArgumentParser(
         prog="headway",
@@ -45,7 +45,7 @@ def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
             "--amqp-url",
             default=amqp_url,
             metavar="URL",
-            help="the mesh's broker; default: HEADWAY_AMQP_URL, else the local broker",
+            help="URL of the mesh's broker; default: HEADWAY_AMQP_URL, else the local broker",
         )
         if json:
             made.add_argument("--json", action="store_true", help="machine-readable output")
@@ -161,7 +161,7 @@ def check_submit(options: argparse.Namespace) -> None:
     Reject arguments that would be ignored.
 
     Raises:
-        SettingsError: Names the argument.
+        SettingsError: An argument would be ignored; the message names it.
     """
     if options.file is None:
         return

@@ -18,7 +18,7 @@ _decode_plan: Decoder[PlanExplained] = Decoder(PlanExplained)
 
 
 class QueueCount(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue's depth."""
+    """Depth of one queue."""
 
     queue: str
     ready: int
@@ -26,7 +26,7 @@ class QueueCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def ask_leader(broker: Broker) -> PlanExplained | None:
-    """The leader's answer about lanes and instances; None if no leader answers."""
+    """The leader's answer with lanes and instances; None if no leader answers."""
     plan = await ask(
         broker,
         topology.CONTROL_PLAN,
@@ -44,13 +44,13 @@ async def count_queues(
     plan: PlanExplained | None = None,
 ) -> list[QueueCount]:
     """
-    Depths of all fixed queues, and of those lanes, companions and inboxes that exist.
+    Depths of all fixed queues, and of all existing lanes, companions and inboxes.
 
     Args:
         broker: Broker with the queues.
         models: Models whose lanes are counted.
-        layout: Lane layout as configured by the operator.
-        plan: The leader's answer; without it, inboxes are unknown.
+        layout: Lane layout that the operator configured.
+        plan: The leader's answer; None: inboxes are left out.
     """
     names = {spec.name for spec in topology.QUEUES}
     names.update(relegated_name(model) for model in models)
