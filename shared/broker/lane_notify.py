@@ -1,4 +1,4 @@
-"""Notices to agents that a queue has messages."""
+"""Notices to agents that a queue contains messages."""
 
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
@@ -9,7 +9,9 @@ from shared.contracts.control import LaneNonempty
 
 async def notify_nonempty(broker: Broker, queue: str) -> None:
     """
-    Notify agents that *queue* is not empty. If the notice is lost, agents find out a little later.
+    Notify agents that *queue* contains messages.
+
+    If the notice is lost, agents find the messages a little later by polling.
     """
     notice = OutMessage(
         body=encode(LaneNonempty(queue=queue)), kind="lane.nonempty.v1", persistent=False
