@@ -84,9 +84,11 @@ class Admission:
         """
         state, request = self._state, swapped.pulled.request
         if state.swapping or state.draining or not self._engine.alive or self._tasks is None:
-            raise LsoRefusedError("the instance starts nothing now: it drains, swaps or is down")
+            raise LsoRefusedError(
+                "the instance is draining, swapping models or down, and starts no runs"
+            )
         if self._must_wait(request) or self._isolated():
-            raise LsoRefusedError("a request that ran during engine crashes must run alone")
+            raise LsoRefusedError("a request that ran during several engine crashes must run alone")
         if not self._fits(request):
             snapshot = self._engine.snapshot()
             raise LsoRefusedError(

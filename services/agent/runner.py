@@ -180,8 +180,8 @@ class Runner:
         room = entry.max_model_len - len(prompt)
         if room < 1:
             raise ContractError(
-                f"prompt has {len(prompt)} tokens; {entry.name} holds {entry.max_model_len} "
-                "with at least one to generate",
+                f"prompt has {len(prompt)} tokens; {entry.name} allows "
+                f"{entry.max_model_len}, including at least one generated token",
                 code="context_length_exceeded",
                 param="prompt",
             )

@@ -35,10 +35,14 @@ def fit_arguments(parser: argparse.ArgumentParser) -> None:
         help=("directory of samples; default: `samples` in profile_dir"),
     )
     for name in FILTERS:
-        parser.add_argument(f"--{name}", metavar="NAME", help=f"only this {name}")
-    parser.add_argument("--dry-run", action="store_true", help="write nothing")
+        parser.add_argument(f"--{name}", metavar="NAME", help=f"fit only samples of this {name}")
     parser.add_argument(
-        "--force", action="store_true", help=("also write trees that are worse than those in force")
+        "--dry-run", action="store_true", help="fit and report, without writing trees"
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help=("also write trees that are worse than the trees in force"),
     )
 
 

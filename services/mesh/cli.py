@@ -163,7 +163,9 @@ async def top(options: Options) -> int:
 async def queues(options: Options) -> int:
     """Print the depths of all queues."""
     if options.registry is None:
-        raise SettingsError("queues needs --registry (or HEADWAY_REGISTRY) to know the lanes")
+        raise SettingsError(
+            "`queues` needs --registry or HEADWAY_REGISTRY, which determines the lanes"
+        )
     models = ModelRegistry.load(options.registry).bases
     layout = _layout(os.environ.get("HEADWAY_LAYOUT"))
     async with broker_factory(options.amqp_url)("headway-queues") as broker:

@@ -43,7 +43,7 @@ def check_prompt(body: InferenceRequest) -> None:
         ContractError: It does not; the message names the field.
     """
     if (body.messages is None) == (body.prompt is None):
-        raise ContractError("give either messages or prompt", param="messages")
+        raise ContractError("the request needs either messages or prompt", param="messages")
     if body.messages == () or body.prompt in ("", ()):
         param = "messages" if body.prompt is None else "prompt"
         raise ContractError(f"{param} is empty", param=param)
@@ -110,22 +110,23 @@ def effective_sampling(
     asked = body.max_completion_tokens or body.max_tokens
     if room < 1:
         raise ContractError(
-            f"prompt has {prompt_tokens} tokens; {entry.name} holds {entry.max_model_len}, "
+            f"prompt has {prompt_tokens} tokens; {entry.name} allows {entry.max_model_len}, "
             "including at least one generated token",
             code="context_length_exceeded",
             param="messages" if body.prompt is None else "prompt",
         )
     if asked is not None and asked > room:
         raise ContractError(
-            f"max_tokens is {asked}; after a prompt of {prompt_tokens} tokens {entry.name} "
-            f"has room for {room}",
+            f"max_tokens is {asked}; after a prompt of {prompt_tokens} tokens, {entry.name} "
+            f"can generate {room}",
             code="context_length_exceeded",
             param="max_tokens",
         )
     max_tokens = asked or min(limits.default_max_tokens, room)
     if body.min_tokens > max_tokens:
         raise ContractError(
-            f"min_tokens is {body.min_tokens}, above max_tokens {max_tokens}", param="min_tokens"
+            f"min_tokens is {body.min_tokens}, more than max_tokens, which is {max_tokens}",
+            param="min_tokens",
         )
     stop = (body.stop,) if isinstance(body.stop, str) else body.stop or ()
     if any(not text or len(text) > limits.max_stop_chars for text in stop):

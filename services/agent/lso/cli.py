@@ -70,7 +70,7 @@ def _model(parser: argparse.ArgumentParser) -> None:
 
 def _pull(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--count", type=_positive, default=1, metavar="N", help="maximum number of requests"
+        "--count", type=_positive, default=1, metavar="N", help="maximum number of requests to pull"
     )
 
 

@@ -117,7 +117,8 @@ class RunOperations:
         if lso.rest_s > self._endings.swap_lease_s:
             raise LsoRefusedError(
                 f"{lso.request_id} cannot rest for {lso.rest_s:g} s: its lease ends after "
-                f"{self._endings.swap_lease_s:g} s (lso.swap_lease_s), and then it is evicted"
+                f"{self._endings.swap_lease_s:g} s (lso.swap_lease_s), "
+                "after which the request is evicted"
             )
         run.rest_s = lso.rest_s
         end_run(state, self._engine, run, Ending.SWAPPED_OUT)

@@ -108,6 +108,6 @@ class InboxClaims:
         outcome = await publish_until_confirmed(self.broker, topology.LANES, resume, message)
         if outcome is not PublishOutcome.CONFIRMED:
             await delivery.settle(Settlement.REQUEUE)
-            raise TransientError(f"{resume} took nothing: {outcome.value}")
+            raise TransientError(f"{resume} did not accept the request: {outcome.value}")
         await delivery.settle(Settlement.ACK)
         await notify_nonempty(self.broker, resume)

@@ -135,7 +135,7 @@ class PlanWorker:
         self._pipe.send(task)
         patience_s = self._options.budget_s + self._patience_s
         if not self._pipe.poll(patience_s):
-            raise TimeoutError(f"no plan within {patience_s} s")
+            raise TimeoutError(f"the plan generator did not answer within {patience_s} s")
         answer: _Answer = self._pipe.recv()
         return answer
 

@@ -65,7 +65,7 @@ class AmqpGetter:
                 return await asyncio.shield(task)
         except TimeoutError as error:
             task.add_done_callback(self._hand_back)
-            raise BrokerUnavailableError(f"get {queue}: no answer") from error
+            raise BrokerUnavailableError(f"the broker did not answer a get from {queue}") from error
         except asyncio.CancelledError:
             task.add_done_callback(self._hand_back)
             raise

@@ -50,7 +50,9 @@ class HostKvReport(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM is 
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Not supported: there is only one worker."""
-        raise NotImplementedError(f"a second worker reported {other}")
+        raise NotImplementedError(
+            f"KV checkpoints support one worker, but a second one reported {other}"
+        )
 
 
 class HostKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM is untyped
