@@ -23,7 +23,7 @@ from solver.scheduling.relegation import is_infeasible
 from solver.scheduling.window import tokens_needed
 
 SUSPECT_CRASHES = 2
-"""Engine crashes after which a request runs alone; a further crash is then blamed only on it."""
+"""Engine crashes after which a request runs alone, so that a further crash has a known cause."""
 CHECK_PERIOD_S = 0.1
 Started = asyncio.Task[tuple[LsoResult, ...]] | None
 _LEAVES_ROOM = (Ending.EVICTED, Ending.SWAPPED_OUT)
@@ -175,10 +175,10 @@ class Admission:
 
     def _must_wait(self, head: QueuedRequest) -> bool:
         """
-        Return whether *head* must not start now.
+        Return whether *head* must wait.
 
-        It must wait while an earlier run of it has not ended here. A request that is suspected of
-        crashing engines also waits until no other request runs.
+        A request waits until its earlier run on this instance has ended. A request that is
+        suspected of crashing engines also waits until no other request runs.
         """
         runs = self._state.runs
         return head.request_id in runs or (head.attempts.crashes >= SUSPECT_CRASHES and bool(runs))

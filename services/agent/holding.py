@@ -90,7 +90,7 @@ def _work_s(
 def _full_rate_per_s(
     waiting: list[QueuedRequest], profile: Profile | None, engine: EngineSnapshot
 ) -> float:
-    """Predicted tokens per second of an engine that is full of requests such as *waiting*."""
+    """Predicted tokens per second of an engine that is full of requests similar to *waiting*."""
     if profile is not None and profile.latency is not None:
         prompt = fmean(request.prompt_tokens for request in waiting)
         output = fmean(predicted_output_tokens(request, profile) for request in waiting)

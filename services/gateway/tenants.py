@@ -68,7 +68,9 @@ class Tenants:
         return tenant
 
     def effective(self, tenant: TenantId, hints: Hints) -> TenantId:
-        """Tenant of the request; the client's fairness header is ignored unless it is trusted."""
+        """
+        Tenant of the request; the client's fairness header is ignored unless the settings trust it.
+        """
         if self._trust_fairness_header and hints.fairness_id is not None:
             return TenantId(hints.fairness_id)
         return tenant

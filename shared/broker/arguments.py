@@ -47,7 +47,8 @@ def check_queue(spec: QueueSpec) -> None:
     Check that RabbitMQ supports the spec of the queue.
 
     Raises:
-        ValueError: It does not; the message names the properties that contradict each other.
+        ValueError: RabbitMQ does not support the spec; the message names the conflicting
+            properties.
     """
     if not spec.name:
         raise ValueError("a queue needs a name: server-named queues change their name on reconnect")

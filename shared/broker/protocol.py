@@ -93,7 +93,9 @@ class OutMessage:
     persistent: bool = True
     headers: Mapping[str, HeaderValue] = field(default_factory=dict)
     user_id: str | None = None
-    """User id of the sender; if set, it must equal the connection's user, or the broker refuses."""
+    """
+    User id of the sender; if set, it must equal the connection's user, or the publish is refused.
+    """
 
 
 class PublishOutcome(Enum):

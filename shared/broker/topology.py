@@ -63,7 +63,7 @@ Delivery limit of queues that operators inspect.
 Without a limit, RabbitMQ 4.x drops a message after 20 reads.
 """
 REASON_HEADER = "headway-reason"
-"""Reason for which a service dead-lettered a message, after it notified the producer."""
+"""Header with a service's reason for a dead letter; the service has notified the producer."""
 REPLY_MAX_BYTES = 256 * 1024 * 1024
 REPLY_EXPIRES_S = 600.0
 UNCLAIMED_TTL_S = 7 * 24 * 3600.0

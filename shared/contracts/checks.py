@@ -40,7 +40,7 @@ def check_prompt(body: InferenceRequest) -> None:
     Check that *body* has one prompt that is not empty.
 
     Raises:
-        ContractError: It does not; the message names the field.
+        ContractError: The prompt is missing, empty or given twice; the message names the field.
     """
     if (body.messages is None) == (body.prompt is None):
         raise ContractError("the request needs either messages or prompt", param="messages")

@@ -12,7 +12,7 @@ class LaneQuota(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     lane: str
     quota: int
-    """Number of requests that this instance should take; a hint, since plans age within seconds."""
+    """Number of requests that this instance should take; outdated a few seconds after the plan."""
     token_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the segment's token throughput for this lane."""
 

@@ -1,6 +1,4 @@
-"""
-An agent's inputs for selecting operations, as totals, with which other services can predict them.
-"""
+"""Totals from which an agent selects operations, and from which other services predict them."""
 
 from shared.contracts.base import Seconds, Value
 

@@ -77,7 +77,7 @@ class Answer:
         return token_ids[known:], self._new_text(0, text)
 
     def _new_text(self, at: int, text: str) -> str:
-        """Return the part of *text*, which starts at position *at*, that follows the known text."""
+        """Return the new end of *text*, which starts at position *at* of the answer."""
         overlap = self._text_length - at
         if overlap > 0:
             known = "".join(self._parts)

@@ -74,7 +74,7 @@ class AnsweringBackend(ABC):
         """Called when *request* has new tokens, and when its stream ends."""
 
     def _leave(self, request_id: RequestId, stream: OutputStream) -> None:
-        """Remove a run that has ended; abort it in the engine if it has not."""
+        """Remove a run; abort it in the engine if it has not ended."""
         if self._streams.get(request_id) is stream:
             del self._streams[request_id]
             if not stream.ended:

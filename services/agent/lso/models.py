@@ -59,7 +59,8 @@ class ModelOperations:
         Check that this instance serves the model.
 
         Raises:
-            LsoRefusedError: It does not; the message lists the models that it serves.
+            LsoRefusedError: The instance does not serve the model; the message lists the models
+                that it serves.
         """
         if model not in self._weights:
             known = ", ".join(sorted(self._weights))

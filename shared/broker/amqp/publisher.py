@@ -26,7 +26,7 @@ class AmqpPublisher:
     Publishes on two channels, one with confirms and one without.
 
     Args:
-        connection: Connection for publishing only, so that a broker that blocks it does not block
+        connection: Connection for publishing only; the broker can block it without delaying
             deliveries.
     """
 
@@ -34,7 +34,7 @@ class AmqpPublisher:
         self._connection = connection
         self._opening = asyncio.Lock()
         self._channels: dict[bool, Channel] = {}
-        """Open channels by whether they have confirms."""
+        """True -> channel with confirms, False -> channel without confirms."""
         self._in_flight: set[str] = set()
 
     async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:

@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 class HubClient(Protocol):
-    """A client as the server calls it."""
+    """Methods of a client that the server calls."""
 
     def lose_connection(self) -> None: ...
     def reconnect(self) -> None: ...

@@ -57,7 +57,7 @@ class LayerPreemptible(PolicyDriven):
         if len(self.kv_cache_config.kv_cache_groups) != 1:
             raise ValueError(
                 "layer-wise preemption requires a model with one kind of attention; set "
-                "engine.vllm.safepoint_layers to 0 to serve this one without it"
+                "engine.vllm.safepoint_layers to 0 to serve this model"
             )
         self._safepoints = SafepointCore(safepoints_path(Path(self.settings.stats_path)))
         self._safepoints.begin()
@@ -66,7 +66,7 @@ class LayerPreemptible(PolicyDriven):
         self._parts: list[DroppablePart] = []
         """Droppable parts of the running iteration."""
         self._rest = ScheduledWork(0.0, 0, 0.0, 0, 0)
-        """Work that remains of the running iteration if it is preempted."""
+        """Work of the running iteration that remains after a preemption."""
         self._arrived: deque[int] = deque(maxlen=_NUM_ARRIVED)
         """Digests of online requests that arrived recently."""
 
@@ -120,7 +120,7 @@ class LayerPreemptible(PolicyDriven):
     def _running_iteration(
         self, num_scheduled: dict[str, int], droppable: frozenset[str]
     ) -> RunningIteration:
-        """The newest iteration; also stores the work that remains of it without *droppable*."""
+        """Return the newest iteration; store its work that remains without *droppable*."""
         work = self.in_flight[-1]
         kept, decodes = {}, {}
         for request_id, count in num_scheduled.items():

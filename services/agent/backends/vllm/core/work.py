@@ -57,8 +57,8 @@ def running_request(request: Any) -> RunningRequest:
     """
     A running vLLM request in its state after all scheduled iterations.
 
-    With asynchronous scheduling, tokens in flight count as computed and as generated, since the
-    next iteration begins after they are.
+    With asynchronous scheduling, tokens in flight count as computed and as generated, since they
+    are complete when the next iteration begins.
     """
     return RunningRequest(
         request_id=request.request_id,

@@ -235,7 +235,7 @@ class VllmEngine(AnsweringBackend):
 
 
 def identity_of(settings: VllmSettings, host: HostReady | None) -> EngineIdentity:
-    """Identity of the engine on *host*; a CPU and no version are assumed if it is None."""
+    """Identity of the engine on *host*; None: an engine on a CPU, of unknown version."""
     is_cpu = host is None or host.is_cpu
     capabilities = capabilities_with(
         {

@@ -30,7 +30,7 @@ class ArrivalMonitor(SafepointFront):
 
     def arrived(self, request: EngineRequest) -> None:
         """
-        Register *request*, which was sent to the engine; preempt if it would be late otherwise.
+        Register *request*, which was sent to the engine; demand a preemption if it would be late.
         """
         if request.slo.qos_class is QosClass.BEST_EFFORT:
             return
