@@ -106,7 +106,7 @@ def _drain_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="time to wait; the instance continues to drain after it",
+        help="time limit of the wait; the instance continues to drain after the limit",
     )
 
 

@@ -226,7 +226,7 @@ class IterationsObserved(
     at: UnixTime
     iterations: tuple[Iteration, ...]
     prefill_pairs: tuple[int, ...] = ()
-    """Value for each iteration, as in `EngineIteration`; empty from agents of older versions."""
+    """Prefill pairs of each iteration, as in `EngineIteration`; older agents send none."""
 
 
 class RequestObserved(

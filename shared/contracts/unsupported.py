@@ -68,7 +68,7 @@ def refuse_unsupported(fields: msgspec.Struct) -> None:
         fields: The body, decoded as `UnsupportedFields`.
 
     Raises:
-        ContractError: It sets a field; the message names the field.
+        ContractError: The body sets such a field; the message names the field.
     """
     for name, accepted in WITHOUT_EFFECT.items():
         value = getattr(fields, name)

@@ -7,7 +7,7 @@ class PrefillTimes:
     """
     A stopwatch for each request of one engine; callers pass times of one monotonic clock.
 
-    Source: QUARTZ §3.2, whose quantiles are of this quantity.
+    Source: QUARTZ §3.2, which predicts quantiles of this time.
     """
 
     def __init__(self) -> None:

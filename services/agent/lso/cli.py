@@ -199,7 +199,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=DEFAULT_TIMEOUT_S,
         metavar="SECONDS",
-        help="time to wait for the answer; the operation continues after it",
+        help="time limit for the answer; the operation continues after the limit",
     )
     operations = parser.add_subparsers(
         dest="lso", required=True, metavar="OPERATION", action=KeepingSettings

@@ -143,7 +143,7 @@ class AmqpConnection:
     @asynccontextmanager
     async def calling(self, what: str) -> AsyncIterator[Channel]:
         """
-        Context with a channel for calls that may fail, and with the errors of `amqp_errors`.
+        Context with a channel for calls that may fail; raises the errors of `amqp_errors`.
 
         The channel is reused only after success, since the broker closes it with each error.
         """

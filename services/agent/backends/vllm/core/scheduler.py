@@ -107,10 +107,7 @@ class Timed:
         return result
 
     def on_scheduled(self, work: ScheduledWork, admitted: list[str]) -> None:
-        """
-        Called when the next iteration is decided. *admitted* are the requests that waited before
-        it.
-        """
+        """Called when an iteration is decided, with the requests that it has *admitted*."""
 
     def on_output(self, output: Any, admitted: list[str]) -> None:
         """Called with the result of `schedule`; the last entry of `in_flight` is its work."""

@@ -72,7 +72,7 @@ def running_request(request: Any) -> RunningRequest:
 def work_of(
     num_scheduled: Mapping[str, int], requests: Mapping[str, Any], begun: float
 ) -> ScheduledWork:
-    """Work of an iteration; call after `schedule`, which counts the iteration as computed."""
+    """Work of an iteration that `schedule` has already counted as computed."""
     tokens = context = decodes = 0
     pairs = 0.0
     for request_id, count in num_scheduled.items():

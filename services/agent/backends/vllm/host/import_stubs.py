@@ -1,5 +1,5 @@
 """
-Imported before vLLM to skip imports that vLLM does not need here.
+Imported before vLLM, to skip the import of a package that vLLM does not need here.
 
 The skipped package is scikit-learn, which the estimator uses; importing it takes two seconds in
 each process.

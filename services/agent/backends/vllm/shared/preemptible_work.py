@@ -27,7 +27,7 @@ class DroppablePart:
     kept_tokens: int
     """Number of the request's tokens that were computed before the iteration."""
     blocks: tuple[int, ...]
-    """KV blocks from the first one that is incomplete if the part is dropped."""
+    """KV blocks of the request, from the first block that is incomplete without the part."""
     depends: bool = False
     """True if the request uses blocks that another request must compute in the same iteration."""
 

@@ -12,7 +12,7 @@ class SharedFile:
     One record of type *layout* in an existing file, which is unmapped with this object.
 
     Each value has eight bytes, is aligned to eight bytes, and is written atomically. A group of
-    values is not: a reader may see a group that is only partly written.
+    values is not written atomically: a reader may see only some of its new values.
 
     Args:
         path: Created by the front.
