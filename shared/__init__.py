@@ -1,1 +1,1 @@
-"""Contracts, broker plumbing and runtime that every Headway service shares; no policy."""
+"""Contracts, broker clients and runtime code that all Headway services share; no policies."""

@@ -1,5 +1,8 @@
 """
-Agent: one per LLM serving instance. Pulls late, drives the engine, streams, executes LSOs.
+Agent: the service that drives one LLM serving instance.
+
+It pulls requests as late as possible, runs them on the engine, streams their tokens and executes
+LLM serving operations (LSOs).
 
 Consumes: lanes and their companions (by `basic.get`), plans, control, profiles. Publishes: replies,
 resumes, relegations, answers to operators, status and telemetry. Invariant: a delivery is

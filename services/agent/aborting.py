@@ -1,4 +1,4 @@
-"""Ends runs on behalf of other components, and returns requests whose normal ending failed."""
+"""Ends runs on demand, and returns requests to their queues when normal endings fail."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from shared.broker.protocol import Settlement
 
 
 def end_run(state: AgentState, engine: EngineBackend, run: Run, ending: Ending) -> None:
-    """Request the end of a run; the task of the run then handles the outcome of its request."""
+    """Request the end of a run; the run's task then handles the outcome of the request."""
     if run.ending is None:
         run.ending = ending
         task = asyncio.ensure_future(engine.abort(run.engine_id))
@@ -17,7 +17,7 @@ def end_run(state: AgentState, engine: EngineBackend, run: Run, ending: Ending) 
 
 
 async def give_back(state: AgentState, pulled: Pulled) -> None:
-    """Return an unsettled request unchanged to its queue; the delivery limit bounds repetitions."""
+    """Return an unsettled request unchanged to its queue, which limits repeated deliveries."""
     pulled.leaving = True
     if pulled.deliveries:
         state.depart(pulled.request.request_id, "returned when its ending failed")

@@ -1,4 +1,4 @@
-"""Admission of requests from the window to the engine, and the evictions that this needs."""
+"""Admission of requests from the window to the engine, and evictions that make room for them."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from solver.scheduling.relegation import is_infeasible
 from solver.scheduling.window import tokens_needed
 
 SUSPECT_CRASHES = 2
-"""Engine crashes after which a request runs alone, so that the next crash is blamed on it only."""
+"""Engine crashes after which a request runs alone, so that a further crash has a known cause."""
 CHECK_PERIOD_S = 0.1
 Started = asyncio.Task[tuple[LsoResult, ...]] | None
 _LEAVES_ROOM = (Ending.EVICTED, Ending.SWAPPED_OUT)
@@ -63,7 +63,7 @@ class Admission:
         self._handing_back: Started = None
 
     async def work(self, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
-        """Admit requests until *stop*; runs are tasks of *tasks*."""
+        """Admit requests until *stop* is set; each run becomes a task of *tasks*."""
         self._tasks = tasks
         while not stop.is_set():
             self._state.admit_wake.clear()
@@ -80,13 +80,15 @@ class Admission:
         Run a swapped-out request now, ahead of all waiting ones.
 
         Raises:
-            LsoRefusedError: The engine has no room, or the instance starts nothing now.
+            LsoRefusedError: The engine has no room, or the instance does not start runs now.
         """
         state, request = self._state, swapped.pulled.request
         if state.swapping or state.draining or not self._engine.alive or self._tasks is None:
-            raise LsoRefusedError("the instance starts nothing now: it drains, swaps or is down")
+            raise LsoRefusedError(
+                "the instance is draining, swapping models or down, and starts no runs"
+            )
         if self._must_wait(request) or self._isolated():
-            raise LsoRefusedError("a request that ran during engine crashes must run alone")
+            raise LsoRefusedError("a request that ran during several engine crashes must run alone")
         if not self._fits(request):
             snapshot = self._engine.snapshot()
             raise LsoRefusedError(
@@ -97,7 +99,7 @@ class Admission:
         self._begin(request.request_id)
 
     def _admit(self, request: QueuedRequest) -> None:
-        """Run the window's head."""
+        """Run the request at the head of the window."""
         swapped = self._state.swapped_out.get(request.request_id)
         self._begin(request.request_id)
         if swapped is not None:
@@ -118,12 +120,12 @@ class Admission:
 
     def _hand_back_late(self) -> None:
         """
-        Hand back requests that wait in the engine past their deadline; the next pull relegates
+        Evict requests that still wait in the engine past their deadlines; the next pull relegates
         them.
 
-        An engine that serves late requests last would let them occupy the window forever. Only the
-        number of waiting runs is known: the newest runs without a token are assumed to be the
-        waiting ones.
+        The engine serves late requests last, so they would occupy the window without limit. The
+        engine reports only how many runs wait; this method assumes that these are the newest runs
+        without a token.
         """
         num_waiting = self._engine.snapshot().waiting
         loop_s = asyncio.get_running_loop().time()
@@ -144,7 +146,7 @@ class Admission:
             self._handing_back = self._executor.start(lso)
 
     def _admissible(self) -> QueuedRequest | None:
-        """The request at the head of the window, if it may start now."""
+        """Return the request at the head of the window if it may start now."""
         state = self._state
         if state.swapping or state.draining or not self._engine.alive or self._isolated():
             return None
@@ -161,8 +163,10 @@ class Admission:
 
     def _beside_best_effort(self) -> QueuedRequest | None:
         """
-        The first regular request, if it fits: aged best-effort work that precedes it must not block
-        the slots reserved for regular work.
+        Return the first regular request if it fits.
+
+        Aged best-effort requests ahead of it must not block the slots that are reserved for regular
+        requests.
         """
         head = self._state.window.peek_rank(Rank.REGULAR)
         if head is None or self._must_wait(head) or not self._fits(head):
@@ -171,14 +175,16 @@ class Admission:
 
     def _must_wait(self, head: QueuedRequest) -> bool:
         """
-        True if a request suspected of crashing engines must wait to run alone, or if the request's
-        last run here is not over.
+        Return whether *head* must wait.
+
+        A request waits until its earlier run on this instance has ended. A request that is
+        suspected of crashing engines also waits until no other request runs.
         """
         runs = self._state.runs
         return head.request_id in runs or (head.attempts.crashes >= SUSPECT_CRASHES and bool(runs))
 
     def _isolated(self) -> bool:
-        """True while a request suspected of crashing engines runs: no other request may join it."""
+        """True while a request suspected of crashing engines runs; no other request may start."""
         return any(
             run.request.attempts.crashes >= SUSPECT_CRASHES for run in self._state.runs.values()
         )
@@ -192,14 +198,14 @@ class Admission:
         return self._state.running_tokens + tokens_needed(request) <= snapshot.kv_capacity_tokens
 
     def _has_best_effort_room(self) -> bool:
-        """True if best-effort work may take a slot; some slots are reserved for urgent arrivals."""
+        """True if best-effort work may take a slot; some slots are reserved for urgent requests."""
         best_effort = self._state.running_count(Rank.BEST_EFFORT)
         best_effort += self._state.running_count(Rank.RELEGATED)
         limit = self._settings.best_effort_running_share * self._engine.snapshot().max_running
         return best_effort < max(1, int(limit))
 
     def _make_room(self, head: QueuedRequest) -> None:
-        """Displace runs for the head by the rule of QLM §5, one displacement at a time."""
+        """Displace runs for *head* by the rule of QLM §5, one displacement at a time."""
         if _under_way(self._making_room):
             return
         if any(run.ending in _LEAVES_ROOM for run in self._state.runs.values()):

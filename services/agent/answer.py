@@ -11,9 +11,8 @@ class AnswerText:
     """
     Text of an answer, cut at the first stop string.
 
-    The result depends only on the sequence of tokens, not on how it is split: given the tokens of
-    earlier runs it continues where these ended. The same holds for the number of tokens until a
-    stop string is complete.
+    The text and the number of its tokens depend only on the sequence of tokens, not on how calls of
+    `push` divide it. A resumed run first pushes the tokens of earlier runs.
 
     Args:
         decoder: A decoder in its initial state.
@@ -24,7 +23,7 @@ class AnswerText:
         self._matcher = StopMatcher(stops)
         self._can_stop = any(stops)
         self.whole = ""
-        """Text that may be shown so far."""
+        """Text that may be sent to the producer so far."""
 
     def push(self, token_ids: Iterable[int]) -> tuple[Tokens, str, bool]:
         """
@@ -46,7 +45,7 @@ class AnswerText:
         return token_ids, shown, False
 
     def end(self) -> str:
-        """Return the text that was held back until the tokens ended; call once."""
+        """Return text held back as a possible stop string; call once, after the last token."""
         tail, _ = self._shown(self._decoder.flush())
         held = self._matcher.flush()
         self.whole += held

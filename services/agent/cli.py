@@ -1,4 +1,4 @@
-"""`headway-agent`."""
+"""`headway-agent`: command line of the agent."""
 
 import argparse
 import asyncio
@@ -25,7 +25,7 @@ ANSWER_TIMEOUT_S = 5.0
 async def next_status(
     broker: Broker, instance_id: str, *, timeout_s: float = ANSWER_TIMEOUT_S
 ) -> InstanceStatus | None:
-    """The next status of an instance, or None if it publishes none in time."""
+    """Return the next status of an instance; None if it publishes none in time."""
     found: asyncio.Future[InstanceStatus] = asyncio.get_running_loop().create_future()
 
     def on_status(status: InstanceStatus) -> None:
@@ -56,7 +56,7 @@ async def snapshot(settings: Settings, arguments: argparse.Namespace) -> int:
 
 
 async def drain(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Request an instance to stop pulling, and wait until it is empty."""
+    """Stop the pulls of an instance, and wait until the instance is empty."""
     instance_id = InstanceId(settings.instance_id)
     command = DrainInstance(instance_id=instance_id, exit=arguments.exit)
     async with broker_factory(settings.amqp_url)("headway-drain") as broker:
@@ -79,8 +79,9 @@ async def _emptied(
     broker: Broker, instance_id: InstanceId, *, exits: bool, timeout_s: Seconds
 ) -> bool:
     """
-    Wait until an instance reports that it is empty; an instance that *exits* may also stop
-    reporting.
+    Wait until an instance reports that it is empty.
+
+    With *exits*, an instance that stops reporting counts as empty.
     """
     deadline_at = time.monotonic() + timeout_s
     while time.monotonic() < deadline_at:
@@ -105,7 +106,7 @@ def _drain_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="time to wait; the instance continues to drain after it",
+        help="time limit of the wait; the instance continues to drain after the limit",
     )
 
 

@@ -34,16 +34,16 @@ Observe = Callable[[RequestObserved], Awaitable[None]]
 
 class Endings:
     """
-    Completes, fails, relegates and hands back requests.
+    Completes, fails, relegates, evicts and hands back requests.
 
     Args:
         outbox: Publishes messages.
         engine: Backend name, written into final replies and observations.
         device: Device name, written into final replies and observations.
         observe: Receives one observation per finished request.
-        evict_hold_s: Time for which this instance does not pull from the resume queue of a request
-            that it evicted.
-        swap_lease_s: Time that a swapped-out request is kept without running.
+        evict_hold_s: Time after an eviction in which this instance does not pull from the request's
+            resume queue.
+        swap_lease_s: Time after which a swapped-out request that has not run again is evicted.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Endings:
         self.swap_lease_s = swap_lease_s
 
     async def complete(self, run: Run, *, text: str, prompt_tokens: int) -> None:
-        """Deliver the final reply, which contains the whole answer."""
+        """Deliver a final reply with the whole answer."""
         request, now = run.request, self._clock.now()
         verdict = verdict_of(run, finished_at=now)
         final = RequestCompleted(
@@ -127,8 +127,9 @@ class Endings:
         self, pulled: Pulled, error: ErrorInfo, *, run: Run | None = None, dead_letter: bool = True
     ) -> None:
         """
-        Deliver a final reply with an error; with *dead_letter*, also copy the request to the dead
-        letters.
+        Deliver a final reply with an error.
+
+        With *dead_letter*, also copy the request to the dead letters.
         """
         request = pulled.request
         final = RequestFailed(
@@ -151,7 +152,7 @@ class Endings:
         log.info("run.stopped", request_id=pulled.request.request_id)
 
     async def relegate(self, pulled: Pulled) -> None:
-        """Relegate a request: its SLO is given up, and it is served when there is room."""
+        """Relegate a request: it loses its SLO and waits for room in the relegated queue."""
         attempts = msgspec.structs.replace(
             pulled.request.attempts, relegated=True, hop=pulled.request.attempts.hop + 1
         )
@@ -171,12 +172,12 @@ class Endings:
         )
 
     async def evict(self, run: Run) -> None:
-        """Return a request with its progress; this instance does not pull it for a while."""
+        """Requeue a request with its progress; this instance does not pull it for some time."""
         run.pulled.request = with_progress(run)
         await self.evict_waiting(run.pulled)
 
     async def evict_waiting(self, pulled: Pulled) -> None:
-        """Evict a swapped-out request, which already contains its progress."""
+        """Evict a swapped-out request, whose message already contains its progress."""
         request, now = pulled.request, self._clock.now()
         attempts = msgspec.structs.replace(
             request.attempts,
@@ -196,10 +197,10 @@ class Endings:
 
     async def swap_out(self, run: Run) -> None:
         """
-        Keep a request whose run has left the engine: unacknowledged, with its progress.
+        Keep a request whose run was removed from the engine, unacknowledged and with its progress.
 
-        Its hop stays the same, as for a redelivery: no other instance may run it. A request that
-        could not be resumed here is evicted instead.
+        The request's hop stays the same, since no other instance may run the request. A request
+        that this instance could not resume is evicted instead.
         """
         state, now = self._state, self._clock.now()
         if run.request.reply_to is not None:
@@ -226,7 +227,7 @@ class Endings:
         log.info("request.swapped_out", request_id=request.request_id, tokens=len(run.token_ids))
 
     async def crashed(self, run: Run) -> None:
-        """Requeue after an engine crash and increment its crash count."""
+        """Requeue a request after an engine crash, and increment the request's crash count."""
         attempts = msgspec.structs.replace(
             run.request.attempts,
             hop=run.request.attempts.hop + 1,

@@ -1,4 +1,4 @@
-"""Handlers of plans, profiles, commands and notices. Unknown kinds are ignored."""
+"""Handlers of plans, profiles, commands and notices. Messages of unknown kinds are ignored."""
 
 import asyncio
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ async def on_run_stop(message: RunStop, ctx: Context, _delivery: Delivery) -> No
 
 
 async def on_request_cancel(message: RequestCancel, ctx: Context, _delivery: Delivery) -> None:
-    """End the request if it is here, and remember the cancellation for a later pull."""
+    """End the request if this instance holds it, and store the cancellation for later pulls."""
     ctx.state.cancel(message.request_id, message.reply_to)
     known = ctx.state.find(message.request_id)
     if known is None or known.request.reply_to != message.reply_to:
@@ -98,7 +98,7 @@ async def on_request_cancel(message: RequestCancel, ctx: Context, _delivery: Del
 
 
 async def on_lso(message: LsoCommand, ctx: Context, _delivery: Delivery) -> None:
-    """Start the operation and return, so that later messages need not wait."""
+    """Start the operation and return, so that later messages do not wait for it."""
     ctx.commands.take(message)
 
 

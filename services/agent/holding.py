@@ -1,4 +1,4 @@
-"""Work that an instance has pulled and not begun, in seconds and tokens, and its bounds."""
+"""Pulled work that an instance has not begun, in seconds and tokens, and its bounds."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ from solver.scheduling.window import tokens_needed
 
 
 def held_now(state: AgentState, engine: EngineSnapshot, bounds: PullBounds) -> Held:
-    """Pulled work that has not begun, and the time by which it delays one more request."""
+    """Pulled work that has not begun, and the delay that this work causes for one more request."""
     regular: list[QueuedRequest] = []
     best_effort: list[QueuedRequest] = []
     for request in state.not_begun():
@@ -41,22 +41,22 @@ def held_now(state: AgentState, engine: EngineSnapshot, bounds: PullBounds) -> H
 
 
 def held_prefill_s(state: AgentState) -> Seconds:
-    """Predicted time until all pulled requests have their first token."""
+    """Predicted time until all pulled requests have their first tokens."""
     return sum(predicted_prefill_s(request, state.profile) for request in state.not_begun())
 
 
 def may_pull(state: AgentState) -> bool:
-    """Return whether pulling is allowed at all."""
+    """Return whether the instance may pull in its current state, regardless of the bounds."""
     return not (state.draining or state.swapping or state.model is None)
 
 
 def bounds_now(engine: EngineSnapshot, bounds: PullBounds) -> PullBounds:
-    """*bounds* with the engine's token capacity, if the engine has reported it."""
+    """*bounds* with the engine's KV capacity in tokens, if the engine has reported it."""
     return replace(bounds, max_tokens=engine.kv_capacity_tokens or math.inf)
 
 
 def pull_state(state: AgentState, engine: EngineSnapshot, bounds: PullBounds) -> PullState:
-    """Pulled work, its bounds, and whether one more request may be pulled."""
+    """Pulled work, the bounds of this work, and whether one more request may be pulled."""
     held = held_now(state, engine, bounds)
     whole = held_now(state, engine, replace(bounds, max_backlog_s=math.inf))
     return PullState(
@@ -90,7 +90,7 @@ def _work_s(
 def _full_rate_per_s(
     waiting: list[QueuedRequest], profile: Profile | None, engine: EngineSnapshot
 ) -> float:
-    """Tokens per second once the engine is full of *waiting* or similar requests."""
+    """Predicted tokens per second of an engine that is full of requests similar to *waiting*."""
     if profile is not None and profile.latency is not None:
         prompt = fmean(request.prompt_tokens for request in waiting)
         output = fmean(predicted_output_tokens(request, profile) for request in waiting)

@@ -24,9 +24,9 @@ CANCELLED = "cancelled"
 
 class AgentMetrics(Collector):
     """
-    Prometheus series of one agent, read from its state at collection.
+    Prometheus metrics of one agent, read from the agent's state at collection.
 
-    Only finished requests are counted when they occur; counting tokens therefore costs nothing.
+    Only finished requests are counted at once, so counting tokens costs nothing.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class AgentMetrics(Collector):
             verdict.labels(qos_class).inc()
 
     def collect(self) -> Iterator[Metric]:
-        """Series of the current state."""
+        """Metrics of the current state."""
         state, snapshot, identity = self._state, self._engine.snapshot(), self._engine.identity
         yield InfoMetricFamily(
             "headway_agent",

@@ -1,5 +1,5 @@
 """
-Detects that no leader plans for an instance, and selects the model that the instance then serves.
+Detects that no leader plans for an instance, and selects the model that the instance serves then.
 """
 
 import asyncio
@@ -23,26 +23,24 @@ from shared.runtime.tasks import pause
 log = structlog.get_logger()
 LOOK_PERIOD_S = 0.5
 LEAST_WAIT_S = 1.0
-"""Time after which work that still waits is considered not served by any instance."""
+"""Time after which work that still waits counts as not served by any instance."""
 WAIT_SPREAD_S = 2.0
-"""
-Each instance adds a different part of this delay, since all see the same work at the same time.
-"""
+"""Range of a delay that differs per instance, since all instances detect the same work at once."""
 
 
 class Orphanhood:
     """
     Detects when an instance has no plan and no work, and selects the model to activate then.
 
-    Time in which the process was stalled or had no connection does not count, since it could not
-    receive a plan then. Notices are hints; only waiting work counts.
+    Time in which the process was stalled or disconnected does not count, since no plan could
+    arrive. A notice only names a queue to check; the queue must really contain waiting work.
 
     Args:
         state: State of the agent.
         broker: Broker with the work queues.
-        servable: Base models this instance may serve.
-        patience_s: Time without a plan and without work after which the instance acts without a
-            leader.
+        servable: Base models that this instance may serve.
+        patience_s: Time without a plan and without work after which the instance selects a model
+            itself.
         clock: Wall time.
         stall_clock: Clock that continues while the process is stalled.
     """
@@ -69,9 +67,7 @@ class Orphanhood:
         self._was_lost = False
         self._look_at: UnixTime = 0.0
         self._waiting: dict[str, UnixTime] = {}
-        """
-        Queue of another model that had work at every check -> time of the first of these checks.
-        """
+        """Queue of another model that had work at each check -> time of the first such check."""
         share = crc32(state.instance_id.encode()) / 2**32
         self._wait_s = LEAST_WAIT_S + share * WAIT_SPREAD_S
         broker.on_connection_lost(self._on_connection_lost)
@@ -84,7 +80,8 @@ class Orphanhood:
 
     def attend(self) -> None:
         """
-        Update the times of the last plan and work, excluding time in which no message could arrive.
+        Update the times of the last plan and the last work, without time in which no message could
+        arrive.
         """
         if self._attention is None:  # not earlier: a long start is not a stall
             self._attention = StallDetector(self._stall_clock)
@@ -106,31 +103,31 @@ class Orphanhood:
             self.busy()
 
     def busy(self) -> None:
-        """Record that the instance has work or a new model: the full patience starts again."""
+        """Record that the instance has work or a new model; `patience_s` begins again."""
         self._busy_at = self._clock.now()
 
     def has_plan(self) -> bool:
-        """Return whether there is a plan that is recent enough to be followed."""
+        """Return whether the last plan is recent enough to be followed."""
         self.attend()
         age_s = self._clock.now() - self._state.plan_at
         return self._state.plan is not None and age_s < self._patience_s
 
     def is_alone(self) -> bool:
-        """
-        Return whether neither a plan nor work has arrived during the last `patience_s` seconds.
-        """
+        """Return whether no plan and no work has arrived during the last `patience_s` seconds."""
         return not self.has_plan() and self._clock.now() - self._busy_at >= self._patience_s
 
     def noticed_model(self) -> ModelName | None:
         """
-        The servable model that most recently got work, for an instance that has no active model.
+        Return the servable model that got work most recently.
+
+        Used by an instance without an active model.
         """
         recent = sorted(self._state.noticed.items(), key=lambda item: -item[1])
         models = (model_of(queue) for queue, _ in recent)
         return next((model for model in models if model in self._servable), None)
 
     async def look(self) -> ModelName | None:
-        """Check the queues that notices named; return a model whose work has waited long enough."""
+        """Check the queues that notices name; return a model whose work waited long enough."""
         now = self._clock.now()
         if now < self._look_at:
             return None
@@ -149,7 +146,7 @@ class Orphanhood:
         return model_of(min(due)[1])
 
     def _others(self) -> list[str]:
-        """Queues that notices named, of models other than the active one."""
+        """Queues that notices named and whose models are not active."""
         others = [model for model in self._servable if model != self._state.model]
         return [queue for queue in self._state.noticed if model_of(queue) in others]
 
@@ -160,10 +157,10 @@ class Orphanhood:
     @asynccontextmanager
     async def claim(self, model: ModelName) -> AsyncIterator[bool]:
         """
-        Claim *model*, so that only one instance activates it without a plan; yields whether this
-        instance has the claim.
+        Claim *model*, so that only one instance activates it without a plan.
 
-        Other instances that saw the same work check it again afterwards: it may be served by then.
+        Yields whether this instance has the claim. Other instances check the work again later, when
+        it may be served.
         """
         spec = topology.claim_queue(model)
         try:

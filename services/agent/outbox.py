@@ -32,11 +32,13 @@ BACKOFF = Backoff()
 
 class Outbox:
     """
-    Publishes for one agent. Tokens are batched per reply destination and sent unconfirmed.
+    Publishes the messages of one agent.
+
+    Tokens are batched per reply destination and sent without publisher confirms.
 
     Args:
         queues: The work queues of this process.
-        instance_id: Written into every message.
+        instance_id: Id of this instance, written into every message.
     """
 
     def __init__(self, broker: Broker, queues: WorkQueues, instance_id: InstanceId) -> None:
@@ -46,7 +48,7 @@ class Outbox:
         self._pending: dict[str, dict[str, TokenChunk]] = {}
 
     async def run_started(self, reply_to: str, message: RunStarted) -> None:
-        """Announce a run, before its tokens."""
+        """Publish that a run has begun, before its tokens."""
         await send_best_effort(
             self._broker,
             topology.REPLIES,
@@ -60,9 +62,7 @@ class Outbox:
         )
 
     def add_tokens(self, reply_to: str, chunk: TokenChunk) -> None:
-        """
-        Add tokens to the next flush of their destination, joined with earlier ones of the run.
-        """
+        """Add tokens of a run to the next batch for their reply destination."""
         pending = self._pending.setdefault(reply_to, {})
         known = pending.get(chunk.run_id)
         pending[chunk.run_id] = (
@@ -104,10 +104,10 @@ class Outbox:
 
     async def final(self, reply_to: str | None, final: Final) -> None:
         """
-        Deliver a final reply, confirmed by the broker; to `headway.unclaimed` if no reply queue is
-        bound.
+        Deliver a final reply and wait for the broker's confirmation; retry until the broker
+        confirms.
 
-        Retries until the broker confirms it.
+        A final reply for which no reply queue is bound goes to `headway.unclaimed`.
         """
         if reply_to is None:
             return
@@ -127,7 +127,7 @@ class Outbox:
             await publish_until_routed(self._broker, topology.UNCLAIMED, reply_to, message)
 
     async def queue(self, queue: str, request: QueuedRequest) -> None:
-        """Publish a request to a work queue, confirmed, and notify agents."""
+        """Publish a request to a work queue with a confirmation, and notify agents."""
         message = OutMessage(
             body=encode(request),
             kind="request.queued.v1",
@@ -142,7 +142,7 @@ class Outbox:
         await self._queues.notify(queue)
 
     async def dead_letter(self, request: QueuedRequest, error: ErrorInfo) -> None:
-        """Copy a request that cannot be served to the dead letters, with the reason."""
+        """Copy a request that cannot be served to the dead letters, together with the reason."""
         message = OutMessage(
             body=encode(request),
             kind="request.queued.v1",
@@ -159,7 +159,7 @@ class Outbox:
     async def dead_letter_undecodable(
         self, delivery: Delivery, reason: str, *, now: UnixTime
     ) -> None:
-        """Report an undecodable message to its producer, keep a copy and acknowledge it."""
+        """Report an undecodable message to its producer, dead-letter it and acknowledge it."""
         if delivery.message_id is not None:
             error = ErrorInfo(message=reason, type="server_error", code="dead_lettered", status=500)
             request_id = RequestId(delivery.message_id)

@@ -1,4 +1,4 @@
-"""Late pulls from the current segment's queues into the window, limited to what can start soon."""
+"""Pulls requests that can start soon from the current segment's queues into the window."""
 
 import asyncio
 import contextlib
@@ -38,10 +38,10 @@ MAX_SLEEP_S = 1.0
 
 class Puller:
     """
-    Keeps the window filled.
+    Pulls requests into the window while the bounds allow it.
 
     Args:
-        endings: Handles requests that must not run.
+        endings: Handles pulled requests that must not run.
         outbox: Handles messages that are not requests.
         settings: Bounds of the window.
     """
@@ -90,7 +90,9 @@ class Puller:
 
     async def pull_now(self, count: int) -> int:
         """
-        Pull up to *count* requests within the bounds, also from queues that seemed empty.
+        Pull up to *count* requests within the bounds.
+
+        Queues that were recently empty are checked again.
 
         Returns:
             Number of requests pulled.
@@ -107,11 +109,11 @@ class Puller:
         return pulled
 
     def room(self) -> PullState:
-        """Pulled work, its bounds, and whether one more request may be pulled."""
+        """Pulled work, the bounds of this work, and whether one more request may be pulled."""
         return pull_state(self._state, self._engine.snapshot(), self._bounds)
 
     async def _pull(self, source: Source) -> bool:
-        """Pull the head of *source*; return whether the queue had a request."""
+        """Pull the head of *source*; return whether *source* had a request."""
         self._state.pulls[source.queue] += 1
         try:
             delivery = await self._head(source.queue)
@@ -122,7 +124,7 @@ class Puller:
         return delivery is not None
 
     async def _taken(self, delivery: Delivery, source: Source) -> None:
-        """Process *delivery*, or return it to its queue if that fails."""
+        """Process *delivery*; if processing fails, return *delivery* to its queue."""
         try:
             await self._take(delivery, source)
         except MeshError:
@@ -147,7 +149,7 @@ class Puller:
             await asyncio.wait_for(self._state.pull_wake.wait(), timeout_s)
 
     def _asked_at(self) -> UnixTime:
-        """Time of the next pull; `pull_wake` is set earlier if a request leaves."""
+        """Time of the next pull; setting `pull_wake` causes an earlier one."""
         if not may_pull(self._state):
             return self._state.order.inbox_at()
         held, bounds = self._room()
@@ -200,8 +202,8 @@ class Puller:
         """
         Merge a pulled message into the held request with the same id.
 
-        A newer copy replaces a held request that only waits. It is handed back if that request has
-        run here, as is a message of another producer.
+        A newer copy replaces a held request that has not run here. If the held request has run
+        here, the newer copy is handed back. A message of another producer is always handed back.
         """
         old, new = known.request, pulled.request
         same = (old.tenant, old.reply_to) == (new.tenant, new.reply_to)
@@ -232,7 +234,7 @@ class Puller:
         )
 
     def _busy_decode_s(self, request: QueuedRequest) -> Seconds:
-        """Time from first to last token on a loaded instance."""
+        """Predicted time from first to last token of a request on a loaded instance."""
         profile = self._state.profile
         if profile is None or profile.latency is None:
             return 0.0

@@ -1,6 +1,4 @@
-"""
-Status and telemetry of the agent. Best effort: no component waits for it, and losses are harmless.
-"""
+"""Status and telemetry of the agent, published without confirmation: losses are harmless."""
 
 from services.agent.backends.base import Capability, EngineBackend
 from services.agent.holding import may_pull, pull_state
@@ -32,8 +30,8 @@ class Reporter:
 
     Args:
         queues: The work queues of this process.
-        bounds: Bounds of pulling that are settings.
-        observer: Provides the inputs for the choice of operations.
+        bounds: Bounds of pulled work from the settings.
+        observer: Provides the situation of the instance, from which operations are selected.
     """
 
     def __init__(
@@ -99,7 +97,7 @@ class Reporter:
         )
 
     async def report(self) -> None:
-        """Publish status, and iterations if the backend has any."""
+        """Publish the status, and the iterations if the backend has reported any."""
         await self._send(topology.status_key(self._state.instance_id), self.status())
         iterations = self._engine.drain_iterations()
         if iterations:

@@ -1,4 +1,4 @@
-"""Controls the active model: follows the plan, swaps, and restarts a dead engine."""
+"""Controls the active model: follows plans, swaps models, and restarts a dead engine."""
 
 import asyncio
 import contextlib
@@ -36,14 +36,14 @@ NOTICE_MEMORY_S = 300.0
 
 class ModelResidency:
     """
-    Activates the model of the plan's first segment; without a plan, a model whose work waits.
+    Activates the model of the plan's first segment, or without a plan a model with waiting work.
 
     Args:
-        executor: Carries out what a plan requires.
+        executor: Executes the operations that a plan requires.
         observer: Provides the instance's situation when a plan arrives.
         operations: Empty the instance and report its models.
         layout: Queue layout, for the deadlines of lanes.
-        servable: Base models this instance may serve.
+        servable: Base models that this instance may serve.
         orphanhood: Detects a missing plan, and finds waiting work.
     """
 
@@ -72,16 +72,16 @@ class ModelResidency:
         self._clock = clock
         self._changed = asyncio.Event()
         self._ordered: ModelName | None = None
-        """Model ordered by an operator, active until a later plan."""
+        """Model that an operator ordered; it stays active until a later plan arrives."""
         self._lost: ModelName | None = None
-        """Model of a dead engine that could not be activated again."""
+        """Model of a dead engine, if it could not be activated again."""
         self._retries = ActivationRetries(first_pause_s=RESTART_PAUSE_S)
         self._followed: tuple[Segment, ...] = ()
         """Virtual queue that was last applied to the instance."""
         operations.models.on_activated = self._activated
 
     def plan_changed(self, plan: PlanPublished) -> None:
-        """Store a plan; lower epochs are ignored, so a stalled former leader has no effect."""
+        """Store a plan; plans with lower epochs, e.g. of a stalled former leader, are ignored."""
         if self._state.plan is not None and plan.epoch < self._state.plan.epoch:
             return
         if self._state.plan is None or plan.epoch > self._state.plan.epoch:
@@ -92,7 +92,7 @@ class ModelResidency:
 
     def noticed(self, queue: str) -> None:
         """
-        Record that *queue* got work.
+        Record that work was put into *queue*.
 
         Raises:
             ContractError: *queue* is not the name of a work queue.
@@ -153,7 +153,7 @@ class ModelResidency:
         return self._orphanhood.noticed_model() or self._lost
 
     def _may_adopt(self) -> bool:
-        """Return whether this instance may look for work of other models."""
+        """Return whether this instance may activate another model that has waiting work."""
         state = self._state
         if state.draining or state.swapping or state.model is None or self._ordered is not None:
             return False
@@ -177,10 +177,10 @@ class ModelResidency:
 
     async def activate(self, model: ModelName) -> LsoResult:
         """
-        Swap to *model* by an operator's order, and keep it until a later plan.
+        Swap to *model* by an operator's order, until a later plan arrives.
 
         Raises:
-            LsoRefusedError: This instance does not serve the model, or drains.
+            LsoRefusedError: This instance does not serve the model, or is draining.
         """
         self._models.check(model)
         if self._state.draining:
@@ -192,7 +192,7 @@ class ModelResidency:
         return result
 
     async def _follow(self, target: ModelName) -> None:
-        """Apply the plan, or the operator's order, to the instance by the table of QLM §5."""
+        """Apply the plan or the operator's order to the instance by the table of QLM §5."""
         state = self._state
         planned = self._segments()
         queue = planned if planned and planned[0].model == target else (Segment(model=target),)
@@ -206,7 +206,11 @@ class ModelResidency:
             await self._executor.follow(lso_actions(change, self._observer.situation()))
 
     async def _try(self, queue: tuple[Segment, ...]) -> None:
-        """Swap to the first model of *queue*; retry after a failure, soon if no model is active."""
+        """
+        Swap to the first model of *queue*; after a failure, set the time of the next attempt.
+
+        The next attempt is soon if no model is active.
+        """
         head = queue[0].model
         result = await self._swap(queue)
         if result.ok:
@@ -220,7 +224,7 @@ class ModelResidency:
             )
 
     async def _swap(self, queue: tuple[Segment, ...], *, reason: Reason | None = None) -> LsoResult:
-        """Empty the instance and activate the first model of *queue*; return the result of that."""
+        """Empty the instance and activate the first model of *queue*; return the result."""
         state = self._state
         change = HeadChange(old_head=self._followed[0] if self._followed else None, queue=queue)
         lsos = lso_actions(change, self._observer.situation())
@@ -237,7 +241,7 @@ class ModelResidency:
         return failed[-1] if failed else already(f"{queue[0].model} is active")
 
     async def empty(self, *, drain_s: Seconds) -> None:
-        """Hand back the window, let runs finish for *drain_s*, and evict the rest."""
+        """Hand back the window, let runs finish for *drain_s*, and evict the remaining runs."""
         left = await self._runs.finish_runs(drain_s)
         if left:
             reason = because(Rule.DRAIN_OVER, drain_s=drain_s)
@@ -245,7 +249,7 @@ class ModelResidency:
         await poll_until(lambda: not self._state.runs)
 
     async def hand_back_window(self) -> None:
-        """Return pulled requests that do not run. Pulling must be stopped."""
+        """Return all waiting requests to their queues. Pulling must be stopped."""
         await self._runs.hand_back_window()
 
     async def _revive(self, stop: asyncio.Event) -> None:
@@ -264,7 +268,7 @@ class ModelResidency:
                     await self._reactivate()
 
     async def _restarted(self) -> bool:
-        """Start the engine without a model; return whether that worked."""
+        """Start the engine without a model; return whether it started."""
         try:
             await self._engine.start()
         except EngineError as error:
@@ -312,7 +316,7 @@ class ModelResidency:
 
 
 def _shape(queue: tuple[Segment, ...]) -> tuple[tuple[ModelName, frozenset[str]], ...]:
-    """Identity of a virtual queue: its models in order and their lanes, without quotas."""
+    """Identity of a virtual queue: the models in order with their lanes, without quotas."""
     return tuple(
         (segment.model, frozenset(quota.lane for quota in segment.lanes)) for segment in queue
     )

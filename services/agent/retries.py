@@ -1,4 +1,4 @@
-"""Retry times of failed activations, while the instance continues to serve."""
+"""Times of the next attempts after failed activations, while the instance continues to serve."""
 
 import math
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ MOST_PAUSE_S = 60.0
 @dataclass(slots=True, kw_only=True)
 class ActivationRetries:
     """
-    Backoff of the model whose activation failed last: each failure doubles the pause.
+    Backoff after failed activations of one model; each failure doubles the pause.
 
-    Each attempt empties the active model's runs, and nothing is served meanwhile.
+    Every attempt ends the runs of the active model, so frequent attempts would stop all service.
     """
 
     first_pause_s: Seconds
@@ -29,10 +29,10 @@ class ActivationRetries:
         return self._pause_s
 
     def succeeded(self, model: ModelName) -> None:
-        """Record that *model* is active: its failures are forgotten."""
+        """Record that *model* is active, and reset its failures."""
         if model == self._model:
             self._model = None
 
     def rests(self, model: ModelName, now: UnixTime) -> bool:
-        """Return whether *model* is still in its pause after a failed activation."""
+        """Return whether *model* still pauses after a failed activation."""
         return model == self._model and now < self._next_at

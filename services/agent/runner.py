@@ -1,4 +1,4 @@
-"""Execution of one request on the engine, from start to outcome."""
+"""Executes one request on the engine, from its start to its outcome."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -33,10 +33,12 @@ from shared.runtime.clock import Clock
 log = structlog.get_logger()
 
 MAX_CRASHES = 3
-"""Engine crashes after which a request that ran alone is considered the cause."""
+"""Engine crashes after which a request that ran alone counts as their cause."""
 INLINE_PROMPT_LENGTH = 4096
 """
-Characters or token ids beyond which a prompt is processed in a thread, so that heartbeats continue.
+Prompt length in characters or token ids above which a thread processes the prompt.
+
+A thread keeps the event loop free for heartbeats.
 """
 
 
@@ -49,7 +51,7 @@ class Runner:
         endings: Handles the outcome of each run.
         tokenizers: Tokenizers by base model.
         entries: Registry entries by base model.
-        prefilled: Called at each first token.
+        prefilled: Called when a request has its first token.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Runner:
         self._clock = clock
 
     def begin(self, pulled: Pulled) -> Run:
-        """Count a request that was just taken from the window as running."""
+        """Register a request that was just taken from the window as running."""
         progress = pulled.request.progress
         run = self._state.runs[pulled.request.request_id] = Run(
             pulled=pulled,
@@ -87,7 +89,7 @@ class Runner:
         return run
 
     async def run(self, run: Run) -> None:
-        """Execute a run that has begun; never raises."""
+        """Execute a registered run; never raises."""
         try:
             await self._execute(run)
         except (
@@ -173,13 +175,13 @@ class Runner:
         return await asyncio.to_thread(tokenizer.encode, prompt)
 
     def _sampling(self, run: Run, prompt: Tokens) -> Sampling:
-        """The request's sampling, limited to the room that the actual prompt leaves."""
+        """The request's sampling, limited to the output length that the prompt leaves."""
         entry = self._entries[run.request.model.base]
         room = entry.max_model_len - len(prompt)
         if room < 1:
             raise ContractError(
-                f"prompt has {len(prompt)} tokens; {entry.name} holds {entry.max_model_len} "
-                "with at least one to generate",
+                f"prompt has {len(prompt)} tokens; {entry.name} allows "
+                f"{entry.max_model_len}, including at least one generated token",
                 code="context_length_exceeded",
                 param="prompt",
             )
@@ -187,7 +189,7 @@ class Runner:
         return msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
 
     async def _generate(self, run: Run, prompt: Tokens, sampling: Sampling) -> str:
-        """Stream tokens until the end; return the answer's whole text."""
+        """Stream tokens until the run ends; return the whole text of the answer."""
         request = run.request
         streaming = request.reply_mode is ReplyMode.STREAM and request.reply_to is not None
         if streaming and request.reply_to is not None:
@@ -264,7 +266,7 @@ class Runner:
 
 
 def prefill_of(run: Run, prompt_tokens: int, prefill_s: Seconds) -> Prefill:
-    """Message to routers about a request that has its first token now."""
+    """Message to routers that a request has its first token now."""
     request = run.request
     return Prefill(
         request_id=request.request_id,
@@ -279,12 +281,13 @@ def prefill_of(run: Run, prompt_tokens: int, prefill_s: Seconds) -> Prefill:
 
 def engine_slo(request: QueuedRequest, now: UnixTime) -> Slo:
     """
-    Targets of one run; the first token of the run is the next token that the request needs.
+    Targets of one run. The first token of the run is the next token that the request needs.
 
-    A relegated request has no targets: it never precedes a request that can be in time. A request
-    that continues after the loss of its engine has the deadline of its next token (QoServe eq. 2);
-    if that deadline has passed, the request gets the TTFT target of a new request: its first token
-    was in time, and relegating it would turn a pause into a failure.
+    A relegated request has no targets, so that it never precedes a request that can be in time.
+
+    A request that resumes on another engine has the deadline of its next token (QoServe eq. 2). If
+    that deadline has passed, the request gets the TTFT target of a new request. Relegating it would
+    turn a pause into a failure, because its first token was in time.
     """
     slo = request.slo
     if request.attempts.relegated:

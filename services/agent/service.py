@@ -1,4 +1,4 @@
-"""Composition root of the agent."""
+"""Creates, connects and runs the agent's components."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -46,18 +46,20 @@ from solver.scheduling.window import Window
 log = structlog.get_logger()
 INBOX_PERIOD_S = 1.0
 """
-Period of declaring the inbox again; equal to the status period: a status makes routers use this
-instance again, and a leader that considered the instance dead has deleted its inbox.
+Period of declaring the inbox again, equal to the status period.
+
+A leader that considers the instance dead deletes the inbox. The next status makes routers use the
+instance again, which then needs its inbox.
 """
 LEASE_CHECK_S = 0.1
 
 
 def check(settings: Settings) -> None:
     """
-    Reject settings that cannot work.
+    Check that the settings can work.
 
     Raises:
-        SettingsError: Lists the engines that exist.
+        SettingsError: The backend or a model is unknown; the message lists the known ones.
     """
     if settings.engine.backend not in BACKENDS:
         known = ", ".join(sorted(BACKENDS))
@@ -79,9 +81,10 @@ def _servable(settings: Settings, registry: ModelRegistry) -> dict[ModelName, Mo
 
 async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     """
-    Serve until *stop*, then drain: hand back the window, finish or evict runs.
+    Serve until *stop*, then drain: hand back the window, and finish or evict runs.
 
-    The engine starts before the broker is connected, so that its start blocks no heartbeat.
+    The engine starts before the agent connects to the broker, so that starting it cannot block
+    heartbeats.
     """
     settings = ports.settings
     check(settings)
@@ -216,7 +219,7 @@ class _Agent:
         )
 
     async def run(self, stop: asyncio.Event, stack: AsyncExitStack) -> None:
-        """Serve until *stop*; drain; return when no request is held."""
+        """Serve until *stop*, drain, and return when the agent holds no requests."""
         settings, state = self._ports.settings, self._state
         await self._listen(stop, stack)
         # Before the first pull: RabbitMQ closes a connection that queries a queue while it is
@@ -231,7 +234,7 @@ class _Agent:
             if not activated.ok:
                 raise EngineError(f"initial_model {settings.initial_model!r}: {activated.message}")
         stopped = asyncio.Event()
-        """Set after the drain; loops that the drain needs run until then."""
+        """Set after the drain; ends the loops that the drain needs."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._orphanhood.watch(stop), name="orphanhood")
             tasks.create_task(self._residency.work(stop), name="residency")
@@ -267,7 +270,8 @@ class _Agent:
 
     async def _declare_inbox(self) -> None:
         """
-        Declare the inbox periodically: a leader that considered this instance dead has deleted it.
+        Declare the inbox periodically, since a leader that considered this instance dead has
+        deleted it.
         """
         await topology.declare_work_queue(self._broker, inbox_name(self._state.instance_id))
 

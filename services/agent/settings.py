@@ -11,32 +11,32 @@ from solver.scheduling.pull_room import DEFAULT_BOUNDS, PullBounds
 
 
 class PullSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits and timing of pulls."""
+    """Bounds and periods of pulls."""
 
     window: Annotated[int, Meta(ge=1)] = DEFAULT_BOUNDS.window
     """Maximum number of pulled requests that have no first token yet."""
     best_effort_window: Annotated[int, Meta(ge=0)] = DEFAULT_BOUNDS.best_effort_window
-    """Maximum number of best-effort and relegated requests among those that `window` limits."""
+    """Maximum number of best-effort and relegated requests in the window."""
     max_backlog_s: Annotated[float, Meta(gt=0)] = DEFAULT_BOUNDS.max_backlog_s
-    """Maximum predicted work, in seconds, of the pulled requests; one request is always allowed."""
+    """Maximum predicted work of the pulled requests, in seconds; one request is always allowed."""
     backlog_level: Annotated[float, Meta(gt=0, lt=1)] = DEFAULT_BOUNDS.backlog_level
-    """Level of the quantile of the predicted work that `max_backlog_s` bounds; 0.5 is its mean."""
+    """Level of the quantile of predicted work that `max_backlog_s` bounds; 0.5 selects the mean."""
     best_effort_running_share: Annotated[float, Meta(gt=0, le=1)] = 0.75
     """
-    Share of running slots that best-effort work may fill; the rest is reserved for urgent arrivals.
+    Share of running slots for best-effort work; the other slots are reserved for urgent requests.
     """
     poll_s: Annotated[float, Meta(gt=0)] = 1.0
-    """Period of polling an empty queue that no notice names."""
+    """Polling period of an empty queue for which no notice has arrived."""
     workers: Annotated[int, Meta(ge=1, le=16)] = 3
     """Number of concurrent pulls."""
     evict_hold_s: Annotated[float, Meta(ge=0)] = 2.0
-    """Time for which an evicted request is not pulled again by this instance."""
+    """Time after an eviction in which this instance does not pull the request again."""
     aging_bound_s: Annotated[float, Meta(gt=0)] = 600.0
     """Age at which relegated and best-effort work competes with other work."""
 
     @property
     def bounds(self) -> PullBounds:
-        """Bounds in the form that `solver.scheduling.pull_room` uses."""
+        """The bounds as input of `solver.scheduling.pull_room`."""
         return PullBounds(
             window=self.window,
             best_effort_window=self.best_effort_window,
@@ -51,7 +51,7 @@ class LsoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     swap_lease_s: Annotated[float, Meta(gt=0)] = 30.0
     """Time after which a swapped-out request that has not run again is evicted."""
     transfer_bytes_per_s: Annotated[float, Meta(gt=0)] = float(4 << 30)
-    """Prior of the KV transfer rate from host memory to the engine, until it is measured."""
+    """Assumed rate of KV transfers from host memory to the engine, until it is measured."""
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,9 +60,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     instance_id: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
     """Name of this serving instance, unique in the mesh."""
     engine: EngineSettings = EngineSettings()
-    """`engine.backend` selects the backend; an unknown name fails at start-up."""
+    """Selection and settings of the engine backend; an unknown name fails at start-up."""
     models: tuple[str, ...] = ()
-    """Base models that this instance may serve; empty: all models of the registry."""
+    """Base models that this instance may serve; empty means all models of the registry."""
     initial_model: str | None = None
     """Model activated at start, before any plan."""
     pull: PullSettings = PullSettings()
@@ -74,7 +74,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     status_period_s: Annotated[float, Meta(gt=0)] = 1.0
     swap_drain_s: Annotated[float, Meta(ge=0)] = 10.0
     """
-    Maximum time for running requests to finish before a model swap; less if evicting them is
+    Maximum time for running requests to finish before a model swap; shorter if eviction is
     predicted to be cheaper.
     """
     orphan_patience_s: Annotated[float, Meta(gt=0)] = 10.0

@@ -1,4 +1,4 @@
-"""The agent's state in memory. Synchronous methods, no IO."""
+"""The agent's state in memory; all methods are synchronous and do no IO."""
 
 import asyncio
 import math
@@ -25,16 +25,16 @@ DEPARTED_MEMORY = 2_000
 
 
 class Ending(Enum):
-    """Reason for ending a run from outside."""
+    """Reason for which the agent ends a run early."""
 
     EVICTED = "evicted"
     """The request returns to its resume queue with its progress."""
     STOPPED = "stopped"
-    """The producer no longer needs this run; no final reply is sent."""
+    """The producer no longer needs this run, so no final reply is sent."""
     CANCELLED = "cancelled"
-    """The producer cancelled the request; the final reply is an error."""
+    """The producer cancelled the request, so the final reply is an error."""
     SWAPPED_OUT = "swapped_out"
-    """The run is removed from the engine; the agent keeps the request, to resume it here."""
+    """The run leaves the engine, and the agent keeps the request to resume it here."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Pulled:
     pulled_at: UnixTime
     leaving: bool = False
     """
-    True while the deliveries are being settled: a further copy is not merged into this request.
+    True while the deliveries are being settled; another copy is then not merged into this request.
     """
     checkpointed: bool = False
     """True if an operator requested that the KV of this request be kept in host memory."""
@@ -54,18 +54,16 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwappedOut:
-    """
-    A request removed from the engine and kept by the agent: its deliveries stay unacknowledged.
-    """
+    """A request that was removed from the engine and is kept with its deliveries unacknowledged."""
 
     pulled: Pulled
-    """The request, including the progress of its run on this instance."""
+    """The request with the progress of its run on this instance."""
     context_tokens: int
-    """Tokens whose KV the request had when it was swapped out."""
+    """Tokens with KV on the engine when the request was swapped out."""
     lease_until: UnixTime
-    """Time at which the request is evicted unless it runs again."""
+    """Time at which the request is evicted if it has not run again."""
     resume_at: UnixTime
-    """Time from which the request waits in the window."""
+    """Time at which the request returns to the window."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,11 +86,11 @@ class Run:
     on_begin: Callable[[], None] | None = None
     """Called at this run's first tokens."""
     rest_s: Seconds = 0.0
-    """Minimum time outside the window after a swap-out."""
+    """Minimum time outside the window after the request is swapped out."""
     kept: bool = False
-    """True if the run was swapped out: the agent keeps the request."""
+    """True if the run was swapped out, so that the agent keeps the request."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when nothing of this run is left on this instance."""
+    """Set when the run has left this instance completely."""
 
     @property
     def request(self) -> QueuedRequest:
@@ -101,19 +99,19 @@ class Run:
     @property
     def engine_id(self) -> RequestId:
         """
-        Id of this run on the engine, unique per run.
+        Id of this run on the engine; different for each run.
 
-        Outputs of an aborted run that the engine still holds must not reach the request's next run.
+        Late outputs of an aborted run must not reach the next run of the same request.
         """
         return RequestId(f"{self.request.request_id}/{self.run_id}")
 
     @property
     def begun(self) -> bool:
-        """True once this run has generated a token, i.e. no longer waits in the engine."""
+        """True once this run has generated a token, so that it no longer waits in the engine."""
         return len(self.token_ids) > len(self.request.progress.token_ids)
 
     def on_tokens(self, token_ids: tuple[int, ...], now: UnixTime) -> None:
-        """Account for new tokens against their deadlines (QoServe eq. 2)."""
+        """Compare the times of new tokens with their deadlines (QoServe eq. 2)."""
         slo, arrived_at = self.request.slo, self.request.arrived_at
         begins = not self.begun and bool(token_ids)
         if self.last_token_at is not None:
@@ -130,7 +128,7 @@ class Run:
 
 @dataclass(slots=True)
 class Totals:
-    """Counters since start."""
+    """Counters since the agent's start."""
 
     pulled: int = 0
     completed: int = 0
@@ -154,7 +152,7 @@ class Totals:
         self.pulled_to[queue] = grouped_at
 
     def frozen(self) -> InstanceTotals:
-        """The counters as a message part."""
+        """The counters in the form that the status message needs."""
         return InstanceTotals(
             pulled=self.pulled,
             completed=self.completed,
@@ -182,11 +180,9 @@ class AgentState:
     """Requests in the window, by id."""
     runs: dict[RequestId, Run] = field(default_factory=dict)
     swapped_out: dict[RequestId, SwappedOut] = field(default_factory=dict)
-    """
-    Swapped-out requests by id: those that rest, and those that wait in the window to be resumed.
-    """
+    """Swapped-out requests by id, both those in their rest period and those in the window."""
     departed: OrderedDict[RequestId, str] = field(default_factory=OrderedDict)
-    """Request that left recently -> its outcome."""
+    """Id of a request that left recently -> its outcome."""
     pulls: Counter[str] = field(default_factory=Counter)
     """Queue -> number of pulls in progress."""
     cancelled: OrderedDict[tuple[RequestId, str | None], None] = field(default_factory=OrderedDict)
@@ -194,18 +190,18 @@ class AgentState:
     plan: PlanPublished | None = None
     plan_at: UnixTime = 0.0
     model: ModelName | None = None
-    """The active model; written by operations on models, and after a crash of the engine."""
+    """The active model. Operations on models write it, and so does the restart of a dead engine."""
     swaps: int = 0
-    """Number of model changes in progress, see `swap`."""
+    """Number of model changes in progress; see `swap`."""
     draining: bool = False
     noticed: dict[str, UnixTime] = field(default_factory=dict)
-    """Queue that notices named -> time of the last of these notices."""
+    """Queue that a notice named -> time of its last notice."""
     profiles: dict[ModelName, Profile] = field(default_factory=dict)
     pace_s: Seconds = math.inf
     """Mean time of the iterations last reported by the engine."""
     totals: Totals = field(default_factory=Totals)
     aborts: set[asyncio.Future[None]] = field(default_factory=set)
-    """Aborts in progress, referenced so that they are not garbage-collected."""
+    """Tasks of aborts in progress, referenced so that they are not garbage-collected."""
     pull_wake: asyncio.Event = field(default_factory=asyncio.Event)
     admit_wake: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -216,12 +212,12 @@ class AgentState:
 
     @property
     def swapping(self) -> bool:
-        """True while the model is about to change; nothing is admitted then."""
+        """True while the model changes, when no request is admitted."""
         return self.swaps > 0
 
     @contextmanager
     def swap(self) -> Iterator[None]:
-        """Context in which the model is about to change; may be nested."""
+        """Context of a model change; may be nested."""
         self.swaps += 1
         try:
             yield
@@ -230,7 +226,7 @@ class AgentState:
             self.wake()
 
     def wake(self) -> None:
-        """Signal a change that pulling or admission may depend on."""
+        """Wake the loops that pull and admit, after a change that may affect them."""
         self.pull_wake.set()
         self.admit_wake.set()
 
@@ -246,23 +242,23 @@ class AgentState:
         return self.pulled.get(request_id) is pulled and request_id not in self.swapped_out
 
     def release(self, request_id: RequestId) -> Pulled | None:
-        """Remove a request that does not run, from the window or from the swapped-out requests."""
+        """Remove a request that does not run from the window or the swapped-out requests."""
         self.window.remove(request_id)
         swapped = self.swapped_out.pop(request_id, None)
         pulled = self.pulled.pop(request_id, None)
         return swapped.pulled if pulled is None and swapped is not None else pulled
 
     def swap_out(self, swapped: SwappedOut) -> None:
-        """Record that a run has left the engine and the agent keeps its request."""
+        """Record that a run has left the engine and that the agent keeps its request."""
         self.swapped_out[swapped.pulled.request.request_id] = swapped
 
     def unrest(self, request_id: RequestId) -> None:
-        """Return a swapped-out request to the window after its rest."""
+        """Return a swapped-out request to the window after its rest period."""
         if request_id not in self.pulled:
             self.hold(self.swapped_out[request_id].pulled)
 
     def find(self, request_id: RequestId) -> Pulled | None:
-        """The request if this instance holds it, unless its deliveries are being settled."""
+        """The request, if this instance holds it and its deliveries are not being settled."""
         run = self.runs.get(request_id)
         if run is not None and not run.pulled.leaving:
             return run.pulled
@@ -270,14 +266,14 @@ class AgentState:
         return swapped.pulled if swapped is not None else self.pulled.get(request_id)
 
     def depart(self, request_id: RequestId, how: str) -> None:
-        """Store the outcome of a request, for later queries of operators."""
+        """Store the outcome of a request for later commands of operators."""
         self.departed.pop(request_id, None)
         self.departed[request_id] = how
         while len(self.departed) > DEPARTED_MEMORY:
             self.departed.popitem(last=False)
 
     def cancel(self, request_id: RequestId, reply_to: str | None) -> None:
-        """Store that a request was cancelled, so that it is ended if it is pulled later."""
+        """Store that a request was cancelled, so that it ends if it is pulled later."""
         self.cancelled[request_id, reply_to] = None
         while len(self.cancelled) > CANCELLED_MEMORY:
             self.cancelled.popitem(last=False)
@@ -300,7 +296,7 @@ class AgentState:
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests held by the agent that do not run."""
+        """Number of held requests that do not run."""
         return len(self.pulled.keys() | self.swapped_out.keys())
 
     def running_count(self, rank: Rank) -> int:
@@ -308,11 +304,11 @@ class AgentState:
         return sum(rank_of(run.request) is rank for run in self.runs.values())
 
     def not_begun(self) -> list[QueuedRequest]:
-        """Pulled requests that wait, in the window or in the engine."""
+        """Held requests that wait in the window or in the engine."""
         submitted = [run.request for run in self.runs.values() if not run.begun]
         return [*self.window, *submitted]
 
     @property
     def running_tokens(self) -> int:
-        """KV tokens that all current runs together may need when they end."""
+        """Maximum number of KV tokens that all current runs together need at their ends."""
         return sum(tokens_needed(run.request) for run in self.runs.values())

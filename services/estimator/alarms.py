@@ -1,4 +1,4 @@
-"""Alarms of the estimator: instances that are slower than their peers."""
+"""Alarms of the estimator about instances that are slower than their peers."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,10 +19,10 @@ log = structlog.get_logger()
 
 class InstanceWatch:
     """
-    Compares the pace of instances with the same (model, engine, device) and judges alarms.
+    Compares the pace of instances with the same (model, engine, device), and raises alarms.
 
     Args:
-        options: Thresholds, as multiples of the peers' times.
+        options: Alarm thresholds, as multiples of the peers' times.
     """
 
     def __init__(self, options: AlarmOptions) -> None:
@@ -31,14 +31,14 @@ class InstanceWatch:
         self.num_raised = 0
 
     def observe(self, observed: IterationsObserved, multiples: Sequence[float]) -> None:
-        """Record an instance's iteration times, as multiples of the predicted ones."""
+        """Record iteration times of an instance, as multiples of their predictions."""
         key = (observed.model, observed.engine, observed.device)
         if key not in self._by_profile:
             self._by_profile[key] = SlowInstances(self._options)
         self._by_profile[key].observe(observed.instance_id, multiples)
 
     def judge(self, now: UnixTime) -> Sequence[tuple[ProfileKey, Judged]]:
-        """Alarms that changed since the last call."""
+        """Alarms that were raised or cleared since the last call."""
         changes = [
             (key, judged)
             for key, instances in self._by_profile.items()
@@ -53,14 +53,14 @@ class InstanceWatch:
         return sum(len(instances.slow) for instances in self._by_profile.values())
 
     def levels(self) -> Iterator[tuple[ProfileKey, InstanceId, float]]:
-        """Pace of each instance that has peers, as a multiple of the peers' times."""
+        """Pace of each instance with peers, as a multiple of the peers' iteration times."""
         for key, instances in self._by_profile.items():
             for name, level in instances.levels.items():
                 yield key, name, level
 
 
 async def raise_alarms(broker: Broker, watch: InstanceWatch, now: UnixTime) -> None:
-    """One round: publish raised alarms; log raised and cleared ones."""
+    """Execute one round: publish raised alarms, and log raised and cleared ones."""
     for (model, engine, device), judged in watch.judge(now):
         times = round(judged.level, 2)
         if judged.change is AlarmChange.CLEARED:

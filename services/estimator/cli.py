@@ -1,4 +1,4 @@
-"""`headway-estimator`."""
+"""`headway-estimator`: command line of the estimator."""
 
 from collections.abc import Sequence
 
@@ -17,8 +17,8 @@ CLI = ServiceCli(
     verbs=(
         Verb(
             name="show",
-            help="print the profiles: latency model, rates, lengths, swaps, trees; and "
-            "residuals, also those of routers",
+            help="print the profiles (latency model, rates, lengths, swaps, trees) and the "
+            "prediction errors, also those of routers",
             run=show,
         ),
         Verb(
@@ -31,7 +31,7 @@ CLI = ServiceCli(
         Verb(name="trees", help="list the trees in profile_dir", run=trees),
         Verb(
             name="use",
-            help="write an earlier version of a model's trees as the next one, to roll back",
+            help="roll back: write an earlier version of a model's trees again as the next version",
             run=use,
             arguments=use_arguments,
         ),

@@ -1,4 +1,4 @@
-"""`headway-estimator fit`."""
+"""`headway-estimator fit`: fits quantile trees of prefill times."""
 
 import argparse
 import sys
@@ -35,15 +35,21 @@ def fit_arguments(parser: argparse.ArgumentParser) -> None:
         help=("directory of samples; default: `samples` in profile_dir"),
     )
     for name in FILTERS:
-        parser.add_argument(f"--{name}", metavar="NAME", help=f"only this {name}")
-    parser.add_argument("--dry-run", action="store_true", help="write nothing")
+        parser.add_argument(f"--{name}", metavar="NAME", help=f"fit only samples of this {name}")
     parser.add_argument(
-        "--force", action="store_true", help=("also write trees that are worse than those in force")
+        "--dry-run", action="store_true", help="fit and report, without writing trees"
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help=("also write trees that are worse than the trees in force"),
     )
 
 
 async def fit(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Fit trees of each key to its samples, and write those that are not worse as new versions."""
+    """
+    Fit trees for each key; write them as new versions unless the trees in force are better.
+    """
     directory = trees_directory(settings)
     by_key = _read(arguments.samples or directory.parent / "samples", settings.trees.max_samples)
     outcomes = []
@@ -62,9 +68,9 @@ async def fit(settings: Settings, arguments: argparse.Namespace) -> int:
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
     """
-    Failure if trees were worse, or none were fitted.
+    Return failure if the trees of a key were worse, or if no trees were fitted.
 
-    A recently added model has few samples; that alone is not a failure.
+    A recently added model has too few samples, which alone is not a failure.
     """
     if Outcome.WORSE in outcomes or set(outcomes) <= {Outcome.TOO_FEW}:
         return EXIT_FAILED
@@ -72,7 +78,7 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
 
 
 def _read(directory: Path, most: int) -> dict[ProfileKey, Samples]:
-    """Samples by key; the reasons for skipped samples are printed to standard error."""
+    """Samples by key; skipped parts are printed to standard error with their reasons."""
     try:
         found = read_samples(directory, most=most)
     except FileNotFoundError:
@@ -87,7 +93,11 @@ def _read(directory: Path, most: int) -> dict[ProfileKey, Samples]:
 
 
 def _chosen(arguments: argparse.Namespace, keys: Sequence[ProfileKey]) -> Sequence[ProfileKey]:
-    """Keys that match the filters; raises an error with the existing names if none does."""
+    """
+    Keys that match the filters.
+
+    Raises an error with the existing names if no key matches.
+    """
     chosen = keys
     for place, name in enumerate(FILTERS):
         asked, names = getattr(arguments, name), sorted({key[place] for key in keys})

@@ -1,4 +1,4 @@
-"""`headway-estimator show`: profiles, and the quality of routers' predictions."""
+"""`headway-estimator show`: prints profiles and the quality of routers' predictions."""
 
 import argparse
 import asyncio
@@ -21,14 +21,14 @@ _decode: Decoder[Profile | RouterState] = Decoder(Profile | RouterState)
 
 
 class _Latest:
-    """The latest message of each profile and of each router."""
+    """Latest message of each profile and of each router."""
 
     def __init__(self) -> None:
         self.profiles: dict[tuple[str, str, str], Profile] = {}
         self.routers: dict[tuple[str, str], RouterState] = {}
 
     def on_message(self, message: Profile | RouterState) -> None:
-        """Keep *message*, without the fields that routers publish only for other routers."""
+        """Store *message* without the fields that only other routers need."""
         if isinstance(message, Profile):
             self.profiles[message.model, message.engine, message.device] = message
         elif message.trusts:
@@ -38,7 +38,7 @@ class _Latest:
 
 
 async def show(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Print the profiles, listening for one refresh period."""
+    """Print the profiles that are published within one refresh period."""
     heard = _Latest()
     async with broker_factory(settings.amqp_url)("headway-estimator-show") as broker:
         queue = topology.temporary_queue("show-profiles")

@@ -1,4 +1,4 @@
-"""`headway-estimator trees` and `use`: list fitted trees, and roll back."""
+"""`headway-estimator trees` lists fitted trees; `headway-estimator use` rolls them back."""
 
 import argparse
 import sys
@@ -16,11 +16,11 @@ from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_OK
 
 _LISTED = ("model", "engine", "device", "version", "created_at", "samples", "held_out")
-"""Fields of an artefact in a line of `--json`: all but its trees and their origin."""
+"""Fields of an artefact that `--json` prints: all except the trees and their origin."""
 
 
 async def trees(settings: Settings, arguments: argparse.Namespace) -> int:
-    """List each key's trees in force."""
+    """List the trees in force of each key."""
     directory = trees_directory(settings)
     listed = [artefact for each in artefacts.folders(directory) if (artefact := in_force(each))]
     if not listed:
@@ -39,12 +39,12 @@ def use_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("model", "engine", "device"):
         parser.add_argument(f"--{name}", metavar="NAME", required=True, help=f"{name} of the trees")
     parser.add_argument(
-        "--version", type=int, metavar="N", required=True, help="version to go back to"
+        "--version", type=int, metavar="N", required=True, help="version to roll back to"
     )
 
 
 async def use(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Write an earlier version of the trees again as the next version: the highest is in force."""
+    """Write an earlier version of the trees as the highest version, which is then in force."""
     directory = trees_directory(settings)
     key = (arguments.model, arguments.engine, arguments.device)
     try:
@@ -67,7 +67,7 @@ def trees_directory(settings: Settings) -> Path:
     Directory of `services.estimator.trees.artefacts`.
 
     Raises:
-        SettingsError: There is no such directory, because `profile_dir` is not set.
+        SettingsError: `profile_dir` is not set, so the directory does not exist.
     """
     if settings.trees_directory is None:
         raise SettingsError("profile_dir is not set: trees are stored there")
@@ -75,7 +75,7 @@ def trees_directory(settings: Settings) -> Path:
 
 
 def in_force(folder: Path) -> Artefact | None:
-    """The highest readable version in *folder*; errors of higher ones go to standard error."""
+    """Highest readable version in *folder*; errors of higher versions go to standard error."""
     files = tuple(artefacts.versions(folder).values())
     return artefacts.latest(files, lambda file, error: print(f"{file}: {error}", file=sys.stderr))
 

@@ -1,4 +1,4 @@
-"""Handlers of the estimator's messages. Unknown kinds are ignored."""
+"""Handlers of the estimator's messages. Messages of unknown kinds are ignored."""
 
 from services.estimator.state import EstimatorState
 from services.estimator.telemetry_adapters import time_multiples

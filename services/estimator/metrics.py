@@ -1,4 +1,4 @@
-"""Prometheus series of an estimator."""
+"""Prometheus metrics of an estimator."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 def estimator_metrics(registry: CollectorRegistry, state: EstimatorState) -> None:
-    """Register the series of *state*."""
+    """Register the metrics of *state*."""
     StateCollector(registry, state, SERIES)
 
 
 def _known(
     members: Iterable[tuple[Labels, T]], value: Callable[[T], float | None]
 ) -> Iterator[Sample]:
-    """One sample for each of *members* whose value is known."""
+    """One sample for each of *members* with a known value."""
     for labels, member in tuple(members):
         if (known := value(member)) is not None:
             yield labels, known
@@ -56,7 +56,7 @@ def _length_calibration(lengths: DecodeLengths) -> Calibration | None:
 
 
 def _by_level(judged: Iterable[tuple[Labels, Coverage]]) -> Iterator[Sample]:
-    """One sample per quantile level of each of *judged*."""
+    """One sample for each quantile level of each entry of *judged*."""
     for labels, coverage in tuple(judged):
         for level, share in coverage:
             yield (*labels, str(level)), share
@@ -239,4 +239,4 @@ SERIES: tuple[Series[EstimatorState], ...] = (
         *PROFILE,
     ),
 )
-"""All metric families of the estimator; residuals are exponentially weighted means."""
+"""All metric families of the estimator; residuals are reported as exponentially weighted means."""

@@ -18,12 +18,12 @@ def lines_of(
     profiles: Sequence[Profile], routers: Sequence[RouterState], *, now: UnixTime
 ) -> Iterator[str]:
     """
-    Lines of each profile: latency model, rates, lengths, and errors of predictions.
+    Text lines of each profile: latency model, rates, lengths, and prediction errors.
 
     Args:
-        profiles: In the order in which they are shown.
-        routers: Latest router states of their models.
-        now: Reference time of ages.
+        profiles: Profiles in display order.
+        routers: Latest states of the routers of these models.
+        now: Current time, from which ages are computed.
     """
     yield _LEGEND
     for profile in profiles:
@@ -79,7 +79,7 @@ def _trust(trust: RoutingTrust) -> str:
 
 
 def _lengths(profile: Profile, now: UnixTime) -> Iterator[str]:
-    """Table of applications, the most recent first."""
+    """Table of applications, most recent first."""
     lengths = dict(profile.output_tokens)
     if not lengths:
         return

@@ -1,4 +1,4 @@
-"""Profiles on disk, so that a restart resumes with them."""
+"""Profiles on disk, from which a restarted estimator resumes."""
 
 import contextlib
 import hashlib
@@ -16,10 +16,10 @@ log = structlog.get_logger()
 
 class ProfileStore:
     """
-    One JSON file per profile.
+    Stores one JSON file per profile.
 
     Args:
-        directory: Created if missing; None stores nothing.
+        directory: Directory of the files, created if missing; None stores nothing.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -30,7 +30,7 @@ class ProfileStore:
         All stored profiles.
 
         Raises:
-            SettingsError: A file is not a profile of this schema; names it.
+            SettingsError: A file is not a profile of this schema; the message names the file.
         """
         if self._directory is None:
             return ()
@@ -44,7 +44,7 @@ class ProfileStore:
         return tuple(profiles)
 
     def save(self, profile: Profile) -> None:
-        """Replace the stored profile of the same key; a failure is logged."""
+        """Replace the stored profile of the same key; log a failure."""
         if self._directory is None:
             return
         key = f"{profile.model}\0{profile.engine}\0{profile.device}"

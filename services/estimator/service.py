@@ -1,4 +1,4 @@
-"""Composition root of the estimator."""
+"""Creates, connects and runs the estimator's components."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 
 async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
-    """Learn and publish until *stop*."""
+    """Learn from telemetry and publish profiles until *stop*."""
     settings = ports.settings
     store = ProfileStore(Path(settings.profile_dir) if settings.profile_dir else None)
     state = EstimatorState(

@@ -32,8 +32,8 @@ class Learner:
 
     Args:
         key: Model, engine and device.
-        iteration_memory: Number of later iterations after which an iteration weighs 1/e.
-        request_memory: Number of later requests after which a request weighs 1/e.
+        iteration_memory: Number of later iterations after which an iteration has weight 1/e.
+        request_memory: Number of later requests after which a request has weight 1/e.
         lengths: Answer lengths of the model, over all engines and devices.
     """
 
@@ -52,7 +52,7 @@ class Learner:
         self.prefill_s = RunningMoments(memory=request_memory)
         self.swap_s: dict[str, RunningMoments] = {}
         self.prior: Profile | None = None
-        """Profile that an earlier run of the estimator saved; used for terms not yet learnt."""
+        """Profile that an earlier run saved; used for terms that are not learnt yet."""
         self.latest: Profile | None = None
         """Last published profile."""
         self.version = 0
@@ -61,7 +61,7 @@ class Learner:
         self._busy_tokens = self._busy_s = 0.0
 
     def restore(self, profile: Profile) -> None:
-        """Begin with the profile that an earlier run of the estimator saved."""
+        """Start from the profile that an earlier run of the estimator saved."""
         self.prior = profile
         self.version = max(self.version, profile.version)
         if profile.latency is not None:
@@ -80,7 +80,7 @@ class Learner:
 
     def judge_latency(self, multiples: Sequence[float], *, at: UnixTime) -> None:
         """
-        Evaluate the latest profile on iteration times, given as multiples of the predicted ones.
+        Evaluate the latest profile with iteration times, given as multiples of their predictions.
         """
         for multiple in multiples:
             self.latency_calibration.observe(1 / multiple - 1, at=at)
@@ -98,13 +98,13 @@ class Learner:
         self.changed = True
 
     def on_activated(self, observed: ModelActivated) -> None:
-        """Learn the cost of a swap."""
+        """Learn the time of a model swap."""
         moments = self.swap_s.setdefault(observed.source.value, RunningMoments(memory=10))
         moments.observe(observed.duration_s)
         self.changed = True
 
     def profile(self, now: UnixTime) -> Profile:
-        """The current estimates as a new version."""
+        """A new version of the profile, with the current estimates."""
         self.version = max(self.version + 1, int(now * 1000))
         self.changed = False
         model, engine, device = self.key
@@ -141,7 +141,7 @@ class Learner:
 
 @dataclass(slots=True, kw_only=True)
 class EstimatorState:
-    """All learners."""
+    """Learners of all profiles."""
 
     iteration_memory: float
     request_memory: float
@@ -151,14 +151,12 @@ class EstimatorState:
     lengths: dict[str, DecodeLengths] = field(default_factory=dict)
     """Model -> learnt answer lengths."""
     identities: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """
-    Instance -> engine and device, from statuses; messages about activations do not contain them.
-    """
+    """Instance -> engine and device, taken from statuses because activation messages lack them."""
     watch: InstanceWatch = field(default_factory=lambda: InstanceWatch(AlarmOptions()))
     samples: SampleStore = field(default_factory=lambda: SampleStore(None))
     trees: TreesWatch = field(default_factory=lambda: TreesWatch(None))
     fits: OwnFits | None = None
-    """Periodic fits in a separate process; None: fits are run by an operator."""
+    """Runs periodic fits in a separate process; None if an operator runs fits."""
 
     def learner(self, model: str, engine: str, device: str) -> Learner:
         """The learner of a key, created on first use."""
@@ -171,9 +169,9 @@ class EstimatorState:
 
     def restore(self, profiles: Iterable[Profile]) -> None:
         """
-        Adopt the saved profiles of an earlier run.
+        Load the profiles that an earlier run of the estimator saved.
 
-        Answer lengths of a model come from the latest profile of this model.
+        The answer lengths of a model are taken from the model's latest profile.
         """
         for profile in sorted(profiles, key=lambda profile: profile.at):
             self.learner(profile.model, profile.engine, profile.device).restore(profile)

@@ -20,9 +20,9 @@ ProfileKey = tuple[str, str, str]
 
 def answer_of(observed: RequestObserved) -> Answer | None:
     """
-    Length of a completed answer and whether a limit cut it.
+    Length of a completed answer, and whether a limit cut it; None if it ignored end tokens.
 
-    None if end-of-sequence tokens were ignored: then the model did not choose the length.
+    With end tokens ignored, the model did not determine the length.
     """
     if observed.ignore_eos:
         return None
@@ -34,16 +34,16 @@ def answer_of(observed: RequestObserved) -> Answer | None:
 
 
 def began_once(observed: RequestObserved) -> bool:
-    """Return whether the first token belongs to the predicted turn, not to an earlier run."""
+    """True if the first token came after the last submission and no engine crashed before it."""
     return observed.first_token_at >= observed.submitted_at and not observed.crashes
 
 
 def judge_wait(calibration: RunningCalibration, observed: RequestObserved) -> None:
     """
-    Compare the predicted wait of a request with the actual one.
+    Compare the predicted wait of a request with its actual wait.
 
-    Requests without a prediction, served out of turn, or begun more than once are ignored. If
-    predicted and actual wait are below `WAIT_RESOLUTION_S`, the request counts for no quantile.
+    Requests that have no prediction, were relegated, or began more than once are ignored. If both
+    waits are below `WAIT_RESOLUTION_S`, the request counts for no quantile.
     """
     forecast = observed.predicted_wait
     in_turn = observed.grouped_at and not observed.relegated and began_once(observed)
@@ -60,7 +60,7 @@ def judge_wait(calibration: RunningCalibration, observed: RequestObserved) -> No
 
 def time_multiples(observed: IterationsObserved, latency: LatencyCoefficients) -> list[float]:
     """
-    Actual divided by predicted time of each iteration, except iterations without work or time.
+    Actual time of each iteration divided by its predicted time; empty iterations are left out.
     """
     multiples = []
     for iteration, pairs in with_pairs(observed):
@@ -77,7 +77,7 @@ def time_multiples(observed: IterationsObserved, latency: LatencyCoefficients) -
 
 
 def with_pairs(observed: IterationsObserved) -> Iterator[tuple[Iteration, int | None]]:
-    """(Iteration, its prefill pairs); the pairs are None if the agent does not report them."""
+    """Each iteration with its prefill pairs, which are None if the agent reports none."""
     forecast = observed.prefill_pairs
     if len(forecast) != len(observed.iterations):
         return ((iteration, None) for iteration in observed.iterations)

@@ -6,13 +6,11 @@ from shared.contracts.base import UnixTime
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _FEW = 2
-"""
-Minimum count of a time unit that is printed; shorter times are printed in the next smaller unit.
-"""
+"""Minimum count of a time unit: a time with a lower count is printed in the next smaller unit."""
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of a table: names in the first column left-aligned, figures right-aligned."""
+    """Text lines of a table: names in the first column are left-aligned, figures right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *cells in rows:
         figures = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
@@ -20,7 +18,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def age(at: UnixTime, now: UnixTime) -> str:
-    """Age as text; at least zero, since clocks of machines differ slightly."""
+    """Age as text, at least zero, since clocks of machines differ slightly."""
     seconds = max(0.0, now - at)
     unit, name = next((unit, name) for unit, name in _UNITS if seconds >= _FEW * unit or unit == 1)
     return f"{seconds / unit:.1f} {name} ago"

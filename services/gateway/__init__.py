@@ -2,8 +2,8 @@
 The mesh's HTTP interface: OpenAI-compatible requests, answers as JSON or server-sent events.
 
 Consumes: HTTP; its own reply queue.
-Publishes: requests to `headway.requests`; cancels and run stops to `headway.control`.
-Invariant: a request that was not refused over HTTP is on the global queue, durably, exactly as
-validated; each token that a client sees is sent once, and the request of a client that
-disconnects is cancelled.
+Publishes: requests to `headway.requests`; cancellations and stops of runs to `headway.control`.
+Invariant: a request that was not refused over HTTP is stored durably in the global queue, exactly
+as validated. Each token is sent to the client once. When a client disconnects, its request is
+cancelled.
 """

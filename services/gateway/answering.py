@@ -1,4 +1,4 @@
-"""Writes a generation to the HTTP response, streamed or whole."""
+"""Writes an answer to the HTTP response, streamed or as one body."""
 
 import asyncio
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ LAST_WORD_S = 5.0
 @dataclass(slots=True, kw_only=True)
 class Answering:
     """
-    Sends one request's answer.
+    Sends the answer of one request.
 
-    The status line of a stream waits for the first token, so that errors before it get their own
-    HTTP status. After it, an error is the last event, and no [DONE] follows.
+    The status line of a stream is sent with the first token, so that an earlier error gets its own
+    HTTP status. A later error is the last event of the stream, without [DONE].
     """
 
     accepted: Accepted
@@ -34,7 +34,8 @@ class Answering:
     timeout_s: float
     ttft_s: float | None = None
     """
-    Time from arrival of the request to its first token at this gateway; None before that token.
+    Time from the arrival of the request to its first token at this gateway; None before the first
+    token.
     """
 
     async def answer(self, generation: Generation) -> Outcome:

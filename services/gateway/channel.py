@@ -12,18 +12,18 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 class Channel:
     """
-    The response channel to the client.
+    Response channel to the client.
 
     Args:
         send: The `send` of ASGI.
-        headers: Headers of every answer.
+        headers: Headers that every answer has.
     """
 
     def __init__(self, send: Send, headers: dict[str, str]) -> None:
         self._send = send
         self._headers = headers
         self.started = False
-        """True once the status line is sent: an error can then only be an event."""
+        """True once the status line was sent; a later error can only be sent as an event."""
 
     async def error(self, info: ErrorInfo) -> None:
         """Send an error answer."""
@@ -40,7 +40,7 @@ class Channel:
         await self._body(body, more=False)
 
     async def event(self, data: bytes) -> None:
-        """Send server-sent events; the first one also sends the status line."""
+        """Send server-sent events; the first call also sends the status line."""
         if not self.started:
             # Proxies must not buffer events.
             await self._start(

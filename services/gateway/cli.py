@@ -1,4 +1,4 @@
-"""`headway-gateway`: serve, and print completed requests."""
+"""`headway-gateway`: serves HTTP, and prints completed requests."""
 
 import sys
 from collections.abc import Sequence

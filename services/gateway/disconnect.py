@@ -12,9 +12,9 @@ from shared.producer.generation import Generation
 @contextlib.asynccontextmanager
 async def cancelled_on_disconnect(receive: Receive, generation: Generation) -> AsyncIterator[None]:
     """
-    Cancel *generation* when the client disconnects, and always when the block ends.
+    Context that cancels *generation* when the client disconnects, and at its end.
 
-    The request's body must have been read. Cancelling a finished generation is a no-op.
+    The body of the request must have been read before. Cancelling a finished generation is a no-op.
     """
 
     async def watch() -> None:

@@ -1,4 +1,4 @@
-"""Errors in the format of OpenAI's clients: `{"error": {message, type, param, code}}`."""
+"""Errors in OpenAI's format: `{"error": {message, type, param, code}}`."""
 
 from http import HTTPStatus
 from math import ceil
@@ -28,14 +28,14 @@ INTERNAL_ERROR = "internal_error"
 
 
 def type_for(status: int) -> str:
-    """OpenAI's `type` for an HTTP status."""
+    """OpenAI's error `type` for an HTTP status."""
     if status in TYPES:
         return TYPES[status]
     return "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
 
 
 def error_info(error: Exception) -> ErrorInfo:
-    """Error information for the client; unexpected errors are not described."""
+    """Error information for the client; unexpected errors get no description."""
     match error:
         case ContractError():
             return ErrorInfo(
@@ -73,7 +73,7 @@ def error_info(error: Exception) -> ErrorInfo:
 
 
 def error_body(info: ErrorInfo) -> bytes:
-    """JSON of *info*, also for an SSE error event; every field is always written."""
+    """JSON of *info* with all its fields, also used for SSE error events."""
     return msgspec.json.encode(
         {
             "error": {
@@ -87,7 +87,7 @@ def error_body(info: ErrorInfo) -> bytes:
 
 
 def error_headers(info: ErrorInfo) -> dict[str, str]:
-    """`Retry-After` in whole seconds, at least one, if a retry makes sense."""
+    """Header `retry-after` in whole seconds, at least one; empty if a retry makes no sense."""
     if info.retry_after_s is None:
         return {}
     return {"retry-after": str(max(1, ceil(info.retry_after_s)))}

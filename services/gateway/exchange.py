@@ -31,10 +31,12 @@ MESH_REQUEST_ID = "x-headway-request-id"
 
 class Exchange:
     """
-    Authenticates, takes a slot, reads, checks, publishes, answers; then counts and logs.
+    Processes one request: authenticates, takes a slot, reads, checks, publishes and answers.
+
+    It then counts and logs the outcome.
 
     Args:
-        gateway: Shared components.
+        gateway: Components that all requests share.
         endpoint: API of the request.
         request: Request whose body has not been read.
     """
@@ -48,13 +50,14 @@ class Exchange:
         self._headers = dict(request.headers.items())
         self._id = f"req-{uuid4().hex}"
         """
-        Id of the request in the mesh. The id that the client sends is only echoed: two clients may
-        send the same id.
+        Id of the request in the mesh.
+
+        The id that the client sends is only echoed, since several clients may send the same id.
         """
         self._log = log.bind(request_id=self._id, endpoint=endpoint.name)
 
     async def run(self, send: Send) -> None:
-        """Answer in every case, including errors."""
+        """Answer the request; every error is sent as an answer also."""
         headers = {MESH_REQUEST_ID: self._id}
         if client_id := self._headers.get(REQUEST_ID):
             headers[REQUEST_ID] = client_id

@@ -1,4 +1,4 @@
-"""Parses request headers: llm-d's names and their old aliases, Headway's where none exists."""
+"""Parses request headers with llm-d's names, their old aliases and Headway's own names."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -25,11 +25,11 @@ TRACEPARENT = "traceparent"
 MAX_TARGET_S = 30 * 24 * 3600.0
 MAX_LABEL_CHARS = 128
 EARLIEST_DEADLINE_MS = 1e11
-"""Smallest valid deadline in ms of Unix time; a smaller value was probably given in seconds."""
+"""Smallest valid deadline in ms of Unix time; smaller values were probably meant in seconds."""
 
 
 class Hints(msgspec.Struct, frozen=True, kw_only=True):
-    """Parsed headers of a request: durations in seconds, higher values for higher priority."""
+    """Parsed headers of a request; durations in seconds; higher priorities are served first."""
 
     ttft_s: float | None = None
     tbt_s: float | None = None
@@ -47,10 +47,10 @@ class Hints(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_hints(headers: Mapping[str, str]) -> Hints:
     """
-    Parse *headers* (lower-case names); the first of several aliases counts.
+    Parse *headers*, whose names are in lower case; the first of several aliases is used.
 
     Raises:
-        ContractError: A value that its header does not accept; `param` is the header.
+        ContractError: A header does not accept its value; `param` is the name of the header.
     """
     return Hints(
         ttft_s=_milliseconds(headers, TTFT),
@@ -84,7 +84,7 @@ def _deadline_at(headers: Mapping[str, str]) -> float | None:
 
 
 def _number(name: str, text: str | None, *, low: float, high: float) -> float | None:
-    """A number above *low*, at most *high*."""
+    """Parse a number above *low* and at most *high*."""
     if text is None:
         return None
     try:
@@ -98,9 +98,9 @@ def _number(name: str, text: str | None, *, low: float, high: float) -> float | 
 
 def _priority(headers: Mapping[str, str]) -> int | None:
     """
-    Priority, higher first.
+    Priority; higher values are served first.
 
-    In production-stack's header lower values go first. Headway's header wins if both are set.
+    In production-stack's header, lower values are served first. Headway's header takes precedence.
     """
     for name, sign in ((PRIORITY, 1), (PRIORITY_LOWER_FIRST, -1)):
         if name in headers:

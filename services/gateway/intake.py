@@ -1,4 +1,4 @@
-"""Converts bytes and headers to a valid request of the mesh."""
+"""Converts an HTTP body and headers to a valid request of the mesh."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +30,7 @@ from shared.models.tokenizer import Tokenizer
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that passed every check, ready to publish."""
+    """A request that passed every check and can be published."""
 
     ingress: InferenceRequest
     arrived_at: UnixTime
@@ -40,13 +40,13 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
 
 class Intake:
     """
-    Decodes, validates, tokenizes and stamps.
+    Decodes, validates and tokenizes a request, and sets its id, arrival time and seed.
 
     Args:
         settings: Limits and default SLOs.
         registry: Registry of the available models.
-        tokenizers: One per base model.
-        new_seed: Returns a random seed, for sampled requests without one.
+        tokenizers: One tokenizer per base model.
+        new_seed: Returns a random seed for sampled requests that have none.
     """
 
     def __init__(
@@ -75,12 +75,11 @@ class Intake:
         """
         Check a request body and convert it to the mesh's format.
 
-        Takes time in proportion to the body: call it in a thread, with the time at which the
-        request
-        arrived, since it may wait for a free thread.
+        The duration is proportional to the body's size, so call it in a thread. Pass the arrival
+        time of the request, since the call may wait for a free thread.
 
         Raises:
-            ContractError: The error, with its HTTP status.
+            ContractError: The request is invalid; the error has the HTTP status.
         """
         body = decode_body(raw, body_type)
         ref = self._registry.resolve(body.model)

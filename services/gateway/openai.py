@@ -1,4 +1,4 @@
-"""OpenAI's request bodies as sent over HTTP, with the mesh's additional fields."""
+"""OpenAI's request bodies as sent over HTTP, and the mesh's additional fields."""
 
 import re
 from typing import Annotated, Any, TypeVar
@@ -23,13 +23,13 @@ _MISSING = re.compile(r"missing required field `(\w+)`")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`stream_options`."""
+    """OpenAI's `stream_options`."""
 
     include_usage: bool | None = None
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of both endpoints. Unknown fields are ignored; null means not given."""
+    """Fields of both endpoints. Unknown fields are ignored; null equals a missing field."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     stream: bool | None = None
@@ -49,14 +49,14 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: str | None = None
     priority: int | None = None
     """
-    Priority; as in vLLM, lower values are served first. In the header `x-headway-priority`, higher
-    values are served first.
+    Priority; as in vLLM, lower values are served first, contrary to the header
+    `x-headway-priority`.
     """
 
     slo: RequestedSlo | None = None
-    """`{}` requests best effort."""
+    """SLO of the request; `{}` means best effort."""
     deadline: float | None = None
-    """Absolute completion deadline, Unix seconds."""
+    """Absolute deadline of the completion, Unix seconds."""
     importance: Importance | None = None
     application: Label | None = None
 
@@ -79,10 +79,10 @@ class CompletionBody(Body, frozen=True, kw_only=True):
     @property
     def content(self) -> str | Tokens | tuple[ChatMessage, ...]:
         """
-        The one prompt: text, token ids, or a list with one of these.
+        The prompt of a request: text, token ids, or a list with exactly one text or token list.
 
         Raises:
-            ContractError: Several prompts.
+            ContractError: The request has several prompts.
         """
         if isinstance(self.prompt, str):
             return self.prompt
@@ -104,11 +104,11 @@ B = TypeVar("B", bound=Body)
 
 def decode_body(raw: bytes, body_type: type[B]) -> B:
     """
-    Decode the request in *raw*.
+    Decode the request body *raw*.
 
     Raises:
-        ContractError: Not JSON, or a field that is unsupported or violates its schema; `param`
-            names it.
+        ContractError: The body is not JSON, or a field is not supported or violates its schema;
+            `param` names the field.
     """
     try:
         refuse_unsupported(msgspec.json.decode(raw, type=UnsupportedFields))
@@ -121,19 +121,17 @@ def decode_body(raw: bytes, body_type: type[B]) -> B:
 
 
 def _field_at_fault(text: str) -> str | None:
-    """
-    Path of the invalid field in msgspec's error text; for a missing field, the path of its object.
-    """
+    """Path of the invalid field in msgspec's error text; of its object if the field is missing."""
     found = (pattern.search(text) for pattern in (_PATH, _MISSING))
     return ".".join(match[1] for match in found if match and match[1]) or None
 
 
 def to_ingress(body: ChatBody | CompletionBody) -> InferenceRequest:
     """
-    The mesh's form of *body*, its prompt not tokenized yet.
+    Convert *body* to the mesh's format, without tokenizing the prompt.
 
     Raises:
-        ContractError: `stream_options` without `stream`.
+        ContractError: `stream_options` is set without `stream`.
     """
     if body.stream_options is not None and not body.stream:
         raise ContractError("stream_options requires stream", param="stream_options")

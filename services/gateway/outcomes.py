@@ -1,4 +1,4 @@
-"""Outcomes of requests, as a label for metrics and logs."""
+"""Outcomes of requests, used as a label of metrics and logs."""
 
 from enum import Enum
 from http import HTTPStatus
@@ -7,21 +7,21 @@ from shared.contracts.requests import ErrorInfo
 
 
 class Outcome(Enum):
-    """The label `outcome`."""
+    """Values of the label `outcome`."""
 
     COMPLETED = "completed"
     REFUSED = "refused"
-    """Error of the request or its tenant: 4xx."""
+    """The request or its tenant caused the error (status 4xx)."""
     UNAVAILABLE = "unavailable"
-    """The mesh is unreachable, or no instance serves the request: 503."""
+    """The mesh is unreachable, or no instance serves the request (status 503)."""
     TIMEOUT = "timeout"
-    """A deadline passed: 504."""
+    """A deadline passed (status 504)."""
     CANCELLED = "cancelled"
     """The client disconnected."""
     DIVERGED = "diverged"
-    """A replayed run contradicted tokens that the client already had."""
+    """A replayed run contradicted tokens that were already sent to the client."""
     FAILED = "failed"
-    """Any other error that the request did not cause."""
+    """Any other error that was not caused by the request."""
 
 
 _BY_STATUS: dict[int, Outcome] = {

@@ -15,9 +15,9 @@ _NOTHING: Mapping[str, Any] = {}
 
 def headway_of(final: RequestCompleted) -> dict[str, Any]:
     """
-    The mesh's additional part of an answer: serving instance and SLO results.
+    Fields that the mesh adds to an answer: serving instance and SLO results.
 
-    TTFT and TTLT in seconds count from the request's arrival at the mesh.
+    TTFT and TTLT are in seconds from the request's arrival at the mesh.
     """
     timings, verdict, attempts = final.timings, final.verdict, final.attempts
     return {
@@ -35,7 +35,7 @@ def headway_of(final: RequestCompleted) -> dict[str, Any]:
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
-    """OpenAI's `usage`, with its field for prefix hits."""
+    """OpenAI's `usage`, including its field for prefix-cache hits."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -46,13 +46,13 @@ def usage_of(usage: Usage) -> dict[str, Any]:
 
 class Renderer:
     """
-    Renders one request's answer.
+    Renders the answer of one request.
 
     Args:
-        endpoint: Its formats.
-        request_id: The mesh's id; part of OpenAI's id.
-        model: Name as the client wrote it.
-        created: Unix seconds.
+        endpoint: Endpoint of the request, which determines the formats.
+        request_id: Id of the request in the mesh; OpenAI's id contains it.
+        model: Model name as the client sent it.
+        created: Creation time of the answer, Unix seconds.
         include_usage: `stream_options.include_usage`.
     """
 
@@ -71,22 +71,22 @@ class Renderer:
         self._usage = {"usage": None} if include_usage else {}
 
     def whole(self, final: RequestCompleted) -> bytes:
-        """The JSON body of an answer that is not streamed."""
+        """JSON body of an answer that is not streamed."""
         choice = self._endpoint.whole_choice(final.text, final.finish_reason.value)
         parts = {"choices": [choice], "usage": usage_of(final.usage), "headway": headway_of(final)}
         return msgspec.json.encode(self._start | {"object": self._endpoint.whole} | parts)
 
     def opening(self) -> bytes:
-        """The event sent before any text; empty if the endpoint has no such event."""
+        """Event that precedes all text; empty if the endpoint has none."""
         opening = self._endpoint.opening
         return b"" if opening is None else self._chunk([opening])
 
     def part(self, text: str) -> bytes:
-        """The event of new text."""
+        """Event with new text."""
         return self._chunk([self._endpoint.chunk_choice(text, None)])
 
     def closing(self, final: RequestCompleted) -> bytes:
-        """The last events: finish reason, usage if requested, and [DONE]."""
+        """Last events of a stream: finish reason, usage if requested, and [DONE]."""
         extra = {"headway": headway_of(final)}
         choice = self._endpoint.chunk_choice("", final.finish_reason.value)
         events = self._chunk([choice], extra)
@@ -104,5 +104,5 @@ def sse(data: bytes) -> bytes:
 
 
 def sse_error(info: ErrorInfo) -> bytes:
-    """The event that ends a stream with an error; no [DONE] follows it."""
+    """Event that ends a stream with an error, without [DONE]."""
     return sse(error_body(info))

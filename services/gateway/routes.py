@@ -77,7 +77,7 @@ def build_app(gateway: Gateway, health: Health) -> Litestar:
 
 
 def _exchange(gateway: Gateway, endpoint: Endpoint, request: AnyRequest) -> ASGIApp:
-    """ASGI application of one request: reading, waiting and answering are one coroutine."""
+    """ASGI application for one request; a single coroutine reads, waits and answers."""
 
     async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
         await Exchange(gateway, endpoint, request).run(send)
@@ -86,7 +86,7 @@ def _exchange(gateway: Gateway, endpoint: Endpoint, request: AnyRequest) -> ASGI
 
 
 def _on_error(_request: AnyRequest, error: Exception) -> Response[bytes]:
-    """Handle errors outside of exchanges: unknown path, wrong method, unknown model, no key."""
+    """Answer errors outside of exchanges: unknown path or model, wrong method, missing key."""
     info = error_info(error)
     if info.code == INTERNAL_ERROR:
         log.error("request.broken", exc_info=error)

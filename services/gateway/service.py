@@ -1,4 +1,4 @@
-"""Composition root of the gateway."""
+"""Creates, connects and runs the gateway's components."""
 
 import asyncio
 import secrets
@@ -29,11 +29,11 @@ DRAIN_PERIOD_S = 0.1
 
 async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     """
-    Serve HTTP until *stop*, then let open requests finish within the drain timeout.
+    Serve HTTP until *stop*, then let open requests finish until the drain timeout.
 
     Raises:
-        SettingsError: Invalid registry, a model without tokenizer, or the port is in use.
-        BrokerUnavailableError: No broker at start-up.
+        SettingsError: The registry is invalid, a model has no tokenizer, or the port is in use.
+        BrokerUnavailableError: The broker does not answer at start-up.
     """
     settings = ports.settings
     registry = ModelRegistry.load(Path(settings.registry))

@@ -1,4 +1,4 @@
-"""The two generating endpoints, and the differences between their answers."""
+"""The two endpoints that generate text, and the differences between their answers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ Choice = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One of the two generating endpoints."""
+    """One of the two endpoints that generate text."""
 
     name: str
     body_type: type[ChatBody] | type[CompletionBody]
     id_prefix: str
     whole: str
-    """Value of the field `object` in a whole answer."""
+    """Value of the field `object` in an answer that is not streamed."""
     chunk: str
     """Value of the field `object` in a chunk of a streamed answer."""
     opening: Choice | None = None
-    """Choice in the chunk before any text; None if the endpoint sends no such chunk."""
+    """Choice in a first chunk without text; None if the endpoint sends no such chunk."""
     whole_choice: Callable[[str, str], Choice]
-    """Creates the choice of a whole answer from its text and finish reason."""
+    """Creates the choice of an answer that is not streamed, from its text and finish reason."""
     chunk_choice: Callable[[str, str | None], Choice]
     """
-    Creates the choice of a chunk from its text and finish reason; the reason is None except in the
-    last chunk.
+    Creates the choice of a chunk from its text and finish reason, which is None except in the last
+    chunk.
     """
 
 
@@ -59,7 +59,7 @@ CHAT = Endpoint(
     whole_choice=_message,
     chunk_choice=_delta,
 )
-"""/v1/chat/completions."""
+"""Endpoint /v1/chat/completions."""
 COMPLETIONS = Endpoint(
     name="completions",
     body_type=CompletionBody,
@@ -69,4 +69,4 @@ COMPLETIONS = Endpoint(
     whole_choice=_text,
     chunk_choice=_text,
 )
-"""/v1/completions."""
+"""Endpoint /v1/completions."""

@@ -1,4 +1,4 @@
-"""Selects a request's SLO; precedence: headers, then body, then objective, then default."""
+"""Selects a request's SLO in the order of precedence: headers, body, objective, default."""
 
 import msgspec
 
@@ -9,19 +9,19 @@ from shared.contracts.errors import ContractError
 from shared.contracts.qos import Slo
 
 OBJECTIVE_ALIASES = {"async": "non_interactive", "batch": "best_effort"}
-"""llm-d's names of QoS classes, for objectives that the settings do not name."""
+"""Aliases of objectives that the settings do not name: llm-d's names of QoS classes."""
 
 
 def requested_slo(body: Body, hints: Hints, settings: Settings) -> Slo:
     """
-    The SLO that a request specifies, not validated yet.
+    The SLO that a request specifies, before validation.
 
-    It is the body's `slo`, or else the objective's, overridden field by field by the headers'
-    targets and the body's `deadline`.
-    A request that specifies none of these gets the default; an empty `slo` object is best effort.
+    It is the body's `slo`, or without one the SLO of the objective. Targets in headers and the
+    body's `deadline` override single fields. A request that specifies none of these gets the
+    default; an empty `slo` object means best effort.
 
     Raises:
-        ContractError: Unknown objective.
+        ContractError: The objective is unknown.
     """
     objective = None if hints.objective is None else _objective(hints.objective, settings)
     base = body.slo if body.slo is not None else objective

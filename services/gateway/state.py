@@ -14,7 +14,7 @@ from shared.runtime.clock import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """Shared components, connected by `service.py`."""
+    """Components that all requests share; `service.py` connects them."""
 
     settings: Settings
     registry: ModelRegistry
@@ -24,4 +24,4 @@ class Gateway:
     metrics: GatewayMetrics
     clock: Clock
     stop: asyncio.Event
-    """When set, no new requests are accepted."""
+    """Set when the gateway stops; then no new requests are accepted."""

@@ -1,4 +1,4 @@
-"""The verb `tail`: prints requests of the whole mesh as they complete."""
+"""`headway-gateway tail`: prints requests of the whole mesh as they complete."""
 
 import argparse
 import asyncio
@@ -18,14 +18,14 @@ _decode: Decoder[RequestObserved] = Decoder(RequestObserved)
 
 
 def add_tail_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `tail`."""
+    """Add the arguments of `tail`."""
     parser.add_argument(
         "--limit", type=int, default=0, metavar="N", help="stop after N requests (0: never)"
     )
 
 
 async def tail(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Print the mesh's observations: one line each, or JSON with `--json`."""
+    """Print each completed request of the mesh as one line, or as JSON with `--json`."""
     observed: asyncio.Queue[RequestObserved] = asyncio.Queue()
 
     async def main(stop: asyncio.Event) -> None:
@@ -56,7 +56,7 @@ def line(request: RequestObserved) -> str:
 async def print_until(
     stop: asyncio.Event, observed: "asyncio.Queue[RequestObserved]", arguments: argparse.Namespace
 ) -> None:
-    """Print the entries of *observed* until *stop* is set or the limit is reached."""
+    """Print the entries of *observed* until *stop* is set or the limit of entries is reached."""
 
     async def print_all() -> None:
         for printed in count(1):

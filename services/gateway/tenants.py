@@ -1,4 +1,4 @@
-"""Authentication of tenants, and limits of their open requests."""
+"""Authentication of tenants, and limits on their open requests."""
 
 import contextlib
 from collections import Counter
@@ -18,13 +18,14 @@ def _digest(key: str) -> bytes:
 
 class Tenants:
     """
-    Authenticates requests and limits each tenant's open ones.
+    Authenticates requests, and limits the number of open requests of each tenant.
 
     Args:
-        api_keys: Key -> tenant; empty turns authentication off.
-        default_tenant: Tenant of requests without a credential.
-        trust_fairness_header: The fairness id takes precedence over the credential.
-        max_outstanding: Maximum open requests per tenant.
+        api_keys: API key -> tenant; empty turns authentication off.
+        default_tenant: Tenant of requests without an API key.
+        trust_fairness_header: True if the fairness header takes precedence over the API key's
+            tenant.
+        max_outstanding: Maximum number of open requests per tenant.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Tenants:
 
     @property
     def num_open(self) -> int:
-        """Number of requests that hold a slot."""
+        """Number of open requests, each of which holds a slot."""
         return self._open.total()
 
     def authenticate(self, authorization: str | None) -> TenantId:
@@ -52,7 +53,7 @@ class Tenants:
         Tenant of the key in an `Authorization: Bearer` header.
 
         Raises:
-            ContractError: With status 401.
+            ContractError: The key is missing or unknown (status 401).
         """
         if not self._tenants:
             return self._default
@@ -67,7 +68,9 @@ class Tenants:
         return tenant
 
     def effective(self, tenant: TenantId, hints: Hints) -> TenantId:
-        """Tenant of the request; the client's own header is ignored unless trusted."""
+        """
+        Tenant of the request; the client's fairness header is ignored unless the settings trust it.
+        """
         if self._trust_fairness_header and hints.fairness_id is not None:
             return TenantId(hints.fairness_id)
         return tenant
@@ -75,7 +78,7 @@ class Tenants:
     @contextlib.contextmanager
     def slot(self, tenant: TenantId) -> Iterator[None]:
         """
-        Context that holds one of the tenant's slots.
+        Context in which the request holds one of the tenant's slots.
 
         Raises:
             CapacityError: All slots of the tenant are taken.

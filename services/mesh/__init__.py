@@ -1,1 +1,1 @@
-"""The whole mesh from one command: processes over RabbitMQ, or everything in one process."""
+"""Runs the whole mesh with one command: as processes over RabbitMQ, or in one process."""

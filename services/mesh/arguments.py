@@ -1,4 +1,4 @@
-"""Arguments of `headway`."""
+"""Arguments of the command `headway`."""
 
 import argparse
 from pathlib import Path
@@ -18,16 +18,16 @@ OF_ONE_REQUEST = (
     "--application",
     "--importance",
 )
-"""Arguments of `submit` that describe one request; requests of a file contain their own."""
+"""Arguments of `submit` that describe one request; in a file, each request contains its own."""
 
 
 def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
     """
-    The command line.
+    Create the parser of the command line.
 
     Args:
-        amqp_url: Default broker.
-        registry: Default model registry.
+        amqp_url: URL of the default broker.
+        registry: Path of the default model registry.
     """
     root = argparse.ArgumentParser(
         prog="headway",
@@ -45,7 +45,7 @@ def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
             "--amqp-url",
             default=amqp_url,
             metavar="URL",
-            help="the mesh's broker; default: HEADWAY_AMQP_URL, else the local broker",
+            help="URL of the mesh's broker; default: HEADWAY_AMQP_URL, else the local broker",
         )
         if json:
             made.add_argument("--json", action="store_true", help="machine-readable output")
@@ -83,8 +83,8 @@ def _up(up: argparse.ArgumentParser) -> None:
     up.add_argument(
         "--broker",
         metavar="URL",
-        help=f"AMQP URL; default: that of --amqp-url; or `{EMBEDDED}`: all services in one "
-        "process, without an external broker",
+        help=f"AMQP URL (default: value of --amqp-url); with `{EMBEDDED}` all services run in one "
+        "process without an external broker",
     )
     up.add_argument(
         "--agents", type=int, default=2, metavar="N", help="number of engines, each with its agent"
@@ -107,17 +107,20 @@ def _up(up: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help=("number of leaders: one is active, others stand by"),
+        help=("number of leaders: one is active, the others replace it when it fails"),
     )
     up.add_argument(
-        "--port", type=int, default=8000, help=("port of the gateway, on this machine only")
+        "--port",
+        type=int,
+        default=8000,
+        help=("port of the gateway, which listens on this machine only"),
     )
     up.add_argument(
         "--log-dir",
         type=Path,
         default=Path(".headway/up"),
         metavar="DIR",
-        help="directory of logs and settings; also of tiny models without --registry",
+        help="directory for logs and settings, and for tiny models if --registry is not given",
     )
 
 
@@ -139,7 +142,7 @@ def _submit(submit: argparse.ArgumentParser) -> None:
     submit.add_argument(
         "--ttlt", type=float, metavar="SECONDS", help="target: seconds to the whole answer"
     )
-    submit.add_argument("--application", help="groups requests with similar output lengths")
+    submit.add_argument("--application", help="label of requests with similar output lengths")
     submit.add_argument(
         "--importance", choices=("low", "high"), help="importance; selects the lane"
     )
@@ -161,7 +164,7 @@ def check_submit(options: argparse.Namespace) -> None:
     Reject arguments that would be ignored.
 
     Raises:
-        SettingsError: Names the argument.
+        SettingsError: An argument would be ignored; the message names it.
     """
     if options.file is None:
         return
@@ -174,10 +177,15 @@ def check_submit(options: argparse.Namespace) -> None:
 
 def _dead_letter(dead_letter: argparse.ArgumentParser) -> None:
     dead_letter.add_argument(
-        "action", choices=("peek", "requeue", "purge"), help="list, publish again, or delete"
+        "action",
+        choices=("peek", "requeue", "purge"),
+        help="list the dead letters, publish them again, or delete them",
     )
     dead_letter.add_argument(
-        "--limit", type=int, metavar="N", help=("read only the N oldest (default: 50; purge: all)")
+        "--limit",
+        type=int,
+        metavar="N",
+        help=("read only the N oldest dead letters (default: 50; purge: all)"),
     )
     dead_letter.add_argument(
         "--id", help=("only the request with this id, if it is among the N oldest (default: 50)")

@@ -1,4 +1,4 @@
-"""Verbs of `headway` whose program is in a checkout and not in the installed package."""
+"""Verbs of `headway` whose programs are part of a checkout, not of the installed package."""
 
 import importlib.util
 import subprocess
@@ -9,7 +9,7 @@ from shared.contracts.errors import SettingsError
 from shared.runtime.lifecycle import EXIT_OK
 
 PROGRAMS = {"simulate": "ops.sim", "profile": "ops.profiling"}
-"""Verb -> module that runs it."""
+"""Verb -> module of its program."""
 
 
 def run_from_checkout(verb: str, arguments: Sequence[str]) -> int:
@@ -17,7 +17,7 @@ def run_from_checkout(verb: str, arguments: Sequence[str]) -> int:
     Run the program of *verb* with *arguments* and return its exit code.
 
     Raises:
-        SettingsError: This Python interpreter finds no checkout.
+        SettingsError: The program cannot be imported, since no checkout is found.
     """
     module = PROGRAMS[verb]
     if not _is_importable(module):
@@ -34,7 +34,7 @@ def run_from_checkout(verb: str, arguments: Sequence[str]) -> int:
 
 
 def _is_importable(module: str) -> bool:
-    """True in an editable install and in the root of a checkout."""
+    """True if a checkout is found: in an editable install, or in the root of a checkout."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:

@@ -94,7 +94,7 @@ async def up(options: Options) -> int:
 
 
 async def submit(options: Options) -> int:
-    """Publish one request, or a file of requests, over AMQP."""
+    """Publish one request, or the requests of a file, over AMQP."""
     arguments.check_submit(options)
     user_id = broker_user(options.amqp_url)
     async with broker_factory(options.amqp_url)("headway-submit") as broker:
@@ -123,7 +123,7 @@ async def submit(options: Options) -> int:
 
 
 def _shower(options: Options) -> Callable[[str], None]:
-    """Callback that prints text as it arrives, unless JSON output was requested."""
+    """Callback that prints text when it arrives; None for JSON output."""
 
     def show(text: str) -> None:
         if not options.json:
@@ -163,7 +163,9 @@ async def top(options: Options) -> int:
 async def queues(options: Options) -> int:
     """Print the depths of all queues."""
     if options.registry is None:
-        raise SettingsError("queues needs --registry (or HEADWAY_REGISTRY) to know the lanes")
+        raise SettingsError(
+            "`queues` needs --registry or HEADWAY_REGISTRY, which determines the lanes"
+        )
     models = ModelRegistry.load(options.registry).bases
     layout = _layout(os.environ.get("HEADWAY_LAYOUT"))
     async with broker_factory(options.amqp_url)("headway-queues") as broker:
@@ -187,7 +189,7 @@ async def queues(options: Options) -> int:
 
 
 def _layout(text: str | None) -> LaneLayout:
-    """The mesh's lane layout, as services receive it."""
+    """Lane layout of the mesh, from the environment variable that services read."""
     try:
         return LaneLayout() if text is None else msgspec.json.decode(text, type=LaneLayout)
     except msgspec.DecodeError as error:
@@ -242,7 +244,7 @@ OTHER_PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
     **dict.fromkeys(PROGRAMS, lambda given: run_from_checkout(given[0], given[1:])),
     "plan": lambda given: planner(given, prog="headway"),
 }
-"""Verb with a separate command line -> function that gets all arguments."""
+"""Verb with its own command line -> function that receives all arguments."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -44,11 +44,11 @@ def describe(delivery: Delivery) -> DeadLetter:
 
 Wanted = Callable[[DeadLetter], bool]
 Action = Callable[[Broker, Delivery], Awaitable[Settlement]]
-"""Handles a dead letter before it is settled; returns how to settle its delivery."""
+"""Handles a dead letter before its delivery is settled; returns the settlement."""
 
 
 async def keep(_broker: Broker, _delivery: Delivery) -> Settlement:
-    """Leave the dead letter in the queue."""
+    """Keep the dead letter in the queue."""
     return Settlement.REQUEUE
 
 
@@ -59,10 +59,9 @@ async def drop(_broker: Broker, _delivery: Delivery) -> Settlement:
 
 async def requeue(broker: Broker, delivery: Delivery) -> Settlement:
     """
-    Publish the request again, with reset attempts.
+    Publish the request of a dead letter again, with its attempts reset.
 
-    A request that had been admitted is published to its lane, any other request to the global
-    queue.
+    An admitted request is published to its lane, any other request to the global queue.
     """
     try:
         request = _decode_queued(delivery.body)
@@ -97,8 +96,9 @@ async def process(
     broker: Broker, *, limit: int, wanted: Wanted, action: Action
 ) -> list[DeadLetter]:
     """
-    Apply *action* to those of the first *limit* dead letters that *wanted* selects; the others
-    stay.
+    Apply *action* to each of the first *limit* dead letters that *wanted* selects.
+
+    Other dead letters remain in the queue.
 
     Returns:
         Summaries of the selected dead letters.

@@ -1,4 +1,4 @@
-"""A mesh in one process over the in-process broker: same services, no installation."""
+"""A mesh in one process over the in-process broker, with the same services and no installation."""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
@@ -33,7 +33,7 @@ SERVICES: dict[str, tuple[Any, Any]] = {
 
 
 class EmbeddedMesh(Mesh):
-    """The services as tasks of this process."""
+    """Runs the services as tasks of this process."""
 
     def __init__(self, spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S) -> None:
         super().__init__(spec, ready_timeout_s=ready_timeout_s)
@@ -70,8 +70,10 @@ class EmbeddedMesh(Mesh):
 
     async def kill(self, name: str) -> None:
         """
-        Cancel one service without a drain: its engine ends, and the broker requeues its
-        unacknowledged deliveries, as after a lost connection.
+        Cancel one service without a drain.
+
+        As after a lost connection, the service's engine ends and the broker requeues its
+        unacknowledged deliveries.
         """
         task = self._tasks.pop(name)
         task.cancel()

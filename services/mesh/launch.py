@@ -1,4 +1,4 @@
-"""Creates the mesh of a spec for any broker."""
+"""Creates the mesh of a spec, for any broker."""
 
 from services.mesh.embedded import EmbeddedMesh
 from services.mesh.mesh import READY_TIMEOUT_S, Mesh
@@ -7,6 +7,6 @@ from services.mesh.spec import EMBEDDED, MeshSpec
 
 
 def mesh_of(spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S) -> Mesh:
-    """The mesh that *spec* describes, not started: enter its context to run it."""
+    """The mesh that *spec* describes; entering its context starts it."""
     kind = EmbeddedMesh if spec.broker == EMBEDDED else ProcessMesh
     return kind(spec, ready_timeout_s=ready_timeout_s)

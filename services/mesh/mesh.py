@@ -1,4 +1,4 @@
-"""The life of a mesh: start, wait until ready, stop agents first."""
+"""Life cycle of a mesh: start, wait until ready, stop."""
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractAsyncContextManager
@@ -17,7 +17,7 @@ class Mesh(ABC):
     Runs a `MeshSpec` while the context is open.
 
     Raises on entry:
-        MeshError: A service ended before the mesh was ready, or it was not ready in time.
+        MeshError: A service ended before the mesh was ready, or the mesh was not ready in time.
     """
 
     def __init__(self, spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S) -> None:
@@ -34,7 +34,7 @@ class Mesh(ABC):
         Check that no started service has ended.
 
         Raises:
-            MeshError: A service has ended; the message says how.
+            MeshError: A service has ended; the message contains the reason.
         """
 
     @abstractmethod
@@ -43,11 +43,11 @@ class Mesh(ABC):
 
     @abstractmethod
     async def restart(self, name: str) -> None:
-        """Start a service that was killed, with its former settings."""
+        """Restart a service that was killed, with the same settings."""
 
     @abstractmethod
     async def stop_services(self, *, agents: bool) -> None:
-        """Stop all agents, or all other services."""
+        """Stop all agents, or all services except agents."""
 
     @abstractmethod
     def open_broker(self, client_name: str) -> AbstractAsyncContextManager[Broker]:
@@ -55,8 +55,9 @@ class Mesh(ABC):
 
     async def stop(self) -> None:
         """
-        Stop agents first, so that groupers can receive the requests that agents requeue; then the
-        rest.
+        Stop the agents first, then the other services.
+
+        Groupers must still run to receive the requests that agents requeue.
         """
         await self.stop_services(agents=True)
         await self.stop_services(agents=False)
@@ -83,5 +84,5 @@ class Mesh(ABC):
 
 
 def is_agent(name: str) -> bool:
-    """True for the name of an agent's process in a spec."""
+    """True if *name* is the name of an agent's process in a spec."""
     return name.startswith("agent-")

@@ -27,8 +27,8 @@ class MeshProcess:
     One service process, with its settings file and log.
 
     Args:
-        name: Unique in the mesh; used in file names.
-        directory: Directory of settings and log.
+        name: Name of the process, unique in the mesh; used in file names.
+        directory: Directory of the settings file and the log.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class MeshProcess:
 
     async def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """
-        Wait for the process to end; return its exit code.
+        Wait until the process has ended; return its exit code.
 
         Raises:
-            TimeoutError: It is still running.
+            TimeoutError: The process has not ended in time.
         """
         assert self._process is not None  # noqa: S101 - the caller's duty
         return await asyncio.wait_for(self._process.wait(), timeout_s)
 
     async def stop(self) -> None:
-        """Request the process to drain and end; kill its process group after a timeout."""
+        """Signal the process to drain and end; kill its process group after a timeout."""
         if not self.running:
             return
         self.signal(signal.SIGTERM)
@@ -99,13 +99,17 @@ class MeshProcess:
             await self.wait()
 
     def last_lines(self, count: int = 12) -> str:
-        """The last lines of the log of this process."""
+        """Last lines of the log of this process."""
         lines = self.log_file.read_text(errors="replace").splitlines()
         return "\n".join(lines[-count:])
 
 
 class ProcessMesh(Mesh):
-    """The services as processes; an error carries the end of the log of the process that ended."""
+    """
+    Runs the services as processes.
+
+    If a process ends, the error contains the end of its log.
+    """
 
     def __init__(self, spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S) -> None:
         super().__init__(spec, ready_timeout_s=ready_timeout_s)

@@ -19,7 +19,7 @@ _decode_plan: Decoder[PlanExplained] = Decoder(PlanExplained)
 
 
 class QueueCount(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue's depth."""
+    """Depth of one queue."""
 
     queue: str
     ready: int
@@ -27,7 +27,7 @@ class QueueCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def ask_leader(broker: Broker) -> PlanExplained | None:
-    """The leader's answer about lanes and instances; None if no leader answers."""
+    """The leader's answer with lanes and instances; None if no leader answers."""
     plan = await ask(
         broker,
         topology.CONTROL_PLAN,
@@ -45,14 +45,14 @@ async def count_queues(
     plan: PlanExplained | None = None,
 ) -> list[QueueCount]:
     """
-    Depths of all fixed queues, and of those lanes, companions and inboxes that exist.
+    Depths of all fixed queues, and of all existing lanes, companions and inboxes.
 
     Args:
         broker: Broker with the queues.
         models: Models whose lanes are counted.
-        layout: Lane layout as configured by the operator.
-        plan: The leader's answer, with the queues that exist; without it, every possible queue is
-            looked for, and inboxes are unknown.
+        layout: Lane layout that the operator configured.
+        plan: The leader's answer, which names the queues that exist; None: every possible queue is
+            counted, and inboxes are left out.
     """
     names = {spec.name for spec in topology.QUEUES}
     if plan is not None and plan.work_queues:

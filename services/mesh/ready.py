@@ -1,4 +1,4 @@
-"""Waits until every part of a mesh is ready."""
+"""Waits until every service of a mesh is ready."""
 
 import asyncio
 import urllib.error
@@ -21,16 +21,16 @@ async def wait_ready(
     broker: Broker, spec: MeshSpec, *, timeout_s: float, check: Callable[[], None]
 ) -> None:
     """
-    Return once all agents and groupers have published and the gateway is ready.
+    Wait until all agents and groupers have published messages and the gateway is ready.
 
     Args:
         broker: A client of the mesh's broker.
-        spec: The mesh to wait for.
+        spec: Specification of the mesh.
         timeout_s: Time limit.
-        check: Raises if a part has ended meanwhile.
+        check: Raises an error if a service has ended.
 
     Raises:
-        MeshError: Not ready in time; names the missing parts.
+        MeshError: The mesh is not ready in time; the message names the missing services.
     """
     agents: set[str] = set()
     groupers: set[str] = set()

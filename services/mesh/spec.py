@@ -8,16 +8,16 @@ import msgspec
 from shared.contracts.lanes import LaneLayout
 
 EMBEDDED = "embedded"
-"""Replaces a broker URL: all services in one process, without an external broker."""
+"""Value that replaces a broker URL: all services run in one process, without an external broker."""
 
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent and its settings that differ from the defaults."""
+    """One agent, with its settings that differ from the defaults."""
 
     instance_id: str
     engine: str = "simulated"
     settings: dict[str, Any] = {}
-    """Further settings, nested as in a settings file."""
+    """Additional settings, nested as in a settings file."""
 
     def values(self) -> dict[str, Any]:
         """Content of the agent's settings file."""
@@ -31,7 +31,7 @@ class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All processes of a mesh on one machine."""
 
     broker: str
-    """AMQP URL, or `embedded`."""
+    """URL of an AMQP broker, or `embedded`."""
     registry: Path
     log_dir: Path
     gateway_port: int
@@ -42,16 +42,16 @@ class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     layout: LaneLayout = LaneLayout()
     gateway: dict[str, Any] = {}
-    """Further settings of the gateway."""
+    """Additional settings of the gateway."""
     planner: dict[str, Any] = {}
-    """Further settings of the planners."""
+    """Additional settings of the planners."""
 
     @property
     def gateway_url(self) -> str:
         return f"http://{self.gateway_host}:{self.gateway_port}"
 
     def service_settings(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Service and settings by process name."""
+        """Name of each process -> its service and settings."""
         common: dict[str, Any] = {
             "registry": str(self.registry),
             "log_level": self.log_level,

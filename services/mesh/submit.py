@@ -1,4 +1,4 @@
-"""Publishing requests from the command line."""
+"""Publishes requests from the command line."""
 
 import asyncio
 import sys
@@ -26,17 +26,17 @@ from shared.producer.producer import Producer
 from shared.runtime.clock import SystemClock
 
 PATIENCE_S = 120.0
-"""Time for which each request of a file is retried while the broker is unavailable or full."""
+"""Time for which each request of a file is retried while the broker or the queue is not ready."""
 _BACKOFF = Backoff(max_s=5.0)
 _decode: Decoder[InferenceRequest] = Decoder(InferenceRequest)
 
 
 def read_requests(file: Path) -> list[InferenceRequest]:
     """
-    Requests of a JSON-lines file, `-` for standard input.
+    Requests in a JSON-lines file; `-` reads standard input.
 
     Raises:
-        ContractError: Names the line.
+        ContractError: A request is invalid; the message names the line.
     """
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
@@ -60,7 +60,7 @@ async def submit_one(
     user_id: str | None,
     show: Callable[[str], None],
 ) -> Final:
-    """Publish one request, *show* its text as it arrives, and return its final reply."""
+    """Publish one request, call *show* with its text as it arrives, and return its final reply."""
     clock = SystemClock()
     async with Producer(broker, name="cli", clock=clock, user_id=user_id) as producer:
         generation = await producer.submit(request, reply=reply)
@@ -82,7 +82,7 @@ async def submit_all(
     patience_s: Seconds = PATIENCE_S,
 ) -> list[Final]:
     """
-    Publish all requests, at most *concurrency* unanswered at a time; return final replies in order.
+    Publish all requests, at most *concurrency* unanswered; return final replies in order.
 
     A request that cannot be published within *patience_s* gets an error as its final reply; the
     other requests are not affected.
@@ -121,10 +121,10 @@ async def _published(
     producer: Producer, request: InferenceRequest, patience_s: Seconds
 ) -> Generation:
     """
-    Publish, with retries while the global queue is full.
+    Publish a request; retry while the global queue is full.
 
-    While the broker is unavailable the producer itself retries. A request that the producer gave up
-    must not be retried here: the mesh has received that its id is cancelled.
+    While the broker is unavailable, the producer itself retries. When it gives up, it cancels the
+    request's id in the mesh, so the request must not be published again.
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + patience_s
@@ -140,7 +140,7 @@ async def _published(
 
 
 def _error_info(error: MeshError) -> ErrorInfo:
-    """The error in the form of an error reply, with the codes of the gateway."""
+    """Convert an error to an error reply with the codes that the gateway uses."""
     if isinstance(error, ContractError | CapacityError):
         return error_info(error)
     return ErrorInfo(
@@ -152,5 +152,5 @@ def _error_info(error: MeshError) -> ErrorInfo:
 
 
 def all_completed(finals: Iterable[Final]) -> bool:
-    """True if every final reply is an answer."""
+    """True if every final reply contains an answer."""
     return all(isinstance(final, RequestCompleted) for final in finals)

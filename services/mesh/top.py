@@ -1,4 +1,4 @@
-"""Live view of the mesh: instances, their work, and SLO attainment of classes."""
+"""Live view of the mesh: instances, their work, and the SLO attainment of each QoS class."""
 
 import asyncio
 from collections import deque
@@ -21,7 +21,7 @@ RECENT_REQUESTS = 2000
 
 @dataclass(slots=True)
 class View:
-    """State collected from messages."""
+    """State of the mesh, collected from messages."""
 
     instances: dict[str, InstanceStatus] = field(default_factory=dict)
     recent: deque[RequestObserved] = field(default_factory=lambda: deque(maxlen=RECENT_REQUESTS))
@@ -34,7 +34,7 @@ class View:
             self.recent.append(message)
 
     def tables(self) -> Group:
-        """The view as two tables."""
+        """The view as two text tables."""
         return Group(self._instances(), self._classes())
 
     def data(self) -> dict[str, object]:
@@ -87,7 +87,7 @@ class View:
 
 async def watch(broker: Broker, *, duration_s: float, live: bool) -> View:
     """
-    Follow the mesh for *duration_s*, on screen if *live*.
+    Follow the mesh for *duration_s*; update the screen if *live*.
 
     Returns:
         The collected state.

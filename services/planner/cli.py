@@ -1,4 +1,4 @@
-"""`headway-planner`."""
+"""`headway-planner`: command line of the planner."""
 
 import argparse
 import asyncio
@@ -52,7 +52,7 @@ def _table(plan: PlanPublished) -> str:
 CLI = ServiceCli(
     service="planner",
     description=(
-        "Takes requests from the global queue into lanes, and plans which instance serves them."
+        "Moves requests from the global queues to lanes, and plans which instances serve them."
     ),
     settings_type=Settings,
     serve=serve,
@@ -69,5 +69,9 @@ CLI = ServiceCli(
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
-    """Entry point, also of `headway plan`, which passes its own *prog*; returns the exit code."""
+    """
+    Entry point of `headway-planner` and, with its own *prog*, of `headway plan`.
+
+    Returns the exit code.
+    """
     return CLI.main(argv, prog=prog)

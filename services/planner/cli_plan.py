@@ -1,4 +1,4 @@
-"""`headway-planner plan`: the leader's plan, the reasons for it, and its changes."""
+"""`headway-planner plan`: shows and explains the leader's plans, and compares two of them."""
 
 import argparse
 import asyncio
@@ -63,7 +63,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         )
 
     show = verb("show", "each instance's groups in order")
-    show.add_argument("--gantt", action="store_true", help="as a chart over time")
+    show.add_argument("--gantt", action="store_true", help="print a chart over time")
     explain = verb(
         "explain", ("reasons for the positions of groups, and the operations that follow")
     )
@@ -72,7 +72,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=_count,
         default=10,
         metavar="N",
-        help="number of groups, the most likely late ones first; at most 64",
+        help="number of groups, most likely late first; at most 64",
     )
     verb("diff", "changes of the next epoch")
 

@@ -1,4 +1,4 @@
-"""Handlers of soft-state messages. Unknown kinds are ignored."""
+"""Handlers of the planner's messages. Messages of unknown kinds are ignored."""
 
 import structlog
 
@@ -31,19 +31,19 @@ async def on_lanes_forecast(message: LanesForecast, grouper: Grouper, _delivery:
 
 
 async def on_routed_status(message: InstanceStatus, grouper: Grouper, _delivery: Delivery) -> None:
-    """Handle the status of an instance that requests may be routed to."""
+    """Handle the status of an instance, to which requests may be routed."""
     if grouper.routing is not None:
         grouper.routing.on_status(message)
 
 
 async def on_prefills(message: PrefillsObserved, grouper: Grouper, _delivery: Delivery) -> None:
-    """Handle first tokens of an instance."""
+    """Handle an instance's report of first tokens."""
     if grouper.routing is not None:
         grouper.routing.on_prefills(message)
 
 
 async def on_router_state(message: RouterState, grouper: Grouper, _delivery: Delivery) -> None:
-    """Handle the state of another grouper's router."""
+    """Handle the shared state of another grouper's router."""
     if grouper.routing is not None:
         grouper.routing.on_state(message)
 
@@ -54,7 +54,7 @@ async def on_learnt(message: Profile, grouper: Grouper, _delivery: Delivery) -> 
 
 
 async def on_prefill_trees(message: PrefillTrees, grouper: Grouper, _delivery: Delivery) -> None:
-    """Handle the quantile trees of prefill times that the estimator has put in force."""
+    """Handle new quantile trees of prefill times from the estimator."""
     if grouper.routing is not None:
         grouper.routing.on_trees(message)
 
@@ -80,11 +80,11 @@ async def on_lanes_observed(message: LanesObserved, leader: Leader, _delivery: D
 
 
 async def on_leader_tick(_message: LeaderTick, _leader: Leader, _delivery: Delivery) -> None:
-    """No-op: a tick only keeps the leader queue active."""
+    """No-op: a tick only causes a delivery, which shows that this process leads."""
 
 
 async def on_alarm_raised(message: AlarmRaised, leader: Leader, _delivery: Delivery) -> None:
-    """Handle an alarm: the predictions behind the plan are wrong, so the next round replans."""
+    """Handle an alarm: an instance is slower than predicted, so the next round replans."""
     leader.state.alarms_heard += 1
     log.info("alarm.heard", alarm=message.alarm.value, instance_id=message.instance_id)
 
@@ -139,7 +139,7 @@ def leader_state_handler(leader: Leader) -> DeliveryHandler:
 
 
 async def tick(leader: Leader) -> None:
-    """Keep messages in the leader queue while agents and groupers publish none."""
+    """Publish a tick to the leader queue, which needs messages even without agents and groupers."""
     await send_best_effort(
         leader.broker,
         topology.TELEMETRY,

@@ -12,7 +12,7 @@ from solver.planning.problem.arrival_curve import ArrivalCurve, RecentArrivals
 
 @dataclass(slots=True)
 class LaneCounter:
-    """A grouper's own totals of one lane."""
+    """Totals that one grouper has counted for one lane."""
 
     prompt_tokens: int = 0
     max_tokens: int = 0
@@ -21,7 +21,7 @@ class LaneCounter:
     time_left_s: Seconds = 0.0
     arrivals: ArrivalCurve = field(default_factory=ArrivalCurve)
     recent: RecentArrivals = field(default_factory=RecentArrivals)
-    """Arrivals that were put into the lane itself, not into its overflow queue or an inbox."""
+    """Arrivals that were put into the lane itself, not into the overflow queue or an inbox."""
     routed: int = 0
     """Requests that were routed to an instance's inbox instead of the lane."""
 

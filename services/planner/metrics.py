@@ -1,4 +1,4 @@
-"""Prometheus series of a planner, by role."""
+"""Prometheus metrics of a planner, by role."""
 
 import functools
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ from solver.prediction.lengths.prompt_lengths import PromptLengths
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 MAX_LANES = 200
-"""Largest number of lanes with a series each; the shallowest others are summed."""
+"""Maximum number of lanes with a series each; the lanes with the fewest messages are summed."""
 OTHER_LANES = "other"
 DEVICE = ("model", "engine", "device")
 
@@ -21,21 +21,21 @@ DEVICE = ("model", "engine", "device")
 def grouper_metrics(
     registry: CollectorRegistry, state: GrouperState, lengths: PromptLengths
 ) -> None:
-    """Register the series of the grouper role."""
+    """Register the metrics of the grouper role."""
     StateCollector(registry, state, GROUPER)
     StateCollector(registry, lengths, PROMPT_LENGTHS)
 
 
 def routing_metrics(registry: CollectorRegistry, routing: Routing) -> None:
-    """Register the series of a grouper's routers."""
+    """Register the metrics of a grouper's routers."""
     StateCollector(registry, routing, ROUTING)
 
 
 class LeaderMetrics:
     """
-    Series of the leader role.
+    Metrics of the leader role.
 
-    Only the active leader exports the series of the cluster and of the plan in force.
+    Only the active leader exports metrics of the cluster and of the plan in force.
     """
 
     def __init__(self, registry: CollectorRegistry, state: LeaderState) -> None:
@@ -56,7 +56,7 @@ class LeaderMetrics:
         StateCollector(registry, state, ACTIVE_LEADER, applies=lambda each: each.leads)
 
     def counting(self, plan: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """Wrap *plan*, one planning round, so that its published plans are counted."""
+        """Wrap *plan*, which executes one planning round, to count the published plans."""
 
         @functools.wraps(plan)
         async def counted() -> None:
@@ -77,7 +77,7 @@ class LeaderMetrics:
 
 
 def _bounded(waiting: dict[str, int]) -> list[tuple[tuple[str], int]]:
-    """One sample for each of the deepest queues, and one sum for the rest; no empty queues."""
+    """One sample for each of the deepest queues, and one sum for the other non-empty queues."""
     deepest = sorted(
         ((queue, ready) for queue, ready in waiting.items() if ready),
         key=lambda entry: (-entry[1], entry[0]),

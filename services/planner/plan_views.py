@@ -18,11 +18,11 @@ from solver.prediction.time_distribution import TimeDistribution
 _WIDTH = 64
 """Width of the chart in columns."""
 _SHOWN = 0.9
-"""Probability with which a request's turn begins within the printed interval."""
+"""Probability with which a request's service begins within the printed interval."""
 
 
 def first(plan: PlanExplained, count: int) -> PlanExplained:
-    """The plan with its first *count* groups, and the heads of the queues that contain them."""
+    """The first *count* groups of the plan, and the heads of the queues with these groups."""
     groups = plan.groups[:count]
     shown = {group.instance_id for group in groups}
     heads = tuple(head for head in plan.heads if not groups or head.instance_id in shown)
@@ -41,7 +41,7 @@ def summary(plan: PlanExplained) -> str:
 
 
 def queues(plan: PlanExplained) -> str:
-    """Lines of each virtual queue, head first."""
+    """Text of each virtual queue, head first."""
     lines = [summary(plan)]
     swaps = {head.instance_id: head for head in plan.heads if head.swaps_model}
     for instance, groups in sorted(_by_instance(plan.groups).items()):
@@ -56,7 +56,7 @@ def queues(plan: PlanExplained) -> str:
 
 
 def reasons(plan: PlanExplained) -> str:
-    """Explained groups: their positions, and the cost of the alternatives."""
+    """Text of explained groups: their positions, and the costs of alternative positions."""
     lines = [summary(plan)]
     for group in plan.groups:
         where = (
@@ -78,7 +78,7 @@ def reasons(plan: PlanExplained) -> str:
 
 
 def difference(before: PlanExplained, after: PlanExplained) -> str:
-    """Changes between the plans of two epochs: groups that moved, appeared or disappeared."""
+    """Text of the changes between two plans: groups that moved, appeared or disappeared."""
     old, new = _places(before), _places(after)
     lines = [f"epoch {before.epoch} -> {after.epoch}" + (f", {after.cause}" if after.cause else "")]
     for name in sorted(old.keys() | new.keys()):
@@ -92,7 +92,7 @@ def difference(before: PlanExplained, after: PlanExplained) -> str:
 
 
 def gantt(plan: PlanExplained) -> str:
-    """Chart of each model's turns on each instance; groups of one lane form one bar."""
+    """Chart of when each instance serves each model; groups of one lane form one bar."""
     served = [group for group in plan.groups if group.wait_s is not None]
     if not served:
         return "nothing waits"
@@ -121,7 +121,7 @@ def _waits(waits: WaitAccuracy) -> str:
 
 
 def _head(head: QueueHead) -> list[str]:
-    """Table of the operations that follow on one instance."""
+    """Table of the next operations on one instance."""
     if head.swaps_model:
         title = f"{head.instance_id}: {_swap(head)}"
     else:

@@ -1,4 +1,4 @@
-"""Requests as stored in lanes, companions and inboxes."""
+"""Requests in the form in which lanes, companions and inboxes store them."""
 
 from shared.broker.protocol import OutMessage
 from shared.contracts.base import encode
@@ -6,7 +6,7 @@ from shared.contracts.requests import QueuedRequest
 
 
 def queued_message(request: QueuedRequest) -> OutMessage:
-    """*request* as a message for a work queue."""
+    """Message with *request* for a work queue."""
     return OutMessage(
         body=encode(request),
         kind="request.queued.v1",

@@ -1,4 +1,4 @@
-"""Composition root of the planner."""
+"""Creates, connects and runs the planner's components."""
 
 import asyncio
 import os
@@ -50,10 +50,10 @@ TICK_PERIOD_S = 1.0
 
 def check(settings: Settings) -> None:
     """
-    Reject settings that cannot work.
+    Check that the settings can work.
 
     Raises:
-        SettingsError: Lists the policies that exist.
+        SettingsError: A policy is unknown; the message lists the known ones.
     """
     if settings.leader.policy not in PLAN_POLICIES:
         known = ", ".join(PLAN_POLICIES)
@@ -69,7 +69,7 @@ def check(settings: Settings) -> None:
 
 
 async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
-    """Run the configured roles until *stop*; then stop consuming and return."""
+    """Run the configured roles until *stop*, then stop consuming and return."""
     check(ports.settings)
     registry = ModelRegistry.load(Path(ports.settings.registry))
     name = f"planner-{os.getpid()}-{secrets.token_hex(3)}"

@@ -13,44 +13,44 @@ from solver.planning.reserved_capacity import ReservedCapacityOptions
 
 
 class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Routing of requests to instances, instead of lanes from which instances pull."""
+    """Settings of routing requests to instances, instead of pulling them from lanes."""
 
     policy: str = "pull"
     """`pull`, or a routing policy; `headway-planner check-config` refuses unknown names."""
     scope: Literal["interactive", "all"] = "interactive"
-    """Requests that are routed; others are pulled."""
+    """Which requests are routed; instances pull the other requests."""
     max_waiting: Annotated[int, Meta(ge=1, le=1000)] = 64
     """
-    Maximum number of interactive requests waiting in this grouper for their turn; others go to
-    lanes. Must be below `interactive_prefetch`, or requests of models without an instance would
-    wait behind them.
+    Maximum number of interactive requests that wait in this grouper to be sent; further ones go to
+    their lanes. Must be below `interactive_prefetch`; otherwise requests of models without an
+    instance would wait behind them.
     """
     max_waiting_rest: Annotated[int, Meta(ge=1, le=1000)] = 8
     """
-    Maximum number of other requests waiting in this grouper for their turn; must be below
+    Maximum number of other requests that wait in this grouper to be sent. Must be below
     `rest_prefetch`.
     """
     max_wait_s: Annotated[float, Meta(gt=0, le=600)] = 30.0
     """
-    Waiting time after which requests go to lanes, whatever delays their instance. Far below the
-    half hour after which RabbitMQ requeues deliveries.
+    Waiting time after which requests go to their lanes. Keep it far below 30 minutes, the time
+    after which RabbitMQ requeues unacknowledged deliveries.
     """
     instance_timeout_s: Annotated[float, Meta(gt=0)] = 3.0
-    """Silence of an instance after which it gets no more requests."""
+    """Time without a status after which an instance gets no more requests."""
     work_period_s: Annotated[float, Meta(gt=0)] = 0.02
-    """Period of publishing sent work to other groupers, while it changes."""
+    """Period of publishing changes of sent work to other groupers."""
     share_period_s: Annotated[float, Meta(gt=0, le=2)] = 1.0
-    """Period of publishing learnt state to other groupers and the estimator."""
+    """Period of publishing learnt state to other groupers and to the estimator."""
 
 
 class GrouperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Intake of requests into lanes."""
+    """Settings of the intake of requests into lanes."""
 
     interactive_prefetch: Annotated[int, Meta(ge=1, le=1000)] = 128
     rest_prefetch: Annotated[int, Meta(ge=1, le=1000)] = 16
     """
-    Prefetch of the queue of requests that are not interactive: the maximum number of them inside a
-    grouper ahead of an interactive request.
+    Prefetch of the queue of non-interactive requests. Inside one grouper, at most this number of
+    them is ahead of an interactive request.
     """
     trusted_users: tuple[str, ...] = ("guest", "headway-gateway")
     """Authenticated publishers whose `tenant`, `arrived_at` and `prompt_tokens` are trusted."""
@@ -58,23 +58,24 @@ class GrouperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Tenant of messages without an authenticated user."""
     max_tenant_share: Annotated[float, Meta(gt=0, le=1)] = 0.6
     """
-    Share of outstanding tokens above which a tenant's requests go to overflow, if others have any.
+    Share of outstanding tokens above which a tenant's requests go to overflow queues, unless no
+    other tenant has outstanding tokens.
     """
     free_outstanding_tokens: Annotated[int, Meta(ge=0)] = 20_000
-    """Outstanding tokens below which a tenant is never above its share."""
+    """Number of outstanding tokens below which a tenant is never above its share."""
     max_outstanding_tokens: Annotated[int, Meta(ge=1)] = 2_000_000_000
-    """Outstanding tokens admitted by one grouper above which requests are refused."""
+    """Number of outstanding tokens in one grouper above which the grouper refuses requests."""
     max_tenant_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Outstanding tokens of one tenant above which its requests are refused; None: unlimited."""
+    """Outstanding tokens of one tenant above which its requests are refused; None: no limit."""
     tenant_tokens: dict[str, Annotated[int, Meta(ge=1)]] = {}
     """Tenant -> limit that replaces `max_tenant_tokens` for this tenant."""
     refuse_late_from: Annotated[float, Meta(gt=0, le=1)] | None = None
     """
-    Probability of being late from which a request is refused; None admits it and serves it late.
+    Probability of being late from which a request is refused; None: the request is served late.
     """
     routing: RoutingSettings = RoutingSettings()
     duplicate_memory: Annotated[int, Meta(ge=0)] = 20_000
-    """Number of remembered request ids, to drop duplicates of producers."""
+    """Number of remembered request ids, by which duplicates are dropped."""
     report_period_s: Annotated[float, Meta(gt=0)] = 1.0
     limits: IngressLimits = IngressLimits()
 
@@ -83,7 +84,7 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings of the leader."""
 
     policy: str = "qlm"
-    """Plan generator; `headway-planner check-config` refuses unknown names."""
+    """Policy that makes plans; `headway-planner check-config` refuses unknown names."""
     plan_period_s: Annotated[float, Meta(gt=0)] = 0.5
     refresh_period_s: Annotated[float, Meta(gt=0)] = 2.0
     """Period of publishing an unchanged plan again, for new agents."""
@@ -101,7 +102,7 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     has been silent for this time counts as gone: no stall may be longer.
     """
     instance_timeout_s: Annotated[float, Meta(gt=0)] = 5.0
-    """Silence of an instance after which it gets no work."""
+    """Time without a status after which an instance gets no work."""
     group_batch_multiple: Annotated[float, Meta(gt=0, le=64)] = 4.0
     """Maximum size of a request group, as a multiple of an instance's batch (QLM's delta)."""
     high_weight: Annotated[float, Meta(ge=1, le=1000)] = 4.0
@@ -115,39 +116,40 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Expected weighted share of requests in time below which advice on scale is computed."""
     advise_period_s: Annotated[float, Meta(gt=0)] = 30.0
     """
-    Minimum time between two computations of advice, each of which delays planning by a second or
-    two.
+    Minimum time between two computations of advice on scale; each delays planning by 1 to 2 s.
     """
     advise_most: Annotated[int, Meta(ge=1, le=64)] = 8
-    """Maximum number of additional instances that advice considers."""
+    """Maximum number of additional instances that advice on scale considers."""
     advise_start_s: Annotated[float, Meta(ge=0)] = 60.0
-    """Start-up time of an additional instance, without a model."""
+    """Start-up time of an additional instance without loading a model."""
     settle_s: Annotated[float, Meta(ge=0)] = 1.5
     """
-    Time that a new leader collects statuses before its first plan; agents keep the old plan
+    Time for which a new leader collects statuses before its first plan. Agents keep the old plan
     meanwhile.
     """
     min_residency_s: Annotated[float, Meta(ge=0)] = 3.0
     """Minimum time that a model stays active before it may be swapped."""
     reserved_deadline_s: Annotated[float, Meta(gt=0)] = 5.0
-    """Deadline up to which requests make their model express, i.e. reserve capacity for it."""
+    """
+    Deadline up to which a request makes its model express, which reserves capacity for it.
+    """
     reserved_lease_s: Annotated[float, Meta(ge=0)] = 10.0
     """
-    Time that an express model keeps an instance after its last request with such a deadline.
-    Meanwhile another model may take the instance only for requests with deadlines that no instance
-    without such a lease can serve.
+    Lease: time for which an express model keeps its instance after its last request with a short
+    deadline. During the lease, another model gets the instance only for requests whose deadlines no
+    instance without a lease can meet.
     """
 
     @property
     def advice(self) -> AdviceOptions:
-        """Options of advice on scale."""
+        """Options of advice on scale, from these settings."""
         return AdviceOptions(
             target=self.advise_target, most=self.advise_most, start_s=self.advise_start_s
         )
 
     @property
     def express(self) -> ReservedCapacityOptions:
-        """Options of reserved capacity for short deadlines."""
+        """Options of capacity that is reserved for short deadlines, from these settings."""
         return ReservedCapacityOptions(
             deadline_s=self.reserved_deadline_s, lease_s=self.reserved_lease_s
         )
@@ -162,6 +164,6 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Settings of the planner."""
 
     roles: tuple[Literal["grouper", "leader"], ...] = ("grouper", "leader")
-    """Any number of groupers compete; exactly one leader is active."""
+    """Roles of this process. Several groupers can run at a time; exactly one leader is active."""
     grouper: GrouperSettings = GrouperSettings()
     leader: LeaderSettings = LeaderSettings()

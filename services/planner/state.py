@@ -1,4 +1,4 @@
-"""The planner's memory. Soft: all of it can be rebuilt from messages and counts."""
+"""The planner's state in memory; all of it can be rebuilt from messages and queue counts."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -32,11 +32,12 @@ from solver.planning.problem.queue_counts import QueueCounts, QueueTotal
 from solver.routing.shares import TenantShares
 
 FORECAST_MEMORY_S = 10.0
-"""Age above which forecasts are not used."""
+"""Age above which a forecast is not used."""
 INBOX_MEMORY_S = 3600.0
 """
-Time for which a grouper keeps reporting an inbox that it used, so that a leader that was absent for
-as long still learns of the inbox.
+Time for which a grouper continues to report an inbox that it used.
+
+A leader that was absent for up to this time still receives the report.
 """
 
 
@@ -46,19 +47,19 @@ class GrouperState:
 
     shares: TenantShares
     recent: FIFOCache[str, None]
-    """The last request ids that went into lanes."""
+    """Ids of the last requests that were put into lanes."""
     lanes: dict[str, LaneCounter] = field(default_factory=dict)
     outstanding: dict[str, UnixTime] = field(default_factory=dict)
-    """Key of each request that counts in the tenants' shares -> time of admission, oldest first."""
+    """Key of each request that counts in its tenant's share -> time of admission, oldest first."""
     admitted: int = 0
     refused: int = 0
     seq: int = 0
     forecasts: dict[str, LaneForecast] = field(default_factory=dict)
-    """The leader's forecasts by lane, as of `counted_at`."""
+    """The leader's forecasts by lane, for the time `counted_at`."""
     routed_at: dict[InstanceId, UnixTime] = field(default_factory=dict)
-    """Instance -> time of the last request to its inbox; kept for `INBOX_MEMORY_S`."""
+    """Instance -> time at which a request was last sent to its inbox; kept for `INBOX_MEMORY_S`."""
     entering: dict[str, int] = field(default_factory=dict)
-    """Lane -> number of requests being published to it; see `entry`."""
+    """Lane -> number of requests that are being published to it; see `entry`."""
     num_groupers: int = 1
     counted_at: UnixTime = -math.inf
     heard_at: UnixTime = -math.inf
@@ -71,7 +72,7 @@ class GrouperState:
         self.counted_at, self.heard_at = now - forecast.age_s, now
 
     def forecast(self, lane: str, now: UnixTime) -> LaneForecast | None:
-        """Forecast of *lane* for now; None when unknown or too old."""
+        """Current forecast of *lane*; None if there is none or it is too old."""
         forecast = self.forecasts.get(lane)
         if forecast is None or now - self.heard_at > FORECAST_MEMORY_S:
             return None
@@ -84,7 +85,7 @@ class GrouperState:
 
     def wait_forecast(self, request: QueuedRequest, now: UnixTime) -> WaitForecast | None:
         """
-        Forecast of the wait of *request* from `grouped_at` on; None where `forecast` has no wait.
+        Forecast of *request*'s wait since `grouped_at`; None if its lane's forecast has no wait.
         """
         forecast = self.forecast(request.lane, now)
         if forecast is None or forecast.wait_s is None or forecast.wait_sd_s is None:
@@ -97,7 +98,7 @@ class GrouperState:
         """
         Context in which a request is published to *lane*.
 
-        Inside, the request counts as entering the lane; `count` then counts it as being in the
+        In this context the request counts as entering the lane, until `count` counts it in the
         lane.
         """
         self.entering[lane] = self.entering.get(lane, 0) + 1
@@ -110,7 +111,7 @@ class GrouperState:
 
     def count(self, request: QueuedRequest, *, queue: str, at: UnixTime) -> None:
         """
-        Count *request*, which was published to *queue*: its lane, its overflow queue or an inbox.
+        Count *request*, which was published to *queue*: a lane, an overflow queue or an inbox.
         """
         self.admitted += 1
         counter = self.lanes.setdefault(request.lane, LaneCounter())
@@ -121,7 +122,7 @@ class GrouperState:
             counter.routed += 1
 
     def inboxes_used(self, now: UnixTime) -> tuple[InboxUsed, ...]:
-        """`routed_at` in the form of a report, without entries older than `INBOX_MEMORY_S`."""
+        """`routed_at` in the form of a report, with entries no older than `INBOX_MEMORY_S`."""
         self.routed_at = {
             name: at for name, at in self.routed_at.items() if now - at < INBOX_MEMORY_S
         }
@@ -131,7 +132,7 @@ class GrouperState:
         )
 
     def admit(self, request_id: RequestId, tenant: TenantId, tokens: int, *, at: UnixTime) -> bool:
-        """Add an admitted request to its tenant's share; False if a copy of it already counts."""
+        """Add an admitted request to its tenant's share; False if the request already counts."""
         key = identity(tenant, request_id)
         if key in self.outstanding:
             return False
@@ -140,13 +141,13 @@ class GrouperState:
         return True
 
     def finish(self, request_id: RequestId, tenant: TenantId) -> None:
-        """Remove a finished request; unknown ones are ignored."""
+        """Remove a finished request from its tenant's share; unknown requests are ignored."""
         key = identity(tenant, request_id)
         self.outstanding.pop(key, None)
         self.shares.finish(key)
 
     def expire_outstanding(self, before: UnixTime) -> None:
-        """Count requests admitted earlier than *before* as ended: messages of ends may be lost."""
+        """Remove requests admitted before *before*, since messages about their ends may be lost."""
         while self.outstanding:
             key, at = next(iter(self.outstanding.items()))
             if at >= before:
@@ -156,7 +157,7 @@ class GrouperState:
 
 
 def identity(tenant: TenantId, request_id: RequestId) -> str:
-    """Unique key of a request: ids are unique per tenant only."""
+    """Unique key of a request, since ids are unique only within one tenant."""
     return f"{tenant}\0{request_id}"
 
 
@@ -181,10 +182,10 @@ class LeaderState:
     """Instance and position of each group in the plan in force."""
     record: PlanRecord = field(default_factory=PlanRecord)
     advice: tuple[AdvisedInstances, ...] = ()
-    """Advice for devices with too few instances."""
+    """Advice on scale for devices with too few instances."""
     alarms_heard: int = 0
     alarms_planned: int = 0
-    """Number of received alarms that a planning round has taken into account."""
+    """Number of received alarms that planning rounds have considered."""
     worker_restarts: int = 0
 
     @property
@@ -192,7 +193,7 @@ class LeaderState:
         return self.active_since is not None
 
     def copied(self) -> "LeaderState":
-        """A copy of the inputs of a snapshot: messages may arrive while one is made."""
+        """A copy of the inputs of a snapshot, since messages can change them while it is made."""
         return replace(
             self,
             instances=dict(self.instances),
@@ -203,7 +204,7 @@ class LeaderState:
         )
 
     def on_status(self, status: InstanceStatus, now: UnixTime) -> None:
-        """Store a heartbeat; older ones of the same incarnation are ignored."""
+        """Store an instance's status, unless an older one of the same incarnation."""
         known = self.instances.get(status.instance_id)
         if known and known.incarnation == status.incarnation and known.seq >= status.seq:
             return
@@ -228,14 +229,14 @@ class LeaderState:
         self.counts.observe(observed.source, totals, now)
 
     def on_profile(self, profile: Profile) -> None:
-        """Keep the highest version of a profile."""
+        """Store a profile, unless a higher version of it is known."""
         key = (profile.model, profile.engine, profile.device)
         known = self.profiles.get(key)
         if known is None or profile.version >= known.version:
             self.profiles[key] = profile
 
     def count_groupers(self, since: UnixTime) -> int:
-        """Number of groupers with a report *since*; at least 1."""
+        """Number of groupers that have reported since *since*; at least 1."""
         return max(1, sum(observed.at >= since for observed in self.lanes.values()))
 
     def forget_groupers(self, before: UnixTime) -> None:
@@ -246,12 +247,12 @@ class LeaderState:
                 self.counts.forget(observed.source)
 
     def excuse(self, missed_s: Seconds) -> None:
-        """Extend the timeouts of peers by *missed_s*, in which this process could not receive."""
+        """Extend the timeouts of peers by *missed_s*, when this process could not receive."""
         if missed_s:
             self.seen_at = {name: at + missed_s for name, at in self.seen_at.items()}
 
     def forget_silent(self, before: UnixTime) -> list[str]:
-        """Drop instances silent since *before*; return them."""
+        """Drop instances without a status since *before*, and return them."""
         silent = [name for name, at in self.seen_at.items() if at < before]
         for name in silent:
             if (status := self.instances.get(name)) is not None:

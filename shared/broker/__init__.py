@@ -1,1 +1,1 @@
-"""The message broker behind one protocol: RabbitMQ and an in-process implementation."""
+"""Message brokers behind one protocol: RabbitMQ and an in-process implementation."""

@@ -1,4 +1,4 @@
-"""Specs as RabbitMQ arguments, and checks for impossible specs."""
+"""Converts specs to RabbitMQ arguments, and refuses specs that RabbitMQ does not support."""
 
 from shared.broker.protocol import ExchangeSpec, QueueSpec, QueueType
 
@@ -7,10 +7,10 @@ Argument = str | int
 
 def queue_arguments(spec: QueueSpec) -> dict[str, Argument]:
     """
-    Return the `x-` arguments of *spec*; clients and the definitions file use the same ones.
+    Return the `x-` arguments of *spec*, for clients and for the definitions file.
 
     Raises:
-        ValueError: RabbitMQ supports no such queue.
+        ValueError: RabbitMQ does not support the spec.
     """
     check_queue(spec)
     at_least_once = (
@@ -38,16 +38,17 @@ def queue_arguments(spec: QueueSpec) -> dict[str, Argument]:
 
 
 def exchange_arguments(spec: ExchangeSpec) -> dict[str, Argument]:
-    """Return the `x-`-like arguments of *spec*."""
+    """Return the optional arguments of the exchange *spec*."""
     return {} if spec.alternate is None else {"alternate-exchange": spec.alternate}
 
 
 def check_queue(spec: QueueSpec) -> None:
     """
-    Reject combinations that RabbitMQ refuses.
+    Check that RabbitMQ supports the spec of the queue.
 
     Raises:
-        ValueError: Names the combination.
+        ValueError: RabbitMQ does not support the spec; the message names the conflicting
+            properties.
     """
     if not spec.name:
         raise ValueError("a queue needs a name: server-named queues change their name on reconnect")

@@ -16,16 +16,16 @@ async def open_broker(
     url: str, client_name: str, *, hub: MemoryHub | None = None
 ) -> AsyncIterator[Broker]:
     """
-    Yield a connected broker for the duration of the block.
+    Context with a connected broker client.
 
     Args:
         url: `amqp://`, `amqps://`, or `memory://`.
-        client_name: Shown in the broker's management view.
+        client_name: Name of the connection in the broker's management view.
         hub: The in-process server; required with `memory://` and forbidden otherwise.
 
     Raises:
-        SettingsError: Unknown scheme, refused login, or `memory://` without a hub.
-        BrokerUnavailableError: No answer.
+        SettingsError: The scheme is unknown, the login is refused, or `memory://` has no hub.
+        BrokerUnavailableError: The broker does not answer.
     """
     scheme = urlsplit(url).scheme
     broker: AmqpBroker | MemoryBroker
@@ -47,5 +47,5 @@ async def open_broker(
 
 
 def broker_user(url: str) -> str:
-    """User of a connection to *url*; RabbitMQ rejects messages that claim another user."""
+    """User name in *url*; RabbitMQ rejects messages with another user id."""
     return unquote(urlsplit(url).username or "guest")

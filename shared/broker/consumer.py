@@ -1,4 +1,4 @@
-"""Dispatch of deliveries to typed handlers; the only place where an error decides a settlement."""
+"""Dispatches deliveries to typed handlers; only this module derives a settlement from an error."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,11 +17,12 @@ C = TypeVar("C")
 
 Handler = Callable[[Any, C, Delivery], Awaitable[Settlement | None]]
 """
-`async def on_x(message, ctx, delivery)`. None means ACK. A handler may settle the delivery
-itself; the dispatcher's settlement then has no effect.
+Handler `async def on_x(message, ctx, delivery)` that returns a settlement; None means ACK.
+
+If the handler settles the delivery itself, the dispatcher's settlement has no effect.
 """
 ContractErrorHandler = Callable[[ContractError, C, Delivery], Awaitable[Settlement]]
-"""Handles a message that breaks the contract, e.g. answers its sender and returns ACK."""
+"""Handles a message that breaks the contract, e.g. answers the sender, and returns a settlement."""
 
 SETTLEMENTS: tuple[tuple[type[Exception], Settlement], ...] = (
     # The first matching row applies.
@@ -37,7 +38,7 @@ REQUEUE_MAX_S = 5.0
 
 
 def settlement_for(error: Exception) -> Settlement:
-    """Return the settlement of a message whose handler raised *error*."""
+    """Return the settlement for a message whose handler raised *error*."""
     return next(how for kind, how in SETTLEMENTS if isinstance(error, kind))
 
 
@@ -47,18 +48,18 @@ class _Kind(msgspec.Struct):
 
 class Dispatcher(Generic[C]):
     """
-    Decodes deliveries by a table of message types and settles them.
+    Decodes deliveries by message type, calls their handlers and settles the deliveries.
 
-    `dispatcher.handle` is a `DeliveryHandler`. Cancelled handlers leave their delivery
-    unsettled: it is requeued when the broker is closed.
+    `dispatcher.handle` is a `DeliveryHandler`. A cancelled handler leaves its delivery unsettled;
+    the broker requeues the delivery when the connection is closed.
 
     Args:
-        handlers: Message type -> handler; the decoder is made from the keys.
+        handlers: Message type -> handler; the decoder accepts these message types.
         ctx: Passed to every handler.
-        on_contract_error: For bodies that break the schema and handlers that raise
-            `ContractError`; the default rejects.
-        on_unknown: Settlement of kinds that are not in the table: ACK on control queues,
-            where newer senders may use new kinds; REJECT on work queues.
+        on_contract_error: Called if the body breaks the schema or the handler raises
+            `ContractError`; the default rejects the message.
+        on_unknown: Settlement of messages of other kinds: ACK on control queues, where newer
+            senders may use new kinds; REJECT on work queues.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Dispatcher(Generic[C]):
         self._on_unknown = on_unknown
 
     async def handle(self, delivery: Delivery) -> None:
-        """Decode, call the handler, settle. Raises nothing but cancellation."""
+        """Decode and handle a delivery, and settle it. Raises only when cancelled."""
         with structlog.contextvars.bound_contextvars(
             queue=delivery.queue, message_id=delivery.message_id
         ):
@@ -122,7 +123,7 @@ class Dispatcher(Generic[C]):
         return how
 
     def _kind_of(self, delivery: Delivery) -> str | None:
-        """Return the `kind` in the body; None when there is none."""
+        """Return the `kind` in the body; None if the body has none."""
         try:
             return self._decode_kind(delivery.body).kind or None
         except ContractError:

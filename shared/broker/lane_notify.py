@@ -1,4 +1,4 @@
-"""Notices to agents that a queue has messages."""
+"""Notices to agents that a queue contains messages."""
 
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage

@@ -1,4 +1,4 @@
-"""Listening to soft state for as long as a command or a test runs."""
+"""Receives soft state while a command or a test runs."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -21,12 +21,12 @@ async def listening(
     on_message: Callable[[M], None],
 ) -> AsyncIterator[None]:
     """
-    Call *on_message* with each decoded message while the block runs.
+    Context in which *on_message* is called with each decoded message.
 
-    Messages of other kinds, from newer versions for instance, are skipped.
+    Messages of other kinds, e.g. from newer versions, are skipped.
 
     Args:
-        queue: Declared by this function, `topology.temporary_queue` for instance.
+        queue: Queue that this function declares, e.g. `topology.temporary_queue`.
         bindings: Exchange and routing key of each binding.
     """
 

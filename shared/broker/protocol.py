@@ -1,9 +1,9 @@
 """
 Interface between Headway and a message broker.
 
-The semantics are RabbitMQ's, reduced to what the mesh uses: durable queues, confirms, acks,
-redelivery in order, delivery counts, dead-lettering, bounded queues, single active consumer.
-TTL and priority are left out: both differ between RabbitMQ versions.
+The interface has the features of RabbitMQ that the mesh uses: durable queues, confirms, acks,
+redelivery in order, delivery counts, dead-lettering, bounded queues, single active consumer. It
+leaves out TTL and priority, which differ between RabbitMQ versions.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ class QueueType(Enum):
     """Storage type of a queue."""
 
     QUORUM = "quorum"
-    """Replicated and durable; counts deliveries. For everything that must not be lost."""
+    """Replicated and durable, counts deliveries; for messages that must not be lost."""
     CLASSIC = "classic"
-    """Cheaper; for replies and last-value control messages."""
+    """Cheaper; for replies and for control messages of which only the last one matters."""
 
 
 class ExchangeType(Enum):
@@ -47,33 +47,33 @@ class QueueSpec:
     """
     Properties of a queue.
 
-    Declaring an existing queue with another spec is an error, as on RabbitMQ.
+    Declaring an existing queue with another spec is an error, as in RabbitMQ.
     """
 
     name: str
     type: QueueType = QueueType.QUORUM
     durable: bool = True
     exclusive: bool = False
-    """Deleted with the connection that declared it."""
+    """True if the queue is deleted with the connection that declared it."""
     delivery_limit: int | None = None
-    """Deliveries after which a message is dead-lettered (quorum only; limit N allows N+1)."""
+    """Number of redeliveries after which a message is dead-lettered; only for quorum queues."""
     dead_letter_exchange: str | None = None
     dead_letter_routing_key: str | None = None
     max_length: int | None = None
     max_length_bytes: int | None = None
     drop_head: bool = False
-    """When full, drop the oldest message; otherwise refuse the publish."""
+    """True: a full queue drops its oldest message. False: it refuses the publish."""
     single_active_consumer: bool = False
     expires_s: float | None = None
     """
-    Time without use after which the broker deletes the queue *with its messages*: never set it on a
+    Time without use after which the broker deletes the queue *with its messages*. Never set it on a
     queue that holds work.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingSpec:
-    """Messages published to `exchange` under `routing_key` reach `queue`."""
+    """Binding: messages that are published to `exchange` under `routing_key` reach `queue`."""
 
     exchange: str
     queue: str
@@ -86,36 +86,38 @@ class OutMessage:
 
     body: bytes
     kind: str = ""
-    """AMQP `type`: the tag of the contract."""
+    """AMQP `type`: the tag of the contract's message."""
     message_id: str | None = None
     correlation_id: str | None = None
     reply_to: str | None = None
     persistent: bool = True
     headers: Mapping[str, HeaderValue] = field(default_factory=dict)
     user_id: str | None = None
-    """If set, must equal the connection's user; the broker refuses others."""
+    """
+    User id of the sender; if set, it must equal the connection's user, or the publish is refused.
+    """
 
 
 class PublishOutcome(Enum):
     """Outcome of a confirmed publish."""
 
     CONFIRMED = "confirmed"
-    """Enqueued; durably if queue and message are."""
+    """The message is in a queue; durably if the queue and the message are durable."""
     UNROUTABLE = "unroutable"
-    """No queue is bound; the message was *not* kept."""
+    """No queue is bound, so the message was *not* kept."""
     REFUSED = "refused"
-    """A bounded queue is full; the message was *not* kept."""
+    """A bounded queue is full, so the message was *not* kept."""
 
 
 class Settlement(Enum):
-    """End of a delivery."""
+    """Way in which a delivery is settled."""
 
     ACK = "ack"
-    """The message is done; the broker drops it."""
+    """The message is processed; the broker drops it."""
     REQUEUE = "requeue"
-    """Requeue at the original position; counts as a delivery. Only for temporary failures."""
+    """Requeue at the original position, after temporary failures only; counts as a delivery."""
     REJECT = "reject"
-    """Dead-letter it."""
+    """Dead-letter the message."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -125,7 +127,7 @@ class Delivery:
     body: bytes
     kind: str = ""
     queue: str
-    """The queue it was taken from."""
+    """Name of the queue that the message was taken from."""
     routing_key: str
     message_id: str | None = None
     correlation_id: str | None = None
@@ -134,7 +136,7 @@ class Delivery:
     headers: Mapping[str, object] = field(default_factory=dict)
     redelivered: bool = False
     delivery_count: int = 0
-    """Earlier deliveries of this message (0 on the first; quorum queues only)."""
+    """Number of earlier deliveries of this message; counted in quorum queues only."""
     settler: Callable[[Settlement], Awaitable[bool]]
     """Settles the delivery at the broker; returns the same as `settle`."""
     _settled: bool = field(default=False, init=False)
@@ -142,12 +144,11 @@ class Delivery:
 
     async def settle(self, how: Settlement) -> bool:
         """
-        End the delivery, once; later calls do nothing.
+        Settle the delivery; calls after the first one do nothing.
 
         Returns:
-            False when the channel of the delivery is gone: the broker has already taken the message
-            back and will deliver it again. True does not prove that the broker received the
-            settlement.
+            False if the delivery's channel is closed; the broker has then requeued the message and
+            delivers it again. True does not prove that the broker received the settlement.
         """
         if self._settled:
             return self._outcome
@@ -163,11 +164,11 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDepth:
-    """Passive count of a queue. `ready` excludes messages delivered but not settled."""
+    """Message and consumer counts of a queue. `ready` excludes unsettled deliveries."""
 
     ready: int
     consumers: int
-    """On quorum queues RabbitMQ also counts holders of unsettled messages from `get`."""
+    """Number of consumers; for quorum queues, holders of unsettled `get` messages count also."""
 
 
 DeliveryHandler = Callable[[Delivery], Awaitable[None]]
@@ -178,9 +179,9 @@ class Subscription(Protocol):
 
     async def cancel(self) -> None:
         """
-        Stop deliveries and wait for running handlers, then free the channel.
+        Stop deliveries, wait for running handlers, and free the channel.
 
-        Unsettled deliveries can be settled until the broker is closed.
+        Unsettled deliveries can still be settled until the broker client is closed.
         """
         ...
 
@@ -189,9 +190,9 @@ class Broker(Protocol):
     """
     A connected broker client.
 
-    Every method may raise `BrokerUnavailableError`; the outcome is then unknown and the
-    operation may be repeated with the same message id. The client reconnects by itself and
-    restores declarations of exclusive queues, bindings and subscriptions.
+    Every method may raise `BrokerUnavailableError`. The outcome is then unknown, and the caller may
+    repeat the operation with the same message id. The client reconnects automatically and restores
+    exclusive queues, bindings and subscriptions.
     """
 
     @property
@@ -204,7 +205,8 @@ class Broker(Protocol):
         Create the queue unless it exists.
 
         Raises:
-            BrokerConflictError: It exists with another spec, or belongs to another connection.
+            BrokerConflictError: The queue exists with another spec, or belongs to another
+                connection.
         """
         ...
 
@@ -212,19 +214,20 @@ class Broker(Protocol):
     async def unbind(self, spec: BindingSpec) -> None: ...
 
     async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
-        """Publish and wait for the broker's answer (mandatory, confirmed)."""
+        """Publish a message as mandatory, and wait for the broker's confirm."""
         ...
 
     async def send(self, exchange: str, routing_key: str, message: OutMessage) -> None:
-        """Publish without waiting: for soft state and token batches. May be lost silently."""
+        """Publish soft state or tokens without waiting; the message may be lost silently."""
         ...
 
     async def get(self, queue: str) -> Delivery | None:
         """
-        Return the queue's first ready message, or None when there is none.
+        Return the queue's first ready message; None if the queue is empty.
 
         Raises:
-            QueueNotFoundError: No such queue; the broker logs each attempt, so do not retry often.
+            QueueNotFoundError: The queue does not exist. The broker logs each attempt, so do not
+                retry often.
         """
         ...
 
@@ -235,12 +238,12 @@ class Broker(Protocol):
         Handlers run concurrently; they must settle their delivery and must not raise.
 
         Raises:
-            QueueNotFoundError: No such queue.
+            QueueNotFoundError: The queue does not exist.
         """
         ...
 
     async def depth(self, queue: str) -> QueueDepth | None:
-        """Passive count; None when the queue does not exist."""
+        """Count of a queue by a passive declare; None if the queue does not exist."""
         ...
 
     async def purge(self, queue: str) -> int:
@@ -259,4 +262,4 @@ class Broker(Protocol):
 
 
 BrokerFactory = Callable[[str], AbstractAsyncContextManager[Broker]]
-"""Opens a broker connection under a client name shown in the broker's management view."""
+"""Opens a broker connection; the client name is shown in the broker's management view."""

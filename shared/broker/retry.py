@@ -1,4 +1,4 @@
-"""Publishing through outages."""
+"""Publishing with retries, for times in which the broker is unavailable."""
 
 import asyncio
 import math
@@ -24,13 +24,13 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Exponential backoff up to a ceiling, with jitter that spreads clients."""
+    """Exponential backoff up to a maximum, with jitter so that clients do not retry together."""
 
     first_s: float = 0.05
     max_s: float = 2.0
 
     def delays(self) -> Iterator[Seconds]:
-        """Yield the wait before each retry, in seconds: half to all of the ceiling, at random."""
+        """Yield the wait before each retry in seconds, drawn from the upper half of the limit."""
         for attempt in count():
             ceiling_s = min(self.max_s, self.first_s * 2.0 ** min(attempt, 32))
             yield ceiling_s * random.uniform(0.5, 1.0)  # noqa: S311  spreads only
@@ -41,12 +41,13 @@ _BACKOFF = Backoff()
 
 class Patience:
     """
-    Time limit for retries while the context is open; extended by stalls of this process.
+    Time limit for retries in a context; stalls of this process extend it.
 
-    After a stall all timeouts expire together, even those whose answers already wait in the socket.
+    Without the extension, a stall would let all timeouts expire together, even if answers already
+    wait in the socket.
 
     Args:
-        seconds: Time limit; None: retry forever.
+        seconds: Time limit; None: no limit.
     """
 
     def __init__(self, seconds: Seconds | None) -> None:
@@ -70,7 +71,7 @@ class Patience:
             self._timer.cancel()
 
     def lasts(self, seconds: Seconds) -> bool:
-        """True if the limit is not reached within *seconds* from now."""
+        """True if the time limit is more than *seconds* away."""
         self._look()
         return self._seen_at + seconds <= self._ends_at
 
@@ -96,17 +97,17 @@ async def publish_until_confirmed(
     backoff: Backoff = _BACKOFF,
 ) -> PublishOutcome:
     """
-    Publish repeatedly under one message id until the broker has answered.
+    Publish a message repeatedly, with the same message id, until the broker has answered.
 
-    The message may arrive more than once; receivers deduplicate by its id.
+    The message may arrive more than once; receivers drop messages with a known id.
 
     Args:
-        broker: Connected, or reconnecting.
+        broker: Client that is connected or reconnecting.
         exchange: Name of the exchange.
         routing_key: Routing key of the message.
-        message: Gets a message id if it has none.
-        give_up_after_s: None: retry forever. The last attempt may overrun; stalls of this
-            process are not counted.
+        message: Message to publish; gets an id if it has none.
+        give_up_after_s: Time limit; None: no limit. The last attempt may exceed it, and stalls of
+            this process do not count.
         backoff: Waits between attempts.
 
     Returns:
@@ -114,7 +115,8 @@ async def publish_until_confirmed(
 
     Raises:
         BrokerUnavailableError: The time limit passed and the outcome is unknown.
-        BrokerConflictError: No such exchange, or no permission; not retried.
+        BrokerConflictError: The exchange does not exist, or the user has no permission; not
+            retried.
     """
     if message.message_id is None:
         message = replace(message, message_id=uuid4().hex)
@@ -141,10 +143,11 @@ async def publish_until_routed(
     backoff: Backoff = _BACKOFF,
 ) -> None:
     """
-    Publish until a queue has accepted the message.
+    Publish a message until a queue has accepted it.
 
-    Where no queue is bound the topology is declared again, as far as the user's permissions
-    allow, and the publish is retried without a limit: what depends on it stays unacknowledged.
+    If no queue is bound, the topology is declared again where the user's permissions allow it.
+    Retries have no limit, since the caller acknowledges the original delivery only after the
+    publish.
     """
     for delay_s in backoff.delays():
         try:
@@ -164,7 +167,7 @@ async def publish_until_routed(
 async def until_available(
     action: Callable[[], Awaitable[None]], *, backoff: Backoff = _BACKOFF
 ) -> None:
-    """Retry *action* while the broker is unavailable. The action must be idempotent."""
+    """Retry *action*, which must be idempotent, while the broker is unavailable."""
     for delay_s in backoff.delays():
         try:
             await action()
@@ -178,7 +181,9 @@ async def send_best_effort(
     broker: Broker, exchange: str, routing_key: str, message: OutMessage
 ) -> None:
     """
-    Send soft state; a message that cannot be sent now is dropped, since the next one replaces it.
+    Send soft state.
+
+    A message that cannot be sent now is dropped, since the next one replaces it.
     """
     try:
         await broker.send(exchange, routing_key, message)

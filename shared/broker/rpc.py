@@ -1,4 +1,4 @@
-"""Request and answer over the control exchange."""
+"""Questions and answers over the control exchange."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,14 +25,14 @@ async def ask(
     Publish a question and wait for its first answer.
 
     Args:
-        broker: Connected.
-        routing_key: On the control exchange.
-        question: Creates the question; its argument is the name of the answer queue.
+        broker: Connected client.
+        routing_key: Routing key of the question on the control exchange.
+        question: Creates the question from the name of the answer queue.
         answers: Decoder of answers; messages that it rejects are skipped.
-        timeout_s: For the answer.
+        timeout_s: Time limit for the answer.
 
     Returns:
-        The answer; the publish outcome when no queue takes the question; None on timeout.
+        The answer, the publish outcome if no queue accepts the question, or None after the timeout.
     """
     answered: asyncio.Future[A] = asyncio.get_running_loop().create_future()
 

@@ -1,4 +1,4 @@
-"""Background tasks owned by an object."""
+"""Background tasks that belong to one object."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 class OwnedTasks:
     """
-    Keeps background tasks alive and ends them together.
+    Set of background tasks that are referenced while they run and are ended together.
 
-    A `TaskGroup` would end the whole client when one handler fails, and could only be closed
-    by the task that opened it.
+    A `TaskGroup` would end the whole client when one handler fails, and only the task that opened
+    it could close it.
     """
 
     def __init__(self) -> None:
@@ -31,21 +31,21 @@ class OwnedTasks:
         return task
 
     def handle(self, delivery: Delivery, handler: DeliveryHandler) -> None:
-        """Run *handler* in the background; an exception is logged and stops no other handler."""
+        """Run *handler* in the background. An exception is logged and affects no other handler."""
         self.spawn(_handled(delivery, handler), name=f"handle {delivery.queue}")
 
     async def wait(self) -> None:
         """
-        Wait until all tasks are done, including tasks added meanwhile.
+        Wait until all tasks have ended, including tasks that are added meanwhile.
 
-        A task does not wait for itself.
+        A task that calls this method does not wait for itself.
         """
         current = asyncio.current_task()
         while others := [task for task in self._tasks if task is not current]:
             await asyncio.wait(others)
 
     async def cancel(self) -> None:
-        """Cancel all tasks and wait until they are done."""
+        """Cancel all tasks and wait until they have ended."""
         current = asyncio.current_task()
         for task in self._tasks:
             if task is not current:

@@ -1,7 +1,7 @@
 """
 All exchanges and queues of the mesh, in one table.
 
-`ops/rabbitmq/definitions.json` is generated from it; queue names are defined nowhere else.
+`ops/rabbitmq/definitions.json` is generated from the table; no other code defines queue names.
 """
 
 import secrets
@@ -19,11 +19,15 @@ from shared.broker.protocol import (
 from shared.contracts.errors import BrokerAccessError
 
 REQUESTS = "headway.requests"
-"""Producers publish here. Routing key `interactive` or `interactive.*` selects the fast queue."""
+"""
+Exchange to which producers publish.
+
+The routing keys `interactive` and `interactive.*` select the fast queue.
+"""
 REQUESTS_REST = "headway.requests.rest"
 LANES = "headway.lanes"
 REPLIES = "headway.replies"
-"""Producers bind their reply queue here, under its own name."""
+"""Exchange of replies. A producer binds its reply queue here under the queue's own name."""
 CONTROL = "headway.control"
 TELEMETRY = "headway.telemetry"
 PLANS = "headway.plans"
@@ -36,9 +40,9 @@ GLOBAL_REST = "headway.global.rest"
 LEADER = "headway.leader"
 ESTIMATOR = "headway.estimator"
 DEAD_LETTERS = "headway.dead-letters"
-"""Failed messages for inspection, each with a `headway-reason` or the broker's reason."""
+"""Failed messages for inspection, each with the header `headway-reason` or the broker's reason."""
 DEAD_LETTER_REPLIES = "headway.dead-letter-replies"
-"""Copies of dead letters for groupers, which send the producers their dead-letter replies."""
+"""Copies of dead letters, for which groupers send dead-letter replies to producers."""
 UNCLAIMED_FINALS = "headway.unclaimed-finals"
 
 INTERACTIVE_KEY = "interactive"
@@ -46,21 +50,24 @@ REST_KEY = "rest"
 
 DELIVERY_LIMIT = 20
 """
-Delivery limit of work queues, only a backstop: poison messages are detected by crash counts. In
-RabbitMQ 3.10 the order after a requeue depends on a limit being set; without one, 4.x drops a
-message after 20 deliveries, silently if there is no dead-letter exchange.
+Delivery limit of work queues. Crash counts detect poison requests earlier, so the limit is only a
+second protection.
+
+RabbitMQ 3.10 keeps the order after a requeue only with a limit. Without one, RabbitMQ 4.x drops a
+message after 20 deliveries, silently if the queue has no dead-letter exchange.
 """
 KEPT_LIMIT = 1_000_000
 """
-Delivery limit of queues that operators inspect: without a limit, RabbitMQ 4.x drops a message after
-20 reads.
+Delivery limit of queues that operators inspect.
+
+Without a limit, RabbitMQ 4.x drops a message after 20 reads.
 """
 REASON_HEADER = "headway-reason"
-"""Reason why a service dead-lettered a message; the service has notified the producer itself."""
+"""Header with a service's reason for a dead letter; the service has notified the producer."""
 REPLY_MAX_BYTES = 256 * 1024 * 1024
 REPLY_EXPIRES_S = 600.0
 UNCLAIMED_TTL_S = 7 * 24 * 3600.0
-"""Age at which a broker policy drops finals that were not collected."""
+"""Age at which a broker policy drops finals that no producer collected."""
 GLOBAL_MAX_BYTES = 8 * 1024**3
 
 EXCHANGES: tuple[ExchangeSpec, ...] = (
@@ -120,8 +127,8 @@ async def declare(broker: Broker) -> None:
     """
     Create every exchange, queue and binding of the table; idempotent.
 
-    A user without the permission must be one of `ops/rabbitmq/definitions.json`, which created
-    them.
+    A user without permission to declare must come from `ops/rabbitmq/definitions.json`, which also
+    creates the table.
     """
     with suppress(BrokerAccessError):
         for exchange in EXCHANGES:
@@ -134,23 +141,23 @@ async def declare(broker: Broker) -> None:
 
 def work_queue(name: str) -> QueueSpec:
     """
-    Spec of a lane, companion queue or inbox: durable, counted, dead-lettering.
+    Spec of a lane, companion queue or inbox: durable, with a delivery limit and dead-lettering.
 
-    Differs from an expiring queue: RabbitMQ's expiry deletes waiting messages, and lanes are
-    read by `basic.get`, which does not count as a consumer. Lanes of the current layout stay;
-    the leader unbinds, drains and deletes those of older layouts.
+    These queues do not expire: lanes are read by `basic.get`, which does not count as use, and
+    RabbitMQ's expiry would delete waiting messages. Lanes of the current layout are kept. The
+    leader unbinds, drains and deletes lanes of older layouts.
     """
     return replace(_WORK, name=name)
 
 
 async def declare_work_queue(broker: Broker, name: str) -> None:
-    """Create a work queue and its binding under its own name on `headway.lanes`."""
+    """Create a work queue, and bind it under its own name to `headway.lanes`."""
     await broker.declare_queue(work_queue(name))
     await broker.bind(_work_binding(name))
 
 
 async def close_work_queue(broker: Broker, name: str) -> None:
-    """Unbind a work queue: publishes to it become unroutable, its messages stay."""
+    """Unbind a work queue: later publishes to it are unroutable, and its messages remain."""
     await broker.unbind(_work_binding(name))
 
 
@@ -160,9 +167,9 @@ def _work_binding(name: str) -> BindingSpec:
 
 def plan_queue(instance_id: str, client: str) -> tuple[QueueSpec, BindingSpec]:
     """
-    Queue that holds only the last plan: at most one message, the oldest is dropped.
+    Queue that holds only the last plan: at most one message; a new one replaces the old one.
 
-    *client* is unique per process.
+    *client* must be unique per process.
     """
     name = f"plan.{client}"
     return (
@@ -179,7 +186,7 @@ def plan_queue(instance_id: str, client: str) -> tuple[QueueSpec, BindingSpec]:
 
 
 def private_queue(name: str, *, max_length: int = 10_000) -> QueueSpec:
-    """Queue of one process, for control notices or profiles. Soft state, bounded, drop-head."""
+    """Bounded queue of one process for control notices or profiles; drops the oldest."""
     return QueueSpec(
         name=name,
         type=QueueType.CLASSIC,
@@ -192,9 +199,10 @@ def private_queue(name: str, *, max_length: int = 10_000) -> QueueSpec:
 
 def claim_queue(model: str) -> QueueSpec:
     """
-    Lock queue: its owner may activate *model* without a plan. It never holds messages.
+    Lock queue without messages; its owner may activate *model* without a plan.
 
-    Exclusive, so that it ends with the owner's connection; expires after two minutes.
+    The queue is exclusive, so it is deleted with the owner's connection; it expires after two
+    minutes.
     """
     return QueueSpec(
         name=f"agent-claim.{model}",
@@ -221,13 +229,15 @@ def lock_of(queue: str) -> QueueSpec:
 
 
 def temporary_queue(purpose: str) -> QueueSpec:
-    """Private queue of one command, with a unique name."""
+    """Private queue of one command; its name is unique."""
     return private_queue(f"{purpose}.{secrets.token_hex(8)}")
 
 
 def reply_queue(name: str) -> tuple[QueueSpec, BindingSpec]:
     """
-    Reply queue of a producer. Durable, so that it survives a reconnect; bounded with drop-head,
+    Reply queue of a producer.
+
+    It is durable, so that it survives a reconnect. It is bounded and drops the oldest messages,
     which is harmless since finals are complete.
     """
     return (
@@ -243,7 +253,7 @@ def reply_queue(name: str) -> tuple[QueueSpec, BindingSpec]:
 
 
 def control_keys(instance_id: str | None = None) -> tuple[str, ...]:
-    """Routing keys on `headway.control` that a service binds."""
+    """Routing keys on `headway.control` to which a service binds its queue."""
     if instance_id is None:
         return ("all.#",)
     return ("all.#", control_instance(instance_id), command_instance(instance_id))
@@ -257,7 +267,7 @@ CONTROL_PLAN = "plan.asked"
 
 
 def control_instance(instance_id: str) -> str:
-    """Routing key on which producers may send an instance commands to stop a run."""
+    """Routing key of producers' commands to one instance, which stop runs."""
     return f"instance.{instance_id}"
 
 
@@ -267,7 +277,7 @@ def command_instance(instance_id: str) -> str:
 
 
 STATUS_KEYS = "status.#"
-"""Status messages of all instances."""
+"""Routing keys of the status messages of all instances."""
 
 
 def status_key(instance_id: str) -> str:
@@ -286,5 +296,5 @@ TICK_KEY = "tick.planner"
 
 
 def plan_key(instance_id: str) -> str:
-    """Copies of plans for observers, on `headway.telemetry`; agents read `headway.plans`."""
+    """Routing key of an instance's plan on `headway.telemetry`; agents read `headway.plans`."""
     return f"plan.{instance_id}"

@@ -11,7 +11,7 @@ RunId = NewType("RunId", str)
 InstanceId = NewType("InstanceId", str)
 TenantId = NewType("TenantId", str)
 ModelName = NewType("ModelName", str)
-"""The base model's name, the unit of residency on an engine."""
+"""Name of a base model, the unit of residency on an engine."""
 
 Seconds = float
 UnixTime = float
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Part of a message. Unknown fields are ignored on the wire."""
+    """Part of a message. Decoding ignores unknown fields."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
     """
     Message of the mesh, tagged `<noun>.<verb>.v<N>`.
 
-    Fields are only added, with defaults; a change of meaning needs a new tag.
+    New versions only add fields with defaults; a change of meaning needs a new tag.
     """
 
 
@@ -50,7 +50,7 @@ class Decoder(Generic[T]):
         Decode the message in *body*.
 
         Raises:
-            ContractError: The body is not JSON or breaks the schema; names the field.
+            ContractError: The body is not JSON or breaks the schema; the message names the field.
         """
         try:
             return self._decoder.decode(body)  # type: ignore[no-any-return]
@@ -63,5 +63,5 @@ class Decoder(Generic[T]):
 
 
 def tag_of(message_type: type[Message]) -> str:
-    """The `kind` that *message_type* carries on the wire."""
+    """Value of `kind` with which *message_type* is sent."""
     return str(message_type.__struct_config__.tag)

@@ -1,4 +1,4 @@
-"""Validation of ingress bodies, shared by the gateway and the grouper."""
+"""Validation of ingress bodies, for the gateway and for groupers."""
 
 from msgspec import Struct
 
@@ -15,17 +15,17 @@ class IngressLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_body_bytes: int = 4 * 1024 * 1024
     default_max_tokens: int = 128
     min_ttft_s: float = 0.01
-    """A tighter first-token target is refused as infeasible."""
+    """Smallest TTFT target; a lower one is refused as infeasible."""
     min_tbt_s: float = 0.001
     max_stop_chars: int = 256
 
 
 def check_body_size(body: bytes, limits: IngressLimits) -> None:
     """
-    Refuse an oversize body.
+    Check the size of the body.
 
     Raises:
-        ContractError: With status 413.
+        ContractError: The body is too large (status 413).
     """
     if len(body) > limits.max_body_bytes:
         raise ContractError(
@@ -40,10 +40,10 @@ def check_prompt(body: InferenceRequest) -> None:
     Check that *body* has one prompt that is not empty.
 
     Raises:
-        ContractError: Names the field.
+        ContractError: The prompt is missing, empty or given twice; the message names the field.
     """
     if (body.messages is None) == (body.prompt is None):
-        raise ContractError("give either messages or prompt", param="messages")
+        raise ContractError("the request needs either messages or prompt", param="messages")
     if body.messages == () or body.prompt in ("", ()):
         param = "messages" if body.prompt is None else "prompt"
         raise ContractError(f"{param} is empty", param=param)
@@ -54,7 +54,8 @@ def effective_slo(body: InferenceRequest, *, now: float, limits: IngressLimits) 
     Return the SLO that *body* requests.
 
     Raises:
-        ContractError: Infeasible (below the mesh's floor, contradictory) or already expired.
+        ContractError: The SLO is below the mesh's minimum, contradicts itself, or has already
+            expired.
     """
     slo = body.slo or Slo()
     if body.deadline is not None:
@@ -97,31 +98,35 @@ def effective_sampling(
     body: InferenceRequest, *, entry: ModelEntry, prompt_tokens: int, limits: IngressLimits
 ) -> Sampling:
     """
-    Sampling with the model's limits applied. A random request without a seed gets none.
+    Sampling within the model's limits.
+
+    A random request without a seed gets no seed here.
 
     Raises:
-        ContractError: Prompt plus output cannot fit the model, or a field contradicts another.
+        ContractError: The prompt and the output exceed the model's length, or two fields contradict
+            each other.
     """
     room = entry.max_model_len - prompt_tokens
     asked = body.max_completion_tokens or body.max_tokens
     if room < 1:
         raise ContractError(
-            f"prompt has {prompt_tokens} tokens; {entry.name} holds {entry.max_model_len}, "
+            f"prompt has {prompt_tokens} tokens; {entry.name} allows {entry.max_model_len}, "
             "including at least one generated token",
             code="context_length_exceeded",
             param="messages" if body.prompt is None else "prompt",
         )
     if asked is not None and asked > room:
         raise ContractError(
-            f"max_tokens is {asked}; after a prompt of {prompt_tokens} tokens {entry.name} "
-            f"has room for {room}",
+            f"max_tokens is {asked}; after a prompt of {prompt_tokens} tokens, {entry.name} "
+            f"can generate {room}",
             code="context_length_exceeded",
             param="max_tokens",
         )
     max_tokens = asked or min(limits.default_max_tokens, room)
     if body.min_tokens > max_tokens:
         raise ContractError(
-            f"min_tokens is {body.min_tokens}, above max_tokens {max_tokens}", param="min_tokens"
+            f"min_tokens is {body.min_tokens}, more than max_tokens, which is {max_tokens}",
+            param="min_tokens",
         )
     stop = (body.stop,) if isinstance(body.stop, str) else body.stop or ()
     if any(not text or len(text) > limits.max_stop_chars for text in stop):
@@ -144,7 +149,7 @@ def effective_sampling(
 
 
 def prompt_text(request: InferenceRequest | QueuedRequest) -> PromptText | None:
-    """Size of the text to be tokenized; None for a prompt of token ids."""
+    """Size of the text that must be tokenized; None for a prompt of token ids."""
     if isinstance(request.prompt, tuple):
         return None
     num_bytes = len((request.prompt or "").encode())
@@ -160,10 +165,10 @@ def prompt_text(request: InferenceRequest | QueuedRequest) -> PromptText | None:
 
 def effective_importance(body: InferenceRequest) -> Importance:
     """
-    `importance`, else OpenAI's `service_tier` (`flex` is low), else high.
+    Importance: `importance` if set, else OpenAI's `service_tier` (`flex` is low), else high.
 
     Raises:
-        ContractError: Unknown `service_tier`.
+        ContractError: The `service_tier` is unknown.
     """
     if body.importance is not None:
         return body.importance

@@ -1,8 +1,9 @@
 """
-Commands and notices besides the data plane. Receivers ignore unknown kinds.
+Commands and notices on the control exchange. Receivers ignore unknown kinds.
 
-LSO commands (`lso.*`) go to one instance. With `reply_to`, a key on `headway.replies`, each is
-answered by one `LsoAnswered`; a repeated `command_id` gets the same answer again.
+An LSO command (`lso.*`) goes to one instance. If it has a `reply_to`, a routing key on
+`headway.replies`, the instance answers it with one `LsoAnswered`. A repeated `command_id` gets the
+same answer again.
 """
 
 from enum import Enum
@@ -31,7 +32,7 @@ class StopReason(Enum):
 
 
 class RunStop(Message, frozen=True, kw_only=True, omit_defaults=True, tag="run.stop.v1"):
-    """A producer's answer to a run it does not want."""
+    """A producer's command to end a run that it does not need."""
 
     request_id: RequestId
     run_id: RunId
@@ -41,18 +42,19 @@ class RunStop(Message, frozen=True, kw_only=True, omit_defaults=True, tag="run.s
 class RequestCancel(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="request.cancel.v1"
 ):
-    """The producer cancels the request, wherever it is."""
+    """A producer's command to cancel a request, wherever the request is."""
 
     request_id: RequestId
     reply_to: str | None = None
     """
-    The producer's secret reply queue. It authenticates the sender: ids are chosen by producers
-    and may be equal.
+    Name of the producer's reply queue, which is secret and authenticates the sender.
+
+    Ids do not authenticate: producers choose them, so two requests may have equal ids.
     """
 
 
 class LaneNonempty(Message, frozen=True, kw_only=True, omit_defaults=True, tag="lane.nonempty.v1"):
-    """Something was published to a queue that was empty: agents should try to pull again."""
+    """A message was put into an empty queue, so agents should pull from it."""
 
     queue: str
     source: str = ""
@@ -84,7 +86,7 @@ class QueuesRetired(
 class DrainInstance(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="instance.drain.v1"
 ):
-    """Stop pulling; finish or evict running requests; with `exit`, end the process afterwards."""
+    """Stop pulling, and finish or evict running requests; with `exit`, then end the process."""
 
     instance_id: InstanceId
     exit: bool = False
@@ -95,31 +97,31 @@ class _Order(Message, frozen=True, kw_only=True, omit_defaults=True):
 
     instance_id: InstanceId
     command_id: str = ""
-    """Unique id chosen by the sender; commands with an empty id are never deduplicated."""
+    """Unique id that the sender selects; commands with an empty id are never deduplicated."""
     reply_to: str | None = None
     """Routing key of the answer on `headway.replies`."""
 
 
 class EvictRequest(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.evict.v1"):
-    """Abort a run and send the request, with its progress, back to its resume queue."""
+    """Abort a run, and return the request with its progress to its resume queue."""
 
     request_id: RequestId
 
 
 class LsoPull(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.pull.v1"):
-    """Pull now, within the bounds, also from queues that seemed empty."""
+    """Pull now within the bounds, and check queues that were recently empty again."""
 
     count: Annotated[int, Meta(ge=1, le=1000)] = 1
 
 
 class LsoSwapOut(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.swap_out.v1"):
-    """Take a run off the engine and keep the request on this instance, which resumes it later."""
+    """Remove a run from the engine; the instance keeps the request and resumes it later."""
 
     request_id: RequestId
     rest_s: Annotated[float, Meta(ge=0)] = 0.0
     """
-    Minimum time before the request is resumed, unless a command swaps it in earlier; 0: it is
-    resumed as soon as there is room.
+    Minimum time until the request is resumed without a swap-in command. With 0 it is resumed as
+    soon as there is room.
     """
 
 
@@ -130,7 +132,7 @@ class LsoSwapIn(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.
 
 
 class LsoCheckpoint(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.checkpoint.v1"):
-    """From the next run of the request on, also keep its KV in host memory."""
+    """Keep the KV of a request in host memory also, from the request's next run on."""
 
     request_id: RequestId
 
@@ -146,7 +148,7 @@ class LsoWarm(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.wa
 
 
 class LsoActivate(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.activate.v1"):
-    """Make a model the active one until the next plan selects another."""
+    """Activate a model; it stays active until the next plan selects another one."""
 
     model: ModelName
 
@@ -167,11 +169,11 @@ class LsoOutcome(Enum):
 
     DONE = "done"
     ALREADY = "already"
-    """There was nothing to do."""
+    """Nothing was left to do."""
     REFUSED = "refused"
-    """The operation is not possible in the current state; the message says why. Nothing changed."""
+    """The instance's state does not allow the operation; nothing changed. See the message."""
     FAILED = "failed"
-    """The operation was tried and failed; the message says how."""
+    """The operation failed; the message has the reason."""
 
 
 class LsoAnswered(Message, frozen=True, kw_only=True, omit_defaults=True, tag="lso.answered.v1"):
@@ -185,14 +187,14 @@ class LsoAnswered(Message, frozen=True, kw_only=True, omit_defaults=True, tag="l
     message: str = ""
     duration_s: Seconds = 0.0
     num_bytes: int = 0
-    """Bytes of KV or weights that were moved or dropped, where known."""
+    """Known number of bytes of KV or weights that were moved or dropped."""
     at: UnixTime
 
 
 class SnapshotRequested(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="snapshot.requested.v1"
 ):
-    """Asks every receiver to publish its status now."""
+    """Request to every receiver to publish its status now."""
 
     reply_to: str | None = None
     at: UnixTime = 0.0

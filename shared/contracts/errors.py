@@ -1,4 +1,4 @@
-"""Exception hierarchy. The type that a handler raises decides how its message is settled."""
+"""Exceptions of Headway. The type that a handler raises decides how its message is settled."""
 
 
 class MeshError(Exception):
@@ -7,10 +7,10 @@ class MeshError(Exception):
 
 class ContractError(MeshError):
     """
-    The sender broke the contract; retrying the same message can never succeed.
+    The sender broke the contract; the same message can never succeed.
 
     Args:
-        message: The problem and its correction, for the sender to read.
+        message: Problem and correction, as text for the sender.
         code: Stable machine-readable word, e.g. `model_not_found`.
         param: The invalid field, if it is a single field.
         status: Equivalent HTTP status.
@@ -31,11 +31,11 @@ class ContractError(MeshError):
 
 
 class TransientError(MeshError):
-    """A temporary failure (broker away, peer restarting); the same message may succeed later."""
+    """A temporary failure, e.g. the broker is away; the same message may succeed later."""
 
 
 class BrokerUnavailableError(TransientError):
-    """The broker did not answer in time; it is unknown if the last publish arrived."""
+    """The broker did not answer in time; the last publish may or may not have arrived."""
 
 
 class BrokerConflictError(MeshError):
@@ -43,7 +43,7 @@ class BrokerConflictError(MeshError):
 
 
 class BrokerAccessError(BrokerConflictError):
-    """The broker's permissions forbid the operation, or the message claims another user."""
+    """The user lacks the permission for the operation, or the message has another user id."""
 
 
 class QueueNotFoundError(MeshError):
@@ -52,11 +52,11 @@ class QueueNotFoundError(MeshError):
 
 class CapacityError(MeshError):
     """
-    Refused because of load, not because of the request.
+    The request was refused because of load, not because of its content.
 
     Args:
-        message: Shown to the sender.
-        retry_after_s: Time after which a retry is likely to be admitted, in seconds.
+        message: Text for the sender.
+        retry_after_s: Time in seconds after which a retry will probably be admitted.
     """
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
@@ -69,8 +69,8 @@ class EngineError(MeshError):
     The engine could not perform the requested operation.
 
     Args:
-        message: What failed.
-        engine_dead: True if the engine process has died, with all requests running on it.
+        message: Description of the failure.
+        engine_dead: True if the engine process has died with all its runs.
     """
 
     def __init__(self, message: str, *, engine_dead: bool = False) -> None:
@@ -79,11 +79,11 @@ class EngineError(MeshError):
 
 
 class NotActiveError(EngineError):
-    """The model is not the active one; the same request may run here or elsewhere later."""
+    """The model is not active; the same request may run later, on this or another instance."""
 
 
 class NoRoomError(EngineError):
-    """The memory reserved for this purpose is full; nothing was changed."""
+    """The reserved memory is full; nothing was changed."""
 
 
 class UnsupportedError(EngineError):
@@ -96,7 +96,7 @@ class SettingsError(MeshError):
 
 class SchemaMismatchError(MeshError):
     """
-    Learnt data belongs to another schema or another model and is not used.
+    Learnt data has another schema or belongs to another model, so it is not used.
 
     Args:
         field: The field that differs.
@@ -113,10 +113,11 @@ class SchemaMismatchError(MeshError):
     @classmethod
     def check(cls, **fields: tuple[object, object]) -> None:
         """
-        Compare the expected value of each field with the found one.
+        Check that the expected value of each field equals the found value.
 
         Raises:
-            SchemaMismatchError: The values of a field differ; names the first such field.
+            SchemaMismatchError: The values of a field differ; the message names the first such
+                field.
         """
         for field, (expected, found) in fields.items():
             if expected != found:
@@ -125,7 +126,7 @@ class SchemaMismatchError(MeshError):
 
 class TooFewSamplesError(MeshError):
     """
-    There are too few samples to learn from.
+    There are too few training samples.
 
     Args:
         samples: Number of samples found.

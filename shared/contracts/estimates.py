@@ -1,4 +1,4 @@
-"""Messages of the estimator: versioned profiles that hot paths evaluate themselves."""
+"""Messages of the estimator: versioned profiles, which their receivers evaluate locally."""
 
 from enum import Enum
 from typing import Annotated
@@ -8,20 +8,20 @@ from msgspec import Meta
 from shared.contracts.base import InstanceId, Message, ModelName, Seconds, UnixTime, Value
 
 Coefficient = Annotated[float, Meta(ge=0)]
-"""Not negative: more work never takes less time."""
+"""Coefficient of a latency model; not negative, since more work never takes less time."""
 
 
 class LatencyCoefficients(Value, frozen=True, kw_only=True):
     """
-    Time of one iteration (ConServe §4.2), for P tokens computed over C tokens of context.
+    Time of one iteration that computes P tokens over C tokens of context (ConServe §4.2).
 
     duration_s = constant_s + linear_s·P + attention_s·P² + cross_s·P·C + context_s·C
 
-    For a batch, P·C + P²/2 in the third and fourth term is the sum over its prefills of
-    n·(before + n/2), for n tokens after *before* others: decodes only read their context.
+    In a batch, the third and fourth term use P·C + P²/2, the sum of n·(before + n/2) over its
+    prefills: n tokens are computed after *before* earlier tokens. Decodes only read their context.
 
-    Differs: the communication term is merged into the others, since at a fixed tensor
-    parallelism it cannot be distinguished from them.
+    Differs: there is no separate communication term, since at fixed tensor parallelism it cannot be
+    distinguished from the other terms.
     """
 
     constant_s: Coefficient
@@ -44,15 +44,15 @@ class Calibration(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     count: int
     bias: float
-    """Mean of the residuals, predicted minus actual; negative: optimistic."""
+    """Mean residual, predicted minus actual; negative if predictions are too low."""
     spread: float
     """Standard deviation of the residuals."""
     at: UnixTime
     """Time of the latest outcome."""
     coverage: tuple[tuple[float, float], ...] = ()
     """
-    (Level, share of outcomes at most the predicted quantile of this level), in rising order of
-    levels; empty for few outcomes.
+    Pairs (level, share of outcomes up to the predicted quantile), levels rising; empty for few
+    outcomes.
     """
 
 
@@ -60,13 +60,13 @@ class OutputTokens(Moments, frozen=True, kw_only=True, omit_defaults=True):
     """Lengths of answers without an output limit."""
 
     quantiles: tuple[tuple[float, float], ...] = ()
-    """(Level, tokens of the quantile), both rising; empty from estimators of older versions."""
+    """Pairs (level, tokens of the quantile), both rising; older estimators send none."""
     calibration: Calibration | None = None
-    """Residuals in tokens of the prediction in use: the mean, capped to the request's limit."""
+    """Residuals in tokens of the predicted length: the mean, capped to the request's limit."""
 
 
 class TreesInForce(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Quantile trees of prefill times that routers use, and their quality on unseen samples."""
+    """Quality of the quantile trees that routers use, measured on held-out samples."""
 
     version: int
     at: UnixTime
@@ -74,14 +74,11 @@ class TreesInForce(Value, frozen=True, kw_only=True, omit_defaults=True):
     samples: int
     """Number of training samples."""
     coverage: tuple[tuple[float, float], ...] = ()
-    """
-    (Level, share of held-out samples at most the predicted quantile of this level), in rising order
-    of levels.
-    """
+    """Pairs (level, share of held-out samples up to the predicted quantile), levels rising."""
 
 
 class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profile.published.v1"):
-    """Everything known about (model, engine, device). The highest version wins."""
+    """Profile of (model, engine, device). The highest version is valid."""
 
     model: ModelName
     engine: str
@@ -91,32 +88,33 @@ class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profi
     latency: LatencyCoefficients | None = None
     latency_error: float | None = None
     """
-    Median absolute relative error of the latency model, predicted before each recent iteration.
+    Median absolute relative error of the latency model; each prediction preceded its iteration.
     """
     latency_error_p95: float | None = None
     """95th percentile of the absolute relative errors of the latency model."""
     latency_bias: float | None = None
     """
-    Median of the signed relative errors; negative: the latency model predicts too short times.
+    Median relative error of the latency model, with sign; negative if predicted times are too
+    short.
     """
     num_iterations: int = 0
     token_rate_per_s: float | None = None
-    """Prompt and output tokens per second of one instance while busy (QLM Theta)."""
+    """Prompt and output tokens per second of one busy instance (QLM Theta)."""
     prefill_s: Moments | None = None
-    """Time from first scheduled to first token."""
+    """Time from first scheduling to first token."""
     latency_calibration: Calibration | None = None
     """Calibration of the published latency models; residuals are fractions of the actual time."""
     wait_calibration: Calibration | None = None
     """Calibration of the waits predicted when requests were grouped; residuals in seconds."""
     output_tokens: dict[str, OutputTokens] = {}
     """
-    Application -> output tokens, the most recently seen application last; `*` stands for all
+    Application -> output tokens, most recently seen application last; `*` stands for all
     applications.
     """
     swap_s: dict[str, Seconds] = {}
-    """Residency before the activation -> activation time."""
+    """Residency before an activation -> duration of the activation."""
     kv_capacity_tokens: int | None = None
-    """KV tokens of one instance, derived from the device's memory; set only in profile files."""
+    """KV capacity of one instance in tokens, derived from device memory; only in profile files."""
     prefill_trees: TreesInForce | None = None
     """Summary of the trees that are published as `shared.contracts.routing.PrefillTrees`."""
 
@@ -126,14 +124,17 @@ class AlarmKind(Enum):
 
     SLO_AT_RISK = "slo_at_risk"
     """
-    A lane's deadlines are at risk. The estimator sees no lanes; the leader predicts this itself.
+    A lane's deadlines are at risk.
+
+    The estimator does not use this kind: it receives no lane states, and the leader predicts late
+    lanes itself.
     """
     INSTANCE_SLOW = "instance_slow"
     """An instance is slower than its peers at the same work."""
 
 
 class AlarmRaised(Message, frozen=True, kw_only=True, omit_defaults=True, tag="alarm.raised.v1"):
-    """Reason to replan before the next period."""
+    """Alarm: the leader should replan before its next period."""
 
     alarm: AlarmKind
     lane: str | None = None

@@ -1,4 +1,4 @@
-"""Bodies that producers publish: OpenAI-style, with the mesh's own fields added."""
+"""Bodies that producers publish: OpenAI-style, with additional fields of the mesh."""
 
 from typing import Annotated, Any
 
@@ -14,12 +14,12 @@ Label = Annotated[str, Meta(min_length=1, max_length=128)]
 
 class RequestedSlo(Slo, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    A producer's target. Unknown fields are refused: a misspelt target would otherwise be lost.
+    Targets that a producer sets. Unknown fields are refused, so that no misspelt target is lost.
     """
 
 
 class RequestedTargets(Value, frozen=True, kw_only=True):
-    """The part of a body that its targets are computed from."""
+    """Fields of a body from which targets are computed."""
 
     slo: RequestedSlo | None = None
 
@@ -28,8 +28,8 @@ class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
     Body of a message to `headway.requests`.
 
-    Everything but `model` and one of `messages` and `prompt` has a default.
-    Unknown fields are ignored, except inside `slo`; those of `unsupported` are refused.
+    `model` and one of `messages` and `prompt` are required; other fields have defaults. Unknown
+    fields are ignored, except inside `slo`; the fields listed in `unsupported` are refused.
     """
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -53,14 +53,14 @@ class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     metadata: dict[str, Any] | None = None
 
     id: Identifier | None = None
-    """Request id, the same on every retry; the AMQP message id if absent."""
+    """Request id, the same on every retry; default: the AMQP message id."""
     slo: Slo | None = None
     deadline: float | None = None
-    """Absolute completion deadline, Unix seconds; shorthand for `slo.deadline_at`."""
+    """Absolute deadline of the completion, Unix seconds; short form of `slo.deadline_at`."""
     tenant: Label | None = None
-    """Used only from trusted publishers; otherwise the authenticated user is the tenant."""
+    """Tenant; used only from trusted publishers. Otherwise the authenticated user is the tenant."""
     application: Label | None = None
-    """Groups requests with similar output lengths, for the estimator."""
+    """Name of a group of requests with similar output lengths, for the estimator."""
     importance: Importance | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     """Higher values are served first; requests with a negative value may be shed."""
@@ -72,7 +72,7 @@ class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class QueueItem(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Message shape of llm-d-async, accepted unchanged."""
+    """Message format of llm-d-async, accepted without changes."""
 
     id: Identifier
     payload: dict[str, Any]

@@ -16,15 +16,15 @@ _WORK = re.compile(r"w(0|[1-9]\d?)|(short|long)(-[1-9]\d*)?")
 
 class LaneLayout(Value, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    Division of requests into lanes. Old versions drain while the new one fills.
+    Division of requests into lanes. Lanes of old versions drain while lanes of the new version
+    fill.
 
-    Deadline band b covers time left at ingest in
-    [first_band_s·ratio^(b-1), first_band_s·ratio^b); band 0 is anything sooner,
-    band `num_bands` is best effort.
+    Deadline band b contains requests with a time left at ingest in [first_band_s·ratio^(b-1),
+    first_band_s·ratio^b). Band 0 contains sooner deadlines; band `num_bands` is best effort.
 
-    Work class k covers predicted prefill + decode tokens in
-    (first_work_tokens·ratio^(k-1), first_work_tokens·ratio^k]; class 0 is anything smaller,
-    the last class anything larger.
+    Work class k contains requests with predicted prefill plus decode tokens in
+    (first_work_tokens·ratio^(k-1), first_work_tokens·ratio^k]. Class 0 contains smaller requests,
+    the last class larger ones.
     """
 
     version: Annotated[int, Meta(ge=1)] = 2
@@ -48,7 +48,7 @@ class LaneKey(Value, frozen=True, kw_only=True, order=True):
     importance: str
     band: int
     work: str
-    """Work class, as in `w3`; `short` or `long`, maybe with a version, in layouts of version 1."""
+    """Work class, e.g. `w3`. Version 1 has `short` and `long`, possibly with a number."""
 
     @classmethod
     def of(
@@ -85,7 +85,7 @@ class LaneKey(Value, frozen=True, kw_only=True, order=True):
         Parse the queue name of a lane or of its overflow queue.
 
         Raises:
-            ContractError: The name has another form.
+            ContractError: The name is not the name of a lane.
         """
         parts = queue_name.split(".")
         try:
@@ -109,7 +109,7 @@ def relegated_name(model: ModelName) -> str:
 
 
 def model_of(queue_name: str) -> ModelName | None:
-    """The model that a lane or a companion queue belongs to; None for other queues."""
+    """Model of a lane or companion queue; None for other queues."""
     parts = queue_name.split(".")
     if parts[0] in ("lane", "overflow", "resume") and len(parts) > 2:  # noqa: PLR2004 - kind, layout, model
         return ModelName(unquote(parts[2]))
@@ -125,7 +125,7 @@ def _checked_work(text: str) -> str:
 
 
 def inbox_name(instance_id: str) -> str:
-    """Queue of routed mode that holds the requests placed on one instance."""
+    """Inbox: queue of the requests that routers have sent to one instance."""
     return f"{_INBOX}{_quote(instance_id)}"
 
 

@@ -8,7 +8,7 @@ from shared.contracts.base import ModelName
 
 
 class ModelEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One base model on disk."""
+    """One base model in the registry."""
 
     name: ModelName
     path: str
@@ -24,6 +24,6 @@ class ModelEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     revision: str | None = None
     weight_bytes: int = 0
     bytes_per_token: Annotated[float, Meta(gt=0)] = 4.0
-    """Prompt bytes per token, for prompts that were not tokenized at ingress."""
+    """Prompt bytes per token; used for prompts that were not tokenized at ingress."""
     engine_args: dict[str, str | int | float | bool] = {}
-    """Arguments passed to the engine unchanged; they override those of the agent."""
+    """Arguments for the engine, passed unchanged; they override the agent's settings."""

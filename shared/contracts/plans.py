@@ -1,4 +1,4 @@
-"""Plans: virtual queues as ordered segments of one model residency each."""
+"""Plans: virtual queues of segments, each of which is one model residency."""
 
 from typing import Annotated
 
@@ -8,26 +8,26 @@ from shared.contracts.base import InstanceId, Message, ModelName, Seconds, UnixT
 
 
 class LaneQuota(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """A request group as a plan sees it: a number of requests of one lane (QLM Def. 4.1)."""
+    """Request group of a plan: a number of requests of one lane (QLM Def. 4.1)."""
 
     lane: str
     quota: int
-    """Requests this instance should take; advisory once the plan is a few seconds old."""
+    """Number of requests that this instance should take; outdated a few seconds after the plan."""
     token_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Share of the segment's token throughput meant for this lane."""
+    """Share of the segment's token throughput for this lane."""
 
 
 class Segment(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """One model residency. All its lanes are served concurrently."""
+    """One residency of a model; all lanes of the segment are served concurrently."""
 
     model: ModelName
     lanes: tuple[LaneQuota, ...] = ()
     best_effort_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Share of running slots reserved for best-effort work even while other requests wait."""
+    """Share of running slots that best-effort work gets even while other requests wait."""
 
 
 class VirtualQueue(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Ordered segments that one instance serves (QLM Def. 4.2)."""
+    """Segments that one instance serves, in order (QLM Def. 4.2)."""
 
     instance_id: InstanceId
     segments: tuple[Segment, ...] = ()
@@ -36,7 +36,7 @@ class VirtualQueue(Value, frozen=True, kw_only=True, omit_defaults=True):
 class PlanPublished(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="plan.published.v1"
 ):
-    """One instance's part of a plan; the last one wins, lower epochs are ignored."""
+    """One instance's part of a plan. The last plan is valid; lower epochs are ignored."""
 
     epoch: int
     issued_at: UnixTime
@@ -44,30 +44,28 @@ class PlanPublished(
     queue: VirtualQueue
     policy: str
     expected_late: float = 0.0
-    """
-    Expected weighted number of late requests over the whole plan, as its generator computed it.
-    """
+    """Weighted number of requests in the whole plan that are expected to be late."""
     solve_s: Seconds = 0.0
     work_queues: tuple[str, ...] = ()
     """Lanes and companion queues that exist, of all models that the instance can serve."""
 
 
 class LaneForecast(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Forecast of the current plan for a request that enters a lane now."""
+    """Forecast for a request that enters a lane now, under the current plan."""
 
     lane: str
     wait_s: Seconds | None = None
-    """Mean time until the turn of the request; None while no instance serves the lane."""
+    """Mean time until the request is served; None while no instance serves the lane."""
     wait_sd_s: Seconds | None = None
-    """Standard deviation of the wait; None without a wait or from leaders of older versions."""
+    """Standard deviation of `wait_s`; None without a wait, or from leaders of older versions."""
     late_probability: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Probability that the last waiting group of the lane is late."""
     request_s: Seconds = 0.0
-    """Additional wait per further request in the lane."""
+    """Additional wait for each further request in the lane."""
     tail_s: Seconds = 0.0
     """
-    Mean time from the turn of a request to the event that its target limits: first token or
-    completion.
+    Mean time from the start of service to the first token or the completion, whichever the target
+    limits.
     """
     tail_sd_s: Seconds = 0.0
     """Standard deviation of `tail_s`."""
@@ -76,41 +74,35 @@ class LaneForecast(Value, frozen=True, kw_only=True, omit_defaults=True):
 class LanesForecast(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="lanes.forecast.v1"
 ):
-    """Forecasts of lanes that have received requests; the last one received wins."""
+    """Forecasts of lanes that have received requests. The last message is valid."""
 
     epoch: int
     at: UnixTime
     age_s: Annotated[Seconds, Meta(ge=0)] = 0.0
-    """
-    Age of the counts of waiting requests in lanes; requests that arrived after the count are not
-    included.
-    """
+    """Age of the lane counts behind the forecasts, which exclude requests that arrived later."""
     lanes: tuple[LaneForecast, ...] = ()
     groupers: Annotated[int, Meta(ge=1)] = 1
-    """Number of groupers that take in requests, each about the same share."""
+    """Number of groupers that admit requests, each about the same share."""
 
 
 class PlanRequested(Message, frozen=True, kw_only=True, omit_defaults=True, tag="plan.asked.v1"):
-    """Asks the leader to explain the plan in force."""
+    """Request to the leader to explain the plan in force."""
 
     reply_to: str
     """Routing key of the answer on `headway.replies`."""
     others: Annotated[int, Meta(ge=0, le=64)] = 0
-    """
-    Number of groups for which alternative places are reported, beginning with the group likeliest
-    to be late.
-    """
+    """Number of groups with alternative places in the answer, most likely late groups first."""
 
 
 class OtherPlace(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Alternative place of a group."""
+    """Alternative place for a request group."""
 
     instance_id: InstanceId
     position: int
     extra_cost: float
     """
-    Cost that this place adds to the plan, as a fraction of the cost of all requests being late;
-    negative: cheaper.
+    Cost that this place adds to the plan, as a fraction of the cost if all requests are late.
+    Negative if the place is cheaper.
     """
     wait_s: Seconds
 
@@ -123,46 +115,46 @@ class PlacedGroup(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Sequence number of the group within its lane."""
     num_requests: int
     instance_id: InstanceId | None = None
-    """None while no instance may serve it."""
+    """Instance of the group; None while no instance can serve the group."""
     position: int = 0
     wait_s: Seconds | None = None
-    """Mean time until the turn of the group."""
+    """Mean time until the group is served."""
     wait_sd_s: Seconds | None = None
-    """Standard deviation of the wait, where known."""
+    """Standard deviation of `wait_s`; None if unknown."""
     time_left_s: Seconds | None = None
-    """Time to the deadline of the oldest request; None for best effort."""
+    """Time to the deadline of the group's oldest request; None for best effort."""
     late_probability: float = 0.0
     others: tuple[OtherPlace, ...] = ()
 
 
 class PlannedLso(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """A predicted LLM serving operation, or several consecutive ones of one kind."""
+    """One predicted LLM serving operation, or several successive operations of one kind."""
 
     lso: str
     """Kind of the operation."""
     subject: str = ""
-    """The model, the lanes of the affected requests, or another argument of the operation."""
+    """Subject of the operation: a model, the affected requests' lanes, or another argument."""
     requests: int = 0
-    """Approximate number of requests: one typical request of each lane represents all of it."""
+    """Approximate number of requests, since one typical request represents each lane."""
     reason: str
     predicted_s: Seconds | None = None
-    """Total duration; None when it cannot be predicted."""
+    """Total duration; None if it cannot be predicted."""
     figures: dict[str, float] = {}
     """
-    Figures behind the reason, by name, for the first operation. `recompute_s` and `transfer_s` are
-    the costs of evicting and swapping out.
+    Values behind the reason of the first operation, by name. `recompute_s` is the cost of evicting,
+    `transfer_s` the cost of swapping out.
     """
 
 
 class QueueHead(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Operations that an instance performs, in its current state, to follow its virtual queue."""
+    """Operations that an instance in its current state executes to follow its virtual queue."""
 
     instance_id: InstanceId
     active: ModelName | None = None
     model: ModelName | None = None
-    """Model of the head segment; None when the queue is empty."""
+    """Model of the first segment; None if the virtual queue is empty."""
     lsos: tuple[PlannedLso, ...] = ()
-    """Operations in order of execution; empty when nothing has to change."""
+    """Operations in order of execution; empty if nothing changes."""
 
     @property
     def swaps_model(self) -> bool:
@@ -171,17 +163,17 @@ class QueueHead(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 class AdvisedInstances(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
-    Number of instances of one device type that the load needs, with all other types unchanged.
+    Number of instances of one device type that the load needs, without changes to other types.
     """
 
     device: str
     present: int
     advised: int
-    """Total number of instances; equals `present` if these suffice, or if no number suffices."""
+    """Total number of instances; equals `present` if these suffice or if no number suffices."""
     bound: int | None = None
-    """Lower bound on additional instances for any plan; None when no number is enough."""
+    """Lower bound on additional instances for any plan; None if no number suffices."""
     attainment: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """Expected weighted share of requests in time, with the last number of instances evaluated."""
+    """Expected weighted share of requests in time, for the last evaluated number of instances."""
 
 
 class WaitAccuracy(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -189,17 +181,17 @@ class WaitAccuracy(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     count: int
     mean_ratio: float
-    """Actual waits divided by planned waits: above 1, plans are too optimistic."""
+    """Actual waits divided by planned waits; above 1 if plans are too optimistic."""
     coverage: Annotated[float, Meta(ge=0, le=1)]
-    """Share of actual waits within the 90 % interval published for them."""
+    """Share of actual waits within their published 90 % intervals."""
     raw_coverage: Annotated[float, Meta(ge=0, le=1)]
-    """Share of actual waits within the 90 % interval before corrections."""
+    """Share of actual waits within their 90 % intervals before correction."""
 
 
 class PlanExplained(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="plan.explained.v1"
 ):
-    """The current plan, group by group, likeliest late first."""
+    """The current plan, group by group, most likely late first."""
 
     epoch: int
     at: UnixTime
@@ -210,13 +202,13 @@ class PlanExplained(
     late_share: float = 0.0
     groups: tuple[PlacedGroup, ...] = ()
     heads: tuple[QueueHead, ...] = ()
-    """Heads of all instances with a virtual queue."""
+    """First segments of all virtual queues, with the operations that they need."""
     instances: tuple[str, ...] = ()
     """
-    All instances that may have an inbox: live ones, and lost ones until their inbox is deleted.
+    All instances that may have an inbox: live instances, and lost ones whose inboxes still exist.
     """
     advice: tuple[AdvisedInstances, ...] = ()
-    """Scaling advice from its last computation, at most `leader.advise_period_s` ago."""
+    """Advice on scale from the last computation, at most `leader.advise_period_s` ago."""
     waits: WaitAccuracy | None = None
     """Accuracy of lane forecasts; None until the first forecast wait has ended."""
     work_queues: tuple[str, ...] = ()

@@ -9,23 +9,23 @@ from msgspec import Meta
 from shared.contracts.base import Seconds, UnixTime, Value
 
 MAX_TARGET_S: Seconds = 30 * 24 * 3600.0
-"""Largest target, and farthest deadline from the arrival."""
+"""Maximum target, and maximum time from arrival to deadline, in seconds."""
 PositiveSeconds = Annotated[float, Meta(gt=0, le=MAX_TARGET_S)]
 
 
 class QosClass(Enum):
-    """Subject of a request's SLO."""
+    """Class of a request's SLO."""
 
     INTERACTIVE = "interactive"
-    """First token within `ttft_s`, then at most `tbt_s` between tokens."""
+    """First token within `ttft_s`, then at most `tbt_s` between two tokens."""
     NON_INTERACTIVE = "non_interactive"
     """The whole answer within `ttlt_s`, or by an absolute deadline."""
     BEST_EFFORT = "best_effort"
-    """No target (ConServe's offline work)."""
+    """No target (offline work in ConServe)."""
 
 
 class Importance(Enum):
-    """The tenant's importance: under overload, low importance is relegated first."""
+    """Importance of a request to its tenant; under overload, low importance is relegated first."""
 
     LOW = "low"
     HIGH = "high"
@@ -33,16 +33,16 @@ class Importance(Enum):
 
 class Slo(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
-    Latency target of one request. All fields empty: best effort.
+    Latency targets of one request; best effort if all fields are empty.
 
-    A request with `ttft_s` is interactive, whatever else it sets.
+    A request with `ttft_s` is interactive, regardless of its other fields.
     """
 
     ttft_s: PositiveSeconds | None = None
     tbt_s: PositiveSeconds | None = None
     ttlt_s: PositiveSeconds | None = None
     deadline_at: UnixTime | None = None
-    """Absolute completion deadline, Unix seconds."""
+    """Absolute deadline of the completion, Unix seconds."""
 
     @property
     def qos_class(self) -> QosClass:
@@ -71,9 +71,9 @@ class Slo(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     def planning_deadline_at(self, arrived_at: UnixTime) -> UnixTime:
         """
-        Deadline that queueing is planned for: first token if interactive, else completion.
+        Deadline for planning: of the first token if interactive, else of the completion.
 
-        Infinite for best effort.
+        The deadline of best-effort requests is infinite.
         """
         if self.ttft_s is not None:
             return self.first_token_deadline_at(arrived_at)
@@ -81,12 +81,12 @@ class Slo(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SloVerdict(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Outcome of a finished request against its SLO, measured on the instance that ran it."""
+    """Result of a finished request against its SLO, measured on the instance that ran it."""
 
     attained: bool
-    """True if every target that was set was met; always true for best effort."""
+    """True if every target of the request was met; always true for best effort."""
     ttft_s: Seconds | None = None
     ttlt_s: Seconds | None = None
     max_tbt_s: Seconds | None = None
     late_tokens: int = 0
-    """Number of tokens that came later than their deadline of QoServe eq. 2."""
+    """Number of tokens that were later than their deadlines (QoServe eq. 2)."""

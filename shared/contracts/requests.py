@@ -1,4 +1,4 @@
-"""A request from its first byte to its final: ingress body, queued form, replies."""
+"""A request in all its forms: ingress body, queued request, replies."""
 
 from enum import Enum
 from typing import Annotated, Any, Literal
@@ -22,10 +22,14 @@ Tokens = tuple[int, ...]
 
 
 class ModelRef(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Resolved wire `model`. The base decides residency; the adapter is served on top of it."""
+    """
+    Model of a request, resolved from its wire name.
+
+    The base determines residency; the adapter is applied to the base.
+    """
 
     name: str
-    """Name used by the producer; echoed in answers."""
+    """Model name that the producer sent; answers repeat it."""
     base: ModelName
     adapter: str | None = None
     revision: str | None = None
@@ -43,13 +47,13 @@ class PromptText(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Size of a prompt's text before tokenization."""
 
     num_bytes: int
-    """UTF-8 bytes."""
+    """Size in UTF-8 bytes."""
     num_messages: int = 0
-    """Messages of a chat; the chat template adds tokens to each."""
+    """Number of chat messages; the chat template adds tokens to each."""
 
 
 class Sampling(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Sampling and stop parameters. Defaults are OpenAI's."""
+    """Sampling and stop parameters, with OpenAI's defaults."""
 
     max_tokens: Annotated[int, Meta(ge=1)] = 128
     min_tokens: Annotated[int, Meta(ge=0)] = 0
@@ -57,7 +61,7 @@ class Sampling(Value, frozen=True, kw_only=True, omit_defaults=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
     seed: int | None = None
-    """Set at ingress when sampling is random, so that a replayed run gives the same tokens."""
+    """Seed, set at ingress for random sampling, so that a replayed run gives the same tokens."""
     stop: tuple[str, ...] = ()
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
@@ -69,13 +73,13 @@ class ReplyMode(Enum):
     """Replies that the producer wants on its reply queue."""
 
     STREAM = "stream"
-    """`run.started`, tokens as they come, and the final reply."""
+    """`run.started`, tokens as they are generated, and the final."""
     FINAL = "final"
-    """Only the final reply, which contains the whole answer."""
+    """Only the final, which contains the whole answer."""
 
 
 class Progress(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Output of an evicted or crashed run; travels with the request."""
+    """Output of an evicted or crashed run, which is stored in the request."""
 
     token_ids: Tokens = ()
     first_token_at: UnixTime | None = None
@@ -87,19 +91,17 @@ class Attempts(Value, frozen=True, kw_only=True, omit_defaults=True):
     """History of the request in the mesh."""
 
     hop: int = 0
-    """Number of times that the request was requeued; puts its runs in order."""
+    """Number of times that the request was requeued, by which its runs are ordered."""
     evictions: int = 0
     crashes: int = 0
-    """
-    Number of engine crashes while this request was running. From two on, the request is run alone.
-    """
+    """Number of engine crashes during runs of this request. From two on, the request runs alone."""
     relegated: bool = False
     evicted_by: InstanceId | None = None
     evicted_at: UnixTime | None = None
 
 
 class WaitForecast(Value, frozen=True, kw_only=True):
-    """Predicted time that a request waits for its turn, from `grouped_at` on."""
+    """Predicted time from `grouped_at` until the request is served."""
 
     mean_s: Annotated[Seconds, Meta(ge=0)]
     sd_s: Annotated[Seconds, Meta(ge=0)]
@@ -108,7 +110,7 @@ class WaitForecast(Value, frozen=True, kw_only=True):
 class QueuedRequest(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="request.queued.v1"
 ):
-    """A validated, admitted request as it waits in lanes and companions."""
+    """A validated and admitted request in a lane or companion queue."""
 
     request_id: RequestId
     model: ModelRef
@@ -116,7 +118,7 @@ class QueuedRequest(
     messages: tuple[ChatMessage, ...] | None = None
     """Exactly one of `messages` and `prompt` is set."""
     prompt_tokens: int
-    """Exact when the prompt is token ids, else the ingress's estimate."""
+    """Prompt length: exact if the prompt is token ids, else estimated at ingress."""
     sampling: Sampling
     slo: Slo
     arrived_at: UnixTime
@@ -125,11 +127,9 @@ class QueuedRequest(
     application: str = "default"
     importance: Importance = Importance.HIGH
     priority: int = 0
-    """
-    Higher values first, but only among equal deadlines; requests with a negative value may be shed.
-    """
+    """Priority among equal deadlines, higher first; requests with a negative value may be shed."""
     lane: str
-    """Queue name of its lane; requests return to it from companion queues."""
+    """Queue name of the request's lane, to which it returns from companion queues."""
     reply_to: str | None = None
     reply_mode: ReplyMode = ReplyMode.STREAM
     traceparent: str | None = None
@@ -137,23 +137,23 @@ class QueuedRequest(
     attempts: Attempts = Attempts()
     prefix: tuple[int, ...] = ()
     """
-    Chained hashes of the prompt's leading blocks, if it was routed by prefix; see
+    Chained hashes of the prompt's leading blocks, if the request was routed by prefix; see
     `solver.routing.prefix_hashes`.
     """
     predicted_wait: WaitForecast | None = None
-    """Forecast by the plan in force at grouping; None where no forecast was available."""
+    """Wait that the plan in force predicted at grouping; None if there was no forecast."""
 
     @property
     def deadline_at(self) -> UnixTime:
-        """Deadline that queueing is planned for; infinite for best effort."""
+        """Deadline for planning; infinite for best effort."""
         return self.slo.planning_deadline_at(self.arrived_at)
 
 
 class RunStarted(Message, frozen=True, kw_only=True, omit_defaults=True, tag="run.started.v1"):
     """
-    A run of the request begins; always precedes its tokens.
+    A run of the request begins; this message precedes the run's tokens.
 
-    Tokens before `offset` came from earlier runs and stay valid.
+    Tokens before `offset` came from earlier runs and remain valid.
     """
 
     request_id: RequestId
@@ -165,7 +165,7 @@ class RunStarted(Message, frozen=True, kw_only=True, omit_defaults=True, tag="ru
 
 
 class TokenChunk(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Consecutive tokens of one run; identity is (request, run, offset)."""
+    """Consecutive tokens of one run, identified by (request, run, offset)."""
 
     request_id: RequestId
     run_id: RunId
@@ -173,20 +173,20 @@ class TokenChunk(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Index of the first token in the answer."""
     token_ids: Tokens
     text: str = ""
-    """Text completed by these tokens; the texts of all chunks of a run, joined, are its answer."""
+    """Text that these tokens complete; the joined texts of a run's chunks are the run's text."""
 
 
 class TokensEmitted(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="tokens.emitted.v1"
 ):
-    """One flush of an agent to one reply destination: chunks of many requests."""
+    """One flush of an agent to one reply queue: chunks of several requests."""
 
     instance_id: InstanceId
     chunks: tuple[TokenChunk, ...]
 
 
 class FinishReason(Enum):
-    """Reason why a generation ended, in OpenAI's terms."""
+    """Reason for which a generation ended, in OpenAI's terms."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -202,7 +202,7 @@ class Usage(Value, frozen=True, kw_only=True):
 
 
 class Timings(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Time at which the request passed each stage, Unix seconds."""
+    """Times at which the request passed each stage, Unix seconds."""
 
     arrived_at: UnixTime
     grouped_at: UnixTime
@@ -211,16 +211,16 @@ class Timings(Value, frozen=True, kw_only=True, omit_defaults=True):
     first_token_at: UnixTime
     finished_at: UnixTime
     predicted_wait: WaitForecast | None = None
-    """Forecast made at grouping for the time from `grouped_at` to `submitted_at`."""
+    """Forecast at grouping of the time from `grouped_at` to `submitted_at`."""
 
 
 class RequestCompleted(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="request.completed.v1"
 ):
     """
-    The whole answer. Self-contained: a consumer that missed every token batch loses nothing.
+    Final with the whole answer; complete even for a consumer that missed all tokens.
 
-    Any successful final completes the request, from whichever run.
+    A successful final of any run completes the request.
     """
 
     request_id: RequestId
@@ -238,7 +238,7 @@ class RequestCompleted(
 
 
 class ErrorInfo(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """OpenAI-style error."""
+    """Error in OpenAI's format."""
 
     message: str
     type: str = "invalid_request_error"
@@ -251,11 +251,11 @@ class ErrorInfo(Value, frozen=True, kw_only=True, omit_defaults=True):
 class RequestFailed(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="request.failed.v1"
 ):
-    """The request ends without an answer. A live run or a successful final overrides it."""
+    """Final without an answer. A live run or a successful final overrides it."""
 
     request_id: RequestId
     run_id: RunId | None = None
-    """The run that failed; None when the request never ran."""
+    """Id of the run that failed; None if the request never ran."""
     error: ErrorInfo
     at: UnixTime
 

@@ -1,4 +1,4 @@
-"""Messages that routers receive from instances, estimators and each other; all soft state."""
+"""Soft state that routers receive from instances, estimators and other routers."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ from shared.contracts.base import (
 
 
 class Prefill(Value, frozen=True, kw_only=True, array_like=True):
-    """First token of one request, as its agent observed it."""
+    """First token of one request, reported by the request's agent."""
 
     request_id: RequestId
     tenant: TenantId
@@ -24,7 +24,7 @@ class Prefill(Value, frozen=True, kw_only=True, array_like=True):
     """Prompt tokens that the engine found in its prefix cache."""
     prefill_s: Seconds
     """
-    Time from first scheduled to first token, without preempted time; 0 if the engine reports none.
+    Time from first scheduling to first token, without preempted time. 0 if the engine reports none.
     """
     at: UnixTime
     prefix: tuple[int, ...] = ()
@@ -44,7 +44,7 @@ class PrefillsObserved(
 
 
 class PrefillSample(Value, frozen=True, kw_only=True, array_like=True):
-    """Training sample: a prefill whose time a router had predicted."""
+    """Training sample: a prefill whose duration a router had predicted."""
 
     features: tuple[float, ...]
     """Columns of `solver.prediction.prefill.features.FEATURES` at the time of routing."""
@@ -54,7 +54,7 @@ class PrefillSample(Value, frozen=True, kw_only=True, array_like=True):
 class PrefillsSampled(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="prefills.sampled.v1"
 ):
-    """A router's prefills of one (model, engine, device) since its last such message."""
+    """Prefills of one (model, engine, device) since the router's last message of this kind."""
 
     sender: str
     model: ModelName
@@ -67,7 +67,7 @@ class PrefillsSampled(
 
 
 class PrefillTrees(Message, frozen=True, kw_only=True, omit_defaults=True, tag="prefill.trees.v1"):
-    """Quantile trees for (model, engine, device). The highest version wins."""
+    """Quantile trees for (model, engine, device). The highest version is valid."""
 
     model: ModelName
     engine: str
@@ -75,42 +75,42 @@ class PrefillTrees(Message, frozen=True, kw_only=True, omit_defaults=True, tag="
     version: int
     at: UnixTime
     trees: msgspec.Raw
-    """Encoded trees of `quantile_trees`, which refuses trees with other features."""
+    """Trees in the encoding of `quantile_trees`, which refuses trees with other features."""
 
 
 class WorkTotals(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
-    Expected prefill work of one router on one instance since the router started, in seconds.
+    Totals of a router's expected prefill work on one instance since the router started, in seconds.
 
     Totals never decrease; `finished_s` <= `dispatched_s` <= `assigned_s`.
     """
 
     version: int = 0
-    """Increases with each change: of two versions the higher one is newer."""
+    """Version, increased with each change; the entry with the higher version is newer."""
     assigned_s: Seconds = 0.0
     dispatched_s: Seconds = 0.0
     finished_s: Seconds = 0.0
-    """Work of requests that had their first token or were given up."""
+    """Work of requests that had their first token or were cancelled."""
     given_up_s: Seconds = 0.0
-    """Part of `finished_s` without a first token on this instance."""
+    """Part of `finished_s` for requests without a first token on this instance."""
     num_assigned: int = 0
     num_finished: int = 0
 
 
 class InstanceLoad(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Load that one instance reports about itself."""
+    """Load of one instance, reported by the instance."""
 
     seq: int = 0
-    """Sequence number that rises with each report: of two reports the higher one is newer."""
+    """Sequence number, increased with each report; the report with the higher number is newer."""
     at: UnixTime = 0.0
     running: int = 0
     prefill_backlog_tokens: int = 0
-    """Prompt tokens submitted to the engine and not yet computed."""
+    """Prompt tokens that were submitted to the engine and are not computed yet."""
     kv_utilization: float = 0.0
 
 
 class SoftState(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Routers' knowledge of instances' work; harmless to lose, learnt again within seconds."""
+    """Work of instances from a router's view; if lost, it is learnt again within seconds."""
 
     work: dict[str, dict[InstanceId, WorkTotals]] = msgspec.field(default_factory=dict)
     """Router -> instance -> work totals."""
@@ -121,29 +121,28 @@ class Residual(msgspec.Struct, frozen=True, array_like=True):
     """Prediction error of one request."""
 
     number: int
-    """Sequence number, rising with each residual of the router that made it."""
+    """Sequence number, increased with each residual of the same router."""
     bucket: tuple[int, int, int]
     pace: float
-    """Logarithm of the factor by which all requests took longer than predicted at the time."""
+    """Logarithm of the factor by which recent requests took longer than predicted."""
     scores: tuple[float, ...]
     """
-    One score per quantile level: logarithm of the actual time divided by the pace-adjusted
-    quantile.
+    One score per quantile level: the logarithm of actual time divided by the quantile at this pace.
     """
     mean_s: Seconds
-    """Predicted mean time, adjusted by the pace."""
+    """Predicted mean time, adjusted by `pace`."""
     actual_s: Seconds
 
 
 class CalibrationSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One router's own latest residuals: soft state that other routers adopt."""
+    """Latest residuals of one router, which other routers adopt."""
 
     snapshot_version: int
     model_version: str
     levels: tuple[float, ...]
     origin: str
     residuals: tuple[Residual, ...]
-    """Oldest first."""
+    """Residuals, oldest first."""
 
 
 class RoutingTrust(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -152,27 +151,27 @@ class RoutingTrust(Value, frozen=True, kw_only=True, omit_defaults=True):
     engine: str
     device: str
     version: str
-    """Version of the quantile trees, or name of the predictor used instead of trees."""
+    """Version of the quantile trees, or name of the predictor that replaces trees."""
     trusted: bool
-    """If false, the router falls back to first come, first served and least loaded."""
+    """False if the router does not use predictions: first come, first served and least loaded."""
     level: float
     """Level of the monitored quantile."""
     count: int
     covered: float
-    """Share of the requests whose prefill took at most the monitored quantile."""
+    """Share of requests whose prefill took at most the monitored quantile."""
     residual_s: Seconds
-    """Mean of predicted minus actual; negative: optimistic."""
+    """Mean residual, predicted minus actual; negative if predictions are too low."""
 
 
 class RouterState(Message, frozen=True, kw_only=True, omit_defaults=True, tag="router.state.v1"):
-    """State that one router of a model publishes to the model's other routers."""
+    """State that one router of a model publishes to other routers of this model."""
 
     sender: str
     model: ModelName
     at: UnixTime
     work: SoftState = SoftState()
-    """Work totals of this router, and the latest load it received from each instance."""
+    """Work totals of this router, and the latest load that each instance reported to it."""
     calibrations: tuple[CalibrationSnapshot, ...] = ()
-    """Residuals of this router since its last message; from time to time all residuals."""
+    """Residuals of this router since its last message; periodically all its residuals."""
     trusts: tuple[RoutingTrust, ...] = ()
-    """For display to operators."""
+    """Quality of predictions, for operators only."""

@@ -1,7 +1,7 @@
 """
-Soft state and observations.
+Soft state and observations of services.
 
-Totals are monotone per (sender, incarnation), so that lost messages are harmless.
+Totals never decrease for one (sender, incarnation), so lost messages are harmless.
 """
 
 from enum import Enum
@@ -22,7 +22,7 @@ from shared.contracts.situations import LsoFacts
 
 
 class Residency(Enum):
-    """Location of a model as seen from one instance; determines its activation cost."""
+    """Location of a model on an instance; determines the cost of activating it."""
 
     ACTIVE = "active"
     WARM = "warm"
@@ -30,14 +30,12 @@ class Residency(Enum):
 
 
 class ActivationPath(Enum):
-    """Method of activating a model, in order of rising cost."""
+    """Path by which a model is activated, in order of rising cost."""
 
     PARKED = "parked"
-    """The engine of the model is running and parked."""
+    """The model's own engine is running and parked."""
     RELOAD = "reload"
-    """
-    The weights of the model are loaded into an engine that held another model of the same shape.
-    """
+    """The model's weights are loaded into an engine that held another model of the same shape."""
     START = "start"
     """A new engine starts, with weights from host memory."""
     COLD = "cold"
@@ -50,11 +48,11 @@ class ModelState(Value, frozen=True, kw_only=True, omit_defaults=True):
     model: ModelName
     residency: Residency
     activate_s: Seconds = 0.0
-    """Time to activate the model from this residency, measured or prior."""
+    """Time to activate the model from this residency, measured or assumed."""
     path: ActivationPath | None = None
-    """Path that an activation of the model would take; None when the model is active."""
+    """Path by which the model would be activated; None if it is active."""
     warm_bytes: int = 0
-    """Host memory that the model occupies, or would occupy, while warm."""
+    """Host memory that the model takes, or would take, while it is warm."""
 
 
 class InstanceTotals(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -84,11 +82,11 @@ class PullState(Value, frozen=True, kw_only=True, omit_defaults=True):
     max_best_effort: int = 0
     backlog_s: Seconds = 0.0
     """
-    Predicted time that one more request would wait for pulled work; only part of each long prefill
-    is counted.
+    Predicted time that one more request would wait for pulled work. Only part of each long prefill
+    counts.
     """
     whole_backlog_s: Seconds | None = None
-    """As `backlog_s`, but with each long prefill counted in full."""
+    """`backlog_s` with each long prefill counted in full."""
     max_backlog_s: Seconds = 0.0
     tokens: int = 0
     """KV tokens that the pulled requests may need."""
@@ -100,7 +98,7 @@ class PullState(Value, frozen=True, kw_only=True, omit_defaults=True):
 class InstanceStatus(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="instance.status.v1"
 ):
-    """An agent's heartbeat, every second and on change."""
+    """Status of an agent, published every second and on changes."""
 
     instance_id: InstanceId
     incarnation: str
@@ -109,12 +107,12 @@ class InstanceStatus(
     engine: str
     device: str
     model: ModelName | None = None
-    """The resident model."""
+    """The active model."""
     models: tuple[ModelState, ...] = ()
     plan_epoch: int = 0
     running: int = 0
     waiting: int = 0
-    """Requests in the window, pulled but not running."""
+    """Number of requests in the window: pulled, but not running."""
     max_running: int = 1
     backlog_tokens: int = 0
     backlog_s: Seconds = 0.0
@@ -122,7 +120,7 @@ class InstanceStatus(
     kv_capacity_tokens: int = 0
     draining: bool = False
     takes_in: bool = True
-    """True if it takes requests for its model: it is neither draining, swapping nor restarting."""
+    """True if the instance takes requests for its model: it does not drain, swap or restart."""
     totals: InstanceTotals = InstanceTotals()
     pulled_by_lane: dict[str, int] = {}
     put: dict[str, int] = {}
@@ -130,12 +128,10 @@ class InstanceStatus(
     released: tuple[str, ...] = ()
     """Queues that the leader is about to delete and that this instance does not use."""
     pulled_to: dict[str, UnixTime] = {}
-    """
-    Lane -> time at which its last pulled request was enqueued; the head of the lane is not older.
-    """
+    """Lane -> enqueue time of the last request pulled from it; the lane's head is not older."""
     capabilities: tuple[str, ...] = ()
     swapped_out: int = 0
-    """Waiting requests that were taken off the engine and will be resumed here."""
+    """Number of requests that were removed from the engine and will be resumed here."""
     host_kv_bytes: int = 0
     """Host memory occupied by copies of the active model's KV."""
     host_kv_capacity_bytes: int = 0
@@ -152,7 +148,7 @@ class InstanceStatus(
 
 
 class LaneTotal(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Requests that one grouper has put into one lane since it started; sums over requests."""
+    """Totals of requests that one grouper has put into one lane since the grouper started."""
 
     lane: str
     requests: int
@@ -160,11 +156,11 @@ class LaneTotal(Value, frozen=True, kw_only=True, omit_defaults=True):
     max_tokens: int
     squared_prompt_tokens: float = 0.0
     interactive: int = 0
-    """Requests with a deadline for the first token."""
+    """Number of requests with a deadline for the first token."""
     time_left_s: Seconds = 0.0
     """Sum of the times left to the deadlines at arrival; 0 in best-effort lanes."""
     arrivals: tuple[tuple[UnixTime, int], ...] = ()
-    """Cumulative arrivals as pairs (time, number of requests enqueued until then), both rising."""
+    """Pairs (time, number of requests that arrived until then), both rising."""
     routed: int = 0
     """Number of requests that went to an instance's inbox instead of the lane."""
 
@@ -185,7 +181,7 @@ def source_name(sender: str, incarnation: str) -> str:
 class LanesObserved(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="lanes.observed.v1"
 ):
-    """A grouper's lane totals."""
+    """Lane totals of one grouper."""
 
     sender: str
     incarnation: str
@@ -209,16 +205,14 @@ class LanesObserved(
 
 
 class LeaderTick(Message, frozen=True, kw_only=True, omit_defaults=True, tag="leader.tick.v1"):
-    """
-    Message that keeps the leader's queue moving, so that a new active consumer learns its role.
-    """
+    """Message that gives the leader queue a delivery, by which a new consumer becomes leader."""
 
     sender: str
     at: UnixTime
 
 
 class Iteration(Value, frozen=True, kw_only=True, array_like=True):
-    """One forward pass: tokens computed, context attended to, number of decodes, time."""
+    """One forward pass: computed tokens, context tokens, number of decodes, duration."""
 
     compute_tokens: int
     context_tokens: int
@@ -227,16 +221,16 @@ class Iteration(Value, frozen=True, kw_only=True, array_like=True):
 
 
 class EngineIteration(Iteration, frozen=True, kw_only=True, array_like=True):
-    """One forward pass as its engine reports it; `IterationsObserved` carries it in two parts."""
+    """One forward pass as reported by its engine; `IterationsObserved` contains it in two parts."""
 
     prefill_pairs: float
     """
-    Sum over the prefills of the iteration of n·(before + n/2), for n tokens computed after *before*
-    others.
+    Sum of n·(before + n/2) over the iteration's prefills, for n tokens that are computed after
+    *before* earlier ones.
     """
 
     def timed(self) -> Iteration:
-        """The part of the iteration that receivers of all versions understand."""
+        """Part of the iteration that receivers of all versions can decode."""
         return Iteration(
             compute_tokens=self.compute_tokens,
             context_tokens=self.context_tokens,
@@ -248,7 +242,7 @@ class EngineIteration(Iteration, frozen=True, kw_only=True, array_like=True):
 class IterationsObserved(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="iterations.observed.v1"
 ):
-    """A sample of an engine's iterations."""
+    """Sample of an engine's iterations."""
 
     instance_id: InstanceId
     model: ModelName
@@ -257,7 +251,7 @@ class IterationsObserved(
     at: UnixTime
     iterations: tuple[Iteration, ...]
     prefill_pairs: tuple[int, ...] = ()
-    """Per iteration, as in `EngineIteration`; empty from agents of older versions."""
+    """Prefill pairs of each iteration, as in `EngineIteration`; older agents send none."""
 
 
 class RequestObserved(
@@ -274,7 +268,7 @@ class RequestObserved(
     tenant: TenantId
     qos_class: QosClass
     prompt_tokens: int
-    """Counted by the engine's tokenizer, or estimated if it was not tokenized."""
+    """Prompt length by the engine's tokenizer; estimated if the prompt was not tokenized."""
     output_tokens: int
     arrived_at: UnixTime
     pulled_at: UnixTime
@@ -283,30 +277,30 @@ class RequestObserved(
     finished_at: UnixTime
     attained: bool
     outcome: str = "completed"
-    """`completed`, or the error code; times of stages that the request never reached are 0."""
+    """`completed` or the error code. Times of stages that the request did not reach are 0."""
     evictions: int = 0
     crashes: int = 0
     cached_tokens: int = 0
     relegated: bool = False
     max_tbt_s: Seconds = 0.0
     prompt_text: PromptText | None = None
-    """Text in which `prompt_tokens` were counted; None for token ids and uncounted prompts."""
+    """Size of the text that gave `prompt_tokens`; None for token ids and estimated lengths."""
     finish_reason: FinishReason | None = None
-    """Set for completed requests; None from agents of older versions."""
+    """Finish reason of a completed request; None from agents of older versions."""
     max_tokens: int = 0
     """Output limit of the request; 0 if the agent does not report it."""
     ignore_eos: bool = False
     """True if end-of-sequence tokens did not end the generation."""
     grouped_at: UnixTime = 0.0
-    """Time at which a grouper took in the request; 0 if the agent does not report it."""
+    """Time at which a grouper admitted the request; 0 if the agent does not report it."""
     predicted_wait: WaitForecast | None = None
-    """Forecast for the time from `grouped_at` to `submitted_at`, if there was one."""
+    """Forecast of the time from `grouped_at` to `submitted_at`; None if there was none."""
 
 
 class ModelActivated(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="model.activated.v1"
 ):
-    """Duration and source of a completed model swap."""
+    """Duration and path of a completed model swap."""
 
     instance_id: InstanceId
     model: ModelName

@@ -52,23 +52,23 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "web_search_options": (),
 }
-"""Field -> values with which a request means the same as without the field; null always does."""
+"""Field -> values with the same meaning as a missing field; null always has this meaning."""
 
 UnsupportedFields = msgspec.defstruct(
     "UnsupportedFields", [(name, Any, None) for name in WITHOUT_EFFECT], frozen=True
 )
-"""These fields of any body; everything else in it is skipped."""
+"""Fields of a body that are not supported; decoding skips all other fields."""
 
 
 def refuse_unsupported(fields: msgspec.Struct) -> None:
     """
-    Refuse a body that sets one of the fields.
+    Check that the body sets none of the fields that are not supported.
 
     Args:
         fields: The body, decoded as `UnsupportedFields`.
 
     Raises:
-        ContractError: Names the field.
+        ContractError: The body sets such a field; the message names the field.
     """
     for name, accepted in WITHOUT_EFFECT.items():
         value = getattr(fields, name)

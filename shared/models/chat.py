@@ -1,4 +1,4 @@
-"""Chat templates: convert conversations to the prompt format of the model."""
+"""Chat templates: convert conversations to a model's prompt format."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,10 +34,10 @@ def _to_json(value: object, indent: int | None = None) -> str:
 
 class ChatTemplate:
     """
-    A model's chat template, as written by the model's publisher.
+    Chat template from a model's publisher.
 
-    Templates come with the model, so they run in a sandbox. They get no clock: templates that would
-    print the date fall back to a fixed date, and a replay gives the same prompt.
+    Templates are foreign code, so they run in a sandbox. They cannot read the clock: templates that
+    print the date use a fixed date, so that a replay gives the same prompt.
 
     Raises:
         SettingsError: The template is not valid Jinja.
@@ -61,7 +61,7 @@ class ChatTemplate:
         Load the template of the model in *directory*; None if it has none.
 
         Args:
-            directory: May contain `chat_template.jinja`, which takes precedence.
+            directory: Directory of the model; a `chat_template.jinja` in it takes precedence.
             config: Content of `tokenizer_config.json`.
         """
         file = directory / "chat_template.jinja"
@@ -78,8 +78,7 @@ class ChatTemplate:
         Render the prompt for an answer to *messages*.
 
         Raises:
-            ContractError: A part is not text, or the template refuses or cannot take the
-                conversation.
+            ContractError: A part is not text, or the template does not accept the conversation.
         """
         turns = [{"role": message.role, "content": _text_of(message)} for message in messages]
         try:

@@ -17,7 +17,7 @@ class _RegistryFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ModelRegistry:
     """
-    Resolves wire model names to (base, adapter, revision).
+    Resolves model names of requests to (base, adapter, revision).
 
     Args:
         entries: Base models; names, aliases and adapter names must not clash.
@@ -49,7 +49,8 @@ class ModelRegistry:
         Load the registry from a JSON file `{"models": [...]}`; model paths become absolute.
 
         Raises:
-            SettingsError: Missing file, bad JSON, unknown field, or clashing names.
+            SettingsError: The file is missing or not valid JSON, has an unknown field, or contains
+                a name twice.
         """
         try:
             file = msgspec.json.decode(path.read_bytes(), type=_RegistryFile)
@@ -64,10 +65,10 @@ class ModelRegistry:
 
     def resolve(self, name: str) -> ModelRef:
         """
-        Resolve a wire name.
+        Resolve the model name of a request.
 
         Raises:
-            ContractError: Unknown name; the message lists the known names.
+            ContractError: The name is unknown; the message lists the known names.
         """
         ref = self._refs.get(name)
         if ref is None:
@@ -86,7 +87,7 @@ class ModelRegistry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All wire names."""
+        """All model names that requests can use."""
         return tuple(self._refs)
 
     @property

@@ -7,8 +7,9 @@ class StopMatcher:
     """
     Passes text through until one of *stops* is complete.
 
-    The answer is cut before the stop string that is complete first, the longest if several
-    end together, however the text was split. Empty stops are ignored.
+    The answer is cut before the stop string that is complete first; if several end at the same
+    character, before the longest. The result does not depend on how the text is divided. Empty stop
+    strings are ignored.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -18,10 +19,11 @@ class StopMatcher:
 
     def push(self, text: str) -> tuple[str, bool]:
         """
-        Return the text that may be shown, and whether a stop string ended the answer.
+        Return the text that can be sent to the producer, and whether a stop string ended the
+        answer.
 
-        Text that may be the beginning of a stop string is held back. After a stop no text is
-        returned.
+        Text that may be the beginning of a stop string is held back. After a stop string the text
+        is empty.
         """
         if self._stopped:
             return "", True
@@ -36,7 +38,7 @@ class StopMatcher:
         return text[: len(text) - kept], False
 
     def flush(self) -> str:
-        """Return the text held back, when the answer ends for another reason."""
+        """Return the text that was held back; call when the answer ends for another reason."""
         held, self._held = self._held, ""
         return held
 

@@ -17,7 +17,7 @@ from shared.models.tiny_tokenizer import EOS_IDS, write_tokenizer
 from shared.models.tiny_weights import TinyArchitecture
 
 _VERSION = 1
-"""Increment when the generated content changes, so that cached models are rebuilt."""
+"""Version of the generated content; increment it on changes, so that cached models are rebuilt."""
 
 TINY_MODELS = {
     "tiny-llama": TinyArchitecture(architecture="LlamaForCausalLM", model_type="llama", seed=1),
@@ -44,12 +44,13 @@ def make_tiny_models(
     Create tiny models under *directory*, unless they exist.
 
     Args:
-        directory: Created if missing; other content is left alone, except `registry.json`.
-        weights: False for an engine without weights; safetensors is then not needed either.
+        directory: Directory, created if missing; of its other content only `registry.json` is
+            overwritten.
+        weights: False for engines that need no weights; safetensors is not needed then.
         models: Name -> architecture; by default several models of two architectures.
 
     Returns:
-        Path of their registry file.
+        Path of the registry file of the models.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for name, architecture in models.items():
@@ -72,8 +73,9 @@ def _fresh(path: Path, *, weights: bool) -> bool:
 
 def _make(path: Path, architecture: TinyArchitecture, *, weights: bool) -> None:
     """
-    Create one model in a temporary directory and move it into place, so that readers see no partial
-    model.
+    Create one model in a temporary directory, and move it into place.
+
+    Readers therefore never find an incomplete model.
     """
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:

@@ -1,4 +1,4 @@
-"""Random weights for the tiny models, without any deep-learning library."""
+"""Random weights for the tiny models, written without a deep-learning library."""
 
 from pathlib import Path
 
@@ -9,7 +9,9 @@ from shared.models.tiny_tokenizer import BOS_ID, EOS_IDS, VOCAB_SIZE
 
 _SPREAD = 0.15
 """
-Standard deviation of the random weights; with the usual 0.02, greedy decoding repeats one token.
+Standard deviation of the random weights.
+
+With the usual 0.02, greedy decoding would repeat one token.
 """
 
 MAX_POSITIONS = 16384
@@ -52,7 +54,7 @@ class TinyArchitecture(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every weight, by its name in the checkpoint."""
+        """Shape of every weight by its name in the checkpoint."""
         queries, keys = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         shapes: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (VOCAB_SIZE, self.hidden_size)
@@ -86,7 +88,7 @@ class TinyArchitecture(msgspec.Struct, frozen=True, kw_only=True):
         Write a safetensors file of deterministic random weights.
 
         Raises:
-            ImportError: safetensors is not installed; it comes with the engine.
+            ImportError: safetensors is not installed; it is installed with the engine.
         """
         # Imported here, since configurations and tokenizers can be written without it.
         from safetensors.numpy import save_file  # noqa: PLC0415

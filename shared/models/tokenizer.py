@@ -1,4 +1,4 @@
-"""Conversion between text and tokens, exactly as the engine's model expects."""
+"""Conversion between text and tokens, with the same results as in the engine."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,11 +15,11 @@ from shared.models.chat import ChatTemplate
 
 class TextDecoder:
     """
-    Converts one answer's tokens into text, piece by piece.
+    Converts the tokens of one answer into text incrementally.
 
-    All pieces and the flush, joined, equal the result of decoding all tokens in one call. The text
-    held back does not depend on how tokens were batched, so a resumed run repeats and skips no
-    text.
+    The joined pieces, including the last one from `flush`, equal the text of all tokens decoded in
+    one call. The text held back does not depend on how tokens are batched, so a resumed run neither
+    repeats nor skips text.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
@@ -28,7 +28,7 @@ class TextDecoder:
         self._held: list[int] = []
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """Return the text that *token_ids* complete; incomplete characters are held back."""
+        """Return the text that *token_ids* complete; text of incomplete characters is held back."""
         pieces = []
         for token in token_ids:
             piece = self._stream.step(self._tokenizer, token)
@@ -40,7 +40,7 @@ class TextDecoder:
         return "".join(pieces)
 
     def flush(self) -> str:
-        """Return the text held back, at the end of the answer."""
+        """Return the text that is still held back; call at the end of the answer."""
         return self._tokenizer.decode(self._held, skip_special_tokens=True)
 
 
@@ -60,7 +60,7 @@ class Tokenizer:
         Load the tokenizer of the model in directory *path*.
 
         Raises:
-            SettingsError: No readable `tokenizer.json`, or an invalid configuration.
+            SettingsError: `tokenizer.json` cannot be read, or the configuration is invalid.
         """
         file = path / "tokenizer.json"
         if not file.is_file():
@@ -85,10 +85,11 @@ class Tokenizer:
 
     def encode(self, prompt: Prompt) -> Tokens:
         """
-        Encode *prompt*. Token ids are passed through; chat goes through the template.
+        Encode *prompt*: token ids are returned unchanged, and chat is rendered by the template
+        first.
 
         Raises:
-            ContractError: Ids outside the vocabulary; chat that the model cannot take.
+            ContractError: An id is outside the vocabulary, or the model does not accept the chat.
         """
         if isinstance(prompt, str):
             return self._ids(prompt, add_special_tokens=True)
@@ -105,7 +106,7 @@ class Tokenizer:
         Create an incremental decoder of one answer.
 
         Args:
-            prior: The answer's first tokens, whose text was already delivered.
+            prior: First tokens of the answer, whose text was already sent.
         """
         decoder = TextDecoder(self._tokenizer)
         decoder.push(prior)

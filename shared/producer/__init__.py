@@ -1,1 +1,1 @@
-"""Publishing requests to the mesh and following their replies, from any AMQP client."""
+"""Publishes requests to the mesh and receives their replies, for any AMQP client."""

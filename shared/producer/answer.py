@@ -1,4 +1,4 @@
-"""The known part of an answer: tokens and text, extended by runs that may repeat each other."""
+"""The received part of an answer, which runs extend and may repeat."""
 
 from dataclasses import dataclass, field
 
@@ -7,30 +7,29 @@ from shared.contracts.requests import TokenChunk, Tokens
 
 
 class DivergenceError(Exception):
-    """A run or final contradicts the known part of the answer."""
+    """A run or a final contradicts the received part of the answer."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ReplicaRun:
-    """State of one run of the request at its producer."""
+    """State of one run of a request at the producer."""
 
     run_id: RunId
     instance_id: InstanceId
     hop: int
     position: int
-    """Index of the token at which the next chunk of this run must start."""
+    """Index in the answer of the first token of the run's next chunk."""
     text_at: int | None
     """
-    Position in the answer's text at which the text of this run's next chunk starts; None when
-    unknown.
+    Position in the answer's text at which the text of the run's next chunk starts; None if unknown.
     """
     broken: bool = False
-    """True after a lost batch; the rest of this run cannot be streamed."""
+    """True after a lost batch; later tokens of this run are then ignored."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """Known tokens and text of the answer, in order, each position once."""
+    """Received tokens and text of the answer, in order and without repetitions."""
 
     token_ids: list[int] = field(default_factory=list)
     _parts: list[str] = field(default_factory=list)
@@ -44,10 +43,10 @@ class Answer:
 
     def extend(self, run: ReplicaRun, chunk: TokenChunk) -> tuple[Tokens, str]:
         """
-        Take the next chunk of *run*, which starts at `run.position`.
+        Add the next chunk of *run*, which starts at `run.position`.
 
         Returns:
-            New tokens and new text; tokens and text are empty for a pure repetition.
+            New tokens and new text, both empty if the chunk only repeats earlier ones.
 
         Raises:
             DivergenceError: The chunk contradicts the answer.
@@ -67,7 +66,7 @@ class Answer:
 
     def complete(self, token_ids: Tokens, text: str) -> tuple[Tokens, str]:
         """
-        Return the part that a final adds.
+        Return the tokens and text that a final adds to the answer.
 
         Raises:
             DivergenceError: The final contradicts the answer so far.
@@ -78,7 +77,7 @@ class Answer:
         return token_ids[known:], self._new_text(0, text)
 
     def _new_text(self, at: int, text: str) -> str:
-        """Return the end of *text*, placed at *at*, that exceeds the known text."""
+        """Return the new end of *text*, which starts at position *at* of the answer."""
         overlap = self._text_length - at
         if overlap > 0:
             known = "".join(self._parts)

@@ -1,9 +1,9 @@
 """
 Assembly of one request's answer from the replies of any number of runs.
 
-The broker redelivers, agents die and requests move between instances, so a request can have
-several runs, one after another or concurrently. This state machine makes the result look like
-that of a single run. It has no IO; its driver executes the effects.
+A request can have several runs, one after another or concurrently, because the broker redelivers,
+agents die and requests move between instances. This state machine combines their replies to one
+answer. It does no IO; the caller executes its effects.
 """
 
 from collections.abc import Callable
@@ -36,9 +36,10 @@ class RequestAssembly:
     Emits every token position exactly once, and exactly one `Finished`.
 
     Args:
-        request_id: Id of the request; replies about other requests must not be passed in.
-        streaming: True: emit tokens as they come; False: emit all tokens with the final reply.
-        silence_s: Silence of a live run, in seconds, after which another run's failure wins.
+        request_id: Id of the request; callers pass only replies about this request.
+        streaming: True: emit tokens as they arrive; False: emit all tokens with the final.
+        silence_s: Time in seconds without replies of a live run, after which a failure of another
+            run ends the request.
     """
 
     def __init__(self, request_id: RequestId, *, streaming: bool, silence_s: float = 10.0) -> None:
@@ -56,15 +57,14 @@ class RequestAssembly:
     @property
     def finished(self) -> StopReason | None:
         """
-        Reason with which runs that start after the end of the request are stopped.
-
-        None while the request is in progress.
+        Reason for stopping runs that start after the end of the request; None while it is in
+        progress.
         """
         return self._stop_reason
 
     @property
     def holds_failure(self) -> bool:
-        """True if a failure is held back until the live run is silent: `tick` is needed."""
+        """True if a failure is held back while another run is live; `tick` must then be called."""
         return self._held is not None
 
     def observe(self, reply: Reply, now: float) -> list[Effect]:
@@ -102,9 +102,7 @@ class RequestAssembly:
         return self._new(self._answer.extend, run, chunk)
 
     def cancel(self, now: float) -> list[Effect]:
-        """
-        Cancel on behalf of the consumer: the request ends here, and every later run is stopped.
-        """
+        """Cancel the request for its consumer; runs that start later are stopped."""
         if self._stop_reason:
             return []
         failed = RequestFailed(request_id=self.request_id, error=CANCELLED, at=now)
@@ -112,7 +110,7 @@ class RequestAssembly:
 
     def tick(self, now: float) -> list[Effect]:
         """
-        End the request with a held-back failure once the live run has been silent for `silence_s`.
+        End the request with a held-back failure if the live run has been silent for `silence_s`.
         """
         if self._stop_reason or self._held is None:
             return []
@@ -162,7 +160,7 @@ class RequestAssembly:
         return tail + self._finish(final, StopReason.COMPLETED)
 
     def _new(self, take: Callable[..., tuple[Tokens, str]], *given: object) -> list[Effect]:
-        """Add tokens and text to the answer by calling *take*; return the effects."""
+        """Add tokens and text to the answer with *take*; return the effects."""
         known = len(self._answer.token_ids)
         try:
             tokens, text = take(*given)

@@ -1,4 +1,4 @@
-"""Effects of a reply at its producer: the outputs of `RequestAssembly`."""
+"""Effects of a reply at its producer, which `RequestAssembly` returns."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from shared.contracts.requests import Final, Tokens
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTokens:
     """
-    The next part of the answer; parts follow each other without gap or overlap.
+    The next part of the answer; successive parts have no gap and no overlap.
 
-    Text may lag behind its tokens: the text of a part's tokens can come with a later part.
+    The text of a part's tokens can come with a later part.
     """
 
     offset: int
@@ -28,7 +28,7 @@ class Diverged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendStop:
-    """Notify *instance_id* that its run is not wanted."""
+    """Send a command to *instance_id* to stop a run that is not needed."""
 
     run_id: RunId
     instance_id: InstanceId
@@ -37,7 +37,7 @@ class SendStop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The request is over; emitted exactly once."""
+    """The request has ended; emitted exactly once."""
 
     final: Final
 

@@ -1,4 +1,4 @@
-"""The consumer's handle of one request."""
+"""A consumer's access to the answer of one request."""
 
 import asyncio
 from collections import deque
@@ -14,7 +14,7 @@ class RunDivergedError(MeshError):
     """
     A replayed run contradicts tokens that were already emitted; the stream cannot continue.
 
-    `Generation.final` still gives the complete answer of the run that finishes.
+    `Generation.final` still returns the complete answer of the run that finishes.
     """
 
     code = "run_diverged"
@@ -22,13 +22,14 @@ class RunDivergedError(MeshError):
 
 class Generation:
     """
-    A request in progress; the producer fills it, one consumer reads it.
+    A request in progress: the producer adds parts of the answer, and one consumer reads them.
 
-    Iteration yields each part of the answer once and ends with the request; `final` reports
-    success or failure. With `ReplyMode.FINAL` the whole answer comes as one part.
+    Iteration yields each part of the answer once and ends with the request. `final` returns the
+    success or failure. With `ReplyMode.FINAL` the whole answer is one part.
 
     Raises:
-        RunDivergedError: While iterating, in streaming mode only.
+        RunDivergedError: A replayed run contradicts emitted tokens; only while iterating in
+            streaming mode.
     """
 
     def __init__(
@@ -57,30 +58,30 @@ class Generation:
         return self._parts.popleft()
 
     async def final(self) -> Final:
-        """Return the request's final: the complete answer on success, else the error."""
+        """Return the final of the request: the complete answer or the error."""
         return await asyncio.shield(self._final)
 
     async def cancel(self) -> None:
         """
-        Cancel the request, wherever it is; it ends here as failed with code `cancelled`.
+        Cancel the request, wherever it is; it ends as failed with the code `cancelled`.
 
-        The cancellation takes effect before the first suspension; the await only waits for the
-        broker's answer. Harmless when the request is over.
+        The request ends for its consumer at once; awaiting the call only waits for the broker's
+        answer. No-op if the request has ended.
         """
         await self._cancel(self.request_id)
 
     def append(self, part: NewTokens) -> None:
-        """Called by the producer: add the next part of the answer."""
+        """Add the next part of the answer; called by the producer."""
         self._parts.append(part)
         self._changed.set()
 
     def diverge(self) -> None:
-        """Called by the producer: end the stream, as no further part can be given."""
+        """End the stream, since no further part can be emitted; called by the producer."""
         self._diverged = True
         self._changed.set()
 
     def finish(self, final: Final) -> None:
-        """Called by the producer: the request is over."""
+        """End the request with its final; called by the producer."""
         if not self._final.done():
             self._final.set_result(final)
         self._changed.set()

@@ -1,4 +1,4 @@
-"""Requests of one producer in progress: takes replies, feeds generations. No IO."""
+"""Requests of one producer that are in progress; passes replies to their generations. No IO."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class _Entry:
 
 class Outstanding:
     """
-    Routes replies to their requests and drops a request as soon as it finishes.
+    Passes replies to their requests, and drops a request when it ends.
 
     Args:
         silence_s: See `RequestAssembly`.
@@ -33,9 +33,9 @@ class Outstanding:
         self._silence_s = silence_s
         self._entries: dict[RequestId, _Entry] = {}
         self._failing: set[RequestId] = set()
-        """Requests with a failure that is held back until `tick` decides."""
+        """Requests with a held-back failure, on which `tick` decides."""
         self._finished: LRUCache[RequestId, StopReason] = LRUCache(FINISHED_MEMORY)
-        """Recently finished request -> reason with which its late runs are stopped."""
+        """Id of a recently ended request -> reason with which its late runs are stopped."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -48,13 +48,13 @@ class Outstanding:
         return tuple(self._entries)
 
     def add(self, generation: Generation, *, streaming: bool) -> None:
-        """Start to expect replies for a generation's request."""
+        """Register the request of a generation, so that its replies are processed."""
         request_id = generation.request_id
         assembly = RequestAssembly(request_id, streaming=streaming, silence_s=self._silence_s)
         self._entries[request_id] = _Entry(assembly, generation)
 
     def forget(self, request_id: RequestId) -> None:
-        """Drop a request that certainly never reached the mesh."""
+        """Drop a request that has certainly not reached the mesh."""
         self._entries.pop(request_id, None)
 
     def observe(self, reply: Reply, now: float) -> list[StopOrder]:
@@ -62,7 +62,7 @@ class Outstanding:
         Process one reply.
 
         Returns:
-            Runs to stop. Replies about unknown requests have no effect.
+            Runs to stop; none for a reply about an unknown request.
         """
         if isinstance(reply, TokensEmitted):
             orders: list[StopOrder] = []
@@ -75,7 +75,7 @@ class Outstanding:
         return self._late(reply)
 
     def cancel(self, request_id: RequestId, now: float) -> bool:
-        """End a request for its consumer; True if it was in progress."""
+        """End a request for its consumer; return whether it was in progress."""
         entry = self._entries.get(request_id)
         if entry is None:
             return False
@@ -83,13 +83,13 @@ class Outstanding:
         return True
 
     def tick(self, now: float) -> None:
-        """Re-evaluate failures that are held back; called about once a second."""
+        """Evaluate held-back failures again; called about once a second."""
         for request_id in tuple(self._failing):
             if entry := self._entries.get(request_id):
                 self._apply(entry, entry.assembly.tick(now))
 
     def _late(self, reply: Reply) -> list[StopOrder]:
-        """Stop a run that starts after the end of its request; unknown requests are ignored."""
+        """Stop a run that starts after the end of its request; ignore unknown requests."""
         if not isinstance(reply, RunStarted):
             return []
         reason = self._finished.get(reply.request_id)

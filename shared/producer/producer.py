@@ -1,4 +1,4 @@
-"""Producer: publishes requests to the global queue and follows their replies."""
+"""Producer: publishes requests to the global queues and receives their replies."""
 
 import asyncio
 from types import TracebackType
@@ -32,16 +32,16 @@ from shared.runtime.clock import Clock
 log = structlog.get_logger()
 
 REQUEST_KIND = "inference.request.v1"
-"""AMQP type of a request message; its body carries no tag, like that of llm-d-async."""
+"""AMQP type of a request message, whose body has no tag (as in llm-d-async)."""
 TRACEPARENT_HEADER = "traceparent"
 FULL_RETRY_AFTER_S = 5.0
 
 
 def routing_key(body: InferenceRequest) -> str:
     """
-    Routing key of the global queue for *body*.
+    Routing key that selects the global queue of *body*.
 
-    Requests with a first-token target use the fast queue, all others the queue for the rest.
+    Requests with a TTFT target use the fast queue, other requests the second queue.
     """
     slo = body.slo or Slo()
     interactive = slo.qos_class is QosClass.INTERACTIVE
@@ -50,19 +50,19 @@ def routing_key(body: InferenceRequest) -> str:
 
 class Producer:
     """
-    Publishes requests and returns a `Generation` for each to read its answer from.
+    Publishes requests, and returns for each a `Generation` with its answer.
 
-    Any number of requests may be outstanding; one reply queue serves them all.
+    All requests share one reply queue; their number is not limited.
 
     Args:
-        broker: Connected; outlives the producer. The topology must exist.
+        broker: Connected client, which the producer does not close. The topology must exist.
         name: Part of the reply queue's name.
         clock: Wall time.
-        user_id: The broker user of this connection, set on each request: the mesh accepts the
-            fields reserved for trusted publishers only from such a user.
-        reply_queue: Name of a reply queue to use, and to keep at the end; by default a new
-            one, deleted at the end.
-        give_up_after_s: Time limit for publishing while the broker is away.
+        user_id: Broker user of this connection, set on each request. The mesh reads the fields for
+            trusted publishers only from requests of trusted users.
+        reply_queue: Name of an existing reply queue, which is kept at the end; by default a new
+            queue is created, and deleted at the end.
+        give_up_after_s: Time limit for publishing while the broker is unavailable.
         silence_s: See `RequestAssembly`.
     """
 
@@ -92,7 +92,7 @@ class Producer:
         Declare the reply queue and consume it.
 
         Raises:
-            BrokerUnavailableError: No answer in time.
+            BrokerUnavailableError: The broker does not answer in time.
         """
         await self._replies.start()
         return self
@@ -104,10 +104,10 @@ class Producer:
         traceback: TracebackType | None,
     ) -> None:
         """
-        Stop. Requests still outstanding end as cancelled for their consumers.
+        Stop the producer. Outstanding requests end as cancelled for their consumers.
 
-        They are also cancelled in the mesh, unless a reply queue of the caller can still take
-        their finals.
+        They are also cancelled in the mesh, unless the caller passed a reply queue, which can still
+        receive their finals.
         """
         for request_id in self._outstanding.request_ids:
             if self._keep_queue:
@@ -125,28 +125,28 @@ class Producer:
 
     @property
     def num_outstanding(self) -> int:
-        """Number of requests published and not finished."""
+        """Number of requests in progress."""
         return len(self._outstanding)
 
     async def submit(
         self, body: InferenceRequest, *, reply: ReplyMode, traceparent: str | None = None
     ) -> Generation:
         """
-        Publish a request, durably, and follow its replies.
+        Publish a request durably, and receive its replies.
 
-        If groupers trust the publishing user, the targets of the request count from now on,
-        whenever a grouper reads it.
+        If groupers trust the publishing user, the targets of the request count from this call, not
+        from the time at which a grouper reads the request.
 
         Args:
-            body: A missing `id` or `arrived_at` is filled in.
-            reply: Tokens as they come, or the final only.
-            traceparent: W3C trace context to pass on.
+            body: Request body; a missing `id` or `arrived_at` is added.
+            reply: Whether replies contain tokens as they are generated, or only the final.
+            traceparent: W3C trace context that is sent with the request.
 
         Raises:
             ContractError: A request with this id is already in progress.
             CapacityError: The global queue is full.
-            BrokerUnavailableError: The publish was not confirmed in time. If the request arrived
-                after all, its runs are stopped.
+            BrokerUnavailableError: The broker did not confirm the publish in time. If the request
+                has arrived nevertheless, its runs are stopped.
         """
         request_id = RequestId(body.id or f"req-{uuid4().hex}")
         if request_id in self._outstanding:
@@ -207,7 +207,7 @@ class Producer:
             await asyncio.shield(task)
 
     def _give_up(self, request_id: RequestId) -> asyncio.Task[None] | None:
-        """Drop the request and cancel it in the mesh, in the background."""
+        """Drop the request, and cancel it in the mesh in the background."""
         if not self._outstanding.cancel(request_id, self._clock.now()):
             return None
         return self._tasks.spawn(self._publish_cancel(request_id), name=f"cancel {request_id}")

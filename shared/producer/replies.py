@@ -22,7 +22,7 @@ TICK_S = 1.0
 
 
 class ReplyReader:
-    """Passes every reply to the outstanding requests and stops the runs that are not wanted."""
+    """Passes every reply to the outstanding requests, and stops runs that are not needed."""
 
     def __init__(
         self, broker: Broker, outstanding: Outstanding, *, clock: Clock, queue: str
@@ -37,7 +37,7 @@ class ReplyReader:
         self._tasks = OwnedTasks()
 
     async def start(self) -> None:
-        """Declare the queue and its binding, and consume it."""
+        """Declare the queue and its binding, and consume the queue."""
         queue, binding = topology.reply_queue(self._queue)
         await self._broker.declare_queue(queue)
         await self._broker.bind(binding)

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds an option's default to its help, unless it is empty or already mentioned."""
+    """Adds an option's default to its help, unless the default is empty or already in the help."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = action.default
@@ -18,7 +18,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class TextHelpFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Adds defaults to the help, and keeps the line breaks of description and epilog."""
+    """Adds defaults to the help, and keeps the line breaks of the description and the epilog."""
 
 
 def common_options(*, again: bool = False) -> argparse.ArgumentParser:
@@ -26,8 +26,8 @@ def common_options(*, again: bool = False) -> argparse.ArgumentParser:
     Options shared by all verbs of a service, as a parent parser.
 
     Args:
-        again: True for a verb nested below a verb that has these options too: defaults are then
-            suppressed, since they would override values given to the outer verb.
+        again: True for a verb that is nested below a verb with the same options. It then has no
+            defaults, since they would override the values of the outer verb.
     """
     unset = argparse.SUPPRESS
     common = argparse.ArgumentParser(add_help=False)
@@ -55,7 +55,7 @@ def common_options(*, again: bool = False) -> argparse.ArgumentParser:
 
 
 class KeepingSettings(argparse._SubParsersAction):  # type: ignore[type-arg]  # noqa: SLF001 - generic in stubs only, and argparse names no other base
-    """Nested verbs whose `--set` adds to earlier settings instead of replacing them."""
+    """Nested verbs whose `--set` options are added to those of the outer verb."""
 
     def __call__(
         self,
@@ -72,10 +72,10 @@ class KeepingSettings(argparse._SubParsersAction):  # type: ignore[type-arg]  # 
 
 def seconds(text: str) -> float:
     """
-    Parse a finite, non-negative duration in seconds, for a parser's `type`.
+    Parse a finite duration in seconds that is not negative; for the `type` of a parser's argument.
 
     Raises:
-        argparse.ArgumentTypeError: Any other text.
+        argparse.ArgumentTypeError: The text is not such a duration.
     """
     try:
         value = float(text)

@@ -1,4 +1,4 @@
-"""Command line shared by all services: run, check-config, health, topology, own verbs."""
+"""Command line of all services: run, check-config, health, topology, and verbs of the service."""
 
 import argparse
 import asyncio
@@ -32,12 +32,12 @@ from shared.runtime.settings import ServiceSettings, load, masked
 
 S = TypeVar("S", bound=ServiceSettings)
 CLOSE_GRACE_S = 15.0
-"""Time after the drain for requeuing unfinished work and closing down."""
+"""Time after the drain for requeuing unfinished requests and closing connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports(Generic[S]):
-    """External dependencies of a service."""
+    """Settings of a service, and its external dependencies: broker, clock and health."""
 
     settings: S
     open_broker: BrokerFactory
@@ -46,14 +46,14 @@ class Ports(Generic[S]):
 
 
 class Serve(Protocol[S]):
-    """Composition root of a service: runs until *stop*, then drains and returns."""
+    """Function that creates and runs a service until *stop*, then drains it and returns."""
 
     async def __call__(self, ports: Ports[S], stop: asyncio.Event) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb(Generic[S]):
-    """Operator command of one service, in addition to the shared ones."""
+    """Verb of one service, in addition to the verbs of all services."""
 
     name: str
     help: str
@@ -70,7 +70,7 @@ class ServiceCli(Generic[S]):
     settings_type: type[S]
     serve: Serve[S]
     check: Callable[[S], None] = lambda _settings: None
-    """Rejects settings that fit the schema but cannot work, with a `SettingsError`."""
+    """Raises `SettingsError` for settings that fit the schema but cannot work."""
     verbs: Sequence[Verb[S]] = ()
 
     def main(self, argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
@@ -78,8 +78,8 @@ class ServiceCli(Generic[S]):
         Parse the arguments, run the verb and return the exit code.
 
         Args:
-            argv: Without the program's name; by default those of this process.
-            prog: Program name in help texts, if it is not the service's own.
+            argv: Arguments without the program's name; default: those of this process.
+            prog: Program name in help texts; default: `headway-` and the service's name.
         """
         arguments = self._parser(prog).parse_args(argv)
         try:
@@ -164,12 +164,12 @@ class ServiceCli(Generic[S]):
 
 
 def broker_factory(url: str) -> BrokerFactory:
-    """Connects clients to *url* under the names that they choose."""
+    """Function that connects a client to *url* under a given client name."""
     return partial(open_broker, url)
 
 
 def print_data(value: Any, *, as_json: bool) -> None:
-    """Print data to stdout: one JSON line, or indented for humans."""
+    """Print data to stdout, as one JSON line or as indented text."""
     encoded = msgspec.json.encode(value)
     print((encoded if as_json else msgspec.json.format(encoded, indent=2)).decode())
 

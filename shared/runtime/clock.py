@@ -1,4 +1,4 @@
-"""Injectable time."""
+"""Clocks that tests can replace."""
 
 import time
 from typing import Protocol
@@ -13,7 +13,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The system's wall clock; its only reader outside engines."""
+    """The system's wall clock. Apart from engines, only this class reads it."""
 
     def now(self) -> float:
         return time.time()

@@ -22,9 +22,9 @@ KEEP_ALIVE_S = 75
 """
 Time that an idle connection stays open between two requests.
 
-Longer than clients and load balancers keep idle connections, usually at most 60 s: the side that
-sends requests must close first, or a request may be in transit to a closed connection. After a
-pause of the whole process the timer also expires before pending data is read.
+The time exceeds the limits of clients and load balancers, usually 60 s, so that these close the
+connection first. Otherwise a request may be in transit to a closed connection. A long time also
+matters after a pause of the whole process, when the timer expires before pending data is read.
 """
 
 
@@ -33,13 +33,13 @@ class Health:
     """
     Liveness and readiness of a service.
 
-    Alive: the process answers. Ready: it can do its work now.
+    A service is alive if its process answers, and ready if it can do its work now.
     """
 
     service: str
     metrics: CollectorRegistry = field(default_factory=CollectorRegistry)
     reasons: dict[str, str] = field(default_factory=lambda: {"start": "starting"})
-    """Cause -> reason for not being ready; empty when ready."""
+    """Cause -> reason for which the service is not ready; empty if it is ready."""
 
     @property
     def ready(self) -> bool:
@@ -50,7 +50,7 @@ class Health:
         self.reasons.pop("start", None)
 
     def set(self, cause: str, reason: str | None) -> None:
-        """Set or clear a reason for not being ready."""
+        """Set or clear a reason for which the service is not ready."""
         if reason is None:
             self.reasons.pop(cause, None)
         else:
@@ -76,7 +76,7 @@ def health_app(health: Health) -> Starlette:
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn inside a service that handles the signals itself."""
+    """uvicorn server inside a service that handles signals itself."""
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]  # noqa: ANN201 - uvicorn's own hook
@@ -86,10 +86,10 @@ class QuietServer(uvicorn.Server):
 @contextlib.asynccontextmanager
 async def serve_http(app: object, *, host: str, port: int) -> AsyncIterator[None]:
     """
-    Serve an ASGI *app* while the context is open.
+    Context in which the ASGI *app* is served.
 
     Raises:
-        SettingsError: The address is not available; the message says why.
+        SettingsError: The address is not available; the message contains the reason.
     """
     sock = _listening(host, port)  # early connections wait instead of being refused
     config = uvicorn.Config(
@@ -128,7 +128,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def serve_health(health: Health, *, host: str, port: int) -> AsyncIterator[None]:
-    """Serve *health* on its own port while the context is open; port 0: no server."""
+    """Context in which *health* is served on its own port; no server if the port is 0."""
     if port == 0:
         yield
         return

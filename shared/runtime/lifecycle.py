@@ -19,15 +19,15 @@ EXIT_NO_BROKER = 3
 CANCEL_PERIOD_S = 1.0
 
 ServiceMain = Callable[[asyncio.Event], Awaitable[None]]
-"""Runs until its event is set, then drains and returns."""
+"""Main function of a service: runs until its event is set, then drains and returns."""
 
 
 async def run_until_stopped(main: ServiceMain, *, limit_s: Seconds | None = None) -> None:
     """
-    Run *main*; the first SIGTERM or SIGINT asks it to stop, the second cancels it.
+    Run *main*; the first SIGTERM or SIGINT sets its event, the second cancels *main*.
 
-    *main* is also cancelled *limit_s* after the first signal: otherwise a drain may wait for an
-    absent broker forever.
+    *main* is also cancelled *limit_s* after the first signal, since a drain could wait for an
+    absent broker without end.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ async def run_until_stopped(main: ServiceMain, *, limit_s: Seconds | None = None
 
 
 def run_service(service: str, main: ServiceMain, *, limit_s: Seconds | None = None) -> int:
-    """Run *main* to its end in this process, at most *limit_s* after the first stop signal."""
+    """Run *main* in this process to its end, at most *limit_s* after the first stop signal."""
     try:
         import uvloop  # noqa: PLC0415 - absent on some platforms
 

@@ -1,4 +1,4 @@
-"""Structured logs: JSON lines on stderr, or console rendering on a terminal."""
+"""Structured logs on stderr: JSON lines, or readable text on a terminal."""
 
 import logging
 import sys
@@ -15,7 +15,7 @@ def _to_json(event: dict[str, object], **_: object) -> bytes:
 
 def configure_logging(*, level: str, service: str) -> None:
     """
-    Set up structlog for the process; *service* is bound to every event.
+    Set up structlog for this process; every event contains *service*.
 
     Prompts and generated text are never logged, at any level.
     """

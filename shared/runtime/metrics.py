@@ -1,4 +1,4 @@
-"""Prometheus series that are read from a service's state when they are scraped."""
+"""Prometheus metrics that are read from a service's state at each scrape."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from prometheus_client.registry import Collector
 
 S = TypeVar("S")
 Samples = float | Iterable[tuple[Sequence[str], float]]
-"""One value for a series without labels, otherwise (label values, value) of each sample."""
+"""One value for a metric without labels; otherwise (label values, value) for each sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series(Generic[S]):
-    """One metric family and how its samples are read from a state."""
+    """One metric family, and the function that reads its samples from a state."""
 
     name: str
     help: str
@@ -33,24 +33,24 @@ class Series(Generic[S]):
 
 
 def gauge(name: str, help_text: str, read: Callable[[S], Samples], *labels: str) -> Series[S]:
-    """A series whose value rises and falls."""
+    """A metric that can rise and fall."""
     return Series(name, help_text, read, labels)
 
 
 def counter(name: str, help_text: str, read: Callable[[S], Samples], *labels: str) -> Series[S]:
-    """A series whose total only grows; exported as *name* with the suffix `_total`."""
+    """A counter, which only rises; exported as *name* with the suffix `_total`."""
     return Series(name, help_text, read, labels, CounterMetricFamily)
 
 
 class StateCollector(Collector, Generic[S]):
     """
-    Collects a table of series from one state.
+    Collects several metric families from one state.
 
     Args:
-        registry: Where the collector registers itself.
-        state: Read at each scrape, on the event loop's thread.
+        registry: Registry in which the collector registers itself.
+        state: State that is read at each scrape, on the event loop's thread.
         series: Metric families to collect.
-        applies: Returns whether to export; while it returns false no family is exported.
+        applies: Returns whether the families are exported now.
     """
 
     def __init__(

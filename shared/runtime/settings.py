@@ -1,8 +1,9 @@
 """
-Settings: one frozen struct per service; flags override environment, which overrides a file.
+Settings: one frozen struct per service. Flags override the environment, which overrides a file.
 
-Environment: `HEADWAY_<SERVICE>_<FIELD>`, nested fields joined with `__`; the few fields that all
-services share also come from `HEADWAY_<FIELD>`. No other code reads the environment.
+Environment variables are named `HEADWAY_<SERVICE>_<FIELD>`, with `__` between nested fields. Some
+fields that all services share are also read from `HEADWAY_<FIELD>`. No other code reads the
+environment.
 """
 
 from collections.abc import Mapping
@@ -23,21 +24,21 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Fields common to all services."""
 
     amqp_url: str = DEFAULT_AMQP_URL
-    """Broker URL. User and password in it are masked when settings are shown."""
+    """Broker URL; its user and password are masked when settings are printed."""
     registry: str = "models.json"
-    """Model registry file."""
+    """Path of the model registry file."""
     layout: LaneLayout = LaneLayout()
     """Division of requests into lanes; must be the same for all services of a mesh."""
     log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$")] = "info"
     health_host: str = "127.0.0.1"
     health_port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """HTTP port of /health, /ready and /metrics; 0 for none."""
+    """HTTP port of /health, /ready and /metrics; 0 disables the server."""
     drain_timeout_s: Annotated[float, Meta(ge=0)] = 20.0
-    """Time for work in flight after the first stop signal."""
+    """Time limit for requests in progress after the first stop signal."""
 
     @property
     def health_address(self) -> tuple[str, int]:
-        """Host and port of /health and /ready; port 0: none."""
+        """Host and port of /health and /ready; without a server the port is 0."""
         return self.health_host, self.health_port
 
 
@@ -56,14 +57,15 @@ def load(
     Load the service's effective settings.
 
     Args:
-        settings_type: The struct to fill.
-        service: E.g. `agent`; the environment prefix is `HEADWAY_AGENT_`.
+        settings_type: Type of the settings.
+        service: Name of the service; with `agent`, the environment prefix is `HEADWAY_AGENT_`.
         environ: The process environment.
         file: JSON file with the same field names.
-        overrides: `--set` values, dotted names.
+        overrides: Values of `--set`, by dotted field names.
 
     Raises:
-        SettingsError: Unknown field, wrong type or out of range; names the source.
+        SettingsError: A field is unknown, has the wrong type or is out of range; the message names
+            the source.
     """
     values: dict[str, Any] = {} if file is None else _read_file(file)
     prefix = f"HEADWAY_{service.upper()}_"
@@ -85,13 +87,13 @@ def load(
 
 
 def masked(settings: msgspec.Struct) -> dict[str, Any]:
-    """Return effective values as plain data; secrets are hidden."""
+    """Return the effective settings as plain data; secrets are hidden."""
     values: dict[str, Any] = msgspec.to_builtins(settings)
     return {key: _mask(key, value) for key, value in values.items()}
 
 
 def masked_url(text: str) -> str:
-    """Return *text*, without user and password if it is a URL that contains them."""
+    """Return *text*; if it is a URL, without its user and password."""
     scheme, separator, rest = text.partition("://")
     if not separator or "@" not in rest:
         return text

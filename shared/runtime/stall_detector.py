@@ -1,4 +1,4 @@
-"""Detection of stalls, so that peers are not declared dead for messages that were not yet read."""
+"""Detects stalls of this process, after which timeouts of peers must be extended."""
 
 import time
 from collections.abc import Callable
@@ -9,20 +9,20 @@ from shared.contracts.base import Seconds
 
 log = structlog.get_logger()
 PERIOD_S = 0.1
-"""Recommended interval between calls."""
+"""Recommended interval between two calls of `missed_s`."""
 STALL_S = 1.0
-"""Gap since the last call that counts as a stall; shorter gaps are normal on a busy host."""
+"""Gap between two calls that counts as a stall; shorter gaps are normal on a busy host."""
 
 
 class StallDetector:
     """
-    Measures stalls of this process, on an overloaded host or after a suspension.
+    Measures stalls of this process, e.g. on an overloaded host or after a suspension.
 
-    Messages that peers sent during a stall wait in the sockets of this process and are read after
-    it.
+    During a stall, messages of peers wait unread in the sockets of this process, so the peers seem
+    silent.
 
     Args:
-        clock: Keeps running while the process is stalled.
+        clock: Clock that continues while the process is stalled.
     """
 
     def __init__(self, clock: Callable[[], Seconds] = time.time) -> None:
@@ -30,7 +30,7 @@ class StallDetector:
         self._asked_at = clock()
 
     def missed_s(self) -> Seconds:
-        """Return the stalled time since the last call, in seconds; must be called continuously."""
+        """Return the stalled time since the last call in seconds; must be called continuously."""
         before, self._asked_at = self._asked_at, self._clock()
         gap_s = self._asked_at - before
         if gap_s <= STALL_S:

@@ -12,7 +12,7 @@ log = structlog.get_logger()
 
 
 async def pause(stop: asyncio.Event, duration_s: float) -> bool:
-    """Sleep until *duration_s* has passed or *stop* is set; return whether it is set."""
+    """Sleep until *duration_s* has passed or *stop* is set; return whether *stop* is set."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), duration_s)
     return stop.is_set()
@@ -24,7 +24,7 @@ async def every(
     """
     Run *action* every *period_s* until *stop*.
 
-    Failures of the broker or of a peer are logged, and the loop continues; wrong settings and bugs
+    A failure of the broker or of a peer is logged, and the loop continues. Wrong settings and bugs
     end the loop.
     """
     while not stop.is_set():
@@ -44,7 +44,7 @@ async def every(
 async def poll_until(
     condition: Callable[[], bool], *, timeout_s: float = float("inf"), period_s: float = 0.01
 ) -> bool:
-    """Wait until *condition* holds or the time is up; return whether it holds."""
+    """Wait until *condition* is true or the time limit is reached; return whether it is true."""
     loop = asyncio.get_running_loop()
     until = loop.time() + timeout_s
     while not condition() and loop.time() < until:  # noqa: ASYNC110 - for what has no event

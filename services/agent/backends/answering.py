@@ -1,4 +1,4 @@
-"""The part of a backend that answers requests, from checks to the end of their streams."""
+"""Part of a backend that answers requests: it checks them and streams their tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable
@@ -56,7 +56,7 @@ class AnsweringBackend(ABC):
     @abstractmethod
     def _require_alive(self) -> object:
         """
-        Refuse to continue without an engine.
+        Check that the engine is running.
 
         Raises:
             EngineError: The engine is not running.
@@ -64,17 +64,17 @@ class AnsweringBackend(ABC):
 
     @abstractmethod
     def _submit(self, request: EngineRequest) -> None:
-        """Send a checked request to the engine of its model, which is active."""
+        """Send a checked request to the engine of the request's model, which is active."""
 
     @abstractmethod
     def _cancel(self, request_id: RequestId) -> None:
         """End a run inside the engine."""
 
     def _answered(self, request: EngineRequest) -> None:  # noqa: B027 - need not do anything
-        """Called when *request* has new tokens, or will get none."""
+        """Called when *request* has new tokens, and when its stream ends."""
 
     def _leave(self, request_id: RequestId, stream: OutputStream) -> None:
-        """Handle a run that ended or must end now."""
+        """Remove a run; abort it in the engine if it has not ended."""
         if self._streams.get(request_id) is stream:
             del self._streams[request_id]
             if not stream.ended:
@@ -82,7 +82,7 @@ class AnsweringBackend(ABC):
             stream.end()
 
     def _fail_streams(self, message: str) -> None:
-        """Fail all runs: the engine died."""
+        """Fail all runs because the engine died."""
         for stream in self._streams.values():
             stream.fail(EngineError(message, engine_dead=True))
         self._streams.clear()

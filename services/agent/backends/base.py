@@ -1,9 +1,9 @@
 """
 The interface between the agent and an LLM engine.
 
-The docstrings here are the contract; `tests/contract/engine/test_engine_backend.py` runs it against
-every implementation. A backend without a capability refuses that operation with
-`UnsupportedError` and still serves.
+The docstrings here are the contract, and `tests/contract/engine/test_engine_backend.py` tests every
+backend against it. A backend without a capability refuses that operation with `UnsupportedError`
+and still serves.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -22,13 +22,13 @@ class Capability(Enum):
     """Capability of a backend beyond serving."""
 
     MODEL_SWAP = "model_swap"
-    """`activate` works when another model was active before."""
+    """`activate` can replace an active model by another."""
     SCHEDULING = "scheduling"
     """Applies `set_scheduling` to a running engine."""
     CHECKPOINT = "checkpoint"
     """
-    Copies the KV of requests with `checkpointed` to host memory. A request that begins or resumes
-    later restores the KV that has copies there instead of computing it.
+    Copies the KV of requests with `checkpointed` to host memory. A request that starts or resumes
+    later loads these copies instead of computing the KV again.
     """
     LAYER_PREEMPTION = "layer_preemption"
     """Drops best-effort work inside a forward pass."""
@@ -50,8 +50,7 @@ _ALWAYS = frozenset(
 
 def capabilities_with(optional: Mapping[Capability, object]) -> frozenset[Capability]:
     """
-    Capabilities that every backend of this package has, and those in *optional* whose value is
-    true.
+    Return the capabilities common to all backends, and the *optional* ones whose value is true.
     """
     return _ALWAYS | {capability for capability, present in optional.items() if present}
 
@@ -59,14 +58,14 @@ def capabilities_with(optional: Mapping[Capability, object]) -> frozenset[Capabi
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """
-    One generation, in tokens. Tokens in `progress` were generated before and are not generated
-    again.
+    One generation task in tokens. The engine continues after `progress`, the tokens of earlier
+    runs.
     """
 
     request_id: RequestId
     """Id of this run: the agent gives each run of a request a new id."""
     origin: RequestId | None = None
-    """Id of the request that this run belongs to; None if the request has one run only."""
+    """Id of the request that this run belongs to; None if the request has only this run."""
     model: ModelName
     prompt: Tokens
     sampling: Sampling
@@ -79,10 +78,10 @@ class EngineRequest:
     application: str = "*"
     """Application with answers of similar length; `*` when unknown."""
     priority: int | None = None
-    """Higher first, for engines that order by a number; None derives it from the QoS class."""
+    """For engines that order by priority, higher first; None: derived from the QoS class."""
     adapter: str | None = None
     checkpointed: bool = False
-    """Copy the KV to host memory as it grows, if the backend supports it."""
+    """True if KV is copied to host memory as it grows; ignored by backends without checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +94,7 @@ class EngineOutput:
     """Prompt tokens that were not computed because their KV was cached; set on the first output."""
     prefill_s: Seconds = 0.0
     """
-    Time from first scheduling to first token, without preempted time; on the first output, if
+    Time from first scheduling to first token, without preempted time. Set on the first output, if
     known.
     """
 
@@ -109,7 +108,7 @@ class EngineLoad:
     kv_utilization: float = 0.0
     kv_capacity_tokens: int = 0
     token_budget: int = 0
-    """Budget of the last iteration."""
+    """Token budget of the last iteration."""
     scheduling: SchedulingTotals = field(default_factory=SchedulingTotals)
     checkpoints: CheckpointTotals = field(default_factory=CheckpointTotals)
     host_kv_bytes: int = 0
@@ -119,7 +118,7 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSnapshot(EngineLoad):
-    """Current state of a backend and its active engine; totals are of all engines so far."""
+    """State of a backend and its active engine; totals cover all engines since the start."""
 
     model: ModelName | None
     max_running: int
@@ -161,7 +160,8 @@ class EngineBackend(Protocol):
 
     async def prepare(self) -> None:
         """
-        Begin the work that `start` will wait for, and return immediately; calling it is optional.
+        Begin the start of the engine and return immediately; `start` waits for the result.
+        Optional.
 
         Raises:
             EngineError: The engine can never start; the message says what to do.
@@ -179,28 +179,27 @@ class EngineBackend(Protocol):
 
     async def activate(self, model: ModelName) -> Seconds:
         """
-        Make *model* the active one in the cheapest way. No request may be running.
+        Activate *model* by the cheapest path. No request may be running.
 
         Returns:
-            Seconds that it took; 0 if the model was already active.
+            Duration in seconds; 0 if the model was already active.
 
         Raises:
-            EngineError: Unknown model, or requests are running, or the engine died.
+            EngineError: The model is unknown, requests are running, or the engine died.
         """
         ...
 
     async def warm(self, model: ModelName) -> Seconds:
         """
-        Load *model* into host memory so that activating it is cheap; other models continue to
-        serve.
+        Load *model* into host memory so that a later activation is fast; other models keep serving.
 
         Returns:
-            Seconds that it took; 0 if the model was already active or warm.
+            Duration in seconds; 0 if the model was already active or warm.
 
         Raises:
-            NoRoomError: Warm models fill their share of host memory; none is removed for another.
-            UnsupportedError: No such capability.
-            EngineError: Unknown model, or it cannot be loaded.
+            NoRoomError: The model does not fit beside the warm models, none of which is removed.
+            UnsupportedError: The backend cannot warm models.
+            EngineError: The model is unknown or cannot be loaded.
         """
         ...
 
@@ -209,8 +208,8 @@ class EngineBackend(Protocol):
         Unload *model* from host memory; no-op if it is cold.
 
         Raises:
-            UnsupportedError: No such capability.
-            EngineError: Unknown model, or it is active.
+            UnsupportedError: The backend cannot warm models.
+            EngineError: The model is unknown or active.
         """
         ...
 
@@ -219,19 +218,19 @@ class EngineBackend(Protocol):
         Run *request* on the active model and yield tokens as they are generated.
 
         Token i of a greedy request depends only on the model, the prompt and earlier tokens, so
-        evicting and resuming at any point gives the same answer. The iterator ends after the
-        output with a `finish_reason`, or without one if the request was aborted.
+        evicting and resuming at any point gives the same answer. The last output has a
+        `finish_reason`, unless the request was aborted.
 
         Raises:
             NotActiveError: Another model is active, or is being activated.
-            EngineError: A sampling field is not supported; with `engine_dead`, the engine died
-                during the request.
+            EngineError: A sampling field is not supported, or the engine died during the request
+                (`engine_dead`).
         """
         ...
 
     async def abort(self, request_id: RequestId) -> None:
         """
-        End a run and free its KV. Its iterator ends after yielding the tokens generated so far.
+        End a run and free its KV. The run's iterator still yields the tokens generated so far.
 
         Unknown and finished requests are ignored.
         """
@@ -242,7 +241,7 @@ class EngineBackend(Protocol):
         Change the scheduling of the running engine.
 
         Raises:
-            UnsupportedError: No such capability.
+            UnsupportedError: The backend cannot change its scheduling.
         """
         ...
 
@@ -259,28 +258,28 @@ class EngineBackend(Protocol):
         """
         Drop the best-effort part of the running iteration at the next safepoint.
 
-        The rest of the iteration is computed; results of the dropped part are discarded.
+        The other requests of the iteration are still computed.
 
         Returns:
-            True if the iteration has a best-effort part, which may still be computed if no
+            True if the iteration has a best-effort part. That part is still computed if no
             safepoint follows.
 
         Raises:
-            UnsupportedError: No such capability.
+            UnsupportedError: The backend has no safepoints.
         """
         ...
 
     def snapshot(self) -> EngineSnapshot:
-        """Current state; cheap, never waits for the engine."""
+        """Current state; cheap to call, never waits for the engine."""
         ...
 
     def drain_iterations(self) -> tuple[EngineIteration, ...]:
-        """Iterations since the last call; when there are too many, the oldest are dropped."""
+        """Iterations since the last call; only the newest are kept if there are too many."""
         ...
 
     @property
     def alive(self) -> bool:
-        """False once the engine has died; `start` starts it again, without a model."""
+        """False after the engine died; `start` then starts a new engine without a model."""
         ...
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ class _ModelConfig(msgspec.Struct, frozen=True):
 
 
 def vocab_size_of(entry: ModelEntry) -> int | None:
-    """Rows of the model's embedding according to its `config.json`; None if not stated there."""
+    """Vocabulary size of the model's embedding, from `config.json`; None if not stated there."""
     try:
         config = msgspec.json.decode(
             (Path(entry.path) / "config.json").read_bytes(), type=_ModelConfig
@@ -26,7 +26,7 @@ def vocab_size_of(entry: ModelEntry) -> int | None:
 
 
 def stop_tokens(entry: ModelEntry, request: EngineRequest) -> Tokens:
-    """Tokens that end the answer: the model's end tokens unless ignored, and the request's."""
+    """Tokens that end the answer: the request's, and the model's unless `ignore_eos` is set."""
     if request.sampling.ignore_eos:
         return tuple(token for token in request.stop_token_ids if token not in entry.eos_token_ids)
     return tuple(dict.fromkeys((*entry.eos_token_ids, *request.stop_token_ids)))
@@ -34,7 +34,9 @@ def stop_tokens(entry: ModelEntry, request: EngineRequest) -> Tokens:
 
 def finished_already(entry: ModelEntry, request: EngineRequest) -> FinishReason | None:
     """
-    Finish reason if the progress is already a full answer, e.g. after a crash before its final
+    Finish reason if the progress already is a complete answer; None otherwise.
+
+    The progress is complete if an earlier engine crashed after the last token and before the final
     reply.
     """
     progress = request.progress
@@ -52,15 +54,14 @@ def finished_already(entry: ModelEntry, request: EngineRequest) -> FinishReason 
 
 def check_request(entry: ModelEntry, request: EngineRequest, vocab_size: int | None) -> None:
     """
-    Reject requests that would harm the engine or that it would answer wrongly.
+    Reject requests that would harm the engine or get a wrong answer.
 
     Args:
-        entry: Model of the request.
-        request: Request to check.
-        vocab_size: Exclusive upper bound of token ids; if it is unknown, token ids are not checked.
+        vocab_size: Exclusive upper bound of token ids; None: token ids are not checked.
 
     Raises:
-        EngineError: An adapter, an empty or over-long prompt, or a token outside the vocabulary.
+        EngineError: The request has an adapter, an empty or too long prompt, or a token outside the
+            vocabulary.
     """
     if request.adapter is not None:
         raise EngineError(f"adapter {request.adapter!r}: this backend serves base models only")

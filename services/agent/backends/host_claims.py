@@ -1,6 +1,4 @@
-"""
-Claims on host copies of KV: copies that other requests still need survive the end of a request.
-"""
+"""Claims of requests on host copies of KV; a finished request releases only unclaimed copies."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -15,9 +13,9 @@ MAX_ABORTED = 1024
 
 class HostClaims:
     """
-    Sequences still in use: those of running requests, and of aborted requests that may resume.
+    Block sequences of running requests, and of aborted requests that may resume.
 
-    Claims do not protect copies from eviction when memory is short; the index decides that.
+    Claims do not prevent evictions: when memory is short, the index evicts claimed copies also.
     """
 
     def __init__(self, index: HostIndex) -> None:
@@ -26,18 +24,18 @@ class HostClaims:
         self._left: FIFOCache[str, Sequence[BlockHash]] = FIFOCache(MAX_ABORTED)
 
     def begin(self, origin: str, hashes: Callable[[], Sequence[BlockHash]]) -> None:
-        """Register a run of the request *origin*, which may have had earlier runs."""
+        """Register a run of the request *origin*; earlier runs of that request may have claims."""
         self._left.pop(origin, None)
         self._running[origin] = hashes
 
     def leave(self, origin: str) -> None:
-        """Register that the run was aborted; its claim remains."""
+        """Record that the run was aborted; its claim remains."""
         hashes = self._running.pop(origin, None)
         if hashes is not None:
             self._left[origin] = tuple(hashes())
 
     def finish(self, origin: str) -> None:
-        """Register that the request is complete; release copies that no other request needs."""
+        """Record that the request is complete; release the copies that no other request claims."""
         own = self._running.pop(origin, None)
         if own is None:
             return
@@ -47,11 +45,15 @@ class HostClaims:
         self._index.release(hashes, keep=kept)
 
     def clear(self) -> None:
-        """Drop the claims of aborted requests, once all copies in host memory were dropped."""
+        """Drop the claims of aborted requests, after all copies in host memory were dropped."""
         self._left.clear()
 
 
 def _num_common(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:
-    """Length of the common prefix in blocks; each hash covers all blocks before it."""
+    """
+    Length of the common prefix of two block sequences, in blocks.
+
+    Each hash covers all blocks before its block.
+    """
     most = min(len(one), len(other))
     return bisect_left(range(most), True, key=lambda index: one[index] != other[index])

@@ -5,28 +5,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 BlockHash = bytes
-"""Hash of a block and all blocks before it in its sequence."""
+"""Hash of a block together with all blocks before it in its sequence."""
 
 
 @dataclass(slots=True)
 class _Copy:
     slot: int
     before: "_Copy | None"
-    """Copy of the preceding block."""
+    """Copy of the preceding block in the sequence."""
     num_next: int = 0
     """Number of copies of blocks that directly follow this block, in any sequence."""
 
 
 class HostIndex:
     """
-    Allocates host memory in slots of one block each; the only place that decides about slots.
+    Allocates host memory in slots of one block each. Only this class assigns slots.
 
-    A sequence's copies are always a prefix of it: a block has a copy only while all blocks before
-    it have one, since it could not be restored otherwise. The least recently used sequence loses
-    its last block first.
+    A block can be restored only together with all blocks before it, so the copies of a sequence
+    always form a prefix. The last block of the least recently used sequence is evicted first.
 
     Args:
-        num_slots: Capacity of the memory.
+        num_slots: Capacity in slots.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -36,7 +35,7 @@ class HostIndex:
         self._copies: dict[BlockHash, _Copy] = {}
         self._free: list[int] = []
         self._num_touched = 0
-        """Number of slots used since the last `clear`: the slots below this number."""
+        """Number of slots used at least once since the last `clear`; these are the first slots."""
 
     @property
     def num_used(self) -> int:
@@ -51,25 +50,25 @@ class HostIndex:
         Slots of the copies of *hashes*.
 
         Raises:
-            KeyError: One of them has no copy.
+            KeyError: A block has no copy.
         """
         return [self._copies[content].slot for content in hashes]
 
     def touch(self, hashes: Sequence[BlockHash]) -> None:
-        """Mark the sequence *hashes*, all of whose blocks have copies, as recently used."""
+        """Mark the sequence *hashes* as recently used; all its blocks must have copies."""
         for content in reversed(hashes):
             self._copies[content] = self._copies.pop(content)
 
     def store(self, hashes: Sequence[BlockHash]) -> list[int]:
         """
-        Allocate slots for the blocks of a sequence, evicting other copies if necessary.
+        Allocate slots for the blocks of a sequence; evict copies of other sequences if necessary.
 
         Args:
-            hashes: A sequence from its first block on.
+            hashes: The blocks of the sequence, from the first one on.
 
         Returns:
-            Slots of the blocks after the first `num_known`, which the caller must fill now; fewer
-            than there are blocks if the memory is too small for the sequence.
+            Slots of the blocks after the first `num_known`. The caller must fill them now. If the
+            memory is too small for the sequence, its last blocks get no slots.
         """
         known = self.num_known(hashes)
         # Mark the known blocks as most recently used, so that no new block evicts one of the same
@@ -87,11 +86,11 @@ class HostIndex:
 
     def release(self, hashes: Sequence[BlockHash], *, keep: int = 0) -> None:
         """
-        Drop copies of *hashes* that no other copy depends on.
+        Drop the copies of *hashes* on which no other copy depends.
 
         Args:
-            hashes: A sequence from its first block on.
-            keep: Number of leading blocks that are kept in any case.
+            hashes: The blocks of a sequence, from the first one on.
+            keep: Number of leading blocks that keep their copies.
         """
         for content in reversed(hashes[keep : self.num_known(hashes)]):
             if self._copies[content].num_next:
@@ -113,7 +112,7 @@ class HostIndex:
         return self._remove(next(iter(self._copies)))
 
     def _remove(self, content: BlockHash) -> int:
-        """Drop a copy that no other depends on; return its slot."""
+        """Drop a copy on which no other copy depends; return its slot."""
         copy = self._copies.pop(content)
         if copy.before is not None:
             copy.before.num_next -= 1

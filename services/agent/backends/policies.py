@@ -17,19 +17,22 @@ from solver.scheduling.engine.qoserve import QoServePolicy
 
 PolicyName = Literal["fcfs", "edf", "srpf", "qoserve"]
 """
-Order of service: first come first served (`fcfs`), earliest deadline (`edf`) or shortest prompt
-(`srpf`), each with a fixed chunk; or `qoserve`: deadline and remaining work combined, chunks as
-large as the running decodes allow, late work last.
+Order of service with a fixed chunk size: first come first served (`fcfs`), earliest deadline first
+(`edf`), or shortest prompt first (`srpf`).
+
+`qoserve` orders by deadline and remaining work, serves late requests last, and makes chunks as
+large as the running decodes allow.
 """
 UNLIMITED_TOKENS = 1 << 40
 """
-Free KV as reported to a policy after an iteration that computed nothing.
+Free KV that is reported to a policy after an iteration that computed nothing.
 
-Such an iteration means that the engine could not start the policy's choice. With this value the
-policy offers its first choice regardless of the memory that this needs, and the engine decides.
+After such an iteration the engine had no room for the request that the policy selected. With this
+value the policy offers its first request regardless of free KV, and the engine decides whether the
+request fits.
 """
 _ASSUMED_BLOCK_TOKENS = 16
-"""Rounding that policies add to a request's tokens, since KV is allocated in blocks."""
+"""Tokens that policies add to a request's size, since KV is allocated in blocks."""
 PositiveSeconds = Annotated[float, Meta(gt=0)]
 
 
@@ -47,10 +50,10 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, forbid_unknown_field
     Delay per token of remaining work under high load: a larger value delays long requests more.
     """
     latency_margin: Annotated[float, Meta(ge=0, lt=1)] = DEFAULT.latency_margin
-    """Share of the time until the next token is due that is reserved for prediction errors."""
+    """Share of the time until the next token's deadline that is kept for prediction errors."""
     iteration_limit_s: PositiveSeconds | None = None
     """
-    Longest iteration while interactive requests are decoding; None derives it from their targets.
+    Longest iteration while interactive requests decode; None derives the limit from their targets.
     """
     aging_bound_s: PositiveSeconds = 600.0
     """
@@ -92,7 +95,7 @@ def create_policy(
 
     Args:
         name: Name of the policy in settings.
-        latency: Latency table of the engine; covers its largest token budget.
+        latency: Latency table of the engine, up to its largest token budget.
         settings: Used by `qoserve` only.
     """
     fixed = _FIXED_CHUNK.get(name)
@@ -107,12 +110,14 @@ def create_policy(
 
 def free_tokens(num_free_blocks: int, block_tokens: int) -> int:
     """
-    Free KV in tokens as reported to a policy: a prompt that fits by its count also fits in blocks.
+    Free KV tokens as reported to a policy.
+
+    The value is reduced so that a prompt that fits by its tokens also fits in whole blocks.
     """
     rounding = max(0, block_tokens - _ASSUMED_BLOCK_TOKENS)
     return max(0, num_free_blocks * block_tokens - rounding)
 
 
 def is_relegated(policy: SchedulingPolicy, request_id: RequestId) -> bool:
-    """Return whether *policy* has relegated a known request as late."""
+    """Return whether *policy* has relegated the request because it is late."""
     return isinstance(policy, QoServePolicy) and policy.rank(request_id) is Rank.RELEGATED

@@ -1,23 +1,23 @@
-"""Prefill times: first scheduled to first token, without preempted time."""
+"""Prefill times: from first scheduling to first token, without preempted time."""
 
 from shared.contracts.base import Seconds
 
 
 class PrefillTimes:
     """
-    A stopwatch for each request of one engine; times are of any monotonic clock.
+    A stopwatch for each request of one engine; callers pass times of one monotonic clock.
 
-    Source: QUARTZ §3.2, the quantity of its quantiles.
+    Source: QUARTZ §3.2, which predicts quantiles of this time.
     """
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
-        """Start times of running requests, moved forward by the time that they were preempted."""
+        """Start times of running requests, shifted forward by their preempted time."""
         self._taken_s: dict[str, Seconds] = {}
-        """Prefill time so far of preempted requests."""
+        """Prefill time of preempted requests until their preemption."""
 
     def begin(self, request_id: str, now: float) -> None:
-        """Start the stopwatch: scheduled for the first time, or again after a preemption."""
+        """Start the stopwatch of a request that is scheduled first or again after a preemption."""
         self._since[request_id] = now - self._taken_s.pop(request_id, 0.0)
 
     def pause(self, request_id: str, now: float) -> None:
@@ -32,7 +32,7 @@ class PrefillTimes:
         return None if since is None else now - since
 
     def forget(self, request_id: str) -> None:
-        """Forget a finished request; unknown ones are ignored."""
+        """Forget a finished request; unknown ids are ignored."""
         self._since.pop(request_id, None)
         self._taken_s.pop(request_id, None)
 

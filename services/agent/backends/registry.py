@@ -35,16 +35,16 @@ def create_backend(
     name: str, entries: Iterable[ModelEntry], settings: EngineSettings, clock: Clock
 ) -> EngineBackend:
     """
-    Create the backend called *name*, not started.
+    Create the backend called *name*, without starting it.
 
     Args:
         name: One of `BACKENDS`.
-        entries: Models that it may be requested to activate.
-        settings: Settings of all backends; each uses its part.
+        entries: Models that the backend can activate.
+        settings: Settings of all backends; each backend uses its own section.
         clock: Clock of request arrivals and deadlines.
 
     Raises:
-        SettingsError: No such backend.
+        SettingsError: No backend has this name.
     """
     factory = BACKENDS.get(name)
     if factory is None:

@@ -1,4 +1,4 @@
-"""Residency of models: where each one is, its memory, and the cost of activating it."""
+"""Residency of models: the location of each model, its memory, and the cost of activating it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,46 +8,46 @@ from shared.contracts.telemetry import ActivationPath, ModelState, Residency
 
 _EXCESS_DECAY = 0.1
 """
-Share by which a path's measured excess over the expected time decays when another path is taken.
+Decay rate of a path's measured excess over its prior time, applied when another path is taken.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Host memory that a model needs, and the engine shape that fits it."""
+    """Host memory that a model needs, and the shape of its engine."""
 
     weight_bytes: int
     engine_bytes: int
     """Host memory of the model's engine while it is parked."""
     shape: str = ""
-    """Engines of equal shape differ only in their weights; an empty shape equals no other."""
+    """Engines of equal shape differ only in their weights. An empty shape equals no other shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activation:
-    """The way in which a model is about to become active."""
+    """The path by which a model is about to become active."""
 
     model: ModelName
     path: ActivationPath
     donor: ModelName | None = None
-    """Model whose engine loads the new weights, on the path `RELOAD`."""
+    """Model whose engine loads the new weights; only for the path `RELOAD`."""
     drop: tuple[ModelName, ...] = ()
     """Models that must leave host memory first."""
 
 
 class ResidencyTable:
     """
-    The active model, the warm models (QLM §5) within a host memory budget, and the cold ones.
+    The active model, the warm models within a host memory budget (QLM §5), and the cold models.
 
     A warm model has its own parked engine, or only its weights in host memory.
 
-    Differs: QLM keeps weights in host memory and no engines; a parked engine takes more host
-    memory, but nothing has to be moved when its model is activated.
+    Differs: QLM keeps weights in host memory, but no engines. A parked engine takes more host
+    memory, and its activation moves no weights.
 
     Args:
         footprints: One per known model.
         warm_bytes: Host memory for parked engines and held weights.
-        prior_s: Activation time by path, until one is measured.
+        prior_s: Activation time of each path until it is measured.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class ResidencyTable:
         self._prior_s = dict(prior_s)
         self._measured_s: dict[tuple[ModelName | None, ActivationPath], Seconds] = {}
         """
-        (model, path) -> time of the last activation; with None as model, of the last one of any
-        model.
+        (model, path) -> duration of the model's last activation by that path; (None, path) ->
+        duration of the last activation of any model by that path.
         """
         self._engines: dict[ModelName, None] = {}
         self._held: dict[ModelName, None] = {}
         self.active: ModelName | None = None
         """The active model; only this class writes this field."""
         self.is_activating = False
-        """True while the active model is about to change; written by the owner of this table."""
+        """True while the active model changes; written by the owner of this table."""
 
     @property
     def used_bytes(self) -> int:
@@ -80,14 +80,14 @@ class ResidencyTable:
         return self._bytes(self._parked(), self._held_warm())
 
     def residency(self, model: ModelName) -> Residency:
-        """Current place of *model*."""
+        """Current residency of *model*."""
         if model == self.active:
             return Residency.ACTIVE
         warm = model in self._engines or model in self._held
         return Residency.WARM if warm else Residency.COLD
 
     def path(self, model: ModelName) -> ActivationPath | None:
-        """The cheapest way to activate *model* from its current place; None if it is active."""
+        """Cheapest path to activate *model* from its current residency; None if it is active."""
         if model == self.active:
             return None
         if model in self._engines:
@@ -98,14 +98,14 @@ class ResidencyTable:
         return min(ways, key=lambda way: self._expected_s(model, way))
 
     def donor(self, model: ModelName) -> ModelName | None:
-        """Least recently active model of equal shape, whose engine could load *model*'s weights."""
+        """Least recently active model of equal shape; its engine can load *model*'s weights."""
         shape = self._footprints[model].shape
         if not shape:
             return None
         return next((name for name in self._engines if self._footprints[name].shape == shape), None)
 
     def activation(self, model: ModelName) -> Activation | None:
-        """Path to activate *model* and the models to drop for it; None if it is active."""
+        """The path to activate *model*, and the models to drop first; None if *model* is active."""
         path = self.path(model)
         if path is None:
             return None
@@ -148,13 +148,13 @@ class ResidencyTable:
                 self.active = None
 
     def lose(self, model: ModelName) -> None:
-        """Record that the engine of *model* is gone."""
+        """Record that *model* has no engine now."""
         self._engines.pop(model, None)
         if model == self.active:
             self.active = None
 
     def clear(self) -> None:
-        """Record that all engines died. Held weights and measured times stay."""
+        """Record that all engines died. Held weights and measured times remain."""
         self._engines.clear()
         self.active = None
 
@@ -174,7 +174,7 @@ class ResidencyTable:
                 self._decay_excess(model, path)
 
     def activate_s(self, model: ModelName) -> Seconds:
-        """Expected time to activate *model* from its current place."""
+        """Expected time to activate *model* from its current residency."""
         path = self.path(model)
         return 0.0 if path is None else self._expected_s(model, path)
 
@@ -200,7 +200,7 @@ class ResidencyTable:
         return [name for name in self._engines if name != self.active]
 
     def _held_warm(self) -> list[ModelName]:
-        """Models with held weights except the active one, whose weights are not counted."""
+        """Models with held weights, except the active model, whose weights are not counted."""
         return [name for name in self._held if name != self.active]
 
     def _bytes(self, parked: Iterable[ModelName], held: Iterable[ModelName]) -> int:
@@ -209,7 +209,7 @@ class ResidencyTable:
         return engines + sum(self._footprints[name].weight_bytes for name in {*held} - parked)
 
     def _decay_excess(self, model: ModelName, path: ActivationPath) -> None:
-        """Decay the measured excess of paths not taken, since it may have been an outlier."""
+        """Decay the measured excess of a path that was not taken; it may be an outlier."""
         prior_s = self._prior_s[path]
         for key in ((model, path), (None, path)):
             if (measured_s := self._measured_s.get(key, 0.0)) > prior_s:

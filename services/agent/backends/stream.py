@@ -10,9 +10,9 @@ from shared.contracts.errors import EngineError
 
 class OutputStream:
     """
-    Outputs of one run. Created and used in one event loop; never blocks the sender.
+    Outputs of one run. Used in one event loop only; never blocks the sender.
 
-    A slow reader gets several outputs merged into one. Outputs after the end are dropped.
+    Outputs that a slow reader has not read are merged into one. Outputs after the end are dropped.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class OutputStream:
         self._error: EngineError | None = None
         self._arrived = asyncio.Event()
         self.ended = False
-        """True once no more outputs will come; only this class writes it."""
+        """True after the last output; only this class writes it."""
 
     def push(self, output: EngineOutput) -> None:
         """Append *output*; an output with a finish reason is the last one."""

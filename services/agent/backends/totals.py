@@ -7,7 +7,7 @@ from shared.contracts.base import Seconds
 
 
 class _Sum:
-    """Addition for dataclasses whose fields are numbers or again such dataclasses."""
+    """Addition for dataclasses whose fields are numbers or dataclasses of the same kind."""
 
     __slots__ = ()
 
@@ -25,17 +25,17 @@ class SchedulingTotals(_Sum):
     """Counters of the scheduling policy since the backend started, over all models."""
 
     held: int = 0
-    """Prefills held for an iteration with their KV kept; counted once per iteration."""
+    """Number of prefills held for an iteration with their KV kept; counted once per iteration."""
     preempted: int = 0
-    """Requests that lost their KV, by decision or for lack of memory."""
+    """Number of requests that lost their KV, by decision of the policy or for lack of memory."""
     relegated: int = 0
-    """Requests that were relegated when they ended."""
+    """Number of requests that were relegated at their end."""
     layer_preemptions: int = 0
-    """Iterations that lost their best-effort part on demand, between two layers."""
+    """Number of iterations whose best-effort part was dropped on demand, between two layers."""
     dropped_tokens: int = 0
-    """Best-effort tokens that were scheduled in an iteration and dropped."""
+    """Number of best-effort tokens that were scheduled in an iteration and then dropped."""
     yield_s: Seconds = 0.0
-    """Total time from demands for layer-wise preemption to their safepoints."""
+    """Total time from each demand for preemption between layers to the safepoint that followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,9 @@ class CheckpointTotals(_Sum):
     saved_bytes: int = 0
     restored_bytes: int = 0
     save_s: Seconds = 0.0
-    """Time that copying to host memory took in the engine's own thread."""
+    """Time that copies to host memory took in the engine's own thread."""
     restore_s: Seconds = 0.0
-    """Time of copying back from host memory, which may overlap the forward pass."""
+    """Time of copies from host memory; they may overlap the forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

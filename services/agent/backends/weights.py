@@ -64,7 +64,7 @@ class HostWeights:
         Read *entry*'s weights into memory, in a thread.
 
         Raises:
-            EngineError: They cannot be read.
+            EngineError: The weights cannot be read.
         """
         if entry.name in self._maps:
             return

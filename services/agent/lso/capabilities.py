@@ -1,4 +1,4 @@
-"""Checks of an engine's capabilities before an operation."""
+"""Checks whether an engine supports an operation."""
 
 from services.agent.backends.base import Capability, EngineBackend
 from services.agent.lso.results import LsoRefusedError
@@ -6,7 +6,7 @@ from services.agent.lso.results import LsoRefusedError
 
 def require(engine: EngineBackend, capability: Capability, what: str) -> None:
     """
-    Check that *engine* has the *capability* to do *what*.
+    Check that *engine* has the *capability* that the operation *what* needs.
 
     Raises:
         LsoRefusedError: The engine does not have the capability.

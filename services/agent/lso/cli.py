@@ -1,4 +1,4 @@
-"""`headway-agent lso`: operators' commands to one instance."""
+"""`headway-agent lso`: sends an operator's command to one instance."""
 
 import argparse
 import sys
@@ -70,7 +70,7 @@ def _model(parser: argparse.ArgumentParser) -> None:
 
 def _pull(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--count", type=_positive, default=1, metavar="N", help="maximum number of requests"
+        "--count", type=_positive, default=1, metavar="N", help="maximum number of requests to pull"
     )
 
 
@@ -82,7 +82,7 @@ def _rest(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="SECONDS",
         help=(
-            "minimum rest in seconds before it is resumed, unless it is swapped in; 0: as "
+            "minimum time in seconds before the request resumes without a swap-in; 0: as "
             "soon as there is room"
         ),
     )
@@ -94,7 +94,7 @@ def _checkpoint(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--clear",
         action="store_true",
-        help="instead drop all KV that no running request needs: prefix cache and checkpoints",
+        help="drop all KV that no running request needs (prefix cache and checkpoints) instead",
     )
 
 
@@ -199,7 +199,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=DEFAULT_TIMEOUT_S,
         metavar="SECONDS",
-        help="time to wait for the answer; the operation continues after it",
+        help="time limit for the answer; the operation continues after the limit",
     )
     operations = parser.add_subparsers(
         dest="lso", required=True, metavar="OPERATION", action=KeepingSettings
@@ -216,7 +216,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def lso(settings: Settings, given: argparse.Namespace) -> int:
-    """Order one operation and print its result."""
+    """Send the command for one operation and print its result."""
     sub_verb = next(each for each in SUB_VERBS if each.name == given.lso)
     if given.lso == "set" and given.token_budget is None and given.max_running is None:
         print("lso set needs --token-budget or --max-running", file=sys.stderr)

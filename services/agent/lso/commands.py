@@ -1,4 +1,4 @@
-"""Operators' commands: each becomes an operation, and is answered."""
+"""Operators' commands: the agent executes each as an operation and answers it."""
 
 import asyncio
 from collections import OrderedDict
@@ -61,15 +61,15 @@ OPERATIONS: dict[type[Message], Callable[[Any], Lso]] = {
         token_budget=command.token_budget, max_running=command.max_running
     ),
 }
-"""The operation of each command that maps to one operation. Activating a model needs several."""
+"""The operation for each command that maps to one operation; activating a model needs several."""
 
 
 class LsoCommands:
     """
-    Executes commands concurrently to the message handler, and answers each when it has ended.
+    Executes commands concurrently with the message handler, and answers each command at its end.
 
     Args:
-        instance_id: Commands for other instances are refused.
+        instance_id: Id of this instance; commands for other instances are refused.
         executor: Runs operations.
         residency: Activates models.
         broker: Publishes answers.
@@ -95,14 +95,14 @@ class LsoCommands:
 
     def take(self, command: LsoCommand) -> None:
         """
-        Start *command*, or wait for the answer to an equal one in progress; returns immediately.
+        Start *command* and return; if an equal command is in progress, both get the same answer.
         """
         task = asyncio.create_task(self._answer(command), name=f"command:{tag_of(type(command))}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Cancel commands in progress; they are not answered."""
+        """Cancel commands in progress without answering them."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()

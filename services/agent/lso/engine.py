@@ -8,7 +8,7 @@ from solver.planning.lso.operations import Preempt, SetScheduling
 
 PREEMPTS = "preempt inside a forward pass"
 NO_LIMIT = 2**31 - 1
-"""Engines take the smaller of this and their own limit."""
+"""Limit that has no effect: an engine uses the minimum of this limit and its own."""
 
 
 class EngineOperations:

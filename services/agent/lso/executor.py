@@ -1,4 +1,4 @@
-"""Runs operations, one after another on each track, and reports their results."""
+"""Executes operations one at a time on each track, and reports their results."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -19,20 +19,20 @@ log = structlog.get_logger()
 L = TypeVar("L", bound=Lso)
 Operation = Callable[[L], Awaitable[LsoResult]]
 """
-Executes one operation. An operation may be repeated: if there is nothing to do, the result is
-`already`.
+Function that executes one operation. Executing an operation again is safe: if nothing is left to
+do, the result is `already`.
 
-Raises `LsoRefusedError` before any change, `MeshError` on failure.
+It raises `LsoRefusedError` before any change, or `MeshError` on failure.
 """
 REFUSALS = (LsoRefusedError, UnsupportedError, ContractError)
 
 
 class LsoExecutor:
     """
-    Executes operations in order of arrival, one at a time per track.
+    Executes operations in order of arrival, one at a time on each track.
 
-    Operations on runs and downloads of weights do not wait for each other; activating a model waits
-    for operations of both kinds.
+    Operations on runs and loads of weights are on different tracks, so they do not wait for each
+    other. Activating a model waits for both tracks.
 
     Args:
         metrics: Counts finished operations.
@@ -50,9 +50,9 @@ class LsoExecutor:
 
     async def run(self, *lsos: Lso) -> tuple[LsoResult, ...]:
         """
-        Run *lsos* in order; stop at the first failure.
+        Execute *lsos* in order; stop at the first failure.
 
-        Never raises for an operation's failure: its result reports it.
+        Does not raise if an operation fails; the operation's result reports the failure.
         """
         results = []
         for lso in lsos:
@@ -68,14 +68,14 @@ class LsoExecutor:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Context in which no operation runs."""
+        """Context in which no other operation runs."""
         async with AsyncExitStack() as stack:
             for track in Track:
                 await stack.enter_async_context(self._locks[track])
             yield
 
     def start(self, *lsos: Lso) -> asyncio.Task[tuple[LsoResult, ...]] | None:
-        """Run *lsos* in the background; None if there are none."""
+        """Execute *lsos* in the background; return None if *lsos* is empty."""
         if not lsos:
             return None
         task = asyncio.create_task(self.run(*lsos), name=f"lso:{lsos[0].kind}")
@@ -85,10 +85,10 @@ class LsoExecutor:
 
     async def follow(self, lsos: Iterable[Lso]) -> tuple[tuple[Lso, LsoResult], ...]:
         """
-        Run the operations of a plan; background operations are started without waiting.
+        Execute the operations of a plan; do not wait for background operations.
 
         Returns:
-            The operations that were waited for, with their results.
+            The operations in the foreground, with their results.
         """
         lsos = tuple(lsos)
         ahead = [lso for lso in lsos if not lso.background]
@@ -101,7 +101,7 @@ class LsoExecutor:
         return tuple(zip(ahead, results, strict=False))
 
     async def within(self, lso: Lso) -> LsoResult:
-        """Run *lso* as a part of the operation in progress on its tracks."""
+        """Execute *lso* as a part of the operation that is in progress on the same tracks."""
         log.info("lso.started", kind=lso.kind, why=lso.reason.text, **_named(lso))
         loop = asyncio.get_running_loop()
         started_s = loop.time()

@@ -12,7 +12,7 @@ class SwapLeases:
     Ends the rest period and the lease of each swapped-out request.
 
     Args:
-        lease_s: Length of all leases, for the reason text.
+        lease_s: Length of every lease, for the text of the reason.
     """
 
     def __init__(
@@ -25,7 +25,8 @@ class SwapLeases:
 
     async def check(self) -> None:
         """
-        Return requests to the window after their rest period; evict those whose lease has expired.
+        Return requests to the window after their rest period, and evict requests with expired
+        leases.
         """
         now, ended = self._clock.now(), []
         for request_id, swapped in self._state.swapped_out.items():

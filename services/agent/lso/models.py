@@ -24,10 +24,11 @@ class ModelOperations:
 
     Args:
         executor: Executor to register the operations with.
-        state: `model` is written here, and where a dead engine is restarted.
+        state: The agent's state; this class writes `model`, and so does the restart of a dead
+            engine.
         runs: Empties the instance.
         reporter: Publishes swaps.
-        weights: Bytes by base model that this instance may serve.
+        weights: Size in bytes of each base model that this instance may serve.
     """
 
     def __init__(
@@ -48,17 +49,18 @@ class ModelOperations:
         self._weights = weights
         self._clock = clock
         self.on_activated: Callable[[], None] = lambda: None
-        """Called when another model is active, before anything is pulled for it."""
+        """Called when another model has become active, before requests for it are pulled."""
         executor.register(Activate, self._activate)
         executor.register(Warm, self._warm)
         executor.register(Cool, self._cool)
 
     def check(self, model: ModelName) -> None:
         """
-        Refuse a model that this instance cannot serve.
+        Check that this instance serves the model.
 
         Raises:
-            LsoRefusedError: Lists the models that it can serve.
+            LsoRefusedError: The instance does not serve the model; the message lists the models
+                that it serves.
         """
         if model not in self._weights:
             known = ", ".join(sorted(self._weights))
@@ -67,7 +69,7 @@ class ModelOperations:
             )
 
     def residency_of(self, model: ModelName) -> Residency:
-        """Current place of *model*."""
+        """Residency of *model*."""
         return self._state_of(model).residency
 
     def _state_of(self, model: ModelName) -> ModelState:

@@ -1,4 +1,4 @@
-"""The operator's side of a command: publish it, wait for the answer."""
+"""The operator's side of a command: publishes the command and waits for its answer."""
 
 import secrets
 
@@ -20,7 +20,7 @@ async def order(
     Publish *command* and wait for its answer.
 
     Returns:
-        The answer; the broker's reply if no agent receives the command; None after the timeout.
+        The answer, None after the timeout, or the publish outcome if no agent receives the command.
     """
 
     def addressed(reply_to: str) -> Message:

@@ -1,4 +1,4 @@
-"""The pull as an operation: one immediate round of the agent's pull loops."""
+"""The pull operation: one immediate round of the agent's pull loops."""
 
 from services.agent.lso.executor import LsoExecutor
 from services.agent.lso.results import LsoRefusedError, LsoResult, already
@@ -9,11 +9,11 @@ from solver.planning.lso.operations import Pull
 
 class PullOperations:
     """
-    Implements the pull.
+    Implements the pull operation.
 
     Args:
         executor: Executor to register the operation with.
-        puller: Pulls from its queues while there is room.
+        puller: Pulls from the instance's queues while there is room.
     """
 
     def __init__(self, *, executor: LsoExecutor, state: AgentState, puller: Puller) -> None:

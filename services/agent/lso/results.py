@@ -8,7 +8,7 @@ from shared.contracts.errors import MeshError
 
 
 class LsoRefusedError(MeshError):
-    """The operation is not possible in the current state. Nothing was changed."""
+    """The instance's current state does not allow the operation; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,11 +17,11 @@ class LsoResult:
 
     outcome: LsoOutcome = LsoOutcome.DONE
     message: str = ""
-    """Explanation for operators: result, reason of the refusal, or failure."""
+    """Text for operators: the result, the reason of the refusal, or the failure."""
     num_bytes: int = 0
-    """Bytes of KV or weights that were moved or dropped, as far as known."""
+    """Known number of bytes of KV or weights that were moved or dropped."""
     duration_s: Seconds = 0.0
-    """Set by the executor."""
+    """Duration of the operation; set by the executor."""
 
     @property
     def ok(self) -> bool:
@@ -29,5 +29,5 @@ class LsoResult:
 
 
 def already(message: str) -> LsoResult:
-    """Result of an operation that had nothing to do."""
+    """Result of an operation for which nothing was left to do."""
     return LsoResult(outcome=LsoOutcome.ALREADY, message=message)

@@ -23,9 +23,9 @@ class RunOperations:
 
     Args:
         executor: Executor to register the operations with.
-        endings: Handles requests that leave.
+        endings: Handles requests that leave the agent.
         admission: Resumes requests.
-        observer: Provides sizes.
+        observer: Provides the sizes of KV.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RunOperations:
         executor.register(ClearCaches, self._clear)
 
     async def hand_back_window(self) -> None:
-        """Return pulled requests that do not run. Pulling must be stopped."""
+        """Return all waiting requests to their queues. Pulling must be stopped."""
         state = self._state
         await poll_until(lambda: state.pulling == 0)
         for request_id in (*state.pulled, *state.swapped_out):
@@ -63,13 +63,13 @@ class RunOperations:
                 await self._endings.hand_back(pulled)
 
     async def finish_runs(self, drain_s: Seconds) -> tuple[RequestId, ...]:
-        """Hand the window back and let runs finish for *drain_s*; return those that still run."""
+        """Hand back the window, let runs finish for *drain_s*, and return remaining ones."""
         await self.hand_back_window()
         await poll_until(lambda: not self._state.runs, timeout_s=drain_s)
         return tuple(self._state.runs)
 
     async def evict_within(self, request_ids: tuple[RequestId, ...], reason: Reason) -> None:
-        """Evict as a part of the operation in progress; returns when none of the requests runs."""
+        """Evict requests within the operation in progress; return when all runs have ended."""
         if request_ids:
             await self._executor.within(Evict(request_ids=request_ids, reason=reason))
         await poll_until(lambda: not self._state.runs)
@@ -117,7 +117,8 @@ class RunOperations:
         if lso.rest_s > self._endings.swap_lease_s:
             raise LsoRefusedError(
                 f"{lso.request_id} cannot rest for {lso.rest_s:g} s: its lease ends after "
-                f"{self._endings.swap_lease_s:g} s (lso.swap_lease_s), and then it is evicted"
+                f"{self._endings.swap_lease_s:g} s (lso.swap_lease_s), "
+                "after which the request is evicted"
             )
         run.rest_s = lso.rest_s
         end_run(state, self._engine, run, Ending.SWAPPED_OUT)
@@ -183,8 +184,9 @@ class RunOperations:
 
     def _nothing_runs(self, request_ids: tuple[RequestId, ...]) -> LsoResult:
         """
-        Check that all requests were held by this instance and have left it; the caller has checked
-        that none runs or is swapped out.
+        Check that this instance has held each request and that the request has left.
+
+        The caller has checked that none of the requests runs or is swapped out.
 
         Raises:
             LsoRefusedError: A request was never here, or waits in the window.

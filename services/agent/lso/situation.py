@@ -1,4 +1,4 @@
-"""The agent's situation as input of `solver.planning.lso.actions`."""
+"""The agent's situation: input of `solver.planning.lso.actions`."""
 
 import math
 from collections.abc import Mapping
@@ -28,14 +28,14 @@ NO_BOUND = 1 << 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """Bytes by base model; 0 when unknown."""
+    """Sizes of models in bytes; 0 if unknown."""
 
     weights: Mapping[ModelName, int]
     kv_per_token: Mapping[ModelName, int]
 
     @classmethod
     def of(cls, entries: Mapping[ModelName, ModelEntry]) -> "ModelSizes":
-        """Read the sizes once, from the registry and the models' files."""
+        """Read the sizes of all models from the registry and the models' files."""
         return cls(
             weights={name: weight_bytes(entry) for name, entry in entries.items()},
             kv_per_token={name: kv_bytes_per_token(entry) for name, entry in entries.items()},
@@ -74,11 +74,11 @@ class Observer:
 
     def situation(self, demand: Demand | None = None) -> Situation:
         """
-        Current situation; requests that are leaving count as gone.
+        Current situation of the instance; requests that are about to leave do not count.
 
         Args:
-            demand: Tokens and slots that the work at the head needs; None: those that the reachable
-                requests of the window need.
+            demand: Tokens and slots that the request at the head needs; None: the needs of all
+                regular requests in the window.
         """
         state, snapshot = self._state, self._engine.snapshot()
         pull = pull_state(state, snapshot, self._bounds)
@@ -109,7 +109,7 @@ class Observer:
         )
 
     def costs(self, snapshot: EngineSnapshot) -> KvCosts:
-        """KV costs of the active model here; measured values where they exist."""
+        """KV costs of the active model on this instance, measured where possible."""
         profile, copied = self._state.profile, snapshot.checkpoints
         measured = copied.restored_bytes / copied.restore_s if copied.restore_s > 0 else 0.0
         return KvCosts(
@@ -120,20 +120,22 @@ class Observer:
         )
 
     def kv_bytes(self, tokens: int) -> int:
-        """KV size in bytes of *tokens* tokens of the active model; 0 when unknown."""
+        """KV size of *tokens* tokens of the active model, in bytes; 0 if unknown."""
         if self._state.model is None:
             return 0
         return tokens * self.sizes.kv_per_token.get(self._state.model, 0)
 
     def host_kv_free_bytes(self, snapshot: EngineSnapshot) -> int:
-        """Host memory for KV that is not reserved for swapped-out requests."""
+        """Host memory for KV, without the part that is reserved for swapped-out requests."""
         kept = sum(swapped.context_tokens for swapped in self._state.swapped_out.values())
         return max(0, snapshot.host_kv_capacity_bytes - self.kv_bytes(kept))
 
     def _return_s(self, snapshot: EngineSnapshot) -> Seconds:
         """
-        Time to return to the current model after a swap: another drain plus the mean activation
-        time of the other models, since the time of the active model is unknown.
+        Predicted time to swap back to the current model: a drain and an activation.
+
+        The active model's own activation time is unknown, so the mean time of the other models is
+        used.
         """
         others_s = [
             entry.activate_s for entry in snapshot.models if entry.residency is not Residency.ACTIVE
@@ -154,7 +156,7 @@ class Observer:
 
     def _slack_s(self, run: Run, remaining_s: Seconds | None) -> Seconds:
         """
-        Time for which the run may be paused before its next token or its completion would be late.
+        Time for which the run can pause without missing a deadline of its next token or completion.
         """
         request, now = run.request, self._clock.now()
         if remaining_s is None or rank_of(request) is not Rank.REGULAR:

@@ -20,15 +20,15 @@ class _Config(msgspec.Struct, frozen=True):
     head_dim: int | None = None
     dtype: str | None = None
     torch_dtype: str | None = None
-    """`dtype` in older files."""
+    """Name of `dtype` in older files."""
 
 
 def kv_bytes_per_token(entry: ModelEntry) -> int:
     """
-    Bytes of one token's keys and values in all layers; 0 if `config.json` does not state them.
+    Size of one token's keys and values over all layers, in bytes; 0 if `config.json` lacks the
+    fields.
 
-    Assumes the model's own precision. The result differs by a factor for an engine that keeps KV
-    in another precision.
+    Assumes that the engine keeps KV in the model's own precision.
     """
     try:
         body = (Path(entry.path) / "config.json").read_bytes()

@@ -1,4 +1,4 @@
-"""Trees in force: the latest artefact of each (model, engine, device), reloaded as they change."""
+"""Trees in force: the latest artefact of each (model, engine, device), reloaded on changes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,39 +22,39 @@ from shared.contracts.routing import PrefillTrees
 log = structlog.get_logger()
 
 _Stamp = tuple[int, int, int]
-"""Stamp of a file when it was read: inode, ns of its last change, bytes."""
+"""State of a file when it was read: inode, time of its last change in ns, size in bytes."""
 _ABSENT: _Stamp = (0, 0, 0)
 _REASONS = {SchemaMismatchError: "schema", ContractError: "broken"}
-"""Type of error -> reason of refusal; all other errors mean that the file is unreadable."""
+"""Type of error -> reason of refusal; after any other error the file is `unreadable`."""
 T = TypeVar("T")
 
 
 class TreesWatch:
     """
-    Trees in force, by which routers predict.
+    Trees in force, which routers use for predictions.
 
-    A version in force stays in force until a higher one can be read, even if its file changes or
-    disappears: published versions only ever rise.
+    Published versions only increase: a version stays in force until a higher one can be read, even
+    if its file changes or disappears.
 
     Args:
-        directory: Directory with the layout of `artefacts`; may be created later. None: there are
-            no trees.
+        directory: Directory with the layout of `artefacts`, which may not exist yet. None: there
+            are no trees.
     """
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
         self._in_force: dict[str, Artefact] = {}
-        """Folder name of a key -> trees in force."""
+        """Folder name of a key -> the key's trees in force."""
         self._refused: dict[Path, _Stamp] = {}
         self.refused: Counter[str] = Counter()
-        """Refused files by kind of error; a changed file counts again."""
+        """Number of refused files by kind of error; a file counts again when it changes."""
 
     @property
     def in_force(self) -> Sequence[Artefact]:
         return tuple(self._in_force.values())
 
     def in_force_for(self, key: ProfileKey) -> TreesInForce | None:
-        """Information about the trees for a profile."""
+        """Summary of the trees in force for a profile."""
         if (artefact := self._in_force.get(directory_name(key))) is None:
             return None
         return TreesInForce(
@@ -65,7 +65,7 @@ class TreesWatch:
         )
 
     def look(self) -> Sequence[Artefact]:
-        """Trees that came into force since the last call. Reads no file twice."""
+        """Trees that came into force since the last call; reads only new and changed files."""
         if self._directory is None:
             return ()
         found = []
@@ -77,7 +77,7 @@ class TreesWatch:
         return found
 
     def _candidates(self, folder: Path) -> Sequence[Path]:
-        """Files of higher versions than the one in force, without those known to be invalid."""
+        """Files with higher versions than the one in force, except files known to be invalid."""
         known = self._in_force.get(folder.name)
         versions = self._listed(artefacts.versions, folder) or {}
         return [
@@ -95,7 +95,7 @@ class TreesWatch:
             return None
 
     def _refuse(self, path: Path, error: Exception) -> None:
-        """Count and log an invalid file once, until it changes."""
+        """Count and log an invalid file, once per change of the file."""
         stamp = _stamp_of(path)
         if self._refused.get(path) == stamp:
             return
@@ -107,7 +107,7 @@ class TreesWatch:
 
 
 def tree_messages(found: Sequence[Artefact]) -> Iterator[OutMessage]:
-    """Artefacts as messages to routers."""
+    """Convert artefacts to messages for routers."""
     for artefact in found:
         trees = PrefillTrees(
             model=ModelName(artefact.model),

@@ -1,4 +1,4 @@
-"""File names of a (model, engine, device)."""
+"""File and display names of a (model, engine, device)."""
 
 import hashlib
 import re
@@ -7,7 +7,7 @@ from services.estimator.telemetry_adapters import ProfileKey
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9.]+")
 _MOST = 40
-"""Maximum number of characters of each name part; a digest distinguishes longer ones."""
+"""Maximum number of characters of each part of the name; a digest keeps longer names unique."""
 
 
 def directory_name(key: ProfileKey) -> str:

@@ -1,7 +1,7 @@
 """
 Fitted trees on disk: `<directory>/<key>/v<N>.json`, each written once and atomically.
 
-`headway-estimator fit` writes them; a running estimator publishes the highest version of a key.
+`headway-estimator fit` writes artefacts; a running estimator publishes each key's highest version.
 """
 
 import os
@@ -24,7 +24,7 @@ class LevelHeldOut(Judged, frozen=True):
     """Quality of one quantile level on held-out samples."""
 
     constant_loss_s: float
-    """Mean pinball loss of one constant quantile for all requests."""
+    """Mean pinball loss if one constant quantile is predicted for all requests."""
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Artefact(msgspec.Struct, frozen=True, kw_only=True):
-    """Trees of one (model, engine, device), with their origin and quality."""
+    """Trees of one (model, engine, device) with their origin and quality."""
 
     model: str
     engine: str
@@ -48,10 +48,10 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
     """Number of training samples, without the held-out ones."""
     first_at: UnixTime
     last_at: UnixTime
-    """First and last time at which routers published the samples."""
+    """Time at which routers published the last of the samples."""
     held_out: HeldOut
     trees: msgspec.Raw
-    """Encoded by `solver.prediction.prefill.quantile_trees.encode`."""
+    """Trees, encoded by `solver.prediction.prefill.quantile_trees.encode`."""
 
     @property
     def key(self) -> ProfileKey:
@@ -59,13 +59,13 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def coverage(self) -> tuple[tuple[float, float], ...]:
-        """(Level, share of held-out samples within the quantile of this level), levels rising."""
+        """Pairs (quantile level, share of held-out samples below the quantile), levels rising."""
         return tuple((each.level, each.coverage) for each in self.held_out.levels)
 
 
 def versions(folder: Path) -> dict[int, Path]:
     """
-    The versions of one key, the lowest first; empty if there is no such folder.
+    Versions of one key, lowest first; empty if the key has no folder.
 
     Raises:
         OSError: The folder cannot be read.
@@ -81,10 +81,10 @@ def read(file: Path) -> Artefact:
     Read the artefact in *file*, with trees that can be evaluated.
 
     Raises:
-        SchemaMismatchError: Its trees have other features, or it has a key or version other than
-            its path states; names the field.
-        ContractError: It is not an artefact; names the place of the error.
-        OSError: It cannot be read.
+        SchemaMismatchError: The trees have other features, or the key or version differs from the
+            path; the message names the field.
+        ContractError: The file is not an artefact; the message names the place of the error.
+        OSError: The file cannot be read.
     """
     # Loads numba, which an estimator without trees does not need.
     from solver.prediction.prefill.quantile_trees import decode  # noqa: PLC0415 - see above
@@ -103,9 +103,9 @@ def read(file: Path) -> Artefact:
 
 def latest(files: Sequence[Path], refuse: Callable[[Path, Exception], None]) -> Artefact | None:
     """
-    The artefact in the last readable file of *files*; None if no file is readable.
+    The artefact in the highest readable version of *files*; None if no file is readable.
 
-    Calls *refuse* with each unreadable later file and the error.
+    Calls *refuse* with each unreadable file of a higher version and its error.
     """
     for file in reversed(files):
         try:
@@ -117,13 +117,13 @@ def latest(files: Sequence[Path], refuse: Callable[[Path, Exception], None]) -> 
 
 def write(directory: Path, artefact: Artefact) -> tuple[Artefact, Path]:
     """
-    Write *artefact* as its key's next version.
+    Write *artefact* as the next version of its key.
 
     Returns:
         The artefact with its new version, and its file.
 
     Raises:
-        OSError: It cannot be written; nothing has changed.
+        OSError: The file cannot be written; nothing has changed.
     """
     folder = directory / directory_name(artefact.key)
     folder.mkdir(parents=True, exist_ok=True)
@@ -141,10 +141,10 @@ def write(directory: Path, artefact: Artefact) -> tuple[Artefact, Path]:
 
 def folders(directory: Path) -> Sequence[Path]:
     """
-    Folders of all keys; empty if there is no such directory.
+    Folders of all keys; empty if the directory does not exist.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The directory cannot be read.
     """
     if not directory.is_dir():
         return ()

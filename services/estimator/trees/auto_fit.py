@@ -1,4 +1,4 @@
-"""Periodic fits by a running estimator in a separate process."""
+"""Periodic fits of trees, which a running estimator starts in a separate process."""
 
 import asyncio
 import os
@@ -26,12 +26,12 @@ class OwnFits:
     """
     Runs `headway-estimator fit` when there are enough new samples.
 
-    It runs in a separate process at the lowest priority: it takes seconds of a core, and libraries
-    that no service should load. Its results are loaded like any other artefact.
+    The command runs in a separate process at the lowest priority, since it uses a core for seconds
+    and loads large libraries. The estimator loads the resulting artefacts like any others.
 
     Args:
-        settings: Settings of the estimator; without `profile_dir` no fit is ever run.
-        samples: Store whose count shows whether there are new samples.
+        settings: Settings of the estimator; without `profile_dir` no fit runs.
+        samples: Store of samples; its count shows whether there are new samples.
     """
 
     def __init__(self, settings: Settings, samples: SampleStore) -> None:
@@ -39,10 +39,10 @@ class OwnFits:
         self._samples = samples
         self._num_at_last_fit = 0
         self.outcomes: Counter[str] = Counter()
-        """Number of fits of keys by `Outcome`, and of fit processes that failed under `FAILED`."""
+        """Number of fitted keys by `Outcome`; failed fit processes count under `FAILED`."""
 
     async def fit(self, stop: asyncio.Event) -> None:
-        """One round; *stop* ends it early, together with the process."""
+        """Execute one round; *stop* ends the round early, together with the fit process."""
         if self._samples.num_taken - self._num_at_last_fit < LEAST_NEW:
             return
         self._num_at_last_fit = self._samples.num_taken
@@ -80,7 +80,7 @@ class OwnFits:
         return [sys.executable, "-m", "services.estimator", "fit", "--json", *settings]
 
     def _log_outcome(self, out: bytes, err: bytes) -> None:
-        """Log one line for each fitted key; if no key was fitted, the reason."""
+        """Log one line for each fitted key, or the reason if no key was fitted."""
         try:
             reports = [_decode(line) for line in out.splitlines()]
         except msgspec.DecodeError:

@@ -19,20 +19,20 @@ class Outcome(Enum):
     WRITTEN = "written"
     DRY_RUN = "dry_run"
     WORSE = "worse"
-    """The fitted trees are worse than the trees in force and were not written."""
+    """The fitted trees are worse than the trees in force, so they were not written."""
     TOO_FEW = "too_few"
     """There were too few samples, so no trees were fitted."""
 
 
 class FitReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Result of fitting the trees of one key; one line of the output with `--json`."""
+    """Result of fitting the trees of one key; with `--json` it is one line of the output."""
 
     model: str
     engine: str
     device: str
     outcome: Outcome
     detail: str = ""
-    """Explanation of the outcome for operators: what was done, or why nothing was done."""
+    """Text for operators: what was done, or why nothing was done."""
     samples: int
     """Number of training and held-out samples."""
     span_s: Seconds
@@ -40,7 +40,7 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     held_out: HeldOut | None = None
     in_force_version: int | None = None
     in_force_losses: tuple[tuple[float, float], ...] = ()
-    """(Level, held-out pinball loss in s) of the trees in force."""
+    """Pairs of level and held-out pinball loss in seconds of the trees in force."""
     relative_loss: float | None = None
     """Loss as a multiple of the loss of the trees in force, averaged over levels."""
     num_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""Fits trees to samples and evaluates them on the latest ones. Needs scikit-learn."""
+"""Fits trees to samples and evaluates them on the latest samples. Needs scikit-learn."""
 
 from dataclasses import dataclass
 from time import perf_counter
@@ -23,19 +23,19 @@ from solver.prediction.prefill.quantile_trees import decode, encode
 
 WORSE_MARGIN = 0.05
 """
-Allowed excess of the loss over that of the trees in force, averaged over levels.
+Margin by which the loss may exceed the loss of the trees in force, averaged over levels.
 
-With equally good trees chance alone caused at most 0.08 at 2500 samples and 0.02 at 5000, in
-twelve and six simulated pairs: a larger excess has a cause.
+Between equally good trees the excess was at most 0.08 with 2500 samples (twelve simulated pairs)
+and 0.02 with 5000 samples (six pairs).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """Fitted trees and their comparison with those in force."""
+    """Fitted trees, compared with the trees in force."""
 
     artefact: Artefact
-    """Version 0: the version is assigned when it is written."""
+    """The fitted trees with version 0; writing the artefact assigns the version."""
     in_force: tuple[Judged, ...]
     """
     Quality of the trees in force on the same held-out samples; empty if no trees are in force.
@@ -46,12 +46,12 @@ class Fitted:
     in force.
     """
     num_bytes: int
-    """Size of the trees as published."""
+    """Size of the encoded trees."""
     fit_s: Seconds
 
     @property
     def is_worse(self) -> bool:
-        """True if the loss exceeds that of the trees in force by more than `WORSE_MARGIN`."""
+        """True if the loss exceeds the loss of the trees in force by more than `WORSE_MARGIN`."""
         return self.relative_loss is not None and self.relative_loss > 1 + WORSE_MARGIN
 
 
@@ -61,18 +61,17 @@ def fit_samples(
     """
     Trees fitted to all but the latest fifth of *samples*, and evaluated on that fifth.
 
-    The trees are not fitted again to all samples, so the evaluated trees are those that are used.
+    The evaluated trees are used as they are; they are not fitted again to all samples.
 
     Args:
         key: Key of the samples.
-        samples: In order of time, the latest last.
-        in_force: Trees in force, evaluated on the same held-out samples. Trees fitted earlier to
-            the same files have not learnt from these samples either, since the samples held out by
-            a later fit arrived afterwards.
+        samples: Samples in order of time, the latest last.
+        in_force: Trees in force, evaluated on the same held-out samples. They have not learnt from
+            these samples, which arrived after their fit.
         now: Creation time of the artefact.
 
     Raises:
-        TooFewSamplesError: There are fewer than `LEAST_SAMPLES` to learn from.
+        TooFewSamplesError: There are fewer than `LEAST_SAMPLES` training samples.
     """
     split = num_training_of(len(samples.prefill_s))
     began = perf_counter()

@@ -1,8 +1,8 @@
 """
-Samples of prefill times on disk: two line files per (model, engine, device).
+Samples of prefill times on disk: two files of lines for each (model, engine, device).
 
-Each line of `<directory>/<key>/earlier.jsonl` and `latest.jsonl` is a router's message with its
-valid samples, so that it states its key and schema itself.
+The files are `<directory>/<key>/earlier.jsonl` and `latest.jsonl`. Each line is a router's message
+without invalid samples, and contains its key and schema.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,28 +31,28 @@ class Samples:
     """Samples of one (model, engine, device), the latest last."""
 
     at: NDArray[np.float64]
-    """float64[num_samples], Unix seconds at which the router published them."""
+    """float64[num_samples], Unix seconds: times at which routers published the samples."""
     features: NDArray[np.float64]
-    """float64[num_samples, num_features], columns as in `FEATURES`."""
+    """float64[num_samples, num_features], with the columns of `FEATURES`."""
     prefill_s: NDArray[np.float64]
-    """float64[num_samples], seconds."""
+    """float64[num_samples]: prefill times in seconds."""
 
 
 @dataclass(slots=True)
 class ReadSamples:
-    """Content of a directory of samples."""
+    """Content of a directory with samples."""
 
     by_key: dict[ProfileKey, Samples] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    """Skipped parts with file and reason."""
+    """Parts that were skipped, each with file and reason."""
 
 
 def read_samples(directory: Path, *, most: int) -> ReadSamples:
     """
-    The latest *most* samples of each key in *directory*; empty if there is no such directory.
+    The latest *most* samples of each key in *directory*; empty if the directory does not exist.
 
-    Files may be appended to meanwhile. Incomplete lines, and lines with invalid samples or of
-    another schema, are skipped.
+    Another process may append to the files meanwhile. Incomplete lines, lines with invalid samples
+    and lines of another schema are skipped.
 
     Raises:
         OSError: The directory cannot be read.
@@ -70,10 +70,10 @@ def read_samples(directory: Path, *, most: int) -> ReadSamples:
 
 def messages_in(file: Path, problems: list[str]) -> Iterator[PrefillsSampled]:
     """
-    Messages in *file*, if it exists; appends to *problems* what was skipped.
+    Messages in *file*, if it exists; appends skipped parts to *problems*.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     faults = []
     lines = file.read_bytes().split(b"\n") if file.exists() else []
@@ -92,7 +92,7 @@ def messages_in(file: Path, problems: list[str]) -> Iterator[PrefillsSampled]:
 
 
 def key_of(message: PrefillsSampled) -> ProfileKey:
-    """The key of the samples in *message*."""
+    """Key of the samples in *message*."""
     return message.model, message.engine, message.device
 
 

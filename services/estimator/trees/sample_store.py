@@ -21,19 +21,19 @@ log = structlog.get_logger()
 
 SCHEMA = "schema_version"
 DISK = "disk"
-"""Reason of refusal when samples cannot be written; other reasons are names of features."""
+"""Reason of refusal for samples that cannot be written; other reasons are names of features."""
 EARLIER, LATEST = FILES
 
 
 class SampleStore:
     """
-    The latest samples of each (model, engine, device), between *most* and twice as many.
+    Stores the latest samples of each (model, engine, device), between *most* and twice as many.
 
-    Two files of at most *most* samples are kept: a full one replaces the earlier one, so that no
-    file is ever rewritten. A process that is killed loses the line that it was writing.
+    Each key has two files of at most *most* samples. A full file replaces the earlier one, so no
+    file is rewritten. A killed process loses only the line that it was writing.
 
     Args:
-        directory: Created if missing; None stores nothing.
+        directory: Directory of the files, created if missing; None stores nothing.
         most: Minimum number of samples to keep per key.
     """
 
@@ -44,12 +44,12 @@ class SampleStore:
         """Key -> number of samples in each of its files."""
         self._warned: set[tuple[str, str]] = set()
         self.refused: Counter[str] = Counter()
-        """Invalid field, or `DISK` -> number of refused samples."""
+        """Name of the invalid field, or `DISK` -> number of refused samples."""
         self.num_taken = 0
-        """Samples stored since the start."""
+        """Number of samples stored since the start."""
 
     def open(self) -> None:
-        """Count the samples of an earlier estimator; incomplete last lines are cut off."""
+        """Count the samples that earlier runs stored; cut off incomplete last lines."""
         try:
             for folder in folders(self._directory) if self._directory is not None else ():
                 self._counts |= _counted(folder)
@@ -62,7 +62,7 @@ class SampleStore:
             yield key, counts.total()
 
     def take(self, message: PrefillsSampled) -> None:
-        """Store valid samples, and count the others by invalid field."""
+        """Store valid samples; count invalid samples by field."""
         if message.schema_version != SCHEMA_VERSION:
             self._refuse(message, SCHEMA, len(message.samples))
             return
@@ -99,7 +99,7 @@ class SampleStore:
 
     def _refuse(self, message: PrefillsSampled, field: str, count: int) -> None:
         """
-        Log a refusal once for each sender and invalid field, since messages repeat every second.
+        Log a refusal once per sender and invalid field, since routers send messages every second.
         """
         self.refused[field] += count
         if (message.sender, field) in self._warned:
@@ -115,7 +115,7 @@ class SampleStore:
 
 
 def _counted(folder: Path) -> dict[ProfileKey, Counter[str]]:
-    """Numbers of samples in the files of *folder*, whose incomplete last line is cut off."""
+    """Numbers of samples in the files of *folder*; cuts off an incomplete last line."""
     _cut_torn_line(folder / LATEST)
     counts: dict[ProfileKey, Counter[str]] = {}
     for name in FILES:

@@ -1,4 +1,4 @@
-"""Admission: limits of the planner, of tenants and of lanes."""
+"""Admission of requests within the limits of the grouper, of tenants and of lanes."""
 
 import math
 
@@ -11,7 +11,7 @@ from solver.planning.forecast import late_with, retry_after_s
 from solver.scheduling.window import tokens_needed
 
 RETRY_AFTER_S = 5.0
-"""Delay returned to the client if no better estimate is known."""
+"""Retry delay that a refusal reports if no better estimate exists."""
 
 
 def check_admission(
@@ -21,8 +21,8 @@ def check_admission(
     Admit *request*, or refuse it with a reason and a retry delay.
 
     Raises:
-        CapacityError: Too much outstanding work, in total or of its tenant, or its lane is so
-            full that the request would be late.
+        CapacityError: The total or the tenant's outstanding work exceeds its limit, or the lane is
+            so full that the request would probably be late.
     """
     tokens = tokens_needed(request)
     if state.shares.total + tokens > settings.max_outstanding_tokens:
@@ -61,6 +61,6 @@ def _check_lane(
 
 
 def _wait_s(request: QueuedRequest, state: GrouperState, now: UnixTime) -> float:
-    """Predicted time until the lane's current work is done; a default without a forecast."""
+    """Predicted time until the lane has served its current work; a default without a forecast."""
     forecast = state.forecast(request.lane, now)
     return RETRY_AFTER_S if forecast is None else max(1.0, retry_after_s(forecast, 0.0))

@@ -1,4 +1,4 @@
-"""Dead-letter replies: notifies producers of messages that the broker has dead-lettered."""
+"""Dead-letter replies: error finals for messages that the broker itself has dead-lettered."""
 
 import structlog
 
@@ -17,10 +17,10 @@ _decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 
 class DeadLetterReplies:
     """
-    Notifies producers of messages that the broker dead-letters from global queues and lanes.
+    Sends error finals for messages that the broker dead-letters from global queues and lanes.
 
-    A service that dead-letters a message itself also notifies the producer itself. Any number of
-    consumers compete.
+    A service that dead-letters a message sends the error final itself. Several groupers can consume
+    concurrently.
     """
 
     def __init__(self, *, broker: Broker, clock: Clock) -> None:
@@ -29,7 +29,8 @@ class DeadLetterReplies:
 
     async def on_dead_letter(self, delivery: Delivery) -> None:
         """
-        Notify the producer if the broker dead-lettered the message and the producer is connected.
+        Send an error final if the broker dead-lettered the message and the message has a reply
+        queue.
         """
         try:
             if topology.REASON_HEADER not in delivery.headers and delivery.reply_to:

@@ -1,4 +1,4 @@
-"""The grouper: validate, admit, classify, publish with confirm, acknowledge."""
+"""The grouper: validates, admits and classifies requests, publishes them to lanes, acknowledges."""
 
 import asyncio
 
@@ -31,23 +31,24 @@ log = structlog.get_logger()
 NOTICE_SPACING_S = 0.01
 OUTSTANDING_MEMORY_S = 6 * 3600.0
 """
-Time after admission at which a request stops counting for its tenant, even if no message has
-reported the end of the request: that message may be lost.
+Time after admission at which a request counts as ended for its tenant's share.
+
+The limit is needed because the message about the end of a request may be lost.
 """
 
 
 class Grouper:
     """
-    Moves requests from the global queues to lanes. Any number of groupers compete.
+    Moves requests from the global queues to lanes. Several groupers can run concurrently.
 
     Args:
-        intake: Validation and classification.
+        intake: Validates and classifies requests.
         settings: Limits and shares.
-        state: Soft state, published each second.
+        state: State of the grouper, published every second.
         sender: Name of this process in its reports.
         queues: The work queues of this process; its `source` names the process as reports do.
         incarnation: Part of the name that is unique to this start of the process.
-        routing: Chooses instances; None leaves all requests to be pulled.
+        routing: Chooses instances; None: instances pull all requests.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Grouper:
         await self._notify(queue)
 
     async def _put(self, request: QueuedRequest) -> str:
-        """Publish an admitted request and count it; return the queue that it is in."""
+        """Publish an admitted request and count it; return the name of its queue."""
         now, tokens = self._clock.now(), tokens_needed(request)
         check_admission(request, self.state, self._settings, now)
         if self._routing is not None:
@@ -139,7 +140,7 @@ class Grouper:
         return await self._routed(request) or await self._laned(request)
 
     async def _routed(self, request: QueuedRequest) -> str | None:
-        """Publish to the inbox of the chosen instance; None if no instance was chosen."""
+        """Publish to the inbox of the chosen instance; return None if no instance was chosen."""
         if self._routing is None:
             return None
         try:
@@ -169,7 +170,7 @@ class Grouper:
         return queue
 
     async def _overflowed(self, request: QueuedRequest) -> str:
-        """Publish a request above its tenant's share to the overflow queue; never route it."""
+        """Publish a request above its tenant's share to the overflow queue, without routing it."""
         queue = LaneKey.parse(request.lane).overflow_name
         await self._publish(queue, request)
         return queue
@@ -183,7 +184,7 @@ class Grouper:
         """
         Notify agents that *queue* is not empty, at most once per `NOTICE_SPACING_S`.
 
-        The last notice is never dropped.
+        A notice that comes too soon is sent later by `send_owed_notices`.
         """
         now = self._clock.now()
         if now - self._noticed_at.get(queue, 0.0) < NOTICE_SPACING_S:
@@ -197,7 +198,7 @@ class Grouper:
         await self.queues.notify(queue)
 
     async def send_owed_notices(self) -> None:
-        """Send the notices that the minimum interval between notices has delayed."""
+        """Send the notices that `_notify` has delayed."""
         now = self._clock.now()
         for queue in tuple(self._owed_notices):
             await self._notice(queue, now)
@@ -219,20 +220,18 @@ class Grouper:
 
     @property
     def routing(self) -> Routing | None:
-        """The routing that chooses instances, if any."""
+        """Routing that chooses instances; None if instances pull all requests."""
         return self._routing
 
     def on_ended(self, observed: RequestObserved) -> None:
-        """
-        Handle the end of a request: free its tenant's outstanding tokens, learn the prompt length.
-        """
+        """Handle the end of a request: reduce its tenant's share and learn the prompt length."""
         if self._routing is not None:
             self._routing.on_ended(observed)
         self.state.finish(observed.request_id, observed.tenant)
         self._intake.learn(observed)
 
     def on_profile(self, profile: Profile) -> None:
-        """Store the estimator's profile: costs of an engine, and answer lengths of its model."""
+        """Store a profile of the estimator: costs of an engine, and a model's answer lengths."""
         self._intake.work.learn(profile)
         if self._routing is not None:
             self._routing.on_profile(profile)

@@ -1,4 +1,4 @@
-"""Converts an ingress body to a queued request, or refuses it with a precise error."""
+"""Converts an ingress body to a queued request, or refuses the body with the invalid field."""
 
 import math
 import secrets
@@ -38,7 +38,7 @@ _decode_unsupported: Decoder[msgspec.Struct] = Decoder(UnsupportedFields)
 
 
 class _Probe(msgspec.Struct):
-    """The fields needed to send an answer to any body, even an invalid one."""
+    """Fields that are needed to answer any body, even an invalid one."""
 
     id: Any = None
     payload: Any = None
@@ -49,7 +49,7 @@ _decode_probe: Decoder[_Probe] = Decoder(_Probe)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intake:
-    """Validation and classification of one message. Pure except for new ids and seeds."""
+    """Validates and classifies messages. Only new ids and seeds differ between equal calls."""
 
     registry: ModelRegistry
     settings: GrouperSettings
@@ -57,19 +57,21 @@ class Intake:
     lengths: PromptLengths
     """Prompt length model for prompts that arrive as text."""
     work: PredictedWork = field(default_factory=PredictedWork)
-    """Predicted work by which requests are classified."""
+    """Predicted work of a request, which determines its lane."""
 
     def accept(self, delivery: Delivery, now: UnixTime) -> QueuedRequest:
         """
-        The request in *delivery*, ready for its lane.
+        Return the request in *delivery*, classified for its lane.
 
-        For a trusted publisher its own arrival time counts, so that waiting in a global queue is
-        included; a future time is set to now, and an old time is accepted, since durable requests
-        may wait for days. For other publishers the arrival time is now: an old arrival would give
-        priority even over shorter targets, and the true time of publication is unknown.
+        The arrival time of a trusted publisher is used, so that waiting in a global queue counts. A
+        future time is replaced by now. An old time is accepted, since durable requests may wait for
+        days.
+
+        The arrival time for other publishers is now. The true time of publication is unknown, and
+        an old arrival time would give priority over requests with shorter targets.
 
         Raises:
-            ContractError: Names the invalid field and its limit.
+            ContractError: The body is invalid; the message names the field and its limit.
         """
         limits = self.settings.limits
         check_body_size(delivery.body, limits)
@@ -136,7 +138,7 @@ class Intake:
         )
 
     def _prompt_tokens(self, body: InferenceRequest, entry: ModelEntry) -> int:
-        """Prompt length: a trusted publisher's count, else exact, else predicted and capped."""
+        """Prompt length: a trusted publisher's, else exact, else a capped prediction."""
         if body.prompt_tokens is not None:
             return body.prompt_tokens
         text = prompt_text(body)
@@ -150,7 +152,7 @@ class Intake:
         return min(predicted, max(1, entry.max_model_len - answer))
 
     def learn(self, observed: RequestObserved) -> None:
-        """Learn from the exact prompt length; models that are not served here are ignored."""
+        """Learn from an exact prompt length; models that are not in the registry are ignored."""
         text = observed.prompt_text
         if text is None or observed.model not in self.registry.bases:
             return
@@ -173,7 +175,7 @@ def _header(delivery: Delivery, name: str) -> str | None:
 
 
 def request_id_of(delivery: Delivery) -> RequestId:
-    """The id that an answer to *delivery* must carry, even if its body is invalid."""
+    """Request id for the answer to *delivery*; also works for an invalid body."""
     try:
         probe = _decode_probe(delivery.body)
     except ContractError:

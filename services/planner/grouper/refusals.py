@@ -1,4 +1,4 @@
-"""Ends a request that will not be served: error final, then dead letter."""
+"""Refusal of a request: an error final, followed by a copy to the dead letters."""
 
 from shared.broker import topology
 from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome
@@ -9,7 +9,7 @@ from shared.contracts.requests import ErrorInfo, RequestFailed
 
 
 def error_info(error: MeshError) -> ErrorInfo:
-    """Error information for the producer."""
+    """Error information for the producer of a refused request."""
     if isinstance(error, ContractError):
         kind = "timeout_error" if error.status == 504 else "invalid_request_error"  # noqa: PLR2004
         return ErrorInfo(
@@ -30,10 +30,10 @@ async def send_failure(
     broker: Broker, *, reply_to: str | None, request_id: RequestId, error: ErrorInfo, now: UnixTime
 ) -> None:
     """
-    Deliver an error final, or leave it in `headway.unclaimed` if no queue is bound.
+    Deliver an error final; if no reply queue is bound, it goes to `headway.unclaimed`.
 
     Raises:
-        BrokerUnavailableError: The broker stayed unavailable.
+        BrokerUnavailableError: The broker remained unavailable during all retries.
     """
     if reply_to is None:
         return
@@ -50,10 +50,10 @@ async def send_failure(
 
 async def dead_letter(broker: Broker, delivery: Delivery, *, reason: str) -> None:
     """
-    Copy *delivery* to the dead letters, with the reason that its producer was given.
+    Copy *delivery* to the dead letters, with the reason in the error final.
 
     Raises:
-        BrokerUnavailableError: The broker stayed unavailable.
+        BrokerUnavailableError: The broker remained unavailable during all retries.
     """
     await publish_until_routed(
         broker,

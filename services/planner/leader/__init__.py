@@ -1,1 +1,1 @@
-"""The leader role: snapshot, plan, publish and report. Exactly one leader is active."""
+"""The leader role: makes plans, publishes them and explains them. Exactly one leader is active."""

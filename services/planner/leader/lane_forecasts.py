@@ -15,7 +15,7 @@ from solver.planning.review import Review
 from solver.prediction.calibration.lane_waits import LaneWaits
 
 GROUPER_SILENT_S = 5.0
-"""A grouper without reports for this time admits no requests."""
+"""Time without reports after which a grouper is assumed to admit no requests."""
 
 
 async def forecasts_of(
@@ -29,16 +29,16 @@ async def forecasts_of(
     counted_at: UnixTime,
 ) -> tuple[LaneForecast, ...]:
     """
-    Forecasts of lanes with waiting requests, from the plan, and of empty lanes.
+    Forecasts of the lanes in the plan and of empty lanes.
 
     Args:
         planned: The plan in force.
         review: Review of that plan.
         state: Totals of lanes.
-        waits: Corrects forecasts by the outcomes of earlier forecasts.
+        waits: Corrects forecasts, using the outcomes of earlier ones.
         layout: Lane layout in force.
         settings: Settings of the leader.
-        counted_at: Time at which lanes were counted for *planned*.
+        counted_at: Time of the lane counts on which *planned* is based.
     """
     lanes = corrected_forecasts(waits, review.forecasts, counted_at)
     # In a thread, since there may be hundreds of lanes.

@@ -1,4 +1,8 @@
-"""The leader: snapshot, plan, epochs. Exactly one is active; none is on the data path."""
+"""
+The leader makes plans and numbers them with epochs.
+
+Exactly one leader is active, and requests do not depend on it.
+"""
 
 import asyncio
 import math
@@ -34,7 +38,7 @@ from solver.prediction.calibration.lane_waits import LaneWaits
 
 log = structlog.get_logger()
 GROUPER_MEMORY_S = 600.0
-"""Time for which a grouper's totals are kept: its requests may still wait in lanes."""
+"""Time for which a silent grouper's totals are kept, as its requests may still wait in lanes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +70,7 @@ class Leader:
         self.retirement = Retirement(self.broker, self.queues, self.settings.retire_idle_s)
 
     def activated(self) -> None:
-        """Called at a delivery: this process is the active consumer."""
+        """Record that this process received a delivery and is thus the active consumer."""
         if self.state.active_since is None:
             now = self.state.active_since = self.clock.now()
             # A process that does not lead receives no statuses: silence of instances counts from
@@ -80,7 +84,7 @@ class Leader:
             log.info("leader.elected", leader_id=self.leader_id)
 
     def deposed(self) -> None:
-        """Give up the leader role after a lost connection; keep the view of the cluster."""
+        """Give up the leader role after a lost connection, but keep the view of the cluster."""
         if self.state.active_since is not None:
             self.state.active_since = None
             # Another leader may plan meanwhile: later plans need a new epoch.
@@ -88,7 +92,7 @@ class Leader:
             log.info("leader.deposed", leader_id=self.leader_id)
 
     async def plan(self) -> None:
-        """One round: update the view, count, plan, publish what changed."""
+        """Execute one round: update the view, count queues, plan, and publish changes."""
         now, since = self.clock.now(), self.state.active_since
         if since is None:
             await self.retirement.abandon()
@@ -142,7 +146,7 @@ class Leader:
         """
         Handle a grouper's totals.
 
-        Absent instances whose inboxes the grouper used count as lost.
+        An absent instance counts as lost if the grouper used its inbox.
         """
         now = self.clock.now()
         self.state.on_lanes(observed, now)
@@ -152,11 +156,11 @@ class Leader:
                 self.claims.used(each.instance_id, now - each.idle_s, now)
 
     async def attend(self) -> None:
-        """Extend peers' timeouts by stalls of this process; must be called continuously."""
+        """Extend the timeouts of peers by stalls of this process; must be called continuously."""
         self.state.excuse(self.attention.missed_s())
 
     def _take(self, planned: Planned, *, now: UnixTime, solve_s: Seconds) -> None:
-        """Put *planned* in force."""
+        """Make *planned* the plan in force."""
         state = self.state
         state.record.take(planned, state.places, now=now, duration_s=solve_s)
         state.alarms_planned += planned.snapshot.alarms_raised
@@ -165,7 +169,7 @@ class Leader:
         self._planned = planned
 
     async def advise(self) -> None:
-        """Compute the number of instances needed; only when too many requests are expected late."""
+        """Compute how many instances are needed, if too many requests are expected to be late."""
         planned = self._planned
         options = self.settings.advice
         review = planned.review if planned else None
@@ -187,7 +191,7 @@ class Leader:
             )
 
     async def explain(self, asked: PlanRequested) -> None:
-        """Answer an operator; only the active leader does, once there is a plan."""
+        """Answer an operator's query if this process is the active leader and has a plan."""
         planned = self._planned
         if not self.state.leads or planned is None:
             return
@@ -296,7 +300,9 @@ class Leader:
 
     async def _forecast(self, planned: Planned, review: Review, counted_at: UnixTime) -> None:
         """
-        Publish lane forecasts, in each round even if the plan is unchanged: the lanes have changed.
+        Publish lane forecasts.
+
+        Lanes change in every round, so forecasts are published even if the plan is unchanged.
         """
         lanes = await forecasts_of(
             planned,

@@ -1,4 +1,4 @@
-"""Predicted operations of instances that follow a plan, from the leader's knowledge of them."""
+"""Predicted operations of instances that follow a plan, from their last statuses."""
 
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
@@ -21,9 +21,9 @@ def heads_of(
     planned: Planned, instances: Mapping[str, InstanceStatus], profiles: Profiles
 ) -> tuple[QueueHead, ...]:
     """
-    The head of each virtual queue, with the operations that it requires.
+    Return the head of each virtual queue, with the operations that activating it requires.
 
-    Operations that an instance has already done are left out: its status reflects them.
+    Operations that an instance has already executed, according to its status, are left out.
 
     Args:
         planned: The plan in force.
@@ -60,12 +60,12 @@ def _head(
 
 
 def _followed(queue: VirtualQueue, status: InstanceStatus) -> Iterator[Segment]:
-    """Segments of models that the instance reports as servable."""
+    """Segments whose models the instance reports as servable."""
     servable = {ModelName(entry.model) for entry in status.models}
     return (segment for segment in queue.segments if segment.model in servable)
 
 
 def _head_groups(planned: Planned, index: int) -> tuple[RequestGroup, ...]:
-    """Groups of the first segment of a queue."""
+    """Request groups of the first segment of a virtual queue."""
     groups = [planned.snapshot.groups[number] for number in planned.order.queue(index)]
     return tuple(takewhile(lambda group: group.key.model == groups[0].key.model, groups))

@@ -1,4 +1,4 @@
-"""Inboxes of lost instances: their requests return to lanes, then the inboxes are deleted."""
+"""Inboxes of lost instances: requests return to lanes, then the leader deletes the inboxes."""
 
 import math
 from contextlib import suppress
@@ -20,8 +20,9 @@ from shared.contracts.requests import QueuedRequest
 log = structlog.get_logger()
 GRACE_S = 120.0
 """
-Time that an inbox stays after the loss of its instance, in seconds: with heartbeats of 10 s the
-broker closes a dead connection after about 30 s.
+Time that an inbox is kept after the loss of its instance.
+
+With heartbeats of 10 s the broker closes a dead connection after about 30 s.
 """
 _decode: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 
@@ -31,9 +32,10 @@ class InboxClaims:
     """
     Empties and deletes the inboxes of lost instances.
 
-    Deleting a queue drops its messages, delivered or not. So an inbox is unbound first, which
-    makes routed publishes unroutable; then drained; and deleted only after a time in which the
-    broker has certainly closed a stalled owner's connection and requeued its deliveries.
+    Deleting a queue drops all its messages, including unacknowledged ones. The inbox is therefore
+    unbound first, so that no more requests can be routed to it, and then drained. It is deleted
+    after `GRACE_S`: by then the broker has closed the connection of a stalled owner and requeued
+    its deliveries.
     """
 
     broker: Broker
@@ -41,24 +43,26 @@ class InboxClaims:
     _lost: dict[str, UnixTime] = field(default_factory=dict)
     """Instance -> time at which it was lost."""
     _deleted: FIFOCache[str, UnixTime] = field(default_factory=lambda: FIFOCache(1024))
-    """Instance -> time at which its inbox was found not to exist."""
+    """Instance -> time at which its inbox was found to be absent."""
 
     def used(self, instance_id: str, at: UnixTime, now: UnixTime) -> None:
-        """Record a report that a request was published to an inbox whose owner is not present."""
+        """Record that a request was published to the inbox of an absent instance."""
         if at > self._deleted.get(instance_id, -math.inf):
             self.add(instance_id, now)
 
     def add(self, instance_id: str, now: UnixTime) -> None:
-        """Record that *instance_id* is lost."""
+        """Record that *instance_id* was lost."""
         self._lost.setdefault(instance_id, now)
 
     def returned(self, instance_id: str) -> None:
-        """Record that *instance_id* is back; it declares its inbox itself."""
+        """Record that *instance_id* has returned; the instance declares its inbox itself."""
         self._lost.pop(instance_id, None)
 
     def restart_grace(self, now: UnixTime) -> None:
         """
-        Restart the grace periods: instances may have returned and gone while another process led.
+        Restart all grace periods.
+
+        Instances may have returned and left while another process was the leader.
         """
         self._lost = dict.fromkeys(self._lost, now)
 
@@ -68,7 +72,7 @@ class InboxClaims:
         return tuple(self._lost)
 
     async def work(self, now: UnixTime) -> None:
-        """Do one pass over the inboxes of lost instances that still exist."""
+        """Process the existing inboxes of lost instances once."""
         for instance_id, lost_at in tuple(self._lost.items()):
             queue = inbox_name(instance_id)
             if await self.broker.depth(queue) is None:
@@ -91,7 +95,7 @@ class InboxClaims:
                 await self._return(delivery)
 
     async def _return(self, delivery: Delivery) -> None:
-        """Return one request to the resume queue of its lane, which is served before the lane."""
+        """Return one request to its lane's resume queue, which agents serve before the lane."""
         try:
             request = _decode(delivery.body)
             resume = LaneKey.parse(request.lane).resume_name
@@ -103,6 +107,6 @@ class InboxClaims:
         outcome = await self.queues.publish(resume, message)
         if outcome is not PublishOutcome.CONFIRMED:
             await delivery.settle(Settlement.REQUEUE)
-            raise TransientError(f"{resume} took nothing: {outcome.value}")
+            raise TransientError(f"{resume} did not accept the request: {outcome.value}")
         await delivery.settle(Settlement.ACK)
         await self.queues.notify(resume)

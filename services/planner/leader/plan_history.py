@@ -13,32 +13,33 @@ from solver.planning.review import Review
 
 KEPT, UNREVIEWED = "kept", "unreviewed"
 """
-Labels of rounds without a replan cause: the plan in force was kept, or the plan comes from a policy
-that does not review plans.
+Labels of rounds without a replan cause.
+
+The plan in force was kept, or it comes from a policy that does not review plans.
 """
 _Places = Mapping[GroupId, tuple[InstanceId, int]]
 
 
 @dataclass(slots=True)
 class PlanRecord:
-    """Counters of planning since the leader started, and figures of the last plan."""
+    """Counters of planning since the leader started, and predictions of its last plan."""
 
     rounds: Counter[str] = field(default_factory=Counter)
-    """Rounds by replan cause."""
+    """Number of rounds by replan cause."""
     rounds_s: Seconds = 0.0
     moved: int = 0
-    """Groups that moved to another instance."""
+    """Number of groups that moved to another instance."""
     made_at: UnixTime = 0.0
     """Time of the last replan."""
     late_share: dict[str, float] = field(default_factory=dict)
     """Expected share of waiting requests that will be late, by class."""
     alarmed: int = 0
-    """Groups whose probability to be in time is below the target confidence."""
+    """Number of groups that are in time with less than the target confidence."""
 
     def take(
         self, planned: Planned, before: _Places, *, now: UnixTime, duration_s: Seconds
     ) -> None:
-        """Count one round; *before* is the previous plan."""
+        """Count one round; *before* is the plan of the previous round."""
         review = planned.review
         cause = _cause(review)
         self.rounds[cause] += 1

@@ -28,7 +28,7 @@ from solver.prediction.time_distribution import TimeDistribution
 def named_groups(
     snapshot: ClusterSnapshot, groups: tuple[explanation.PlacedGroup, ...]
 ) -> tuple[PlacedGroup, ...]:
-    """*groups* with lanes and instances named as in messages."""
+    """Groups with the names of lanes and instances that messages use."""
     return tuple(_group(snapshot, group) for group in groups)
 
 
@@ -39,7 +39,7 @@ def cause_of(planned: Planned) -> str | None:
 
 
 def advice_of(state: LeaderState) -> tuple[AdvisedInstances, ...]:
-    """Advised number of instances per kind of device; the current number where no advice exists."""
+    """Advised number of instances per kind of device; without advice the current number."""
     present = Counter(device_of(each) for each in state.instances.values())
     known = {each.device: each for each in state.advice}
     return tuple(
@@ -49,7 +49,7 @@ def advice_of(state: LeaderState) -> tuple[AdvisedInstances, ...]:
 
 
 def advised(advice: tuple[DeviceAdvice, ...]) -> tuple[AdvisedInstances, ...]:
-    """*advice* as a message part."""
+    """The advice in the form that messages use."""
     return tuple(
         AdvisedInstances(
             device=each.device,
@@ -65,7 +65,7 @@ def advised(advice: tuple[DeviceAdvice, ...]) -> tuple[AdvisedInstances, ...]:
 def corrected_forecasts(
     waits: LaneWaits, forecasts: Sequence[LaneForecast], now: UnixTime
 ) -> Sequence[LaneForecast]:
-    """*forecasts* with waits corrected by the outcomes of earlier forecasts."""
+    """Lane forecasts whose waits are corrected by the outcomes of earlier forecasts."""
     pairs = [(each.wait_s, each.wait_sd_s) for each in forecasts]
     known = [index for index, pair in enumerate(pairs) if None not in pair]
     means_s, sds_s = np.array([pairs[index] for index in known], np.float64).reshape(-1, 2).T
@@ -83,7 +83,7 @@ def corrected_forecasts(
 
 
 def waits_of(waits: LaneWaits) -> WaitAccuracy | None:
-    """Accuracy of earlier lane forecasts; None without any outcome."""
+    """Accuracy of earlier lane forecasts; None if no outcome is known."""
     report = waits.report()
     if report is None:
         return None

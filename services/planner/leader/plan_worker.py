@@ -1,4 +1,4 @@
-"""The plan generator in a separate process, so that solving never blocks the event loop."""
+"""Runs the plan generator in a separate process, so that solving never blocks the event loop."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from solver.planning.review import Basis, Review, ReviewOptions, review
 
 log = structlog.get_logger()
 PATIENCE_S = 30.0
-"""Time that a solve on a busy machine may take beyond the solve budget."""
+"""Additional time, beyond the solve budget, that a solve may take on a busy machine."""
 
 
 class _Review(NamedTuple):
@@ -48,11 +48,11 @@ _T = TypeVar("_T")
 
 class PlanWorker:
     """
-    Reviews plans in one long-lived process, one after the other.
+    Reviews plans in one long-lived process, one plan at a time.
 
     Args:
         options: Options of the planner.
-        patience_s: Time beyond the budget after which a worker is replaced.
+        patience_s: Time beyond the solve budget after which the process is replaced.
     """
 
     def __init__(self, options: ReviewOptions, *, patience_s: Seconds = PATIENCE_S) -> None:
@@ -60,7 +60,7 @@ class PlanWorker:
         self._patience_s = patience_s
         self._seed = 0
         self.restarts = 0
-        """Number of times that the process was lost and replaced."""
+        """Number of times that the process ended or hung and was replaced."""
         self._process: SpawnProcess
         self._pipe: Connection
         self._ready: asyncio.Task[object]
@@ -80,12 +80,12 @@ class PlanWorker:
 
     @property
     def pid(self) -> int | None:
-        """Process id; changes after a restart."""
+        """Process id, which changes when the process is replaced."""
         return self._process.pid
 
     async def ready(self) -> None:
         """
-        Wait until the kernels are loaded.
+        Wait until the process has loaded its kernels.
 
         Raises:
             EOFError: The process ended before its kernels were loaded.
@@ -94,11 +94,11 @@ class PlanWorker:
 
     async def review(self, snapshot: ClusterSnapshot, basis: Basis | None) -> Review | None:
         """
-        Review the plan for a snapshot; the result contains the plan to follow from now on.
+        Review the plan for a snapshot; the review contains the plan to follow from now on.
 
         Returns:
-            None while the process still loads its kernels, and when it broke or took too long.
-            It is then replaced, and the caller keeps its plan.
+            The review, or None if the process still loads its kernels, failed or took too long. A
+            failed or slow process is replaced.
         """
         self._seed += 1
         answer = await self._ask(_Review(snapshot, basis, self._seed))
@@ -107,13 +107,13 @@ class PlanWorker:
     async def explain(
         self, snapshot: ClusterSnapshot, order: QueueOrder, *, most: int
     ) -> tuple[PlacedGroup, ...]:
-        """As `solver.planning.explanation.explain`; nothing when `review` would return None."""
+        """Run `solver.planning.explanation.explain`; empty where `review` returns None."""
         return _all(PlacedGroup, await self._ask(_Explain(snapshot, order, most)))
 
     async def advise(
         self, snapshot: ClusterSnapshot, options: AdviceOptions
     ) -> tuple[DeviceAdvice, ...]:
-        """As `capacity.advice.scale_advice`; nothing when `review` would return None."""
+        """Run `capacity.advice.scale_advice`; empty where `review` returns None."""
         self._seed += 1
         return _all(DeviceAdvice, await self._ask(_Advise(snapshot, options, self._seed)))
 
@@ -135,7 +135,7 @@ class PlanWorker:
         self._pipe.send(task)
         patience_s = self._options.budget_s + self._patience_s
         if not self._pipe.poll(patience_s):
-            raise TimeoutError(f"no plan within {patience_s} s")
+            raise TimeoutError(f"the plan generator did not answer within {patience_s} s")
         answer: _Answer = self._pipe.recv()
         return answer
 
@@ -162,7 +162,7 @@ class PlanWorker:
 
 
 def _work(pipe: Connection, options: ReviewOptions) -> None:
-    """Main of the process: load or compile the kernels, then serve until killed."""
+    """Entry point of the process: load or compile the kernels, then serve until it is killed."""
     from solver.planning.search.loading import compile_kernels  # noqa: PLC0415 - numba is for workers
 
     compile_kernels()
@@ -176,7 +176,7 @@ def _work(pipe: Connection, options: ReviewOptions) -> None:
 
 
 def _all(kind: type[_T], answer: object) -> tuple[_T, ...]:
-    """Elements of *kind* in *answer*; empty if it is not a sequence."""
+    """Elements of *answer*, all of type *kind*; empty if *answer* is not a sequence."""
     if not isinstance(answer, tuple):
         return ()
     return tuple(each for each in answer if isinstance(each, kind))

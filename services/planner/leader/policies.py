@@ -22,7 +22,7 @@ from solver.planning.problem.snapshot import (
 from solver.planning.review import Basis, Review
 
 GENERATOR = "qlm"
-"""Name of the plan generator; the other policies are baselines and the fallback of this one."""
+"""Name of the plan generator. The other policies are baselines and its fallback."""
 FALLBACK = "edf-batching"
 ORDER_POLICIES: dict[str, OrderPolicy] = {"edf": edf, FALLBACK: edf_batching, "fcfs": fcfs}
 PLAN_POLICIES = (GENERATOR, *sorted(ORDER_POLICIES))
@@ -38,7 +38,7 @@ class Planned:
     places: Mapping[GroupId, tuple[InstanceId, int]]
     policy: str
     review: Review | None = None
-    """Review by the generator; baselines do not review their plans."""
+    """Review by the plan generator; None for baselines, which do not review plans."""
 
 
 class Planner:
@@ -48,7 +48,8 @@ class Planner:
     Args:
         policy: One of `PLAN_POLICIES`.
         importance_weight: Importance -> cost of one late request.
-        worker: Process of the generator; while it cannot answer, the fallback makes the plans.
+        worker: Process of the plan generator; while it fails or loads, the fallback policy makes
+            the plans.
     """
 
     def __init__(
@@ -77,20 +78,20 @@ class Planner:
 
     @property
     def worker_restarts(self) -> int:
-        """Number of times that the worker was lost."""
+        """Number of times that the worker was replaced."""
         return 0 if self._worker is None else self._worker.restarts
 
     async def advise(
         self, snapshot: ClusterSnapshot, options: AdviceOptions
     ) -> tuple[DeviceAdvice, ...]:
-        """Number of instances needed; nothing while the worker is unavailable."""
+        """Advised numbers of instances; empty while the worker is unavailable."""
         if self._worker is None:
             return ()
         return await self._worker.advise(snapshot, options)
 
     async def explain(self, planned: Planned, *, most: int) -> tuple[PlacedGroup, ...]:
         """
-        Placed groups, the first *most* with alternative places; empty without a working worker.
+        Groups of the plan, the first *most* with alternative places; empty if the worker fails.
         """
         if self._worker is None:
             return ()
@@ -111,7 +112,7 @@ def _planned(
 
 
 def shape_of(queue: VirtualQueue) -> tuple[tuple[str, frozenset[str]], ...]:
-    """Identity of a plan: models in order and their lanes, without quotas."""
+    """Identity of a plan: the models in order with their lanes, without quotas."""
     return tuple(
         (segment.model, frozenset(quota.lane for quota in segment.lanes))
         for segment in queue.segments

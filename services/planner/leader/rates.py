@@ -1,4 +1,4 @@
-"""Service rates of instances as known to the leader, from the estimator's profiles."""
+"""Service rates of instances, which the leader takes from the estimator's profiles."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ from solver.prediction.latency.service_time import ALL_APPLICATIONS, capped
 Rates = Mapping[tuple[str, ModelName], ServiceRates]
 """Rates by device and model."""
 PRIOR_PROMPT, PRIOR_OUTPUT = Spread(192.0, 192.0), Spread(64.0, 64.0)
-"""Tokens of a request in a lane without data."""
+"""Prompt and output tokens of a request in a lane without data."""
 PRIOR_RATE_PER_S = 500.0
 MIN_RATE_ERROR, MAX_RATE_ERROR = 0.02, 0.5
 
@@ -25,7 +25,7 @@ def device_of(status: InstanceStatus) -> str:
 
 
 def rates_of(state: LeaderState, statuses: Sequence[InstanceStatus]) -> Rates:
-    """Rates by device and model; instances of one device are assumed to be equal."""
+    """Rates by device and model; all instances of one device are assumed to be equal."""
     mixes = mixes_of(state)
     rates: dict[tuple[str, ModelName], ServiceRates] = {}
     for status in statuses:
@@ -40,7 +40,7 @@ def rates_of(state: LeaderState, statuses: Sequence[InstanceStatus]) -> Rates:
 
 
 def mixes_of(state: LeaderState) -> dict[ModelName, tuple[float, float]]:
-    """Mean prompt and expected output tokens of arrived requests, by model."""
+    """Mean prompt tokens and mean expected output tokens of arrived requests, by model."""
     sums: dict[ModelName, list[int]] = {}
     for observed in state.lanes.values():
         for total in observed.lanes:
@@ -60,7 +60,7 @@ def mixes_of(state: LeaderState) -> dict[ModelName, tuple[float, float]]:
 def _rates(
     profile: Profile | None, status: InstanceStatus, mix: tuple[float, float]
 ) -> ServiceRates:
-    """The estimator's rates of a model on the device of *status*; priors without a profile."""
+    """The estimator's rates of a model on the device of *status*; prior rates without a profile."""
     if profile is None:
         return ServiceRates(token_rate_per_s=PRIOR_RATE_PER_S)
     prefill, error = profile.prefill_s, profile.latency_error
@@ -82,7 +82,7 @@ def _rates(
 
 
 def batch_of(status: InstanceStatus, tokens: float) -> float:
-    """Number of requests of *tokens* tokens that an instance computes concurrently under load."""
+    """Number of requests of *tokens* tokens that a loaded instance computes concurrently."""
     return batch_size(status.max_running, status.kv_capacity_tokens, tokens)
 
 

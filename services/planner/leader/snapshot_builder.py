@@ -1,4 +1,4 @@
-"""Converts the leader's soft state to the snapshot that a plan is made from."""
+"""Converts the leader's state to the snapshot from which a plan is made."""
 
 import contextlib
 import math
@@ -40,7 +40,7 @@ from solver.prediction.calibration.lane_waits import LaneCount
 def cluster_snapshot(
     state: LeaderState, *, layout: LaneLayout, settings: LeaderSettings, now: UnixTime
 ) -> ClusterSnapshot:
-    """Waiting requests and serving instances, as far as the leader knows."""
+    """Snapshot of waiting requests and serving instances in the leader's current state."""
     statuses = [status for _, status in sorted(state.instances.items()) if not status.draining]
     lanes = _lanes(state, layout)
     rates = rates_of(state, statuses)
@@ -69,14 +69,14 @@ def cluster_snapshot(
 
 
 def lane_of(queue: str) -> LaneKey | None:
-    """The lane whose own queue or overflow queue *queue* is; None for all other queues."""
+    """Lane whose main queue or overflow queue is *queue*; None for other queues."""
     with contextlib.suppress(ContractError):
         return LaneKey.parse(queue)
     return None
 
 
 def _lanes(state: LeaderState, layout: LaneLayout) -> list[LaneStatistics]:
-    """Waiting requests by lane; companion queues count for their lane."""
+    """Statistics of waiting requests by lane, including those in the lane's companion queues."""
     totals = _totals(state)
     return [
         _statistics(state, layout, key, waiting, totals.get(key.queue_name, ()))
@@ -85,7 +85,7 @@ def _lanes(state: LeaderState, layout: LaneLayout) -> list[LaneStatistics]:
 
 
 def lane_counts(state: LeaderState) -> dict[str, LaneCount]:
-    """Arrivals of each reported lane, and the requests waiting in it and its overflow."""
+    """Arrivals of each reported lane, and waiting requests in its main and overflow queues."""
     found, pulled = {}, _pulled_s(state)
     for name, totals in _totals(state).items():
         key = lane_of(name)
@@ -98,7 +98,7 @@ def lane_counts(state: LeaderState) -> dict[str, LaneCount]:
 
 
 def _overflow(state: LeaderState) -> dict[str, int]:
-    """Requests in overflow by lane; lanes without overflow are left out."""
+    """Number of requests in overflow by lane; lanes without overflow are left out."""
     keys = {queue: lane_of(queue) for queue, ready in state.waiting.items() if ready}
     return {
         key.queue_name: state.waiting[queue]
@@ -108,7 +108,7 @@ def _overflow(state: LeaderState) -> dict[str, int]:
 
 
 def _pulled_s(state: LeaderState) -> dict[ModelName, Seconds]:
-    """Model -> duration of pulled work that has not begun, averaged over the model's instances."""
+    """Model -> mean seconds of work that each of its instances has pulled and not begun."""
     pulled: dict[ModelName, list[Seconds]] = {}
     for status in state.instances.values():
         if status.model is not None:
@@ -120,8 +120,7 @@ def _backlog_s(status: InstanceStatus) -> Seconds:
     """
     Predicted backlog of an instance.
 
-    Without a reported `pull`, it is an upper bound that assumes answers of the longest possible
-    length.
+    Without a reported `pull`, the result is an upper bound for answers of maximum length.
     """
     pull = status.pull
     if pull is None:
@@ -133,7 +132,7 @@ def empty_lanes(
     state: LeaderState, layout: LaneLayout, now: UnixTime, *, but: Container[str]
 ) -> list[RequestGroup]:
     """
-    One typical request, arriving now, for each lane that has had arrivals and is not in *but*.
+    A typical request that arrives now, for each lane that has had arrivals and is not in *but*.
     """
     typical = (
         replace(_statistics(state, layout, key, 1, totals), arrivals=())
@@ -165,7 +164,7 @@ def _waiting_by_lane(state: LeaderState, layout: LaneLayout) -> dict[LaneKey, in
 
 
 def _companion_lane(queue: str, layout: LaneLayout) -> LaneKey:
-    """The lane under which a companion queue of several lanes is planned."""
+    """Lane that stands for a companion queue which several lanes share."""
     kind, *parts = queue.split(".")
     resumed = kind == "resume"
     return LaneKey(
@@ -219,7 +218,7 @@ def _groups(
     settings: LeaderSettings,
     now: UnixTime,
 ) -> list[RequestGroup]:
-    """Request groups of a lane; the *able* instances may serve them."""
+    """Request groups of a lane, which the *able* instances may serve."""
     tokens = max(1.0, lane.prompt_tokens.mean + lane.output_tokens.mean)
     size = group_size(
         lane,
@@ -258,15 +257,13 @@ def _instance(status: InstanceStatus, rates: Rates, *, lock_s: Seconds) -> Insta
 def _lock_s(
     state: LeaderState, settings: LeaderSettings, status: InstanceStatus, now: UnixTime
 ) -> Seconds:
-    """Remaining minimum residency of the active model, which avoids swapping between two bursts."""
+    """Remaining minimum residency of the active model; prevents a swap between two bursts."""
     model, since = state.model_since[status.instance_id]
     return max(0.0, settings.min_residency_s - (now - since)) if model else 0.0
 
 
 def lane_arrivals(state: LeaderState, layout: LaneLayout) -> Iterator[LaneArrivals]:
-    """
-    Arrivals of every reported lane; a lane that several groupers fill occurs once per grouper.
-    """
+    """Reported arrivals by lane; a lane occurs once for each grouper that fills it."""
     for observed in state.lanes.values():
         for total in observed.lanes:
             key = _lane(total.lane)

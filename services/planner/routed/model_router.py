@@ -1,4 +1,4 @@
-"""Router of one model inside a grouper: its view of instances, and the state that it shares."""
+"""Router of one model in a grouper, with its view of instances and the state that it publishes."""
 
 from collections.abc import Mapping
 from zlib import crc32
@@ -34,23 +34,25 @@ from solver.routing.request import RoutedRequest
 from solver.routing.router import Router
 
 LEFT_MEMORY_S = 60.0
-"""Time after which all routers know that an instance has left and has no pending work."""
+"""Time after which all routers have recorded that an instance left and has no pending work."""
 SENT_MEMORY_S = 3600.0
 """
-Time after which a sent request counts as ended, even if no message has reported its end: that
-message may be lost.
+Time after which a sent request counts as ended.
+
+The limit is needed because the message about the end of a request may be lost.
 """
 
 
 class ModelRouter:
     """
-    A `Router` with its data about one model's instances. Sync methods, no IO.
+    A `Router` with its data about the instances of one model; all methods are synchronous, without
+    IO.
 
-    Requests are identified by tenant and id.
+    The tenant and the request id together identify a request.
 
     Args:
         model: Model of the requests.
-        options: The policy.
+        options: Options of the routing policy.
         sender: Unique name of this grouper's run.
     """
 
@@ -69,17 +71,17 @@ class ModelRouter:
         self._indices: dict[InstanceId, PrefixIndex] = {}
         self._incarnations: dict[InstanceId, str] = {}
         self._left_at: dict[InstanceId, UnixTime] = {}
-        """Instances that left and are not yet forgotten, with the time."""
+        """Instances that left recently -> time at which they left."""
         self._shared_version = 0
         self._samples: dict[DeviceKey, list[PrefillSample]] = {}
 
     @property
     def num_waiting(self) -> int:
-        """Requests that are assigned and not sent."""
+        """Number of requests that are assigned to an instance and not sent yet."""
         return sum(self.router.num_waiting(each) for each in self.router.instances)
 
     def on_status(self, status: InstanceStatus, now: UnixTime) -> None:
-        """Handle the status of an instance that serves the model; it may be new or restarted."""
+        """Handle the status of an instance of the model, which may be new or restarted."""
         instance_id = status.instance_id
         if self._incarnations.get(instance_id) != status.incarnation:
             self._incarnations[instance_id] = status.incarnation
@@ -102,9 +104,10 @@ class ModelRouter:
 
     def lose(self, instance_id: InstanceId, now: UnixTime) -> list[RequestId]:
         """
-        Remove an instance that is silent or has another model; return the requests to reassign.
+        Remove an instance that is silent or serves another model; return the requests to reassign.
 
-        The content of its cache is kept for a while, in case the same incarnation returns.
+        The known content of the instance's cache is kept for some time, since the same incarnation
+        may return.
         """
         if instance_id not in self.router.instances:
             return []
@@ -116,7 +119,7 @@ class ModelRouter:
         return [request.request_id for request in left]
 
     def forget_cache(self, instance_id: InstanceId) -> None:
-        """Forget the content of the instance's cache."""
+        """Drop the known content of the instance's cache."""
         self._indices.pop(instance_id, None)
         self._incarnations.pop(instance_id, None)
 
@@ -127,7 +130,7 @@ class ModelRouter:
         self.router.change_instances(instances, now)
 
     def submit(self, key: RequestId, request: QueuedRequest, now: UnixTime) -> None:
-        """Choose an instance, of which there is at least one, and queue the request for it."""
+        """Choose an instance and queue the request for it; at least one must be known."""
         sampling = request.sampling
         routed = RoutedRequest(
             request_id=key,
@@ -144,7 +147,7 @@ class ModelRouter:
         self.router.submit(routed, now)
 
     def on_prefill(self, instance_id: InstanceId, prefill: Prefill, now: UnixTime) -> None:
-        """Handle a request's first token; any grouper may have sent the request."""
+        """Handle the first token of a request that any grouper has sent."""
         self.router.served(prefill.tenant, prefill.prompt_tokens, now)
         index = self._indices.get(instance_id)
         if index is not None:
@@ -159,7 +162,7 @@ class ModelRouter:
             self._learn(assignment, prefill.prefill_s)
 
     def shared_work(self, now: UnixTime) -> RouterState | None:
-        """Urgent state for the model's other routers; None if it has not changed."""
+        """State that the model's other routers need at once; None if it has not changed."""
         if self._backlog.version == self._shared_version:
             return None
         self._shared_version = self._backlog.version
@@ -174,11 +177,12 @@ class ModelRouter:
 
     def shared_state(self, now: UnixTime, since: Mapping[str, int]) -> RouterState:
         """
-        Soft state for the model's other routers.
+        State that the model's other routers need periodically.
 
         Args:
             now: Current time.
-            since: Number of the last published residual, by version of the corrected model.
+            since: Number of the last published residual, by version of the model that residuals
+                correct.
         """
         self.router.forget(now - SENT_MEMORY_S, now)
         for instance_id, at in list(self._left_at.items()):
@@ -202,9 +206,9 @@ class ModelRouter:
 
     def adopt(self, state: RouterState, now: UnixTime) -> None:
         """
-        Adopt another router's state of itself and of instances that are known here.
+        Adopt the state that another router published about itself and about instances known here.
 
-        Entries about instances that are unknown here, and invalid residuals, are ignored.
+        Entries of unknown instances and invalid residuals are ignored.
         """
         known = self._indices.keys()
         work = state.work.work.get(state.sender, {})
@@ -223,7 +227,7 @@ class ModelRouter:
                 continue
 
     def take_samples(self, now: UnixTime) -> list[PrefillsSampled]:
-        """Training samples for the estimator, from prefills observed since the last call."""
+        """Training samples for the estimator: prefills observed since the last call."""
         taken, self._samples = self._samples, {}
         return [
             PrefillsSampled(
@@ -239,7 +243,7 @@ class ModelRouter:
         ]
 
     def trusts(self) -> tuple[RoutingTrust, ...]:
-        """Quality of predictions, for operators."""
+        """Quality of the router's predictions, for operators."""
         found = []
         for (engine, device), monitor in self.prefills.monitors.items():
             residuals = monitor.residuals().get(ALL)
@@ -291,11 +295,11 @@ def _newer(snapshot: CalibrationSnapshot, number: int) -> CalibrationSnapshot:
 
 
 def _no_later(load: InstanceLoad, now: UnixTime) -> InstanceLoad:
-    """*load* with its time limited to *now*: the clock of the reporting host may be ahead."""
+    """*load* with a time of at most *now*, since the clock of the reporting host may be ahead."""
     at = min(load.at, now)
     return msgspec.structs.replace(load, at=at, seq=min(load.seq, _seq_at(now)))
 
 
 def _seq_at(at: UnixTime) -> int:
-    """Sequence number of a report made at time *at*."""
+    """Sequence number of a report that was made at time *at*."""
     return round(at * 1000)

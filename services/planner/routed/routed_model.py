@@ -1,4 +1,4 @@
-"""State of one model in a routing grouper: its router, and the requests waiting for their turn."""
+"""State of one model in a grouper that routes: its router, and requests that wait to be sent."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -12,34 +12,34 @@ from solver.routing.device_prefills import DeviceKey
 
 @dataclass(slots=True)
 class Held:
-    """A request waiting for its turn; its delivery is not acknowledged meanwhile."""
+    """A request that waits to be sent; its delivery remains unacknowledged."""
 
     request: QueuedRequest
     since: UnixTime
     placed: asyncio.Future[InstanceId | None]
-    """Instance to which the request is sent; None: the request goes to its lane instead."""
+    """Instance to which the request is sent; None if the request goes to its lane."""
 
     def place(self, instance_id: InstanceId | None) -> None:
-        """End the wait."""
+        """End the wait with its result: the chosen instance, or None for the lane."""
         if not self.placed.done():
             self.placed.set_result(instance_id)
 
 
 @dataclass(slots=True)
 class RoutedModel:
-    """A grouper's state of one model. No IO."""
+    """State of one model in a grouper; no IO."""
 
     router: ModelRouter
     held: dict[RequestId, Held] = field(default_factory=dict)
     last_residual: dict[str, int] = field(default_factory=dict)
-    """Version of the calibrated model -> number of the last published residual."""
+    """Version of the corrected model -> number of the last published residual."""
     trees: dict[DeviceKey, int] = field(default_factory=dict)
     """Engine and device -> version of the quantile trees in use."""
     heard: dict[str, UnixTime] = field(default_factory=dict)
-    """Other groupers that route the model, with the time of their last message."""
+    """Other groupers that route the model -> time of their last message."""
 
     def dispatch(self, now: UnixTime) -> None:
-        """Release the requests whose turn it is."""
+        """Release the requests that can be sent now."""
         for assignment in self.router.router.dispatch(now):
             held = self.held.pop(assignment.request.request_id, None)
             if held is not None:
@@ -49,7 +49,7 @@ class RoutedModel:
         """
         Remove an instance and reassign the requests that wait for it.
 
-        They are sent to their lanes if no other instance serves the model.
+        If no other instance serves the model, the requests go to their lanes.
         """
         for key in self.router.lose(instance_id, now):
             held = self.held.get(key)
@@ -62,21 +62,21 @@ class RoutedModel:
         self.dispatch(now)
 
     def withdraw(self, key: RequestId, now: UnixTime) -> None:
-        """Cancel a waiting request; no-op once it was sent."""
+        """Cancel a waiting request; no-op if it was already sent."""
         if self.held.pop(key, None) is not None:
             self.router.router.discard(key, now)
 
     def give_up(self, before: UnixTime, now: UnixTime) -> None:
-        """Send requests that began to wait earlier than *before* to lanes, whatever delays them."""
+        """Release all requests that began to wait before *before* to their lanes."""
         for key in [key for key, held in self.held.items() if held.since < before]:
             self.held[key].place(None)
             self.withdraw(key, now)
 
     def void(self, now: UnixTime) -> None:
         """
-        Drop waiting requests, which are redelivered, maybe to other groupers.
+        Drop waiting requests, which the broker redelivers to any grouper.
 
-        Sent requests are dropped too: messages about their first tokens may have been missed.
+        Sent requests are dropped also, since this grouper may have missed their first tokens.
         """
         for held in self.held.values():
             if not held.placed.done():
@@ -87,7 +87,7 @@ class RoutedModel:
         self.router.reset(now)
 
     def close(self) -> None:
-        """Send all waiting requests to lanes."""
+        """Release all waiting requests to their lanes."""
         for held in self.held.values():
             held.place(None)
         self.held.clear()

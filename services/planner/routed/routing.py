@@ -1,4 +1,4 @@
-"""Routed mode: requests go to the inbox of an instance chosen by a router (QUARTZ)."""
+"""Routed mode: a router sends each request to the inbox of one instance (QUARTZ)."""
 
 import asyncio
 from zlib import crc32
@@ -39,29 +39,29 @@ from solver.routing.prefix_hashes import prefix_hashes
 
 log = structlog.get_logger()
 PULL = "pull"
-"""No routing: instances pull from lanes."""
+"""Policy without routing: instances pull from lanes."""
 ROUTING_POLICIES = (
     PULL,
     *(name for name, each in VARIANTS.items() if each.prediction is not Prediction.ORACLE),
 )
 LEAST_ITERATIONS = 200
-"""Minimum number of iterations that a latency model has learnt from before it predicts prefills."""
+"""Minimum number of iterations in a latency model before the model predicts prefills."""
 ROUTER_TIMEOUT_S = 5.0
-"""Silence of a router after which the requests that it sent no longer count as pending work."""
+"""Time without messages from a router after which its sent requests no longer count as work."""
 SHARE_ALL_EVERY = 30
-"""Every so many rounds of sharing, all residuals are published again, for new routers."""
+"""Number of sharing rounds between two publications of all residuals, which new routers need."""
 
 
 class Routing:
     """
-    The routers of one grouper, one for each model, and their inputs.
+    The routers of one grouper, one for each model, and the state that they share.
 
-    A request waits here until its router sends it, as long as an instance serves its model, for
-    at most `max_wait_s`, and at most `max_waiting` of them at once; otherwise it goes to its lane,
-    from which instances pull.
+    A request waits here until its router sends it to an instance. A request goes to its lane if no
+    instance serves its model, if it has waited for `max_wait_s`, or if `max_waiting` requests
+    already wait.
 
     Args:
-        settings: Policy and bounds; its policy is not `pull`.
+        settings: Routing policy, which must not be `pull`, and bounds.
         sender: Name of this grouper's run.
     """
 
@@ -81,22 +81,22 @@ class Routing:
         self.num_routed = 0
         self.num_left_to_lanes = 0
         """
-        Requests in the scope of routing that went to lanes because no instance served the model or
-        too many requests were waiting here.
+        Requests within the scope of routing that went to lanes because no instance served their
+        model or too many requests were waiting.
         """
 
     @property
     def routers(self) -> list[ModelRouter]:
-        """Routers of the models that are served somewhere."""
+        """Routers of the models that at least one instance serves."""
         return [each.router for each in self._models.values()]
 
     @property
     def num_waiting(self) -> int:
-        """Requests waiting here for their turn."""
+        """Requests that wait in this grouper to be sent."""
         return sum(len(each.held) for each in self._models.values())
 
     def stamped(self, request: QueuedRequest) -> QueuedRequest:
-        """*request* with the prefix hashes for lookups in engines' caches."""
+        """*request* with the prefix hashes that find it in engines' caches."""
         if not self._takes(request):
             return request
         prefix = prefix_hashes(request.prompt, request.messages)
@@ -104,10 +104,11 @@ class Routing:
 
     async def place(self, request: QueuedRequest) -> InstanceId | None:
         """
-        Wait for the request's turn at the chosen instance; None: to its lane.
+        Wait until the request can be sent; return the chosen instance, or None for its lane.
 
         Raises:
-            TransientError: The delivery of the request is void; it will be redelivered.
+            TransientError: The delivery was lost with its connection; the broker redelivers the
+                request.
         """
         model = self._models.get(request.model.base)
         if not self._takes(request) or self._closed:
@@ -145,7 +146,7 @@ class Routing:
             self._models[served].dispatch(now)
 
     def on_prefills(self, observed: PrefillsObserved) -> None:
-        """Handle first tokens of an instance."""
+        """Handle an instance's report of first tokens."""
         model = self._models.get(observed.model)
         if model is not None:
             now = self._clock.now()
@@ -161,7 +162,7 @@ class Routing:
             model.router.router.finish(key, self._clock.now())
 
     def on_state(self, state: RouterState) -> None:
-        """Handle the state of another grouper's router."""
+        """Handle the shared state of another grouper's router."""
         model = self._models.get(state.model)
         if model is not None and state.sender != self._sender:
             now = self._clock.now()
@@ -170,7 +171,7 @@ class Routing:
 
     def on_profile(self, profile: Profile) -> None:
         """
-        Use the first latency model with enough samples for prefills until trees are published.
+        Predict prefills with the first latency model that has enough samples, until trees arrive.
         """
         model = self._models.get(profile.model)
         key = (profile.engine, profile.device)
@@ -188,7 +189,7 @@ class Routing:
             )
 
     def on_trees(self, message: PrefillTrees) -> None:
-        """Adopt the estimator's trees; trees with an unknown schema are refused."""
+        """Adopt the estimator's trees, unless their schema is unknown."""
         model = self._models.get(message.model)
         if model is None:
             return
@@ -207,7 +208,7 @@ class Routing:
             log.info("trees.adopted", model=message.model, version=message.version)
 
     async def dispatch(self) -> None:
-        """Send requests that are due by time; drop silent instances and overdue requests."""
+        """Send due requests, remove silent instances, and release overdue requests to lanes."""
         now = self._clock.now()
         if missed_s := self._attention.missed_s():
             self._extend_timeouts(missed_s)
@@ -223,7 +224,7 @@ class Routing:
                 model.give_up(now - self._settings.max_wait_s, now)
 
     async def share_work(self) -> None:
-        """Publish sent and ended requests to other groupers immediately, if there are any."""
+        """Publish new sends and ends of requests to other groupers at once."""
         now = self._clock.now()
         # Copied, since models may be added during an await.
         for model in list(self._models.values()):
@@ -250,22 +251,22 @@ class Routing:
 
     def on_connection_lost(self) -> None:
         """
-        Drop waiting requests, which are redelivered, maybe to other groupers.
+        Drop waiting requests, which the broker redelivers to any grouper.
 
-        Sent requests are dropped too: messages about their first tokens may have been missed.
+        Sent requests are dropped also, since this grouper may have missed their first tokens.
         """
         now = self._clock.now()
         for model in self._models.values():
             model.void(now)
 
     def close(self) -> None:
-        """Send all waiting requests to lanes."""
+        """Release all waiting requests to their lanes."""
         self._closed = True
         for model in self._models.values():
             model.close()
 
     def _extend_timeouts(self, missed_s: Seconds) -> None:
-        """Extend the timeouts of peers by *missed_s*, in which this process could not receive."""
+        """Extend the timeouts of peers by *missed_s*, when this process could not receive."""
         for instance_id, (served, heard_at) in self._seen.items():
             self._seen[instance_id] = (served, heard_at + missed_s)
         for model in self._models.values():
@@ -278,9 +279,9 @@ class Routing:
 
     def _is_full_for(self, request: QueuedRequest) -> bool:
         """
-        True if as many requests of the same global queue wait here as the settings allow.
+        True if the number of waiting requests from the same global queue has reached its limit.
 
-        The limit keeps waiting requests from using up the prefetch of that queue.
+        With the limit, waiting requests cannot use up the prefetch of the global queue.
         """
         interactive = _is_interactive(request)
         waiting = [

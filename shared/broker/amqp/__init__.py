@@ -1,1 +1,1 @@
-"""`Broker` over RabbitMQ, with aio-pika."""
+"""Implementation of `Broker` over RabbitMQ, with aio-pika."""

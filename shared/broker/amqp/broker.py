@@ -1,4 +1,4 @@
-"""`Broker` over RabbitMQ."""
+"""Implementation of `Broker` over RabbitMQ."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,17 +27,18 @@ from shared.contracts.errors import QueueNotFoundError
 
 class AmqpBroker:
     """
-    RabbitMQ client on two connections: one publishes, the other does everything else.
+    RabbitMQ client with two connections: one for publishing, one for everything else.
 
-    Works on asyncio and uvloop. A deleted queue that this client declared as exclusive or expiring
-    is restored with its bindings after a reconnect, or immediately if this client consumes it.
+    Works on asyncio and uvloop. If an exclusive or expiring queue of this client is deleted, the
+    client restores the queue and its bindings after a reconnect, or immediately if it consumes the
+    queue.
 
     Args:
         url: `amqp://user:password@host/vhost`, or `amqps://`.
-        client_name: Shown in the management view.
-        heartbeat_s: Heartbeat interval; after about three without traffic the connection is given
-            up.
-        timeout_s: Maximum wait for an answer of the broker.
+        client_name: Name of the connections in RabbitMQ's management view.
+        heartbeat_s: Heartbeat interval; a connection without traffic for about three intervals is
+            closed.
+        timeout_s: Maximum time to wait for an answer of the broker.
         reconnect_s: Pause between reconnection attempts.
     """
 
@@ -70,10 +71,10 @@ class AmqpBroker:
 
     async def __aenter__(self) -> Self:
         """
-        Connect.
+        Connect to the broker.
 
         Raises:
-            BrokerUnavailableError: No answer within `timeout_s`.
+            BrokerUnavailableError: The broker does not answer within `timeout_s`.
             SettingsError: The broker refuses the login or the virtual host.
         """
         try:
@@ -178,7 +179,7 @@ class AmqpBroker:
         self._lost_callbacks.append(callback)
 
     async def close(self) -> None:
-        """Close; idempotent. Unsettled deliveries return to their queues, in order."""
+        """Close the client; idempotent. Unsettled deliveries return to their queues, in order."""
         await self._tasks.cancel()
         await self._restorer.close()
         await self._getter.close()

@@ -1,4 +1,4 @@
-"""AMQP connection that reconnects by itself."""
+"""AMQP connection that reconnects after a loss."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -23,15 +23,16 @@ MAX_CHANNEL_NUMBER = 65535
 
 class AmqpConnection:
     """
-    Reconnects by itself; hands out raw channels, which are not restored.
+    AMQP connection that reconnects after a loss and opens raw channels, which are not restored.
 
-    aio-pika's robust channels are not used: a single deleted queue makes their connection
-    fail to reconnect forever, and a channel error makes them reopen under running work.
+    aio-pika's robust channels are not used: a single deleted queue prevents every reconnect of
+    their connection, and after a channel error they reopen while work on them is running.
 
     Args:
         url: `amqp://` or `amqps://`.
-        name: Shown in the management view.
-        heartbeat_s: Heartbeat interval; after about three without traffic the peer counts as dead.
+        name: Name of the connection in RabbitMQ's management view.
+        heartbeat_s: Heartbeat interval; a peer without traffic for about three intervals counts as
+            dead.
         timeout_s: Time limit for each round trip.
         reconnect_s: Pause between reconnection attempts.
     """
@@ -65,10 +66,10 @@ class AmqpConnection:
         self, *, on_lost: Callable[[], None], on_restored: Callable[[], None]
     ) -> None:
         """
-        Connect once; later losses are repaired in the background.
+        Connect once; the connection is restored in the background after later losses.
 
         Raises:
-            BrokerUnavailableError: No answer.
+            BrokerUnavailableError: The broker does not answer.
             SettingsError: The broker rejects the user, the password or the virtual host.
         """
         robust = RobustConnection(
@@ -108,7 +109,7 @@ class AmqpConnection:
         log.info("broker.connected", connection=self._name)
 
     async def open_channel(self, *, confirms: bool = False) -> Channel:
-        """Open a new channel. Its errors affect no other channel."""
+        """Open a new channel, whose errors affect no other channel."""
         with amqp_errors("open channel"):
             connection = self._live()
             if connection is None:
@@ -129,8 +130,8 @@ class AmqpConnection:
         """
         Cycle through the channel numbers that the broker allows.
 
-        aiormq chooses the highest number plus one and so reuses a number that the broker has just
-        closed; if the answer to that close is still in transit, opening hangs.
+        aiormq uses the highest open number plus one, which may be a number that the broker has just
+        closed. If the confirmation of that close is still in transit, opening the channel hangs.
         """
         highest = connection.connection_tune.channel_max or MAX_CHANNEL_NUMBER
         for _ in range(highest):
@@ -142,9 +143,9 @@ class AmqpConnection:
     @asynccontextmanager
     async def calling(self, what: str) -> AsyncIterator[Channel]:
         """
-        Channel for calls that may fail, with the errors of `amqp_errors`.
+        Context with a channel for calls that may fail; raises the errors of `amqp_errors`.
 
-        The channel is reused only after success: an error that the broker reports closes it.
+        The channel is reused only after success, since the broker closes it with each error.
         """
         with amqp_errors(what):
             channel = self._idle.pop() if self._idle else None
@@ -161,7 +162,7 @@ class AmqpConnection:
                 self._idle.append(channel)
 
     async def close(self) -> None:
-        """Close; idempotent. Unacknowledged messages return to their queues."""
+        """Close the connection; idempotent. Unacknowledged messages return to their queues."""
         self._closing = True
         self._idle.clear()
         robust, self._robust = self._robust, None

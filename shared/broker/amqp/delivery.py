@@ -1,4 +1,4 @@
-"""Deliveries and the channels that they arrive on."""
+"""Deliveries, and the channels on which they arrive."""
 
 import asyncio
 from contextlib import suppress
@@ -14,15 +14,15 @@ from shared.broker.protocol import Delivery, Settlement
 from shared.contracts.errors import MeshError
 
 SETTLE_TIMEOUT_S = 30.0
-"""Three heartbeat intervals, after which a connection that accepts no bytes has been given up."""
+"""Time limit for settling: three heartbeat intervals, after which the connection is closed."""
 
 
 class DeliveryChannel:
     """
-    A channel and its number of unsettled deliveries.
+    A channel with its number of unsettled deliveries.
 
-    An acknowledgement after the channel's close makes RabbitMQ close the whole connection, so
-    a channel is closed only when nothing on it can still be settled.
+    If an acknowledgement follows the close of its channel, RabbitMQ closes the whole connection. A
+    channel is therefore closed only after its last delivery is settled.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -56,16 +56,16 @@ class DeliveryChannel:
         )
 
     async def retire(self) -> None:
-        """Stop deliveries; close the channel now, or when the last open delivery is settled."""
+        """Stop deliveries; close the channel when its last delivery is settled."""
         self._retired = True
         await self._close_when_done()
 
     def abandon(self) -> None:
-        """Settle nothing more: the connection is about to be closed."""
+        """Stop settling deliveries, since the connection is about to be closed."""
         self._closed = True
 
     async def _settle(self, tag: int, how: Settlement) -> bool:
-        """Settle a delivery; False when the channel is gone, or accepted no bytes in time."""
+        """Settle a delivery; False if the channel is closed or accepted no bytes in time."""
         sent = not self.gone
         if sent:
             try:

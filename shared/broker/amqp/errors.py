@@ -1,4 +1,4 @@
-"""Translation of the AMQP library's exceptions."""
+"""Translation of the AMQP library's exceptions to Headway's errors."""
 
 import asyncio
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ from shared.contracts.errors import (
 @contextmanager
 def amqp_errors(what: str) -> Iterator[None]:
     """
-    Translate exceptions raised by the operation *what*.
+    Context that translates the AMQP library's exceptions; *what* names the operation.
 
     Raises:
-        QueueNotFoundError: 404.
-        BrokerConflictError: 405 locked, 406 precondition failed.
-        BrokerAccessError: 403.
+        QueueNotFoundError: AMQP reply code 404.
+        BrokerConflictError: AMQP reply code 405 (locked) or 406 (precondition failed).
+        BrokerAccessError: AMQP reply code 403.
         BrokerUnavailableError: Any failure of the connection or channel, and timeouts.
     """
     try:

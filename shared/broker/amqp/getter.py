@@ -1,4 +1,4 @@
-"""Concurrent `basic.get` calls whose failures do not affect earlier deliveries."""
+"""Concurrent `basic.get` calls; a failed call does not affect earlier deliveries."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -15,18 +15,19 @@ from shared.contracts.errors import BrokerUnavailableError, QueueNotFoundError
 MAX_GETS_PER_QUEUE = 4
 MAX_QUEUES = 256
 """
-Maximum number of queues that have channels of their own; uses at most about half of the 2047
-channels that RabbitMQ allows.
+Maximum number of queues with channels of their own.
+
+At four channels per queue they use about half of the 2047 channels that RabbitMQ allows.
 """
 
 
 @dataclass(slots=True)
 class _QueueChannels:
     """
-    Channels of one queue, not shared with other queues.
+    Channels that only one queue uses.
 
-    A get from a deleted queue closes the channel and requeues everything unacknowledged on it.
-    Here, these are only messages of the same, deleted queue.
+    A get from a deleted queue closes the channel, and the broker requeues all unacknowledged
+    messages on it. With separate channels these are only messages of the deleted queue.
     """
 
     idle: list[DeliveryChannel] = field(default_factory=list)
@@ -36,25 +37,25 @@ class _QueueChannels:
 
 class AmqpGetter:
     """
-    Takes single messages.
+    Takes single messages from queues.
 
     Args:
-        connection: The consuming connection.
+        connection: Connection that receives deliveries.
     """
 
     def __init__(self, connection: AmqpConnection) -> None:
         self._connection = connection
         self._queues: dict[str, _QueueChannels] = {}
-        """Queue name -> channels, the least recently used queue first."""
+        """Queue name -> channels; the least recently used queue is first."""
         self._tasks = OwnedTasks()
 
     async def get(self, queue: str) -> Delivery | None:
         """
-        Return the first ready message; None when there is none.
+        Return the queue's first ready message; None if the queue is empty.
 
         Raises:
-            QueueNotFoundError: No such queue.
-            BrokerUnavailableError: No answer.
+            QueueNotFoundError: The queue does not exist.
+            BrokerUnavailableError: The broker does not answer.
         """
         # The call runs in a separate task: aiormq closes a channel whose call is cancelled, which
         # would requeue every other delivery of that channel.
@@ -64,7 +65,7 @@ class AmqpGetter:
                 return await asyncio.shield(task)
         except TimeoutError as error:
             task.add_done_callback(self._hand_back)
-            raise BrokerUnavailableError(f"get {queue}: no answer") from error
+            raise BrokerUnavailableError(f"the broker did not answer a get from {queue}") from error
         except asyncio.CancelledError:
             task.add_done_callback(self._hand_back)
             raise
@@ -101,7 +102,7 @@ class AmqpGetter:
         return channel.deliver(message, queue)
 
     def _of(self, queue: str) -> _QueueChannels:
-        """Return the queue's channels; a new queue displaces the least recently used one."""
+        """Return the channels of the queue; a new queue replaces the least recently used one."""
         channels = self._queues.pop(queue, None)
         if channels is None:
             channels = _QueueChannels()
@@ -124,7 +125,7 @@ class AmqpGetter:
         return DeliveryChannel(await self._connection.open_channel())
 
     def _hand_back(self, task: asyncio.Task[Delivery | None]) -> None:
-        """Requeue a message that arrives after its caller stopped waiting."""
+        """Requeue a message that arrives after its caller has stopped waiting."""
         if task.cancelled() or task.exception() is not None:
             return
         delivery = task.result()

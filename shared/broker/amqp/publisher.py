@@ -23,17 +23,18 @@ _TRANSIENT, _PERSISTENT = 1, 2
 
 class AmqpPublisher:
     """
-    One channel with confirms, one without.
+    Publishes on two channels, one with confirms and one without.
 
     Args:
-        connection: The publishing connection; the broker may block it without affecting deliveries.
+        connection: Connection for publishing only; the broker can block it without delaying
+            deliveries.
     """
 
     def __init__(self, connection: AmqpConnection) -> None:
         self._connection = connection
         self._opening = asyncio.Lock()
         self._channels: dict[bool, Channel] = {}
-        """Two lasting channels: with confirms and without."""
+        """True -> channel with confirms, False -> channel without confirms."""
         self._in_flight: set[str] = set()
 
     async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
@@ -105,9 +106,7 @@ class AmqpPublisher:
                 await channel.close(timeout=self._connection.timeout_s)
 
     async def _channel(self, *, confirms: bool) -> Channel:
-        """
-        The lasting channel with or without confirms, opened again if the broker has closed it.
-        """
+        """Return the channel with or without confirms; reopen it if the broker has closed it."""
         channel = self._channels.get(confirms)
         if channel is None or channel.is_closed:
             async with self._opening:

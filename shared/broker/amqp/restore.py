@@ -1,4 +1,4 @@
-"""Restoration after a lost connection or a deleted queue."""
+"""Restores queues, bindings and subscriptions after a lost connection or a deleted queue."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,15 +17,15 @@ MAX_RETRY_S = 5.0
 
 class AmqpRestorer:
     """
-    Restores volatile queues, their bindings, and subscriptions, each independently.
+    Restores volatile queues, bindings and subscriptions, each independently of the others.
 
-    An exclusive queue can stay locked for some heartbeats after a reconnect, while the broker
-    considers the old connection alive; hence the retries.
+    Restoring is retried, since an exclusive queue stays locked until the broker detects, some
+    heartbeats later, that the old connection is dead.
 
     Args:
-        declare: Declares a queue on the consuming connection.
-        bind: Creates a binding on the consuming connection.
-        is_up: Returns True if the connection is up, so that an attempt makes sense.
+        declare: Declares a queue on the connection that receives deliveries.
+        bind: Creates a binding on the connection that receives deliveries.
+        is_up: Returns True if the connection is up; otherwise no attempt is made.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class AmqpRestorer:
         self._queues: dict[str, QueueSpec] = {}
         self._bindings: set[BindingSpec] = set()
         self._missing: set[str | BindingSpec] = set()
-        """Names of the queues, and the bindings, that must be restored."""
+        """Names of queues and bindings that must be restored."""
         self.subscriptions: set[AmqpSubscription] = set()
-        """Subscriptions that are restarted when they do not run."""
+        """Subscriptions that are restarted when they have stopped."""
         self._wake = asyncio.Event()
 
     @property
@@ -71,7 +71,7 @@ class AmqpRestorer:
         self._missing.discard(spec)
 
     def lost(self) -> None:
-        """Note that the connection is lost, with everything that lived on it."""
+        """Record that the connection was lost with its queues, bindings and subscriptions."""
         self._missing.update(self._queues, self._bindings)
 
     def wake(self) -> None:
@@ -84,7 +84,7 @@ class AmqpRestorer:
             await subscription.close()
 
     async def run(self) -> None:
-        """Restore whatever is missing, until cancelled."""
+        """Restore missing queues, bindings and subscriptions, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -108,7 +108,7 @@ class AmqpRestorer:
         return not errors
 
     def _restorations(self) -> Iterator[Awaitable[None]]:
-        """Yield restorations to await one by one; during each, others may be removed."""
+        """Yield restorations to await one by one; others may be removed while one is awaited."""
         for each in (*self._queues, *self._bindings):
             if each in self._missing:
                 yield self._put_back(each)

@@ -1,4 +1,4 @@
-"""A consumer that survives its channel."""
+"""A consumer that continues on a new channel when its channel is closed."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,17 +19,18 @@ log = structlog.get_logger()
 
 class AmqpSubscription:
     """
-    `Subscription` on a channel of its own.
+    `Subscription` with a separate channel.
 
-    Handlers run as tasks of this client: aiormq cancels its own consumer tasks with their channel.
+    Handlers run as tasks of this client, since aiormq cancels its own consumer tasks when their
+    channel closes.
 
     Args:
-        connection: The consuming connection.
+        connection: Connection that receives deliveries.
         queue: Name of an existing queue.
         handler: See `Broker.consume`.
         prefetch: Maximum number of unsettled deliveries.
-        on_broken: Called when the channel is gone or the broker cancelled the consumer.
-        on_cancelled: Called when the subscription was cancelled by its owner.
+        on_broken: Called when the channel is closed or the broker has cancelled the consumer.
+        on_cancelled: Called when the owner has cancelled the subscription.
     """
 
     def __init__(
@@ -61,10 +62,10 @@ class AmqpSubscription:
 
     async def start(self) -> None:
         """
-        Start to consume, or restart.
+        Start or restart the consumer.
 
         Raises:
-            QueueNotFoundError: No such queue.
+            QueueNotFoundError: The queue does not exist.
             BrokerConflictError: The queue belongs to another connection.
         """
         if self._channel is not None:
@@ -98,7 +99,7 @@ class AmqpSubscription:
             await self._channel.retire()
 
     async def close(self) -> None:
-        """End handlers before the connection is closed."""
+        """Cancel the handlers, before the connection is closed."""
         self._ended = True
         if self._channel is not None:
             self._channel.abandon()

@@ -1,1 +1,1 @@
-"""`Broker` in one process: the semantics that Headway uses, without a server."""
+"""In-process implementation of `Broker`: the semantics that Headway uses, without a server."""

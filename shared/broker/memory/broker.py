@@ -1,4 +1,4 @@
-"""In-process `Broker`, for tests and for running without infrastructure."""
+"""In-process `Broker` for tests and for a mesh in one process."""
 
 import asyncio
 from collections.abc import Callable
@@ -36,8 +36,8 @@ class MemoryBroker:
 
     Args:
         hub: The server, shared by all clients.
-        client_name: For logs.
-        user: Owner of the connection; messages may carry no other user id.
+        client_name: Name of the client in logs.
+        user: User of the connection; messages with another user id are refused.
     """
 
     def __init__(self, hub: MemoryHub, *, client_name: str = "", user: str = "guest") -> None:
@@ -47,7 +47,7 @@ class MemoryBroker:
         self._session = MemorySession(open=False)
         self._subscriptions: dict[MemorySubscription, MemoryQueue] = {}
         self._lost: tuple[list[QueueSpec], list[BindingSpec]] = [], []
-        """Exclusive queues that ended with the last session, and their bindings."""
+        """Exclusive queues that were deleted with the last session, and their bindings."""
         self._lost_callbacks: list[Callable[[], None]] = []
 
     async def __aenter__(self) -> Self:
@@ -69,7 +69,7 @@ class MemoryBroker:
 
     @property
     def _server(self) -> MemoryHub:
-        """The hub; raises an error while this client has no connection."""
+        """Return the hub; raises an error while the client is not connected."""
         if not self.connected:
             raise BrokerUnavailableError(f"{self._client_name or 'client'} is not connected")
         return self._hub
@@ -132,20 +132,20 @@ class MemoryBroker:
         self._lost_callbacks.append(callback)
 
     async def close(self) -> None:
-        """Close; idempotent. Unsettled deliveries return to their queues, in order."""
+        """Close the client; idempotent. Unsettled deliveries return to their queues, in order."""
         self._hub.leave(self)
         self._end_session()
         for subscription in tuple(self._subscriptions):
             await subscription.close()
 
     def drop_connection(self) -> None:
-        """Lose the connection and reconnect immediately, as after a short network fault."""
+        """Lose the connection and reconnect at once, as after a short network failure."""
         self.lose_connection()
         if self._hub.running:
             self.reconnect()
 
     def lose_connection(self) -> None:
-        """Called by the hub when the connection ends."""
+        """Record that the connection ended; called by the hub."""
         if not self._session.open:
             return
         self._end_session()
@@ -153,7 +153,7 @@ class MemoryBroker:
             callback()
 
     def reconnect(self) -> None:
-        """Called by the hub to reconnect and restore what lived on the connection."""
+        """Reconnect and restore queues, bindings and subscriptions; called by the hub."""
         if self._session.open:
             return
         self._session = MemorySession(open=True)

@@ -1,4 +1,4 @@
-"""Server side of the in-process broker: exchanges, queues and routing."""
+"""Server of the in-process broker: exchanges, queues and routing."""
 
 from typing import Protocol
 
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 class HubClient(Protocol):
-    """The server's view of a client."""
+    """Methods of a client that the server calls."""
 
     def lose_connection(self) -> None: ...
     def reconnect(self) -> None: ...
@@ -34,10 +34,10 @@ class HubClient(Protocol):
 
 class MemoryHub:
     """
-    Server shared by all `MemoryBroker` clients of one process. Belongs to one event loop.
+    Server that all `MemoryBroker` clients of one process share; used in one event loop only.
 
-    Differs from RabbitMQ: `expires_s` is ignored; bounds are exact, where quorum queues
-    overshoot; a dead letter that its queue refuses is dropped with a log line.
+    Differs from RabbitMQ: `expires_s` is ignored; length limits are exact, while quorum queues can
+    exceed them; a dead letter that the target queue refuses is dropped and logged.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class MemoryHub:
         self.running = True
 
     def stop(self) -> None:
-        """Stop, as for a broker restart: connections end, transient messages are lost."""
+        """Stop as in a broker restart: connections end and transient messages are lost."""
         self.running = False
         for client in self._clients:
             client.lose_connection()
@@ -56,7 +56,7 @@ class MemoryHub:
             queue.forget_transient()
 
     def start(self) -> None:
-        """Start again; clients reconnect."""
+        """Start again after `stop`; clients reconnect."""
         self.running = True
         for client in self._clients:
             client.reconnect()
@@ -73,7 +73,7 @@ class MemoryHub:
         self._clients.append(client)
 
     def leave(self, client: HubClient) -> None:
-        """Disconnect a client; it does not reconnect."""
+        """Disconnect a client, which does not reconnect."""
         if client in self._clients:
             self._clients.remove(client)
 
@@ -81,7 +81,7 @@ class MemoryHub:
         self, session: MemorySession, client: HubClient
     ) -> tuple[list[QueueSpec], list[BindingSpec]]:
         """
-        End a session: requeue its unsettled deliveries, delete the client's exclusive queues.
+        End a session: requeue its unsettled deliveries and delete the client's exclusive queues.
 
         Returns:
             The deleted queues and their bindings.
@@ -112,10 +112,10 @@ class MemoryHub:
 
     def find(self, name: str, client: HubClient) -> MemoryQueue | None:
         """
-        Return the queue, if it exists.
+        Return the queue; None if it does not exist.
 
         Raises:
-            BrokerConflictError: It is exclusive to another client.
+            BrokerConflictError: The queue is exclusive to another client.
         """
         queue = self._queues.get(name)
         if queue is not None:
@@ -127,8 +127,8 @@ class MemoryHub:
         Return the queue.
 
         Raises:
-            QueueNotFoundError: It does not exist.
-            BrokerConflictError: It is exclusive to another client.
+            QueueNotFoundError: The queue does not exist.
+            BrokerConflictError: The queue is exclusive to another client.
         """
         queue = self.find(name, client)
         if queue is None:
@@ -157,10 +157,10 @@ class MemoryHub:
 
     def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
         """
-        Route to every bound queue, once each.
+        Route a message to every queue with a matching binding, once per queue.
 
         Raises:
-            BrokerConflictError: No such exchange.
+            BrokerConflictError: The exchange does not exist.
         """
         if exchange and exchange not in self._exchanges:
             raise BrokerConflictError(f"no exchange {exchange!r}")
@@ -221,7 +221,7 @@ def _matches(kind: ExchangeType, pattern: str, routing_key: str) -> bool:
 
 
 def topic_matches(pattern: str, routing_key: str) -> bool:
-    """True if a topic pattern matches *routing_key*: `*` is one word, `#` any number of words."""
+    """True if a topic pattern matches *routing_key*; `*` is one word, `#` any number of words."""
     return _words_match(pattern.split("."), routing_key.split(".") if routing_key else [])
 
 

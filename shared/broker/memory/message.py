@@ -1,4 +1,4 @@
-"""Messages as the in-process broker keeps them."""
+"""Messages in the queues of the in-process broker."""
 
 from dataclasses import dataclass, replace
 
@@ -7,10 +7,10 @@ from shared.broker.protocol import OutMessage
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StoredMessage:
-    """One message on one queue."""
+    """One message in one queue."""
 
     seq: int
-    """Position in the order of arrival on this queue, to which a requeued message returns."""
+    """Arrival number of the message in its queue; a requeued message returns to this position."""
     exchange: str
     routing_key: str
     message: OutMessage
@@ -23,7 +23,7 @@ class StoredMessage:
 
 
 def dead_letter(stored: StoredMessage, *, queue: str, reason: str) -> OutMessage:
-    """Return the message as RabbitMQ dead-letters it; the first death is kept in its headers."""
+    """Message as RabbitMQ dead-letters it: the headers contain the reason of the first death."""
     death = {
         "x-first-death-reason": reason,
         "x-first-death-queue": queue,

@@ -20,12 +20,12 @@ from shared.broker.protocol import (
 
 class MemoryQueue:
     """
-    Order, bounds, delivery counts and consumers of one queue.
+    One queue: order of messages, length limits, delivery counts and consumers.
 
     Args:
         spec: Properties of the queue.
-        owner: Client that an exclusive queue belongs to, else None.
-        on_dead: Takes dead-lettered messages, with RabbitMQ's reason.
+        owner: Client that owns an exclusive queue; None for other queues.
+        on_dead: Receives dead-lettered messages with RabbitMQ's reason.
     """
 
     def __init__(
@@ -52,14 +52,16 @@ class MemoryQueue:
     @property
     def depth(self) -> QueueDepth:
         """
-        Count as RabbitMQ does: holders of unsettled messages got from a quorum queue are consumers.
+        Depth of the queue, counted as in RabbitMQ.
+
+        For a quorum queue, sessions with unsettled messages from `get` count as consumers.
         """
         holders = {session for session, consumer in self._unsettled.values() if consumer is None}
         num_holders = len(holders) if self.spec.type is QueueType.QUORUM else 0
         return QueueDepth(ready=self._num_ready, consumers=len(self._consumers) + num_holders)
 
     def offer(self, exchange: str, routing_key: str, message: OutMessage) -> bool:
-        """Append a message; False if the queue is full and refuses. Only ready messages fill it."""
+        """Append a message; False if the queue is full. Only ready messages count."""
         stored = StoredMessage(
             seq=next(self._numbers), exchange=exchange, routing_key=routing_key, message=message
         )
@@ -71,11 +73,11 @@ class MemoryQueue:
         return True
 
     def get(self, session: MemorySession) -> Delivery | None:
-        """Deliver the first ready message to *session*."""
+        """Deliver the first ready message to *session*; None if no message is ready."""
         return self._deliver(session) if self._num_ready else None
 
     def take_back(self, session: MemorySession) -> None:
-        """Requeue what *session* leaves unsettled, in the original order."""
+        """Requeue the unsettled messages of *session* in their original order."""
         left = [each for each, (holder, _) in self._unsettled.items() if holder is session]
         for stored in left:
             del self._unsettled[stored]
@@ -105,7 +107,7 @@ class MemoryQueue:
 
     def _run(self) -> None:
         """
-        Push messages to consumers with credit, in turn; then drop messages that exceed the bound.
+        Push messages to consumers with credit, in turn; then drop messages above the length limit.
         """
         while self._num_ready and (consumer := self._next_consumer()) is not None:
             consumer.push(self._deliver(consumer.session, consumer))
@@ -164,7 +166,7 @@ class MemoryQueue:
         return True
 
     def _requeue(self, messages: Iterable[StoredMessage]) -> None:
-        """Requeue messages after failed deliveries, in the order given."""
+        """Requeue messages after failed deliveries, in the given order."""
         quorum = self.spec.type is QueueType.QUORUM
         limit = self.spec.delivery_limit
         for stored in messages:

@@ -9,20 +9,20 @@ from shared.broker.tasks import OwnedTasks
 
 @dataclass(slots=True, eq=False)
 class MemorySession:
-    """One session of a client's connection."""
+    """One session of a client: the time from a connect to a disconnect."""
 
     open: bool
 
 
 class MemorySubscription:
     """
-    In-process `Subscription`.
+    `Subscription` of the in-process broker.
 
     Args:
         queue: Name of the queue.
         handler: See `Broker.consume`.
         prefetch: Maximum number of unsettled deliveries.
-        on_cancelled: Stops deliveries when the subscription was cancelled by its owner.
+        on_cancelled: Called when the owner has cancelled the subscription; stops deliveries.
     """
 
     def __init__(
@@ -57,5 +57,5 @@ class MemorySubscription:
         await self._tasks.wait()
 
     async def close(self) -> None:
-        """End handlers."""
+        """Cancel running handlers."""
         await self._tasks.cancel()

@@ -1,1 +1,1 @@
-"""An engine without a model: vLLM's scheduling and memory, simulated time, hashed tokens."""
+"""An engine that simulates vLLM's scheduling, memory and times; its tokens are hashes."""

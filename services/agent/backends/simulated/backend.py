@@ -1,4 +1,4 @@
-"""The simulated engine in real time, as an engine backend."""
+"""Engine backend that runs the simulated engine in real time."""
 
 import asyncio
 import contextlib
@@ -37,16 +37,17 @@ log = structlog.get_logger()
 
 _MAX_ITERATIONS = 4096
 _MAX_LAG_S = 0.1
-"""Maximum lag behind real time that the engine catches up."""
+"""Maximum lag behind real time that the engine makes up; a longer lag is ignored."""
 _IDLE_S = 0.001
 
 
 class SimulatedEngine(AnsweringBackend):
     """
-    An engine backend that computes nothing.
+    Engine backend whose engine computes no model.
 
-    Answers are hashes of prompts. Differs from a real model: penalties, top-p and top-k are
-    accepted and have no effect.
+    Answers are hashes of prompts.
+
+    Differs from a real model: penalties, top-p and top-k are accepted and have no effect.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class SimulatedEngine(AnsweringBackend):
         self._core: SimulatedEngineCore | None = None
         self._passage = Passage(settings)
         self._ended = EngineTotals()
-        """Totals of previously active models."""
+        """Totals of models that were active before."""
         self._limits = SchedulingParameters(
             token_budget=settings.token_budget, max_running=settings.max_running
         )
@@ -239,7 +240,7 @@ class SimulatedEngine(AnsweringBackend):
             self._die()
 
     async def _iterate_forever(self) -> None:
-        """Iterate while there is work; each iteration lasts its simulated time."""
+        """Run iterations while there is work; each iteration lasts its simulated time."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -262,7 +263,7 @@ class SimulatedEngine(AnsweringBackend):
             self._deliver(core, result)
 
     def _deliver(self, core: SimulatedEngineCore, result: IterationResult) -> None:
-        """Push tokens to their open streams; a first token ends the request's prefill."""
+        """Push tokens to their open streams; a request's first token ends its prefill."""
         now = self._clock.now()
         for each in result.outputs:
             prefill_s = core.prefill_times.end(each.request_id, now) or 0.0
@@ -279,6 +280,6 @@ class SimulatedEngine(AnsweringBackend):
 
 
 def _fitted(entry: ModelEntry, settings: SimulatedSettings) -> ModelEntry:
-    """Limit the length of *entry* to what the engine's memory can hold."""
+    """Limit the model length of *entry* to the engine's KV capacity."""
     room = settings.kv_capacity_tokens // settings.block_tokens * settings.block_tokens
     return msgspec.structs.replace(entry, max_model_len=min(entry.max_model_len, room))

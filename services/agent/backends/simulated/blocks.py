@@ -30,7 +30,8 @@ class BlockPool:
     """
     Used and free KV blocks and their content.
 
-    Freed blocks keep their content until they are allocated again, least recently freed first.
+    Freed blocks keep their content until they are allocated again. The least recently freed block
+    is allocated first.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -51,7 +52,7 @@ class BlockPool:
         return 1.0 - len(self._free) / self._num_blocks
 
     def cached_prefix(self, hashes: Sequence[BlockHash]) -> list[int]:
-        """The blocks with the longest cached prefix of *hashes*; does not add a user to them."""
+        """The blocks of the longest cached prefix of *hashes*; adds no user to them."""
         blocks = []
         for content in hashes:
             block = self._by_content.get(content)
@@ -62,7 +63,7 @@ class BlockPool:
 
     def num_unused(self, blocks: Sequence[int]) -> int:
         """
-        Number of *blocks* without a user, i.e. by how many taking *blocks* reduces the free blocks.
+        Number of free blocks among *blocks*: the decrease of free blocks when *blocks* are taken.
         """
         return sum(self._users[block] == 0 for block in blocks)
 
@@ -74,7 +75,7 @@ class BlockPool:
             self._users[block] += 1
 
     def allocate(self, count: int) -> list[int] | None:
-        """Allocate *count* empty blocks; none at all if fewer are free."""
+        """Allocate *count* empty blocks, or none if fewer are free."""
         if count > len(self._free):
             return None
         blocks = []
@@ -87,7 +88,7 @@ class BlockPool:
         return blocks
 
     def remember(self, block: int, content: BlockHash) -> None:
-        """Register *content* of the full *block*; of equal blocks the first stays registered."""
+        """Register *content* of the full *block*; only the first of equal blocks is registered."""
         if content not in self._by_content:
             self._forget(block)
             self._by_content[content] = block
@@ -99,7 +100,7 @@ class BlockPool:
             self._forget(block)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Remove a user from each of *blocks*; the last block of the sequence is reused first."""
+        """Remove a user from each of *blocks*; the sequence's last block will be reused first."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if self._users[block] == 0:

@@ -1,7 +1,7 @@
 """
-The simulated engine core: continuous batching on a model of vLLM's scheduler and allocator.
+Simulated engine core: continuous batching with a model of vLLM's scheduler and allocator.
 
-Pure and synchronous. Real-time serving and the trace simulator drive the same object.
+The core is synchronous and does no IO. The simulated backend and the trace simulator both drive it.
 """
 
 from services.agent.backends.base import (
@@ -33,9 +33,9 @@ class SimulatedEngineCore:
     One engine with one model.
 
     Args:
-        entry: The model; requests must fit it.
-        settings: Limits and latency; KV must hold `max_model_len` tokens.
-        policy: Used by this core alone.
+        entry: The model.
+        settings: Limits and latency; the KV capacity must be at least `max_model_len` tokens.
+        policy: Scheduling policy; no other core may use the same object.
         vocab_size: Exclusive upper bound of generated token ids.
     """
 
@@ -62,11 +62,11 @@ class SimulatedEngineCore:
         """Counters of the scheduling policy."""
         self.prefill_times = PrefillTimes()
         """
-        Prefill times by the clock of `begin`; the code that delivers a first token ends its
-        prefill.
+        Prefill times by the clock that is passed to `begin`. The code that delivers a first token
+        ends the request's prefill.
         """
         self.last_budget_tokens = 0
-        """Budget of the last iteration."""
+        """Token budget of the last iteration."""
 
     @property
     def num_running(self) -> int:
@@ -82,7 +82,7 @@ class SimulatedEngineCore:
         return self.memory.pool.utilization
 
     def limit(self, *, token_budget: int, max_running: int) -> None:
-        """Lower the limits; those in the settings are the maximum."""
+        """Change the limits; values above those of the settings have no effect."""
         self._token_budget = max(1, min(token_budget, self._settings.token_budget))
         self.max_running = max(1, min(max_running, self._settings.max_running))
 
@@ -134,16 +134,16 @@ class SimulatedEngineCore:
 
     def clear_caches(self) -> None:
         """
-        Drop all KV that no running request owns; host copies of running requests are made again.
+        Drop all KV that no running request owns; running requests are copied to host memory again.
         """
         self.memory.clear(self._running)
 
     def iterate(self, now: UnixTime) -> IterationResult:
-        """Begin an iteration *now* and finish it."""
+        """Begin an iteration at *now* and complete it."""
         return self.finish(self.begin(now))
 
     def begin(self, now: UnixTime) -> Pass:
-        """Decide what is computed from *now* on, and allocate its memory."""
+        """Select the work of the iteration that begins at *now*, and allocate its memory."""
         schedule = Schedule(self._policy.decide(now, self._batch_state()), self._token_budget)
         self.last_budget_tokens = schedule.budget_tokens
         stopped = [run for run in self._running if run.request_id in schedule.decision.preempted]
@@ -179,7 +179,7 @@ class SimulatedEngineCore:
 
     def finish(self, begun: Pass) -> IterationResult:
         """
-        Complete the parts of *begun* that were not dropped; requests aborted since `begin` give no
+        Complete the parts of *begun* that were not dropped; requests aborted meanwhile get no
         output.
         """
         iteration = begun.iteration()
@@ -191,7 +191,7 @@ class SimulatedEngineCore:
         )
 
     def online_prefills_s(self) -> dict[RequestId, Seconds]:
-        """Predicted prefill times of the waiting requests with targets."""
+        """Predicted prefill time of each waiting request with targets."""
         latency = self._settings.latency
         return {
             run.request_id: predict_s(
@@ -213,7 +213,7 @@ class SimulatedEngineCore:
         )
 
     def _schedule_running(self, schedule: Schedule) -> list[Run]:
-        """Give running requests their tokens; return those preempted for lack of KV."""
+        """Schedule tokens of running requests; return the requests preempted for lack of KV."""
         starved: list[Run] = []
         index = 0
         # Victims are removed from the end, so entries before the index stay.
@@ -233,7 +233,7 @@ class SimulatedEngineCore:
         return starved
 
     def _admit(self, schedule: Schedule) -> list[Run]:
-        """Start waiting requests in the policy's order, up to the first that does not fit."""
+        """Start waiting requests in the policy's order, until a request does not fit."""
         admitted: list[Run] = []
         for request_id in schedule.decision.order:
             if schedule.budget_tokens == 0 or len(self._running) >= self.max_running:

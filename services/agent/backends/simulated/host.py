@@ -1,4 +1,4 @@
-"""KV checkpoints in simulated host memory, and the time of copies."""
+"""KV checkpoints of the simulated engine in host memory, and the time of their copies."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,9 +14,7 @@ _ALL = 1 << 60
 
 
 class HostMemory:
-    """
-    Makes the same KV copies, at the same points, as vLLM's engine core with Headway's KV connector.
-    """
+    """Copies the same KV at the same points as vLLM's engine core with Headway's KV connector."""
 
     def __init__(self, settings: SimulatedSettings) -> None:
         self._index = HostIndex(settings.host_kv_tokens // settings.block_tokens)
@@ -35,11 +33,11 @@ class HostMemory:
         return self._index.num_slots * self._block_bytes
 
     def restorable(self, hashes: Sequence[BlockHash], first: int) -> int:
-        """Number of blocks of *hashes* from *first* on that have copies, without a gap."""
+        """Number of consecutive blocks of *hashes* from index *first* on that have copies."""
         return max(0, self._index.num_known(hashes) - first)
 
     def restore(self, hashes: Sequence[BlockHash], first: int) -> None:
-        """Copy *hashes* from *first* on back; all of them must have copies."""
+        """Restore the blocks of *hashes* from index *first* on; all of them must have copies."""
         self._index.touch(hashes)
         count = len(hashes) - first
         self._due_s += count * self._block_copy_s
@@ -51,7 +49,7 @@ class HostMemory:
         )
 
     def save(self, run: Run, num_full: int) -> None:
-        """Copy the first *num_full* blocks of *run* to host memory, except those already there."""
+        """Copy the first *num_full* blocks of *run* to host memory if they have no copy there."""
         if not run.request.checkpointed or num_full <= run.num_saved:
             return
         hashes = run.hashes[:num_full]
@@ -76,15 +74,15 @@ class HostMemory:
             self._claims.begin(_origin(run), lambda: run.hashes)
 
     def leave(self, run: Run) -> None:
-        """Record that *run* was aborted; its request may resume as another run."""
+        """Record that *run* was aborted; a later run may resume its request."""
         self._claims.leave(_origin(run))
 
     def release(self, run: Run) -> None:
-        """Release the copies of *run*, which has generated its whole answer."""
+        """Release the copies of *run*, whose answer is complete."""
         self._claims.finish(_origin(run))
 
     def take_due_s(self) -> Seconds:
-        """Time of all copies since the last call, added to the next iteration."""
+        """Return the time of copies since the last call, which is added to the next iteration."""
         due_s, self._due_s = self._due_s, 0.0
         return due_s
 
@@ -95,5 +93,5 @@ class HostMemory:
 
 
 def _origin(run: Run) -> RequestId:
-    """Request that *run* belongs to."""
+    """Id of the request that *run* belongs to."""
     return run.request.origin or run.request_id

@@ -14,7 +14,7 @@ class KvMemory:
     KV of current runs, and cached KV of earlier ones.
 
     Args:
-        settings: Sizes, and the time of copies.
+        settings: Sizes of blocks and memory, and the time of copies.
     """
 
     def __init__(self, settings: SimulatedSettings) -> None:
@@ -24,9 +24,9 @@ class KvMemory:
 
     def begin(self, run: Run) -> bool:
         """
-        Allocate blocks for all known tokens of *run*, if they fit into free memory.
+        Allocate blocks for all known tokens of *run*; false if free memory is too small.
 
-        `num_computed_tokens` then covers the KV found: cached blocks, followed by blocks restored
+        Sets `num_computed_tokens` to the KV that was found: cached blocks, then blocks restored
         from host memory.
         """
         size = self._block_tokens
@@ -46,7 +46,7 @@ class KvMemory:
 
     def grow(self, run: Run, count: int) -> bool:
         """
-        Allocate blocks for *count* more tokens; false, without allocating, if too few blocks are
+        Allocate blocks for *count* more tokens; false, without a change, if too few blocks are
         free.
         """
         end = run.num_computed_tokens + count
@@ -57,7 +57,7 @@ class KvMemory:
         return True
 
     def compute(self, run: Run, count: int) -> None:
-        """Count *count* more tokens of *run* as computed; `grow` has allocated their blocks."""
+        """Record *count* more tokens of *run* as computed; `grow` has allocated their blocks."""
         size = self._block_tokens
         first_full = run.num_computed_tokens // size
         run.num_computed_tokens += count
@@ -68,18 +68,18 @@ class KvMemory:
             self.pool.remember(run.blocks[index], run.hashes[index])
 
     def save(self, run: Run) -> None:
-        """Copy what *run* has computed to host memory, if the run is checkpointed."""
+        """Copy the full blocks of *run* to host memory if the run is checkpointed."""
         self.host.save(run, run.num_computed_tokens // self._block_tokens)
 
     def clear(self, running: Iterable[Run]) -> None:
-        """Drop KV that none of *running* owns; their host copies are made again."""
+        """Drop KV that none of *running* owns; all host copies are dropped and made again."""
         self.pool.forget_unused()
         self.host.clear()
         for run in running:
             run.num_saved = 0
 
     def _restore(self, run: Run, usable: Sequence[BlockHash]) -> int:
-        """Copy back the blocks that follow those of *run*; the caller ensures that they fit."""
+        """Restore blocks after the last block of *run*; the caller ensures that they fit."""
         first = len(run.blocks)
         count = self.host.restorable(usable, first)
         blocks = self.pool.allocate(count) or []

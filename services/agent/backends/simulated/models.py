@@ -1,4 +1,4 @@
-"""Residency of models in the simulated engine, and the time of moving them."""
+"""Residency of models in the simulated engine, and the time of loading and activating them."""
 
 import asyncio
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from shared.contracts.models import ModelEntry
 from shared.contracts.telemetry import ActivationPath, Residency
 
 _ENGINE_OVERHEAD_BYTES = 512 << 20
-"""Memory of a parked engine without weights; similar to a real one on a CPU."""
+"""Host memory of a parked engine without its weights, similar to that of vLLM on a CPU."""
 
 
 class SimulatedModels:
@@ -37,7 +37,7 @@ class SimulatedModels:
         )
 
     async def load(self, activation: Activation) -> Seconds:
-        """Wait for the simulated time of *activation*; the caller then calls `activated`."""
+        """Wait for the simulated time of *activation*; the caller calls `activated` after it."""
         self.residency.drop(activation.drop)
         duration_s = self._activation_s[activation.path]
         await asyncio.sleep(duration_s * self._time_scale)
@@ -48,7 +48,7 @@ class SimulatedModels:
         Load *model* into its own parked engine.
 
         Returns:
-            Simulated seconds that it took; 0 if the model is active or warm.
+            Duration in simulated seconds; 0 if the model is active or warm.
 
         Raises:
             NoRoomError: The model does not fit into the host memory for warm models.

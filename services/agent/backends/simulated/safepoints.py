@@ -12,19 +12,21 @@ from solver.scheduling.engine.layer_preemption import RunningIteration, preempts
 
 def has_safepoints(settings: SimulatedSettings) -> bool:
     """
-    Return whether iterations can be preempted at safepoints: only with `qoserve`, since other
-    policies would continue with the dropped work.
+    Return whether iterations can be preempted at safepoints.
+
+    Only `qoserve` supports this; other policies would continue as if the dropped work were
+    computed.
     """
     return settings.safepoint_layers > 0 and settings.policy == "qoserve"
 
 
 class Passage:
     """
-    Real-time execution of an engine's iterations.
+    Executes an engine's iterations in real time.
 
-    A preemption takes effect at the next of the evenly spaced safepoints. What best-effort requests
-    computed until then is lost; the other requests are then computed from the first layer, as in
-    vLLM.
+    Safepoints are evenly spaced, and a preemption takes effect at the next one. Best-effort
+    requests lose what the iteration computed for them. The other requests are then computed from
+    the first layer, as in vLLM.
     """
 
     def __init__(self, settings: SimulatedSettings) -> None:
@@ -43,14 +45,14 @@ class Passage:
 
     async def spend(self, begun: Pass, begun_at: float) -> float:
         """
-        Wait until *begun*, or its remaining part after a preemption, is computed.
+        Wait until *begun* is computed, or after a preemption its remaining part.
 
         Args:
-            begun: May lose its best-effort part here.
-            begun_at: Start of the iteration, by the loop's clock.
+            begun: The iteration; a preemption removes its best-effort part.
+            begun_at: Start of the iteration by the event loop's clock.
 
         Returns:
-            End of the iteration, by the loop's clock.
+            End of the iteration by the event loop's clock.
         """
         duration_s = begun.iteration().duration_s * self._scale
         due = begun_at + duration_s
@@ -66,13 +68,14 @@ class Passage:
 
     def arrived(self, *, slack_s: Seconds, prefill_s: Seconds, online_s: Seconds) -> None:
         """
-        Register an arrived request with targets; preempt the running iteration if the request would
-        be late otherwise.
+        Register an arrived request with targets, and preempt the running iteration if necessary.
+
+        The iteration is preempted if the request would be late otherwise.
 
         Args:
-            slack_s: Real time until its first token is due.
-            prefill_s: Predicted prefill of this request alone.
-            online_s: Predicted prefill of this request and of those already waiting.
+            slack_s: Real time until the first token of this request is due.
+            prefill_s: Predicted prefill time of this request alone.
+            online_s: Predicted prefill time of this request and of all waiting requests.
         """
         if self._running is not None:
             iteration, now = self._running[1], asyncio.get_running_loop().time()
@@ -95,7 +98,11 @@ class Passage:
         return True
 
     async def _cut_at(self, begun: Pass, begun_at: float, due: float) -> float:
-        """Time of the safepoint at which the iteration is preempted; infinite if it is not."""
+        """
+        Wait until the iteration is preempted or over.
+
+        Returns the time of the safepoint at which it is preempted, or infinity if it is not.
+        """
         offline_tokens = begun.offline_tokens
         if not offline_tokens or self._interval >= 1 or due <= begun_at:
             return math.inf

@@ -1,4 +1,4 @@
-"""An iteration of the simulated engine, while it is being scheduled and after that."""
+"""An iteration of the simulated engine, while it is scheduled and while it runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from solver.scheduling.engine.decision import IterationDecision
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """One token of one request, ready when its iteration is over."""
+    """One token of one request, available when its iteration is over."""
 
     request_id: RequestId
     token_id: int
@@ -26,7 +26,7 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationResult:
-    """One iteration. Nothing was computed if the policy held all requests that could run."""
+    """One iteration; empty if the policy held all requests that could run."""
 
     duration_s: Seconds
     outputs: tuple[TokenOutput, ...]
@@ -46,20 +46,20 @@ class Schedule:
         return run.is_prefill and run.request_id in self.decision.held
 
     def share(self, run: Run) -> int:
-        """Tokens that *run* may compute of the remaining budget."""
+        """Number of tokens that *run* may compute within the remaining budget."""
         count = min(len(run.tokens) - run.num_computed_tokens, self.budget_tokens)
         cap = self.decision.per_request_cap
         return count if cap is None or not run.is_prefill else min(count, max(1, cap))
 
     def take(self, run: Run, count: int) -> None:
-        """Schedule *count* tokens of *run*; their memory is allocated."""
+        """Schedule *count* tokens of *run*; the KV for them is already allocated."""
         self.parts.append((run, count))
         self.budget_tokens -= count
 
 
 @dataclass(slots=True)
 class Pass:
-    """A running iteration; its results count only when it is over."""
+    """A running iteration; its results become valid when it is over."""
 
     parts: list[tuple[Run, int]]
     latency: LatencyCoefficients
@@ -67,7 +67,7 @@ class Pass:
     """Time of the KV copies that precede the iteration."""
 
     def iteration(self) -> EngineIteration:
-        """Telemetry record; zero time if nothing is computed."""
+        """Telemetry record of the iteration; its time is zero if nothing is computed."""
         computed = iteration_of(self.parts, self.latency)
         if not self.parts:
             return computed
@@ -75,12 +75,12 @@ class Pass:
 
     @property
     def offline_tokens(self) -> int:
-        """Tokens of requests without targets."""
+        """Scheduled tokens of requests without targets."""
         return sum(count for run, count in self.parts if run.best_effort)
 
     def drop_offline(self) -> int:
         """
-        Remove best-effort requests; return the number of their tokens.
+        Remove best-effort requests; return the number of their scheduled tokens.
 
         As in vLLM, the other requests are then computed from the first layer.
         """
@@ -90,7 +90,7 @@ class Pass:
 
 
 def iteration_of(parts: Sequence[tuple[Run, int]], latency: LatencyCoefficients) -> EngineIteration:
-    """Predicted record of the iteration that computes *parts*."""
+    """Predicted telemetry record of an iteration that computes *parts*."""
     compute_tokens = sum(count for _, count in parts)
     context_tokens = sum(run.num_computed_tokens for run, _ in parts)
     prefill_pairs = sum(

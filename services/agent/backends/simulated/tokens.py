@@ -18,15 +18,14 @@ class TokenSource:
     """
     Generates the tokens of one answer.
 
-    A token depends on the model's name, the previous tokens and, if sampling is random, the seed: a
-    run that resumes with progress continues exactly as the earlier run would have.
+    A token depends only on the model's name, the previous tokens and, for random sampling, the
+    seed. A resumed run therefore continues exactly as the earlier run would have.
 
     Args:
-        request: Request of the answer.
         stops: Tokens that end the answer.
-        first_token: Smallest ordinary token; those below are special.
-        vocab_size: Exclusive upper bound of tokens.
-        mean_output_tokens: Mean length of answers that no limit and no stop condition ends.
+        first_token: Smallest ordinary token id; lower ids are special.
+        vocab_size: Exclusive upper bound of token ids.
+        mean_output_tokens: Mean length of answers that end by no limit and no stop condition.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class TokenSource:
         self._mean_output_tokens = mean_output_tokens
 
     def next(self, *, may_stop: bool) -> int:
-        """The next token; a stop token only if *may_stop*."""
+        """The next token; it is a stop token only if *may_stop*."""
         drawn = int.from_bytes(self._hash.digest(), "little")
         if may_stop and self._stops and drawn % self._mean_output_tokens == 0:
             token = self._stops[0]

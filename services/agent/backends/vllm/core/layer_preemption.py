@@ -1,9 +1,9 @@
 """
 The engine core's part of preemption inside a forward pass (ConServe §4.3).
 
-This module shows the running iteration to the front, sends the worker its droppable parts, and
-reverts what vLLM counted as computed for dropped parts. The interfaces used here are private to
-vLLM; the contract suite fails when they change.
+This module publishes the running iteration to the front, sends the iteration's droppable parts to
+the worker, and reverts vLLM's count of computed tokens for dropped parts. The module uses private
+interfaces of vLLM; the contract suite fails when these change.
 """
 
 import time
@@ -39,15 +39,15 @@ _NUM_ARRIVED = 256
 
 class LayerPreemptible(PolicyDriven):
     """
-    Mixin over a synchronous scheduler: its best-effort work may be dropped at safepoints.
+    Mixin over a synchronous scheduler that drops best-effort work at safepoints.
 
     Dropped work is computed again; its KV blocks stay allocated.
 
-    Differs: ConServe keeps what the layers before the safepoint computed for the online part;
-    vLLM offers no way into the middle of a model, so that part is computed again from the first
-    layer, in the same iteration.
-    Decided: best-effort work older than `aging_bound_s` is no longer dropped, so that online
-    traffic cannot keep it from ever finishing a chunk.
+    Differs: ConServe continues the online part at the layer of the safepoint. vLLM cannot start in
+    the middle of a model, so the online part is computed again from the first layer, in the same
+    iteration.
+    Decided: best-effort requests older than `aging_bound_s` are not dropped, so that they complete
+    chunks even under constant online traffic.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -57,7 +57,7 @@ class LayerPreemptible(PolicyDriven):
         if len(self.kv_cache_config.kv_cache_groups) != 1:
             raise ValueError(
                 "layer-wise preemption requires a model with one kind of attention; set "
-                "engine.vllm.safepoint_layers to 0 to serve this one without it"
+                "engine.vllm.safepoint_layers to 0 to serve this model"
             )
         self._safepoints = SafepointCore(safepoints_path(Path(self.settings.stats_path)))
         self._safepoints.begin()
@@ -66,7 +66,7 @@ class LayerPreemptible(PolicyDriven):
         self._parts: list[DroppablePart] = []
         """Droppable parts of the running iteration."""
         self._rest = ScheduledWork(0.0, 0, 0.0, 0, 0)
-        """Work of the running iteration that remains if it is preempted."""
+        """Work of the running iteration that remains after a preemption."""
         self._arrived: deque[int] = deque(maxlen=_NUM_ARRIVED)
         """Digests of online requests that arrived recently."""
 
@@ -120,7 +120,7 @@ class LayerPreemptible(PolicyDriven):
     def _running_iteration(
         self, num_scheduled: dict[str, int], droppable: frozenset[str]
     ) -> RunningIteration:
-        """The newest iteration; also stores its remaining work without *droppable*."""
+        """Return the newest iteration; store its work that remains without *droppable*."""
         work = self.in_flight[-1]
         kept, decodes = {}, {}
         for request_id, count in num_scheduled.items():
@@ -141,7 +141,7 @@ class LayerPreemptible(PolicyDriven):
         )
 
     def _undo(self, output: Any, cut_at: float | None) -> None:
-        """Revert the droppable parts of a preempted iteration: nothing of them was computed."""
+        """Revert the droppable parts of a preempted iteration, which were not computed."""
         invalid: set[int] = set()
         for part in self._parts:
             count = output.num_scheduled_tokens.pop(part.request_id)
@@ -192,17 +192,18 @@ class LayerPreemptible(PolicyDriven):
         return [block.block_id for block in blocks[index:]]
 
     def _manager(self) -> Any:
-        """Manager of the only kind of attention."""
+        """Manager of the model's only kind of attention."""
         return self.kv_cache_manager.coordinator.single_type_managers[0]
 
 
 def _was_prefill(request: Any, count: int) -> bool:
-    """Return whether the last *count* tokens counted as computed belong to a prefill."""
+    """Return whether the *count* tokens that were counted as computed last belong to a prefill."""
     return bool(request.num_computed_tokens - count < request.headway_prefill_tokens)
 
 
 class PreemptibleScheduler(LayerPreemptible, TimedScheduler):
     """
-    Synchronous scheduler with droppable work: with asynchronous scheduling the next iteration
-    relies on the work that is dropped.
+    Synchronous scheduler with droppable work.
+
+    An asynchronous scheduler has already scheduled an iteration that relies on the dropped work.
     """

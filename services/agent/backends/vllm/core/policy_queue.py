@@ -1,4 +1,4 @@
-"""vLLM's waiting queue in the order that a policy computes for each iteration."""
+"""vLLM's queue of waiting requests, in the order that a policy computes for each iteration."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -12,9 +12,9 @@ class PolicyQueue(RequestQueue):  # type: ignore[misc]  # vLLM is untyped to myp
     """
     Waiting requests by id; the head is the first request in the current order that still waits.
 
-    vLLM looks at heads only and stops at the first that gets no KV, so the order is read no further
-    than requests are admitted. When the order is exhausted the queue is false in a boolean context,
-    though it may still hold requests that the policy does not want to start.
+    vLLM reads only heads and stops at the first request that gets no KV, so it never reads the
+    whole order. When the order is exhausted, the queue is false in a boolean context even if it
+    still holds requests: the policy does not start these now.
     """
 
     def __init__(self) -> None:

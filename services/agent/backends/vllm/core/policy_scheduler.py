@@ -1,9 +1,9 @@
 """
 A `solver.scheduling` policy inside stock vLLM's engine core.
 
-The policy decides the order, the token budget, which requests are held and which lose their KV;
-vLLM does the rest as usual. The interfaces used here are private to vLLM; the contract suite
-fails when they change.
+The policy decides the order, the token budget, which requests are held and which lose their KV.
+vLLM does everything else as usual. The module uses private interfaces of vLLM; the contract suite
+fails when these change.
 """
 
 import time
@@ -32,7 +32,7 @@ from solver.scheduling.engine.qoserve import QoServePolicy
 
 
 class PolicyDriven(Timed):
-    """Mixin: applies one policy decision in each iteration."""
+    """Mixin over a vLLM scheduler that applies one policy decision in each iteration."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -97,7 +97,7 @@ class PolicyDriven(Timed):
             self._policy.set_latency(table)
 
     def _begins_at(self) -> UnixTime:
-        """Start of the next iteration: now, or when those in flight are over."""
+        """Start of the next iteration: now, or the predicted end of the iterations in flight."""
         return time.time() + self._in_flight_s()
 
     def _in_flight_s(self) -> Seconds:
@@ -109,11 +109,11 @@ class PolicyDriven(Timed):
 
     def _hold(self, decision: IterationDecision) -> None:
         """
-        Hold prefills.
+        Hold the prefills that *decision* holds.
 
-        The prefills stay in the running list, last in order, so that their KV is freed first when a
-        decode needs it, and so that an abort finds them. vLLM skips requests until their eligible
-        step; vLLM itself uses this step for decodes.
+        Held prefills stay at the end of the running list: an abort finds them there, and vLLM frees
+        their KV first when a decode needs KV. vLLM skips a request until its eligible step, a field
+        that vLLM itself sets for decodes only.
         """
         for request in self.running if decision.held else ():
             if request.request_id in decision.held and is_prefill(request):

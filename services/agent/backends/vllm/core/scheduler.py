@@ -1,7 +1,8 @@
 """
-vLLM's schedulers with telemetry and limits that change at run time. Run in the engine core.
+vLLM's schedulers with telemetry, and with limits that can change while the engine runs.
 
-The interfaces of vLLM used here are private to it; the contract suite fails when they change.
+The module runs in the engine core and uses private interfaces of vLLM; the contract suite fails
+when these change.
 """
 
 import time
@@ -24,10 +25,11 @@ from shared.contracts.telemetry import Iteration
 
 class Timed:
     """
-    Mixin over a vLLM scheduler: times iterations, publishes the load, applies the front's limits.
+    Mixin over a vLLM scheduler that times iterations, publishes the load and applies limits.
 
-    An iteration lasts from `schedule` to `update_from_output`, but begins no earlier than the
-    end of the previous one. With asynchronous scheduling that is the time from result to result.
+    An iteration lasts from `schedule` to `update_from_output`, but begins no earlier than the end
+    of the previous one. With asynchronous scheduling its duration is thus the time from one result
+    to the next.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -48,8 +50,8 @@ class Timed:
         self.settings = core_settings(self.vllm_config.additional_config)
         self.in_flight: deque[ScheduledWork] = deque()
         """
-        Iterations scheduled and not yet updated, oldest first; empty between synchronous
-        iterations.
+        Iterations that were scheduled and have no result yet, oldest first; empty between
+        synchronous iterations.
         """
         self.last_end = 0.0
         """End of the last iteration, by the performance counter."""
@@ -62,7 +64,7 @@ class Timed:
         self._publish()
 
     def apply_limits(self) -> None:
-        """Set the next iteration's token budget and limit of running requests."""
+        """Set the token budget and the limit of running requests from the next iteration on."""
         token_budget, max_running = self._stats.limits()
         self.max_num_scheduled_tokens = min(
             token_budget or self._largest_budget, self._largest_budget
@@ -105,15 +107,13 @@ class Timed:
         return result
 
     def on_scheduled(self, work: ScheduledWork, admitted: list[str]) -> None:
-        """
-        Called when the next iteration is decided; the requests *admitted* were waiting before.
-        """
+        """Called when an iteration is decided, with the requests that it has *admitted*."""
 
     def on_output(self, output: Any, admitted: list[str]) -> None:
-        """Called with the complete result of `schedule`; the newest of `in_flight` is its work."""
+        """Called with the result of `schedule`; the last entry of `in_flight` is its work."""
 
     def on_iteration(self, work: ScheduledWork, iteration: Iteration) -> None:
-        """Called when an iteration that computed something, with nothing dropped, is over."""
+        """Called at the end of each iteration that computed tokens and was not preempted."""
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]  # a mixin

@@ -1,4 +1,4 @@
-"""Work of an engine core, and its requests as policies see them; does not import vLLM."""
+"""Work of an engine core's iterations, and its requests as policies read them; imports no vLLM."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,15 +19,16 @@ class ScheduledWork(NamedTuple):
     num_decodes: int
     cut: bool = False
     """
-    True if part of the iteration was dropped: this is the rest, which began at the preemption.
+    True if part of the iteration was dropped. This record is then the remaining part, which began
+    at the preemption.
     """
 
     def work(self) -> IterationWork:
-        """Work as input of latency models."""
+        """The work as input of latency models."""
         return IterationWork(self.tokens, self.pairs, self.context_tokens)
 
     def iteration(self, duration_s: Seconds) -> EngineIteration:
-        """Telemetry record."""
+        """Telemetry record of the iteration."""
         return EngineIteration(
             compute_tokens=self.tokens,
             context_tokens=self.context_tokens,
@@ -38,7 +39,7 @@ class ScheduledWork(NamedTuple):
 
 
 class RunningRequest(NamedTuple):
-    """A vLLM request as a policy sees it: `solver.scheduling.engine.decision.RunningView`."""
+    """A vLLM request as policies read it: `solver.scheduling.engine.decision.RunningView`."""
 
     request_id: RequestId
     num_prefill_tokens: int
@@ -48,7 +49,7 @@ class RunningRequest(NamedTuple):
 
 
 def is_prefill(request: Any) -> bool:
-    """True if more tokens than the scheduled ones must be computed before the next output token."""
+    """True if more than the scheduled tokens must be computed before the next output token."""
     return bool(request.num_computed_tokens < request.headway_prefill_tokens)
 
 
@@ -56,8 +57,8 @@ def running_request(request: Any) -> RunningRequest:
     """
     A running vLLM request in its state after all scheduled iterations.
 
-    With asynchronous scheduling the tokens in flight count as computed and as generated, since
-    the next iteration begins after them.
+    With asynchronous scheduling, tokens in flight count as computed and as generated, since they
+    are complete when the next iteration begins.
     """
     return RunningRequest(
         request_id=request.request_id,
@@ -71,7 +72,7 @@ def running_request(request: Any) -> RunningRequest:
 def work_of(
     num_scheduled: Mapping[str, int], requests: Mapping[str, Any], begun: float
 ) -> ScheduledWork:
-    """Work of an iteration; called after `schedule` has counted it as computed."""
+    """Work of an iteration that `schedule` has already counted as computed."""
     tokens = context = decodes = 0
     pairs = 0.0
     for request_id, count in num_scheduled.items():

@@ -1,1 +1,1 @@
-"""The part of the vLLM backend that runs in the agent's process. It never imports vLLM."""
+"""Part of the vLLM backend that runs in the agent's process and never imports vLLM."""

@@ -33,7 +33,10 @@ _PREEMPTIBLE = "services.agent.backends.vllm.core.layer_preemption.PreemptibleSc
 
 def safepoint_layers(settings: VllmSettings, *, is_cpu: bool) -> int:
     """
-    Layers between safepoints; 0 if unsupported: other policies would continue with dropped work.
+    Layers between safepoints; 0 without safepoints.
+
+    Only `qoserve` supports safepoints; other policies would continue as if dropped work were
+    computed.
     """
     if settings.policy != "qoserve":
         return 0
@@ -44,7 +47,7 @@ def safepoint_layers(settings: VllmSettings, *, is_cpu: bool) -> int:
 
 
 def has_checkpoints(settings: VllmSettings, *, is_cpu: bool) -> bool:
-    """Return whether engines copy KV to host memory, provided that the model allows it."""
+    """Return whether engines copy KV to host memory if the model allows it."""
     return is_cpu and settings.host_kv_bytes != 0
 
 
@@ -65,7 +68,7 @@ def _checkpoints(settings: VllmSettings) -> dict[str, Any]:
 
 
 def host_kv_bytes(settings: VllmSettings) -> int:
-    """Budget of one engine's host copies of KV on a CPU."""
+    """Host memory for KV copies of one engine on a CPU, in bytes."""
     return _CPU_HOST_KV_BYTES if settings.host_kv_bytes is None else settings.host_kv_bytes
 
 
@@ -78,7 +81,7 @@ def engine_arguments(
     Args:
         entry: The model; its own `engine_args` take precedence.
         settings: Settings of the backend.
-        is_cpu: True if vLLM runs on a CPU; selects defaults that the settings leave open.
+        is_cpu: True if vLLM runs on a CPU; selects the defaults of settings that are None.
         stats_path: File of the engine's `StatsWriter`.
     """
     arguments: dict[str, Any] = {
@@ -128,9 +131,7 @@ def engine_arguments(
 
 
 def without_safepoints(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    Engine *arguments* for a Headway policy in an engine without preemption inside a forward pass.
-    """
+    """Return *arguments* with the scheduler and worker classes that have no safepoints."""
     is_async = bool(arguments.get("async_scheduling"))
     worker = WITHOUT_SAFEPOINTS[arguments["worker_cls"]]
     return {**arguments, "scheduler_cls": _POLICY[is_async], "worker_cls": worker}

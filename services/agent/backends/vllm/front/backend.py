@@ -1,4 +1,4 @@
-"""vLLM as an engine backend: the front, which runs in the agent and never imports vLLM."""
+"""The front of the vLLM backend: runs in the agent and never imports vLLM."""
 
 import asyncio
 import time
@@ -47,7 +47,7 @@ log = structlog.get_logger()
 
 class VllmEngine(AnsweringBackend):
     """
-    vLLM engines in a host process, one of them active and others parked.
+    vLLM engines in a host process: one is active, the others are parked.
 
     Args:
         entries: Models that can be activated.
@@ -235,7 +235,7 @@ class VllmEngine(AnsweringBackend):
 
 
 def identity_of(settings: VllmSettings, host: HostReady | None) -> EngineIdentity:
-    """Version and device are known once there is a *host*; until then a CPU is assumed."""
+    """Identity of the engine on *host*; None: an engine on a CPU, of unknown version."""
     is_cpu = host is None or host.is_cpu
     capabilities = capabilities_with(
         {
@@ -254,7 +254,7 @@ _FINISHES = frozenset({"", *(reason.value for reason in FinishReason)})
 
 
 def deliver(run: RunOutput, stream: OutputStream) -> None:
-    """Push new tokens of *run*, or its failure."""
+    """Push the new tokens of *run* to its stream, or its failure."""
     if run.finish not in _FINISHES:
         stream.fail(EngineError(f"the engine ended the run: {run.finish}"))
         return

@@ -1,4 +1,4 @@
-"""Life cycle of one engine host as seen by the agent's front."""
+"""Life cycle of one engine host, controlled by the agent's front."""
 
 import asyncio
 import contextlib
@@ -29,14 +29,14 @@ log = structlog.get_logger()
 
 class HostLink:
     """
-    A host process, from launch to end. Create with `launch`.
+    A host process from its start to its end. Create it with `launch`.
 
     Args:
         process: The host.
         connection: Connection to the host.
         settings: Timeouts.
-        on_event: Receives the host's events except replies, and the event that the host is ready.
-        on_lost: Called once when host and engines are gone, unless `close` ended them.
+        on_event: Receives the host's events, except replies and the event that the host is ready.
+        on_lost: Called once when the host and its engines have ended, unless `close` ended them.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class HostLink:
         self._on_lost = on_lost
         self._closing = False
         self._replies: dict[str, asyncio.Future[int]] = {}
-        """Model of the command (empty for `ClearCaches`) -> future of the awaited reply."""
+        """Model of the command, empty for `ClearCaches` -> future of the awaited reply."""
         self._ready: asyncio.Future[HostReady] = asyncio.get_running_loop().create_future()
         self._attendance = asyncio.create_task(self._attend(), name="attend-engine-host")
 
@@ -121,14 +121,14 @@ class HostLink:
 
     async def ask(self, command: Activate | Warm | ClearCaches, timeout_s: Seconds) -> int:
         """
-        Send *command* and wait for its reply; no other command for the model may be waiting.
+        Send *command* and wait for its reply. At most one command per model may wait for its reply.
 
         Returns:
             Host memory of the model's engine; 0 if unknown.
 
         Raises:
-            EngineError: The command failed; with `engine_dead`, the host is gone.
-            TimeoutError: No reply in time.
+            EngineError: The command failed, or the host ended (`engine_dead`).
+            TimeoutError: The host did not reply in time.
         """
         model = "" if isinstance(command, ClearCaches) else command.model
         reply: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -141,11 +141,11 @@ class HostLink:
             del self._replies[model]
 
     def kill(self) -> None:
-        """Kill the host and its engines; `on_lost` follows."""
+        """Kill the host and its engines; then `on_lost` is called."""
         self._process.kill()
 
     async def close(self) -> None:
-        """End the host and its engines: in order, or by force after a timeout."""
+        """End the host and its engines; kill them if they have not ended after a timeout."""
         self._closing = True
         self._lose_replies("the engine was closed")
         self.send(Shutdown())
@@ -198,7 +198,7 @@ class HostLink:
                 future.set_exception(EngineError(message, engine_dead=True))
 
     async def _ended(self) -> int:
-        """Wait for the host's exit, kill what is left of its group, and return the exit status."""
+        """Wait for the host's exit, kill its process group, and return the exit status."""
         if self._closing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.close_timeout_s):
@@ -209,7 +209,7 @@ class HostLink:
 
 
 def _unsuitable(settings: VllmSettings, *, is_cpu: bool) -> str | None:
-    """Why the device cannot do what the settings require; None if it can."""
+    """Return why the device cannot do what the settings require; None if it can."""
     if is_cpu and settings.async_scheduling:
         return (
             "engine.vllm.async_scheduling requires a GPU: on a CPU vLLM always schedules "

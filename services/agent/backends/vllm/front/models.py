@@ -1,4 +1,4 @@
-"""Models of vLLM engines as seen by the front: activation, warming, cooling."""
+"""Models of vLLM engines in the front: activation, warming, cooling."""
 
 import time
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ _PRIOR_S = {
     ActivationPath.COLD: 10.0,
 }
 _ENGINE_OVERHEAD_BYTES = 384 << 20
-"""Host memory of a parked engine in addition to weights and KV, until it is measured."""
+"""Host memory of a parked engine besides weights and KV, until it is measured."""
 
 
 class EngineModels:
@@ -57,7 +57,7 @@ class EngineModels:
         self._weights = HostWeights()
         self._is_cpu = True
         self.loading: set[ModelName] = set()
-        """Models that are being activated or warmed; only this class writes it."""
+        """Models that are being activated or warmed; only this class writes the field."""
         self.residency = ResidencyTable(
             {name: self._footprint(entry) for name, entry in self._entries.items()},
             warm_bytes=settings.warm_bytes,
@@ -65,7 +65,7 @@ class EngineModels:
         )
 
     def on_host(self, *, is_cpu: bool) -> None:
-        """Record that the host is up, and whether its engines run on a CPU."""
+        """Record that the host has started, and whether its engines run on a CPU."""
         if is_cpu == self._is_cpu:
             return
         self._is_cpu = is_cpu
@@ -74,14 +74,13 @@ class EngineModels:
 
     async def activate(self, model: ModelName, link: HostLink) -> Seconds:
         """
-        Make *model* the active one in the cheapest way.
+        Activate *model* by the cheapest path.
 
         Returns:
-            Seconds that it took; 0 if the model was already active.
+            Duration in seconds; 0 if the model was already active.
 
         Raises:
-            EngineError: The model cannot be loaded, or not in time; with `engine_dead`, the host is
-                gone.
+            EngineError: The model cannot be loaded in time, or the host has ended (`engine_dead`).
         """
         activation = self.residency.activation(model)
         if activation is None:
@@ -108,13 +107,13 @@ class EngineModels:
 
     async def warm(self, model: ModelName, link: HostLink) -> Seconds:
         """
-        Load *model* into host memory while the active one continues to serve.
+        Load *model* into host memory while the active model continues to serve.
 
-        The model gets its own parked engine. Only its weights are held in host memory if another
-        engine could load them, or if an engine would not fit.
+        The model gets its own parked engine. If another engine could load its weights, or an engine
+        would not fit, only its weights are held in host memory.
 
         Returns:
-            Seconds that it took; 0 if the model is active or warm.
+            Duration in seconds; 0 if the model is active or warm.
 
         Raises:
             NoRoomError: The model does not fit.
@@ -138,7 +137,7 @@ class EngineModels:
         return time.monotonic() - begun
 
     async def _has_warm_engine(self, model: ModelName, link: HostLink) -> bool:
-        """Create a parked engine; drop it if it is too large; return whether it is kept."""
+        """Create a parked engine, drop it if it is too large, and return whether it is kept."""
         self._telemetry.open(model)
         fits = False
         try:
@@ -164,7 +163,7 @@ class EngineModels:
         Unload *model* from host memory, if it is warm.
 
         Raises:
-            EngineError: It is active, or being loaded.
+            EngineError: The model is active or being loaded.
         """
         if model == self.residency.active or model in self.loading:
             raise EngineError(f"{model} is active or being loaded; activate another model first")
@@ -180,12 +179,12 @@ class EngineModels:
             self._weights.release(model)
 
     def lose_engine(self, model: ModelName) -> None:
-        """Record that the engine of *model* is gone; held weights stay."""
+        """Record that *model* has no engine now; held weights remain."""
         self.residency.lose(model)
         self._telemetry.forget((model,))
 
     def lose_engines(self) -> None:
-        """Record that the host is gone with all engines."""
+        """Record that the host has ended with all its engines."""
         self.residency.clear()
         self._telemetry.forget(self._entries)
 
@@ -194,7 +193,7 @@ class EngineModels:
         self._weights.close()
 
     async def _loaded(self, link: HostLink, command: Activate | Warm) -> int:
-        """Send *command* and return the engine's host memory once the host has carried it out."""
+        """Send *command* and wait for its execution; return the engine's host memory."""
         model = ModelName(command.model)
         self.loading.add(model)
         try:
@@ -209,7 +208,7 @@ class EngineModels:
             self.loading.discard(model)
 
     def _prepare(self, activation: Activation) -> dict[str, object]:
-        """Update telemetry for *activation*, and return the engine's arguments."""
+        """Update telemetry for *activation*, and return the arguments of the model's engine."""
         if activation.donor is not None:
             self._telemetry.pass_on(activation.donor, activation.model)
         elif activation.path is not ActivationPath.PARKED:
@@ -231,7 +230,7 @@ class EngineModels:
             self.residency.measured(model, host_bytes + self._later_bytes(self._entries[model]))
 
     def _later_bytes(self, entry: ModelEntry) -> int:
-        """Host memory that an engine allocates later than its creation."""
+        """Host memory that an engine allocates after its creation."""
         if not self._is_cpu:
             return weight_bytes(entry)  # allocated when the engine sleeps
         copies = has_checkpoints(self._settings, is_cpu=True)

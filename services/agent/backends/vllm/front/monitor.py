@@ -1,4 +1,4 @@
-"""The front's monitor of online arrivals, which demands preemptions (ConServe alg. 2)."""
+"""The front's monitor of online requests, which triggers preemptions (ConServe alg. 2)."""
 
 import time
 from pathlib import Path
@@ -17,7 +17,7 @@ from solver.scheduling.engine.layer_preemption import preempts
 
 class ArrivalMonitor(SafepointFront):
     """
-    Monitor of one engine. Reads and writes shared memory, never waits.
+    Monitor of one engine. It reads and writes shared memory, and never waits.
 
     Args:
         path: File that the monitor creates for the engine core.
@@ -26,11 +26,11 @@ class ArrivalMonitor(SafepointFront):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._prefills_s: dict[RequestId, Seconds] = {}
-        """Predicted prefills of online requests that have no first token yet."""
+        """Predicted prefill times of online requests that have no first token yet."""
 
     def arrived(self, request: EngineRequest) -> None:
         """
-        Register *request*, sent to the engine; demand a preemption if it would be late otherwise.
+        Register *request*, which was sent to the engine; demand a preemption if it would be late.
         """
         if request.slo.qos_class is QosClass.BEST_EFFORT:
             return
@@ -51,14 +51,11 @@ class ArrivalMonitor(SafepointFront):
             self.want(running[0])
 
     def answered(self, request_id: RequestId) -> None:
-        """Forget a request that has its first token or will get none."""
+        """Forget a request that has a first token or has ended."""
         self._prefills_s.pop(request_id, None)
 
     def preempt(self) -> bool:
-        """
-        Demand a preemption regardless of predictions; return whether there is best-effort work to
-        drop.
-        """
+        """Demand a preemption regardless of predictions; return whether best-effort work runs."""
         running = self.running()
         if running is None or not running[1].offline_tokens:
             return False

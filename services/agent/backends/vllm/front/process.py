@@ -1,4 +1,4 @@
-"""The engine host as a child process, with all processes that it starts."""
+"""The engine host as a child process, together with all processes that the host starts."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ _EMPTIED_CHECK_S = 0.01
 
 
 def host_environment(settings: VllmSettings, scratch: Path) -> dict[str, str]:
-    """The agent's environment plus variables for vLLM."""
+    """The agent's environment with additional variables for vLLM."""
     # Safepoints require this model runner, which is also the only one on a CPU.
     runner = {"VLLM_USE_V2_MODEL_RUNNER": "0"} if settings.safepoint_layers else {}
     root = str(Path(services.__file__).resolve().parent.parent)
@@ -45,7 +45,7 @@ def host_environment(settings: VllmSettings, scratch: Path) -> dict[str, str]:
 
 
 def _open_log(path: str | None) -> int:
-    """Descriptor of the log file, or a copy of standard error without one; the caller closes it."""
+    """Descriptor for the host's output: log file or standard error. The caller closes it."""
     if path is None:
         return os.dup(2)
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -55,8 +55,7 @@ class HostProcess:
     """
     A running host. It is the leader of a process group that holds all its engines.
 
-    The host ends by itself when its end of the socket closes, hence also when the agent is
-    killed.
+    The host ends when the agent closes the socket or is killed.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -72,13 +71,13 @@ class HostProcess:
         scratch: Path,
     ) -> "HostProcess":
         """
-        Start a host; it begins to import vLLM.
+        Start a host process, which begins to import vLLM.
 
         Args:
             settings: Interpreter, environment and log file.
             connection: The host's end of a socket pair.
-            architectures: Model classes that it should import early.
-            scratch: Directory that the host removes after an orderly end.
+            architectures: Model classes that the host imports early.
+            scratch: Directory that the host removes when it ends normally.
 
         Raises:
             OSError: The interpreter or the log file cannot be opened.
@@ -105,30 +104,28 @@ class HostProcess:
 
     @property
     def pid(self) -> int:
-        """Also the id of the process group."""
+        """Process id of the host and id of its process group."""
         return self._process.pid
 
     async def wait(self) -> int:
-        """Wait for the host's end; return its exit status."""
+        """Wait for the end of the host; return its exit status."""
         return await self._process.wait()
 
     async def emptied(self) -> None:
-        """
-        Wait until no process of the group is left; the last one frees what killed engines shared.
-        """
+        """Wait until all processes of the group have ended; the last one frees shared memory."""
         with contextlib.suppress(ProcessLookupError):
             while True:
                 os.killpg(self._process.pid, 0)
                 await asyncio.sleep(_EMPTIED_CHECK_S)
 
     def kill(self) -> None:
-        """Kill what is left of the group."""
+        """Kill all remaining processes of the group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def vllm_unavailable_reason() -> str | None:
-    """Why this interpreter cannot run vLLM, and what to do about it; None if it can."""
+    """Return why this interpreter cannot run vLLM, and how to fix it; None if it can."""
     if find_spec("vllm") is None:
         return (
             "vLLM is not installed: install the `vllm` extra (`pip install 'headway[vllm]'`; "

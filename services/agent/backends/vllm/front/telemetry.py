@@ -1,4 +1,4 @@
-"""Shared memory of all engines, as seen from the front."""
+"""The front's side of the shared memory of all engines."""
 
 import shutil
 import tempfile
@@ -17,7 +17,7 @@ from shared.contracts.telemetry import EngineIteration
 
 
 class EngineTelemetry:
-    """Reader and monitor of each engine, and the limits that apply to the active one."""
+    """Telemetry reader and arrival monitor of each engine, and the limits of the active engine."""
 
     def __init__(self) -> None:
         self._directory: Path | None = None
@@ -25,16 +25,16 @@ class EngineTelemetry:
         self._engines: dict[ModelName | None, tuple[StatsReader, ArrivalMonitor]] = {}
         self._limits: SchedulingParameters | None = None
         self._ended = EngineTotals()
-        """Totals of engines that are gone."""
+        """Totals of engines that have ended."""
 
     def directory(self) -> Path:
-        """Directory of the files; created on first use."""
+        """Directory of the shared files; created on first use."""
         if self._directory is None or not self._directory.exists():
             self._directory = Path(tempfile.mkdtemp(prefix="headway-engine-"))
         return self._directory
 
     def open(self, model: ModelName) -> None:
-        """Create the files for a new engine of *model*."""
+        """Create the shared files for a new engine of *model*."""
         self._num_opened += 1
         path = self.directory() / f"{self._num_opened}.stats"
         self._engines[model] = StatsReader(path), ArrivalMonitor(safepoints_path(path))
@@ -44,21 +44,21 @@ class EngineTelemetry:
         self._engines[model] = self._engines.pop(donor)
 
     def path(self, model: ModelName) -> Path:
-        """The file that *model*'s engine must write; `open` must be called first."""
+        """File that *model*'s engine writes telemetry to; `open` must be called first."""
         return self._engines[model][0].path
 
     def load(self, model: ModelName | None) -> EngineLoad:
         """
-        Load of *model*'s engine as last published; all zero if there is none.
+        Load of *model*'s engine as last published; all zero if the model has no engine.
 
-        Totals are those of all engines so far, so that they never decrease.
+        Totals include those of ended engines, so that they never decrease.
         """
         load = self._engines[model][0].load() if model in self._engines else EngineLoad()
         totals = sum(map(_totals_of, self._engines.values()), self._ended)
         return replace(load, scheduling=totals.scheduling, checkpoints=totals.checkpoints)
 
     def monitor(self, model: ModelName | None) -> ArrivalMonitor | None:
-        """Monitor of arrivals at *model*'s engine, if there is one."""
+        """Monitor of arrivals at *model*'s engine; None if the model has no engine."""
         return self._engines[model][1] if model in self._engines else None
 
     def drain(self, model: ModelName | None) -> tuple[EngineIteration, ...]:
@@ -66,7 +66,7 @@ class EngineTelemetry:
         return self._engines[model][0].drain() if model in self._engines else ()
 
     def limit(self, model: ModelName | None, limits: SchedulingParameters | None = None) -> None:
-        """Apply *limits*, or the previous ones, to *model*'s engine."""
+        """Apply *limits* to *model*'s engine; if None, the previous limits."""
         self._limits = limits or self._limits
         if model in self._engines and self._limits is not None:
             self._engines[model][0].limit(
@@ -74,15 +74,15 @@ class EngineTelemetry:
             )
 
     def max_running(self, most: int) -> int:
-        """The limit on running requests, or *most* if there is none."""
+        """The limit of running requests, at most *most*."""
         return most if self._limits is None else min(most, self._limits.max_running)
 
     def forget(self, models: Iterable[ModelName | None]) -> None:
         """
-        Remove the files of engines that are gone.
+        Remove the shared files of engines that have ended.
 
-        An engine that is about to end keeps its open files; an engine still being created for an
-        abandoned activation fails.
+        An engine that is about to end still has its files open. An engine that is being created for
+        an abandoned activation fails without its files.
         """
         for model in models:
             if model in self._engines:
@@ -102,7 +102,7 @@ class EngineTelemetry:
 
 
 def _files(stats_path: Path) -> tuple[Path, ...]:
-    """All files that an engine may have left."""
+    """All files that an engine may have created."""
     return stats_path, safepoints_path(stats_path), refusal_path(stats_path)
 
 

@@ -1,1 +1,1 @@
-"""The engine host: imports vLLM, creates engines and carries out the front's commands."""
+"""The engine host: imports vLLM, creates engines and executes the front's commands."""

@@ -1,8 +1,8 @@
 """
-Forks engine cores from a process that has imported vLLM and does nothing else.
+Forks engine cores from a fork server: a process that only imports vLLM.
 
-The engine host cannot fork them itself: it has threads, and a lock held by one of them at
-that moment, e.g. of the log, would stay locked in the engine core.
+The engine host cannot fork them itself, because it has threads: a lock that a thread holds during
+the fork, such as the lock of the log, would stay locked in the engine core.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ ARCHITECTURES = "HEADWAY_ENGINE_ARCHITECTURES"
 
 def start_fork_server(architectures: str) -> None:
     """
-    Start a process that imports what engine cores need.
+    Start the fork server, which imports the modules that engine cores need.
 
     Args:
         architectures: Model classes that engines will have, separated by commas.
@@ -35,12 +35,12 @@ def start_fork_server(architectures: str) -> None:
 
 
 class _ForkServerProcesses:
-    """The part of a multiprocessing context that vLLM uses to start an engine core."""
+    """Part of a multiprocessing context that vLLM uses to start an engine core."""
 
     def Process(  # noqa: N802 - multiprocessing's name
         self, *, target: Callable[..., None], name: str, kwargs: Mapping[str, Any]
     ) -> BaseProcess:
-        """A child of the fork server, with this process's environment."""
+        """A child process of the fork server, with the environment of this process."""
         return multiprocessing.get_context("forkserver").Process(
             target=_run, name=name, args=(dict(os.environ), target), kwargs=kwargs
         )
@@ -48,9 +48,7 @@ class _ForkServerProcesses:
 
 @contextlib.contextmanager
 def forked_cleanly() -> Iterator[None]:
-    """
-    Context in which vLLM forks engine cores from the fork server. Not reentrant across threads.
-    """
+    """Context in which vLLM forks engine cores from the fork server; for one thread at a time."""
     from vllm.v1.engine import utils  # noqa: PLC0415 - the fork server is started before
 
     stock = utils.get_mp_context

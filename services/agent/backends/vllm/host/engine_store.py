@@ -22,28 +22,28 @@ _RESET_PAUSE_S = 0.01
 
 
 class EngineStore:
-    """At most one engine is active; the others are parked."""
+    """Engines of a host: at most one is active, the others are parked."""
 
     def __init__(self) -> None:
         self._engines: dict[str, AsyncLLM] = {}
         self._asleep: set[str] = set()
         self._active: str | None = None
         self._lost: set[str] = set()
-        """Engines that run but cannot serve."""
+        """Engines that still run but cannot serve."""
 
     def get(self, model: str) -> AsyncLLM | None:
-        """The engine of *model*, or None."""
+        """Engine of *model*; None if it has no engine."""
         return self._engines.get(model)
 
     async def activate(self, command: Activate) -> int:
         """
-        Make the model's engine the active one.
+        Make the engine of the command's model the active one.
 
         Returns:
-            Host memory of its processes, in bytes; 0 when unknown.
+            Host memory of the engine's processes in bytes; 0 when unknown.
 
         Raises:
-            Exception: Any error of vLLM; then neither the model nor the donor has an engine, and
+            Exception: Any error of vLLM. Then neither the model nor the donor has an engine, and
                 the previously active model continues to serve.
         """
         for model in command.drop:
@@ -72,7 +72,7 @@ class EngineStore:
 
     async def warm(self, command: Warm) -> int:
         """
-        Create an engine and park it, while the active one continues to serve.
+        Create an engine and park it while the active engine continues to serve.
 
         Returns:
             Host memory of the engine's processes, in bytes; 0 when unknown.
@@ -88,14 +88,14 @@ class EngineStore:
         return engine_bytes(engine)
 
     async def clear_caches(self) -> None:
-        """Drop all KV that no running request owns, on the device and on the host."""
+        """Drop all KV that no running request owns, in the engines' memory and in host memory."""
         for engine in tuple(self._engines.values()):
             # A dead engine has no caches; `errored` reports its death.
             with contextlib.suppress(EngineDeadError):
                 await _answered(engine, engine.reset_prefix_cache(reset_connector=True))
 
     def errored(self) -> tuple[str, ...]:
-        """Models whose engines have died, or cannot be woken."""
+        """Models whose engines have died or cannot be woken."""
         return tuple(
             model
             for model, engine in self._engines.items()
@@ -103,13 +103,13 @@ class EngineStore:
         )
 
     def shut_down(self, model: str) -> None:
-        """End the engine of *model*, if there is one; blocks until its processes are gone."""
+        """End the engine of *model*, if any; blocks until the engine's processes have ended."""
         engine = self._taken(model)
         if engine is not None:
             end_engine(engine)
 
     async def drop(self, model: str) -> None:
-        """Shut the engine of *model* down in a thread, while others serve."""
+        """Shut down the engine of *model* in a thread, while other engines serve."""
         engine = self._taken(model)
         if engine is not None:
             await asyncio.to_thread(end_engine, engine)
@@ -123,12 +123,12 @@ class EngineStore:
         return self._engines.pop(model, None)
 
     def close(self) -> None:
-        """Shut every engine down."""
+        """Shut down all engines."""
         for model in tuple(self._engines):
             self.shut_down(model)
 
     async def _serve_on(self) -> None:
-        """Wake the active engine, which was about to be replaced; if that fails, it is lost."""
+        """Wake the previously active engine after a failed activation, or record it as lost."""
         active = self._active
         if active is None or active not in self._asleep:
             return
@@ -139,7 +139,7 @@ class EngineStore:
             self._lost.add(active)
 
     async def _awake(self, command: Activate) -> AsyncLLM:
-        """The model's engine, created if there is none."""
+        """Return the model's engine; create it if the model has none."""
         engine = self._engines.get(command.model)
         if engine is None:
             engine = self._engines[command.model] = make_engine(command.engine_args)
@@ -172,10 +172,11 @@ class EngineStore:
 
 async def _answered(engine: AsyncLLM, call: Awaitable[T]) -> T:
     """
-    The answer of *engine*'s core to *call*; vLLM itself would wait forever for a dead core.
+    Return the result of *call* to the core of *engine*; vLLM itself would wait for a dead core
+    without end.
 
     Raises:
-        EngineDeadError: The core died before it answered.
+        EngineDeadError: The core died before it returned a result.
     """
     answer = asyncio.ensure_future(call)
     try:
@@ -188,7 +189,7 @@ async def _answered(engine: AsyncLLM, call: Awaitable[T]) -> T:
 
 
 async def _forget_kv(engine: AsyncLLM) -> None:
-    """Drop the KV of the old weights: vLLM identifies blocks by tokens only."""
+    """Drop the KV of the engine's former weights, since vLLM identifies blocks by tokens only."""
     for _ in range(_RESET_TRIES):
         if await _answered(engine, engine.reset_prefix_cache(reset_connector=True)):
             return

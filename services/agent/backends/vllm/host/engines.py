@@ -1,4 +1,4 @@
-"""vLLM engines inside the host process, created by fork where that is safe."""
+"""vLLM engines inside the host process; their cores are forked where this is safe."""
 
 import contextlib
 import os
@@ -27,11 +27,11 @@ from services.agent.backends.vllm.shared.workers import SAFEPOINT_WORKERS
 log = structlog.get_logger()
 
 _END_TIMEOUT_S = 10.0
-"""Time limit for killed processes to disappear, while the system frees their memory."""
+"""Time limit for killed processes to end, while the kernel frees their memory."""
 
 
 def describe() -> HostReady:
-    """Version of the installed vLLM, and its device."""
+    """Version of the installed vLLM, and the device that it uses."""
     is_cpu = bool(current_platform.is_cpu())
     device = "cpu" if is_cpu else str(current_platform.get_device_name())
     return HostReady(version=str(vllm.__version__), device=device, is_cpu=is_cpu)
@@ -39,10 +39,10 @@ def describe() -> HostReady:
 
 def register_early(architectures: Iterable[str]) -> None:
     """
-    Import model classes on a CPU, so that vLLM does not start a process to inspect each.
+    Import model classes on a CPU, so that vLLM starts no process to inspect each class.
 
-    Such a process would import all of vLLM again. Not on a GPU: importing models could initialize
-    the device.
+    Such a process would import all of vLLM again. No-op on a GPU, where importing models could
+    initialize the device.
     """
     if not current_platform.is_cpu():
         return
@@ -66,7 +66,7 @@ def end_engine(engine: AsyncLLM) -> None:
     """
     Kill *engine*'s processes and wait until their memory is free.
 
-    They have nothing to clean up, and an orderly end takes a second for each.
+    The processes need no cleanup, and a normal shutdown takes a second for each.
     """
     processes = _processes(engine)
     with contextlib.suppress(EngineDeadError):
@@ -94,7 +94,7 @@ def make_engine(engine_args: dict[str, Any]) -> AsyncLLM:
     Start an engine and load its model. Blocks for seconds.
 
     Raises:
-        Exception: Any error of vLLM for arguments or models that it does not accept.
+        Exception: Any error of vLLM, e.g. for unsupported arguments or models.
     """
     transfer = engine_args.get("kv_transfer_config")
     if isinstance(transfer, dict):
@@ -125,6 +125,6 @@ def make_engine(engine_args: dict[str, Any]) -> AsyncLLM:
 
 @contextlib.contextmanager
 def _spawned() -> Iterator[None]:
-    """Context in which engine cores are spawned, as CUDA requires."""
+    """Context in which engine cores are spawned, which CUDA requires."""
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     yield

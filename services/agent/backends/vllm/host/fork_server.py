@@ -1,9 +1,9 @@
 """
-Imported only by a host's fork server, to prepare itself.
+Prepares a host's fork server; only the fork server imports this module.
 
-On a CPU the server then has imported what engine cores need, so that starting one is only a
-fork. Where engine cores are spawned, as on a GPU, the server ends: importing models could
-initialize the device.
+On a CPU the server imports the modules that engine cores need, so that starting a core takes only a
+fork. On a GPU engine cores are spawned, and importing models could initialize the device; the
+server therefore ends.
 """
 
 import importlib

@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 async def serve(connected: socket.socket, architectures: list[str]) -> None:
-    """Import vLLM, report that, and serve until the agent is gone or sends a stop."""
+    """Import vLLM, report that, and serve until the agent ends or sends a stop."""
     # Local import: importing this module only for its name must not import vLLM.
     from services.agent.backends.vllm.host.engines import describe, register_early  # noqa: PLC0415
     from services.agent.backends.vllm.host.serving import EngineHost  # noqa: PLC0415
@@ -43,7 +43,7 @@ async def serve(connected: socket.socket, architectures: list[str]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point."""
+    """Entry point of the engine host."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--fd", type=int, required=True, help=("file descriptor of the host's end of a socket pair")

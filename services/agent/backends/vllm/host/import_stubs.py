@@ -1,7 +1,7 @@
 """
-Imported before vLLM to skip imports of vLLM's dependencies that are not needed.
+Imported before vLLM, to skip the import of a package that vLLM does not need here.
 
-The skipped import is scikit-learn, where it is installed for the estimator: it takes two seconds in
+The skipped package is scikit-learn, which the estimator uses; importing it takes two seconds in
 each process.
 """
 

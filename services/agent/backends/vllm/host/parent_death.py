@@ -13,7 +13,7 @@ _GRACE_S = 10.0
 
 
 def die_with_parent() -> None:
-    """From here on, forked children are killed when this process dies. Linux only."""
+    """Make forked children die when this process dies, from this call on. Linux only."""
     if not sys.platform.startswith("linux"):
         return
     libc = ctypes.CDLL(None)
@@ -31,8 +31,8 @@ def watch_parent() -> None:
     """
     End the whole process group soon after the parent has died.
 
-    Uses a thread, since the event loop is blocked while an engine starts. An orderly end, which
-    begins when the socket closes, has some seconds before the group is ended.
+    A thread detects the parent's death, since the event loop is blocked while an engine starts. The
+    normal shutdown, which begins when the socket closes, gets some seconds first.
     """
     parent = os.getppid()
 

@@ -16,17 +16,19 @@ _NUM_SEEDS = 1 << 63
 
 def sampling_params(command: Submit, config: Any) -> SamplingParams:
     """
-    Sampling parameters for vLLM; limits are reduced by the progress: vLLM counts per run.
+    Sampling parameters of a run for vLLM.
 
-    The agent handles stop strings, since the engine sees no text.
+    vLLM counts output tokens per run, so the limits are reduced by the tokens of the progress.
 
-    Differs: in an engine that draws all tokens of a run from one generator in sequence, a resumed
-    random answer continues differently than without the interruption; with the unchanged seed it
-    would repeat its first draws.
+    The agent handles stop strings, since the engine processes tokens only.
+
+    Differs: some engines draw all tokens of a run from one generator in sequence. There a resumed
+    random answer differs from an uninterrupted one: the run gets another seed, because the
+    request's own seed would repeat the first draws.
 
     Args:
         command: The run.
-        config: `VllmConfig` of its engine.
+        config: `VllmConfig` of the run's engine.
     """
     sampling = command.request.sampling
     offset = len(command.request.progress)

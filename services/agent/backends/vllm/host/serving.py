@@ -34,18 +34,18 @@ _HEALTH_PERIOD_S = 0.5
 
 
 class EngineHost:
-    """Executes commands on the engines of this process, and sends events."""
+    """Executes commands on the engines of this process, and sends events to the front."""
 
     def __init__(self, connection: Connection[HostCommand]) -> None:
         self._connection = connection
         self._store = EngineStore()
         self._loading = asyncio.Lock()
-        """Engines are created one at a time: creation changes the environment."""
+        """Lock: engines are created one at a time, because creation changes the environment."""
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._pending: list[RunOutput] = []
 
     async def run(self) -> None:
-        """Serve until the front is gone or sends a stop."""
+        """Serve until the front ends or sends a stop."""
         async with asyncio.TaskGroup() as group:
             health = group.create_task(self._watch_engines(), name="watch-engines")
             async for command in self._connection.frames():
@@ -57,7 +57,7 @@ class EngineHost:
                 task.cancel()
 
     def close(self) -> None:
-        """Shut every engine down; blocks until their processes are gone."""
+        """Shut down all engines; blocks until their processes have ended."""
         self._store.close()
 
     def _on_command(self, command: HostCommand, group: asyncio.TaskGroup) -> None:
@@ -81,7 +81,11 @@ class EngineHost:
                 pass
 
     async def _load(self, command: Activate | Warm) -> None:
-        """Blocks the loop while the active engine starts: no other engine has work then."""
+        """
+        Load a model and send the reply.
+
+        Starting the active engine blocks the event loop; no other engine has work then.
+        """
         try:
             async with self._loading:
                 if isinstance(command, Activate):
@@ -140,7 +144,7 @@ class EngineHost:
             self._send(Reply())
 
     def _emit(self, output: RunOutput) -> None:
-        """Send *output* together with all other outputs of this turn of the event loop."""
+        """Send *output* together with all other outputs of the same turn of the event loop."""
         if not self._pending:
             asyncio.get_running_loop().call_soon(self._flush)
         self._pending.append(output)
@@ -151,7 +155,7 @@ class EngineHost:
             self._pending.clear()
 
     def _send(self, event: HostEvent) -> None:
-        """Send *event* after the outputs that came before it."""
+        """Send *event* after all earlier outputs."""
         self._flush()
         self._connection.send(event)
 
@@ -161,7 +165,7 @@ class EngineHost:
             del self._runs[request_id]
 
     async def _watch_engines(self) -> None:
-        """Detect the death of engines without running requests."""
+        """Detect the death of engines that have no running requests."""
         while True:
             await asyncio.sleep(_HEALTH_PERIOD_S)
             for model in self._store.errored():

@@ -11,13 +11,13 @@ from services.agent.backends.vllm.kv.transfers import Transfer, Transfers
 
 
 class Tracked(Protocol):
-    """A vLLM request as checkpoints see it."""
+    """A vLLM request with the fields that checkpoints read."""
 
     request_id: str
     num_tokens: int
     num_computed_tokens: int
     block_hashes: Sequence[BlockHash]
-    """Hashes of the blocks whose tokens are known."""
+    """Hashes of the full blocks so far."""
 
 
 @dataclass(slots=True)
@@ -25,13 +25,13 @@ class _Run:
     request: Tracked
     origin: str
     num_noted: int = 0
-    """Blocks that were copied or are being copied."""
+    """Number of blocks that were copied or are being copied."""
     is_left: bool = False
-    """True if no further blocks of the request are copied until it begins again."""
+    """True if no further blocks are copied until the request begins again."""
 
 
 class _Mark(NamedTuple):
-    """Blocks that an iteration completes."""
+    """Blocks that one iteration completes."""
 
     run: _Run
     first: int
@@ -40,21 +40,23 @@ class _Mark(NamedTuple):
 
 class Checkpoints:
     """
-    Selects the copies of one engine: ConServe §4.4.
+    Selects the blocks of one engine that are copied to and from host memory (ConServe §4.4).
 
-    Differs: copies are whole blocks, found by content, so that any request that begins with the
-    same tokens can use them; blocks are saved between iterations; and a request that comes back is
-    restored in the iteration in which it begins, layer by layer ahead of the forward pass, and not
-    in one before.
+    Differs: copies are whole blocks that are found by content, so any request that begins with the
+    same tokens can use them. Blocks are saved between iterations. A resumed request is restored in
+    the iteration in which it begins, layer by layer ahead of the forward pass, not in an earlier
+    iteration.
 
-    A block is saved after the iteration that completed it is known to be over, and before the next
-    one computes: what was aborted inside a forward pass is never saved, and nothing is lost if a
-    request loses its memory or ends in between. The index then knows the copy, and the next
-    iteration may load it, since saves precede loads. Slots are reassigned only here, and the worker
-    executes transfers in this order: so every load finds what the index promised.
+    A block is saved between the end of the iteration that completed it and the computation of the
+    next iteration. Work that was dropped inside a forward pass is therefore never saved, and blocks
+    are saved even if their request has lost its KV or has ended meanwhile.
+
+    Saves precede loads, so the next iteration may already load a block that it saves. Only this
+    class reassigns slots, and the worker executes transfers in their order, so every load finds the
+    block that the index lists.
 
     Args:
-        index: Index of the host memory; written here only.
+        index: Index of the host memory; only this class writes it.
         block_tokens: Tokens in a block.
     """
 
@@ -66,7 +68,7 @@ class Checkpoints:
         self._matches: dict[str, int] = {}
         """Waiting request -> number of its blocks on the device, as of its last `match`."""
         self._marks: deque[tuple[int, list[_Mark]]] = deque()
-        """Marks of unfinished iterations, by step."""
+        """Blocks that unfinished iterations complete, by step."""
         self._saves: list[Transfer] = []
         self._loads: list[Transfer] = []
         self._cleared = False
@@ -74,19 +76,19 @@ class Checkpoints:
 
     @property
     def has_work(self) -> bool:
-        """True if the worker must get a message, even if nothing is computed."""
+        """True if the worker needs a message even when the iteration computes nothing."""
         return self._cleared or bool(self._saves)
 
     def track(self, request: Tracked, origin: str) -> None:
-        """Save the blocks of *request*, a run of *origin*, as it grows."""
+        """Register *request*, a run of *origin*, so that its blocks are saved as it grows."""
         self._runs[request.request_id] = _Run(request, origin)
         self._claims.begin(origin, lambda: request.block_hashes)
 
     def match(self, request: Tracked, num_computed_tokens: int) -> int:
         """
-        Tokens of *request* beyond its first *num_computed_tokens* that can be loaded.
+        Number of tokens of *request* after the first *num_computed_tokens* that can be loaded.
 
-        The tokens fill whole blocks; at least one token is left to be computed.
+        The tokens fill whole blocks, and at least one token of the request remains to be computed.
         """
         most = min((request.num_tokens - 1) // self._block_tokens, len(request.block_hashes))
         first = num_computed_tokens // self._block_tokens
@@ -96,12 +98,12 @@ class Checkpoints:
 
     def admit(self, request: Tracked, block_ids: Sequence[int], num_tokens: int) -> None:
         """
-        Record that *request* begins with allocated memory.
+        Record that *request* begins with the KV blocks *block_ids*.
 
         Args:
             request: `match` was called for it in this iteration, or it has no tokens to load.
-            block_ids: All its blocks.
-            num_tokens: Tokens to load, of those that `match` returned.
+            block_ids: All KV blocks of the request.
+            num_tokens: Number of tokens to load, at most the number that `match` returned.
         """
         first = self._matches.pop(request.request_id, 0)
         run = self._runs.get(request.request_id)
@@ -118,10 +120,10 @@ class Checkpoints:
         self, num_scheduled: Mapping[str, int], block_ids_of: Callable[[str], Sequence[int]]
     ) -> Transfers:
         """
-        Transfers of the iteration that was just scheduled.
+        Return the transfers of the iteration that was just scheduled.
 
         Args:
-            num_scheduled: Tokens by request, not yet counted as computed.
+            num_scheduled: Scheduled tokens by request; they do not count as computed yet.
             block_ids_of: Returns all blocks of a scheduled request.
         """
         self._step += 1
@@ -152,9 +154,9 @@ class Checkpoints:
 
     def complete(self, step: int) -> None:
         """
-        Record that the iteration *step* is over and its requests' computed tokens are final.
+        Record that the iteration *step* is over, so that its computed tokens are final.
 
-        Earlier iterations that were not completed this way were aborted.
+        Earlier iterations without such a record count as aborted.
         """
         while self._marks and self._marks[0][0] <= step:
             of_step, marks = self._marks.popleft()
@@ -162,14 +164,14 @@ class Checkpoints:
                 self._save(mark)
 
     def abort(self, request_id: str) -> None:
-        """Record that the request was aborted; another request with its tokens may resume it."""
+        """Record that the request was aborted; a later run with the same tokens may resume it."""
         self._matches.pop(request_id, None)
         run = self._runs.pop(request_id, None)
         if run is not None:
             self._claims.leave(run.origin)
 
     def finish(self, request_id: str) -> None:
-        """Release the copies of a finished request, except those that others still use."""
+        """Release the copies of a finished request, except copies that other requests still use."""
         self._matches.pop(request_id, None)
         run = self._runs.pop(request_id, None)
         if run is not None:
@@ -177,7 +179,7 @@ class Checkpoints:
             self._claims.finish(run.origin)
 
     def clear(self) -> None:
-        """Drop all copies; running requests are saved again."""
+        """Drop all copies; the blocks of running requests will be saved again."""
         self._index.clear()
         self._claims.clear()
         self._marks.clear()

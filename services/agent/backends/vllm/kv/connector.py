@@ -1,12 +1,11 @@
 """
 vLLM connector for KV checkpoints in the host memory of a CPU engine.
 
-On a GPU vLLM's own offloader (`kv_offloading_size` among a model's `engine_args`) copies with
-pinned memory, a separate stream and events, and is maintained with the model runners that it
-depends on; it refuses CPUs. This connector therefore serves CPUs only, where a copy is a plain
-memory copy.
+This connector supports only CPUs, where a copy is a plain memory copy. On a GPU, use vLLM's own
+offloader (`kv_offloading_size` in a model's `engine_args`), which does not support CPUs. It copies
+with pinned memory, a separate stream and events, and is maintained with vLLM's model runners.
 
-The interfaces of vLLM used here are experimental; the contract suite fails when they change.
+The module uses experimental interfaces of vLLM; the contract suite fails when these change.
 """
 
 from dataclasses import dataclass
@@ -44,26 +43,28 @@ class HostKvMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is unty
 
 @dataclass
 class HostKvReport(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM is untyped to mypy
-    """Report of the worker with every iteration that was not preempted."""
+    """Report of the worker after every iteration that was not preempted."""
 
     step: int
     totals: CheckpointTotals
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Not supported: there is only one worker."""
-        raise NotImplementedError(f"a second worker reported {other}")
+        raise NotImplementedError(
+            f"KV checkpoints support one worker, but a second one reported {other}"
+        )
 
 
 class HostKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM is untyped
     """
-    Scheduler side and worker side; vLLM creates one object of each.
+    Connector with a scheduler side and a worker side; vLLM creates one object for each side.
 
-    Configured by `kv_connector_extra_config`: `host_kv_bytes`, the budget; and `required`: fail
-    instead of starting without checkpoints.
+    Keys of `kv_connector_extra_config`: `host_kv_bytes` is the host memory budget; with `required`,
+    an engine that cannot have checkpoints fails instead of starting without them.
 
     Raises:
-        ValueError: Checkpoints are required, and the model, the configuration or the budget
-            do not allow them.
+        ValueError: Checkpoints are required, but the model, the configuration or the budget does
+            not allow them.
     """
 
     _cache_hit_source = CacheHitSource.HOST
@@ -88,13 +89,13 @@ class HostKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             self._index, block_tokens=vllm_config.cache_config.block_size
         )
         self.totals = CheckpointTotals()
-        """Totals last reported by the worker."""
+        """Totals that the worker reported last."""
         # Worker side.
         self._store: HostStore | None = None
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """False: a missing copy costs computing time, not an answer."""
+        """False: if a copy is missing, its tokens are computed again; the answer is the same."""
         return False
 
     @property
@@ -104,7 +105,7 @@ class HostKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
     @property
     def capacity_bytes(self) -> int:
-        """Host memory budget of copies."""
+        """Host memory budget for copies, in bytes."""
         return self._index.num_slots * self._slot_bytes
 
     # Scheduler side.
@@ -171,7 +172,7 @@ class HostKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
     def handle_preemptions(self, kv_connector_metadata: HostKvMetadata) -> None:
         """
-        Save before the iteration overwrites any KV; begin loads.
+        Execute all saves before the iteration overwrites any KV, and begin the loads.
 
         Loads continue during the forward pass.
         """
@@ -192,8 +193,9 @@ class HostKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
     def wait_for_save(self) -> None:
         """
-        Wait for all copies after a forward pass, complete or preempted, so that no copy overlaps
-        the next forward pass.
+        Wait for all copies at the end of a complete or preempted forward pass.
+
+        No copy may overlap the next forward pass.
         """
         if self._store is not None:
             self._store.finish()

@@ -1,4 +1,4 @@
-"""vLLM's layout of KV, and configurations that checkpoints do not support."""
+"""vLLM's layout of KV, and the configurations for which checkpoints are not supported."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from services.agent.backends.vllm.kv.store import LayerBlocks
 
 
 def obstacle(vllm_config: Any, kv_cache_config: Any, host_kv_bytes: int) -> str | None:
-    """Why checkpoints are impossible; None if they are possible."""
+    """Return why checkpoints are not possible; None if they are."""
     if not current_platform.is_cpu():
         return "a GPU needs vLLM's own offloader, `kv_offloading_size` among `engine_args`"
     if vllm_config.parallel_config.world_size > 1:
@@ -28,7 +28,7 @@ def obstacle(vllm_config: Any, kv_cache_config: Any, host_kv_bytes: int) -> str 
 
 
 def block_bytes(kv_cache_config: Any) -> int:
-    """Size of one block with all its layers."""
+    """Size of one block in bytes, over all layers."""
     (group,) = kv_cache_config.kv_cache_groups
     num_layers = sum(len(tensor.layers) for tensor in kv_cache_config.kv_cache_tensors)
     return int(group.kv_cache_spec.page_size_bytes * num_layers)
@@ -36,14 +36,14 @@ def block_bytes(kv_cache_config: Any) -> int:
 
 def layers_of(kv_caches: Mapping[str, torch.Tensor], size: int) -> dict[str, LayerBlocks]:
     """
-    The bytes of each layer's KV by name, without layers that share the KV of an earlier one.
+    Bytes of each layer's KV by layer name, without layers that share the KV of an earlier layer.
 
     Args:
-        kv_caches: Tensors with a row for each block, by layer.
-        size: Bytes of a block in all layers.
+        kv_caches: KV tensors by layer name, with one row for each block.
+        size: Size of one block in bytes, over all layers.
 
     Raises:
-        ValueError: A block's bytes are not contiguous, or their number is not *size*.
+        ValueError: A block's bytes are not contiguous, or a block does not have *size* bytes.
     """
     layers: dict[str, LayerBlocks] = {}
     seen: set[int] = set()

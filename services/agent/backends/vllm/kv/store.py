@@ -1,4 +1,4 @@
-"""The worker's side of KV checkpoints: host memory, and copying."""
+"""The worker's side of KV checkpoints: the host memory and the copies."""
 
 import mmap
 import time
@@ -15,25 +15,26 @@ from services.agent.backends.vllm.kv.transfers import Transfer, Transfers
 from shared.contracts.base import Seconds
 
 _AT_ONCE_BYTES = 1 << 20
-"""Loads up to this size are copied directly, since a thread would be slower."""
+"""Loads up to this size are copied without a thread, since starting a thread would take longer."""
 
 LayerBlocks = npt.NDArray[np.uint8]
-"""KV of a layer, uint8[num_blocks, bytes of a block]; writes change the engine's memory."""
+"""KV of one layer, uint8[num_blocks, bytes of a block]; writes change the engine's own memory."""
 
 
 class HostStore:
     """
-    Copies of KV blocks, in slots of one block with all its layers.
+    Host memory for copies of KV blocks; a slot holds one block with all its layers.
 
-    Saving is synchronous, in the engine's thread: it is a plain memory copy of what an iteration
-    has completed, a few hundredths of the time that computing it took even with a tiny model.
-    Loading runs layer by layer in a thread, concurrently with the forward pass, which waits for a
-    layer's copies when it reaches that layer. So the other requests of an iteration are delayed by
-    the first layer's share only, unless copying a layer takes longer than computing one.
+    Saving is a synchronous memory copy in the engine's thread. It takes a few hundredths of the
+    time that computing the blocks took, even with a tiny model.
+
+    Loading runs layer by layer in a thread, concurrently with the forward pass, which waits at each
+    layer for that layer's copies. If copying a layer is faster than computing it, other requests of
+    the iteration are delayed only by the load of the first layer.
 
     Args:
-        num_slots: Size of the memory; the system provides it as it is used.
-        layers: The engine's KV by name, in the order in which it is computed.
+        num_slots: Size of the memory in slots; the kernel allocates its pages on first use.
+        layers: The engine's KV by layer name, in the order of computation.
         at_once_bytes: Loads up to this size are copied without a thread.
     """
 
@@ -52,7 +53,7 @@ class HostStore:
         self._names = tuple(layers)
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="restore-kv")
         self._loading: dict[str, Future[Seconds]] = {}
-        """Seconds that copying took, by layer; empty between iterations."""
+        """Layer name -> future of the duration of its copy; empty between iterations."""
         self.slot_bytes = ends[-1]
         self._memory = mmap.mmap(
             -1, num_slots * self.slot_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -60,21 +61,21 @@ class HostStore:
         self._slots = np.frombuffer(self._memory, dtype=np.uint8).reshape(num_slots, -1)
         self._filled = np.zeros(num_slots, dtype=bool)
         self.step = 0
-        """Last step whose transfers were carried out."""
+        """Last step whose transfers were executed."""
         self.failed: frozenset[int] = frozenset()
         """
-        Blocks that were not loaded because their slot was never filled. That is a bug; these
-        blocks must be computed instead.
+        Blocks that were not loaded because their slots were never filled, which is a bug. These
+        blocks must be computed again.
         """
         self.totals = CheckpointTotals()
 
     def carry_out(self, transfers: Transfers) -> None:
         """
-        Carry out the copies in *transfers*, before the iteration writes any KV.
+        Execute the copies of *transfers* before the iteration writes any KV.
 
-        No-op for a step that is done already: an iteration that was preempted inside its forward
-        pass is carried out again without some requests, and saved blocks may be overwritten by
-        then.
+        No-op for a step whose transfers were executed before. An iteration that was preempted
+        inside its forward pass is executed again without some requests, and blocks to save may be
+        overwritten by then.
         """
         if transfers.step == self.step:
             return
@@ -90,12 +91,12 @@ class HostStore:
         self._load(filled)
 
     def wait_for(self, layer: str) -> None:
-        """Wait for the copies of *layer*; return immediately if none is in progress."""
+        """Wait for the copies of *layer*; returns immediately if none is in progress."""
         if layer in self._loading:
             self._loading[layer].result()
 
     def finish(self) -> None:
-        """Wait for all copies, and count the time that they took."""
+        """Wait for all copies, and add the time that they took to the totals."""
         copying_s = sum(each.result() for each in self._loading.values())
         self._loading.clear()
         self.totals = replace(self.totals, restore_s=self.totals.restore_s + copying_s)
@@ -119,7 +120,7 @@ class HostStore:
         )
 
     def _load(self, transfers: Sequence[Transfer]) -> None:
-        """Copy blocks from host memory, or begin to copy them in a thread."""
+        """Copy blocks from host memory; large loads are copied in a thread."""
         if not transfers:
             return
         num_bytes = len(transfers) * self.slot_bytes
@@ -146,6 +147,6 @@ class HostStore:
         return time.perf_counter() - begun
 
     def _clear(self) -> None:
-        """Return the memory to the system."""
+        """Return the memory to the kernel."""
         self._filled[:] = False
         self._memory.madvise(mmap.MADV_DONTNEED)

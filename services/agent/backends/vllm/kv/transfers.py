@@ -1,4 +1,4 @@
-"""Messages between the scheduler's side of the connector and the worker's."""
+"""Messages from the scheduler's side of the connector to the worker's side."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,15 +14,15 @@ class Transfer(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
     """
-    Copies of one iteration before it computes: first all saves in order, then all loads.
+    Copies that precede the computation of one iteration: first all saves in order, then all loads.
 
-    A saved block is complete but may already belong to another request, which will overwrite it
-    in this iteration.
+    A block to save is complete, but may already belong to another request that overwrites it in
+    this iteration.
     """
 
     step: int
-    """Iteration counter; an iteration that is carried out again copies nothing again."""
+    """Number of the iteration; an iteration that is executed again repeats no copies."""
     saves: tuple[Transfer, ...] = ()
     loads: tuple[Transfer, ...] = ()
     cleared: bool = False
-    """Drop all copies before anything else."""
+    """True if all host copies are dropped before any transfer."""

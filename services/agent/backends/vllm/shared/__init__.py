@@ -1,1 +1,1 @@
-"""Messages, shared memory and settings that several of these processes use. Imports no vLLM."""
+"""Messages, shared memory and settings of several processes of the backend; imports no vLLM."""

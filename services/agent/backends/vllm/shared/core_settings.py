@@ -17,16 +17,16 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Settings of one engine core."""
 
     stats_path: str
-    """File of the `StatsWriter`."""
+    """File of the engine's `StatsWriter`."""
     policy: PolicyName
-    """Ignored by vLLM's own policy."""
+    """Name of the policy; vLLM's own policy ignores it."""
     scheduling: SchedulingSettings
     latency: LatencyCoefficients
     """Prior of the latency model."""
     safepoint_layers: int = 0
     """Layers between safepoints; 0 for an engine without safepoints."""
     safepoints_required: bool = False
-    """Refuse a configuration that cannot have safepoints, instead of serving without them."""
+    """True if a configuration without support for safepoints is refused."""
 
 
 def core_settings(additional_config: Mapping[str, Any]) -> CoreSettings:
@@ -36,24 +36,25 @@ def core_settings(additional_config: Mapping[str, Any]) -> CoreSettings:
 
 def refusal(additional_config: Mapping[str, Any], reason: str) -> ValueError:
     """
-    Error to raise in the engine core if it cannot do what the settings require.
+    Write why the engine core refuses to start, and return the error to raise.
 
-    vLLM reports to the host only that the core has ended, so the reason is written to a file.
+    vLLM reports to the host only that the core has ended, so the reason is in a file.
     """
     refusal_path(_stats_path(additional_config)).write_text(reason)
     return ValueError(reason)
 
 
 def refusal_reason(additional_config: Mapping[str, Any]) -> str | None:
-    """Why the engine core refused to start; None if it did not."""
+    """Reason for which the engine core refused to start; None if it did not refuse."""
     path = refusal_path(_stats_path(additional_config))
     return path.read_text() if path.exists() else None
 
 
 def refusal_path(stats_path: Path) -> Path:
     """
-    Path of the refusal, next to the engine's shared files; it exists only if the core refused to
-    start.
+    Path of the file with the reason of a refusal, next to the engine's shared files.
+
+    The file exists only if the core refused to start.
     """
     return stats_path.with_suffix(".refusal")
 

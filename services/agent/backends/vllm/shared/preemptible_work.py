@@ -1,4 +1,4 @@
-"""Droppable parts of a scheduled iteration at a safepoint; does not import vLLM."""
+"""Parts of a scheduled iteration that can be dropped at a safepoint; imports no vLLM."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ class SafepointOrder:
     """Message that the scheduler sends to the worker with an iteration."""
 
     number: int
-    """Number of the iteration, as shown to the front."""
+    """Number of the iteration, as published to the front."""
     droppable: frozenset[str]
-    """Requests whose part of the iteration is dropped if it is preempted."""
+    """Requests whose parts are dropped if the iteration is preempted."""
     at_once: bool
-    """Preempt at the first safepoint, since the urgent request has already been submitted."""
+    """True if an urgent request already waits: preempt at the first safepoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class DroppablePart:
-    """A request's part of an iteration, and its state if the part is dropped."""
+    """A request's part of an iteration, and the request's state if the part is dropped."""
 
     request_id: str
     kept_tokens: int
-    """Tokens computed before the iteration."""
+    """Number of the request's tokens that were computed before the iteration."""
     blocks: tuple[int, ...]
-    """KV blocks from the first one that would be incomplete if the part is dropped."""
+    """KV blocks of the request, from the first block that is incomplete without the part."""
     depends: bool = False
     """True if the request uses blocks that another request must compute in the same iteration."""
 
@@ -42,20 +42,21 @@ def droppable_parts(
     now: UnixTime,
 ) -> list[DroppablePart]:
     """
-    Best-effort requests of a scheduled iteration, and the requests that depend on them.
+    The droppable parts: best-effort requests of a scheduled iteration, and requests that depend on
+    them.
 
-    vLLM puts blocks into its prefix cache when they are scheduled, so a request that is admitted in
-    the same iteration may use blocks that another request has yet to compute in it. The admitted
-    request is dropped together with that other request.
+    vLLM puts blocks into its prefix cache when they are scheduled. A request that is admitted in
+    the same iteration may thus use blocks that another request computes in that iteration; both
+    requests are then dropped together.
 
     Args:
-        num_scheduled: Tokens by request, in the order in which they were scheduled.
-        requests: vLLM's requests with the iteration already counted as computed;
-            `headway_droppable_until` is set by Headway.
-        blocks_from: KV blocks of a request from an index on.
+        num_scheduled: Scheduled tokens by request, in scheduling order.
+        requests: vLLM's requests, in which the iteration already counts as computed. Headway sets
+            their field `headway_droppable_until`.
+        blocks_from: Returns the KV blocks of a request from a block index on.
         admitted: Requests that were waiting before this iteration.
         block_tokens: Tokens in one block.
-        now: Requests whose `headway_droppable_until` has passed are not dropped.
+        now: Current time; requests whose `headway_droppable_until` has passed are not dropped.
     """
     parts: list[DroppablePart] = []
     unsure: set[int] = set()

@@ -1,4 +1,4 @@
-"""Encoding of a request's quality of service on its way into the engine core."""
+"""Encoding of a request's quality of service for the engine core."""
 
 import msgspec
 
@@ -13,11 +13,11 @@ _CLASS_PRIORITY = {
     QosClass.NON_INTERACTIVE: 1,
     QosClass.BEST_EFFORT: 0,
 }
-"""Priorities for vLLM's own `priority` policy, if an operator selects that; higher first."""
+"""Priorities for vLLM's own `priority` policy, if the operator selects it; higher first."""
 
 
 class RequestQos(msgspec.Struct, frozen=True, kw_only=True):
-    """Data that a policy in the engine core needs besides tokens."""
+    """Data of a request, besides its tokens, that code in the engine core needs."""
 
     slo: Slo = Slo()
     arrived_at: UnixTime = 0.0
@@ -25,21 +25,21 @@ class RequestQos(msgspec.Struct, frozen=True, kw_only=True):
     tenant: TenantId | None = None
     application: str = "*"
     checkpointed: bool = False
-    """Used by the KV connector, not by policies."""
+    """True if the KV connector copies the request's KV; policies do not read it."""
     origin: str = ""
-    """Request that this run belongs to; used by the KV connector, not by policies."""
+    """Id of the request that this run belongs to; read by the KV connector, not by policies."""
     progress_tokens: int = 0
-    """Number of tokens at the end of vLLM's prompt that are progress; used by the worker."""
+    """Number of progress tokens, which end the prompt that vLLM receives; read by the worker."""
 
 
 def vllm_priority(request: EngineRequest) -> int:
-    """Priority of *request* for vLLM, which serves lower numbers first, Headway higher ones."""
+    """Priority of *request* for vLLM, where lower is first; in Headway higher is first."""
     priority = request.priority
     return -(_CLASS_PRIORITY[request.slo.qos_class] if priority is None else priority)
 
 
 def qos_of(request: EngineRequest) -> RequestQos:
-    """The part of *request* that the engine core reads."""
+    """The data of *request* that the engine core reads."""
     return RequestQos(
         slo=request.slo,
         arrived_at=request.arrived_at,
@@ -53,5 +53,5 @@ def qos_of(request: EngineRequest) -> RequestQos:
 
 
 def read_qos(extra_args: dict[str, object] | None) -> RequestQos:
-    """Quality of service of a request; best effort if it was submitted without."""
+    """Quality of service of a vLLM request; best effort if the request carries none."""
     return msgspec.convert((extra_args or {}).get(QOS_KEY, {}), RequestQos)

@@ -1,4 +1,4 @@
-"""Checks which engines can have safepoints; does not import vLLM."""
+"""Determines which engines can have safepoints; imports no vLLM."""
 
 from typing import Any
 
@@ -41,7 +41,8 @@ def safepoint_refusal(config: Any) -> str | None:
 
 def safepoint_places(num_layers: int, every: int) -> range:
     """
-    Layers with a safepoint before them: the first one, and each *every*-th layer after it.
+    Indices of layers that have a safepoint before them: the first layer, and every *every*-th after
+    it.
 
     A model with too few layers gets one safepoint in its middle.
     """

@@ -1,11 +1,12 @@
 """
-The running iteration, and the demand to preempt it, in memory shared by one engine's processes.
+The running iteration and the demand to preempt it, in memory that one engine's processes share.
 
-The engine core publishes what it computes, the agent's front requests that the best-effort part of
-one iteration be dropped, and the worker checks at its safepoints whether the demand names the
-iteration that it computes. No process waits for another. A demand names its iteration, so a late or
-repeated one does not affect any other. Times are of `time.monotonic`, which all processes of a host
-share.
+The engine core publishes the iteration that it computes. The agent's front demands that the
+best-effort part of one iteration be dropped. At each safepoint the worker checks whether the demand
+names the current iteration; a late or repeated demand therefore affects no other iteration. No
+process waits for another.
+
+All times are times of `time.monotonic`, which is common to all processes of a host.
 """
 
 import time
@@ -64,21 +65,21 @@ _LAYOUT = np.dtype(
     ]
 )
 _TRANSIT_S = 0.1
-"""Maximum time that a request takes from the front to the engine core."""
+"""Maximum time between the sending of a request by the front and its arrival in the engine core."""
 
 
 class Wish(NamedTuple):
-    """A request on its way to the engine, for which iterations may be preempted."""
+    """A request on its way to the engine that may preempt iterations."""
 
     announced_at: float
     demand: int
-    """Digest of the request."""
+    """Digest of the request's id."""
     deadline_at: float
-    """Deadline of the first token of the request."""
+    """Deadline of the request's first token."""
     online_s: Seconds
-    """Predicted prefill of this request and of the requests with targets before it."""
+    """Predicted prefill time of this request and of the requests with targets ahead of it."""
     prefill_s: Seconds
-    """Predicted prefill of this request alone, without the constant cost of an iteration."""
+    """Predicted prefill time of this request alone, without the constant cost of an iteration."""
 
 
 def safepoints_path(stats_path: Path) -> Path:
@@ -87,7 +88,7 @@ def safepoints_path(stats_path: Path) -> Path:
 
 
 def demand_of(request_id: str) -> int:
-    """Digest of the request in a wish; never 0."""
+    """Digest of a request's id for `Wish`; never 0."""
     return int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "little") or 1
 
 
@@ -95,16 +96,16 @@ def is_awaited(
     wish: Wish, iteration: RunningIteration, *, arrived: Container[int], now: float
 ) -> bool:
     """
-    Return whether a request on its way to the engine core would preempt the beginning *iteration*.
+    Return whether a request on its way to the engine core would preempt the new *iteration*.
 
-    Without this check an iteration that begins just before the request arrives, e.g. right after a
-    preemption, would delay the request.
+    Without this check, an iteration that begins just before the request arrives would delay the
+    request. This happens in particular right after a preemption.
 
     Args:
-        wish: The latest wish.
-        iteration: Iteration in the engine core.
+        wish: The request that the front announced last.
+        iteration: Iteration that begins in the engine core.
         arrived: Digests of requests that arrived in the engine core recently.
-        now: Time of `time.monotonic`.
+        now: Current time of `time.monotonic`.
     """
     if now - wish.announced_at > _TRANSIT_S or wish.demand in arrived:
         return False
@@ -118,13 +119,13 @@ def is_awaited(
 
 
 class SafepointCore(SharedFile):
-    """The side of the engine core and its worker in the shared memory."""
+    """Access of the engine core and its worker to the shared memory."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, _LAYOUT)
 
     def show(self, number: int, iteration: RunningIteration) -> None:
-        """Publish that iteration *number*, counted from 1, has begun."""
+        """Publish that the iteration with this *number*, counted from 1, has begun."""
         self.record["begun"] = number
         self.record["iteration"] = (
             iteration.began_at,
@@ -137,7 +138,7 @@ class SafepointCore(SharedFile):
         self.record["shown"] = number
 
     def begin(self) -> None:
-        """Reset the values that an earlier engine received in this file."""
+        """Reset the values that the front wrote into this file for an earlier engine."""
         for field in ("target", "shown", "begun"):
             self.record[field] = 0
 
@@ -156,16 +157,16 @@ class SafepointCore(SharedFile):
         )
 
     def is_wanted(self, number: int) -> bool:
-        """Return whether the front demands that iteration *number* be preempted."""
+        """Return whether the front demands a preemption of iteration *number*."""
         return bool(self.record["target"] == number)
 
     def wish(self) -> Wish:
-        """The latest wish, whether or not it led to a preemption."""
+        """The request that the front announced last, whether or not it caused a preemption."""
         return Wish(*self.record["wish"].item())
 
     def cut(self, number: int, dropped_tokens: int) -> None:
         """
-        Record that iteration *number* was just preempted; counted if the preemption was demanded.
+        Record that iteration *number* was just preempted; counted only if the front demanded it.
         """
         now = time.monotonic()
         self.record["cut"] = number
@@ -181,14 +182,14 @@ class SafepointCore(SharedFile):
 
 
 class SafepointFront(SharedFile):
-    """The front's side of the shared memory; creates the file."""
+    """Access of the front to the shared memory; creates the file."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(_LAYOUT.itemsize))
         super().__init__(path, _LAYOUT)
 
     def running(self) -> tuple[int, RunningIteration] | None:
-        """The running iteration with its number; None between iterations."""
+        """Number and data of the running iteration; None between iterations."""
         shown = int(self.record["shown"])
         iteration = RunningIteration(**named(self.record["iteration"]))
         # The next iteration may have begun during this read.
@@ -203,15 +204,16 @@ class SafepointFront(SharedFile):
         self.record["wish"] = wish
 
     def want(self, number: int) -> None:
-        """Demand that the best-effort part of iteration *number* be dropped, if it still runs."""
+        """Demand that iteration *number* drop its best-effort part, if it still runs."""
         if self.record["target"] != number:
             self.record["raised_at"] = time.monotonic()
             self.record["target"] = number
 
     def totals(self) -> SchedulingTotals:
         """
-        Iterations that were preempted on demand since the engine began, the time from demand to
-        safepoint, and the tokens that were scheduled and not computed, or whose results were
-        discarded.
+        Totals since the engine began.
+
+        They count iterations preempted on demand, the time from each demand to its safepoint, and
+        the tokens that were dropped.
         """
         return SchedulingTotals(**named(self.record["totals"]))

@@ -5,7 +5,7 @@ from hashlib import blake2b
 
 def seed_at(seed: int, place: int) -> int:
     """
-    A separate seed for each *place*, below 2**63; *seed* itself at place 0.
+    A separate seed below 2**63 for each *place*; *seed* itself at place 0.
 
     Args:
         seed: Seed of the request.

@@ -9,14 +9,14 @@ import numpy as np
 
 class SharedFile:
     """
-    One record of *layout* in an existing file; unmapped when the object goes.
+    One record of type *layout* in an existing file, which is unmapped with this object.
 
-    Values have eight bytes, at multiples of eight, and each is written atomically; readers may see
-    some values of a group before the others.
+    Each value has eight bytes, is aligned to eight bytes, and is written atomically. A group of
+    values is not written atomically: a reader may see only some of its new values.
 
     Args:
         path: Created by the front.
-        layout: Fields, known to the front and the engine core.
+        layout: Fields of the record; the front and the engine core use the same layout.
     """
 
     def __init__(self, path: Path, layout: np.dtype[Any]) -> None:
@@ -24,9 +24,9 @@ class SharedFile:
         with path.open("r+b") as file:
             memory = mmap.mmap(file.fileno(), layout.itemsize)
         self.record: Any = np.frombuffer(memory, layout)[0]
-        """The file's content by field; writes to it reach the other side."""
+        """The file's content by field; writes are visible to the other process."""
 
 
 def named(values: Any) -> dict[str, Any]:
-    """A copy of a group of *values* in a record, by name."""
+    """Copy of a group of *values* in a record, by name."""
     return dict(zip(values.dtype.names, values.item(), strict=True))

@@ -1,8 +1,8 @@
 """
-Telemetry and limits in memory that the engine core and the agent's front share.
+Telemetry and limits in memory that the engine core shares with the agent's front.
 
-Neither side waits: the core writes, the front reads the current content. A reader may see a
-mixture of two neighbouring iterations in the header, never in a record.
+Neither process waits: the core writes, and the front reads the current content. The header may mix
+values of two successive iterations; a record never does.
 """
 
 from pathlib import Path
@@ -59,14 +59,14 @@ _LAYOUT = np.dtype(
 
 
 class StatsWriter(SharedFile):
-    """The engine core's side of the shared memory."""
+    """Access of the engine core to the shared memory."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, _LAYOUT)
         self._num_written = 0
 
     def write(self, iteration: EngineIteration) -> None:
-        """Append *iteration*, overwriting the oldest one if the buffer is full."""
+        """Append *iteration*; overwrites the oldest one if the buffer is full."""
         self.record["iterations"][self._num_written % _NUM_RECORDS] = (
             iteration.compute_tokens,
             iteration.context_tokens,
@@ -101,13 +101,13 @@ class StatsWriter(SharedFile):
         )
 
     def limits(self) -> tuple[int, int]:
-        """Limits of tokens and requests per iteration, as set by the front; 0 is unlimited."""
+        """Limits of tokens and requests per iteration, set by the front; 0 means unlimited."""
         limits: tuple[int, int] = self.record["limits"].item()
         return limits
 
 
 class StatsReader(SharedFile):
-    """The front's side of the shared memory; creates the file."""
+    """Access of the front to the shared memory; creates the file."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(_LAYOUT.itemsize))
@@ -123,7 +123,7 @@ class StatsReader(SharedFile):
         )
 
     def drain(self) -> tuple[EngineIteration, ...]:
-        """Iterations since the last call, without those that were overwritten."""
+        """Iterations since the last call, without overwritten ones."""
         end = int(self.record["num_written"])
         first = max(self._num_read, end - _NUM_RECORDS)
         self._num_read = end

@@ -1,4 +1,4 @@
-"""Messages between the front and the engine host over their unix socket."""
+"""Messages between the front and the engine host on their unix socket."""
 
 import asyncio
 import struct
@@ -22,9 +22,9 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class Activate(_Frame, frozen=True, array_like=True, tag=True):
     """
-    Make the model active: in its own parked engine, in the engine of the donor, or in a new engine.
+    Activate the model in its own parked engine, in the donor's engine, or in a new engine.
 
-    The engines in `drop` are shut down first. With `sleep`, engines sleep while they are parked.
+    The engines in `drop` are shut down first. With `sleep`, parked engines sleep.
     """
 
     model: str
@@ -35,7 +35,7 @@ class Activate(_Frame, frozen=True, array_like=True, tag=True):
 
 
 class Warm(_Frame, frozen=True, array_like=True, tag=True):
-    """Create an engine for the model while the active engine serves, and park the new engine."""
+    """Create an engine for the model and park it, while the active engine serves."""
 
     model: str
     engine_args: dict[str, Any]
@@ -43,13 +43,13 @@ class Warm(_Frame, frozen=True, array_like=True, tag=True):
 
 
 class Drop(_Frame, frozen=True, array_like=True, tag=True):
-    """Shut these models' engines down."""
+    """Shut down the engines of these models."""
 
     models: tuple[str, ...]
 
 
 class Submit(_Frame, frozen=True, array_like=True, tag=True):
-    """Run a request. Limits in its `sampling` count from the first token of the answer."""
+    """Run a request. Limits in `sampling` count all tokens of the answer, not of the run."""
 
     request: EngineRequest
     stop_token_ids: Tokens
@@ -57,7 +57,7 @@ class Submit(_Frame, frozen=True, array_like=True, tag=True):
 
 
 class Abort(_Frame, frozen=True, array_like=True, tag=True):
-    """End a run; if it was running, no `Outputs` with a finish reason follows for it."""
+    """End a run; a run that is ended this way gets no `Outputs` with a finish reason."""
 
     request_id: str
 
@@ -67,14 +67,14 @@ class ClearCaches(_Frame, frozen=True, array_like=True, tag=True):
 
 
 class Shutdown(_Frame, frozen=True, array_like=True, tag=True):
-    """Stop everything and exit."""
+    """Shut down all engines and exit."""
 
 
 HostCommand = Activate | Warm | Drop | Submit | Abort | ClearCaches | Shutdown
 
 
 class HostReady(_Frame, frozen=True, array_like=True, tag=True):
-    """vLLM is imported; no model is loaded."""
+    """The host has imported vLLM; no model is loaded."""
 
     version: str
     device: str
@@ -83,16 +83,16 @@ class HostReady(_Frame, frozen=True, array_like=True, tag=True):
 
 class Reply(_Frame, frozen=True, array_like=True, tag=True):
     """
-    `Activate`, `Warm` or `ClearCaches` was carried out, or failed.
+    `Activate`, `Warm` or `ClearCaches` was executed or failed.
 
-    After a failed `Activate` or `Warm` neither the model nor the donor has an engine; the host
-    lives on.
+    After a failed `Activate` or `Warm`, neither the model nor the donor has an engine; the host
+    continues to run.
     """
 
     model: str = ""
     """Model of the command; empty for `ClearCaches`."""
     error: str = ""
-    """Why the command failed; empty if it did not."""
+    """Why the command failed; empty if it succeeded."""
     host_bytes: int = 0
     """Host memory of the engine's processes; 0 when unknown."""
 
@@ -109,7 +109,7 @@ class RunOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outputs(_Frame, frozen=True, array_like=True, tag=True):
-    """New tokens of many runs, collected in one turn of the host's loop."""
+    """New tokens of several runs, collected in one turn of the host's event loop."""
 
     runs: tuple[RunOutput, ...]
 
@@ -122,7 +122,7 @@ class RunFailed(_Frame, frozen=True, array_like=True, tag=True):
 
 
 class EngineDied(_Frame, frozen=True, array_like=True, tag=True):
-    """The model's engine is gone with all its runs; the host lives on."""
+    """The model's engine has died with all its runs; the host continues to run."""
 
     model: str
     message: str
@@ -132,7 +132,7 @@ HostEvent = HostReady | Reply | Outputs | RunFailed | EngineDied
 
 
 class Connection(Generic[T]):
-    """Frames of length-prefixed msgpack, sent and received in order; receives type *incoming*."""
+    """Connection for length-prefixed msgpack frames; received frames have type *incoming*."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, incoming: Any
@@ -143,12 +143,12 @@ class Connection(Generic[T]):
         self._decoder = msgspec.msgpack.Decoder(incoming)
 
     def send(self, frame: msgspec.Struct) -> None:
-        """Queue *frame*; `frames` detects a peer that is gone."""
+        """Queue *frame* for sending; if the peer has ended, `frames` detects it."""
         body = self._encoder.encode(frame)
         self._writer.write(_LENGTH.pack(len(body)) + body)
 
     async def frames(self) -> AsyncIterator[T]:
-        """Frames of the peer, until it closes or dies."""
+        """Frames from the peer, until it closes the connection or dies."""
         while True:
             try:
                 (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
@@ -158,5 +158,5 @@ class Connection(Generic[T]):
             yield self._decoder.decode(body)
 
     def close(self) -> None:
-        """Drop the connection; the peer's `frames` end."""
+        """Close the connection; the peer's `frames` then ends."""
         self._writer.close()

@@ -1,3 +1,1 @@
-"""
-Code that runs inside vLLM's workers: token draws that can resume, and safepoints. Imports torch.
-"""
+"""Code that runs inside vLLM's workers: sampling that can resume, and safepoints. Imports torch."""

@@ -7,8 +7,8 @@ from services.agent.backends.vllm.worker.safepoints import Safepoints
 
 
 class CpuWorker(Resumable, CPUWorker):  # type: ignore[misc]  # vLLM is untyped to mypy
-    """Draws the tokens of a resumed answer as those of an undisturbed one."""
+    """Worker that draws the tokens of a resumed answer as those of an uninterrupted one."""
 
 
 class CpuSafepointWorker(Safepoints, CpuWorker):
-    """A worker with safepoints; layers are computed when they are called."""
+    """Worker with safepoints; each layer is computed when it is called."""

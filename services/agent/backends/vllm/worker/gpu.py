@@ -1,4 +1,4 @@
-"""A worker with safepoints on a GPU. Not yet run on one."""
+"""A worker with safepoints on a GPU; not tested on a GPU yet."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class GpuSafepointWorker(Safepoints, Resumable, Worker):  # type: ignore[misc]  
     """
     Worker that launches layers at most one safepoint ahead of their computation.
 
-    Only iterations with best-effort work have the cost of this limit.
+    This limit slows down only iterations with best-effort work.
     """
 
     _launched: Any = None

@@ -1,7 +1,7 @@
 """
-Sampling in a vLLM worker for requests that may resume elsewhere.
+Sampling in a vLLM worker for requests that may resume on another instance.
 
-The interfaces of vLLM used here are private to it; the contract suite fails when they change.
+The module uses private interfaces of vLLM; the contract suite fails when these change.
 """
 
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ from services.agent.backends.vllm.shared.seeds import seed_at
 
 class Resumable:
     """
-    Mixin over a worker with vLLM's model runner V1: a resumed answer equals the undisturbed one.
+    Mixin over a worker with model runner V1: a resumed answer equals an uninterrupted one.
 
-    Each token of a random answer is drawn by the request's seed and the token's position in the
-    sequence, so that no draw depends on earlier ones or on the engine that made them. Penalties
-    count progress, which is prompt to vLLM, as output.
+    The request's seed and the token's position determine each draw of a random answer, so no draw
+    depends on earlier draws or on their engine. Penalties count the progress as output, although
+    vLLM receives it as prompt.
 
-    Differs: in plain V1 all draws of a run come from one generator in sequence, and on a CPU the
-    engine dies when a random request's prompt takes more than one iteration, since it winds the
-    generator back. V2 also draws by position.
+    Differs: plain V1 makes all draws of a run from one generator in sequence. On a CPU it rewinds
+    that generator when a random request's prompt takes more than one iteration, and the engine
+    dies. V2 also draws by position.
     """
 
     model_runner: Any
@@ -40,7 +40,7 @@ class Resumable:
 
 @contextmanager
 def _placed_draws(runner: Any) -> Iterator[None]:
-    """Reseed each row's generator by position; rows without a token in this iteration have none."""
+    """Reseed generators of rows by position; rows without a new token get no generator."""
     batch = runner.input_batch
     generators: dict[int, Any] = batch.generators
     unfinished = np.nonzero(runner.discard_request_mask.np[: batch.num_reqs])[0]
@@ -75,6 +75,6 @@ def _counted_progress(runner: Any) -> Iterator[None]:
 
 
 def _progress_of(state: Any) -> list[int]:
-    """The last tokens of the prompt that an earlier run has generated."""
+    """The last tokens of the prompt, which an earlier run generated."""
     count = read_qos(state.sampling_params.extra_args).progress_tokens
     return list(state.prompt_token_ids[len(state.prompt_token_ids) - count :])

@@ -1,7 +1,7 @@
 """
-Exit of a vLLM worker from a forward pass between two layers (ConServe §4.3).
+Preemption inside a vLLM worker: leaves a forward pass between two layers (ConServe §4.3).
 
-The interfaces of vLLM used here are private to it; the contract suite fails when they change.
+The module uses private interfaces of vLLM; the contract suite fails when these change.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ from services.agent.backends.vllm.shared.safepoints import SafepointCore, safepo
 
 
 class _Cut(BaseException):
-    """Preempts the forward pass; a BaseException, so that no model or vLLM code handles it."""
+    """Ends a preempted forward pass; a BaseException, so that neither models nor vLLM catch it."""
 
 
 class Safepoints:
-    """Mixin over a vLLM worker: checks between layers whether the iteration must be preempted."""
+    """Mixin over a vLLM worker that checks between layers whether the iteration is preempted."""
 
     vllm_config: Any
     model_runner: Any
@@ -70,11 +70,11 @@ class Safepoints:
             raise _Cut
 
     def catch_up(self) -> None:
-        """Wait until the device is near the layer that begins here; on a CPU it already is."""
+        """Wait until the device has almost reached the layer that begins; no-op on a CPU."""
 
 
 def decoder_layers(model: Any, vllm_config: Any) -> Iterator[Any]:
-    """The modules of *model* that hold one attention with KV each, in order."""
+    """Modules of *model* in order, each of which holds one attention with KV."""
     attentions = {
         id(each) for each in vllm_config.compilation_config.static_forward_context.values()
     }
@@ -94,11 +94,10 @@ def decoder_layers(model: Any, vllm_config: Any) -> Iterator[Any]:
 
 def without(scheduler_output: Any, droppable: frozenset[str]) -> Any:
     """
-    The iteration without the requests in *droppable*, after the runner has processed the whole
-    iteration; None if empty.
+    The iteration without the requests in *droppable*; None if no request remains.
 
-    The runner's state of the other requests is already up to date: it knows new requests and has
-    appended new blocks.
+    The runner has already processed the whole iteration, so its state includes the new requests and
+    the new blocks.
     """
     counts = {
         name: count
