@@ -212,7 +212,7 @@ async def test_lock_ends_with_the_leader(broker_rig: BrokerRig):
 async def test_grouper_in_the_leaders_process_cannot_publish_to_a_queue_being_deleted(
     broker_rig: BrokerRig,
 ):
-    """Both use one connection, for which the broker's lock is no obstacle."""
+    """Both use one connection, so the lock of the broker does not separate them."""
     broker = await broker_rig.connect()
     await topology.declare(broker)
     leader = Leader(broker)
