@@ -74,7 +74,7 @@ class LaneForecast(Value, frozen=True, kw_only=True, omit_defaults=True):
 class LanesForecast(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="lanes.forecast.v1"
 ):
-    """Forecasts of lanes that have received requests. The last message is valid."""
+    """Forecasts of lanes that have received requests. Each message replaces the previous one."""
 
     epoch: int
     at: UnixTime

@@ -95,10 +95,10 @@ def queues_of(lanes: Iterable[LaneKey]) -> set[str]:
 
 def earlier_lanes(models: tuple[ModelName, ...], layout: LaneLayout) -> tuple[LaneKey, ...]:
     """
-    Lanes of layout version 1, which may still drain; empty if *layout* is of version 1 itself.
+    Lanes of layout version 1, which may still hold requests; none if *layout* has version 1.
 
-    Version 1 had two work classes with fixed edges, and two for each of up to four versions of
-    learnt edges.
+    Version 1 had two work classes with fixed edges. Each of at most four sets of learnt edges
+    added two more.
     """
     if layout.version == 1:
         return ()

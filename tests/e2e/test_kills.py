@@ -60,6 +60,17 @@ async def leader_name(broker: Broker) -> str:
         await subscription.cancel()
 
 
+async def leader_of(mesh: ProcessMesh) -> str:
+    """Name of the active leader's process."""
+    async with mesh.open_broker("headway-watch") as broker:
+        pid = (await leader_name(broker)).split("-")[1]
+    return next(
+        name
+        for name, process in mesh.processes.items()
+        if name.startswith("leader") and str(process.pid) == pid
+    )
+
+
 async def kill(mesh: ProcessMesh, name: str) -> None:
     """Kill with SIGKILL, as the kernel's OOM killer does."""
     mesh.processes[name].signal(signal.SIGKILL)
@@ -75,14 +86,7 @@ async def havoc(mesh: ProcessMesh, node: PrivateNode, undisturbed: asyncio.Event
     await kill(mesh, "grouper-0")
     await asyncio.sleep(1.0)
     await mesh.processes["grouper-0"].start()
-    async with mesh.open_broker("headway-watch") as broker:
-        pid = (await leader_name(broker)).split("-")[1]
-    leader = next(
-        name
-        for name, process in mesh.processes.items()
-        if name.startswith("leader") and str(process.pid) == pid
-    )
-    await kill(mesh, leader)
+    await kill(mesh, await leader_of(mesh))
     await kill(mesh, "gateway")
     await asyncio.sleep(1.0)
     await mesh.processes["gateway"].start()

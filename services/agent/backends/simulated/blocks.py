@@ -100,7 +100,7 @@ class BlockPool:
             self._forget(block)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Remove a user from each of *blocks*; the sequence's last block will be reused first."""
+        """Drop one reference to each of a sequence's *blocks*; the last block will be reused first."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if self._users[block] == 0:

@@ -120,7 +120,7 @@ class TestDemands:
         assert not engine.core.is_wanted(1)
 
     def test_cut_for_an_announced_request_is_not_counted_as_yield(self, engine: Engine) -> None:
-        """The cut iteration had computed no layer; its tokens count as dropped."""
+        """All tokens of an iteration that is preempted before its first layer count as dropped."""
         engine.begin(1)
         engine.core.cut(1, 1000)
 
