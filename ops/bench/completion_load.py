@@ -116,7 +116,7 @@ class ModelLoad:
     async def _keep(
         self, tasks: asyncio.TaskGroup, queue_length: int, *, groups: int, until: UnixTime
     ) -> None:
-        """Keep *queue_length* requests waiting until *groups* groups have arrived, or until the time *until*."""
+        """Keep *queue_length* requests waiting until *groups* groups arrived or *until* passes."""
         while groups and self._waiting < queue_length - GROUP and time.monotonic() < until:
             self._send(tasks, None)
         while groups and time.monotonic() < until:

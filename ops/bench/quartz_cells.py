@@ -159,7 +159,8 @@ def _coverage(prefills: Sequence[SimulatedPrefills]) -> dict[str, dict[str, floa
 
 def _fallback(outcome: RoutingOutcome, begins_at: Seconds, ends_at: Seconds) -> dict[str, Any]:
     """
-    Requests with a first token from the slowdown's begin to the fallback, and from its end to recovery.
+    Requests with a first token from the slowdown's begin to the fallback, and from its end to
+    recovery.
     """
     middle = [fallen for at, fallen in outcome.fallen_back if begins_at <= at < ends_at]
     after = [fallen for at, fallen in outcome.fallen_back if at >= ends_at]

@@ -137,7 +137,10 @@ def _submit(submit: argparse.ArgumentParser) -> None:
         "--ttft", type=float, metavar="SECONDS", help="target: seconds to the first token"
     )
     submit.add_argument(
-        "--tbt", type=float, metavar="SECONDS", help="target: most seconds between two tokens after the first (TBT)"
+        "--tbt",
+        type=float,
+        metavar="SECONDS",
+        help="target: most seconds between two tokens after the first (TBT)",
     )
     submit.add_argument(
         "--ttlt", type=float, metavar="SECONDS", help="target: seconds to the whole answer"

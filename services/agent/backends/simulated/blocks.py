@@ -100,7 +100,7 @@ class BlockPool:
             self._forget(block)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference to each of a sequence's *blocks*; the last block will be reused first."""
+        """Drop one reference to each of a sequence's *blocks*; the last one is reused first."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if self._users[block] == 0:
