@@ -1,11 +1,11 @@
 """Depths of the queues in which requests wait: fixed queues, lanes, companions, inboxes."""
 
-import asyncio
 from math import inf
 
 import msgspec
 
 from shared.broker import topology
+from shared.broker.counting import depths_of
 from shared.broker.protocol import Broker
 from shared.broker.rpc import ask
 from shared.contracts.base import Decoder, ModelName
@@ -13,7 +13,6 @@ from shared.contracts.lanes import LaneKey, LaneLayout, inbox_name, model_of
 from shared.contracts.plans import PlanExplained, PlanRequested
 from solver.planning.lanes import all_lanes, band_lower_edge_s, earlier_lanes, queues_of
 
-COUNTS_AT_ONCE = 8
 LEADER_TIMEOUT_S = 3.0
 _decode_plan: Decoder[PlanExplained] = Decoder(PlanExplained)
 
@@ -61,17 +60,11 @@ async def count_queues(
         names.update(queues_of(all_lanes(models, layout) + earlier_lanes(models, layout)))
     if plan is not None:
         names.update(inbox_name(instance_id) for instance_id in plan.instances)
-    limit = asyncio.Semaphore(COUNTS_AT_ONCE)
-
-    async def count(name: str) -> QueueCount | None:
-        async with limit:
-            depth = await broker.depth(name)
-        if depth is None:
-            return None
-        return QueueCount(queue=name, ready=depth.ready, consumers=depth.consumers)
-
-    counted = await asyncio.gather(*(count(name) for name in sorted(names)))
-    return [entry for entry in counted if entry is not None]
+    return [
+        QueueCount(queue=name, ready=depth.ready, consumers=depth.consumers)
+        for name, depth in (await depths_of(broker, names)).items()
+        if depth is not None
+    ]
 
 
 def meaning_of(queue: str, layout: LaneLayout) -> str:

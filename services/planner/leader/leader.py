@@ -20,7 +20,7 @@ from services.planner.leader.snapshot_builder import cluster_snapshot, lane_coun
 from services.planner.settings import LeaderSettings
 from services.planner.state import LeaderState
 from shared.broker import topology
-from shared.broker.counting import count_queues
+from shared.broker.counting import depths_of
 from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_best_effort
 from shared.broker.work_queues import WorkQueues
@@ -236,10 +236,11 @@ class Leader:
             self._scanned_at = now
         audit = counts.begin_audit(queues, now)
         try:
-            counted = await count_queues(self.broker, queues)
-        except BaseException:
+            depths = await depths_of(self.broker, queues)
+        except BaseException:  # also when cancelled: the next audit counts these queues
             counts.due |= queues
             raise
+        counted = {queue: depth.ready if depth else None for queue, depth in depths.items()}
         counts.counted(audit, counted, self.clock.now())
 
     def noticed(self, notice: LaneNonempty) -> None:
