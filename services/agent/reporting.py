@@ -13,8 +13,10 @@ from shared.contracts.routing import Prefill, PrefillsObserved
 from shared.contracts.telemetry import (
     InstanceStatus,
     IterationsObserved,
+    LanesPulled,
     ModelActivated,
     RequestObserved,
+    source_name,
 )
 from shared.runtime.clock import Clock
 from solver.planning.lso.facts import facts_of
@@ -53,6 +55,8 @@ class Reporter:
         self._queues = queues
         self._clock = clock
         self._seq = 0
+        self._pulled: dict[str, int] = {}
+        """Queue -> pulls that were reported."""
 
     def status(self) -> InstanceStatus:
         """Current status of the agent."""
@@ -121,6 +125,16 @@ class Reporter:
                     prefill_pairs=tuple(int(each.prefill_pairs) for each in sampled),
                 ),
             )
+
+    async def report_pulls(self) -> None:
+        """Publish recent pulls, so that plans do not contain work that this agent holds."""
+        totals = self._state.totals.by_lane
+        recent = {queue: num for queue, num in totals.items() if num != self._pulled.get(queue)}
+        if recent:
+            self._pulled.update(recent)
+            source = source_name(self._state.instance_id, self._state.incarnation)
+            message = LanesPulled(source=source, pulled=recent)
+            await self._send(topology.LANES_PULLED_KEY, message)
 
     async def prefilled(self, prefill: Prefill) -> None:
         """Publish to routers that a request has its first token."""

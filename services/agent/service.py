@@ -52,6 +52,8 @@ A leader that considers the instance dead deletes the inbox. The next status mak
 instance again, which then needs its inbox.
 """
 LEASE_CHECK_S = 0.1
+PULLS_PERIOD_S = 0.2
+"""Period of reporting pulls; the leader plans each 0.5 s."""
 
 
 def check(settings: Settings) -> None:
@@ -246,6 +248,9 @@ class _Agent:
             )
             tasks.create_task(
                 every(settings.status_period_s, self._reporter.report, stop=stopped), name="report"
+            )
+            tasks.create_task(
+                every(PULLS_PERIOD_S, self._reporter.report_pulls, stop=stopped), name="pulls"
             )
             tasks.create_task(
                 every(LEASE_CHECK_S, self._leases.check, stop=stop), name="swap_leases"

@@ -43,7 +43,7 @@ async def wait_ready(
 
     await topology.declare(broker)
     queue = topology.temporary_queue("ready")
-    bindings = [(topology.TELEMETRY, key) for key in ("status.#", "lanes.#")]
+    bindings = [(topology.TELEMETRY, key) for key in (topology.STATUS_KEYS, topology.LANES_KEY)]
     wanted = {agent.instance_id for agent in spec.agents}
     try:
         async with (

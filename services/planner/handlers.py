@@ -13,7 +13,13 @@ from shared.contracts.control import LaneNonempty, QueuesRetired, QueuesRetiring
 from shared.contracts.estimates import AlarmRaised, Profile
 from shared.contracts.plans import LanesForecast, PlanRequested
 from shared.contracts.routing import PrefillsObserved, PrefillTrees, RouterState
-from shared.contracts.telemetry import InstanceStatus, LanesObserved, LeaderTick, RequestObserved
+from shared.contracts.telemetry import (
+    InstanceStatus,
+    LanesObserved,
+    LanesPulled,
+    LeaderTick,
+    RequestObserved,
+)
 
 log = structlog.get_logger()
 
@@ -79,6 +85,10 @@ async def on_lanes_observed(message: LanesObserved, leader: Leader, _delivery: D
     leader.on_lanes(message)
 
 
+async def on_lanes_pulled(message: LanesPulled, leader: Leader, _delivery: Delivery) -> None:
+    leader.on_pulled(message)
+
+
 async def on_leader_tick(_message: LeaderTick, _leader: Leader, _delivery: Delivery) -> None:
     """No-op: a tick only causes a delivery, which shows that this process leads."""
 
@@ -111,6 +121,7 @@ GROUPER_HANDLERS: dict[type[Message], Handler[Grouper]] = {
 STATE_HANDLERS: dict[type[Message], Handler[Leader]] = {
     InstanceStatus: on_instance_status,
     LanesObserved: on_lanes_observed,
+    LanesPulled: on_lanes_pulled,
     LeaderTick: on_leader_tick,
     AlarmRaised: on_alarm_raised,
 }

@@ -204,6 +204,15 @@ class LanesObserved(
         return source_name(self.sender, self.incarnation)
 
 
+class LanesPulled(Message, frozen=True, kw_only=True, omit_defaults=True, tag="lanes.pulled.v1"):
+    """An instance's recent pulls, published sooner than its next status."""
+
+    source: str
+    """Unique name of the process, as in its status."""
+    pulled: dict[str, int]
+    """Queue -> number of requests pulled from it since the start; without unchanged queues."""
+
+
 class LeaderTick(Message, frozen=True, kw_only=True, omit_defaults=True, tag="leader.tick.v1"):
     """Message that gives the leader queue a delivery, by which a new consumer becomes leader."""
 
@@ -313,6 +322,7 @@ class ModelActivated(
 Telemetry = (
     InstanceStatus
     | LanesObserved
+    | LanesPulled
     | LeaderTick
     | IterationsObserved
     | RequestObserved

@@ -28,7 +28,7 @@ from shared.contracts.base import InstanceId, ModelName, Seconds, UnixTime, enco
 from shared.contracts.control import LaneNonempty
 from shared.contracts.lanes import LaneLayout, is_inbox, model_of
 from shared.contracts.plans import LanesForecast, PlanExplained, PlanPublished, PlanRequested
-from shared.contracts.telemetry import InstanceStatus, LanesObserved
+from shared.contracts.telemetry import InstanceStatus, LanesObserved, LanesPulled
 from shared.runtime.clock import Clock
 from shared.runtime.stall_detector import StallDetector
 from solver.planning.lanes import all_lanes, earlier_lanes, queues_of
@@ -154,6 +154,10 @@ class Leader:
         for each in observed.inboxes:
             if each.instance_id not in self.state.instances:
                 self.claims.used(each.instance_id, now - each.idle_s, now)
+
+    def on_pulled(self, pulled: LanesPulled) -> None:
+        """Handle an agent's recent pulls."""
+        self.state.counts.pulled(pulled.source, pulled.pulled, self.clock.now())
 
     async def attend(self) -> None:
         """Extend the timeouts of peers by stalls of this process; must be called continuously."""

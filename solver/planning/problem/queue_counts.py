@@ -118,6 +118,19 @@ class QueueCounts:
         else:
             self._change(known, queue, QueueTotal(put=total), now)
 
+    def pulled(self, source: str, totals: Mapping[str, int], now: UnixTime) -> None:
+        """
+        Take in a notice that *source* has pulled *totals* requests from each queue so far.
+
+        Notices of a source without a report only make the queues due.
+        """
+        known = self._sources.get(source)
+        if known is None:
+            self.due.update(totals)
+            return
+        for queue, total in totals.items():
+            self._change(known, queue, QueueTotal(pulled=total), now)
+
     def noticed(self, queue: str, now: UnixTime) -> None:
         """Record that *queue* exists and is in use."""
         self._queues.setdefault(queue, _Queue()).changed_at = now

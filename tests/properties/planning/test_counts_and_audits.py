@@ -16,7 +16,8 @@ class Step(Enum):
     PUT = "put"
     PULL = "pull"
     REPORT = "report"
-    NOTICE = "notice"
+    PUT_NOTICE = "put notice"
+    PULL_NOTICE = "pull notice"
     COUNT = "count"
     TAKE_IN = "take in"
 
@@ -53,8 +54,10 @@ class World:
                 self.pulled[source] += 1
             case Step.REPORT:
                 self.report(source)
-            case Step.NOTICE if self.put[source]:
+            case Step.PUT_NOTICE if self.put[source]:
                 self.counts.put(source, LANE, self.put[source], self.now)
+            case Step.PULL_NOTICE if self.pulled[source]:
+                self.counts.pulled(source, {LANE: self.pulled[source]}, self.now)
             case Step.COUNT if self.pending is None:
                 self.pending = self.counts.begin_audit([LANE], self.now), self.ready
             case Step.TAKE_IN if self.pending is not None:

@@ -12,11 +12,12 @@ from services.agent.holding import held_now, pull_state
 from services.agent.settings import PullSettings
 from shared.broker import topology
 from shared.broker.protocol import OutMessage
-from shared.contracts.base import ModelName
+from shared.contracts.base import Decoder, ModelName
 from shared.contracts.errors import BrokerConflictError
 from shared.contracts.estimates import Calibration, LatencyCoefficients, OutputTokens, Profile
 from shared.contracts.lanes import relegated_name
 from shared.contracts.requests import QueuedRequest
+from shared.contracts.telemetry import LanesPulled
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
 from solver.scheduling.pull_room import PullBounds
@@ -24,11 +25,12 @@ from solver.scheduling.pulling import SourceKind
 from tests.brokers import eventually
 from tests.clocks import NOW
 from tests.queued import BATCH, BEST_EFFORT, MODEL, OTHER, a_request, lane_of, sampling
-from tests.unit.agent.rig import REPLY, AgentRig, open_agent
+from tests.unit.agent.rig import REPLY, AgentRig, listen, open_agent
 from tests.unit.agent.tasks import admitting, working
 
 pytestmark = pytest.mark.virtual_time
 
+decode: Decoder[LanesPulled] = Decoder(LanesPulled)
 LANE, RESUME = lane_of().queue_name, lane_of().resume_name
 SLOW = Profile(
     model=MODEL,
@@ -65,6 +67,19 @@ async def test_waiting_requests_enter_the_window(rig: AgentRig):
         await eventually(lambda: len(rig.state.window) == 2)
     assert rig.state.totals.by_lane == {LANE: 2}
     assert await rig.back_in_lane(LANE) == 2
+
+
+async def test_recent_pulls_are_reported_once_with_their_totals(rig: AgentRig):
+    queue = await listen(rig, topology.TELEMETRY, topology.LANES_PULLED_KEY)
+    rig.sources(LANE)
+    for num, name in ((1, "a"), (2, "b")):
+        await rig.put(a_request(name))
+        assert await rig.puller.pull_now(1) == 1
+        await rig.reporter.report_pulls()
+        await rig.reporter.report_pulls()
+        pulled = decode((await rig.far.take(queue)).body)
+        assert pulled == LanesPulled(source=rig.reporter.status().source, pulled={LANE: num})
+    assert await rig.far.ready(queue) == 0
 
 
 async def test_missing_queue_is_tried_again_on_notice(rig: AgentRig):

@@ -10,6 +10,7 @@ from shared.contracts.telemetry import (
     Iteration,
     IterationsObserved,
     LanesObserved,
+    LanesPulled,
     LaneTotal,
     LeaderTick,
     ModelActivated,
@@ -69,6 +70,7 @@ EXAMPLES: tuple[Message, ...] = (
             pull_room=29,
         ),
     ),
+    LanesPulled(source="i1/inc1", pulled={LANE: 12}),
     LanesObserved(
         sender="grouper-1",
         incarnation="inc1",

@@ -49,6 +49,22 @@ def test_notice_counts_before_the_report_that_includes_it():
     assert counts.waiting() == {LANE: 4}
 
 
+def test_pull_notice_counts_before_the_report_that_includes_it():
+    counts = started("grouper", "agent")
+    reported(counts, "grouper", 1.0, put=9)
+    counts.pulled("agent", {LANE: 3}, 1.2)
+    assert counts.waiting() == {LANE: 6}
+    reported(counts, "agent", 1.1, pulled=2)
+    reported(counts, "agent", 2.0, pulled=4)
+    assert counts.waiting() == {LANE: 5}
+
+
+def test_pull_notice_of_a_source_without_a_report_makes_the_queue_due():
+    counts = started("grouper")
+    counts.pulled("agent", {LANE: 3}, 1.0)
+    assert (counts.waiting(), counts.due) == ({}, {LANE})
+
+
 def test_first_report_is_a_baseline_and_needs_an_audit():
     counts = QueueCounts()
     reported(counts, "grouper", 0.0, put=100)
