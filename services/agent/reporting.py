@@ -75,6 +75,7 @@ class Reporter:
             engine=identity.engine,
             device=identity.device,
             model=state.model,
+            activating=state.activating,
             models=snapshot.models,
             plan_epoch=state.plan.epoch if state.plan else 0,
             running=len(state.runs),

@@ -193,6 +193,8 @@ class AgentState:
     """The active model. Operations on models write it, and so does the restart of a dead engine."""
     swaps: int = 0
     """Number of model changes in progress; see `swap`."""
+    activating: ModelName | None = None
+    """Model that is being activated; only `swap` writes it."""
     draining: bool = False
     noticed: dict[str, UnixTime] = field(default_factory=dict)
     """Queue that a notice named -> time of its last notice."""
@@ -216,13 +218,15 @@ class AgentState:
         return self.swaps > 0
 
     @contextmanager
-    def swap(self) -> Iterator[None]:
-        """Context of a model change; may be nested."""
+    def swap(self, model: ModelName | None = None) -> Iterator[None]:
+        """Context of a model change, to *model* if it is known; may be nested."""
         self.swaps += 1
+        before, self.activating = self.activating, model or self.activating
         try:
             yield
         finally:
             self.swaps -= 1
+            self.activating = before
             self.wake()
 
     def wake(self) -> None:

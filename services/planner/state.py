@@ -208,8 +208,8 @@ class LeaderState:
         known = self.instances.get(status.instance_id)
         if known and known.incarnation == status.incarnation and known.seq >= status.seq:
             return
-        if known is None or known.model != status.model:
-            self.model_since[status.instance_id] = (status.model, now)
+        if known is None or known.next_model != status.next_model:
+            self.model_since[status.instance_id] = (status.next_model, now)
         self.instances[status.instance_id] = status
         self.seen_at[status.instance_id] = now
         self.epoch = max(self.epoch, status.plan_epoch)

@@ -108,6 +108,8 @@ class InstanceStatus(
     device: str
     model: ModelName | None = None
     """The active model."""
+    activating: ModelName | None = None
+    """Model that is being activated; meanwhile runs of `model` may still finish."""
     models: tuple[ModelState, ...] = ()
     plan_epoch: int = 0
     running: int = 0
@@ -140,6 +142,11 @@ class InstanceStatus(
     pull: PullState | None = None
     lso: LsoFacts | None = None
     """Inputs of the choice of operations; None from agents of older versions."""
+
+    @property
+    def next_model(self) -> ModelName | None:
+        """Model of the requests that this instance pulls next: the active one, unless it swaps."""
+        return self.activating or self.model
 
     @property
     def source(self) -> str:

@@ -87,7 +87,8 @@ class ModelOperations:
         if state.model is not None:
             require(self._engine, Capability.MODEL_SWAP, "change its model")
         old, source, path = state.model, self.residency_of(model), self._state_of(model).path
-        with state.swap():
+        with state.swap(model):
+            await self._reporter.report()
             drain_s = lso.drain_s if old is not None else 0.0
             left = await self._runs.finish_runs(drain_s)
             await self._runs.evict_within(left, because(Rule.DRAIN_OVER, drain_s=drain_s))

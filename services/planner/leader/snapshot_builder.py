@@ -233,23 +233,27 @@ def _groups(
 
 
 def _instance(status: InstanceStatus, rates: Rates, *, lock_s: Seconds) -> InstanceView:
-    others_s = [entry.activate_s for entry in status.models if entry.model != status.model]
+    # A swap that has begun is not planned again: its model counts as active.
+    model = status.next_model
+    others_s = [
+        entry.activate_s for entry in status.models if entry.residency is not Residency.ACTIVE
+    ]
     # Reactivating the active model costs time only if another one was active in between.
     back_s = sum(others_s) / len(others_s) if others_s else 0.0
+    swap_s = sum(entry.activate_s for entry in status.models if entry.model == status.activating)
     active = ServiceRates()
-    if status.model:
-        active = rates.get((device_of(status), ModelName(status.model)), active)
+    if model:
+        active = rates.get((device_of(status), model), active)
     return InstanceView(
         instance_id=InstanceId(status.instance_id),
         device=device_of(status),
-        active=status.model,
+        active=model,
         activate_s={
-            ModelName(entry.model): back_s
-            if entry.residency is Residency.ACTIVE
-            else entry.activate_s + lock_s
+            entry.model: (back_s if entry.residency is Residency.ACTIVE else entry.activate_s)
+            + (0.0 if entry.model == model else lock_s)
             for entry in status.models
         },
-        backlog_s=Spread(_backlog_s(status)),
+        backlog_s=Spread(_backlog_s(status) + swap_s),
         drain_s=active.decode_s_per_token * PRIOR_OUTPUT.mean if status.running else 0.0,
     )
 

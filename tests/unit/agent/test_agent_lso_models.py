@@ -55,9 +55,12 @@ class TestActivate:
         _, task = await able.running(a_request("r"))
         swap = asyncio.create_task(run_lso(able, Activate(model=OTHER, drain_s=60.0)))
         await eventually(lambda: able.state.swapping)
+        status = able.reporter.status()
+        assert (status.model, status.activating, status.next_model) == (MODEL, OTHER, OTHER)
         able.engine.emit("r", 20, finish=FinishReason.LENGTH)
 
         assert (await swap).outcome is DONE
+        assert able.reporter.status().activating is None
         await task
         assert (able.state.totals.completed, able.state.totals.evicted) == (1, 0)
 

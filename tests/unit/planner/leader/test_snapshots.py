@@ -142,6 +142,16 @@ class TestInstances:
 
         assert instance.activate_s[MODEL] == 1.0
 
+    def test_model_that_is_being_activated_counts_as_active(self, cluster: Cluster):
+        """The leader would otherwise plan the swap's end and the next swap at the same time."""
+        cluster.instance("i", seq=1)
+        cluster.instance("i", seq=2, activating=OTHER)
+        (instance,) = cluster.snapshot(now=NOW + 1, min_residency_s=10.0).instances
+
+        assert instance.active == OTHER
+        assert instance.backlog_s.mean == 1.0
+        assert instance.activate_s == {OTHER: 1.0, MODEL: 10.0}
+
     def test_draining_instance_gets_no_work(self, cluster: Cluster):
         cluster.instance("i", draining=True)
 
