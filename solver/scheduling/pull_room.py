@@ -15,11 +15,11 @@ from shared.contracts.base import Seconds
 class PullBounds:
     """Limits of the requests that are pulled and not begun."""
 
-    window: int = 32
+    window: int = 16
     """Maximum number of requests, including pulls in progress."""
     best_effort_window: int = 8
     """Maximum number of best-effort and relegated requests in the window."""
-    max_backlog_s: Seconds = 2.0
+    max_backlog_s: Seconds = 1.0
     """Maximum predicted work ahead of one more request; one request may be pulled in any case."""
     backlog_level: float = 0.5
     """Quantile of the waiting work that `max_backlog_s` bounds, 0..1, both excluded."""

@@ -148,11 +148,11 @@ async def test_infeasibility_of_batch_work_uses_the_pace_under_load(
         SLOW, latency=LatencyCoefficients(constant_s=0.15, linear_s=0.01)
     )
     rig.state.pace_s = pace_s
-    for number in range(6):  # 190 ms of prefill each: more than half of what may be held
+    for number in range(3):  # 190 ms of prefill each: more than half of what may be held
         await rig.hold(a_request(f"held-{number}"))
     lane = await rig.put(a_request("r", slo=BATCH))
     async with pulling(rig, lane):
-        await eventually(lambda: len(rig.state.window) + rig.state.totals.relegated == 7)
+        await eventually(lambda: len(rig.state.window) + rig.state.totals.relegated == 4)
     assert rig.state.totals.relegated == relegated
 
 

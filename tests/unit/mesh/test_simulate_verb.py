@@ -30,7 +30,7 @@ def test_tiny_run_gives_figures_as_json():
     figures = msgspec.json.decode(done.stdout)
 
     assert done.returncode == 0
-    assert (figures["dispatch"], figures["window"]) == ("pull", 32)
+    assert (figures["dispatch"], figures["window"]) == ("pull", 16)
     assert figures["requests"] > 0
 
 
