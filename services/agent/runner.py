@@ -259,6 +259,7 @@ class Runner:
             tenant=request.tenant,
             application=request.application,
             adapter=request.model.adapter,
+            payload=request.payload,
             # Runs that may lose their KV to interactive work are checkpointed: ConServe's harvested
             # requests.
             checkpointed=run.pulled.checkpointed or slo.qos_class is not QosClass.INTERACTIVE,

@@ -1,6 +1,5 @@
 """Routes of the HTTP interface."""
 
-import msgspec
 import structlog
 from litestar import Litestar, Response, asgi, get, post
 from litestar.connection import Request
@@ -11,6 +10,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from services.gateway.channel import JSON
 from services.gateway.errors import INTERNAL_ERROR, error_body, error_headers, error_info
 from services.gateway.exchange import Exchange
+from services.gateway.models import ModelList, ModelObject, model_list, model_object
 from services.gateway.shapes import CHAT, COMPLETIONS, Endpoint
 from services.gateway.state import Gateway
 from shared.runtime.health import HEALTH, METRICS, READY, Health, health_app
@@ -20,31 +20,8 @@ log = structlog.get_logger()
 AnyRequest = Request[object, object, State]
 
 
-class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's `model` object."""
-
-    id: str
-    object: str = "model"
-    created: int = 0
-    owned_by: str = "headway"
-    root: str
-    max_model_len: int
-
-
-class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's list of models."""
-
-    object: str = "list"
-    data: list[ModelObject]
-
-
 def build_app(gateway: Gateway, health: Health) -> Litestar:
     """The ASGI application of a gateway."""
-
-    def model_object(name: str) -> ModelObject:
-        ref = gateway.registry.resolve(name)
-        entry = gateway.registry.entry(ref.base)
-        return ModelObject(id=name, root=ref.base, max_model_len=entry.max_model_len)
 
     @post("/v1/chat/completions")
     async def chat(request: AnyRequest) -> ASGIApp:
@@ -57,13 +34,13 @@ def build_app(gateway: Gateway, health: Health) -> Litestar:
     @get("/v1/models")
     async def models(request: AnyRequest) -> ModelList:
         gateway.tenants.authenticate(request.headers.get("authorization"))
-        return ModelList(data=[model_object(name) for name in gateway.registry.names])
+        return model_list(gateway.registry)
 
     @get("/v1/models/{name:path}")
     async def model(request: AnyRequest, name: FromPath[str]) -> ModelObject:
         # A parameter of type `path`, since model names may contain slashes.
         gateway.tenants.authenticate(request.headers.get("authorization"))
-        return model_object(str(name).removeprefix("/"))
+        return model_object(gateway.registry, str(name).removeprefix("/"))
 
     own_health = asgi([HEALTH, READY, METRICS], copy_scope=True)(health_app(health))
     return Litestar(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import structlog
 
+from services.gateway.front import open_front
 from services.gateway.intake import Intake, load_tokenizers
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.routes import build_app
 from services.gateway.settings import Settings
 from services.gateway.state import Gateway
 from services.gateway.tenants import Tenants
@@ -68,8 +68,10 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 clock=ports.clock,
                 stop=stop,
             )
-            app = build_app(gateway, ports.health)
-            async with serve_http(app, host=settings.host, port=settings.port):
+            async with (
+                open_front(settings.front, gateway, ports.health) as app,
+                serve_http(app, host=settings.host, port=settings.port),
+            ):
                 log.info("service.started", host=settings.host, port=settings.port)
                 ports.health.started()
                 await _until_drained(gateway, broker, ports.health)

@@ -1,6 +1,6 @@
 """Settings of a gateway."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +26,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535)] = 8000
     """HTTP port of the API, which also serves /health, /ready and /metrics."""
+    front: Literal["light", "vllm"] = "light"
+    """
+    Application that reads requests and writes answers: `vllm` is vLLM's own, with all of its
+    fields; `light` serves text alone and does not need vLLM.
+    """
     api_keys: dict[str, str] = msgspec.field(default_factory=dict)
     """API key -> tenant. Empty: no authentication; all requests belong to `default_tenant`."""
     default_tenant: Annotated[str, Meta(min_length=1, max_length=128)] = "default"

@@ -1,9 +1,10 @@
 """Selects a request's SLO in the order of precedence: headers, body, objective, default."""
 
+from typing import Protocol
+
 import msgspec
 
 from services.gateway.headers import OBJECTIVE, Hints
-from services.gateway.openai import Body
 from services.gateway.settings import Settings
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Slo
@@ -12,7 +13,20 @@ OBJECTIVE_ALIASES = {"async": "non_interactive", "batch": "best_effort"}
 """Aliases of objectives that the settings do not name: llm-d's names of QoS classes."""
 
 
-def requested_slo(body: Body, hints: Hints, settings: Settings) -> Slo:
+class Targeted(Protocol):
+    """Fields of a request body from which its SLO is selected."""
+
+    @property
+    def stream(self) -> bool | None: ...
+
+    @property
+    def slo(self) -> Slo | None: ...
+
+    @property
+    def deadline(self) -> float | None: ...
+
+
+def requested_slo(body: Targeted, hints: Hints, settings: Settings) -> Slo:
     """
     The SLO that a request specifies, before validation.
 

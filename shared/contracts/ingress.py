@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from shared.contracts.base import Value
 from shared.contracts.qos import Importance, Slo
-from shared.contracts.requests import ChatMessage, ReplyMode
+from shared.contracts.requests import ChatMessage, EnginePayload, ReplyMode
 
 Identifier = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
 Label = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -69,6 +69,8 @@ class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Time at which the request reached the mesh; used only from trusted publishers."""
     prompt_tokens: int | None = None
     """Exact prompt length; set by trusted publishers only."""
+    engine: EnginePayload | None = None
+    """vLLM's encoded request; used only from trusted publishers."""
 
 
 class QueueItem(Value, frozen=True, kw_only=True, omit_defaults=True):

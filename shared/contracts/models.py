@@ -25,5 +25,9 @@ class ModelEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     weight_bytes: int = 0
     bytes_per_token: Annotated[float, Meta(gt=0)] = 4.0
     """Prompt bytes per token; used for prompts that were not tokenized at ingress."""
+    tool_parser: str | None = None
+    """vLLM's parser of tool calls; None: answers have no tool calls."""
+    reasoning_parser: str | None = None
+    """vLLM's parser of reasoning; None: reasoning is part of the answer's text."""
     engine_args: dict[str, str | int | float | bool] = {}
     """Arguments for the engine, passed unchanged; they override the agent's settings."""

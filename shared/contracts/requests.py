@@ -69,6 +69,20 @@ class Sampling(Value, frozen=True, kw_only=True, omit_defaults=True):
     ignore_eos: bool = False
 
 
+class EnginePayload(Value, frozen=True, kw_only=True):
+    """
+    vLLM's encoded request without the tokens of the prompt. Only gateways with vLLM's application
+    and engine hosts decode it.
+
+    Its structs are positional, so that another version of vLLM cannot decode it.
+    """
+
+    version: str
+    """Version of vLLM that encoded the request."""
+    parts: tuple[bytes, ...]
+    """Buffers of vLLM's encoder: the request, and one buffer per large tensor."""
+
+
 class ReplyMode(Enum):
     """Replies that the producer wants on its reply queue."""
 
@@ -142,6 +156,8 @@ class QueuedRequest(
     """
     predicted_wait: WaitForecast | None = None
     """Wait that the plan in force predicted at grouping; None if there was no forecast."""
+    payload: EnginePayload | None = None
+    """All parameters of the generation; None: `sampling` has all of them."""
 
     @property
     def deadline_at(self) -> UnixTime:

@@ -14,7 +14,7 @@ from typing import Protocol
 from services.agent.backends.totals import CheckpointTotals, SchedulingTotals
 from shared.contracts.base import ModelName, RequestId, Seconds, TenantId, UnixTime
 from shared.contracts.qos import Importance, Slo
-from shared.contracts.requests import FinishReason, Sampling, Tokens
+from shared.contracts.requests import EnginePayload, FinishReason, Sampling, Tokens
 from shared.contracts.telemetry import EngineIteration, ModelState
 
 
@@ -80,6 +80,8 @@ class EngineRequest:
     priority: int | None = None
     """For engines that order by priority, higher first; None: derived from the QoS class."""
     adapter: str | None = None
+    payload: EnginePayload | None = None
+    """All sampling parameters, for vLLM; None: `sampling` has all of them."""
     checkpointed: bool = False
     """True if KV is copied to host memory as it grows; ignored by backends without checkpoints."""
 

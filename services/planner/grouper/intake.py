@@ -78,7 +78,7 @@ class Intake:
         body = self._body(delivery)
         trusted = delivery.user_id in self.settings.trusted_users
         if not trusted:
-            body = msgspec.structs.replace(body, arrived_at=None, prompt_tokens=None)
+            body = msgspec.structs.replace(body, arrived_at=None, prompt_tokens=None, engine=None)
         check_prompt(body)
         model = self.registry.resolve(body.model)
         entry = self.registry.entry(model.base)
@@ -108,6 +108,7 @@ class Intake:
             reply_to=delivery.reply_to,
             reply_mode=body.reply or ReplyMode.STREAM,
             traceparent=_header(delivery, "traceparent"),
+            payload=body.engine,
         )
         lane = lane_for(
             model=model.base,

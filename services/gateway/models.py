@@ -1,0 +1,40 @@
+"""OpenAI's list of models."""
+
+import msgspec
+
+from shared.models.registry import ModelRegistry
+
+
+class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenAI's `model` object."""
+
+    id: str
+    object: str = "model"
+    created: int = 0
+    owned_by: str = "headway"
+    root: str
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenAI's list of models."""
+
+    object: str = "list"
+    data: list[ModelObject]
+
+
+def model_object(registry: ModelRegistry, name: str) -> ModelObject:
+    """
+    Description of the model that requests call *name*.
+
+    Raises:
+        ContractError: The name is unknown.
+    """
+    ref = registry.resolve(name)
+    entry = registry.entry(ref.base)
+    return ModelObject(id=name, root=ref.base, max_model_len=entry.max_model_len)
+
+
+def model_list(registry: ModelRegistry) -> ModelList:
+    """All models of *registry*, by every name."""
+    return ModelList(data=[model_object(registry, name) for name in registry.names])

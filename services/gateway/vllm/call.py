@@ -1,0 +1,46 @@
+"""One HTTP request, as it passes through vLLM's application to the mesh and back."""
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from shared.contracts.base import RequestId, TenantId, UnixTime
+from shared.contracts.qos import Importance, Slo
+from shared.contracts.requests import ErrorInfo, RequestCompleted
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """
+    Fields of one HTTP request that vLLM's application does not have, and its results in the mesh.
+
+    One call makes several requests of the mesh if it has several prompts or asks for several
+    answers.
+    """
+
+    call_id: str
+    """Id of the call; ids of its requests begin with it."""
+    model: str
+    """Model name that the client sent."""
+    tenant: TenantId
+    arrived_at: UnixTime
+    slo: Slo
+    importance: Importance
+    stream: bool
+    priority: int = 0
+    """Higher values are served first."""
+    application: str | None = None
+    traceparent: str | None = None
+    finals: list[RequestCompleted] = field(default_factory=list)
+    failure: ErrorInfo | None = None
+    """Error of the first request that failed in the mesh."""
+    _requests: int = 0
+
+    def new_request_id(self) -> RequestId:
+        """Id for the next request of this call."""
+        self._requests += 1
+        number = self._requests
+        return RequestId(self.call_id if number == 1 else f"{self.call_id}-{number}")
+
+
+current: ContextVar[Call] = ContextVar("call")
+"""The call in whose context vLLM's application runs."""

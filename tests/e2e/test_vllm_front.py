@@ -1,0 +1,209 @@
+"""Stock clients against a mesh whose gateway has vLLM's own API application."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+
+from services.mesh.processes import ProcessMesh
+from tests.brokers import RabbitServer, eventually, rabbit_targets
+from tests.e2e.meshes import LLAMA, QWEN, mesh_spec
+
+pytestmark = [
+    pytest.mark.rabbitmq,
+    pytest.mark.vllm,
+    pytest.mark.asyncio(loop_scope="module"),
+]
+KEY = "secret-of-acme"
+MESSAGES: list[Any] = [{"role": "user", "content": "Say something about queues."}]
+HEADERS = {"authorization": f"Bearer {KEY}"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def front(
+    rabbit_servers: Callable[[str], RabbitServer], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ProcessMesh]:
+    """A mesh with simulated engines and the front `vllm`."""
+    gateway = {"front": "vllm", "api_keys": {KEY: "acme"}, "max_outstanding_per_tenant": 8}
+    with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
+        spec = mesh_spec(url, tmp_path_factory.mktemp("mesh"), gateway=gateway)
+        async with ProcessMesh(spec) as running:
+            yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(front: ProcessMesh) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{front.spec.gateway_url}/v1", api_key=KEY, max_retries=0
+    ) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def http(front: ProcessMesh) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(
+        base_url=front.spec.gateway_url, headers=HEADERS, timeout=30.0
+    ) as client:
+        yield client
+
+
+async def test_streamed_chat_has_the_text_of_the_whole_chat(client: openai.AsyncOpenAI):
+    asked: dict[str, Any] = {
+        "model": LLAMA,
+        "messages": MESSAGES,
+        "max_tokens": 20,
+        "temperature": 0,
+    }
+    whole = await client.chat.completions.create(**asked)
+    stream = await client.chat.completions.create(**asked, stream=True)
+    choices = [choice async for chunk in stream for choice in chunk.choices]
+
+    assert "".join(c.delta.content or "" for c in choices) == whole.choices[0].message.content
+    assert choices[-1].finish_reason == whole.choices[0].finish_reason
+
+
+async def test_answer_ends_before_a_stop_string(client: openai.AsyncOpenAI):
+    asked: dict[str, Any] = {"model": LLAMA, "prompt": "once", "max_tokens": 30, "temperature": 0}
+    text = (await client.completions.create(**asked)).choices[0].text
+    stop = text[8:11]
+    cut = await client.completions.create(**asked, stop=[stop])
+
+    assert cut.choices[0].text == text[: text.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+    headway = cut.model_extra["headway"]
+    assert headway["request_id"].startswith("req-")
+
+
+async def test_several_answers_and_prompts_are_separate_requests(client: openai.AsyncOpenAI):
+    two = await client.completions.create(
+        model=LLAMA, prompt=["one", "two"], n=2, max_tokens=4, temperature=0.7
+    )
+
+    assert [choice.index for choice in two.choices] == [0, 1, 2, 3]
+    assert two.usage.completion_tokens == 16
+    assert len({each["request_id"] for each in two.model_extra["headway"]}) == 4
+
+
+async def test_second_model_is_served_by_its_own_application(client: openai.AsyncOpenAI):
+    answer = await client.chat.completions.create(
+        model=QWEN, messages=MESSAGES, max_tokens=4, extra_body={"slo": {}}
+    )
+
+    assert answer.model == QWEN
+
+
+async def test_anthropics_client_gets_a_message(front: ProcessMesh):
+    async with anthropic.AsyncAnthropic(
+        base_url=front.spec.gateway_url, api_key=KEY, max_retries=0
+    ) as client:
+        message = await client.messages.create(model=LLAMA, messages=MESSAGES, max_tokens=5)
+        async with client.messages.stream(model=LLAMA, messages=MESSAGES, max_tokens=5) as stream:
+            final = await stream.get_final_message()
+
+    assert message.usage.output_tokens == final.usage.output_tokens == 5
+
+
+async def test_responses_api_answers(client: openai.AsyncOpenAI):
+    response = await client.responses.create(model=LLAMA, input="hello", max_output_tokens=5)
+
+    assert response.usage is not None
+    assert response.usage.output_tokens == 5
+
+
+async def test_tokenizing_makes_no_request(http: httpx.AsyncClient):
+    answer = (await http.post("/tokenize", json={"model": LLAMA, "prompt": "hello"})).json()
+
+    assert answer["count"] == len(answer["tokens"])
+    assert "headway" not in answer
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/v1/chat/completions", {"model": "none", "messages": MESSAGES}, 404, "model"),
+        ("/v1/chat/completions", {"model": LLAMA, "messages": "x"}, 400, "body.messages"),
+        (
+            "/v1/completions",
+            {"model": LLAMA, "prompt": "x", "slo": {"ttft_s": 1e-6}},
+            400,
+            "slo.ttft_s",
+        ),
+        ("/v1/completions", {"model": LLAMA, "prompt": "x", "slo": {"ttft": 1}}, 400, "slo"),
+        (
+            "/v1/completions",
+            {"model": LLAMA, "prompt": "x", "max_tokens": 10**6},
+            400,
+            "max_tokens",
+        ),
+        (
+            "/v1/completions",
+            {"model": LLAMA, "prompt": "x", "kv_transfer_params": {"a": 1}},
+            400,
+            "kv_transfer_params",
+        ),
+        ("/v1/completions", {"model": LLAMA, "prompt": "x", "priority": 10**6}, 400, "priority"),
+    ],
+)
+async def test_invalid_body_is_refused_with_its_field(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any], status: int, param: str
+):
+    answer = await http.post(path, json=body)
+
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/scale_elastic_ep", "/v1/load_lora_adapter", "/inference/v1/generate", "/invocations"),
+        *("/v1/chat/completions/batch", "/openapi.json", "/load"),
+    ],
+)
+async def test_other_routes_of_vllm_are_closed(http: httpx.AsyncClient, path: str):
+    for method in ("GET", "POST"):
+        assert (await http.request(method, path)).status_code == 404
+
+
+async def test_requests_without_a_valid_key_are_refused(front: ProcessMesh):
+    async with httpx.AsyncClient(base_url=front.spec.gateway_url) as client:
+        body = {"model": LLAMA, "prompt": "x"}
+        assert (await client.post("/v1/completions", json=body)).status_code == 401
+        assert (await client.get("/v1/models")).status_code == 401
+
+
+async def test_client_that_leaves_ends_its_request(http: httpx.AsyncClient):
+    async def streamed() -> None:
+        body = {"model": LLAMA, "prompt": "x", "max_tokens": 4000, "stream": True}
+        async with http.stream(
+            "POST", "/v1/completions", json=body | {"ignore_eos": True}
+        ) as answer:
+            async for _ in answer.aiter_lines():
+                return
+
+    await asyncio.gather(*(streamed() for _ in range(8)))
+
+    async def freed() -> bool:
+        answer = await http.post(
+            "/v1/completions", json={"model": LLAMA, "prompt": "x", "max_tokens": 2}
+        )
+        return answer.status_code == 200
+
+    await eventually(freed)
+
+
+async def test_requests_above_the_tenants_limit_get_429_with_a_time(http: httpx.AsyncClient):
+    async def asked() -> httpx.Response:
+        body = {"model": LLAMA, "prompt": "x", "max_tokens": 200, "ignore_eos": True}
+        return await http.post("/v1/completions", json=body)
+
+    answers = await asyncio.gather(*(asked() for _ in range(12)))
+    refused = [answer for answer in answers if answer.status_code == 429]
+
+    assert len(refused) >= 4
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
