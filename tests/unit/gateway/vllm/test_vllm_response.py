@@ -92,7 +92,7 @@ async def test_results_of_several_requests_are_a_list(
 ):
     call.finals += [completed("run", request="req-1"), completed("run", request="req-1-2")]
     await started(response)
-    await part(response, b"{}", more=False)
+    await part(response, b'{"choices":[]}', more=False)
 
     results = msgspec.json.decode(client.body)["headway"]
     assert [each["request_id"] for each in results] == ["req-1", "req-1-2"]
