@@ -20,7 +20,7 @@ from services.agent.backends.vllm.shared.preemptible_work import (
     SafepointOrder,
     droppable_parts,
 )
-from services.agent.backends.vllm.shared.qos import read_qos
+from services.agent.backends.vllm.shared.qos import qos_in_core
 from services.agent.backends.vllm.shared.safepoints import (
     SafepointCore,
     demand_of,
@@ -72,7 +72,7 @@ class LayerPreemptible(PolicyDriven):
 
     def add_request(self, request: Any) -> None:
         super().add_request(request)
-        qos = read_qos(request.sampling_params.extra_args)
+        qos = qos_in_core(request)
         if qos.slo.qos_class is QosClass.BEST_EFFORT:
             arrived_at = qos.arrived_at or request.arrival_time
             request.headway_droppable_until = arrived_at + self.settings.scheduling.aging_bound_s
