@@ -15,6 +15,7 @@ from typing import Any
 from services.agent.backends.vllm.core.policy_scheduler import PolicyDriven
 from services.agent.backends.vllm.core.scheduler import TimedScheduler
 from services.agent.backends.vllm.core.work import ScheduledWork, is_prefill, work_of
+from services.agent.backends.vllm.shared.core_ids import run_of
 from services.agent.backends.vllm.shared.preemptible_work import (
     DroppablePart,
     SafepointOrder,
@@ -78,8 +79,7 @@ class LayerPreemptible(PolicyDriven):
             request.headway_droppable_until = arrived_at + self.settings.scheduling.aging_bound_s
         else:
             request.headway_droppable_until = -inf
-            # vLLM appends a suffix to the id.
-            self._arrived.append(demand_of(request.request_id.rpartition("-")[0]))
+            self._arrived.append(demand_of(run_of(request.request_id)))
 
     def on_output(self, output: Any, admitted: list[str]) -> None:
         super().on_output(output, admitted)

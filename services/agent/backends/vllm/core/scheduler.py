@@ -122,7 +122,7 @@ class Timed:
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
         finished = super().finish_requests(*args, **kwargs)  # type: ignore[misc]  # a mixin
         for request in finished:
-            self._prefills.forget(request.request_id)
+            self._prefills.times.forget(request.request_id)
         # After the last abort there may be no further iteration to publish the freed memory.
         self._publish()
         return finished

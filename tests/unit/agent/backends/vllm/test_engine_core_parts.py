@@ -8,6 +8,7 @@ import pytest
 
 from services.agent.backends.base import EngineRequest
 from services.agent.backends.vllm.core.work import running_request, work_of
+from services.agent.backends.vllm.shared.core_ids import core_id, run_of
 from services.agent.backends.vllm.shared.qos import QOS_KEY, qos_in_core, qos_of, read_qos
 from services.agent.backends.vllm.shared.wire import Submit
 from shared.contracts.base import ModelName, RequestId, TenantId
@@ -116,6 +117,14 @@ def test_qos_of_sampling_and_pooling_requests_is_read(
         request = vllm_request(sampling_params=sampling, pooling_params=None)
 
     assert qos_in_core(request).slo == expected
+
+
+def test_runs_with_equal_ids_have_different_ids_in_the_core() -> None:
+    run = RequestId("a-b/c")
+    ids = [core_id(run, number) for number in range(3)]
+
+    assert len(set(ids)) == 3
+    assert {run_of(each) for each in ids} == {run}
 
 
 def test_learner_refits_after_16_32_and_64_iterations_then_every_64() -> None:

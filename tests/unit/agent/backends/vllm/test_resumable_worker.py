@@ -78,9 +78,7 @@ class Batch(SimpleNamespace):
     """Name of a row -> the token that replaces its placeholder."""
 
     def update_async_output_token_ids(self) -> None:
-        for name, output in zip(
-            self.req_ids, self.sampling_metadata.output_token_ids, strict=True
-        ):
+        for name, output in zip(self.req_ids, self.sampling_metadata.output_token_ids, strict=True):
             if name in self.in_flight:
                 output[-1] = self.in_flight[name]
 
