@@ -16,6 +16,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from services.agent.backends.base import EngineLoad
 from services.agent.backends.totals import CheckpointTotals, SchedulingTotals
 from services.agent.backends.vllm.core.prefill_reports import PrefillTimeReporter
+from services.agent.backends.vllm.core.structured_outputs import Structured
 from services.agent.backends.vllm.core.work import ScheduledWork, work_of
 from services.agent.backends.vllm.kv.connector import HostKvConnector
 from services.agent.backends.vllm.shared.core_settings import core_settings
@@ -157,9 +158,9 @@ class Timed:
         )
 
 
-class TimedScheduler(Timed, Scheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
-    """vLLM's synchronous scheduler with telemetry and limits."""
+class TimedScheduler(Timed, Structured, Scheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
+    """vLLM's synchronous scheduler with telemetry, limits and resumable structured outputs."""
 
 
-class AsyncTimedScheduler(Timed, AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
-    """vLLM's asynchronous scheduler with telemetry and limits."""
+class AsyncTimedScheduler(Timed, Structured, AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
+    """vLLM's asynchronous scheduler with telemetry, limits and resumable structured outputs."""
