@@ -15,11 +15,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from services.agent.backends.base import EngineLoad
 from services.agent.backends.totals import CheckpointTotals, SchedulingTotals
-from services.agent.backends.vllm.core.prefill_reports import PrefillTimeReporter
 from services.agent.backends.vllm.core.structured_outputs import Structured
 from services.agent.backends.vllm.core.work import ScheduledWork, work_of
 from services.agent.backends.vllm.kv.connector import HostKvConnector
 from services.agent.backends.vllm.shared.core_settings import core_settings
+from services.agent.backends.vllm.shared.prefill_reports import PrefillTimeReporter
 from services.agent.backends.vllm.shared.stats import StatsWriter
 from shared.contracts.telemetry import Iteration
 

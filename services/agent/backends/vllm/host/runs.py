@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from services.agent.backends.base import EngineRequest
-from services.agent.backends.vllm.core.prefill_reports import reported_prefill_s
 from services.agent.backends.vllm.host.core_engine import CoreEngine
+from services.agent.backends.vllm.shared.prefill_reports import reported_prefill_s
 from services.agent.backends.vllm.shared.wire import RunOutput
 from shared.contracts.errors import EngineError
 from shared.contracts.requests import FinishReason

@@ -3,7 +3,7 @@
 import pytest
 
 from services.agent.backends.prefill_times import PrefillTimes
-from services.agent.backends.vllm.core.prefill_reports import (
+from services.agent.backends.vllm.shared.prefill_reports import (
     PrefillTimeReporter,
     reported_prefill_s,
 )
