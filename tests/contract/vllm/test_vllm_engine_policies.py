@@ -13,6 +13,7 @@ from services.agent.backends.policies import SchedulingSettings
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.totals import SchedulingTotals
 from services.agent.backends.vllm.front.backend import VllmEngine
+from services.agent.backends.vllm.shared.workers import CPU_WORKER
 from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Slo
@@ -35,6 +36,7 @@ pytestmark = [
 PACKAGE = "services.agent.backends.vllm"
 STOCK = ModelName("stock")
 CACHING = ModelName("caching")
+COUNTING = ModelName("counting")
 POLICIES = [CACHING, ModelName("not-caching"), ModelName("asynchronous")]
 PATIENT = Slo(ttft_s=20, tbt_s=1)
 ROUNDS = 5
@@ -80,6 +82,12 @@ def variants(base: ModelEntry) -> tuple[ModelEntry, ...]:
             scheduler_cls=f"{PACKAGE}.core.policy_scheduler.AsyncPolicyScheduler",
             # Our worker has safepoints, which need iterations that end before the next is decided.
             worker_cls="auto",
+        ),
+        variant(
+            COUNTING,
+            async_scheduling=True,
+            scheduler_cls=f"{PACKAGE}.core.policy_scheduler.AsyncPolicyScheduler",
+            worker_cls=CPU_WORKER,
         ),
     )
 
@@ -181,6 +189,26 @@ def since(before: SchedulingTotals, after: SchedulingTotals) -> SchedulingTotals
 async def stock_answers(rig: EngineRig) -> dict[str, Tokens]:
     await rig.engine.activate(STOCK)
     return (await mixed_load(rig, STOCK))[0]
+
+
+async def test_penalties_count_tokens_in_flight(rig: EngineRig) -> None:
+    """With asynchronous scheduling the last token is not known when the next one is scheduled."""
+    prompts = [prompt_of(40, first=400 + number) for number in range(4)]
+    penalised = greedy(40, presence_penalty=0.8, frequency_penalty=0.4, repetition_penalty=1.1)
+
+    async def answers(model: ModelName, progress: list[Tokens]) -> list[Tokens]:
+        await rig.engine.activate(model)
+        rests = await asyncio.gather(
+            *(
+                rig.ask(prompt, penalised, model=model, progress=known)
+                for prompt, known in zip(prompts, progress, strict=True)
+            )
+        )
+        return [known + rest.token_ids for known, rest in zip(progress, rests, strict=True)]
+
+    expected = await answers(CACHING, [()] * len(prompts))
+    assert await answers(COUNTING, [()] * len(prompts)) == expected
+    assert await answers(COUNTING, [known[:11] for known in expected]) == expected
 
 
 @pytest.mark.parametrize("model", POLICIES)

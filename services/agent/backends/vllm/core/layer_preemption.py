@@ -15,12 +15,13 @@ from typing import Any
 from services.agent.backends.vllm.core.policy_scheduler import PolicyDriven
 from services.agent.backends.vllm.core.scheduler import TimedScheduler
 from services.agent.backends.vllm.core.work import ScheduledWork, is_prefill, work_of
+from services.agent.backends.vllm.shared.core_ids import run_of
 from services.agent.backends.vllm.shared.preemptible_work import (
     DroppablePart,
     SafepointOrder,
     droppable_parts,
 )
-from services.agent.backends.vllm.shared.qos import read_qos
+from services.agent.backends.vllm.shared.qos import qos_in_core
 from services.agent.backends.vllm.shared.safepoints import (
     SafepointCore,
     demand_of,
@@ -72,14 +73,13 @@ class LayerPreemptible(PolicyDriven):
 
     def add_request(self, request: Any) -> None:
         super().add_request(request)
-        qos = read_qos(request.sampling_params.extra_args)
+        qos = qos_in_core(request)
         if qos.slo.qos_class is QosClass.BEST_EFFORT:
             arrived_at = qos.arrived_at or request.arrival_time
             request.headway_droppable_until = arrived_at + self.settings.scheduling.aging_bound_s
         else:
             request.headway_droppable_until = -inf
-            # vLLM appends a suffix to the id.
-            self._arrived.append(demand_of(request.request_id.rpartition("-")[0]))
+            self._arrived.append(demand_of(run_of(request.request_id)))
 
     def on_output(self, output: Any, admitted: list[str]) -> None:
         super().on_output(output, admitted)

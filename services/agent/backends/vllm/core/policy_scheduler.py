@@ -18,7 +18,7 @@ from services.agent.backends.policies import (
 from services.agent.backends.vllm.core.policy_queue import PolicyQueue
 from services.agent.backends.vllm.core.scheduler import AsyncTimedScheduler, Timed, TimedScheduler
 from services.agent.backends.vllm.core.work import ScheduledWork, is_prefill, running_request
-from services.agent.backends.vllm.shared.qos import read_qos
+from services.agent.backends.vllm.shared.qos import qos_in_core
 from shared.contracts.base import RequestId, Seconds, UnixTime
 from shared.contracts.telemetry import Iteration
 from solver.scheduling.engine.decision import (
@@ -44,7 +44,7 @@ class PolicyDriven(Timed):
         self._stalled = False
 
     def add_request(self, request: Any) -> None:
-        qos = read_qos(request.sampling_params.extra_args)
+        qos = qos_in_core(request)
         view = RequestView(
             request_id=request.request_id,
             arrived_at=qos.arrived_at or request.arrival_time,

@@ -15,10 +15,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from services.agent.backends.base import EngineLoad
 from services.agent.backends.totals import CheckpointTotals, SchedulingTotals
-from services.agent.backends.vllm.core.prefill_reports import PrefillTimeReporter
+from services.agent.backends.vllm.core.structured_outputs import Structured
 from services.agent.backends.vllm.core.work import ScheduledWork, work_of
 from services.agent.backends.vllm.kv.connector import HostKvConnector
 from services.agent.backends.vllm.shared.core_settings import core_settings
+from services.agent.backends.vllm.shared.prefill_reports import PrefillTimeReporter
 from services.agent.backends.vllm.shared.stats import StatsWriter
 from shared.contracts.telemetry import Iteration
 
@@ -122,7 +123,7 @@ class Timed:
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
         finished = super().finish_requests(*args, **kwargs)  # type: ignore[misc]  # a mixin
         for request in finished:
-            self._prefills.forget(request.request_id)
+            self._prefills.times.forget(request.request_id)
         # After the last abort there may be no further iteration to publish the freed memory.
         self._publish()
         return finished
@@ -157,9 +158,9 @@ class Timed:
         )
 
 
-class TimedScheduler(Timed, Scheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
-    """vLLM's synchronous scheduler with telemetry and limits."""
+class TimedScheduler(Timed, Structured, Scheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
+    """vLLM's synchronous scheduler with telemetry, limits and resumable structured outputs."""
 
 
-class AsyncTimedScheduler(Timed, AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
-    """vLLM's asynchronous scheduler with telemetry and limits."""
+class AsyncTimedScheduler(Timed, Structured, AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
+    """vLLM's asynchronous scheduler with telemetry, limits and resumable structured outputs."""

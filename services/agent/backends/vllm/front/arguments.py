@@ -89,7 +89,10 @@ def engine_arguments(
         # Lets parked engines release the device.
         "enable_sleep_mode": not is_cpu,
         "max_model_len": entry.max_model_len,
+        # The engine core loads a tokenizer for its first structured output.
         "skip_tokenizer_init": True,
+        # An engine core has one backend for all requests. This one supports all kinds of grammars.
+        "structured_outputs_config": {"backend": "xgrammar"},
         "enforce_eager": settings.eager,
         "dtype": settings.dtype or ("float32" if is_cpu else "auto"),
         "max_num_seqs": settings.max_running,

@@ -2,20 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
-from typing import TypeVar
 
 import structlog
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from services.agent.backends.vllm.host.core_engine import CoreEngine
 from services.agent.backends.vllm.host.engines import end_engine, engine_bytes, make_engine
 from services.agent.backends.vllm.shared.wire import Activate, Warm
 
-T = TypeVar("T")
-
 log = structlog.get_logger()
-_CHECK_PERIOD_S = 0.1
 _RESET_TRIES = 100
 _RESET_PAUSE_S = 0.01
 """Pause between attempts to drop a donor's KV while its last aborts are in progress."""
@@ -25,13 +20,13 @@ class EngineStore:
     """Engines of a host: at most one is active, the others are parked."""
 
     def __init__(self) -> None:
-        self._engines: dict[str, AsyncLLM] = {}
+        self._engines: dict[str, CoreEngine] = {}
         self._asleep: set[str] = set()
         self._active: str | None = None
         self._lost: set[str] = set()
         """Engines that still run but cannot serve."""
 
-    def get(self, model: str) -> AsyncLLM | None:
+    def get(self, model: str) -> CoreEngine | None:
         """Engine of *model*; None if it has no engine."""
         return self._engines.get(model)
 
@@ -92,7 +87,7 @@ class EngineStore:
         for engine in tuple(self._engines.values()):
             # A dead engine has no caches; `errored` reports its death.
             with contextlib.suppress(EngineDeadError):
-                await _answered(engine, engine.reset_prefix_cache(reset_connector=True))
+                await engine.reset_caches()
 
     def errored(self) -> tuple[str, ...]:
         """Models whose engines have died or cannot be woken."""
@@ -114,7 +109,7 @@ class EngineStore:
         if engine is not None:
             await asyncio.to_thread(end_engine, engine)
 
-    def _taken(self, model: str) -> AsyncLLM | None:
+    def _taken(self, model: str) -> CoreEngine | None:
         """Remove and return the engine of *model*."""
         self._asleep.discard(model)
         self._lost.discard(model)
@@ -138,7 +133,7 @@ class EngineStore:
             log.exception("engine.lost", model=active)
             self._lost.add(active)
 
-    async def _awake(self, command: Activate) -> AsyncLLM:
+    async def _awake(self, command: Activate) -> CoreEngine:
         """Return the model's engine; create it if the model has none."""
         engine = self._engines.get(command.model)
         if engine is None:
@@ -152,8 +147,7 @@ class EngineStore:
         engine = self._engines[command.donor]
         if command.donor in self._asleep:
             await self._wake_up(command.donor)
-        weights = {"weights_path": command.engine_args["model"]}
-        await _answered(engine, engine.collective_rpc("reload_weights", kwargs=weights))
+        await engine.reload_weights(command.engine_args["model"])
         await _forget_kv(engine)
         del self._engines[command.donor]
         self._asleep.discard(command.donor)
@@ -162,36 +156,18 @@ class EngineStore:
         self._engines[command.model] = engine
 
     async def _wake_up(self, model: str) -> None:
-        await _answered(self._engines[model], self._engines[model].wake_up())
+        await self._engines[model].wake_up()
         self._asleep.discard(model)
 
     async def _sleep(self, model: str) -> None:
-        await _answered(self._engines[model], self._engines[model].sleep(level=1))
+        await self._engines[model].sleep()
         self._asleep.add(model)
 
 
-async def _answered(engine: AsyncLLM, call: Awaitable[T]) -> T:
-    """
-    Return the result of *call* to the core of *engine*; vLLM itself would wait for a dead core
-    without end.
-
-    Raises:
-        EngineDeadError: The core died before it returned a result.
-    """
-    answer = asyncio.ensure_future(call)
-    try:
-        while not (await asyncio.wait((answer,), timeout=_CHECK_PERIOD_S))[0]:
-            if engine.errored:
-                raise EngineDeadError
-        return answer.result()
-    finally:
-        answer.cancel()
-
-
-async def _forget_kv(engine: AsyncLLM) -> None:
+async def _forget_kv(engine: CoreEngine) -> None:
     """Drop the KV of the engine's former weights, since vLLM identifies blocks by tokens only."""
     for _ in range(_RESET_TRIES):
-        if await _answered(engine, engine.reset_prefix_cache(reset_connector=True)):
+        if await engine.reset_caches():
             return
         await asyncio.sleep(_RESET_PAUSE_S)
     raise RuntimeError("the engine still holds KV of its former model")

@@ -3,7 +3,6 @@
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,13 @@ from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.platforms import current_platform
-from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
+from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor.abstract import Executor
 
 from services.agent.backends.vllm.front.arguments import without_safepoints
+from services.agent.backends.vllm.host.core_engine import CoreEngine
+from services.agent.backends.vllm.host.core_requests import CoreRequests
 from services.agent.backends.vllm.host.engine_processes import forked_cleanly
 from services.agent.backends.vllm.shared.core_settings import core_settings, refusal_reason
 from services.agent.backends.vllm.shared.safepoint_support import safepoint_refusal
@@ -52,32 +53,26 @@ def register_early(architectures: Iterable[str]) -> None:
             ModelRegistry.register_model(architecture, lazy.load_model_cls())
 
 
-def engine_bytes(engine: AsyncLLM) -> int:
+def engine_bytes(engine: CoreEngine) -> int:
     """
     Proportional set size of *engine*'s processes.
 
     Returns:
         Bytes; 0 where the system does not report it.
     """
-    return sum(_proportional_bytes(process.pid or 0) for process in _processes(engine))
+    return sum(_proportional_bytes(process.pid or 0) for process in engine.processes)
 
 
-def end_engine(engine: AsyncLLM) -> None:
+def end_engine(engine: CoreEngine) -> None:
     """
     Kill *engine*'s processes and wait until their memory is free.
 
     The processes need no cleanup, and a normal shutdown takes a second for each.
     """
-    processes = _processes(engine)
-    with contextlib.suppress(EngineDeadError):
-        engine.shutdown(timeout=0)
+    processes = engine.processes
+    engine.shutdown()
     for process in processes:
         process.join(_END_TIMEOUT_S)
-
-
-def _processes(engine: AsyncLLM) -> tuple[BaseProcess, ...]:
-    manager = getattr(engine.engine_core.resources, "engine_manager", None)
-    return tuple(getattr(manager, "processes", ()))
 
 
 def _proportional_bytes(pid: int) -> int:
@@ -89,7 +84,7 @@ def _proportional_bytes(pid: int) -> int:
     return next((1024 * int(words[1]) for words in lines if words[0] == "Pss:"), 0)
 
 
-def make_engine(engine_args: dict[str, Any]) -> AsyncLLM:
+def make_engine(engine_args: dict[str, Any]) -> CoreEngine:
     """
     Start an engine and load its model. Blocks for seconds.
 
@@ -108,19 +103,20 @@ def make_engine(engine_args: dict[str, Any]) -> AsyncLLM:
         if refusal is not None:
             log.warning("engine.without_safepoints", reason=refusal)
             return make_engine(without_safepoints(engine_args))
+    requests = CoreRequests(config)
+    # Configurations of models with their own code cannot be sent to another process otherwise.
+    maybe_register_config_serialize_by_value()
     try:
         with forked_cleanly() if current_platform.is_cpu() else _spawned():
-            return AsyncLLM(
-                vllm_config=config,
-                executor_class=Executor.get_class(config),
-                log_stats=False,
-                log_requests=False,
+            client = EngineCoreClient.make_async_mp_client(
+                config, Executor.get_class(config), log_stats=False
             )
     except RuntimeError as error:
         reason = refusal_reason(config.additional_config)
         if reason is None:
             raise
         raise ValueError(reason) from error
+    return CoreEngine(client, requests)
 
 
 @contextlib.contextmanager

@@ -1,11 +1,11 @@
-"""Converts sampling fields to vLLM's. Runs in the engine host."""
+"""Makes vLLM's sampling parameters of a run. Runs in the engine host."""
 
 from typing import Any
 
 import msgspec
 from vllm import SamplingParams
-from vllm.sampling_params import RequestOutputKind
 
+from services.agent.backends.base import EngineRequest
 from services.agent.backends.vllm.shared.qos import QOS_KEY, qos_of
 from services.agent.backends.vllm.shared.seeds import seed_at
 from services.agent.backends.vllm.shared.wire import Submit
@@ -14,35 +14,47 @@ from services.agent.backends.vllm.shared.workers import draws_by_position
 _NUM_SEEDS = 1 << 63
 
 
-def sampling_params(command: Submit, config: Any) -> SamplingParams:
+def sampling_params(
+    command: Submit, config: Any, generation_config: dict[str, Any]
+) -> SamplingParams:
     """
     Sampling parameters of a run for vLLM.
-
-    vLLM counts output tokens per run, so the limits are reduced by the tokens of the progress.
-
-    The agent handles stop strings, since the engine processes tokens only.
-
-    Differs: some engines draw all tokens of a run from one generator in sequence. There a resumed
-    random answer differs from an uninterrupted one: the run gets another seed, because the
-    request's own seed would repeat the first draws.
 
     Args:
         command: The run.
         config: `VllmConfig` of the run's engine.
+        generation_config: The model's `generation_config.json`, which may have end tokens.
+
+    Raises:
+        ValueError: A parameter is invalid.
+    """
+    if command.sampling is None:
+        params = _converted(command)
+        params.update_from_generation_config(generation_config)
+    else:
+        params = msgspec.msgpack.decode(command.sampling, type=SamplingParams)
+    _begin_after_progress(params, command.request, config)
+    params.extra_args = (params.extra_args or {}) | {
+        QOS_KEY: msgspec.to_builtins(qos_of(command.request))
+    }
+    return params
+
+
+def _converted(command: Submit) -> SamplingParams:
+    """
+    Headway's sampling fields as vLLM's, for the whole answer.
+
+    The agent handles stop strings, since the engine processes tokens only.
     """
     sampling = command.request.sampling
-    offset = len(command.request.progress)
-    # vLLM takes -1 for no seed.
-    seed = None if sampling.seed is None else sampling.seed % _NUM_SEEDS
-    if seed is not None and not draws_by_position(config):
-        seed = seed_at(seed, offset)
     return SamplingParams(
-        max_tokens=sampling.max_tokens - offset,
-        min_tokens=max(0, min(sampling.min_tokens, sampling.max_tokens) - offset),
+        max_tokens=sampling.max_tokens,
+        min_tokens=min(sampling.min_tokens, sampling.max_tokens),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        seed=seed,
+        # vLLM takes -1 for no seed.
+        seed=None if sampling.seed is None else sampling.seed % _NUM_SEEDS,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
@@ -50,6 +62,26 @@ def sampling_params(command: Submit, config: Any) -> SamplingParams:
         # Without a tokenizer the engine knows no end token except those above.
         ignore_eos=sampling.ignore_eos,
         detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-        extra_args={QOS_KEY: msgspec.to_builtins(qos_of(command.request))},
     )
+
+
+def _begin_after_progress(params: SamplingParams, request: EngineRequest, config: Any) -> None:
+    """
+    Change parameters of the whole answer into parameters of the run that follows the progress.
+
+    vLLM counts output tokens per run, so the limits are reduced by the tokens of the progress.
+
+    Differs: some engines draw all tokens of a run from one generator in sequence. There a resumed
+    random answer differs from an uninterrupted one: the run gets another seed, because the
+    request's own seed would repeat the first draws.
+
+    Raises:
+        ValueError: The progress already has the largest number of tokens.
+    """
+    offset = len(request.progress)
+    if params.max_tokens is None or params.max_tokens <= offset:
+        raise ValueError(f"max_tokens {params.max_tokens} leave no token after {offset} tokens")
+    params.max_tokens -= offset
+    params.min_tokens = max(0, params.min_tokens - offset)
+    if params.seed is not None and not draws_by_position(config):
+        params.seed = seed_at(params.seed, offset)

@@ -1,15 +1,14 @@
 """Executes the front's commands on vLLM engines. Runs in the engine host."""
 
 import asyncio
+from itertools import count
 
 import structlog
-from vllm.inputs import TokensPrompt
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from services.agent.backends.vllm.core.prefill_reports import reported_prefill_s
 from services.agent.backends.vllm.host.engine_store import EngineStore
-from services.agent.backends.vllm.host.sampling import sampling_params
-from services.agent.backends.vllm.shared.qos import vllm_priority
+from services.agent.backends.vllm.host.runs import Run
+from services.agent.backends.vllm.shared.core_ids import core_id
 from services.agent.backends.vllm.shared.wire import (
     Abort,
     Activate,
@@ -41,7 +40,8 @@ class EngineHost:
         self._store = EngineStore()
         self._loading = asyncio.Lock()
         """Lock: engines are created one at a time, because creation changes the environment."""
-        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._runs: dict[str, Run] = {}
+        self._numbers = count()
         self._pending: list[RunOutput] = []
 
     async def run(self) -> None:
@@ -51,30 +51,24 @@ class EngineHost:
             async for command in self._connection.frames():
                 if isinstance(command, Shutdown):
                     break
-                self._on_command(command, group)
+                await self._on_command(command, group)
             health.cancel()
-            for task in self._runs.values():
-                task.cancel()
 
     def close(self) -> None:
         """Shut down all engines; blocks until their processes have ended."""
         self._store.close()
 
-    def _on_command(self, command: HostCommand, group: asyncio.TaskGroup) -> None:
+    async def _on_command(self, command: HostCommand, group: asyncio.TaskGroup) -> None:
         match command:
             case Activate() | Warm():
                 group.create_task(self._load(command), name=f"load-{command.model}")
             case Drop():
                 group.create_task(self._drop(command), name="drop")
+            # In order: an abort never overtakes its run. vLLM's client sends without waiting.
             case Submit():
-                request_id = command.request.request_id
-                task = group.create_task(self._generate(command), name=f"run-{request_id}")
-                self._runs[request_id] = task
-                task.add_done_callback(lambda done: self._forget(request_id, done))
+                await self._submit(command)
             case Abort():
-                task_or_none = self._runs.get(command.request_id)
-                if task_or_none is not None:
-                    task_or_none.cancel()
+                await self._abort(command)
             case ClearCaches():
                 group.create_task(self._clear_caches(), name="clear-caches")
             case Shutdown():
@@ -103,36 +97,29 @@ class EngineHost:
             for model in command.models:
                 await self._store.drop(model)
 
-    async def _generate(self, command: Submit) -> None:
+    async def _submit(self, command: Submit) -> None:
         request = command.request
         engine = self._store.get(request.model)
         if engine is None:
             self._send(RunFailed(request.request_id, "the model has no engine"))
             return
-        prompt = TokensPrompt(prompt_token_ids=[*request.prompt, *request.progress])
-        begun = False
+        run = Run(
+            request,
+            core_id(request.request_id, next(self._numbers)),
+            engine,
+            on_output=self._on_output,
+            on_error=self._on_error,
+        )
+        self._runs[run.run_id] = run
         try:
-            async for output in engine.generate(
-                prompt,
-                sampling_params(command, engine.vllm_config),
-                request.request_id,
-                priority=vllm_priority(request),
-            ):
-                part = output.outputs[0]
-                self._emit(
-                    RunOutput(
-                        request.request_id,
-                        tuple(part.token_ids),
-                        part.finish_reason or "",
-                        0 if begun else output.num_cached_tokens or 0,
-                        0.0 if begun else reported_prefill_s(output.kv_transfer_params),
-                    )
-                )
-                begun = True
-        except EngineDeadError as error:
-            self._report_death(request.model, str(error))
+            await engine.submit(engine.requests.build(command, run.core_id), run)
         except Exception as error:  # noqa: BLE001 - whatever vLLM dislikes goes to the front
-            self._send(RunFailed(request.request_id, str(error)))
+            self._on_error(run, error)
+
+    async def _abort(self, command: Abort) -> None:
+        run = self._runs.pop(command.request_id, None)
+        if run is not None:
+            await run.engine.abort(run.core_id)
 
     async def _clear_caches(self) -> None:
         try:
@@ -143,11 +130,21 @@ class EngineHost:
         else:
             self._send(Reply())
 
-    def _emit(self, output: RunOutput) -> None:
+    def _on_output(self, output: RunOutput) -> None:
         """Send *output* together with all other outputs of the same turn of the event loop."""
+        if output.finish:
+            self._runs.pop(output.request_id, None)
         if not self._pending:
             asyncio.get_running_loop().call_soon(self._flush)
         self._pending.append(output)
+
+    def _on_error(self, run: Run, error: Exception) -> None:
+        """End *run*, and report its failure or the death of its engine."""
+        self._runs.pop(run.run_id, None)
+        if isinstance(error, EngineDeadError):
+            self._report_death(run.model, str(error))
+        else:
+            self._send(RunFailed(run.run_id, str(error)))
 
     def _flush(self) -> None:
         if self._pending:
@@ -158,11 +155,6 @@ class EngineHost:
         """Send *event* after all earlier outputs."""
         self._flush()
         self._connection.send(event)
-
-    def _forget(self, request_id: str, task: asyncio.Task[None]) -> None:
-        # A new run may have the same id by now.
-        if self._runs.get(request_id) is task:
-            del self._runs[request_id]
 
     async def _watch_engines(self) -> None:
         """Detect the death of engines that have no running requests."""
@@ -175,3 +167,4 @@ class EngineHost:
         if self._store.get(model) is not None:
             self._send(EngineDied(model, message))
             self._store.shut_down(model)
+            self._runs = {name: run for name, run in self._runs.items() if run.model != model}

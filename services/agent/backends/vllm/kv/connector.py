@@ -29,7 +29,7 @@ from services.agent.backends.vllm.kv.layout import block_bytes, layers_of, obsta
 from services.agent.backends.vllm.kv.store import HostStore
 from services.agent.backends.vllm.kv.transfers import Transfers
 from services.agent.backends.vllm.shared.core_settings import refusal
-from services.agent.backends.vllm.shared.qos import read_qos
+from services.agent.backends.vllm.shared.qos import qos_in_core
 
 log = structlog.get_logger()
 
@@ -111,8 +111,7 @@ class HostKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     # Scheduler side.
 
     def on_new_request(self, request: Any) -> None:
-        params = request.sampling_params
-        qos = read_qos(params.extra_args if params else None)
+        qos = qos_in_core(request)
         if self._index.num_slots and qos.checkpointed:
             self._checkpoints.track(request, qos.origin or request.request_id)
 

@@ -1,5 +1,7 @@
 """Encoding of a request's quality of service for the engine core."""
 
+from typing import Any
+
 import msgspec
 
 from services.agent.backends.base import EngineRequest
@@ -7,7 +9,7 @@ from shared.contracts.base import TenantId, UnixTime
 from shared.contracts.qos import Importance, QosClass, Slo
 
 QOS_KEY = "headway"
-"""Key of Headway's part of vLLM's `SamplingParams.extra_args`."""
+"""Key of Headway's part of `SamplingParams.extra_args` and of `PoolingParams.extra_kwargs`."""
 _CLASS_PRIORITY = {
     QosClass.INTERACTIVE: 2,
     QosClass.NON_INTERACTIVE: 1,
@@ -55,3 +57,10 @@ def qos_of(request: EngineRequest) -> RequestQos:
 def read_qos(extra_args: dict[str, object] | None) -> RequestQos:
     """Quality of service of a vLLM request; best effort if the request carries none."""
     return msgspec.convert((extra_args or {}).get(QOS_KEY, {}), RequestQos)
+
+
+def qos_in_core(request: Any) -> RequestQos:
+    """Quality of service of a vLLM request in the engine core, which samples or pools."""
+    if request.sampling_params is not None:
+        return read_qos(request.sampling_params.extra_args)
+    return read_qos(request.pooling_params.extra_kwargs)

@@ -49,11 +49,13 @@ class Drop(_Frame, frozen=True, array_like=True, tag=True):
 
 
 class Submit(_Frame, frozen=True, array_like=True, tag=True):
-    """Run a request. Limits in `sampling` count all tokens of the answer, not of the run."""
+    """Run a request. Limits count all tokens of the answer, not of the run."""
 
     request: EngineRequest
     stop_token_ids: Tokens
     """All tokens that end the answer."""
+    sampling: bytes | None = None
+    """vLLM's encoded sampling parameters; they replace the request's and `stop_token_ids`."""
 
 
 class Abort(_Frame, frozen=True, array_like=True, tag=True):

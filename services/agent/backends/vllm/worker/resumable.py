@@ -62,6 +62,9 @@ def _counted_progress(runner: Any) -> Iterator[None]:
     if metadata.no_penalties:
         yield
         return
+    # With asynchronous scheduling the last token of a list is a placeholder, which vLLM replaces in
+    # its own lists only.
+    batch.update_async_output_token_ids()
     states = [runner.requests[request_id] for request_id in batch.req_ids]
     outputs = [
         [*_progress_of(state), *own]

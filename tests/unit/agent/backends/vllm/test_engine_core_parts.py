@@ -8,7 +8,8 @@ import pytest
 
 from services.agent.backends.base import EngineRequest
 from services.agent.backends.vllm.core.work import running_request, work_of
-from services.agent.backends.vllm.shared.qos import QOS_KEY, qos_of, read_qos
+from services.agent.backends.vllm.shared.core_ids import core_id, run_of
+from services.agent.backends.vllm.shared.qos import QOS_KEY, qos_in_core, qos_of, read_qos
 from services.agent.backends.vllm.shared.wire import Submit
 from shared.contracts.base import ModelName, RequestId, TenantId
 from shared.contracts.estimates import LatencyCoefficients
@@ -97,6 +98,33 @@ def test_policy_inputs_of_a_request_reach_the_engine_core() -> None:
     assert (qos.slo, qos.arrived_at) == (request.slo, request.arrived_at)
     assert (qos.importance, qos.tenant, qos.application) == (Importance.LOW, "acme", "chat")
     assert read_qos(None).slo == Slo()
+
+
+@pytest.mark.parametrize("is_pooling", [False, True], ids=["sampling", "pooling"])
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [({QOS_KEY: {"slo": {"ttft_s": 0.5}}}, Slo(ttft_s=0.5)), ({}, Slo()), (None, Slo())],
+    ids=["with", "without ours", "without any"],
+)
+def test_qos_of_sampling_and_pooling_requests_is_read(
+    extra: dict[str, Any] | None, expected: Slo, *, is_pooling: bool
+) -> None:
+    if is_pooling:
+        pooling = SimpleNamespace(extra_kwargs=extra)
+        request = vllm_request(sampling_params=None, pooling_params=pooling)
+    else:
+        sampling = SimpleNamespace(extra_args=extra)
+        request = vllm_request(sampling_params=sampling, pooling_params=None)
+
+    assert qos_in_core(request).slo == expected
+
+
+def test_runs_with_equal_ids_have_different_ids_in_the_core() -> None:
+    run = RequestId("a-b/c")
+    ids = [core_id(run, number) for number in range(3)]
+
+    assert len(set(ids)) == 3
+    assert {run_of(each) for each in ids} == {run}
 
 
 def test_learner_refits_after_16_32_and_64_iterations_then_every_64() -> None:

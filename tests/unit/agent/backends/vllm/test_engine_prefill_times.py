@@ -3,7 +3,7 @@
 import pytest
 
 from services.agent.backends.prefill_times import PrefillTimes
-from services.agent.backends.vllm.core.prefill_reports import (
+from services.agent.backends.vllm.shared.prefill_reports import (
     PrefillTimeReporter,
     reported_prefill_s,
 )
@@ -47,7 +47,7 @@ def test_finished_request_is_forgotten_even_while_preempted():
     assert len(times) == 0
 
 
-def test_prefill_time_is_in_all_outputs_and_keeps_other_parameters():
+def test_prefill_time_is_in_the_output_with_the_first_tokens():
     reporter = PrefillTimeReporter()
     reporter.times.begin("a", 1.0)
     reporter.times.begin("b", 1.0)
@@ -57,25 +57,18 @@ def test_prefill_time_is_in_all_outputs_and_keeps_other_parameters():
     reporter.annotate([second], 2.0)
 
     reported = [reported_prefill_s(each.kv_transfer_params) for each in (first, none_yet, second)]
-    assert reported == [0.25, 0.0, 0.25]
+    assert reported == [0.25, 0.0, 0.0]
     assert first.kv_transfer_params["other"] == 1
-    assert second.kv_transfer_params is not None
-    assert "other" not in second.kv_transfer_params
 
 
 def test_no_state_of_finished_requests_is_kept():
     reporter = PrefillTimeReporter()
-    for request_id in ("ended", "stopped", "never begun"):
+    for request_id in ("ended", "failed"):
         reporter.times.begin(request_id, 1.0)
-    reporter.annotate([Output("ended", 7), Output("stopped", 7)], 2.0)
-    last = Output("ended", 8)
-    last.finish_reason = "length"
-    reporter.annotate([last], 3.0)
-    reporter.forget("stopped")
-    reporter.forget("never begun")
-    again = Output("stopped", 9)
-    reporter.annotate([again], 4.0)
+    ended, failed = Output("ended", 7), Output("failed")
+    ended.finish_reason, failed.finish_reason = "length", "error"
+    reporter.annotate([ended, failed], 2.0)
 
-    assert reported_prefill_s(last.kv_transfer_params) == 1.0
-    assert again.kv_transfer_params is None
-    assert len(reporter) == 0
+    assert reported_prefill_s(ended.kv_transfer_params) == 1.0
+    assert failed.kv_transfer_params is None
+    assert len(reporter.times) == 0

@@ -26,7 +26,7 @@ class Device:
 
 
 class Engine:
-    """The interface of a vLLM engine that the store uses."""
+    """The interface of a `CoreEngine` that the store uses."""
 
     errored = False
 
@@ -34,17 +34,17 @@ class Engine:
         device.do(f"make {name}")
         self.name, self.device = name, device
 
-    async def sleep(self, *, level: int) -> None:
-        self.device.do(f"sleep {self.name} at {level}")
+    async def sleep(self) -> None:
+        self.device.do(f"sleep {self.name}")
 
     async def wake_up(self) -> None:
         self.device.do(f"wake {self.name}")
 
-    async def collective_rpc(self, _method: str, *, kwargs: dict[str, str]) -> None:
-        self.device.do(f"reload {self.name} with {kwargs['weights_path']}")
+    async def reload_weights(self, path: str) -> None:
+        self.device.do(f"reload {self.name} with {path}")
 
-    async def reset_prefix_cache(self, *, reset_connector: bool) -> bool:
-        return reset_connector
+    async def reset_caches(self) -> bool:
+        return True
 
 
 def activate(model: str, **fields: Any) -> Activate:
@@ -63,8 +63,8 @@ def store(device: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
         "vllm": {},
         "vllm.v1": {},
         "vllm.v1.engine": {},
-        "vllm.v1.engine.async_llm": {"AsyncLLM": Engine},
         "vllm.v1.engine.exceptions": {"EngineDeadError": RuntimeError},
+        "services.agent.backends.vllm.host.core_engine": {"CoreEngine": Engine},
         "services.agent.backends.vllm.host.engines": {
             "make_engine": lambda args: Engine(args["model"], device),
             "end_engine": lambda engine: device.do(f"end {engine.name}"),
@@ -86,7 +86,7 @@ async def test_active_engine_sleeps_before_another_is_created(store: Any, device
     await store.activate(activate("b"))
     await store.activate(activate("a"))
 
-    assert device.done == ["make a", "sleep a at 1", "make b", "sleep b at 1", "wake a"]
+    assert device.done == ["make a", "sleep a", "make b", "sleep b", "wake a"]
 
 
 async def test_active_engine_sleeps_before_a_donor_wakes(store: Any, device: Device):
@@ -95,7 +95,7 @@ async def test_active_engine_sleeps_before_a_donor_wakes(store: Any, device: Dev
     device.done.clear()
     await store.activate(activate("c", donor="b"))
 
-    assert device.done == ["sleep a at 1", "wake b", "reload b with c"]
+    assert device.done == ["sleep a", "wake b", "reload b with c"]
     assert store.get("b") is None
     assert store.get("c") is not None
 
@@ -116,7 +116,7 @@ async def test_active_engine_continues_when_another_activation_fails(
     assert store.errored() == ()
 
 
-@pytest.mark.parametrize("broken", ["sleep a at 1", "wake b", "reload b with c"])
+@pytest.mark.parametrize("broken", ["sleep a", "wake b", "reload b with c"])
 async def test_donor_is_shut_down_when_the_reload_fails(store: Any, device: Device, broken: str):
     """The caller assumes that the donor's engine no longer exists."""
     await store.activate(activate("a"))

@@ -71,13 +71,26 @@ def row(
     )
 
 
+class Batch(SimpleNamespace):
+    """A batch in which the last token of a row may be in flight; the token is then -1."""
+
+    in_flight: dict[str, int]
+    """Name of a row -> the token that replaces its placeholder."""
+
+    def update_async_output_token_ids(self) -> None:
+        for name, output in zip(self.req_ids, self.sampling_metadata.output_token_ids, strict=True):
+            if name in self.in_flight:
+                output[-1] = self.in_flight[name]
+
+
 def worker_of(
     *rows: Any, random: tuple[int, ...] = (), unfinished: tuple[int, ...] = (), penalties: bool
 ) -> Worker:
     """A worker with a generator for each row in *random*; *unfinished* rows still prefill."""
     mask = np.zeros(16, dtype=bool)
     mask[list(unfinished)] = True
-    batch = SimpleNamespace(
+    batch = Batch(
+        in_flight={},
         num_reqs=len(rows),
         req_ids=[each.name for each in rows],
         generators={index: Generator() for index in random},
@@ -149,6 +162,17 @@ class TestPenalties:
         assert worker.seen[0].outputs == [[8, 9, 4], [6]]
         assert batch.sampling_metadata is before
         assert before.output_token_ids == [[4], [6]]
+
+    def test_tokens_in_flight_are_known_before_they_are_copied(self) -> None:
+        worker = worker_of(
+            row("resumed", [1, 2, 8, 9], progress=2, output=(4, -1)),
+            row("fresh", [1, 2], output=(-1,)),
+            penalties=True,
+        )
+        worker.model_runner.input_batch.in_flight = {"resumed": 5, "fresh": 6}
+        worker.sample_tokens(None)
+
+        assert worker.seen[0].outputs == [[8, 9, 4, 5], [6]]
 
     def test_without_penalties_no_progress_is_gathered(self) -> None:
         worker = worker_of(row("resumed", [1, 2], progress=1, output=(4,)), penalties=False)

@@ -1,0 +1,171 @@
+"""One engine core: its client, and the task that gives outputs of the core to their receivers."""
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol, TypeVar
+
+import structlog
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from services.agent.backends.vllm.host.core_requests import CoreRequests
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+_CHECK_PERIOD_S = 0.1
+
+
+class Receiver(Protocol):
+    """Receives the outputs of one request."""
+
+    def on_output(self, output: Any) -> None:
+        """
+        Process an `EngineCoreOutput`.
+
+        Raises:
+            Exception: The output is invalid; the request is then aborted.
+        """
+
+    def on_error(self, error: Exception) -> None:
+        """Process the failure of the request; an `EngineDeadError` if the engine core has died."""
+
+
+class CoreEngine:
+    """
+    A running engine core.
+
+    Outputs are passed on as vLLM encoded them: the receivers read token ids, and no text is made.
+
+    Args:
+        client: vLLM's asynchronous `EngineCoreClient`, whose processes run.
+        requests: Builds the requests of this core.
+    """
+
+    def __init__(self, client: Any, requests: CoreRequests) -> None:
+        self.requests = requests
+        self._client = client
+        self._receivers: dict[str, Receiver] = {}
+        self._reading: asyncio.Task[None] | None = None
+        """Exists from the first request on: engines are also created in threads without a loop."""
+
+    @property
+    def errored(self) -> bool:
+        """True if the engine core has died, or if its outputs cannot be read."""
+        is_read = self._reading is None or not self._reading.done()
+        return bool(self._client.resources.engine_dead) or not is_read
+
+    @property
+    def processes(self) -> tuple[BaseProcess, ...]:
+        """Processes of the engine core."""
+        manager = getattr(self._client.resources, "engine_manager", None)
+        return tuple(getattr(manager, "processes", ()))
+
+    async def submit(self, request: Any, receiver: Receiver) -> None:
+        """
+        Send a request that `requests` built to the core; *receiver* gets its outputs.
+
+        Raises:
+            EngineDeadError: The core has died.
+        """
+        self._receivers[request.request_id] = receiver
+        try:
+            await self._client.add_request_async(request)
+        except BaseException:
+            del self._receivers[request.request_id]
+            raise
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read(), name="read-engine-core")
+
+    async def abort(self, request_id: str) -> None:
+        """End a request, whose receiver gets nothing more; ended requests are ignored."""
+        if self._receivers.pop(request_id, None) is not None:
+            with suppress(EngineDeadError):
+                await self._client.abort_requests_async([request_id])
+
+    async def sleep(self) -> None:
+        """
+        Release the device's memory; the weights stay in host memory.
+
+        Raises:
+            EngineDeadError: The core has died.
+        """
+        await self._answered(self._client.sleep_async(level=1))
+
+    async def wake_up(self) -> None:
+        """
+        Use the device again after `sleep`.
+
+        Raises:
+            EngineDeadError: The core has died.
+        """
+        await self._answered(self._client.wake_up_async())
+
+    async def reload_weights(self, path: str) -> None:
+        """
+        Replace the model's weights by those in *path*.
+
+        Raises:
+            EngineDeadError: The core has died.
+        """
+        weights = {"weights_path": path}
+        await self._answered(self._client.collective_rpc_async("reload_weights", kwargs=weights))
+
+    async def reset_caches(self) -> bool:
+        """
+        Drop all KV that no request owns, on the device and in host memory.
+
+        Returns:
+            False if requests own KV.
+
+        Raises:
+            EngineDeadError: The core has died.
+        """
+        return await self._answered(self._client.reset_prefix_cache_async(reset_connector=True))
+
+    def shutdown(self) -> None:
+        """Kill the core's processes; receivers get nothing more."""
+        self._receivers.clear()
+        with suppress(EngineDeadError):
+            self._client.shutdown(timeout=0)
+
+    async def _answered(self, call: Awaitable[T]) -> T:
+        """Return the core's answer to *call*; vLLM would wait for a dead core without end."""
+        answer = asyncio.ensure_future(call)
+        try:
+            while not (await asyncio.wait((answer,), timeout=_CHECK_PERIOD_S))[0]:
+                if self.errored:
+                    raise EngineDeadError
+            return answer.result()
+        finally:
+            answer.cancel()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                for output in (await self._client.get_output_async()).outputs:
+                    await self._deliver(output)
+        except EngineDeadError as error:
+            self._lose_requests(error)
+        except Exception as error:  # vLLM cannot decode the outputs, and reads no further ones
+            log.exception("outputs.rejected")
+            self._lose_requests(EngineDeadError(str(error)))
+
+    async def _deliver(self, output: Any) -> None:
+        receiver = self._receivers.get(output.request_id)
+        if receiver is None:  # aborted
+            return
+        try:
+            receiver.on_output(output)
+        except Exception as error:  # noqa: BLE001 - one bad output ends only its own request
+            await self.abort(output.request_id)
+            receiver.on_error(error)
+        else:
+            if output.finished:
+                self._receivers.pop(output.request_id, None)
+
+    def _lose_requests(self, error: EngineDeadError) -> None:
+        receivers, self._receivers = self._receivers, {}
+        for receiver in receivers.values():
+            receiver.on_error(error)
