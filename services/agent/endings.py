@@ -7,7 +7,7 @@ import structlog
 
 from services.agent.outbox import Outbox
 from services.agent.state import AgentState, Pulled, Run, SwappedOut
-from services.agent.verdicts import return_queue, verdict_of, with_progress
+from services.agent.verdicts import details_of, return_queue, verdict_of, with_progress
 from shared.broker.protocol import Settlement
 from shared.contracts.base import RequestId
 from shared.contracts.checks import prompt_text
@@ -97,6 +97,7 @@ class Endings:
             verdict=verdict,
             attempts=request.attempts,
             engine=self._engine,
+            details=details_of(run),
         )
         await self._outbox.final(request.reply_to, final)
         await self._settle(run.pulled, "completed")

@@ -82,6 +82,7 @@ class Runner:
             pulled=pulled,
             submitted_at=self._clock.now(),
             token_ids=list(progress.token_ids),
+            details=list(progress.details),
             first_token_at=progress.first_token_at,
             late_tokens=progress.late_tokens,
             max_tbt_s=progress.max_tbt_s or 0.0,
@@ -217,6 +218,7 @@ class Runner:
             token_ids, new_text, stopped = answer.push(output.token_ids)
             is_first = run.first_token_at is None and bool(token_ids)
             run.on_tokens(token_ids, self._clock.now())
+            run.details += output.details
             run.cached_tokens = run.cached_tokens or output.cached_tokens
             run.finish_reason = FinishReason.STOP if stopped else output.finish_reason
             if run.finish_reason is not None:

@@ -13,7 +13,7 @@ from shared.broker.protocol import Delivery
 from shared.contracts.base import InstanceId, ModelName, RequestId, RunId, Seconds, UnixTime
 from shared.contracts.estimates import Profile
 from shared.contracts.plans import PlanPublished
-from shared.contracts.requests import FinishReason, QueuedRequest
+from shared.contracts.requests import FinishReason, QueuedRequest, StepDetails
 from shared.contracts.telemetry import InstanceTotals
 from solver.scheduling.engine.entry import Rank
 from solver.scheduling.keys import rank_of
@@ -75,6 +75,8 @@ class Run:
     submitted_at: UnixTime = 0.0
     token_ids: list[int] = field(default_factory=list)
     """All tokens of the answer, including those of earlier runs."""
+    details: list[StepDetails] = field(default_factory=list)
+    """Details of the tokens, including those of earlier runs."""
     text: str = ""
     first_token_at: UnixTime | None = None
     last_token_at: UnixTime | None = None

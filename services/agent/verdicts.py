@@ -5,7 +5,7 @@ import msgspec
 from services.agent.state import Run
 from shared.contracts.lanes import LaneKey, relegated_name
 from shared.contracts.qos import QosClass, SloVerdict
-from shared.contracts.requests import Progress, QueuedRequest
+from shared.contracts.requests import Progress, QueuedRequest, StepDetails
 
 
 def progress_of(run: Run) -> Progress:
@@ -15,7 +15,20 @@ def progress_of(run: Run) -> Progress:
         first_token_at=run.first_token_at,
         late_tokens=run.late_tokens,
         max_tbt_s=run.max_tbt_s,
+        # Without tokens the next run begins again, and returns the details of the prompt again.
+        details=details_of(run) if run.token_ids else (),
     )
+
+
+def details_of(run: Run) -> tuple[StepDetails, ...]:
+    """Details of the run's tokens; steps after the end of the answer are left out."""
+    kept, num_tokens = [], 0
+    for step in run.details:
+        num_tokens += step.num_tokens
+        if num_tokens > len(run.token_ids):
+            break
+        kept.append(step)
+    return tuple(kept)
 
 
 def with_progress(run: Run) -> QueuedRequest:

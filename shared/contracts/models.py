@@ -1,6 +1,6 @@
 """Entries of the model registry."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -29,5 +29,5 @@ class ModelEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """vLLM's parser of tool calls; None: answers have no tool calls."""
     reasoning_parser: str | None = None
     """vLLM's parser of reasoning; None: reasoning is part of the answer's text."""
-    engine_args: dict[str, str | int | float | bool] = {}
+    engine_args: dict[str, Any] = {}
     """Arguments for the engine, passed unchanged; they override the agent's settings."""

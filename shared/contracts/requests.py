@@ -92,6 +92,15 @@ class ReplyMode(Enum):
     """Only the final, which contains the whole answer."""
 
 
+class StepDetails(Value, frozen=True, array_like=True):
+    """vLLM's encoded output of one step, for outputs with more than token ids."""
+
+    num_tokens: int
+    """Number of the answer's tokens that the step generated."""
+    parts: tuple[bytes, ...]
+    """Buffers of vLLM's encoder."""
+
+
 class Progress(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Output of an evicted or crashed run, which is stored in the request."""
 
@@ -99,6 +108,7 @@ class Progress(Value, frozen=True, kw_only=True, omit_defaults=True):
     first_token_at: UnixTime | None = None
     late_tokens: int = 0
     max_tbt_s: Seconds | None = None
+    details: tuple[StepDetails, ...] = ()
 
 
 class Attempts(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -251,6 +261,8 @@ class RequestCompleted(
     verdict: SloVerdict
     attempts: Attempts = Attempts()
     engine: str
+    details: tuple[StepDetails, ...] = ()
+    """Details of all tokens, e.g. log probabilities; empty if the request asks for none."""
 
 
 class ErrorInfo(Value, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,7 +14,7 @@ from typing import Protocol
 from services.agent.backends.totals import CheckpointTotals, SchedulingTotals
 from shared.contracts.base import ModelName, RequestId, Seconds, TenantId, UnixTime
 from shared.contracts.qos import Importance, Slo
-from shared.contracts.requests import EnginePayload, FinishReason, Sampling, Tokens
+from shared.contracts.requests import EnginePayload, FinishReason, Sampling, StepDetails, Tokens
 from shared.contracts.telemetry import EngineIteration, ModelState
 
 
@@ -99,6 +99,8 @@ class EngineOutput:
     Time from first scheduling to first token, without preempted time. Set on the first output, if
     known.
     """
+    details: tuple[StepDetails, ...] = ()
+    """Details of all of `token_ids`, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

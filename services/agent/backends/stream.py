@@ -65,4 +65,5 @@ def _merged(outputs: list[EngineOutput]) -> EngineOutput:
         finish_reason=outputs[-1].finish_reason,
         cached_tokens=sum(each.cached_tokens for each in outputs),
         prefill_s=sum(each.prefill_s for each in outputs),
+        details=tuple(chain.from_iterable(each.details for each in outputs)),
     )

@@ -1,6 +1,7 @@
 """The mesh as the engine core of vLLM's API server."""
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -14,6 +15,7 @@ from vllm.v1.engine import FinishReason as EngineFinish
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.metrics.stats import PrefillStats
 
+from services.engine_core.outputs import decode_output
 from services.engine_core.payload import encode_request
 from services.gateway.errors import error_info
 from services.gateway.vllm.call import Call, current
@@ -85,10 +87,14 @@ class MeshCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
             RequestFailedError: The broker did not accept the request.
         """
         call = current.get()
+        _with_seed(request.sampling_params)
         try:
             generation = await self._producer.submit(
                 ingress_of(request, call),
-                reply=ReplyMode.STREAM if call.stream else ReplyMode.FINAL,
+                # Only finals carry details.
+                reply=ReplyMode.STREAM
+                if call.stream and not wants_details(request)
+                else ReplyMode.FINAL,
                 traceparent=call.traceparent,
             )
         except MeshError as error:
@@ -136,12 +142,16 @@ class MeshCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
         request_id = request.request_id
         try:
             num_tokens = 0
-            async for part in generation:
-                num_tokens += len(part.token_ids)
-                self._outputs.put_nowait(EngineCoreOutput(request_id, list(part.token_ids)))
+            if not wants_details(request):
+                async for part in generation:
+                    num_tokens += len(part.token_ids)
+                    self._outputs.put_nowait(EngineCoreOutput(request_id, list(part.token_ids)))
             final = await generation.final()
             if isinstance(final, RequestCompleted):
                 call.finals.append(final)
+                for step in final.details:
+                    num_tokens += step.num_tokens
+                    self._outputs.put_nowait(decode_output(step.parts, request_id))
                 rest = final.token_ids[num_tokens:]
                 self._outputs.put_nowait(last_output(request, final, rest))
             else:
@@ -154,6 +164,12 @@ class MeshCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
     def _refuse(self, request_id: str, info: ErrorInfo, call: Call) -> None:
         call.failure = call.failure or info
         self._fail(request_id, RequestFailedError(info))
+
+
+def _with_seed(sampling: SamplingParams | None) -> None:
+    """Set a seed for random sampling, so that a run that is repeated samples the same tokens."""
+    if sampling is not None and sampling.temperature > 0 and sampling.seed is None:
+        sampling.seed = secrets.randbits(31)
 
 
 async def _stopped(relay: _Relay) -> None:
@@ -186,6 +202,14 @@ def ingress_of(request: EngineCoreRequest, call: Call) -> InferenceRequest:
         tenant=call.tenant,
         arrived_at=call.arrived_at,
         engine=encode_request(request),
+    )
+
+
+def wants_details(request: EngineCoreRequest) -> bool:
+    """Return whether the answer has more than token ids."""
+    sampling = request.sampling_params
+    return sampling is not None and (
+        sampling.logprobs is not None or sampling.prompt_logprobs is not None
     )
 
 

@@ -4,18 +4,17 @@ import json
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from services.agent.backends.base import EngineRequest
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.backend import VllmEngine
-from services.agent.backends.vllm.shared.wire import Submit
-from shared.contracts.base import ModelName, RequestId
+from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
-from shared.contracts.requests import Tokens
+from shared.contracts.requests import EnginePayload, Tokens
 from shared.models.tiny_tokenizer import EOS_IDS, VOCAB_SIZE
 from tests.contract.engine.engines import LLAMA, Answer, EngineRig, greedy, tiny_entries, vllm_rig
 
@@ -30,18 +29,6 @@ SPOILED = "spoiled"
 BEGIN_THINKING, END_THINKING = VOCAB_SIZE - 2, VOCAB_SIZE - 1
 
 
-class EncodedEngine(VllmEngine):
-    """Sends encoded sampling parameters with the requests that have some."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.encoded: dict[RequestId, bytes] = {}
-
-    def _submit(self, request: EngineRequest) -> None:
-        encoded = self.encoded.pop(request.request_id, None)
-        self._require_alive().send(Submit(request, (), encoded))
-
-
 class StructuredRig(EngineRig):
     """A rig for requests with parameters of vLLM."""
 
@@ -54,11 +41,17 @@ class StructuredRig(EngineRig):
         Args:
             sampling: Fields of vLLM's `SamplingParams`.
         """
-        assert isinstance(self.engine, EncodedEngine)
         request = self.request(prompt, greedy(MAX_TOKENS), model=model, progress=progress)
         fields = {"max_tokens": MAX_TOKENS, "stop_token_ids": EOS_IDS, "temperature": 0.0}
-        self.engine.encoded[request.request_id] = msgspec.msgpack.encode(fields | sampling)
-        return await self.answer(request)
+        return await self.answer(replace(request, payload=self._payload(fields | sampling)))
+
+    def _payload(self, sampling: dict[str, Any]) -> EnginePayload:
+        """A payload as vLLM encodes it, made without vLLM."""
+        request = ("", None, None, sampling, None, 0.0, None, None, None)
+        return EnginePayload(
+            version=self.engine.identity.engine.removeprefix("vllm-"),
+            parts=(msgspec.msgpack.encode(request),),
+        )
 
 
 @asynccontextmanager
@@ -67,7 +60,7 @@ async def structured_rig(directory: Path) -> AsyncIterator[StructuredRig]:
     kill = vllm_rig(directory).kill  # skips or fails without vLLM
     base = next(each for each in tiny_entries(directory, weights=True) if each.name == LLAMA)
     settings = VllmSettings(log_path=str(directory / "vllm.log"), warm_bytes=4 << 30)
-    engine = EncodedEngine(_variants(base, directory), settings)
+    engine = VllmEngine(_variants(base, directory), settings)
     try:
         await engine.start()
         yield StructuredRig(engine, kill)

@@ -39,7 +39,7 @@ from services.agent.backends.vllm.shared.wire import (
 from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError, UnsupportedError
 from shared.contracts.models import ModelEntry
-from shared.contracts.requests import FinishReason
+from shared.contracts.requests import FinishReason, StepDetails
 from shared.contracts.telemetry import EngineIteration
 
 log = structlog.get_logger()
@@ -264,5 +264,6 @@ def deliver(run: RunOutput, stream: OutputStream) -> None:
             finish_reason=FinishReason(run.finish) if run.finish else None,
             cached_tokens=run.cached_tokens,
             prefill_s=run.prefill_s,
+            details=(StepDetails(len(run.token_ids), run.details),) if run.details else (),
         )
     )

@@ -10,6 +10,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from services.agent.backends.vllm.host.sampling import sampling_params
 from services.agent.backends.vllm.shared.qos import vllm_priority
 from services.agent.backends.vllm.shared.wire import Submit
+from services.engine_core.payload import decode_request
 
 _TASKS = ("generate",)
 
@@ -41,10 +42,17 @@ class CoreRequests:
 
         Raises:
             ValueError: The prompt or a sampling parameter is invalid; the message names it.
+            ContractError: The payload cannot be decoded.
         """
         request = command.request
         prompt = [*request.prompt, *request.progress]
-        params = sampling_params(command, self._config, self._vllm.generation_config_fields)
+        encoded = decode_request(request.payload) if request.payload else None
+        params = sampling_params(
+            command,
+            encoded,
+            config=self._config,
+            generation_config=self._vllm.generation_config_fields,
+        )
         self._check_prompt(prompt)
         watermarking = self._vllm._validate_params(params, _TASKS)  # noqa: SLF001 - see the class
         self._vllm.apply_watermarking(params, watermarking)
@@ -56,9 +64,10 @@ class CoreRequests:
             pooling_params=None,
             arrival_time=time.time(),
             lora_request=None,
-            cache_salt=None,
+            cache_salt=encoded.cache_salt if encoded else None,
             data_parallel_rank=None,
             priority=vllm_priority(request),
+            reasoning_parser_kwargs=encoded.reasoning_parser_kwargs if encoded else None,
         )
 
     def _check_prompt(self, prompt: list[int]) -> None:

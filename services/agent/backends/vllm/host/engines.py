@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import structlog
 import vllm
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.model_executor.models.registry import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
 from vllm.v1.engine.core_client import EngineCoreClient
@@ -36,21 +35,6 @@ def describe() -> HostReady:
     is_cpu = bool(current_platform.is_cpu())
     device = "cpu" if is_cpu else str(current_platform.get_device_name())
     return HostReady(version=str(vllm.__version__), device=device, is_cpu=is_cpu)
-
-
-def register_early(architectures: Iterable[str]) -> None:
-    """
-    Import model classes on a CPU, so that vLLM starts no process to inspect each class.
-
-    Such a process would import all of vLLM again. No-op on a GPU, where importing models could
-    initialize the device.
-    """
-    if not current_platform.is_cpu():
-        return
-    for architecture in architectures:
-        lazy = ModelRegistry.models.get(architecture)
-        if lazy is not None:
-            ModelRegistry.register_model(architecture, lazy.load_model_cls())
 
 
 def engine_bytes(engine: CoreEngine) -> int:

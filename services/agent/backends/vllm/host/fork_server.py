@@ -32,6 +32,6 @@ for _name in (
     "services.agent.backends.vllm.core.scheduler",
 ):
     importlib.import_module(_name)
-importlib.import_module("services.agent.backends.vllm.host.engines").register_early(
+importlib.import_module("services.engine_core.models").import_architectures(
     os.environ[ARCHITECTURES].split(",")
 )

@@ -26,11 +26,12 @@ log = structlog.get_logger()
 async def serve(connected: socket.socket, architectures: list[str]) -> None:
     """Import vLLM, report that, and serve until the agent ends or sends a stop."""
     # Local import: importing this module only for its name must not import vLLM.
-    from services.agent.backends.vllm.host.engines import describe, register_early  # noqa: PLC0415
+    from services.agent.backends.vllm.host.engines import describe  # noqa: PLC0415
     from services.agent.backends.vllm.host.serving import EngineHost  # noqa: PLC0415
     from services.agent.backends.vllm.shared.wire import Connection, HostCommand  # noqa: PLC0415
+    from services.engine_core.models import import_architectures  # noqa: PLC0415
 
-    register_early(architectures)
+    import_architectures(architectures)
     reader, writer = await asyncio.open_unix_connection(sock=connected)
     connection: Connection[HostCommand] = Connection(reader, writer, HostCommand)
     connection.send(describe())

@@ -7,6 +7,7 @@ from services.agent.backends.base import EngineRequest
 from services.agent.backends.vllm.host.core_engine import CoreEngine
 from services.agent.backends.vllm.shared.prefill_reports import reported_prefill_s
 from services.agent.backends.vllm.shared.wire import RunOutput
+from services.engine_core.outputs import encode_output
 from shared.contracts.errors import EngineError
 from shared.contracts.requests import FinishReason
 
@@ -59,4 +60,5 @@ class Run:
             # Both are in the output with the first tokens only.
             output.prefill_stats.num_cached_tokens if output.prefill_stats else 0,
             reported_prefill_s(output.kv_transfer_params),
+            encode_output(output),
         )

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 from vllm import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
 
 from services.agent.backends.base import EngineRequest
 from services.agent.backends.vllm.shared.qos import QOS_KEY, qos_of
@@ -15,24 +16,32 @@ _NUM_SEEDS = 1 << 63
 
 
 def sampling_params(
-    command: Submit, config: Any, generation_config: dict[str, Any]
+    command: Submit,
+    encoded: EngineCoreRequest | None,
+    *,
+    config: Any,
+    generation_config: dict[str, Any],
 ) -> SamplingParams:
     """
     Sampling parameters of a run for vLLM.
 
     Args:
         command: The run.
+        encoded: The request in the run's payload, which this function changes; None: the run has
+            Headway's sampling fields only.
         config: `VllmConfig` of the run's engine.
         generation_config: The model's `generation_config.json`, which may have end tokens.
 
     Raises:
         ValueError: A parameter is invalid.
     """
-    if command.sampling is None:
+    if encoded is None:
         params = _converted(command)
         params.update_from_generation_config(generation_config)
+    elif encoded.sampling_params is None:
+        raise ValueError("the encoded request has no sampling parameters")
     else:
-        params = msgspec.msgpack.decode(command.sampling, type=SamplingParams)
+        params = encoded.sampling_params
     _begin_after_progress(params, command.request, config)
     params.extra_args = (params.extra_args or {}) | {
         QOS_KEY: msgspec.to_builtins(qos_of(command.request))
@@ -83,5 +92,7 @@ def _begin_after_progress(params: SamplingParams, request: EngineRequest, config
         raise ValueError(f"max_tokens {params.max_tokens} leave no token after {offset} tokens")
     params.max_tokens -= offset
     params.min_tokens = max(0, params.min_tokens - offset)
+    if offset:
+        params.prompt_logprobs = None  # an earlier run has returned them
     if params.seed is not None and not draws_by_position(config):
         params.seed = seed_at(params.seed, offset)

@@ -53,9 +53,7 @@ class Submit(_Frame, frozen=True, array_like=True, tag=True):
 
     request: EngineRequest
     stop_token_ids: Tokens
-    """All tokens that end the answer."""
-    sampling: bytes | None = None
-    """vLLM's encoded sampling parameters; they replace the request's and `stop_token_ids`."""
+    """All tokens that end the answer; not used if the request has a payload, which has its own."""
 
 
 class Abort(_Frame, frozen=True, array_like=True, tag=True):
@@ -108,6 +106,8 @@ class RunOutput(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int = 0
     prefill_s: Seconds = 0.0
     """Prefill time, sent with the first tokens; 0 if the engine did not report it."""
+    details: tuple[bytes, ...] = ()
+    """Buffers of vLLM's encoded output, if it has more than token ids."""
 
 
 class Outputs(_Frame, frozen=True, array_like=True, tag=True):
