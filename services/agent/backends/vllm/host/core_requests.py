@@ -12,8 +12,6 @@ from services.agent.backends.vllm.shared.qos import vllm_priority
 from services.agent.backends.vllm.shared.wire import Submit
 from services.engine_core.payload import decode_request
 
-_TASKS = ("generate",)
-
 
 class CoreRequests:
     """
@@ -28,6 +26,8 @@ class CoreRequests:
     def __init__(self, config: Any) -> None:
         self._config = config
         self._vocab_size = config.model_config.get_vocab_size()
+        is_generating = config.model_config.runner_type == "generate"
+        self._tasks = ("generate",) if is_generating else ()
         # vLLM checks grammars only if there is a tokenizer, but checks for xgrammar do not use it.
         tokenizer = SimpleNamespace(max_token_id=self._vocab_size - 1, eos_token_id=None)
         self._vllm = InputProcessor(config, SimpleNamespace(tokenizer=tokenizer, _executor=None))
@@ -54,7 +54,7 @@ class CoreRequests:
             generation_config=self._vllm.generation_config_fields,
         )
         self._check_prompt(prompt)
-        watermarking = self._vllm._validate_params(params, _TASKS)  # noqa: SLF001 - see the class
+        watermarking = self._vllm._validate_params(params, self._tasks)  # noqa: SLF001 - see the class
         self._vllm.apply_watermarking(params, watermarking)
         return EngineCoreRequest(
             request_id=core_id,
