@@ -283,6 +283,21 @@ async def test_restarted_instance_counts_from_one_again(cluster: LeaderRig):
     assert leader.state.instances["i1"].model == OTHER
 
 
+async def test_requests_of_a_restarted_instance_are_counted_again(cluster: LeaderRig):
+    """Such an instance is not silent for long enough to be lost."""
+    leader = await settled(cluster)
+    request = a_request()
+    await leader.plan()
+    await cluster.wait_in_lane(request)
+    delivery = await cluster.far.get(request.lane)
+    assert delivery is not None
+    await cluster.hear(status("i2"))
+    await cluster.hear(status("i2", pulled_by_lane={request.lane: 1}))
+    await delivery.settle(Settlement.REQUEUE)
+    await cluster.hear(status("i2", incarnation="second"))
+    assert leader.state.counts.due == {request.lane}
+
+
 async def test_a_lanes_deadlines_follow_its_waiting_requests(cluster: LeaderRig):
     """The other model's lane has a wider band, but its requests have waited longer."""
     chat, batch = a_request(), a_request(slo=BATCH, base=OTHER)
