@@ -70,7 +70,7 @@ class Sampling(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplyMode(Enum):
-    """Replies that the producer wants on its reply queue."""
+    """Replies that the producer requests on its reply queue."""
 
     STREAM = "stream"
     """`run.started`, tokens as they are generated, and the final."""

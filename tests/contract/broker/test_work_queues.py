@@ -61,7 +61,7 @@ class Leader:
 
 
 async def served(broker_rig: BrokerRig) -> tuple[Leader, WorkQueues, Broker]:
-    """A lane whose only request has been served, and all processes that know it."""
+    """A lane whose only request has been served, and all processes that use the lane."""
     broker, far = await broker_rig.connect(), await broker_rig.connect()
     await topology.declare(broker)
     leader, queues = Leader(broker), WorkQueues(far, SOURCE)
@@ -244,7 +244,7 @@ async def test_idle_queue_is_retired_and_created_again(broker_rig: BrokerRig):
     assert await listed(far) == {LANE}
 
 
-async def test_queue_stays_without_the_release_of_every_process(broker_rig: BrokerRig):
+async def test_queue_is_kept_until_every_process_releases_it(broker_rig: BrokerRig):
     leader, queues, far = await served(broker_rig)
     for number in range(20):
         # A process that has just started, or one of an earlier version, releases nothing.
@@ -278,7 +278,7 @@ async def test_queue_with_an_unsettled_request_stays(broker_rig: BrokerRig):
 async def test_request_for_a_queue_under_retirement_waits_for_its_end(
     broker_rig: BrokerRig, monkeypatch: pytest.MonkeyPatch
 ):
-    """Neither is it lost with the queue, nor does it wait longer than one round of the leader."""
+    """The request is not lost with the queue, and waits for at most one round of the leader."""
     leader, queues, far = await served(broker_rig)
     await leader.hear(queues, pulled=1, after_s=IDLE_S)
     queues.release((LANE,))
@@ -304,13 +304,13 @@ async def test_notice_during_a_retirement_keeps_the_queue(broker_rig: BrokerRig)
     queues.release((LANE,))
     publish = asyncio.create_task(queues.publish(LANE, message("late")))
     await asyncio.sleep(0.1)
-    leader.counts.noticed(LANE, leader.now + 0.5)  # as the waiting process reports
+    leader.counts.noticed(LANE, leader.now + 0.5)  # the notice that the waiting process publishes
     await leader.hear(queues, pulled=1)
     assert await publish is PublishOutcome.CONFIRMED
     assert (await taken(far)).message_id == "late"
 
 
-async def test_lock_ends_with_the_leader(broker_rig: BrokerRig):
+async def test_retirement_lock_ends_with_the_leaders_connection(broker_rig: BrokerRig):
     leader, queues, far = await served(broker_rig)
     await leader.hear(queues, pulled=1, after_s=IDLE_S)
     queues.release((LANE,))
@@ -325,7 +325,7 @@ async def test_lock_ends_with_the_leader(broker_rig: BrokerRig):
 async def test_grouper_in_the_leaders_process_cannot_publish_to_a_queue_being_deleted(
     broker_rig: BrokerRig,
 ):
-    """Both use one connection, so the lock of the broker does not separate them."""
+    """Grouper and leader use one connection, so the broker's lock does not separate them."""
     broker = await broker_rig.connect()
     await topology.declare(broker)
     leader = Leader(broker)

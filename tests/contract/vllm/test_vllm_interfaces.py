@@ -176,7 +176,7 @@ def test_method_parameters_are_unchanged(found: dict[str, Any]) -> None:
     assert found["methods"] == METHODS
 
 
-def test_attributes_exist(found: dict[str, Any]) -> None:
+def test_attributes_of_vllm_that_headway_uses_exist(found: dict[str, Any]) -> None:
     assert found["fields"] == FIELDS
 
 

@@ -163,7 +163,7 @@ async def test_new_leader_empties_the_inbox_of_an_instance_that_it_never_saw(clu
     await leader.plan()
     depth = await cluster.far.depth(inbox)
     assert depth is not None
-    assert depth.ready == 1  # its owner may be about to publish its first status
+    assert depth.ready == 1  # the owner of the inbox may be about to publish its first status
 
     cluster.clock.advance(SETTINGS.instance_timeout_s)
     await cluster.hear(status())
@@ -269,14 +269,14 @@ async def test_draining_instance_gets_no_work(cluster: LeaderRig):
     assert {plan.queue.instance_id for plan in await cluster.published()} == {"i1"}
 
 
-async def test_old_heartbeat_changes_nothing(cluster: LeaderRig):
+async def test_status_older_than_the_latest_is_ignored(cluster: LeaderRig):
     leader = await settled(cluster)
     await cluster.hear(status(active=OTHER, seq=10_000))
     await cluster.hear(status(active=MODEL, seq=9_999))
     assert leader.state.instances["i1"].model == OTHER
 
 
-async def test_restarted_instance_counts_from_one_again(cluster: LeaderRig):
+async def test_statuses_of_a_restarted_instance_count_from_one_again(cluster: LeaderRig):
     leader = await settled(cluster)
     await cluster.hear(status(seq=10_000))
     await cluster.hear(status(seq=1, incarnation="second", active=OTHER))
