@@ -115,7 +115,7 @@ def slivers(known: Modules, used_by: Mapping[str, set[str]]) -> list[str]:
 def unreached(known: Modules, used_by: Mapping[str, set[str]]) -> list[str]:
     """Modules that only tests import, except modules that are programs."""
     return [
-        f"{path.relative_to(ROOT)}: reached by tests only"
+        f"{path.relative_to(ROOT)}: imported by tests only"
         for name, path in known.items()
         if not name.startswith("tests.")
         and path.name not in ("__init__.py", "__main__.py")
@@ -160,7 +160,10 @@ def main() -> int:
         found += few
     for each in found:
         print(each)
-    print(f"rooms: {len(found)} to mend, {len(few)} slivers of at most {MAX_SLIVERS} allowed")
+    print(
+        f"rooms: {len(found)} violations, {len(few)} short modules with one importer "
+        f"(at most {MAX_SLIVERS})"
+    )
     return 1 if found else 0
 
 

@@ -277,7 +277,8 @@ def uv_environment(options: Mapping[str, str], environ: Mapping[str, str]) -> di
     }
     found = {name: " ".join(value.split()) for name, value in wanted.items() if value}
     if "UV_INDEX" in found:
-        found["UV_INDEX_STRATEGY"] = "unsafe-best-match"  # as in pip, all indexes are equal
+        # As in pip, all indexes have the same precedence.
+        found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     if "UV_FIND_LINKS" in found:
         found["UV_FIND_LINKS"] = found["UV_FIND_LINKS"].replace(" ", ",")
     return {name: value for name, value in found.items() if name not in environ}

@@ -30,7 +30,7 @@ def main() -> int:
     workers = min(os.cpu_count() or 1, MAX_WORKERS)
     command = [
         *(sys.executable, "-m", "pytest", "-q", "--durations=10"),
-        # By file, since the tests of one file share engines and meshes.
+        # Tests are distributed by file, since the tests of one file share engines and meshes.
         *(f"--numprocesses={workers}", "--dist=loadfile"),
         *("-m", TIERS[options.tier], *pytest_arguments),
     ]
@@ -39,7 +39,8 @@ def main() -> int:
         "OMP_NUM_THREADS": "1",
         "HEADWAY_HYPOTHESIS": "quick" if options.tier == "main" else "thorough",
     }
-    # Compiling the modules and tests takes seconds in each of many processes.
+    # Without bytecode files, each of many processes would compile the modules and tests for
+    # seconds.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return subprocess.run(command, check=False, env=environment).returncode
 

@@ -19,7 +19,8 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     The function is compiled again when any file of its directory has changed.
     """
     compiled = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    # Numba only checks a kernel's own file; functions that it calls, and constants, are in others.
+    # Numba detects changes only in the file of a kernel; the functions and constants that the
+    # kernel uses are in other files.
     entry = compiled._cache._cache_file  # noqa: SLF001 - there is no public way to say so
     text = _text(Path(function.__code__.co_filename).parent)
     entry._source_stamp = (*entry._source_stamp, text)  # noqa: SLF001 - as above

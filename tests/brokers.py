@@ -106,7 +106,7 @@ class RabbitServer:
         )
 
     def _delete(self, names: list[str]) -> None:
-        # Another run may have deleted the abandoned ones.
+        # Another test run may have deleted the abandoned hosts.
         self._each(names, 'catch rabbit_vhost:delete(V, <<"test">>)', "DELETE")
 
     def _each(self, names: list[str], erlang: str, method: str) -> None:

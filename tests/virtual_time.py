@@ -21,7 +21,11 @@ MAX_IDLE_S = 5.0
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Asks *idle* what to do where there is nothing to read or to write."""
+    """
+    A selector that calls *idle* when no socket is ready.
+
+    *idle* advances virtual time and returns 0, or returns the wall time to wait.
+    """
 
     def __init__(self, idle: Callable[[float | None], float]) -> None:
         super().__init__()
@@ -62,7 +66,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._threads -= 1
 
     def _idle(self, timeout: float | None) -> float:
-        """Jump to the next timer, *timeout* ahead; or the wall time to wait for."""
+        """Advance by *timeout* to the next timer and return 0, or return the wall time to wait."""
         if self._threads:
             return MAX_THREAD_S
         if timeout is None:

@@ -83,8 +83,8 @@ async def _mesh(result: Result, size: _Size, *, seed: int, broker: str | None, e
     say(
         f"{name}: {len(learnt)} groups, {len(judged)} of them while other processes computed little"
     )
-    result.figures[f"{name}, CPU that others took"] = outcome.others_share
-    for groups, which in ((judged, ""), (learnt, ", whatever others computed")):
+    result.figures[f"{name}, CPU of other processes"] = outcome.others_share
+    for groups, which in ((judged, ""), (learnt, ", at any load of other processes")):
         if groups:
             figures = figures_of(groups).items()
             result.figures |= {f"{name}, {part}{which}": of for part, of in figures}
@@ -97,7 +97,7 @@ async def _mesh(result: Result, size: _Size, *, seed: int, broker: str | None, e
     lines = _lines(name, judged)
     if size is QUICK:
         lines = [replace(line, value=None) for line in lines]
-    # Intervals are figures without a bound here, because times include other load of the machine.
+    # Intervals are reported without a bound here, because times include other load of the machine.
     result.lines += [*lines, Line(name=f"lost requests, {name}", value=outcome.lost, bound=0)]
 
 

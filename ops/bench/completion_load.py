@@ -94,7 +94,7 @@ class ModelLoad:
 
     async def serve(self, size: MeshSize) -> Sequence[PassedGroup]:
         """Serve one batch, then the groups; return all served groups."""
-        await self.ask()  # A new engine's first request takes longer.
+        await self.ask()  # The first request of a new engine takes longer than later requests.
         batch = await asyncio.gather(*(self.ask() for _ in range(BATCH)))
         prompts, outputs = self._drawn(HISTORY)
         self.forecaster = Forecaster(
@@ -199,7 +199,7 @@ class ModelLoad:
         served = ServedRequest(
             prompt_tokens=prompt,
             output_tokens=output,
-            # This time is later if the request was evicted before.
+            # `submitted_at` is that of the last run, which may begin after the first token.
             begun_at=min(timings.submitted_at, timings.first_token_at),
             first_token_at=timings.first_token_at,
             finished_at=timings.finished_at,

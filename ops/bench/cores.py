@@ -50,7 +50,8 @@ def computed_s(pid: int) -> Seconds:
     used_s = 0.0
     for process in _with_children((pid,)):
         with contextlib.suppress(psutil.NoSuchProcess):
-            used_s += sum(process.cpu_times()[:4])  # user and system time, also of ended children
+            # User and system time of the process and of its ended children.
+            used_s += sum(process.cpu_times()[:4])
     return used_s
 
 

@@ -102,7 +102,7 @@ async def _compare(engine: EngineBackend, result: Result, sizes: Sizes, seed: in
         result.figures["stock priority: chunk"] = priority.token_budget
         result.figures["stock priority: priorities"] = dict(priority.priorities)
         arms["stock priority"] = priority
-    # Warm up Headway's engine with requests that do not count; stock ran during calibration.
+    # Warm-up requests of Headway's engine are not measured; stock vLLM ran during calibration.
     await ours.activate(engine)
     await serve_alone(engine, OURS, planned_load(seed=seed + 3000, rate_rps=1.0, duration_s=10.0))
     rounds, rates_rps = [], []

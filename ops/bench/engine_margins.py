@@ -59,7 +59,7 @@ async def run(
         async with engines(Path(directory), arms=models) as engine:
             slos, capacity_rps = await unloaded(engine, fcfs, sizes, seed, result)
             bench = Bench(engine, slos, sizes, seed)
-            for arm in arms.values():  # trains the latency model; does not count
+            for arm in arms.values():  # trains the latency model; is not measured
                 await arm.activate(engine)
                 load = planned_load(seed=seed + 3000, rate_rps=1.0, duration_s=10.0)
                 await serve_alone(engine, arm.model, load)
@@ -71,7 +71,7 @@ async def run(
             rounds = [await bench.round(arms, rate_rps, number) for number in range(sizes.pairs)]
             others.sample()
             share = others.share(began_at, time.time())
-            result.figures["CPU that others took, %"] = round(100 * share)
+            result.figures["CPU of other processes, %"] = round(100 * share)
     judge(result, rounds)
     return result
 

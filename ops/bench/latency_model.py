@@ -1,7 +1,7 @@
 """
 Errors of the latency model on unseen iterations, compared with QoServe's random forest.
 
-Both models learn from the first 60 % of an engine's iterations and are judged on the later 40 %.
+The two models learn from the first 60 % of an engine's iterations and are judged on the later 40 %.
 
 - Simulated engines with the shipped profiles: predictions are judged against the profile's
   times; training times have noise with a relative standard deviation of a tenth. The judgement is
@@ -212,7 +212,8 @@ def _measured_chunks(fits: Fits, steps: Sequence[EngineIteration]) -> dict[str, 
         chunk = each.compute_tokens - each.num_decodes
         if LEAST_CHUNK <= chunk <= LARGEST_CHUNK:
             beside = Decodes(each.num_decodes, each.context_tokens)
-            # Context of the iteration's prefill; for several, one context with as many pairs.
+            # Context of the iteration's prefill; several prefills count as one
+            # with equally many pairs of tokens.
             before = max(0.0, each.prefill_pairs / chunk - chunk / 2)
             for model, allowed in fits.chunks(each.duration_s, beside, before).items():
                 wrong[model].append(allowed / chunk - 1)

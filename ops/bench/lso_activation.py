@@ -84,7 +84,7 @@ async def _activated(engine: VllmEngine, model: ModelName) -> Seconds:
         sampling=Sampling(max_tokens=1, temperature=0.0, ignore_eos=True),
     )
     async for _ in engine.generate(request):
-        pass  # one token, and the end
+        pass  # one token and the end of the stream
     return time.perf_counter() - begun
 
 

@@ -60,7 +60,7 @@ async def engines(directory: Path, others: Sequence[ModelEntry]) -> AsyncIterato
         token_budget=LARGEST_BUDGET,
         max_running=MAX_RUNNING,
         warm_bytes=len(ARMS) << 30,
-        # Every prompt must be computed.
+        # Every prompt must be computed, without reuse of cached KV.
         prefix_caching=False,
         log_path=str(directory / "vllm.log"),
     )

@@ -81,7 +81,7 @@ async def first_tokens(engine: VllmEngine, result: Result, *, seed: int, quick: 
     result.lines.append(
         Line(
             name="P99 TTFT in a large offline prefill, between layers / between iterations",
-            # Ten arrivals of a quick run have no 99th percentile.
+            # A quick run has ten arrivals, too few for a 99th percentile.
             value=None if quick else p99_s[WHOLE] / p99_s[ITERATIONS],
             bound=MAX_TTFT_RATIO,
         )

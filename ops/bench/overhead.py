@@ -126,7 +126,7 @@ def report(result: Result, loads: Rounds, streams: Rounds, loops: Sequence[Secon
         result.figures[f"added to TTFT p{100 * share:g}, ms"] = spread(values)
     result.figures["added to TTFT p50 by round, ms"] = [round(each, 2) for each in added[0.5]]
     result.figures |= {
-        f"CPU that others took by round, {name}, %": [round(100 * each.others) for each in rounds]
+        f"CPU of other processes by round, {name}, %": [round(100 * each.others) for each in rounds]
         for name, rounds in loads.items()
     }
     for name, rounds in loads.items():

@@ -54,7 +54,7 @@ async def arms_of(
     mesh: ProcessMesh, model: str, engine: SimulatedSettings
 ) -> AsyncIterator[dict[str, Arm]]:
     """
-    Both arms, the baseline first; the baseline's process runs while the context is open.
+    The two arms, the baseline first; the baseline's process runs while the context is open.
 
     Raises:
         SettingsError: The broker's process is not visible.

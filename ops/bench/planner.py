@@ -72,7 +72,7 @@ async def run(
     report(result, found)
     result.figures["cost"] = {
         "measurements": len(found),
-        "of them kept from before": num_held,
+        "reused from earlier runs": num_held,
         "wall minutes of this run": (time.monotonic() - begun_s) / 60,
     }
     return result

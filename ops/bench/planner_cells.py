@@ -176,7 +176,7 @@ def _apart(module: str, cell: Cell) -> dict[str, Any]:
 
 def _judged(problem: PlanningProblem, order: QueueOrder) -> dict[str, Any]:
     """Figures of a plan; all plans for one problem are judged in the same scenarios."""
-    cost = plan_cost(problem, order)  # rejects an invalid plan
+    cost = plan_cost(problem, order)  # raises an error if the plan is invalid
     verdict = judge(problem, order, num_scenarios=NUM_SCENARIOS)
     return {
         "attainment": float(verdict.attainment().mean()),

@@ -59,7 +59,7 @@ async def run(
     result.figures |= eviction_and_swap()
     result.figures |= tables(found, figures)
     result.figures |= {f"paper, {name}": text for name, text in PAPER.items()}
-    result.figures["simulations"] = {"all": len(found), "of them kept from before": num_held}
+    result.figures["simulations"] = {"all": len(found), "reused from earlier runs": num_held}
     if figures:
         result.figures["pictures"] = str(draw_figures(found, figures, directory))
     return result
@@ -82,7 +82,7 @@ def _throughput(result: Result, found: MeshFigures, cells: Sequence[MeshCell]) -
 
 
 def _is_saturated(cell: MeshCell) -> bool:
-    """True for cells of the throughput line, with any system, seed and duration."""
+    """True if the line about throughput uses *cell*; any system, seed and duration is accepted."""
     reference = plan.SATURATED
     return cell in (
         replace(reference, arm=cell.arm, seed=cell.seed),

@@ -51,7 +51,7 @@ async def run(
     result.figures |= tables(found, seed) | numbered(found, seed)
     result.figures["cost"] = {
         "cells": len(found),
-        "of them kept from before": num_held,
+        "reused from earlier runs": num_held,
         "CPU minutes of all": sum(f["cell_cpu_s"] for f in found.values()) / 60,
         "wall minutes of this run": (time.monotonic() - began) / 60,
     }
@@ -83,7 +83,8 @@ def _order(result: Result, found: Figures, seeds: Sequence[int], *, hours: float
             ("dc+er", "qoserve", 0.999),
             ("qoserve", "qoserve+curve", 0.92),
         ):
-            # The gain with the measured latency curve in an hour is within the noise of a seed.
+            # In one hour, the gain with the measured latency curve is within the variation between
+            # seeds.
             known = after in shown and (hours >= 4 or bound > 0.95)
             result.lines.append(
                 Line(

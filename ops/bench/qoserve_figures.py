@@ -30,7 +30,7 @@ _PAPER: dict[str, str] = {
     "Fig 7": "ours 1.5-2.4x of FCFS, 1.2-1.4x of EDF; code: EDF 2.75, ours 3.65",
     "Fig 8": "ours above both, by less than in figure 7",
     "Fig 9": "tokens up to 2500 while there is slack",
-    "Fig 10": "ours bears up to 40 % more load at p95",
+    "Fig 10": "ours serves up to 40 % more load at p95",
     "Fig 11": "ours without violations up to 30 % above EDF's load",
     "Fig 13": "ours: important in time, 3900 at most if relegated; baselines up to 5582",
     "Fig 14": "a higher weight: lower median, more violations among the long",

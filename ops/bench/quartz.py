@@ -74,7 +74,7 @@ async def run(
         }
         for cell, each in loads.items()
     }
-    result.figures["simulations"] = {"all": len(found), "of them kept from before": num_held}
+    result.figures["simulations"] = {"all": len(found), "reused from earlier runs": num_held}
     result.figures |= tables(loads, found, seeds, quick=quick)
     result.figures |= {f"paper, {name}": text for name, text in PAPER.items()}
     return result

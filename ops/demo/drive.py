@@ -194,7 +194,7 @@ async def send_malformed(broker: Broker) -> dict[str, bool]:
     decode = Decoder[RequestFailed](RequestFailed)
 
     async def on_reply(delivery: Delivery) -> None:
-        with contextlib.suppress(ContractError):  # only errors are expected
+        with contextlib.suppress(ContractError):  # a reply other than `request.failed` is ignored
             answers[delivery.correlation_id or ""] = decode(delivery.body).error.code
             arrived.set()
         await delivery.settle(Settlement.ACK)

@@ -91,7 +91,7 @@ def sentence(arms: Mapping[str, Any]) -> str:
     """One sentence about this run, with figures of this run only."""
     ours, theirs = arms[HEADWAY.name], arms[FCFS.name]
     if ours["attainment"] is None or theirs["attainment"] is None:
-        return "This run shows nothing: no request with a target was sent."
+        return "This run has no result: no request with a target was sent."
     gap = 100 * (ours["attainment"] - theirs["attainment"])
     verdict = (
         f"ahead by {gap:.1f} points"

@@ -115,7 +115,7 @@ def _show(report: Report) -> None:
             print(f"  {name:<12} {getattr(latency, name):.3g}")
     if found.latency_error is not None and found.latency_error_p95 is not None:
         print(
-            "error on the last repeat, predicted from the others: median "
+            "error on the last repeat, predicted from earlier repeats: median "
             f"{found.latency_error:.1%}, p95 {found.latency_error_p95:.1%}"
         )
     if found.kv_capacity_tokens is not None:

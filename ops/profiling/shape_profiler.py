@@ -109,7 +109,7 @@ class ShapeProfiler:
         name: str,
     ) -> list[Sample]:
         samples = []
-        most_flops = 0.0  # a second
+        most_flops = 0.0  # operations per second
         period = math.ceil(len(batches) / _PROGRESS_LINES)
         for number, each in enumerate(batches, start=1):
             time_s = statistics.median(self._times_s(stack, each, passes))

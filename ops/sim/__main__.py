@@ -98,7 +98,7 @@ def _drawn(asked: Scenario, outcome: Outcome, options: argparse.Namespace, title
     from ops.sim.picture import capacity_tokens_per_s, draw  # noqa: PLC0415 - slow to import
 
     if not outcome.requests:
-        print("note: there is no request to draw a picture of", file=sys.stderr)
+        print("note: the plot is not written, since there are no requests", file=sys.stderr)
         return 0
     capacity = capacity_tokens_per_s(asked.profile.latency, _num_replicas(asked))
     try:
@@ -124,8 +124,8 @@ def _num_replicas(asked: Scenario) -> int:
 def _warn_of_short(asked: Scenario, outcome: Outcome) -> None:
     if asked.duration_s < _LONG_ENOUGH * max(_targets_s(outcome), default=0.0):
         print(
-            "note: the run is short for its longest target; batch work can wait until after its "
-            "end, so a steady load needs more than this says",
+            "note: the run is short for its longest target; batch work can wait until after the "
+            "end of the run, so a steady load needs more replicas, or allows a lower rate",
             file=sys.stderr,
         )
 

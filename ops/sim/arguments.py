@@ -20,23 +20,23 @@ _MAX_REQUESTS = 10**7
 
 _EXAMPLES = """
 examples:
-  How many GPUs keep 99 % of 20 requests a second?
+  How many GPUs serve 20 requests/s with at most 1 % missed targets?
     headway simulate --qps 20 --hours 2 --find-replicas
 
-  Which targets are missed on four of them, and when?
+  Which targets are missed on four GPUs, and when?
     headway simulate --qps 20 --hours 2 --replicas 4 --plot misses.png
 
-  My traffic as it came, on an engine that the estimator has measured:
+  Traffic of a trace, on an engine that the estimator has measured:
     headway-estimator show --json | head -1 > engine.json
     headway simulate --trace mine.csv --trace-times --profile engine.json --find-replicas
 
-  What does the policy matter? One row each:
+  Compare policies, one row each:
     headway simulate --qps 6 --compare sarathi-fcfs,sarathi-edf,qoserve,adaptive
 
   Replicas that pull late from shared lanes, as agents do, with a smaller window:
     headway simulate --qps 20 --replicas 5 --window 16
 
-  How much load do three GPUs bear if 1 in 1000 may be late?
+  How much load can three GPUs serve if 1 in 1000 requests may miss its target?
     headway simulate --replicas 3 --find-goodput --allowed 0.001 --qps 10
 
 exit codes: 0 done, 1 a search found nothing, 2 wrong usage or an unreadable file
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     )
     load_group = p.add_argument_group("workload")
     load_group.add_argument(
-        "--trace", type=Path, metavar="CSV", help="trace in Azure's format, with its lengths"
+        "--trace", type=Path, metavar="CSV", help="trace in Azure's format, which gives the lengths"
     )
     load_group.add_argument(
         "--match",
@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
         "--trace-times", action="store_true", help=("arrivals as in the trace instead of at --qps")
     )
     load_group.add_argument(
-        "--workload", choices=sorted(MIXES), default="code", help="mix of lengths if no --trace"
+        "--workload", choices=sorted(MIXES), default="code", help="mix of lengths without --trace"
     )
     load_group.add_argument(
         "--qps", type=values.positive, default=3.0, metavar="N", help="total requests per second"
@@ -141,10 +141,14 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     search = p.add_argument_group("search")
     search.add_argument(
-        "--find-replicas", action="store_true", help="search the fewest sufficient replicas"
+        "--find-replicas",
+        action="store_true",
+        help="find the smallest sufficient number of replicas",
     )
     search.add_argument(
-        "--find-goodput", action="store_true", help="search the highest rate within --allowed"
+        "--find-goodput",
+        action="store_true",
+        help="find the highest rate with at most the --allowed share of missed requests",
     )
     search.add_argument(
         "--allowed", type=values.from_to(0, 1), default=0.01, metavar="SHARE",

@@ -89,7 +89,7 @@ class SimulatedReplica:
             duration_s = self.iterate(now)
             if duration_s <= 0:
                 if not arrivals:
-                    raise RuntimeError("the policy computes nothing and nothing will arrive")
+                    raise RuntimeError("the policy computes no token and no request will arrive")
                 duration_s = max(1e-3, arrivals[0].arrival.arrived_at - now)
             now += duration_s
         return now

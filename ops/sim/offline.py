@@ -120,7 +120,7 @@ class CoServing:
         online, offline = self.online(), self.offline()
         end_s = replica.run([*offline, *online], until=self.duration_s)
         if offline and sum(r.finished_at is None for r in offline) < _BACKLOG // 2:
-            raise RuntimeError("the offline backlog ran dry")
+            raise RuntimeError("less than half of the offline backlog is left at the end")
         return Harvest(online=online, offline=offline, replica=replica, end_s=end_s)
 
 

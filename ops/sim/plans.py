@@ -183,7 +183,7 @@ def _gamma(
 
 def _check(problem: PlanningProblem, order: QueueOrder) -> None:
     if np.bincount(order.groups, minlength=1).max(initial=0) > 1:
-        raise ValueError("a group is in two places of the plan")
+        raise ValueError("a group has two positions in the plan")
     instance = np.repeat(np.arange(problem.num_instances), np.diff(order.starts))
     model = problem.groups.model[order.groups]
     if not np.isfinite(problem.instances.activate_s[instance, model]).all():

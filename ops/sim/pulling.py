@@ -289,7 +289,7 @@ class PullingCluster:
         duration_s = puller.replica.iterate(now)
         if duration_s <= 0:
             if stuck and not self._events:
-                raise RuntimeError("the policy computes nothing and nothing will arrive")
+                raise RuntimeError("the policy computes no token and no request will arrive")
             duration_s = _RETRY_S
         self._push(now + duration_s, _ITERATE, index, "")
 

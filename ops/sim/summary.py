@@ -82,7 +82,8 @@ def latency_quantiles(requests: Sequence[SimRequest]) -> dict[str, float | None]
     if not requests:
         return None
     latencies = [latency_s(r) for r in requests]
-    # Values of actual requests, because finite and infinite values cannot be interpolated.
+    # Quantiles are values of actual requests, because finite and infinite values cannot be
+    # interpolated.
     values = np.quantile(latencies, [0.5, 0.95, 0.99], method="higher")
     return {
         name: float(value) if math.isfinite(value) else None

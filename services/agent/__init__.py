@@ -1,8 +1,8 @@
 """
 Agent: the service that drives one LLM serving instance.
 
-It pulls requests as late as possible, runs them on the engine, streams their tokens and executes
-LLM serving operations (LSOs).
+The agent pulls requests as late as possible, runs them on the engine, streams their tokens and
+executes LLM serving operations (LSOs).
 
 Consumes: lanes and their companions (by `basic.get`), plans, control, profiles. Publishes: replies,
 resumes, relegations, answers to operators, status and telemetry. Invariant: a delivery is

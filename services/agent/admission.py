@@ -131,7 +131,7 @@ class Admission:
         loop_s = asyncio.get_running_loop().time()
         if not num_waiting or loop_s < self._count_again_at or _under_way(self._handing_back):
             return
-        # The engine's count of waiting requests includes departed ones for a moment.
+        # For a moment, the engine's count of waiting requests includes requests that have left.
         self._count_again_at = loop_s + CHECK_PERIOD_S
         now = self._clock.now()
         waiting = [run for run in self._state.runs.values() if not run.begun]
@@ -215,7 +215,8 @@ class Admission:
         plan = self._state.plan
         queue = plan.queue.segments if plan is not None else ()
         if not queue or queue[0].model != head.model.base:
-            queue = (Segment(model=head.model.base),)  # only best-effort work waits behind it then
+            # In this case, only best-effort work waits behind the head.
+            queue = (Segment(model=head.model.base),)
         change = HeadChange(old_head=None, queue=queue)
         lsos = lso_actions(change, situation, rules=(make_room,))
         self._making_room = self._executor.start(*lsos)

@@ -90,7 +90,7 @@ async def on_request_cancel(message: RequestCancel, ctx: Context, _delivery: Del
     if known is None or known.request.reply_to != message.reply_to:
         return
     run = ctx.state.runs.get(message.request_id)
-    # While a run is ending, `known` may be another copy, which waits in the window.
+    # While a run is ending, `known` may be another copy of the request, which waits in the window.
     if run is not None and run.pulled is known:
         end_run(ctx.state, ctx.engine, run, Ending.CANCELLED)
     elif (pulled := ctx.state.release(message.request_id)) is not None:
@@ -108,7 +108,7 @@ async def on_drain(message: DrainInstance, ctx: Context, _delivery: Delivery) ->
     if message.exit:
         ctx.stop.set()
     else:
-        # Report immediately: routers send requests here until they know that the instance drains.
+        # Report immediately: routers send requests to the instance until they receive this status.
         await ctx.reporter.report()
         await ctx.residency.hand_back_window()
 

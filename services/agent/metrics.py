@@ -103,7 +103,7 @@ class AgentMetrics(Collector):
                 ("Maximum number of requests that the engine runs at once"),
                 snapshot.max_running,
             ),
-            ("requests_waiting", "Requests pulled and not running", state.num_waiting),
+            ("requests_waiting", "Pulled requests that are not running", state.num_waiting),
             ("requests_resting", "Waiting requests that are swapped out", len(state.swapped_out)),
             (
                 "window_tokens",
@@ -152,12 +152,16 @@ class AgentMetrics(Collector):
                 ("Runs swapped out: removed from the engine and kept by the agent"),
                 totals.swapped_out,
             ),
-            ("requests_relegated", "Requests whose SLO was given up", totals.relegated),
+            (
+                "requests_relegated",
+                "Requests that were relegated when they were pulled",
+                totals.relegated,
+            ),
             ("swaps", "Changes of the active model", totals.swaps),
             ("crashes", "Crashes of the engine", totals.crashes),
             ("prompt_tokens", "Prompt tokens of completed requests", totals.prompt_tokens),
             ("output_tokens", "Output tokens of completed requests", totals.output_tokens),
-            ("scheduler_holds", "Iterations in which a prefill was held", scheduling.held),
+            ("scheduler_holds", "Held prefills, counted once per iteration", scheduling.held),
             ("scheduler_preemptions", "Requests that lost their KV", scheduling.preempted),
             (
                 "scheduler_relegations",
@@ -171,12 +175,12 @@ class AgentMetrics(Collector):
             ),
             (
                 "scheduler_dropped_tokens",
-                "Best-effort tokens scheduled and dropped between two layers",
+                "Best-effort tokens that were scheduled, and dropped between two layers",
                 scheduling.dropped_tokens,
             ),
             (
                 "scheduler_yield_seconds",
-                "Time from demands for layer preemption to their safepoints",
+                "Total time from demands for layer preemption to the safepoints",
                 scheduling.yield_s,
             ),
             ("kv_saved_blocks", "KV blocks copied to host memory", copied.saved_blocks),

@@ -83,7 +83,8 @@ class Orphanhood:
         Update the times of the last plan and the last work, without time in which no message could
         arrive.
         """
-        if self._attention is None:  # not earlier: a long start is not a stall
+        # Created at the first call, so that a long start does not count as a stall.
+        if self._attention is None:
             self._attention = StallDetector(self._stall_clock)
         state, now = self._state, self._clock.now()
         missed_s = self._attention.missed_s()
@@ -97,7 +98,8 @@ class Orphanhood:
             state.plan_at = min(now, state.plan_at + missed_s)
             self._busy_at = min(now, self._busy_at + missed_s)
             self._waiting.clear()
-        # Short work may begin and end between two checks: the number of pulled requests shows it.
+        # Short work may begin and end between two checks; the number of pulled requests includes
+        # it.
         if state.runs or state.num_waiting or state.totals.pulled != self._num_pulled:
             self._num_pulled = state.totals.pulled
             self.busy()
@@ -142,7 +144,7 @@ class Orphanhood:
         due = [(at, queue) for queue, at in self._waiting.items() if now - at >= self._wait_s]
         if not due:
             return None
-        self._waiting.clear()  # the waiting time starts again, whatever the outcome
+        self._waiting.clear()  # the waiting time restarts, whatever the outcome
         return model_of(min(due)[1])
 
     def _others(self) -> list[str]:

@@ -85,7 +85,7 @@ class Outbox:
     async def _flush_confirmed(self, reply_to: str) -> None:
         """Send the batched tokens of one destination and wait for the broker's confirmation."""
         if (message := self._gathered(reply_to)) is not None:
-            # Final replies are complete without these tokens.
+            # If the broker is unavailable, these tokens are dropped: the final reply contains them.
             with contextlib.suppress(BrokerUnavailableError):
                 await self._broker.publish(topology.REPLIES, reply_to, message)
 

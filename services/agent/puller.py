@@ -83,7 +83,8 @@ class Puller:
             except TransientError as error:
                 log.warning("pull.failed", queue=source.queue, error=str(error))
                 await asyncio.sleep(BROKER_RETRY_S)
-            except MeshError as error:  # affects one queue: pulling from others continues
+            # The error affects one queue: pulls from other queues continue.
+            except MeshError as error:
                 log.error("pull.failed", queue=source.queue, error=str(error))
                 now = self._clock.now()
                 self._state.order.absent(source.queue, now, asked_at=now)
@@ -177,7 +178,7 @@ class Puller:
         now = self._clock.now()
         try:
             request = _decode(delivery.body)
-            LaneKey.parse(request.lane)  # it may have to return there
+            LaneKey.parse(request.lane)  # the request may have to return to this lane
         except ContractError as error:
             await self._outbox.dead_letter_undecodable(delivery, f"undecodable: {error}", now=now)
             return
@@ -215,8 +216,9 @@ class Puller:
             known.request, known.deliveries = new, known.deliveries + pulled.deliveries
             self._state.hold(known)
         else:
-            # A request of another producer waits in its queue. A newer copy must not be dropped
-            # when the producer stops the older run, which it no longer needs.
+            # A request of another producer, or a newer copy of a running request, returns to its
+            # resume queue. If the newer copy were dropped, and the producer stopped the older run
+            # as superseded, the request would be lost.
             resume = LaneKey.parse(new.lane).resume_name
             self._state.order.hold(resume, now + self._settings.evict_hold_s)
             await self._endings.hand_back(pulled)

@@ -230,7 +230,7 @@ class ModelResidency:
         lsos = lso_actions(change, self._observer.situation())
         if reason is not None:
             lsos = tuple(replace(lso, reason=reason) for lso in lsos)
-        with state.swap():  # so that nothing is admitted from here on
+        with state.swap():  # so that no request is admitted from here on
             results = await self._executor.follow(lsos)
         for lso, result in results:
             if isinstance(lso, Activate):

@@ -93,9 +93,8 @@ class Runner:
         """Execute a registered run; never raises."""
         try:
             await self._execute(run)
-        except (
-            Exception
-        ):  # an ending that fails must not either, e.g. when the broker rejects its message
+        except Exception:
+            # An ending may fail, for example if the broker rejects its message.
             log.exception("run.ending_failed", request_id=run.request.request_id)
             await give_back(self._state, run.pulled)
         finally:

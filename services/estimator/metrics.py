@@ -73,7 +73,7 @@ def _counts(of: Callable[[EstimatorState], Iterable[tuple[str, int]]]) -> Read:
 SERIES: tuple[Series[EstimatorState], ...] = (
     gauge(
         "headway_estimator_alarms",
-        "Alarms in force",
+        "Alarms that are raised and not cleared",
         _alarm(lambda state: state.watch.num_slow),
         "kind",
     ),
@@ -91,7 +91,7 @@ SERIES: tuple[Series[EstimatorState], ...] = (
     ),
     gauge(
         "headway_estimator_latency_residual_ratio",
-        "Mean of predicted minus actual iteration times, over actual; negative is optimistic",
+        "Mean relative error of predicted iteration times; negative if predicted too short",
         _by_profile(lambda learner: _field(learner.latency_calibration.value(), "bias")),
         *PROFILE,
     ),
@@ -103,7 +103,7 @@ SERIES: tuple[Series[EstimatorState], ...] = (
     ),
     gauge(
         "headway_estimator_wait_residual_seconds",
-        "Mean of predicted minus actual waits in lanes; negative is optimistic",
+        "Mean of predicted minus actual waits in lanes; negative if predicted too short",
         _by_profile(lambda learner: _field(learner.wait_calibration.value(), "bias")),
         *PROFILE,
     ),
@@ -125,7 +125,7 @@ SERIES: tuple[Series[EstimatorState], ...] = (
     ),
     gauge(
         "headway_estimator_applications",
-        "Applications with their own answer lengths",
+        "Applications whose answer lengths are learnt separately",
         _by_model(lambda lengths: lengths.num_applications),
         "model",
     ),
@@ -141,7 +141,7 @@ SERIES: tuple[Series[EstimatorState], ...] = (
     ),
     gauge(
         "headway_estimator_output_residual_tokens",
-        "Mean of predicted minus actual answer lengths; negative is optimistic",
+        "Mean of predicted minus actual answer lengths; negative if predicted too short",
         _by_model(lambda lengths: _field(_length_calibration(lengths), "bias")),
         "model",
     ),
@@ -153,7 +153,7 @@ SERIES: tuple[Series[EstimatorState], ...] = (
     ),
     gauge(
         "headway_estimator_output_coverage_ratio",
-        "Share of answers within their predicted quantile, among those allowed to exceed it",
+        "Share of answers within their predicted quantile, if their limit is above it",
         lambda state: _by_level(
             (model, calibration.coverage)
             for model, lengths in _lengths(state)
@@ -169,7 +169,7 @@ SERIES: tuple[Series[EstimatorState], ...] = (
     ),
     counter(
         "headway_estimator_prefill_samples_refused",
-        "Samples refused for fitting, by the faulty field",
+        "Samples of prefill times that were refused, by the invalid field",
         _counts(lambda state: state.samples.refused.items()),
         "reason",
     ),
@@ -193,7 +193,7 @@ SERIES: tuple[Series[EstimatorState], ...] = (
     ),
     counter(
         "headway_estimator_trees_refused",
-        "Tree files that were not put in force, by their fault",
+        "Tree files that were refused, by reason",
         _counts(lambda state: state.trees.refused.items()),
         "reason",
     ),
@@ -210,7 +210,7 @@ SERIES: tuple[Series[EstimatorState], ...] = (
     ),
     counter(
         "headway_estimator_iterations",
-        "Engine iterations learnt from",
+        "Engine iterations from which the latency model was learnt",
         _by_profile(lambda learner: learner.fit.count),
         *PROFILE,
     ),
@@ -234,7 +234,7 @@ SERIES: tuple[Series[EstimatorState], ...] = (
     ),
     gauge(
         "headway_estimator_prefill_seconds",
-        "Mean time to the first token",
+        "Mean time from a request's turn to its first token",
         _by_profile(lambda learner: _field(learner.prefill_s.value(), "mean")),
         *PROFILE,
     ),

@@ -64,7 +64,8 @@ class Answering:
             async with asyncio.timeout(LAST_WORD_S):
                 return await self._failed(info)
         except TimeoutError:
-            # The client does not read its answer: it must not occupy a slot of its tenant forever.
+            # The client does not read its answer: the stream must not occupy a slot of the tenant
+            # forever.
             return outcome_of(info)
 
     async def _whole(self, generation: Generation) -> Final:

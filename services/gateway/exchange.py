@@ -33,7 +33,7 @@ class Exchange:
     """
     Processes one request: authenticates, takes a slot, reads, checks, publishes and answers.
 
-    It then counts and logs the outcome.
+    At the end, the outcome is counted and logged.
 
     Args:
         gateway: Components that all requests share.
@@ -88,7 +88,8 @@ class Exchange:
         tenant = gateway.tenants.effective(tenant, hints)
         with gateway.tenants.slot(tenant):
             raw = await self._body()
-            # Here, not in the thread: waiting for a thread counts as the client's waiting time.
+            # The arrival time is read before the thread starts: the wait for a thread counts as
+            # waiting time of the request.
             arrived_at = gateway.clock.now()
             # Tokenizing a large prompt takes long, and heartbeats must continue.
             accepted = await asyncio.to_thread(

@@ -30,7 +30,7 @@ def requested_slo(body: Targeted, hints: Hints, settings: Settings) -> Slo:
     """
     The SLO that a request specifies, before validation.
 
-    It is the body's `slo`, or without one the SLO of the objective. Targets in headers and the
+    The SLO is the body's `slo`, or without one that of the objective. Targets in headers and the
     body's `deadline` override single fields. A request that specifies none of these gets the
     default; an empty `slo` object means best effort.
 

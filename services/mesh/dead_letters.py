@@ -66,7 +66,7 @@ async def requeue(broker: Broker, delivery: Delivery) -> Settlement:
     try:
         request = _decode_queued(delivery.body)
         lane = LaneKey.parse(request.lane).queue_name
-    except ContractError:  # never admitted
+    except ContractError:  # no lane: the request was never admitted
         outcome = await publish_until_confirmed(
             broker, topology.REQUESTS, topology.REST_KEY, _copy_of(delivery, delivery.body)
         )

@@ -69,7 +69,7 @@ class Mesh(ABC):
                 await wait_ready(
                     broker, self.spec, timeout_s=self._ready_timeout_s, check=self.check
                 )
-        except BaseException:  # cancelled or failed: what was started is stopped
+        except BaseException:  # cancelled or failed: stop everything that was started
             await self.stop()
             raise
         return self

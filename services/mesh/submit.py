@@ -99,7 +99,7 @@ async def submit_all(
             print(msgspec.json.encode(final).decode(), flush=True)  # noqa: T201 - the output
             return final
 
-        # A task group: nothing is published after the producer closes.
+        # The task group ends before the producer closes, so that nothing is published afterwards.
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(each), name="submit a line") for each in requests]
     return [task.result() for task in tasks]
@@ -123,8 +123,8 @@ async def _published(
     """
     Publish a request; retry while the global queue is full.
 
-    While the broker is unavailable, the producer itself retries. When it gives up, it cancels the
-    request's id in the mesh, so the request must not be published again.
+    While the broker is unavailable, the producer itself retries. When the producer stops retrying,
+    it cancels the request's id in the mesh, so the request must not be published again.
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + patience_s

@@ -116,22 +116,22 @@ PROMPT_LENGTHS: tuple[Series[PromptLengths], ...] = (
 ROUTING: tuple[Series[Routing], ...] = (
     counter(
         "headway_planner_requests_routed",
-        "Requests sent to an inbox",
+        "Requests routed to the inbox of an instance",
         lambda routing: routing.num_routed,
     ),
     counter(
         "headway_planner_requests_unrouted",
-        "Requests in scope that went to lanes for lack of an instance or of room",
+        "Requests in the scope of routing that went to lanes, because none could be routed",
         lambda routing: routing.num_left_to_lanes,
     ),
     gauge(
         "headway_planner_routing_waiting",
-        "Requests waiting for their turn",
+        "Requests that wait in the grouper until an instance can take them",
         lambda routing: routing.num_waiting,
     ),
     gauge(
         "headway_planner_routing_instances",
-        "Instances that requests are routed to",
+        "Instances to which requests are routed",
         lambda routing: (((each.model,), len(each.router.instances)) for each in routing.routers),
         "model",
     ),
@@ -166,7 +166,7 @@ ROUTING: tuple[Series[Routing], ...] = (
 LEADER: tuple[Series[LeaderState], ...] = (
     gauge(
         "headway_planner_leader_active",
-        "1 while this process leads",
+        "1 while this process is the active leader",
         lambda state: int(state.leads),
     ),
     counter(
@@ -197,7 +197,7 @@ LEADER: tuple[Series[LeaderState], ...] = (
     ),
 )
 ACTIVE_LEADER: tuple[Series[LeaderState], ...] = (
-    gauge("headway_planner_plan_epoch", "Newest epoch", lambda state: state.epoch),
+    gauge("headway_planner_plan_epoch", "Highest known epoch of a plan", lambda state: state.epoch),
     gauge(
         "headway_planner_instances",
         "Instances with a recent status",
@@ -205,7 +205,7 @@ ACTIVE_LEADER: tuple[Series[LeaderState], ...] = (
     ),
     gauge(
         "headway_planner_lane_requests",
-        "Requests waiting in a lane or a companion queue, from totals and audits",
+        "Requests that wait in a lane or a companion queue, by reports and audits",
         lambda state: _bounded(state.waiting),
         "lane",
     ),
@@ -216,12 +216,12 @@ ACTIVE_LEADER: tuple[Series[LeaderState], ...] = (
     ),
     counter(
         "headway_planner_queue_audits",
-        "Counts of all or some queues, to check the numbers from totals",
+        "Audits: counts of queues at the broker, which correct the leader's counts",
         lambda state: state.counts.audits,
     ),
     counter(
         "headway_planner_queue_drift_requests",
-        "Sum of the differences in requests that audits have corrected",
+        "Sum of the absolute corrections by audits, in requests",
         lambda state: state.counts.drift,
     ),
     counter(
@@ -247,7 +247,7 @@ ACTIVE_LEADER: tuple[Series[LeaderState], ...] = (
     ),
     gauge(
         "headway_planner_advised_instances",
-        "Instances of a device that the load needs; the present number if sufficient",
+        "Instances of a device that the load needs; the current number if it is enough",
         lambda state: (((each.device,), each.advised) for each in advice_of(state)),
         "device",
     ),

@@ -62,11 +62,11 @@ def reasons(plan: PlanExplained) -> str:
         where = (
             f"{group.instance_id} #{group.position + 1}, turn in {_turn(group)}"
             if group.instance_id
-            else "nowhere: no instance may serve its model"
+            else "in no queue: no instance may serve its model"
         )
         lines.append(
             f"{_name(group)}  x{group.num_requests}: {where}, {_deadline(group)}, "
-            f"late with {group.late_probability:.0%}"
+            f"late with probability {group.late_probability:.0%}"
         )
         lines += [
             f"    {other.instance_id} #{other.position + 1}: turn in {_time(other.wait_s)}, "
@@ -104,12 +104,12 @@ def gantt(plan: PlanExplained) -> str:
             column = min(_WIDTH - 1, int(_WIDTH * (group.wait_s or 0.0) / end_s))
             mark = "!" if group.late_probability > 0.5 else "#"  # noqa: PLR2004 - rather late than not
             lines.append(f"  {'.' * column}{mark:<{_WIDTH - column}}  {_name(group)}")
-    lines.append(f"  0{'s':<{_WIDTH - 8}}{_time(end_s):>7}  (!: more likely late than in time)")
+    lines.append(f"  0{'s':<{_WIDTH - 8}}{_time(end_s):>7}  (!: late with a probability above 50%)")
     return "\n".join(lines)
 
 
 def _advice(advice: AdvisedInstances) -> str:
-    share = "" if advice.attainment is None else f", {advice.attainment:.1%} then in time"
+    share = "" if advice.attainment is None else f", with {advice.attainment:.1%} in time"
     return f"\n{advice.device}: {advice.advised} instances instead of {advice.present}{share}"
 
 

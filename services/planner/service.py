@@ -160,8 +160,8 @@ class _Planner:
         settings = self._ports.settings.grouper.routing
         routing_metrics(self._ports.health.metrics, routing)
         self._broker.on_connection_lost(routing.on_connection_lost)
-        # No request may wait for its turn when consuming ends, which waits for requests in
-        # progress.
+        # The end of consuming waits for requests in progress, so no request may still wait for its
+        # turn then.
         self._stack.callback(routing.close)
         self._repeat("routing.dispatch", DISPATCH_PERIOD_S, routing.dispatch)
         self._repeat("routing.share_work", settings.work_period_s, routing.share_work)

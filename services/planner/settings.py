@@ -90,12 +90,6 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Period of publishing an unchanged plan again, for new agents."""
     audit_period_s: Annotated[float, Meta(gt=0)] = 60.0
     """Period of counting the queues that exist, to correct the numbers known from reports."""
-    scan_period_s: Annotated[float, Meta(gt=0)] = 3600.0
-    """
-    Period of looking for every possible lane and companion, as a new leader does; only a process
-    that died before its first report can leave an unknown one. RabbitMQ logs an error for each
-    queue that does not exist.
-    """
     retire_idle_s: Annotated[float, Meta(gt=0)] = 600.0
     """
     Time that a lane or companion queue is empty and unused before it is deleted. A process that

@@ -219,7 +219,9 @@ class LeaderState:
             if not is_inbox(queue)
         }
         self.counts.observe(status.source, totals, now)
-        if known and status.totals.connections_lost != known.totals.connections_lost:
+        if known and known.incarnation != status.incarnation:
+            self.counts.forget(known.source)
+        elif known and status.totals.connections_lost != known.totals.connections_lost:
             self.counts.suspect(status.source)
 
     def on_lanes(self, observed: LanesObserved, now: UnixTime) -> None:

@@ -27,10 +27,10 @@ ContractErrorHandler = Callable[[ContractError, C, Delivery], Awaitable[Settleme
 SETTLEMENTS: tuple[tuple[type[Exception], Settlement], ...] = (
     # The first matching row applies.
     (ContractError, Settlement.REJECT),  # the same bytes can never succeed
-    (TransientError, Settlement.REQUEUE),  # broker or peer away: temporary
-    (CapacityError, Settlement.REQUEUE),  # no capacity now, maybe later
+    (TransientError, Settlement.REQUEUE),  # the broker or a peer is temporarily unreachable
+    (CapacityError, Settlement.REQUEUE),  # no capacity now; a later attempt may succeed
     (EngineError, Settlement.REQUEUE),  # another instance may succeed, up to the delivery limit
-    (Exception, Settlement.REJECT),  # our bug: poison, kept for inspection
+    (Exception, Settlement.REJECT),  # a bug: the message is dead-lettered for inspection
 )
 
 REQUEUE_FIRST_S = 0.1

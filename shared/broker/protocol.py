@@ -2,8 +2,8 @@
 Interface between Headway and a message broker.
 
 The interface has the features of RabbitMQ that the mesh uses: durable queues, confirms, acks,
-redelivery in order, delivery counts, dead-lettering, bounded queues, single active consumer. It
-leaves out TTL and priority, which differ between RabbitMQ versions.
+redelivery in order, delivery counts, dead-lettering, bounded queues, single active consumer. TTL
+and priority, which differ between RabbitMQ versions, are left out.
 """
 
 import asyncio

@@ -44,6 +44,8 @@ DEAD_LETTERS = "headway.dead-letters"
 DEAD_LETTER_REPLIES = "headway.dead-letter-replies"
 """Copies of dead letters, for which groupers send dead-letter replies to producers."""
 UNCLAIMED_FINALS = "headway.unclaimed-finals"
+WORK_QUEUES = "headway.work-queues"
+"""Names of the work queues that exist, for new leaders (`shared/broker/queue_list.py`)."""
 
 INTERACTIVE_KEY = "interactive"
 REST_KEY = "rest"
@@ -96,6 +98,7 @@ QUEUES: tuple[QueueSpec, ...] = (
         drop_head=True,
     ),
     QueueSpec(name=ESTIMATOR, type=QueueType.CLASSIC, max_length=100_000, drop_head=True),
+    QueueSpec(name=WORK_QUEUES, delivery_limit=KEPT_LIMIT),
     QueueSpec(name=DEAD_LETTER_REPLIES, delivery_limit=KEPT_LIMIT),
     QueueSpec(
         name=DEAD_LETTERS,
@@ -117,6 +120,7 @@ BINDINGS: tuple[BindingSpec, ...] = (
     BindingSpec(exchange=TELEMETRY, queue=LEADER, routing_key="tick.#"),
     BindingSpec(exchange=TELEMETRY, queue=ESTIMATOR, routing_key="observed.#"),
     BindingSpec(exchange=TELEMETRY, queue=ESTIMATOR, routing_key="status.#"),
+    BindingSpec(exchange=LANES, queue=WORK_QUEUES, routing_key=WORK_QUEUES),
     BindingSpec(exchange=DEAD, queue=DEAD_LETTERS, routing_key=""),
     BindingSpec(exchange=DEAD, queue=DEAD_LETTER_REPLIES, routing_key=""),
     BindingSpec(exchange=UNCLAIMED, queue=UNCLAIMED_FINALS, routing_key=""),

@@ -16,6 +16,7 @@ import structlog
 from shared.broker import topology
 from shared.broker.lane_notify import notify_nonempty
 from shared.broker.protocol import Broker, OutMessage, PublishOutcome
+from shared.broker.queue_list import list_queue
 from shared.broker.retry import publish_until_confirmed, until_available
 from shared.contracts.base import Seconds
 from shared.contracts.errors import BrokerAccessError, BrokerConflictError, MeshError
@@ -65,6 +66,7 @@ class WorkQueues:
                 self._declared.discard(queue)
                 async with self._lock(queue):
                     await until_available(lambda: topology.declare_work_queue(self._broker, queue))
+                    await list_queue(self._broker, queue)
                     outcome = await publish_until_confirmed(
                         self._broker, topology.LANES, queue, message
                     )

@@ -31,7 +31,7 @@ class ContractError(MeshError):
 
 
 class TransientError(MeshError):
-    """A temporary failure, e.g. the broker is away; the same message may succeed later."""
+    """A temporary failure, e.g. the broker is unreachable; the same message may succeed later."""
 
 
 class BrokerUnavailableError(TransientError):

@@ -6,7 +6,7 @@ from urllib.parse import quote, unquote
 
 from msgspec import Meta
 
-from shared.contracts.base import ModelName, Seconds, Value
+from shared.contracts.base import Message, ModelName, Seconds, Value
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Importance
 
@@ -38,6 +38,14 @@ class LaneLayout(Value, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     @property
     def best_effort_band(self) -> int:
         return self.num_bands
+
+
+class QueuesListed(Message, frozen=True, kw_only=True, omit_defaults=True, tag="queues.listed.v1"):
+    """Names in the durable list of the work queues that exist (`shared/broker/queue_list.py`)."""
+
+    queues: tuple[str, ...]
+    complete: bool = False
+    """True if a leader has written all names; publishers of requests add single names."""
 
 
 class LaneKey(Value, frozen=True, kw_only=True, order=True):

@@ -84,7 +84,7 @@ class EnginePayload(Value, frozen=True, kw_only=True):
 
 
 class ReplyMode(Enum):
-    """Replies that the producer wants on its reply queue."""
+    """Replies that the producer requests on its reply queue."""
 
     STREAM = "stream"
     """`run.started`, tokens as they are generated, and the final."""

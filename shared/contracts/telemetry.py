@@ -199,7 +199,7 @@ class LanesObserved(
     admitted: int = 0
     refused: int = 0
     inboxes: tuple[InboxUsed, ...] = ()
-    """Inboxes that may hold requests; a new leader learns of lost instances from them."""
+    """Inboxes that may hold requests; they let a new leader detect lost instances."""
     put: dict[str, int] = {}
     """Queue -> number of requests published to it since the grouper's start."""
     released: tuple[str, ...] = ()

@@ -72,7 +72,7 @@ def refuse_unsupported(fields: msgspec.Struct) -> None:
     """
     for name, accepted in WITHOUT_EFFECT.items():
         value = getattr(fields, name)
-        # Compared by type as well: `logprobs: 0` asks for log-probabilities, `false` does not.
+        # Compared by type as well: `logprobs: 0` requests log-probabilities, `false` does not.
         if value is None or any(type(value) is type(each) and value == each for each in accepted):
             continue
         only = f"; only {msgspec.json.encode(accepted[0]).decode()} is accepted" if accepted else ""

@@ -36,8 +36,8 @@ class ChatTemplate:
     """
     Chat template from a model's publisher.
 
-    Templates are foreign code, so they run in a sandbox. They cannot read the clock: templates that
-    print the date use a fixed date, so that a replay gives the same prompt.
+    Templates are foreign code, so they run in a sandbox. Templates cannot read the clock: templates
+    that print the date use a fixed date, so that a replay gives the same prompt.
 
     Raises:
         SettingsError: The template is not valid Jinja.

@@ -91,7 +91,7 @@ def _make(path: Path, architecture: TinyArchitecture, *, weights: bool) -> None:
         try:
             draft.rename(path)
         except OSError:
-            # Another process created an equivalent model between our two calls.
+            # Another process created an equivalent model between the two calls.
             if not _fresh(path, weights=weights):
                 raise
     finally:

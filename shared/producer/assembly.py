@@ -3,7 +3,7 @@ Assembly of one request's answer from the replies of any number of runs.
 
 A request can have several runs, one after another or concurrently, because the broker redelivers,
 agents die and requests move between instances. This state machine combines their replies to one
-answer. It does no IO; the caller executes its effects.
+answer. The state machine does no IO; the caller executes its effects.
 """
 
 from collections.abc import Callable

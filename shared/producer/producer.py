@@ -106,8 +106,8 @@ class Producer:
         """
         Stop the producer. Outstanding requests end as cancelled for their consumers.
 
-        They are also cancelled in the mesh, unless the caller passed a reply queue, which can still
-        receive their finals.
+        The requests are also cancelled in the mesh, unless the caller passed a reply queue, which
+        can still receive their finals.
         """
         for request_id in self._outstanding.request_ids:
             if self._keep_queue:
@@ -168,7 +168,8 @@ class Producer:
                 give_up_after_s=self._give_up_after_s,
             )
         except BaseException:
-            # The request may have arrived, but has no consumer any more, so it is cancelled.
+            # The request may have arrived, but no consumer waits for its answer any more, so it is
+            # cancelled.
             self._give_up(request_id)
             raise
         match outcome:
@@ -179,7 +180,9 @@ class Producer:
                 raise CapacityError("the global queue is full", retry_after_s=FULL_RETRY_AFTER_S)
             case PublishOutcome.UNROUTABLE:
                 self._outstanding.forget(request_id)
-                raise BrokerUnavailableError("the mesh's queues do not exist (yet)")
+                raise BrokerUnavailableError(
+                    "the global queues do not exist; has a planner been started?"
+                )
 
     def _message(
         self,

@@ -83,5 +83,6 @@ class ReplyReader:
                 topology.CONTROL, topology.control_instance(stop.instance_id), message
             )
         except TransientError as error:
-            # A lost stop order only wastes a run whose output is not read.
+            # If a stop order is lost, a run whose output is not read continues, which only wastes
+            # work.
             log.warning("run.stop_lost", run_id=stop.run_id, error=str(error))

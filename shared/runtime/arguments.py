@@ -26,8 +26,8 @@ def common_options(*, again: bool = False) -> argparse.ArgumentParser:
     Options shared by all verbs of a service, as a parent parser.
 
     Args:
-        again: True for a verb that is nested below a verb with the same options. It then has no
-            defaults, since they would override the values of the outer verb.
+        again: True for a verb that is nested below a verb with the same options. The nested verb
+            has no defaults, since these would override the values of the outer verb.
     """
     unset = argparse.SUPPRESS
     common = argparse.ArgumentParser(add_help=False)

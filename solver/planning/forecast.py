@@ -171,8 +171,8 @@ def retry_after_s(forecast: LaneForecast, time_left_s: Seconds) -> Seconds:
     Time after which a request with *time_left_s* to its deadline would be in time in this lane.
 
     The result is the time for the part of the lane's work that must be done before, if no request
-    is added. It is the time for all of the lane's work if the request would be late without any
-    wait.
+    is added. The result is the time for all of the lane's work if the request would be late without
+    any wait.
     """
     if forecast.wait_s is None:
         return _MOST_RETRY_S

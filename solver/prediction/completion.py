@@ -165,7 +165,8 @@ def waiting_time(
     if output is not None:
         now = service.batch if running is None else np.asarray(running, np.float64)
         left = _remainder(output)
-        # Until as many requests have begun as run together, those running at the turn also run now.
+        # The requests that run at the turn include requests that run now, until as many requests
+        # have begun as run together.
         others = np.minimum(1.0, ahead.num_requests / max(1.0, service.batch))
         mean = np.maximum(0.0, mean + (now - service.batch) * left.mean)
         variance = variance + others * (now + service.batch) * left.variance

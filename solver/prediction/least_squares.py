@@ -58,7 +58,7 @@ def _feasible(
         steps = solution[falling] / (solution[falling] - best[falling])
         solution = solution + float(steps.min()) * (best - solution)
         leaving = active & (solution <= _ZERO)
-        # At least one term has reached 0, regardless of rounding.
+        # The term with the shortest step has reached 0, whatever the rounding error.
         leaving[np.flatnonzero(falling)[int(np.argmin(steps))]] = True
         active &= ~leaving
         solution[~active] = 0.0

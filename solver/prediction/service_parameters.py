@@ -18,8 +18,8 @@ _MEMORY = 200.0
 _RATE_MEMORY = 40.0
 """
 Number of busy intervals after which an old interval weighs 1/e. The number is small, because a
-throughput changes with the machine's other load. It cannot be smaller, because answers that end
-together change the rate of one interval by a third.
+throughput changes with the machine's other load. The number cannot be smaller, because answers that
+end together change the rate of one interval by a third.
 """
 _LEAST_INTERVALS = 8
 """Number of intervals from which their spread is used as the throughput's error."""
@@ -204,8 +204,8 @@ class ServiceTelemetry:
             rate = self._tokens / self._busy_s
             found = replace(found, token_rate_per_s=rate, batch=batches.mean)
             if rates.count >= _LEAST_INTERVALS:
-                # The mean's standard error. Random variation of one interval is already in the
-                # tokens.
+                # Standard error of the mean rate. The random variation within one interval is
+                # already part of the variance of tokens.
                 count = min(rates.count, self._rate_memory)
                 error = rates.sd / rates.mean / math.sqrt(count)
                 found = replace(found, rate_error=error)

@@ -56,7 +56,7 @@ class AdmissionQueue:
         return len(self._waiting)
 
     def push(self, assignment: Assignment) -> None:
-        """Add *assignment*, whose request must not be waiting here already."""
+        """Add *assignment*, whose request must not be in the queue already."""
         self._num_pushed += 1
         request = assignment.request
         self._waiting[request.request_id] = (self._num_pushed, assignment)
@@ -73,7 +73,7 @@ class AdmissionQueue:
         return None
 
     def discard(self, request_id: RequestId) -> bool:
-        """Remove the request; return True if it was waiting here."""
+        """Remove the request; return True if it was in the queue."""
         found = self._waiting.pop(request_id, None)
         if len(self._heap) > 2 * len(self._waiting) + _SLACK:
             self.reorder(self._ordering)

@@ -240,7 +240,7 @@ class Backlog:
 
     def _next_version(self) -> int:
         """
-        Increase the version; it never starts again, even if an instance is dropped and comes back.
+        Increase the version; it never starts again, even if an instance is dropped and returns.
         """
         self.version += 1
         return self.version
@@ -249,7 +249,7 @@ class Backlog:
         """Learn the pace from *grown_s* of work served for other routers since their last state."""
         instance = self._instances[instance_id]
         if instance.num_outstanding <= 0:
-            # The instance was idle as far as is known, and has begun since.
+            # As far as is known, the instance was idle and has begun to work since its last report.
             instance.pace.begin(now - grown_s)
         if grown_s > _ROUNDING_S:
             instance.pace.serve(grown_s, now)

@@ -19,8 +19,8 @@ from solver.routing.request import Candidate, PrefillEstimate, RoutedRequest
 
 MOST_S = 3600.0
 """
-Upper bound of a prefill time. It replaces longer and invalid times, which would corrupt the sums to
-which they are added.
+Upper bound of a prefill time. The bound replaces longer and invalid times, which would corrupt
+the sums to which they are added.
 """
 
 

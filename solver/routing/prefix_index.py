@@ -48,7 +48,7 @@ class PrefixIndex:
 
     def store(self, prefix: Sequence[int], part_tokens: float) -> None:
         """Add a computed prompt; the parts furthest from its beginning are removed first."""
-        part_tokens = max(1.0, part_tokens)  # Otherwise any number of them would fit.
+        part_tokens = max(1.0, part_tokens)  # Parts of zero tokens would never fill the cache.
         for part in reversed(prefix):
             self._tokens += part_tokens - self._parts.pop(part, 0.0)
             self._parts[part] = part_tokens

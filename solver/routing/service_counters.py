@@ -16,7 +16,7 @@ class ServiceCounters:
     Tokens per tenant with exponential decay, counted at the first token of each request.
 
     The counter of a tenant never exceeds its total service. Under a steady rate it tends to the
-    rate times *memory_s*. It is dropped when it is below *idle_tokens*.
+    rate times *memory_s*. A counter is dropped when it is below *idle_tokens*.
 
     Args:
         memory_s: Time constant of the decay.

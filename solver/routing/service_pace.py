@@ -27,9 +27,9 @@ class ServicePace:
     """
     Recent service of one instance.
 
-    Decided: the pace is the expected work that is done per second of service. It may be above 1,
-    because several prefills share iterations under continuous batching. Until the next first token
-    or report, an instance is assumed to do at most the work of one typical request.
+    Decided: the pace is the expected work that is done per second of service. The pace may be above
+    1, because several prefills share iterations under continuous batching. Until the next first
+    token or report, an instance is assumed to do at most the work of one typical request.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class ServicePace:
         Correct the assumed work in the engine, *in_engine_s*, by a report of *reported_tokens*.
         """
         reported_s = reported_tokens * self.token_s
-        # The time of a token there is unknown before the first request from here.
+        # Before the first request from this router, the time per token of the instance is unknown.
         knows = reported_s > 0 or not reported_tokens
         self._correction_s = _CORRECTION_SHARE * (reported_s - in_engine_s) if knows else 0.0
         self._corrected_at = now

@@ -31,7 +31,8 @@ class FixedChunk:
         self._key = key
         self._num_added = 0
         self._places: dict[RequestId, SortKey] = {}
-        # Sorted. Insertion and removal move pointers, microseconds for 10,000 requests.
+        # The list is sorted. Insertion and removal move pointers, which takes microseconds for
+        # 10,000 requests.
         self._waiting: list[tuple[SortKey, RequestId]] = []
 
     def add(self, request: RequestView) -> None:

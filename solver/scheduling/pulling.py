@@ -7,8 +7,14 @@ from enum import IntEnum
 
 from shared.contracts.base import Seconds, UnixTime
 
-WORK_WEIGHT_S_PER_TOKEN = 0.008
-"""QoServe's alpha under load: seconds per token of remaining work."""
+WORK_WEIGHT_S_PER_TOKEN = 0.016
+"""
+Delay of a lane's head per token of its work, by which shorter requests are pulled first.
+
+Differs: twice QoServe's alpha under load. Pulling then serves as many requests in time in an
+overload as an engine that sees all requests; a larger weight delays long requests also at loads at
+which all requests can be in time.
+"""
 _SMOOTHING = 0.05
 _DEFERENCE_SHARE, _MOST_DEFERENCE_S = 0.1, 0.1
 """

@@ -62,7 +62,7 @@ def body(**fields: Any) -> bytes:
     return json.dumps(values | fields).encode()
 
 
-async def test_a_request_gets_its_run_its_tokens_and_a_final(plain: PlainClient) -> None:
+async def test_a_request_gets_a_start_message_its_tokens_and_a_final(plain: PlainClient) -> None:
     await plain.publish(body(id="plain-1", slo={"ttft_s": 5}), key="interactive")
 
     replies = await plain.replies()
@@ -75,7 +75,7 @@ async def test_a_request_gets_its_run_its_tokens_and_a_final(plain: PlainClient)
     assert replies[-1]["token_ids"] == tokens
 
 
-async def test_final_only_gets_one_message(plain: PlainClient) -> None:
+async def test_a_final_only_request_gets_one_message(plain: PlainClient) -> None:
     await plain.publish(body(reply="final"), message_id="plain-2")
 
     replies = await plain.replies()
@@ -84,7 +84,7 @@ async def test_final_only_gets_one_message(plain: PlainClient) -> None:
     assert replies[0]["request_id"] == "plain-2"
 
 
-async def test_the_shape_of_llm_d_async_is_accepted(plain: PlainClient) -> None:
+async def test_requests_in_the_format_of_llm_d_async_are_accepted(plain: PlainClient) -> None:
     item = {
         "id": "item-1",
         "created": int(time.time()),

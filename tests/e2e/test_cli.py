@@ -117,7 +117,7 @@ async def test_submit_shows_the_reason_of_a_refusal(mesh: ProcessMesh) -> None:
     assert "model_not_found" in ran.err
 
 
-async def test_an_absent_broker_is_exit_code_3(mesh: ProcessMesh) -> None:
+async def test_exit_code_without_a_broker_is_3(mesh: ProcessMesh) -> None:
     ran = await run(
         mesh, "mesh", "submit", "--amqp-url", "amqp://guest:guest@127.0.0.1:1/", "--model", "m", "x"
     )

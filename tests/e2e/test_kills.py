@@ -90,18 +90,19 @@ async def havoc(mesh: ProcessMesh, node: PrivateNode, undisturbed: asyncio.Event
     await kill(mesh, "gateway")
     await asyncio.sleep(1.0)
     await mesh.processes["gateway"].start()
-    await kill(mesh, "agent-a1")  # and never restarts
+    await kill(mesh, "agent-a1")  # the agent is not restarted
     await asyncio.sleep(1.0)
     await asyncio.to_thread(node.stop)
     await asyncio.to_thread(node.start)
-    # As a supervisor does: on a busy machine they may have found the broker stopped.
+    # A supervisor would restart them: on a busy machine they may have exited while the broker was
+    # stopped.
     for name in ("agent-a0", "grouper-0", "gateway"):
         if not mesh.processes[name].running:
             await mesh.processes[name].start()
 
 
 @pytest.mark.parametrize("routing", [pytest.param("pull", marks=pytest.mark.slow), "default"])
-async def test_kills_lose_duplicate_and_change_no_answer(
+async def test_no_kill_loses_duplicates_or_changes_an_answer(
     node: PrivateNode, tmp_path: Path, routing: str
 ) -> None:
     spec = mesh_spec(

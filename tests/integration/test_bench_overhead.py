@@ -90,7 +90,7 @@ def test_all_cpu_time_counts_including_the_brokers():
     assert median["CPU us per token, mesh"] == pytest.approx(1e6 * 0.75 / 8)
 
 
-def test_different_answers_break_a_line():
+def test_different_answers_make_the_line_of_equal_answers_fail():
     result = reported([round_of(10.0, text="other")], [round_of(10.0)])
 
     assert [(line.value, line.holds) for line in result.lines] == [(0.0, True), (4, False)]

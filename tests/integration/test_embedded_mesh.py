@@ -70,7 +70,7 @@ async def waiting(mesh: EmbeddedMesh) -> dict[str, int]:
     models = ModelRegistry.load(mesh.spec.registry).bases
     async with mesh.open_broker("count") as broker:
         counts = await count_queues(broker, models, LaneLayout())
-    soft = ("headway.leader", "headway.estimator")
+    soft = ("headway.leader", "headway.estimator", "headway.work-queues")
     return {count.queue: count.ready for count in counts if count.ready and count.queue not in soft}
 
 

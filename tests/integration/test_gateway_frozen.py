@@ -132,7 +132,7 @@ async def test_a_publish_confirmed_during_the_freeze_is_not_given_up(rig: Rig):
 
     async with kept_open(rig.port) as kept:
         kept.ask()
-        assert await kept.status() == 200  # its channel is open now
+        assert await kept.status() == 200  # from here on, the gateway's channel is open
         rig.mesh.script = answer_later
         rig.proxy.answering.clear()
         kept.ask()

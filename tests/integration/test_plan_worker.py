@@ -129,4 +129,4 @@ async def test_closing_ends_the_process(worker: PlanWorker) -> None:
 
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    await worker.__aenter__()  # for the fixture to close
+    await worker.__aenter__()  # started again, since the fixture closes it

@@ -72,7 +72,7 @@ def test_text_output_has_coefficients_errors_and_memory(
     printed = capfd.readouterr()
 
     assert printed.out.startswith(f"{folder.name} on torch, cpu: 18 iterations")
-    assert "error on the last repeat, predicted from the others: median " in printed.out
+    assert "error on the last repeat, predicted from earlier repeats: median " in printed.out
     assert "KV memory for " in printed.out
     assert "TFLOP/s" in printed.err
 

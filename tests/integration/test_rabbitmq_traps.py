@@ -87,7 +87,7 @@ class TestChannels:
         assert [each.body for each in again] == [b"second"] * 10
         assert not any(each.redelivered for each in again)
 
-    async def test_errors_of_declares_and_counts_leave_deliveries_alone(
+    async def test_errors_of_declares_and_counts_do_not_affect_deliveries(
         self, rabbit_rig: RabbitRig
     ):
         broker = await rabbit_rig.connect()
@@ -140,7 +140,7 @@ class TestChannels:
 
 class TestQueues:
     async def test_expiry_deletes_a_queue_that_holds_messages(self, rabbit_rig: RabbitRig):
-        """So work queues have no expiry: their consumers may be absent for a long time."""
+        """Work queues have no expiry, because their consumers may be absent for a long time."""
         broker = await rabbit_rig.connect()
         await declare(broker, QueueSpec(name="work", type=QueueType.CLASSIC, expires_s=0.3))
         await broker.publish("x", "work", OutMessage(body=b"a"))
@@ -165,7 +165,7 @@ class TestQueues:
 
         assert (await take(broker, "lane.1.m.high.0.short")).body == b"a"
 
-    async def test_poison_ends_in_the_dead_letters_of_the_topology(self, rabbit_rig: RabbitRig):
+    async def test_a_poison_message_ends_in_the_dead_letter_queue(self, rabbit_rig: RabbitRig):
         broker = await rabbit_rig.connect()
         await topology.declare(broker)
         await broker.publish(

@@ -238,7 +238,7 @@ async def nothing_left(rig: AgentRig, engine: SimulatedEngine, load: list[Queued
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(chaos=orders)
-def test_chaos_loses_duplicates_and_changes_no_answer(
+def test_random_operations_do_not_lose_duplicate_or_change_an_answer(
     registry: ModelRegistry,
     tokenizers: dict[ModelName, Tokenizer],
     undisturbed: dict[RequestId, Tokens],

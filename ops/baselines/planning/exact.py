@@ -55,7 +55,8 @@ def exact(
     program.hint(begin)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
-    solver.parameters.interleave_search = True  # a single search strategy gets stuck
+    # Several interleaved strategies: a single search strategy gets stuck in local optima.
+    solver.parameters.interleave_search = True
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = work_limit
     solver.parameters.max_time_in_seconds = time_limit_s
@@ -149,7 +150,7 @@ class _Program:
                 self._costs.append((follows, drain * before_s[j, i]))
         mine = [(a, b, arc) for (g, a, b), arc in self._follows.items() if g == instance]
         model.add_circuit([*loops, *mine])
-        model.add_no_overlap(intervals)  # redundant with the circuit, but helps to prove
+        model.add_no_overlap(intervals)  # implied by the circuit, but shortens proofs of optimality
 
     def _places(self) -> None:
         """Each group is on one instance; moving a group to another instance has a price."""

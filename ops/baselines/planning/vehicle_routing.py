@@ -202,7 +202,8 @@ def best_of(problem: PlanningProblem, orders: Iterable[QueueOrder]) -> QueueOrde
     """
     The cheapest plan of *orders*, by `plan_cost`; the first of equally cheap plans.
 
-    It guards against solvers of a surrogate, whose optimum may cost more than their start plan.
+    The optimum of a surrogate objective may cost more than the start plan, so plans of solvers are
+    compared by `plan_cost`.
 
     Raises:
         ValueError: *orders* is empty, or contains an invalid plan for *problem*.

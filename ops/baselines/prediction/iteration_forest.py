@@ -85,7 +85,8 @@ class IterationForest:
         iterations[:, 0] = chunks + beside.num_decodes
         iterations[:, 1:] = beside.context_tokens, beside.num_decodes
         fits = self.cautious_s(iterations) <= budget_s
-        # Stop at the first chunk that does not fit, even if by the trees larger chunks fit.
+        # Stop at the first chunk that does not fit, even if the trees predict that a larger chunk
+        # fits.
         num_fitting = len(fits) if fits.all() else int(np.argmin(fits))
         return int(chunks[num_fitting - 1]) if num_fitting else 0
 

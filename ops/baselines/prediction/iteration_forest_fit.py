@@ -97,7 +97,7 @@ def _forest_of(trees: list[Any]) -> Forest:
         starts=np.arange(len(trees) + 1, dtype=np.uint32),
         roots=roots.astype(np.uint32),
         depths=np.array([tree.max_depth for tree in trees], dtype=np.uint32),
-        # Leaves read no feature; the library marks them by a negative one.
+        # A leaf tests no feature: the library gives it a negative feature index.
         split=np.concatenate([np.maximum(tree.feature[at], 0) for tree, at in nodes]).astype(
             np.uint32
         ),

@@ -59,6 +59,7 @@ class ShrinkingChunk:
         )
         return IterationDecision(
             order=self._queue.decide(now, batch).order,
-            # At least one prefill token, so that a batch of too slow decodes also ends.
+            # At least one prefill token is computed, so that prefills also end while decodes alone
+            # exceed the time limit.
             token_budget=planned.tokens + max(1, chunk),
         )

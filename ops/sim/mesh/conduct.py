@@ -24,7 +24,7 @@ def by_deadline(request: MeshRequest) -> float:
 
 def by_deadline_and_work(request: MeshRequest) -> float:
     """The agents' order of lane heads: by deadline; at equal deadlines, smaller prompts first."""
-    return by_deadline(request) + WORK_WEIGHT_S_PER_TOKEN * request.num_prefill_tokens
+    return by_deadline(request) + WORK_WEIGHT_S_PER_TOKEN * request.work_tokens
 
 
 def by_arrival(request: MeshRequest) -> float:

@@ -146,7 +146,7 @@ class BatchEngine:
         for run in restored:
             duration_s += run.num_computed_tokens * self._limits.restore_s_per_token
         if duration_s <= 0:
-            raise RuntimeError("the engine computes nothing although requests wait")
+            raise RuntimeError("the engine computes no token although requests wait")
         self._count(duration_s, tokens)
         self._end_all(self._decodes.advance(1))
         for run, n in parts:

@@ -86,6 +86,7 @@ class MeshLanes:
     def put(self, request: MeshRequest, now: UnixTime) -> str:
         """Put a new *request* into its lane; return the lane's name."""
         work_tokens = request.arrival.prompt_tokens + self.answers.of(request).mean
+        request.work_tokens = work_tokens
         key = lane_for(
             model=request.model,
             importance=request.arrival.importance,

@@ -24,6 +24,7 @@ class MeshRequest(SimRequest):
         "place",
         "place_in_traffic",
         "relegated",
+        "work_tokens",
     )
 
     def __init__(self, number: int, arrival: Arrival, model: ModelName) -> None:
@@ -31,6 +32,8 @@ class MeshRequest(SimRequest):
         self.model = model
         self.place_in_traffic = number
         self.lane = ""
+        self.work_tokens = 0.0
+        """Prompt and expected answer, in tokens, as predicted when the request entered its lane."""
         self.relegated = False
         """True after the request was relegated."""
         self.instance_id: InstanceId | None = None

@@ -183,7 +183,7 @@ class _Run:
             if instance_id not in self._busy and replica.num_unfinished:
                 duration_s = replica.iterate(now)
                 if duration_s <= 0:
-                    raise RuntimeError(f"{instance_id} computes nothing")
+                    raise RuntimeError(f"{instance_id} computes no token although it has requests")
                 self._busy.add(instance_id)
                 self._push(now + duration_s, instance_id)
 

@@ -52,8 +52,8 @@ class HostWeights:
     """
     Weight files mapped and read into host memory.
 
-    They are in the kernel's page cache, from which every engine of this host loads; mapped pages
-    are dropped only when memory is short.
+    The files are in the kernel's page cache, from which every engine of this host loads; mapped
+    pages are dropped only when memory is short.
     """
 
     def __init__(self) -> None:

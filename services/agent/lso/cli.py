@@ -44,9 +44,9 @@ EPILOG = """examples:
   headway-agent lso set --token-budget 256 --set instance_id=agent-0
   headway-agent lso pull --count 4 --set instance_id=agent-0 --json
 
-Every operation is safe to repeat: what is done already is answered `already`.
+Every operation is safe to repeat; if it has already taken effect, the outcome is `already`.
 Exit codes: 0 done or already, 1 refused, failed or no answer, 2 usage, 3 broker unreachable.
-What each does and costs: ops/docs/lso.md
+Effects and costs of each operation: ops/docs/lso.md
 """
 
 
@@ -224,7 +224,8 @@ async def lso(settings: Settings, given: argparse.Namespace) -> int:
     instance_id = InstanceId(settings.instance_id)
     command = sub_verb.command(instance_id, given)
     try:
-        # Validated as the agent does: a command that breaks the schema is never answered.
+        # The command is validated before it is sent: an agent never answers a command that breaks
+        # the schema.
         Decoder[LsoCommand](type(command))(encode(command))
     except ContractError as error:
         print(f"lso {given.lso}: {error}", file=sys.stderr)

@@ -137,7 +137,8 @@ class LsoCommands:
             result = await self._run(command)
         except LsoRefusedError as error:
             result = LsoResult(outcome=LsoOutcome.REFUSED, message=str(error))
-        except Exception as error:  # the operator waits for an answer, also to a repeated command
+        # The operator waits for an answer; a repeated command is answered as well.
+        except Exception as error:
             log.exception("lso.broken", kind=_kind(command))
             message = f"{type(error).__name__}: {error}"
             result = LsoResult(outcome=LsoOutcome.FAILED, message=message)

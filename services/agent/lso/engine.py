@@ -56,4 +56,4 @@ class EngineOperations:
 
 
 def _limit(value: int) -> str:
-    return "the engine's own" if value == NO_LIMIT else str(value)
+    return "the engine's own limit" if value == NO_LIMIT else str(value)

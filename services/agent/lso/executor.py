@@ -22,7 +22,7 @@ Operation = Callable[[L], Awaitable[LsoResult]]
 Function that executes one operation. Executing an operation again is safe: if nothing is left to
 do, the result is `already`.
 
-It raises `LsoRefusedError` before any change, or `MeshError` on failure.
+An implementation raises `LsoRefusedError` before any change, or `MeshError` on failure.
 """
 REFUSALS = (LsoRefusedError, UnsupportedError, ContractError)
 

@@ -14,20 +14,20 @@ class LsoMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._ended = Counter(
             "headway_agent_lsos",
-            "Operations that ended, by kind and outcome",
+            "LLM serving operations that ended, by kind and outcome",
             ("kind", "outcome"),
             registry=registry,
         )
         self._duration_s = Histogram(
             "headway_agent_lso_duration_seconds",
-            "Duration of operations that were not refused",
+            "Duration of LLM serving operations that were not refused",
             ("kind",),
             buckets=SECONDS,
             registry=registry,
         )
         self._num_bytes = Counter(
             "headway_agent_lso_bytes",
-            "Bytes of KV and weights moved or dropped by operations, as far as known",
+            "Bytes of KV and weights that LLM serving operations moved or dropped, if known",
             ("kind",),
             registry=registry,
         )

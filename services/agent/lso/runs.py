@@ -84,8 +84,8 @@ class RunOperations:
             end_run(state, self._engine, run, Ending.EVICTED)
         tokens = num_waiting = 0
         for name in waiting:
-            # The request may have been resumed or cancelled while an earlier one was being
-            # returned.
+            # The request may have been resumed or cancelled while the loop returned an earlier
+            # request.
             swapped = state.swapped_out.get(name)
             if swapped is not None and (pulled := state.release(name)) is not None:
                 tokens += swapped.context_tokens
@@ -170,10 +170,10 @@ class RunOperations:
         if lso.request_id in self._state.runs:
             return LsoResult(
                 message=(
-                    "KV is kept from the next run here on; swap the request out and in to begin now"
+                    "KV is kept from the next run on; to begin now, swap the request out and in"
                 )
             )
-        return LsoResult(message="KV is kept from the first run here on")
+        return LsoResult(message="KV is kept from the first run on this instance on")
 
     async def _clear(self, _lso: ClearCaches) -> LsoResult:
         before = self._engine.snapshot().host_kv_bytes

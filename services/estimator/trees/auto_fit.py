@@ -53,7 +53,7 @@ class OwnFits:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
             )
-        except OSError as error:  # no memory or no process available: the next round retries
+        except OSError as error:  # no memory or no process is available: the next round retries
             self.outcomes[FAILED] += 1
             log.warning("fit.failed", error=str(error))
             return

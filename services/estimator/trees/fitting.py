@@ -66,8 +66,8 @@ def fit_samples(
     Args:
         key: Key of the samples.
         samples: Samples in order of time, the latest last.
-        in_force: Trees in force, evaluated on the same held-out samples. They have not learnt from
-            these samples, which arrived after their fit.
+        in_force: Trees in force, evaluated on the same held-out samples, which arrived after the
+            fit of these trees.
         now: Creation time of the artefact.
 
     Raises:

@@ -37,7 +37,7 @@ class DeadLetterReplies:
                 await self._reply(delivery, delivery.reply_to)
         except TransientError:
             await delivery.settle(Settlement.REQUEUE)
-        except Exception:  # a bug loses only this reply: the dead letter remains for operators
+        except Exception:  # a bug affects only this reply: the dead letter remains for operators
             log.exception("dead_letter.unreadable")
             await delivery.settle(Settlement.REJECT)
         else:

@@ -129,7 +129,7 @@ class Grouper:
         is_new = self.state.admit(request.request_id, request.tenant, tokens, at=now)
         try:
             queue = await (self._overflowed(request) if above_share else self._placed(request))
-        except BaseException:  # also when cancelled: no other code reverts the count
+        except BaseException:  # also when the publish is cancelled: no other code reverts the count
             if is_new:
                 self.state.finish(request.request_id, request.tenant)
             raise

@@ -22,6 +22,7 @@ from services.planner.state import LeaderState
 from shared.broker import topology
 from shared.broker.counting import depths_of
 from shared.broker.protocol import Broker, OutMessage
+from shared.broker.queue_list import rewriting
 from shared.broker.retry import send_best_effort
 from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import InstanceId, ModelName, Seconds, UnixTime, encode, tag_of
@@ -59,7 +60,6 @@ class Leader:
     retirement: Retirement = field(init=False)
     attention: StallDetector = field(default_factory=StallDetector)
     waits: LaneWaits = field(default_factory=LaneWaits)
-    _scanned_at: UnixTime = -math.inf
     _sent_at: UnixTime = -math.inf
     _planned: Planned | None = None
     """The plan in force."""
@@ -78,7 +78,7 @@ class Leader:
             self.state.seen_at = dict.fromkeys(self.state.seen_at, now)
             self.claims.restart_grace(now)
             self.waits.give_up()
-            self._scanned_at = self._sent_at = self._audited_at = -math.inf
+            self._sent_at = self._audited_at = -math.inf
             # Notices and reports were missed: what they would have changed is unknown.
             self.state.counts = QueueCounts()
             log.info("leader.elected", leader_id=self.leader_id)
@@ -222,22 +222,34 @@ class Leader:
         await send_best_effort(self.broker, topology.REPLIES, asked.reply_to, message)
 
     async def _audit(self, now: UnixTime) -> None:
-        """Count the queues whose numbers are in doubt, from time to time all that exist."""
+        """
+        Count the queues whose numbers are in doubt, from time to time all that exist.
+
+        The list of work queues also names queues whose notices were lost. Queues in doubt that are
+        neither listed nor noticed hold no requests, and are not counted: most are deleted.
+        """
         counts = self.state.counts
-        scans = now - self._scanned_at >= self.settings.scan_period_s
         audits = now - self._audited_at >= self.settings.audit_period_s
-        if not (scans or audits or counts.due):
+        if not (audits or counts.due):
             return
-        queues = set(counts.due)
-        if scans or audits:
-            queues |= counts.queues
+        if audits:
             self._audited_at = now
-        if scans:
-            lanes = all_lanes(self.models, self.layout)
-            if self._scanned_at == -math.inf:  # no process creates lanes of earlier layouts
-                lanes += earlier_lanes(self.models, self.layout)
-            queues |= queues_of(lanes)
-            self._scanned_at = now
+        doubtful = set(counts.due)
+        async with rewriting(self.broker) as listed:
+            found = listed.queues - counts.queues
+            if not listed.complete:
+                log.info("queues.scan")
+                found |= self._possible_queues()
+            counts.due -= doubtful - counts.queues - found
+            await self._count(counts, found | (counts.queues if audits else counts.due), now)
+            listed.queues, listed.complete = set(counts.queues), True
+
+    def _possible_queues(self) -> set[str]:
+        """Every lane and companion that can exist; RabbitMQ logs an error for each absent one."""
+        lanes = all_lanes(self.models, self.layout) + earlier_lanes(self.models, self.layout)
+        return queues_of(lanes)
+
+    async def _count(self, counts: QueueCounts, queues: set[str], now: UnixTime) -> None:
         audit = counts.begin_audit(queues, now)
         try:
             depths = await depths_of(self.broker, queues)

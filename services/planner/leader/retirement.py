@@ -6,6 +6,7 @@ import structlog
 
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
+from shared.broker.queue_list import rewriting
 from shared.broker.retry import send_best_effort
 from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import Seconds, UnixTime, encode, tag_of
@@ -92,18 +93,21 @@ class Retirement:
         return since is not None and since < self._began_at
 
     async def _delete(self, counts: QueueCounts, now: UnixTime) -> None:
-        """Delete the queues that all processes have released."""
+        """Delete the queues that all processes have released, and remove them from the list."""
+        released = [queue for queue in sorted(self._retiring) if self._is_released(queue)]
+        if not released:
+            return
         deleted, used = set[str](), set[str]()
-        for queue in sorted(self._retiring):
-            if queue not in self.queues.released or not self._is_released(queue):
-                continue
-            depth = await self.broker.depth(queue)
-            # Unsettled messages would be lost with the queue if their holder died.
-            if depth is not None and (depth.ready or depth.consumers):
-                used.add(queue)
-            elif self._is_idle(queue, counts):
-                await self.broker.delete_queue(queue)
-                deleted.add(queue)
+        async with rewriting(self.broker) as listed:
+            for queue in released:
+                depth = await self.broker.depth(queue)
+                # Unsettled messages would be lost with the queue if their holder died.
+                if depth is not None and (depth.ready or depth.consumers):
+                    used.add(queue)
+                elif self._is_idle(queue, counts):
+                    await self.broker.delete_queue(queue)
+                    deleted.add(queue)
+            listed.queues -= deleted
         await self._keep(used, counts, now)
         for queue in sorted(deleted):
             counts.removed(queue)
@@ -115,7 +119,7 @@ class Retirement:
 
     def _is_released(self, queue: str) -> bool:
         """Return whether each process has released *queue* since the notice."""
-        return all(
+        return queue in self.queues.released and all(
             publisher.at > self._began_at and queue in publisher.released
             for publisher in self._publishers.values()
         )

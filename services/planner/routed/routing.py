@@ -181,8 +181,8 @@ class Routing:
         if model.router.prefills.version(key).startswith("prior") and (
             restored or profile.num_iterations >= LEAST_ITERATIONS
         ):
-            # Versioned by content: routers that started at other times have adopted other models,
-            # whose residuals do not apply here.
+            # The version is a digest of the coefficients: routers that started at other times have
+            # adopted other latency models, whose residuals do not apply here.
             content = crc32(encode(profile.latency))
             model.router.prefills.use(
                 key, LatencyPrefills(profile.latency, LEVELS), f"latency {content:08x} {key}"

@@ -123,7 +123,7 @@ class AmqpConnection:
                     on_return_raises=confirms,
                     timeout=self.timeout_s,
                 )
-            # The declared type lacks the timeouts and `wait` of the only implementation.
+            # The declared type lacks the timeouts and `wait` that its only implementation has.
             return cast("Channel", channel)
 
     def _next_number(self, connection: AbstractConnection) -> int:

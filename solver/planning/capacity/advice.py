@@ -65,8 +65,8 @@ def scale_advice(
     """
     Advice for each kind of device in *snapshot*, by name.
 
-    An added instance can serve the models of its kind, and none is active at first. It activates
-    each model in the longest time that an existing instance of its kind needs.
+    An added instance can serve the models of its kind, and none is active at first. The added
+    instance activates each model in the longest time that an existing instance of its kind needs.
 
     Args:
         snapshot: Has at least one instance.

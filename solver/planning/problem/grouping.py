@@ -51,8 +51,8 @@ class RequestGroup:
     """
     Consecutive requests of one lane: equal in model, importance, deadline band and work class.
 
-    A group contains no requests. It refers to a number of requests that are pulled from the lane
-    next.
+    A group contains no requests. A group refers to a number of requests that are pulled from the
+    lane next.
     """
 
     group_id: GroupId

@@ -97,8 +97,8 @@ class Objective:
     """Weight of a group that leaves its instance, in mean group weights; keeps plans stable."""
     waiting: float = 1e-4
     """
-    Weight of the waiting time of requests without a deadline, in mean queue durations. It is small:
-    it breaks ties, and prevents an endless delay of best effort.
+    Weight of the waiting time of requests without a deadline, in mean queue durations. The weight
+    is small: it breaks ties, and prevents an endless delay of best effort.
     """
     milestones: tuple[float, ...] = (0.125, 0.375, 0.625, 0.875)
     """Points of a group's progress, 0..1, at which lateness is evaluated."""

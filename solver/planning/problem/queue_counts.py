@@ -93,7 +93,7 @@ class QueueCounts:
 
     def observe(self, source: str, totals: Mapping[str, QueueTotal], now: UnixTime) -> None:
         """
-        Take in a report of *source*, whose notices may have overtaken the report.
+        Process a report of *source*, whose notices may have overtaken the report.
         """
         known = self._sources.get(source)
         if known is None:
@@ -143,7 +143,7 @@ class QueueCounts:
             self.due.update(queue for queue, total in known.totals.items() if total.pulled)
 
     def forget(self, source: str) -> None:
-        """Drop a lost source; what it reported stays counted."""
+        """Drop a lost source; the numbers that it reported stay in the counts."""
         self.suspect(source)
         self._sources.pop(source, None)
 
@@ -181,7 +181,7 @@ class QueueCounts:
             known = self._queues.get(name)
             if count is None:
                 if known is not None and known.changed_at >= audit.began_at:
-                    self.due.add(name)  # created since it was counted
+                    self.due.add(name)  # the queue was created after the broker was queried
                 else:
                     self._queues.pop(name, None)
                 continue

@@ -36,8 +36,8 @@ def dispatch(
     """
     Make a plan: the instance that is free first takes the group with the highest priority.
 
-    The priority is weight over work. It falls by a factor e for each *slack_scale* times the mean
-    work of slack, and for each *setup_scale* times the mean activation time of setup.
+    The priority is weight over work. The priority falls by a factor e for each *slack_scale* times
+    the mean work of slack, and for each *setup_scale* times the mean activation time of setup.
 
     Source: the ATCS rule (Lee, Bhaskaran and Pinedo 1997), computed with logarithms.
     Differs: a group in which no request can be in time comes after groups that can be in time.

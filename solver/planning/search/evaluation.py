@@ -39,7 +39,7 @@ class Draft(NamedTuple):
 
     instance: int
     place: int
-    """First place whose group changes."""
+    """First position in the queue whose group changes."""
     groups: Indices
     same: int
     """Index from which the groups are those at the current end of the queue, in the same order."""

@@ -142,7 +142,7 @@ def _late_cost(tables: Tables, state: State, group: int) -> float:
 
 @inlined
 def _random_place(tables: Tables, state: State, chance: Chance, group: int) -> tuple[int, int]:
-    """A random instance, and a place in its queue before which *group* could go."""
+    """A random instance, and a position in its queue at which *group* could be inserted."""
     if unit(chance) >= SNAP:
         instance = below(chance, len(state.length))
         return instance, 1 + below(chance, state.length[instance])

@@ -199,7 +199,8 @@ class CompletionCalibration:
         log_ratio *= float(weights.sum()) / (float(weights.sum()) + _TRUSTED)
         scores = np.abs(outcomes["log_ratio"] - log_ratio) * np.sqrt(outcomes["precision"])
         ranked = np.argsort(scores, kind="stable")
-        # The next outcome counts like the latest one, and may be farther off than all of them.
+        # The next outcome counts with the weight of the latest, and its score may be above all
+        # known scores.
         reached = np.cumsum(weights[ranked]) / (weights.sum() + 1)
         place = min(len(ranked) - 1, int(np.searchsorted(reached, 1 - self._misses)))
         spread = float(scores[ranked[place]]) / _EDGE

@@ -80,8 +80,8 @@ class LaneWaits:
         Learn from lanes whose turns have come.
 
         The tracked forecasts of a lane are dropped when its number of arrivals decreases, because
-        other groupers now count the lane. They are also dropped while the lane has overflow,
-        because overflow requests leave it out of order.
+        other groupers now count the lane. The forecasts are also dropped while the lane has
+        overflow, because overflow requests leave it out of order.
         """
         for name, count in counts.items():
             lane = self._lanes.setdefault(name, _Lane())

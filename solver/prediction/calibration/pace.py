@@ -24,7 +24,7 @@ class Pace:
         self._start: float | None = None
 
     def start_at(self, value: float) -> None:
-        """Use the pace of other routers until enough requests were observed here."""
+        """Use the pace of other routers until this router has observed enough requests."""
         self._start = value
 
     def observe(self, score: float) -> None:

@@ -102,7 +102,7 @@ class BucketedCalibration:
         quantiles_s = predicted.quantiles_s[0].tolist()
         scores = [math.log(actual_s / _bounded_s(each_s)) for each_s in quantiles_s]
         self._pace.observe(scores[0])
-        if pace is None:  # The first scores only locate the pace.
+        if pace is None:  # the first scores only determine the pace
             return
         residual = Residual(
             number=self._seen.get(self._origin, 0) + 1,
@@ -115,7 +115,7 @@ class BucketedCalibration:
         self._add(self._origin, residual)
 
     def snapshot(self) -> CalibrationSnapshot:
-        """Residuals in the window that were observed here, without adopted residuals."""
+        """Residuals in the window that this router observed, without adopted residuals."""
         return CalibrationSnapshot(
             snapshot_version=SNAPSHOT_VERSION,
             model_version=self._model_version,

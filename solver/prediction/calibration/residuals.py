@@ -41,7 +41,7 @@ class Residuals:
             del scores[bisect_left(scores, score)]
         self._factors = []
         self.count -= 1
-        # Rounding errors of differences do not outlive the last residual.
+        # The sums are set to 0 with the last residual, so that rounding errors do not accumulate.
         self._mean_s = self._mean_s - residual.mean_s if self.count else 0.0
         self._actual_s = self._actual_s - residual.actual_s if self.count else 0.0
 

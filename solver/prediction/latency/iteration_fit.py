@@ -38,7 +38,7 @@ class IterationFit:
     linear and quadratic time cannot be distinguished.
 
     Compared with `latency_model.OnlineLatencyFit`, an engine always has the pairs of each prefill,
-    so the long context of a decode is not mistaken for the context of a prefill. It also has a
+    so the long context of a decode is not mistaken for the context of a prefill. The fit also has a
     prior, because an engine must predict from its first iteration on.
 
     Args:

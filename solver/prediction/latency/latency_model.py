@@ -236,7 +236,7 @@ class OnlineLatencyFit:
             crossed = terms.copy()
             crossed[:, 3] = terms[:, 1] * terms[:, 4]
             solution = self._solve(crossed)
-            # P² includes that of pairs.
+            # This fit's coefficient of P² includes the P²/2 pairs among a prefill's own tokens.
             solution[2] -= solution[3] / 2
         self._coefficients = coefficients_of(solution)
         return self._coefficients
@@ -257,7 +257,7 @@ class OnlineLatencyFit:
         remembered = np.exp(-ages / self._memory)
         kinds = kinds_of(terms[:, 1])
         solution = np.zeros(NUM_TERMS)
-        # There is no fit at first, so an iteration is compared with others of its size.
+        # Before the first fit, an iteration is compared with others of its size.
         expected_s = _medians_s(durations_s, kinds, remembered)
         for _ in range(_SWEEPS):
             trusted = trust(np.log(durations_s / expected_s), kinds, remembered)
@@ -266,7 +266,7 @@ class OnlineLatencyFit:
             vector = terms.T @ (weighted * durations_s)
             solution = non_negative(matrix, vector, ridge=_RIDGE)
             before_s = expected_s
-            # Avoids iterations of zero time due to a term that was never seen.
+            # A term that was never observed could make the time of an iteration zero.
             expected_s = np.maximum(terms @ solution, _LEAST_SHARE * durations_s)
             if np.allclose(expected_s, before_s, rtol=_SETTLED, atol=0.0):
                 break

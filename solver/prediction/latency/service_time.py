@@ -91,7 +91,7 @@ def capped(lengths: Moments, *, limit_tokens: float) -> Moments:
     Moments of answers whose request allows *limit_tokens*.
 
     The standard deviation is bounded by the largest possible value for lengths between 0 and the
-    limit (Bhatia and Davis 2000). It is 0 if the limit cuts all answers.
+    limit (Bhatia and Davis 2000). The standard deviation is 0 if the limit cuts all answers.
     """
     mean = min(limit_tokens, lengths.mean)
     most_sd = math.sqrt(mean * (limit_tokens - mean))

@@ -1,4 +1,4 @@
-"""Features of a request and of a candidate instance, as a router sees them (QUARTZ table 2)."""
+"""Features of a request and of a candidate instance, known to a router (QUARTZ table 2)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,11 +67,11 @@ class InstanceFeatures:
     """
 
     cached_tokens: int = 0
-    """Longest prefix of this request's prompt that is known to be cached there."""
+    """Longest prefix of the prompt that is known to be cached on the instance."""
     running: int = 0
     """Active sequences."""
     prefill_backlog_tokens: int = 0
-    """Prompt tokens, assigned or waiting there, that are not computed yet."""
+    """Prompt tokens of the instance, assigned or waiting, that are not computed yet."""
     kv_utilization: float = 0.0
     """Used share of the KV cache, 0..1."""
 

@@ -100,7 +100,7 @@ def walk(features: Floats, forest: Forest) -> Floats:
 
     Args:
         features: float64[num_rows, num_features].
-        forest: Its indices must be in range; nothing is checked here.
+        forest: Trees with indices in range; the indices are not checked.
     """
     sums = np.zeros((len(features), len(forest.starts) - 1))
     nodes = np.empty(len(features), dtype=np.uint32)

@@ -17,7 +17,7 @@ from shared.contracts.telemetry import Iteration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestView:
-    """Properties of a request that a policy knows when it arrives at the engine."""
+    """Properties of a request that are known when the request arrives at the engine."""
 
     request_id: RequestId
     arrived_at: UnixTime

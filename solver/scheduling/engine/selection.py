@@ -170,7 +170,7 @@ class Selection:
                 regular.append(self._candidate(place, entry, run))
             else:
                 self._later.append((place, entry, run))
-        # Places differ, so entries are never compared.
+        # Places differ, so that the sort never compares entries.
         regular.sort(reverse=True)
         return regular
 

@@ -60,7 +60,7 @@ async def test_consuming_a_missing_queue_is_an_error(broker_rig: BrokerRig):
         await broker.consume("missing", Recorder(), prefetch=1)
 
 
-async def test_a_raising_handler_does_not_stop_the_others(broker_rig: BrokerRig):
+async def test_a_handler_that_raises_does_not_stop_other_handlers(broker_rig: BrokerRig):
     broker = await broker_rig.connect()
     await declare(broker, WORK)
     seen = []
@@ -105,7 +105,7 @@ async def test_cancelling_waits_for_handlers_and_deliveries_can_be_settled(
     assert (recorder.bodies, await broker.get("work")) == (["a", "b"], None)
 
 
-async def test_a_single_active_consumer_has_a_successor(broker_rig: BrokerRig):
+async def test_a_single_active_consumer_that_ends_is_replaced(broker_rig: BrokerRig):
     broker, first_client = await broker_rig.connect(), await broker_rig.connect("first")
     await declare(broker, QueueSpec(name="leader", single_active_consumer=True, delivery_limit=20))
     first, second = Recorder(), Recorder()

@@ -38,7 +38,7 @@ async def test_get_returns_none_on_an_empty_queue_and_fails_on_a_missing_one(
         await broker.get("missing")
 
 
-async def test_get_from_a_missing_queue_leaves_other_deliveries_alone(broker_rig: BrokerRig):
+async def test_get_from_a_missing_queue_does_not_affect_other_deliveries(broker_rig: BrokerRig):
     broker = await broker_rig.connect()
     await declare(broker, WORK)
     await publish(broker, "work", "a", "b")
@@ -76,7 +76,7 @@ async def test_concurrent_gets_return_different_messages(broker_rig: BrokerRig):
     assert {str(n) for n in range(12)} == {each.body.decode() for each in got if each is not None}
 
 
-async def test_a_cancelled_get_loses_and_disturbs_nothing(broker_rig: BrokerRig):
+async def test_a_cancelled_get_loses_no_message_and_affects_no_delivery(broker_rig: BrokerRig):
     broker = await broker_rig.connect()
     await declare(broker, WORK)
     await publish(broker, "work", "a", "b")
@@ -115,7 +115,7 @@ async def test_a_classic_queue_requeues_messages_at_their_old_position(broker_ri
     assert list("abcd") == await take_bodies(broker, "classic", 4)
 
 
-async def test_requeueing_counts_deliveries(broker_rig: BrokerRig):
+async def test_each_requeue_increases_the_delivery_count(broker_rig: BrokerRig):
     broker = await broker_rig.connect()
     await declare(broker, WORK)
     await publish(broker, "work", "a")
@@ -188,7 +188,7 @@ async def test_a_dead_letter_routing_key_replaces_the_original(broker_rig: Broke
     assert (await take(broker, "classic")).routing_key == "classic"
 
 
-async def test_rejecting_without_a_dead_letter_exchange_drops(broker_rig: BrokerRig):
+async def test_a_rejected_message_without_a_dead_letter_exchange_is_dropped(broker_rig: BrokerRig):
     broker = await broker_rig.connect()
     await declare(broker, CLASSIC)
     await publish(broker, "classic", "a", "b")
@@ -222,7 +222,9 @@ async def _is(give: Callable[[], Awaitable[object]], expected: object) -> bool:
     return expected == await give()
 
 
-async def test_a_full_queue_refuses_but_does_not_count_unsettled_messages(broker_rig: BrokerRig):
+async def test_a_full_queue_refuses_messages_and_does_not_count_unsettled_ones(
+    broker_rig: BrokerRig,
+):
     broker = await broker_rig.connect()
     await declare(broker, replace(CLASSIC, max_length=2))
     await publish(broker, "classic", "a")
@@ -233,7 +235,7 @@ async def test_a_full_queue_refuses_but_does_not_count_unsettled_messages(broker
     assert await take_bodies(broker, "classic", 2) == ["b", "c"]
 
 
-async def test_a_queue_at_its_byte_limit_refuses(broker_rig: BrokerRig):
+async def test_a_queue_at_its_byte_limit_refuses_messages(broker_rig: BrokerRig):
     broker = await broker_rig.connect()
     await declare(broker, replace(CLASSIC, max_length_bytes=100))
     yes, no = PublishOutcome.CONFIRMED, PublishOutcome.REFUSED
@@ -241,7 +243,7 @@ async def test_a_queue_at_its_byte_limit_refuses(broker_rig: BrokerRig):
     assert [yes, yes, no] == await publish(broker, "classic", "a" * 50, "b" * 50, "c")
 
 
-async def test_a_full_quorum_queue_refuses_eventually(broker_rig: BrokerRig):
+async def test_a_full_quorum_queue_refuses_messages_eventually(broker_rig: BrokerRig):
     broker = await broker_rig.connect()
     await declare(broker, replace(WORK, max_length=2))
 
@@ -251,7 +253,7 @@ async def test_a_full_quorum_queue_refuses_eventually(broker_rig: BrokerRig):
     assert PublishOutcome.REFUSED is outcomes[-1]
 
 
-async def test_drop_head_keeps_the_newest(broker_rig: BrokerRig):
+async def test_overflow_by_drop_head_keeps_the_newest_messages(broker_rig: BrokerRig):
     broker = await broker_rig.connect()
     await declare(broker, replace(PRIVATE, max_length=1, drop_head=True))
 
@@ -260,7 +262,7 @@ async def test_drop_head_keeps_the_newest(broker_rig: BrokerRig):
     assert await take_bodies(broker, "private", 1) == ["c"]
 
 
-async def test_dropped_heads_are_dead_lettered(broker_rig: BrokerRig):
+async def test_messages_dropped_at_the_head_are_dead_lettered(broker_rig: BrokerRig):
     broker = await broker_rig.connect()
     await declare(
         broker, replace(CLASSIC, max_length=1, drop_head=True, dead_letter_exchange="dead")

@@ -16,6 +16,7 @@ from shared.broker.protocol import (
     QueueDepth,
     Settlement,
 )
+from shared.broker.queue_list import list_queue, rewriting
 from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import Decoder
 from shared.contracts.control import QueuesRetired, QueuesRetiring
@@ -60,7 +61,7 @@ class Leader:
 
 
 async def served(broker_rig: BrokerRig) -> tuple[Leader, WorkQueues, Broker]:
-    """A lane whose only request has been served, and all processes that know it."""
+    """A lane whose only request has been served, and all processes that use the lane."""
     broker, far = await broker_rig.connect(), await broker_rig.connect()
     await topology.declare(broker)
     leader, queues = Leader(broker), WorkQueues(far, SOURCE)
@@ -117,8 +118,118 @@ async def test_two_processes_create_a_queue_at_the_same_time(broker_rig: BrokerR
     await eventually(has_all)
 
 
+async def listed(broker: Broker) -> set[str]:
+    async with rewriting(broker) as contents:
+        return set(contents.queues)
+
+
+async def test_queue_is_listed_before_its_first_request(
+    broker_rig: BrokerRig, monkeypatch: pytest.MonkeyPatch
+):
+    """If the process or the broker stops at any time, each queue with requests is in the list."""
+    broker, far = await broker_rig.connect(), await broker_rig.connect()
+    await topology.declare(broker)
+    queues = WorkQueues(broker, SOURCE)
+    publish, before = broker.publish, list[set[str]]()
+
+    async def recorded(exchange: str, routing_key: str, out: OutMessage) -> PublishOutcome:
+        if routing_key == LANE:
+            before.append(await listed(far))
+        return await publish(exchange, routing_key, out)
+
+    monkeypatch.setattr(broker, "publish", recorded)
+    for request_id in "ab":
+        assert await queues.publish(LANE, message(request_id)) is PublishOutcome.CONFIRMED
+    assert before == [{LANE}, {LANE}]
+
+
+async def test_list_that_was_deleted_is_created_again(broker_rig: BrokerRig):
+    broker = await broker_rig.connect()
+    await topology.declare(broker)
+    await broker.delete_queue(topology.WORK_QUEUES)
+    async with rewriting(broker) as contents:
+        assert (contents.queues, contents.complete) == (set(), False)
+    assert await WorkQueues(broker, SOURCE).publish(LANE, message("a")) is PublishOutcome.CONFIRMED
+    assert await listed(broker) == {LANE}
+
+
+async def test_list_is_one_message_after_it_was_rewritten(broker_rig: BrokerRig):
+    broker = await broker_rig.connect()
+    await topology.declare(broker)
+    for queue in ("lane.a", "lane.b", "lane.a"):
+        await list_queue(broker, queue)
+    async with rewriting(broker) as contents:
+        contents.complete = True
+        contents.queues.discard("lane.b")
+        await list_queue(broker, "lane.c")
+
+    async def has_two() -> bool:
+        depth = await broker.depth(topology.WORK_QUEUES)
+        return depth is not None and depth.ready == 2
+
+    await eventually(has_two)
+    async with rewriting(broker) as contents:
+        assert (contents.queues, contents.complete) == ({"lane.a", "lane.c"}, True)
+
+
+async def test_list_is_complete_only_with_each_message(broker_rig: BrokerRig):
+    """A leader that has lost its connection may still hold messages of the list."""
+    broker, other = await broker_rig.connect(), await broker_rig.connect()
+    await topology.declare(broker)
+    async with rewriting(broker) as contents:
+        contents.queues, contents.complete = {"lane.a"}, True
+    async with rewriting(other) as held:
+        assert held.complete
+        await list_queue(broker, "lane.b")
+        async with rewriting(broker) as contents:
+            assert (contents.queues, contents.complete) == ({"lane.b"}, False)
+    assert await listed(broker) == {"lane.a", "lane.b"}
+
+
+async def test_rewriting_that_fails_changes_nothing(broker_rig: BrokerRig):
+    broker, far = await broker_rig.connect(), await broker_rig.connect()
+    await topology.declare(broker)
+    await list_queue(broker, "lane.a")
+
+    async def fail() -> None:
+        async with rewriting(broker) as contents:
+            contents.queues.clear()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert await listed(far) == {"lane.a"}
+
+
+async def test_names_return_to_the_list_if_the_connection_is_lost_while_it_is_rewritten(
+    broker_rig: BrokerRig,
+):
+    broker, far = await broker_rig.connect(), await broker_rig.connect()
+    await topology.declare(broker)
+    await list_queue(broker, "lane.a")
+    async with rewriting(broker) as contents:
+        contents.queues = {"lane.b"}
+        await broker_rig.drop(broker)
+
+    async def has_both() -> bool:
+        return await listed(far) == {"lane.a", "lane.b"}
+
+    await eventually(has_both)
+
+
+async def test_illegible_message_makes_the_list_incomplete(broker_rig: BrokerRig):
+    broker = await broker_rig.connect()
+    await topology.declare(broker)
+    async with rewriting(broker) as contents:
+        contents.queues, contents.complete = {"lane.a"}, True
+    await broker.publish(topology.LANES, topology.WORK_QUEUES, OutMessage(body=b"{}"))
+    async with rewriting(broker) as contents:
+        assert (contents.queues, contents.complete) == ({"lane.a"}, False)
+
+
 async def test_idle_queue_is_retired_and_created_again(broker_rig: BrokerRig):
     leader, queues, far = await served(broker_rig)
+    assert await listed(far) == {LANE}
     await leader.hear(queues, pulled=1, after_s=IDLE_S)
     queues.release((LANE,))
     await leader.hear(queues, pulled=1, after_s=retirement.SETTLE_S)
@@ -126,12 +237,14 @@ async def test_idle_queue_is_retired_and_created_again(broker_rig: BrokerRig):
     assert not await exists(far)
     assert leader.counts.queues == set()
     assert leader.counts.num_removed == 1
+    assert await listed(far) == set()
 
     assert await queues.publish(LANE, message("b")) is PublishOutcome.CONFIRMED
     assert (await taken(far)).message_id == "b"
+    assert await listed(far) == {LANE}
 
 
-async def test_queue_stays_without_the_release_of_every_process(broker_rig: BrokerRig):
+async def test_queue_is_kept_until_every_process_releases_it(broker_rig: BrokerRig):
     leader, queues, far = await served(broker_rig)
     for number in range(20):
         # A process that has just started, or one of an earlier version, releases nothing.
@@ -165,7 +278,7 @@ async def test_queue_with_an_unsettled_request_stays(broker_rig: BrokerRig):
 async def test_request_for_a_queue_under_retirement_waits_for_its_end(
     broker_rig: BrokerRig, monkeypatch: pytest.MonkeyPatch
 ):
-    """Neither is it lost with the queue, nor does it wait longer than one round of the leader."""
+    """The request is not lost with the queue, and waits for at most one round of the leader."""
     leader, queues, far = await served(broker_rig)
     await leader.hear(queues, pulled=1, after_s=IDLE_S)
     queues.release((LANE,))
@@ -191,13 +304,13 @@ async def test_notice_during_a_retirement_keeps_the_queue(broker_rig: BrokerRig)
     queues.release((LANE,))
     publish = asyncio.create_task(queues.publish(LANE, message("late")))
     await asyncio.sleep(0.1)
-    leader.counts.noticed(LANE, leader.now + 0.5)  # as the waiting process reports
+    leader.counts.noticed(LANE, leader.now + 0.5)  # the notice that the waiting process publishes
     await leader.hear(queues, pulled=1)
     assert await publish is PublishOutcome.CONFIRMED
     assert (await taken(far)).message_id == "late"
 
 
-async def test_lock_ends_with_the_leader(broker_rig: BrokerRig):
+async def test_retirement_lock_ends_with_the_leaders_connection(broker_rig: BrokerRig):
     leader, queues, far = await served(broker_rig)
     await leader.hear(queues, pulled=1, after_s=IDLE_S)
     queues.release((LANE,))
@@ -212,7 +325,7 @@ async def test_lock_ends_with_the_leader(broker_rig: BrokerRig):
 async def test_grouper_in_the_leaders_process_cannot_publish_to_a_queue_being_deleted(
     broker_rig: BrokerRig,
 ):
-    """Both use one connection, so the lock of the broker does not separate them."""
+    """Grouper and leader use one connection, so the broker's lock does not separate them."""
     broker = await broker_rig.connect()
     await topology.declare(broker)
     leader = Leader(broker)

@@ -149,7 +149,7 @@ def vllm_rig(directory: Path, **fields: Any) -> EngineRig:
         cores = [pid for pid in group_members(engine.host_pid or 0) if is_engine_core(pid)]
         assert cores
         for pid in cores:
-            with suppress(ProcessLookupError):  # it has ended meanwhile
+            with suppress(ProcessLookupError):  # the process has ended meanwhile
                 os.kill(pid, signal.SIGKILL)
 
     return EngineRig(engine, kill)
@@ -174,7 +174,7 @@ def group_members(group: int) -> list[int]:
         try:
             state, _, member_of = stat.read_text().rpartition(")")[2].split()[:3]
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended meanwhile
+            continue  # the process has ended meanwhile
         if int(member_of) == group and state != "Z":
             members.append(int(stat.parent.name))
     return members

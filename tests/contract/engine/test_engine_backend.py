@@ -102,7 +102,7 @@ async def test_the_prefill_is_timed_from_its_first_chunk_to_the_first_token(rig:
     first_s = await running
 
     assert 0 < alone.prefill_s <= took_s
-    # Once, with the first output, however many follow.
+    # The time is reported once, with the first output.
     assert 0 < reported[0] <= first_s
     assert not any(reported[1:])
     assert beside.prefill_s > 0
@@ -241,7 +241,7 @@ async def test_activating_the_active_model_takes_no_time(rig: EngineRig) -> None
 
 async def test_no_other_model_is_activated_while_requests_run(rig: EngineRig) -> None:
     begun = asyncio.Event()
-    # Long enough to be still running at that point.
+    # The answer is long enough to be in progress when the other model is activated.
     request = rig.request(prompt_of(40), greedy(3000))
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         group.create_task(rig.answer(request, begun))
@@ -318,7 +318,7 @@ async def test_iterations_add_up_to_the_work(rig: EngineRig) -> None:
     assert sum(iteration.num_decodes for iteration in iterations) == 9
     assert [100 + index for index in range(9)] == [it.context_tokens for it in iterations[-9:]]
     assert all(iteration.duration_s > 0 for iteration in iterations)
-    # However chunked: each prompt token attends to those before it, and half to itself.
+    # For any chunks, each prompt token attends to all tokens before it, and half to itself.
     pairs = sum(iteration.prefill_pairs for iteration in iterations)
     assert pairs == (100**2 - answer.cached_tokens**2) / 2
     assert all(iteration.prefill_pairs == 0 for iteration in iterations[-9:])
@@ -369,7 +369,7 @@ async def begin_and_abort(rig: EngineRig, prompt: Tokens, tokens: int) -> Aborte
         iterations = rig.engine.drain_iterations()
         computed = sum(each.compute_tokens for each in iterations) - others
         if is_simulated(rig):
-            computed -= 1  # the iteration in which the abort came, without output
+            computed -= 1  # the iteration during which the abort arrived gives no output
         # On a busy machine the answer may have ended in the engine before the abort arrived; it
         # then leaves no copies.
         if sum(each.num_decodes for each in iterations) < ANSWER_TOKENS - 2:
@@ -390,7 +390,7 @@ async def test_only_kv_of_checkpointed_requests_is_copied(rig: EngineRig) -> Non
     state = rig.engine.snapshot()
 
     assert not_asked_for == 0
-    # Without the last token read, which need not have been computed.
+    # The last token that the test read need not have been computed as input.
     assert aborted.computed_tokens >= 300 + len(aborted.progress) - 1
     assert aborted.saved_blocks == aborted.computed_tokens // block_tokens
     assert 0 < state.host_kv_bytes < state.host_kv_capacity_bytes

@@ -12,6 +12,7 @@ from shared.contracts.base import Message, encode, tag_of
 from tests.contract.messages.examples import (
     control,
     estimates,
+    lanes,
     plans,
     requests,
     routing,
@@ -23,6 +24,7 @@ GOLDEN = Path(__file__).parent / "golden"
 EXAMPLES: tuple[Message, ...] = (
     *control.EXAMPLES,
     *estimates.EXAMPLES,
+    *lanes.EXAMPLES,
     *plans.EXAMPLES,
     *requests.EXAMPLES,
     *routing.EXAMPLES,

@@ -90,7 +90,7 @@ def test_iterations_of_older_agents_have_no_prefill_pairs():
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: tag_of(type(example)))
 class TestGolden:
-    def test_encodes_to_the_golden_bytes(self, example: Message):
+    def test_example_is_encoded_to_the_golden_bytes(self, example: Message):
         assert golden_file(example).read_bytes() == encode(example)
 
     def test_golden_bytes_decode_to_the_example(self, example: Message):

@@ -77,7 +77,7 @@ async def there_and_back(
     return paths
 
 
-async def test_activation_by_a_parked_engine(
+async def test_model_with_a_parked_engine_is_activated(
     rig: EngineRig, undisturbed: dict[ModelName, Tokens]
 ) -> None:
     await alone(rig, LLAMA)
@@ -87,7 +87,7 @@ async def test_activation_by_a_parked_engine(
     assert paths == [ActivationPath.PARKED, ActivationPath.PARKED]
 
 
-async def test_activation_by_reloading_weights(
+async def test_model_is_activated_by_a_reload_of_weights(
     rig: EngineRig, undisturbed: dict[ModelName, Tokens]
 ) -> None:
     await alone(rig, LLAMA)
@@ -95,7 +95,7 @@ async def test_activation_by_reloading_weights(
     assert paths == [ActivationPath.RELOAD, ActivationPath.RELOAD]
 
 
-async def test_activation_by_a_new_engine(
+async def test_model_is_activated_in_a_new_engine(
     rig: EngineRig, undisturbed: dict[ModelName, Tokens]
 ) -> None:
     await alone(rig, LLAMA)

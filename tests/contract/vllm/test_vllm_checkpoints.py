@@ -81,7 +81,7 @@ async def test_an_abort_inside_a_prefill_keeps_the_computed_part(
     for _ in range(ROUNDS):
         await rig.engine.clear_caches()
         computed, host_kv_bytes = await aborted_early(rig, prompt, model)
-        # On a busy machine it may have ended before. It then leaves no copies.
+        # On a busy machine the answer may have ended before the abort; it then leaves no copies.
         if computed < 900 + ANSWER_TOKENS - 1:
             break
     full = computed // BLOCK_TOKENS

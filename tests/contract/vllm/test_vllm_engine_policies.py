@@ -172,7 +172,7 @@ async def mixed_load(rig: EngineRig, model: ModelName) -> tuple[dict[str, Tokens
         await load.computed(400)
         load.ask("large", prompt_of(600, first=70), PATIENT)
         load.ask("batch again", prompt_of(500, first=2), Slo())
-        await asyncio.sleep(0)  # they are sent
+        await asyncio.sleep(0)  # lets the tasks send their requests
         in_time = "batch" not in load.answers
     return load.answers, in_time
 

@@ -218,7 +218,7 @@ async def test_a_request_aborted_in_a_cut_iteration_leaves_no_wrong_block(
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             request = rig.request(prompt, greedy(4), model=CACHING)
             answer = group.create_task(rig.answer(request))
-            # On a busy machine it may end before it is seen running.
+            # On a busy machine the answer may end before its run is observed.
             while not (demanded := await rig.engine.preempt_now()) and not answer.done():
                 await asyncio.sleep(0.001)
             num_demanded += demanded
@@ -240,7 +240,8 @@ async def test_a_request_that_shares_dropped_blocks_is_dropped_with_them(rig: En
     await rig.engine.activate(CACHING)
     before = rig.engine.snapshot().scheduling.preempted
     found: dict[Tokens, Tokens] = {}
-    # Requires a cut of the iteration in which they begin; on a busy machine a round may miss it.
+    # The cut must hit the iteration in which the requests begin; on a busy machine a round may miss
+    # it.
     for number in range(BEGINNINGS):
         whole = [prompt_of(600, first=100 + 3 * number + index) for index in range(3)]
         prompts = [part for prompt in whole for part in (prompt, prompt[:200])]
@@ -263,7 +264,8 @@ async def together_with_cuts(rig: EngineRig, prompts: list[Tokens]) -> dict[Toke
     alone, many = (SchedulingParameters(token_budget=CHUNK_TOKENS, max_running=n) for n in (1, 64))
     begun = asyncio.Event()
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-        # Beside this one, which is never cut, no request may begin until all have arrived.
+        # Until all requests have arrived, only this request runs; it has a target, so it is never
+        # cut.
         await rig.engine.set_scheduling(alone)
         chat = group.create_task(rig.answer(request, begun))
         await begun.wait()

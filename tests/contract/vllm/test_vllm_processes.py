@@ -51,7 +51,7 @@ def killed_group() -> Iterator[list[int]]:
     yield groups
     for group in groups:
         if group_members(group):
-            with suppress(ProcessLookupError):  # the last of it ended meanwhile
+            with suppress(ProcessLookupError):  # the last process of the group has ended meanwhile
                 os.killpg(group, signal.SIGKILL)
 
 
@@ -62,7 +62,8 @@ async def test_a_killed_agent_leaves_no_engine_behind(
 ) -> None:
     vllm_rig(tmp_path)  # skips or fails without vLLM
     with (
-        tempfile.TemporaryDirectory(prefix="hw-") as temporary,  # short path: holds sockets
+        # A short path, because sockets in it have a length limit.
+        tempfile.TemporaryDirectory(prefix="hw-") as temporary,
         subprocess.Popen(
             [sys.executable, "-c", FRONT, str(tmp_path)],
             cwd=ROOT,

@@ -101,8 +101,8 @@ async def aborted(rig: EngineRig, model: ModelName, load: list[Asked]) -> list[T
         await rig.over(model)
         decodes = sum(each.num_decodes for each in rig.engine.drain_iterations())
         # On a busy machine a request may have ended in the engine before its abort arrived, and
-        # then leaves no copies. This is the engine's total lead over the tokens read, over all
-        # requests:
+        # then leaves no copies. `ahead` is the number of tokens of all requests that the engine
+        # generated and the test has not read.
         ahead = decodes - sum(len(done) - 1 for done in progress)
         if ahead < min(NUM_OUTPUT - len(done) for done in progress) - 1:
             return progress
@@ -195,7 +195,7 @@ async def comes_back(rig: EngineRig, model: ModelName, load: str) -> None:
     assert from_copies <= each
     if from_copies < LEAST_SHARE * there_were:
         raise _TooFewError(f"{from_copies} of {there_were} full blocks were loaded from copies")
-    # Nor are they recomputed, except for the tolerated share.
+    # The restored blocks are not recomputed, except for the tolerated share.
     if computed - needed > (1 - LEAST_SHARE) * each * BLOCK_TOKENS:
         raise _TooFewError(f"{computed} tokens were computed although {needed} sufficed")
 

@@ -86,7 +86,7 @@ class World:
 
 
 @given(steps)
-def test_counts_are_right_once_all_have_reported(taken: list[tuple[Step, str, float]]):
+def test_counts_are_right_once_all_sources_have_reported(taken: list[tuple[Step, str, float]]):
     world = World()
     world.run([each for each in taken if each[0] not in (Step.COUNT, Step.TAKE_IN)])
     world.all_report()
@@ -94,7 +94,7 @@ def test_counts_are_right_once_all_have_reported(taken: list[tuple[Step, str, fl
 
 
 @given(steps, st.integers(-20, 20), steps)
-def test_two_quiet_audits_repair_any_fault(
+def test_two_audits_without_traffic_correct_any_wrong_count(
     before: list[tuple[Step, str, float]],
     fault: int,
     after: list[tuple[Step, str, float]],

@@ -1,4 +1,4 @@
-"""Every baseline assigns all servable groups to instances that may serve them."""
+"""Every baseline assigns each servable group to an instance that may serve the group."""
 
 from collections.abc import Callable
 

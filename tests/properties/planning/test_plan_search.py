@@ -76,7 +76,7 @@ class TestCosts:
 
 class TestPlans:
     @given(seeds)
-    def test_every_servable_group_has_one_place(self, seed: int):
+    def test_every_servable_group_has_one_position(self, seed: int):
         problem = problem_of(seed)
         for order in (kept_order(problem), found(problem)):
             plan_cost(problem, order)  # rejects invalid plans
@@ -112,7 +112,7 @@ class TestPlans:
 
         assert queues_of(found(problem)) == queues_of(found(problem))
 
-    def test_without_time_the_plan_is_kept(self):
+    def test_without_a_time_budget_the_plan_is_kept(self):
         problem = problem_of(7)
         generated = generate(problem, budget_s=0.0, clock=ticking(), seed=1)
 

@@ -115,7 +115,7 @@ def test_a_long_request_is_served_once_its_age_outweighs_its_size():
     assert max(before) <= 8.0
 
 
-def test_the_late_penalty_over_the_aging_bounds_additional_waiting():
+def test_the_late_penalty_divided_by_the_aging_bounds_additional_waiting():
     """A penalty of 3 s, with aging of 0.2 s per second, delays by at most 15 s."""
     before = overtakers(VARIANTS["default"], seconds=60)
 
@@ -152,7 +152,7 @@ def test_a_late_request_lets_a_bounded_number_of_others_go_first(
     )
 
 
-def test_aging_as_published_takes_almost_a_minute():
+def test_with_the_papers_aging_a_long_request_waits_almost_a_minute():
     """With aging of 0.02 s per second (QUARTZ's lambda), size 1.2 s waits for 50 to 61 s."""
     before = overtakers(VARIANTS["no-fairness"], seconds=120)
 

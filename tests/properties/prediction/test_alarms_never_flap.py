@@ -21,7 +21,7 @@ levels = st.lists(st.floats(0, 8, allow_nan=False), max_size=80)
 
 
 @given(options, levels, st.lists(st.floats(0, 1), max_size=40), levels)
-def test_levels_inside_the_band_change_nothing(
+def test_levels_between_the_thresholds_change_no_alarm(
     thresholds: AlarmOptions, before: list[float], inside: list[float], after: list[float]
 ):
     alarm = Alarm(thresholds)
@@ -36,7 +36,9 @@ def test_levels_inside_the_band_change_nothing(
 
 
 @given(options, levels)
-def test_each_change_needed_all_of_the_latest_levels(thresholds: AlarmOptions, seen: list[float]):
+def test_an_alarm_changes_only_if_all_latest_levels_are_beyond_the_threshold(
+    thresholds: AlarmOptions, seen: list[float]
+):
     alarm, raised = Alarm(thresholds), False
     for number, level in enumerate(seen, start=1):
         latest = seen[max(0, number - thresholds.patience) : number]
@@ -80,7 +82,9 @@ def test_slowness_is_independent_of_order_and_common_factors(
 
 
 @given(st.floats(0.2, 5), st.floats(1, 3), st.integers(1, 5))
-def test_the_only_slow_instance_is_found_by_its_distance(pace: float, factor: float, others: int):
+def test_an_instance_slower_than_its_peers_by_the_threshold_is_found(
+    pace: float, factor: float, others: int
+):
     thresholds = AlarmOptions(raise_above=1.5, clear_below=1.2, patience=2)
     by_instance = {f"i{n}": pace for n in range(others)} | {"slow": factor * pace}
     expected = {"slow"} if factor > 1.5 * (1 + 1e-9) else set()

@@ -90,7 +90,7 @@ def test_a_group_never_ends_before_one_of_its_requests(
     output: TokenMoments,
     service: ServiceParameters,
 ):
-    """Holds at any level for any member: a group of one with fewer requests ahead."""
+    """The test compares quantiles of the group with those of any member, at any level."""
     before, size, member = place
     work = GroupWork(num_requests=np.array(float(size)), prompt=prompt, output=output)
     single = GroupWork(num_requests=np.array(1.0), prompt=prompt, output=output)

@@ -79,7 +79,7 @@ def test_cut_answers_never_shorten_the_estimate(
         found = sketch_of(variant, memory=1e9).pooled(parent, weight=weight)
         means.append(found.mean_tokens)
 
-    # A cut answer continues beyond its bin, of which it counted as a part before.
+    # The length of a cut answer lies beyond its bin; an uncut answer counts inside its bin.
     assert means[0] <= means[1] * GROWTH
 
 

@@ -45,7 +45,7 @@ def test_higher_levels_never_cover_less(learnt_s: np.ndarray, actual_s: np.ndarr
 
 
 @given(count=st.integers(0, 10_000))
-def test_most_samples_are_for_training_and_some_are_held_out_from_five_on(count: int):
+def test_most_samples_are_for_training_and_with_five_or_more_some_are_held_out(count: int):
     learnt = num_training_of(count)
 
     assert 0.8 * count <= learnt <= count

@@ -55,7 +55,7 @@ def predictions(sample: list[Iteration], grid: Sequence[tuple[int, int]] = GRID)
 
 
 @given(st.lists(iterations, min_size=10, max_size=40))
-def test_predictions_are_finite_never_negative_and_never_fall(
+def test_predictions_are_finite_not_negative_and_do_not_decrease_with_more_work(
     sample: list[Iteration],
 ):
     fit = OnlineLatencyFit(memory=30)
@@ -110,7 +110,8 @@ def test_with_pairs_more_work_never_takes_less_time(
     assert np.all(np.isfinite(table) & (table >= 0))
     assert np.all(np.diff(table, axis=2) >= 0)
     assert np.all(np.diff(table, axis=1) >= 0)
-    # Without reported pairs, tokens times context are of all of them: see the test above.
+    # Without reported pairs, the product of tokens and context includes the context of decodes; the
+    # previous test covers this case.
     if fit._has_pairs[: fit.count].any():
         assert np.all(np.diff(table, axis=0) >= -slack)
 
@@ -122,7 +123,7 @@ def test_with_pairs_more_work_never_takes_less_time(
     factor=st.floats(2, 100) | st.floats(0.01, 0.5),
 )
 @example(
-    # Few are of 2048 tokens and more, and most of these happen to be disturbed.
+    # Few iterations have 2048 tokens or more, and most of these happen to be disturbed.
     truth=LatencyCoefficients(constant_s=0.015625, linear_s=6.1e-05),
     seed=122971,
     share=0.19921875,
@@ -153,7 +154,7 @@ def test_a_fifth_of_disturbed_iterations_moves_predictions_below_5_percent(
     factor=0.5,
 )
 @example(
-    # Here it takes more: with six, the time of 2048 tokens alone is off by 136 %.
+    # This case takes more than six fits: after six, the time of 2048 tokens alone is off by 136 %.
     truth=LatencyCoefficients(
         constant_s=0.0015446921971854458,
         linear_s=1e-6,

@@ -142,7 +142,7 @@ class Witness:
 
 @settings(deadline=None)
 @given(arrivals=ARRIVALS)
-def test_offline_work_never_begins_in_the_reserve(arrivals: list[Arrival]) -> None:
+def test_offline_work_never_begins_in_the_kv_reserve(arrivals: list[Arrival]) -> None:
     witness = Witness()
     witness.replica = SimulatedReplica(witness, TABLE, LIMITS)
     witness.replica.run(requests_of(arrivals))
@@ -164,7 +164,7 @@ class Cutting(LayerwiseReplica):
 
 @settings(deadline=None)
 @given(arrivals=ARRIVALS)
-def test_a_cut_never_costs_an_online_token(arrivals: list[Arrival]) -> None:
+def test_a_cut_iteration_delivers_all_tokens_of_online_requests(arrivals: list[Arrival]) -> None:
     requests = requests_of(arrivals)
     Cutting(policy_factory("conserve")(TABLE), TABLE, LIMITS, patience=0.0).run(requests)
 

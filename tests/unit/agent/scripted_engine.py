@@ -1,4 +1,4 @@
-"""An engine that generates the tokens that a test sets, when the test asks for them."""
+"""An engine that generates tokens only when a test calls it, with the test's values."""
 
 import asyncio
 from collections.abc import AsyncIterator

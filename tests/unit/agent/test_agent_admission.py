@@ -143,7 +143,7 @@ async def test_best_effort_does_not_yield_to_best_effort(rig: AgentRig):
         assert all(run.ending is None for run in rig.state.runs.values())
 
 
-async def test_suspect_waits_until_it_can_run_alone(rig: AgentRig):
+async def test_request_suspected_of_crashes_waits_until_it_can_run_alone(rig: AgentRig):
     await hold_all(rig, a_request("healthy"))
     async with admitting(rig):
         assert await rested(rig) == {"healthy"}
@@ -157,7 +157,7 @@ async def test_suspect_waits_until_it_can_run_alone(rig: AgentRig):
         await rig.engine.began("next")
 
 
-async def test_a_single_crash_does_not_make_a_request_a_suspect(rig: AgentRig):
+async def test_request_that_ran_in_one_crash_may_run_with_others(rig: AgentRig):
     await hold_all(rig, a_request("a"), a_request("b", crashes=SUSPECT_CRASHES - 1))
     async with admitting(rig):
         assert await rested(rig) == {"a", "b"}

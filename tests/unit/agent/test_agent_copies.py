@@ -59,7 +59,7 @@ async def test_newer_copy_survives_a_stop_of_the_older_run(rig: AgentRig):
     )
 
 
-async def test_newer_copy_is_not_pulled_repeatedly_meanwhile(rig: AgentRig):
+async def test_newer_copy_is_not_pulled_repeatedly_while_the_older_runs(rig: AgentRig):
     run, task = await rig.running(a_request("r"))
     await rig.put(a_request("r", hop=2), queue=RESUME)
     rig.sources(RESUME)

@@ -105,7 +105,7 @@ async def test_every_copy_of_the_request_is_acknowledged(rig: AgentRig, ending: 
 
 
 @pytest.mark.parametrize("ending", [relegate, hand_back, evict, crashed])
-async def test_returned_request_is_one_hop_further(rig: AgentRig, ending: Ending):
+async def test_return_of_a_request_increases_its_hop(rig: AgentRig, ending: Ending):
     request = a_request(reply_to=REPLY, hop=4)
     await ending(rig, await rig.pulled(request))
     queue = RELEGATED if ending is relegate else RESUME
@@ -173,7 +173,7 @@ async def test_tokens_of_an_evicted_run_precede_the_next_run(rig: AgentRig):
     await task
 
 
-async def test_own_new_message_is_not_merged_with_the_old_message(rig: AgentRig):
+async def test_requeued_message_is_not_merged_with_the_old_message_on_one_agent(rig: AgentRig):
     """
     Between the publish and the ack of an eviction, another worker may pull the new message.
 
@@ -268,27 +268,27 @@ async def test_final_is_unclaimed_even_if_its_queue_was_deleted(rig: AgentRig):
 @pytest.mark.parametrize(
     ("slo", "token_times_s", "attained", "late_tokens"),
     [
-        # Equation 1: the first token by arrival + 2.
+        # Equation 1: the first token is due at arrival + 2.
         (Slo(ttft_s=2.0), (2.0,), True, 0),
         (Slo(ttft_s=2.0), (2.1,), False, 0),
-        # Without a pace only the first token counts.
+        # Without a TBT target only the first token counts.
         (Slo(ttft_s=2.0), (1.0, 50.0), True, 0),
-        # Equation 2: token n by arrival + 2 + (n - 1) / 2.
+        # Equation 2: token n is due at arrival + 2 + (n - 1) / 2.
         (Slo(ttft_s=2.0, tbt_s=0.5), (2.0, 2.5, 3.0), True, 0),
         (Slo(ttft_s=2.0, tbt_s=0.5), (1.0, 2.5, 3.0), True, 0),
         (Slo(ttft_s=2.0, tbt_s=0.5), (1.0, 2.6, 3.0), False, 1),
         (Slo(ttft_s=2.0, tbt_s=0.5), (2.1, 2.6, 3.1), False, 3),
-        # Equation 3: the last token by arrival + 4.
+        # Equation 3: the last token is due at arrival + 4.
         (Slo(ttlt_s=4.0), (3.0, 4.0), True, 0),
         (Slo(ttlt_s=4.0), (1.0, 4.1), False, 0),
-        # Both targets, and the earlier deadline applies.
+        # With several targets, all must be met, and the earlier deadline applies.
         (Slo(ttft_s=2.0, ttlt_s=4.0), (1.0, 4.1), False, 0),
         (Slo(ttlt_s=9.0, deadline_at=NOW + 3), (1.0, 3.1), False, 0),
         # Best effort is always attained.
         (Slo(), (1e6,), True, 0),
     ],
 )
-def test_verdicts_of_equations_1_to_3(
+def test_verdicts_follow_equations_1_to_3(
     slo: Slo, token_times_s: tuple[float, ...], attained: object, late_tokens: int
 ):
     pulled = Pulled(request=a_request(slo=slo), deliveries=[], pulled_at=NOW)

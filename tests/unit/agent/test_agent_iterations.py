@@ -45,7 +45,7 @@ async def test_reported_iterations_have_the_pairs_of_their_prefills(rig: AgentRi
     observed = await reported(rig, iteration(1), iteration(4))
 
     assert observed.iterations == (iteration(1).timed(), iteration(4).timed())
-    # Whole pairs; half a pair is a token with itself.
+    # Numbers of pairs are rounded down; the pair of a token with itself counts as a half.
     assert observed.prefill_pairs == (10, 42)
 
 

@@ -83,7 +83,9 @@ class TestActivate:
             able.residency.plan_changed(a_plan(MODEL, epoch=2))
             await eventually(lambda: able.state.model == MODEL)
 
-    async def test_no_op_order_does_not_admit_during_another_swap(self, able: AgentRig):
+    async def test_activation_of_the_active_model_does_not_admit_during_a_swap(
+        self, able: AgentRig
+    ):
         _, task = await able.running(a_request("r"))
         swap = asyncio.create_task(run_lso(able, Activate(model=OTHER, drain_s=60.0)))
         await eventually(lambda: able.state.swapping)

@@ -189,7 +189,7 @@ async def test_swap_is_followed_by_the_full_patience(rig: AgentRig):
     assert all(b - a >= PATIENCE_S for a, b in pairwise(swapped_at))
 
 
-async def test_a_single_look_does_not_cause_a_swap(rig: AgentRig):
+async def test_work_found_by_a_single_check_does_not_cause_a_swap(rig: AgentRig):
     lane = await put_work(rig)
     assert await rig.orphanhood.look() is None
     rig.clock.advance(LEAST_WAIT_S - 0.1)

@@ -59,7 +59,7 @@ async def test_tokens_are_sent_once_and_empty_messages_never(rig: AgentRig):
     assert rig.broker.sent == [REPLY]
 
 
-async def test_unsendable_tokens_are_dropped_and_are_in_the_final(
+async def test_tokens_that_cannot_be_sent_are_dropped_and_are_in_the_final(
     rig: AgentRig,
 ):
     rig.outbox.add_tokens(REPLY, chunk("a", 0, 20))

@@ -148,7 +148,8 @@ async def test_infeasibility_of_batch_work_uses_the_pace_under_load(
         SLOW, latency=LatencyCoefficients(constant_s=0.15, linear_s=0.01)
     )
     rig.state.pace_s = pace_s
-    for number in range(3):  # 190 ms of prefill each: more than half of what may be held
+    # 190 ms of prefill each: together more than half of the limit of held work.
+    for number in range(3):
         await rig.hold(a_request(f"held-{number}"))
     lane = await rig.put(a_request("r", slo=BATCH))
     async with pulling(rig, lane):
@@ -285,7 +286,7 @@ async def test_waiting_best_effort_does_not_block_urgent_requests(rig: AgentRig)
         await eventually(lambda: "urgent" in rig.state.window)
 
 
-async def test_worker_survives_a_broker_outage(rig: AgentRig, monkeypatch):
+async def test_pull_worker_survives_a_broker_outage(rig: AgentRig, monkeypatch):
     monkeypatch.setattr("services.agent.puller.BROKER_RETRY_S", 0.01)
     await rig.put(a_request("r"))
     rig.broker.lose_connection()

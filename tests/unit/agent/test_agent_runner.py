@@ -132,7 +132,7 @@ async def test_stop_string_ends_the_answer_for_any_split_into_tokens(rig: AgentR
     assert isinstance(final, RequestCompleted)
     assert (final.text, final.finish_reason) == ("one two", STOP)
     assert streamed_text(replies) == "one two"
-    # None after the token that completes the stop string.
+    # The answer has no tokens after the token that completes the stop string.
     assert final.token_ids == words[: len(tokens_of(rig, "one two thr"))]
     assert streamed_tokens(replies) == final.token_ids
 

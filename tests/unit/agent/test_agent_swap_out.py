@@ -140,9 +140,7 @@ async def test_cancel_during_a_swap_out_is_applied(able: AgentRig):
     async with admitting(able):
         await begun(able, a_request("r", reply_to=REPLY), 20)
         run = able.state.runs[R]
-        run.ending = (
-            Ending.SWAPPED_OUT
-        )  # as the operation does, before the engine has ended the run
+        run.ending = Ending.SWAPPED_OUT  # as a swap-out does before the engine has ended the run
         await able.deliver(RequestCancel(request_id=R, reply_to=REPLY))
         await able.engine.abort(run.engine_id)
         assert (await able.failed()).error.code == "cancelled"
@@ -166,7 +164,7 @@ async def test_second_copy_of_a_swapped_out_request_is_served_with_it(able: Agen
     assert await able.back_in_lane(LANE) == 0
 
 
-async def test_crash_of_the_agent_redelivers_it(able: AgentRig):
+async def test_crash_of_the_agent_redelivers_a_swapped_out_request(able: AgentRig):
     """The broker still has the request's message, because the agent did not acknowledge it."""
     async with admitting(able):
         await begun(able, a_request("r"), 20)

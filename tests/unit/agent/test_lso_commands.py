@@ -136,7 +136,7 @@ async def test_missing_agent_is_reported_at_once(rig: AgentRig):
     assert await order(rig.far, command, timeout_s=60.0) is PublishOutcome.UNROUTABLE
 
 
-async def test_no_answer_in_time_is_none(listening: AgentRig):
+async def test_result_is_none_if_no_answer_arrives_in_time(listening: AgentRig):
     listening.sources(LANE)
     await listening.commands.close()
     async with listening.executor.exclusive():
@@ -160,7 +160,7 @@ def parsed(*arguments: str) -> argparse.Namespace:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_each_line_maps_to_a_command(line: str, command: LsoCommand):
+def test_each_command_line_maps_to_a_command(line: str, command: LsoCommand):
     given = parsed(*line.split())
     sub_verb = next(each for each in SUB_VERBS if each.name == given.lso)
 

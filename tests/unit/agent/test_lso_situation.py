@@ -68,7 +68,7 @@ def test_weight_sizes_come_from_the_registry_or_the_files(tmp_path: Path):
     assert weight_bytes(entry(tmp_path, weight_bytes=7)) == 7
 
 
-async def test_requests_that_leave_count_as_gone(rig: AgentRig):
+async def test_requests_that_are_ending_do_not_count_as_running(rig: AgentRig):
     """If requests that leave did not count as gone, their room would be freed twice."""
     async with admitting(rig):
         await rig.hold(a_request("stays"))

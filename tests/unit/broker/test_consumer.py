@@ -157,6 +157,6 @@ async def test_contract_errors_may_be_answered_instead(broker: MemoryBroker):
     assert body == b'{"kind":"request.cancel.v1"}'
 
 
-def test_the_first_matching_row_applies():
+def test_the_first_matching_row_determines_the_settlement():
     assert settlement_for(BrokerUnavailableError("x")) is Settlement.REQUEUE
     assert settlement_for(KeyError("x")) is Settlement.REJECT

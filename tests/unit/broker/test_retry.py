@@ -31,7 +31,7 @@ async def broker(hub: MemoryHub):
         yield broker
 
 
-async def test_waits_for_the_broker_to_come_back(hub: MemoryHub, broker: MemoryBroker):
+async def test_publishing_continues_when_the_broker_returns(hub: MemoryHub, broker: MemoryBroker):
     hub.stop()
     publishing = asyncio.ensure_future(
         publish_until_confirmed(broker, "", "q", OutMessage(body=b"a"), backoff=QUICK)
@@ -55,7 +55,7 @@ async def test_the_time_limit_ends_publishing(hub: MemoryHub, broker: MemoryBrok
         )
 
 
-async def test_answers_are_not_retried(broker: MemoryBroker):
+async def test_publish_is_not_repeated_after_an_answer_of_the_broker(broker: MemoryBroker):
     message = OutMessage(body=b"a")
 
     assert await publish_until_confirmed(broker, "", "q", message) is PublishOutcome.CONFIRMED
@@ -84,7 +84,7 @@ class Unconfirmed(MemoryBroker):
         raise BrokerUnavailableError("no confirm in time")
 
 
-async def test_stalls_of_the_process_do_not_count(hub: MemoryHub):
+async def test_stalls_of_the_process_do_not_count_towards_the_time_limit(hub: MemoryHub):
     async with Unconfirmed(hub, times=1, wait_s=0.0, stall_s=STALL_S + 0.1) as broker:
         await broker.declare_queue(QueueSpec(name="twice", type=QueueType.CLASSIC))
 
@@ -98,7 +98,7 @@ async def test_stalls_of_the_process_do_not_count(hub: MemoryHub):
     assert len(set(broker.tried)) == 1
 
 
-async def test_silence_of_the_broker_counts(hub: MemoryHub):
+async def test_silence_of_the_broker_counts_towards_the_time_limit(hub: MemoryHub):
     async with Unconfirmed(hub, times=9, wait_s=STALL_S + 0.5, stall_s=0.0) as broker:
         await broker.declare_queue(QueueSpec(name="once", type=QueueType.CLASSIC))
 

@@ -406,7 +406,7 @@ def test_each_learnt_term_replaces_its_prior():
     assert profile.swap_s == {"cold": 12.0, "warm": 1.0}
 
 
-def test_latest_of_a_models_stored_lengths_is_used():
+def test_latest_stored_lengths_of_a_model_are_used():
     older = msgspec.structs.replace(
         PRIOR,
         device="d2",

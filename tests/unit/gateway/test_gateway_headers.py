@@ -34,7 +34,7 @@ def test_targets_are_milliseconds_under_every_alias(names: tuple[str, ...], fiel
     assert [getattr(parse_hints({name: "250"}), field) for name in names] == [0.25] * len(names)
 
 
-def test_first_alias_wins():
+def test_first_alias_of_a_header_takes_precedence():
     assert parse_hints({TTFT[1]: "1000", TTFT[0]: "500"}).ttft_s == 0.5
 
 
@@ -59,7 +59,7 @@ def test_deadline_in_seconds_is_refused():
         ({PRIORITY: "1", PRIORITY_LOWER_FIRST: "7"}, 1),
     ],
 )
-def test_priority_is_higher_first_internally(headers: dict[str, str], priority: int):
+def test_header_priorities_are_converted_to_higher_first(headers: dict[str, str], priority: int):
     assert parse_hints(headers).priority == priority
 
 

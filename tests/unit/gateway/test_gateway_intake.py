@@ -70,7 +70,7 @@ def test_random_request_without_a_seed_gets_a_seed(
         ({PRIORITY: "4"}, 3, 4),
     ],
 )
-def test_lower_body_priorities_are_first_and_headers_override_them(
+def test_lower_priority_in_the_body_is_first_and_headers_override_it(
     intake_rig: IntakeRig, headers: dict[str, str], body: int | None, priority: int
 ):
     assert intake_rig.completion(headers, priority=body).ingress.priority == priority
@@ -103,7 +103,7 @@ def test_list_with_one_text_equals_the_text(intake_rig: IntakeRig):
     assert intake_rig.completion(prompt=[COMPLETION["prompt"]]).ingress == expected
 
 
-def test_nulls_mean_not_given(intake_rig: IntakeRig):
+def test_null_fields_count_as_not_given(intake_rig: IntakeRig):
     nulls = dict.fromkeys(
         ("max_tokens", "temperature", "n", "stop", "tools", "slo", "logprobs", "seed", "stream")
     )

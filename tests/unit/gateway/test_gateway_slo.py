@@ -29,12 +29,12 @@ def test_empty_slo_object_is_best_effort():
     assert slo_of(slo=Slo(), stream=True) == Slo()
 
 
-def test_tier_names_an_slo():
+def test_objective_selects_an_slo():
     assert slo_of(hints=Hints(objective="interactive")) == Slo(ttft_s=1.0, tbt_s=0.1)
     assert slo_of(hints=Hints(objective="night"), stream=True) == Slo()
 
 
-def test_body_overrides_tier():
+def test_slo_in_the_body_overrides_the_objective():
     assert slo_of(hints=Hints(objective="interactive"), slo=Slo(ttlt_s=5.0)) == Slo(ttlt_s=5.0)
 
 

@@ -79,7 +79,7 @@ async def test_peek_changes_neither_order_nor_number(broker: UnreliableBroker):
         assert await broker.ready(topology.DEAD_LETTERS) == 5
 
 
-async def test_hundreds_of_peeks_lose_no_dead_letter(broker: UnreliableBroker):
+async def test_hundreds_of_listings_lose_no_dead_letter(broker: UnreliableBroker):
     await refused(broker, "a")
     for _ in range(topology.DELIVERY_LIMIT * 3):
         await process(broker, limit=1, action=keep, wanted=everything)

@@ -23,7 +23,7 @@ def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
 
 
 @given(stop_lists, texts, splits)
-def test_the_result_does_not_depend_on_splits(
+def test_the_result_does_not_depend_on_the_chunks_of_the_text(
     stops: list[str], text: str, splits: list[int]
 ) -> None:
     edges = [0, *splits, len(text)]
@@ -57,7 +57,7 @@ def test_no_part_of_a_stop_string_is_shown(stops: list[str], text: str) -> None:
         (["aab"], "aaab", "a"),
     ],
 )
-def test_examples(stops: list[str], text: str, shown: str) -> None:
+def test_stop_strings_end_example_texts(stops: list[str], text: str, shown: str) -> None:
     assert run(stops, list(text)) == (shown, True)
 
 

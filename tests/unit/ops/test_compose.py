@@ -88,7 +88,7 @@ def test_a_drain_is_never_cut_short(container: Container):
 
 
 @each
-def test_a_login_is_in_the_definitions(container: Container):
+def test_every_login_of_a_service_is_in_the_definitions(container: Container):
     users = json.loads((ROOT / "ops/rabbitmq/definitions.json").read_text())["users"]
     passwords = {user["name"]: user["password"] for user in users}
     url = urlsplit(container.settings.amqp_url)

@@ -69,7 +69,7 @@ def test_every_drawn_series_is_exported(series: set[str]):
     assert len(drawn) > 15
 
 
-def test_names_are_component_noun_and_unit(series: set[str]):
+def test_metric_names_consist_of_component_noun_and_unit(series: set[str]):
     components = {name.split("_")[1] for name in series if not name.endswith("_created")}
 
     assert components == {"gateway", "planner", "estimator", "agent"}

@@ -54,7 +54,7 @@ def test_tokens_are_late_after_their_own_deadline():
     assert late_tokens([(5.0, 3)], Slo()) == late_tokens([(5.0, 3)], Slo(ttlt_s=1.0)) == 0
 
 
-def test_time_saved_by_an_early_token_goes_to_later_tokens():
+def test_later_tokens_may_use_the_time_saved_by_an_early_token():
     timeline = Timeline(tokens=[(0.1, 1), (CHAT.slo.ttft_s, 1)], finished_s=1.5)
 
     assert judge(CHAT, timeline, sent_at_s=0.0).attained
@@ -73,7 +73,7 @@ def test_a_non_interactive_request_is_judged_by_its_final():
 
     assert finished(RELAXED.slo.ttlt_s).attained
     assert not finished(RELAXED.slo.ttlt_s + 0.1).attained
-    assert finished(1.0).ttft_s is None  # its tokens come with the final
+    assert finished(1.0).ttft_s is None  # the tokens of this answer come with the final
 
 
 def test_best_effort_has_no_target():
@@ -92,7 +92,7 @@ def test_a_request_without_final_does_not_attain(request_class):
     assert not outcome.completed
 
 
-def test_figures_of_an_arm():
+def test_figures_of_an_arm_follow_from_its_outcomes():
     best_effort = judge(BEST_EFFORT, Timeline(tokens=[(8.0, 9)], finished_s=8.0), sent_at_s=0.0)
     arm = record(in_time=6, late=2, lost=1)
     arm.outcomes.append(best_effort)
@@ -165,7 +165,7 @@ def test_sentence_names_classes_in_which_headway_is_behind():
 def test_sentence_without_requests_makes_no_claim():
     data = arms(Record(), Record())
 
-    assert "shows nothing" in sentence(data)
+    assert "has no result" in sentence(data)
     assert not is_success(data)
 
 

@@ -127,7 +127,7 @@ class TestAgent:
 
         assert active == {"m1": 0, "m2": 1}
 
-    async def test_an_observation_is_counted_and_handed_on(self, registry, metrics):
+    async def test_an_observation_is_counted_and_passed_on(self, registry, metrics):
         handed_on: list[RequestObserved] = []
 
         async def observe(observed: RequestObserved) -> None:

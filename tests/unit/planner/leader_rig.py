@@ -19,6 +19,7 @@ from shared.broker import topology
 from shared.broker.consumer import Dispatcher
 from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import OutMessage
+from shared.broker.queue_list import list_queue
 from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import Decoder, InstanceId, Message, ModelName, encode
 from shared.contracts.control import LaneNonempty
@@ -102,6 +103,7 @@ class LeaderRig:
         for request in requests:
             name = queue or request.lane
             await topology.declare_work_queue(self.far, name)
+            await list_queue(self.far, name)
             await self.far.publish(topology.LANES, name, queued_bytes(request))
             self.put[name] += 1
             notice = LaneNonempty(queue=name, source=PUBLISHER, put=self.put[name])

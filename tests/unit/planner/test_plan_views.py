@@ -39,7 +39,7 @@ def test_advice_is_shown_where_more_instances_are_advised():
     more = AdvisedInstances(device="vllm a10", present=1, advised=4, attainment=0.995)
     shown = plan_views.queues(replace(plan(), advice=(enough, more)))
 
-    assert shown.splitlines()[1:] == ["vllm a10: 4 instances instead of 1, 99.5% then in time"]
+    assert shown.splitlines()[1:] == ["vllm a10: 4 instances instead of 1, with 99.5% in time"]
 
 
 def test_queues_are_shown_head_first_with_forecasts():
@@ -72,9 +72,12 @@ def test_reasons_show_the_cost_of_alternatives():
     shown = plan_views.reasons(plan(group(1, others=(other,)), group(2, None, wait_s=None)))
 
     assert shown.splitlines()[1:] == [
-        "lane.a/1  x8: i1 #2, turn in 5.0 s, best effort, late with 0%",
+        "lane.a/1  x8: i1 #2, turn in 5.0 s, best effort, late with probability 0%",
         "    i2 #1: turn in 15 min, the plan would cost +1.25% of the weight",
-        "lane.a/2  x8: nowhere: no instance may serve its model, best effort, late with 0%",
+        (
+            "lane.a/2  x8: in no queue: no instance may serve its model, best effort, "
+            "late with probability 0%"
+        ),
     ]
 
 
@@ -127,7 +130,7 @@ def test_only_heads_of_queues_with_explained_groups_are_shown():
     assert plan_views.first(replace(both, groups=()), 2).heads == (SWAP, other)
 
 
-def test_difference_names_groups_that_came_went_and_moved():
+def test_difference_names_groups_that_were_added_removed_and_moved():
     before = plan(group(0), group(1), group(2))
     after = plan(group(1, position=0), group(2, I2, position=0), group(3), epoch=4, cause="first")
 

@@ -236,7 +236,7 @@ def test_failure_of_a_run_with_a_lost_start_waits_for_silence():
     assert late == [Finished(final=failed("b"))]
 
 
-def test_failure_of_a_replaced_run_never_wins():
+def test_failure_of_a_replaced_run_never_ends_the_request():
     assembly = streaming()
     feed(assembly, started("a"), started("b"), failed("a"), now=100.0)
 
@@ -269,7 +269,7 @@ def test_activity_of_the_live_run_delays_a_held_failure():
     assert assembly.tick(119.0) == [Finished(final=failed())]
 
 
-def test_held_failure_loses_to_a_final():
+def test_final_overrides_a_held_failure():
     assembly = streaming()
     feed(assembly, started("a"), failed(), now=100.0)
 

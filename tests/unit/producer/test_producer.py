@@ -135,7 +135,7 @@ async def _empty(broker: Broker, queue: str) -> bool:
     return depth is not None and depth.ready == 0
 
 
-async def test_failure_without_a_run_wins_over_a_silent_run():
+async def test_failure_without_a_run_ends_a_request_with_a_silent_run():
     async with rig(silence_s=0.01) as it:
         generation = await it.producer.submit(BODY, reply=ReplyMode.STREAM)
         await it.reply(started("a"), failed())

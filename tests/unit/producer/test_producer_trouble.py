@@ -29,7 +29,7 @@ async def test_absent_broker_is_reported_and_no_state_is_kept():
 
         assert it.producer.num_outstanding == 0
         it.hub.start()
-        # It might have arrived after all: then it must be stopped.
+        # The request may have arrived despite the error: then its run must be stopped.
         await it.reply(started("b"))
         stop = RunStop(request_id=REQUEST, run_id=RunId("b"), reason=StopReason.CANCELLED)
         assert stop in [await it.controlled(), await it.controlled()]

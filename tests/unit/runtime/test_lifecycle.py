@@ -68,7 +68,9 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_drains(processes: list[subprocess.Popen[str]], number: signal.Signals):
+def test_the_first_signal_starts_the_drain(
+    processes: list[subprocess.Popen[str]], number: signal.Signals
+):
     process = started(drain_s=0.0)
     processes.append(process)
     process.send_signal(number)
@@ -76,7 +78,7 @@ def test_the_first_signal_drains(processes: list[subprocess.Popen[str]], number:
     assert process.wait(60) == EXIT_OK
 
 
-def test_the_second_signal_cancels(processes: list[subprocess.Popen[str]]):
+def test_the_second_signal_cancels_the_service(processes: list[subprocess.Popen[str]]):
     process = started(drain_s=1000.0)
     processes.append(process)
     process.send_signal(signal.SIGTERM)
@@ -116,7 +118,7 @@ def test_the_cause_of_the_end_decides_the_exit_code(
     assert run_service("test", main) == code
 
 
-def test_a_bug_is_not_hidden():
+def test_an_unexpected_exception_is_raised():
     async def main(_stop: asyncio.Event) -> None:
         raise ZeroDivisionError
 

@@ -35,7 +35,7 @@ def test_defaults_apply_without_any_source():
 
 
 def test_flags_override_environment_which_overrides_the_file(tmp_path: Path):
-    values = {"leader": {"plan_period_s": 1.0, "settle_s": 1.0, "scan_period_s": 1.0}}
+    values = {"leader": {"plan_period_s": 1.0, "settle_s": 1.0, "audit_period_s": 1.0}}
     environ = {
         "HEADWAY_PLANNER_LEADER__PLAN_PERIOD_S": "2.0",
         "HEADWAY_PLANNER_LEADER__SETTLE_S": "2.0",
@@ -45,7 +45,7 @@ def test_flags_override_environment_which_overrides_the_file(tmp_path: Path):
         file=written(tmp_path, values),
         overrides={"leader.plan_period_s": "3.0"},
     ).leader
-    assert (leader.plan_period_s, leader.settle_s, leader.scan_period_s) == (3.0, 2.0, 1.0)
+    assert (leader.plan_period_s, leader.settle_s, leader.audit_period_s) == (3.0, 2.0, 1.0)
 
 
 def test_shared_variables_apply_to_all_services_unless_overridden():

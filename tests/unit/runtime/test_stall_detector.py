@@ -13,7 +13,7 @@ class Stalling:
         return self.now
 
 
-def test_only_a_stall_is_missed_and_only_once():
+def test_only_stalls_are_missed_time_and_each_is_returned_once():
     clock = Stalling()
     asked = StallDetector(clock)
     clock.now += STALL_S

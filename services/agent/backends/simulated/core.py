@@ -149,7 +149,7 @@ class SimulatedEngineCore:
         stopped = [run for run in self._running if run.request_id in schedule.decision.preempted]
         for run in stopped:
             self._preempt(run)
-        # Decodes first; the requests at the end lose their KV first.
+        # Decodes come first in the list; requests at its end lose their KV first.
         self._running.sort(key=lambda run: run.is_prefill)
         starved = self._schedule_running(schedule)
         admitted = [] if starved else self._admit(schedule)

@@ -42,7 +42,7 @@ def test_least_recently_used_sequence_loses_its_last_block_first() -> None:
     assert index.num_known(chain("a", "b", "c")) == 3
 
 
-def test_shared_prefix_lives_as_long_as_its_most_recent_user() -> None:
+def test_shared_prefix_is_kept_as_long_as_its_most_recent_user() -> None:
     index = HostIndex(4)
     index.store(chain("a", "b", "c"))
     index.store(chain("a", "x"))

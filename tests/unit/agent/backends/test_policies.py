@@ -71,7 +71,7 @@ def serve(core: SimulatedEngineCore, now: float = 100.0) -> list[str]:
         ("qoserve", QoServePolicy),
     ],
 )
-def test_each_name_creates_a_policy(name: PolicyName, kind: type) -> None:
+def test_each_policy_name_creates_a_policy(name: PolicyName, kind: type) -> None:
     table = LatencyTable(tokens_s=(0.0, 1.0))
 
     assert type(create_policy(name, table, SchedulingSettings())) is kind

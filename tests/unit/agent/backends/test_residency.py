@@ -100,11 +100,12 @@ def test_held_weights_of_the_active_model_are_not_counted() -> None:
     made.held(B)
     assert activate(made, B).drop == ()
     assert made.used_bytes == 100
-    # When it leaves, both would not fit: the model active longest ago is dropped.
+    # B would not fit beside A when B leaves the device: the model active longest ago, A, is
+    # dropped.
     assert activate(made, C).drop == (A,)
 
 
-def test_dead_engine_offers_no_path() -> None:
+def test_dead_engine_has_no_activation_path() -> None:
     made = table(warm_bytes=200)
     activate(made, A)
     made.held(B)
@@ -113,13 +114,14 @@ def test_dead_engine_offers_no_path() -> None:
     assert (made.active, made.path(B)) == (None, ActivationPath.START)
 
 
-def test_nominally_dearer_path_is_taken_when_measured_cheaper() -> None:
+def test_path_with_the_higher_prior_is_taken_if_it_is_measured_as_faster() -> None:
     made = table(warm_bytes=1000, shapes=("s", "s", "s"))
     activate(made, A, duration_s=0.5)
-    assert made.path(B) is ActivationPath.COLD  # as measured just now, against a prior of 1 s
+    # The cold path was just measured at 0.5 s, below the other path's prior of 1 s.
+    assert made.path(B) is ActivationPath.COLD
 
 
-def test_one_slow_activation_does_not_exclude_a_path_forever() -> None:
+def test_one_slow_activation_does_not_exclude_a_path_permanently() -> None:
     made = table(warm_bytes=1000, shapes=("s", "s", "s"))
     activate(made, A, duration_s=5.0)
     assert activate(made, B, duration_s=60.0).path is ActivationPath.RELOAD
@@ -151,7 +153,7 @@ def test_measured_activation_times_replace_priors() -> None:
     assert made.activate_s(A) == 0.0
     made.clear()
     assert (made.active, made.activate_s(A)) == (None, 2.0)
-    # The other model's time is not known, but that of the path is.
+    # No activation of B was measured, but the path's last time is known.
     assert made.activate_s(B) == 2.0
 
 

@@ -251,7 +251,7 @@ def test_model_with_few_samples_does_not_fail_the_others(estimator: Estimator):
         ([Outcome.TOO_FEW, Outcome.TOO_FEW], 1),
     ],
 )
-def test_exit_codes(outcomes: list[Outcome], code: int):
+def test_exit_code_follows_from_the_outcomes_of_all_fits(outcomes: list[Outcome], code: int):
     assert exit_code(outcomes) == code
 
 

@@ -207,7 +207,7 @@ async def test_invalid_message_is_rejected_and_valid_messages_are_stored(tmp_pat
     )
     handle = Dispatcher(HANDLERS, state).handle
     good = LooseDelivery(body=encode(sampled(plain(0.1))))
-    # JSON has no such number: it is encoded as null.
+    # JSON has no NaN: it is encoded as null.
     bad = LooseDelivery(body=encode(sampled(plain(math.nan))))
     for delivery in (good, bad, good):
         await handle(delivery)

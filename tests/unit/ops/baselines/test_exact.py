@@ -128,7 +128,7 @@ def test_the_first_of_equal_plans_is_kept():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_setups_match_the_setup_cost_of_the_plan(seed: int):
+def test_setup_times_match_the_setup_cost_of_the_plan(seed: int):
     problem = a_random_problem(seed, num_groups=6, num_instances=2, num_models=2)
     order = edf_batching(problem)
 
@@ -142,7 +142,7 @@ def test_setups_match_the_setup_cost_of_the_plan(seed: int):
     assert plan_cost(problem, order).drain == pytest.approx(price * spent_s)
 
 
-def test_setups_are_infinite_where_an_instance_may_not_serve():
+def test_setup_times_are_infinite_where_an_instance_may_not_serve():
     problem = a_problem([Group(), Group(model=1)], [Instance(active=0, activate_s=(5.0, inf))])
 
     assert setup_s(problem, 0).tolist() == [[0.0, inf], [5.0, inf], [0.0, inf]]

@@ -94,7 +94,7 @@ def test_the_forest_learns_steps_that_a_sum_of_terms_cannot(forest: IterationFor
     assert np.median(errors(forest, unseen)) < 0.02 < np.median(np.abs(terms - 1))
 
 
-def test_chunks_err_low_and_by_less_than_a_tenth(forest: IterationForest):
+def test_chunks_are_too_small_rather_than_too_large_by_less_than_a_tenth(forest: IterationForest):
     random = np.random.default_rng(4)
     wrong = []
     for _ in range(100):
@@ -136,7 +136,7 @@ def test_the_chunk_respects_its_limit(forest: IterationForest):
     assert chunks == [0, 5, 16]
 
 
-def test_without_time_there_is_no_chunk(forest: IterationForest):
+def test_without_a_time_budget_the_chunk_is_zero(forest: IterationForest):
     assert forest.largest_chunk(1e-4, Decodes(16, 1000), most_tokens=2048) == 0
 
 

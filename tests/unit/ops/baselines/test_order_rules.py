@@ -20,7 +20,7 @@ def alternating(*, deadlines: list[float]) -> PlanningProblem:
 
 
 def test_fcfs_orders_by_age_and_edf_by_deadline() -> None:
-    # Ages: 10 s, 40 s; deadlines the other way round.
+    # The groups have waited for 10 s and 40 s; the first group has the earlier deadline.
     groups = [Group(deadline_s=20, slo_s=30), Group(deadline_s=60, slo_s=100)]
     problem = a_problem(groups, [BUSY])
 
@@ -47,8 +47,8 @@ def test_edf_ignores_swap_times_when_choosing_an_instance() -> None:
     groups = [Group(model=1, deadline_s=1), Group(model=0, deadline_s=2), Group(deadline_s=3)]
     ready = [BUSY, Instance(active=1, available_s=1)]
 
-    # The first goes to the free instance though the other one has its model; the swap's 5 s only
-    # matter for the last one's instance.
+    # EDF places the first group on the free instance although the other instance has its model; the
+    # swap of 5 s only affects the instance of the last group.
     assert queues_of(edf(a_problem(groups, ready))) == [[0, 2], [1]]
     assert queues_of(edf_batching(a_problem(groups, ready))) == [[1, 2], [0]]
 

@@ -41,7 +41,7 @@ def test_alternating_deadlines_are_batched_by_model():
     assert queues_of(routed(problem, time_limit_s=0.05)) == [[0, 2, 1, 3]]
 
 
-def test_lost_groups_come_after_other_groups():
+def test_infeasible_groups_come_after_other_groups():
     groups = [Group(deadline_s=-1.0), Group(deadline_s=10.0), Group(deadline_s=20.0)]
     problem = a_problem(groups, [Instance(active=0)])
 

@@ -86,7 +86,7 @@ def test_groups_stay_on_the_hosts_of_their_model() -> None:
     problem = a_problem(groups, [Instance(active=0), Instance(active=1)])
 
     assert queues_of(shepherd(problem)) == [list(range(9)), [9]]
-    # Without a partition, the second instance helps out.
+    # Without a partition, the second instance also serves the model.
     assert len(queues_of(edf_batching(problem))[1]) > 1
 
 
@@ -97,7 +97,7 @@ def test_a_static_batch_takes_as_long_as_its_longest_output() -> None:
 
     static = static_batches(a_problem([alike, varied, single]))
 
-    # Deviation over mean of one request is 1: sqrt(64 * 64) / 64.
+    # For one request, the deviation over the mean is 1: sqrt(64 * 64) / 64.
     longest = 1 + np.sqrt(2 * np.log(STATIC_BATCH))
     assert static.groups.work_s[0] == pytest.approx([64, 64 * longest, 1])
     assert not static.groups.work_var.any()

@@ -65,7 +65,7 @@ def test_forecasts_are_not_corrected_before_enough_groups_have_passed(load: Load
 
 
 def test_a_first_batch_has_the_requests_that_began_before_it_emptied():
-    """With 24 requests, 8 at a time, those begun before the sixth ends count: 8, then 5."""
+    """The first batch has the first 8 requests, and 6 requests that replace ended requests."""
     how = served(MISTRAL_7B, A100)
     assert how is not None
     requests = [
@@ -94,7 +94,7 @@ def test_a_model_that_does_not_fit_is_rejected():
         Load(LLAMA_70B, A10, seed=0)
 
 
-def test_r_squared_is_of_the_forecasts_and_not_of_a_line():
+def test_r_squared_is_of_the_forecasts_and_not_of_a_fitted_line():
     actual = [1.0, 2.0, 3.0]
 
     assert r_squared(actual, actual) == 1.0

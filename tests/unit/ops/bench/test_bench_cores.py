@@ -96,7 +96,7 @@ def test_load_of_child_processes_is_not_other_load(machine: list[float]):
     assert 0 < others.share(1000.0, 1010.0) < 9.7 / 20
 
 
-def test_the_share_is_of_the_requested_time(machine: list[float]):
+def test_load_share_covers_only_the_requested_interval(machine: list[float]):
     """Other processes first use one of two cores, later no core."""
     others = OtherLoad()
     for busy_s, now in ((10.0, 1010.0), (10.5, 1020.0)):
@@ -109,7 +109,7 @@ def test_the_share_is_of_the_requested_time(machine: list[float]):
     assert others.share(1004.9, 1005.1) == pytest.approx(0.5, abs=0.01)
 
 
-async def test_other_load_is_followed(monkeypatch: pytest.MonkeyPatch):
+async def test_load_of_other_processes_is_sampled_periodically(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ops.bench.cores.SAMPLE_S", 0.01)
     others = OtherLoad()
     looks: list[OtherLoad] = []

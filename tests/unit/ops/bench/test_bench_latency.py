@@ -108,9 +108,9 @@ def test_measured_steps_are_judged_by_their_own_times():
     assert result.figures["vLLM, load 1: chunks of forest"]["judged"] == 200
 
 
-def test_the_median_load_counts():
+def test_bounds_apply_to_the_load_with_the_median_error():
     other = measured_steps(1000)
-    # One engine that becomes three times as slow after training, beside two that do not.
+    # One engine becomes three times as slow after training; the two other engines do not.
     slowed = [
         msgspec.structs.replace(each, duration_s=each.duration_s * (3 if number > 600 else 1))
         for number, each in enumerate(other)

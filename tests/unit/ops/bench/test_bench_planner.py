@@ -71,13 +71,13 @@ class TestLines:
         assert value(result, "800x50: mean points below 60 s at 1 s") == pytest.approx(1.0)
         assert shown == {"1 s": "1.00 (1.50)"}
 
-    def test_without_the_reference_lines_against_it_are_missing(self) -> None:
+    def test_without_the_long_search_lines_that_need_it_are_not_measured(self) -> None:
         result = reported(searches(MIDDLE, {1.0: [0.97]}))
 
         assert value(result, "800x50: mean points below 60 s at 1 s") is None
         assert result.holds
 
-    def test_a_rule_close_to_the_search_breaks_its_line(self) -> None:
+    def test_the_line_of_a_rule_fails_if_the_rule_is_close_to_the_search(self) -> None:
         rules = {name: plan(0.5) for name in RULES} | {"edf-batching": plan(0.94)}
         found = searches(SMALL, {1.0: [0.97]}) | {Cell(kind="rules", size=SMALL, seed=0): rules}
         result = reported(found)

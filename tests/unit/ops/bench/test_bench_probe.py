@@ -33,7 +33,9 @@ def num_iterations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("rate_rps", [3.0, 9.0, 30.0])
-def test_an_allowed_share_is_exact(rate_rps: float, replicas: int) -> None:
+def test_a_probe_that_allows_all_misses_gives_the_exact_share(
+    rate_rps: float, replicas: int
+) -> None:
     scenario = replace(SHORT, rate_rps=rate_rps, replicas=replicas)
 
     assert probed_share(scenario, allowed=1.0) == violation_share(scenario.run().requests)

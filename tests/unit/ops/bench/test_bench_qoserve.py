@@ -46,7 +46,7 @@ def test_figures_use_one_seed_only() -> None:
         (cells.mix("28", "qoserve", "70-15-15", seed=0), ["Table 6"]),
     ],
 )
-def test_a_simulation_shows_in_its_figures(cell: Cell, titles: list[str]) -> None:
+def test_the_result_of_a_simulation_is_in_its_figures(cell: Cell, titles: list[str]) -> None:
     rows = numbered(tiny(cell), 0)
 
     assert [name.split(",")[0] for name in rows] == titles
@@ -61,7 +61,7 @@ def test_a_simulation_shows_in_its_figures(cell: Cell, titles: list[str]) -> Non
         (cells.wave("adaptive", 6.0, seed=0), "Fig 12, % missed, 2<->6"),
     ],
 )
-def test_a_simulation_shows_in_its_table(cell: Cell, title: str) -> None:
+def test_the_result_of_a_simulation_is_in_its_table(cell: Cell, title: str) -> None:
     rows = tables(tiny(cell), 0)
 
     assert list(rows) == [title]
@@ -96,7 +96,7 @@ def test_incomplete_polyserve_figures_are_not_shown() -> None:
     assert numbered(goodputs({cells.polyserve("Q1", seed=0): 2.5}), 0) == {}
 
 
-def test_a_silo_is_the_sum_of_its_classes() -> None:
+def test_gpus_of_a_silo_are_the_sum_over_its_classes() -> None:
     rates = {"Q1": 2.0, "Q2": 4.0, "Q3": 5.0}
     found = goodputs(
         {cells.silo_goodput(name, "code", seed=0): rate for name, rate in rates.items()}
@@ -104,7 +104,7 @@ def test_a_silo_is_the_sum_of_its_classes() -> None:
     )
     row = numbered(found, 0)["Niyama Fig 7a, GPUs for 50/s"]
 
-    # 50/3 per second of each class: 9 + 5 + 4, against 50 / 4.
+    # 50/3 requests per second of each class need 9 + 5 + 4 GPUs; the shared replicas need 50 / 4.
     assert row["code"] == "silo 9+5+4, ours 13 (28 % fewer)"
 
 

@@ -58,7 +58,7 @@ async def test_fit_matches_the_engine():
 
     errors = errors_of(repeats)
     assert errors is not None
-    # About 0.02 and 0.045: the number of decodes in a repeat depends on the machine.
+    # Typical values are 0.02 and 0.045; the number of decodes in a repeat depends on the machine.
     assert (errors.count, errors.median < 0.05, errors.p95 < 0.1) == (len(repeats[-1]), True, True)
 
 

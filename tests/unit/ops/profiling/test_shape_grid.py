@@ -20,7 +20,7 @@ def test_each_chunk_is_timed_at_each_depth_alone_and_beside_batches():
     batches = GRID.batches(TINY, reported.append)
     kinds = {(each.num_decodes, each.chunk_tokens, each.before_tokens) for each in batches}
 
-    # 256 tokens behind 300 exceed the model's 512.
+    # A chunk of 256 tokens after 300 tokens exceeds the model's limit of 512.
     chunks = {(16, 0), (16, 300), (256, 0)}
     assert kinds == {(n, *chunk) for n in (0, 2, 8) for chunk in chunks} | {(2, 0, 0), (8, 0, 0)}
     assert len(kinds) == len(batches)

@@ -96,7 +96,8 @@ def test_batches_whose_kv_does_not_fit_are_left_out_and_reported():
     reported: list[str] = []
     repeats = profiler(device).measure(GRID, reported.append)
 
-    # 128 tokens behind 256 do not fit, nor 16 behind 256 beside four times 33.
+    # A chunk of 128 tokens after 256 does not fit, nor a chunk of 16 after 256 beside 4 decodes of
+    # 33 tokens.
     assert (
         reported[0]
         == "left out for lack of room on the device: 3 of 9 batches, with over 300 tokens of KV"
@@ -150,7 +151,7 @@ def test_profile_of_a_cpu_is_accepted_by_the_simulated_engine():
     assert SimulatedSettings(latency=latency).latency == latency
     assert all(0 < each.duration_s < math.inf for each in samples)
     assert len(cells) == 9
-    # 128 tokens behind 256 are over ten times the work of 16 alone.
+    # A chunk of 128 tokens after 256 takes over ten times as many operations as 16 tokens alone.
     assert fastest_s[0, 128, 256] > fastest_s[0, 16, 0]
     errors = errors_of(repeats)
     assert errors is not None

@@ -31,7 +31,7 @@ def test_remaining_instances_serve_all_requests_completely():
     assert {r.instance_id for r in others} == {"a100-1"}
 
 
-def test_answers_begin_again():
+def test_answers_restart_after_the_loss_of_their_instance():
     """Requests with a first token from the lost instance get a new first token later."""
     calm = {r.request_id: r for r in served().requests}
     struck = served(Loss(number=0, at=LOST_AT_S))

@@ -1,4 +1,4 @@
-"""The judge of plans, checked by hand-computed queues and by the normal distribution."""
+"""Evaluation of plans, compared with hand-computed queues and the normal distribution."""
 
 import math
 from dataclasses import replace
@@ -42,7 +42,8 @@ def test_a_group_waits_for_the_pulled_work_of_its_instance() -> None:
 
 
 def test_another_model_waits_for_the_drain_and_its_activation() -> None:
-    # Turn of the second: 10 work + 3 drain + 5 activation; of the third, which stays: 28.
+    # The second group's turn is after 10 s of work, 3 s of drain and 5 s of activation; the third
+    # group needs no swap and its turn is at 28 s.
     groups = [
         Group(model=0, drain_s=3),
         Group(model=1, deadline_s=18.1),
@@ -174,7 +175,7 @@ def test_scenarios_depend_on_the_seed_only() -> None:
 def test_impossible_plans_are_rejected() -> None:
     problem = a_problem([Group(model=1)], [Instance(activate_s=(0.0, NEVER)), BUSY])
 
-    with pytest.raises(ValueError, match="two places"):
+    with pytest.raises(ValueError, match="two positions"):
         judge(problem, an_order([], [0, 0]))
     with pytest.raises(ValueError, match="may not have"):
         judge(problem, an_order([0], []))

@@ -124,7 +124,7 @@ def test_a_slowdown_applies_during_its_time():
     assert other.end_s == pytest.approx(2 * one.end_s)
 
 
-def test_jain_is_1_for_equal_values_and_1_over_n_for_a_single_value():
+def test_jains_index_is_1_for_equal_values_and_1_over_n_for_a_single_value():
     assert jain([3, 3, 3]) == pytest.approx(1.0)
     assert jain([1, 0, 0, 0]) == pytest.approx(0.25)
 

@@ -62,11 +62,11 @@ def test_online_decodes_of_a_cut_iteration_get_their_token() -> None:
     served(chat, offline, late)
 
     assert chat.num_output_tokens == 3
-    # From 10 ms on an iteration of a decode and 79 prefill tokens; 40 ms is its third safepoint.
+    # From 10 ms on, an iteration has a decode and 79 prefill tokens; 40 ms is its third safepoint.
     assert chat.gaps_s[0] == pytest.approx(0.03 + 0.001 * 5 / 8, abs=1e-3)
 
 
-def test_a_patient_replica_waits_if_the_first_token_will_be_in_time() -> None:
+def test_offline_work_is_not_cut_if_the_first_token_will_be_in_time() -> None:
     """55 ms are left and the prompt takes 80 ms: in time for 4 x 50 ms, late for 2 x 50 ms."""
     for patience, num_cuts in ((4.0, 0), (2.0, 1)):
         replica = served(
@@ -96,5 +96,5 @@ def test_without_arrivals_only_the_checks_cost_time() -> None:
 
     assert layerwise.finished_at is not None
     assert plain.finished_at is not None
-    # 5 iterations of the prompt, 9 decodes.
+    # 5 iterations of the prompt and 9 decodes
     assert layerwise.finished_at - plain.finished_at == pytest.approx(14 * CHECKS_S)

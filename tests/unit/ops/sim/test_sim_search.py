@@ -74,7 +74,7 @@ def test_if_no_rate_fails_the_upper_end_was_tried(start_rps: float | None) -> No
 
 
 @pytest.mark.parametrize("start_rps", [3.4, 3.55, 3.6, 3.65, 3.8])
-def test_a_good_guess_takes_fewer_tries_than_halving(start_rps: float) -> None:
+def test_a_search_from_a_good_guess_takes_fewer_tries_than_halving(start_rps: float) -> None:
     _, tried = searched(smooth, start_rps)
 
     # log2 of 20 / 0.05 is 8.6.

@@ -51,7 +51,7 @@ async def test_ack_follows_the_confirm_of_the_lane(rig: GrouperRig):
     assert await rig.unsettled() == 1
 
 
-async def test_outage_of_the_lanes_is_survived(rig: GrouperRig):
+async def test_grouper_survives_an_outage_of_the_lanes(rig: GrouperRig):
     rig.broker.down.add(topology.LANES)
     await rig.publish(BODY)
     task = asyncio.create_task(rig.grouper.on_request(await rig.pull()))
@@ -206,7 +206,7 @@ async def test_copy_is_not_acknowledged_before_the_first_is_confirmed(rig: Group
     assert await rig.unsettled() == 2
 
 
-async def test_tenant_above_its_share_overflows(registry: ModelRegistry):
+async def test_requests_of_a_tenant_above_its_share_go_to_overflow(registry: ModelRegistry):
     """20 of 40 tokens are half; 40 of 60 are above the maximum share of 60 %."""
     settings = GrouperSettings(free_outstanding_tokens=0, max_tenant_share=0.6)
     async with open_grouper(registry, settings) as rig:
@@ -307,7 +307,7 @@ async def test_requests_beyond_the_token_limit_are_refused_for_now(registry: Mod
         assert (rig.grouper.state.admitted, rig.grouper.state.refused) == (1, 1)
 
 
-async def test_producer_is_notified_of_a_dead_lettered_request(rig: GrouperRig):
+async def test_producer_gets_a_reply_for_a_dead_lettered_request(rig: GrouperRig):
     """The broker dead-letters a request at a lane's delivery limit."""
     request = a_request("r1", reply_to=REPLIES_TO, lane=LANE)
     await topology.declare_work_queue(rig.far, LANE)
@@ -330,7 +330,7 @@ async def test_dead_letter_of_a_service_is_not_answered_again(rig: GrouperRig):
     assert await rig.broker.get(topology.DEAD_LETTER_REPLIES) is None
 
 
-async def test_dead_letter_reply_for_garbage_uses_the_message_id(rig: GrouperRig):
+async def test_dead_letter_reply_for_an_undecodable_body_uses_the_message_id(rig: GrouperRig):
     message = OutMessage(body=b"?", message_id="m1", reply_to=REPLIES_TO)
     await rig.far.publish(topology.DEAD, "", message)
     await rig.handle_dead_letter()

@@ -90,7 +90,7 @@ async def test_burst_is_admitted_only_up_to_the_limit(
         assert outstanding(rig) == (2 * EACH, 2)
 
 
-async def test_burst_above_its_tenants_share_overflows(registry: ModelRegistry):
+async def test_burst_above_its_tenants_share_goes_to_overflow(registry: ModelRegistry):
     """The first request makes the tenant's share half; the second would make it two thirds."""
     async with open_grouper(registry, SHARED) as rig:
         other_holds(rig, EACH)
@@ -132,7 +132,7 @@ async def test_request_cancelled_while_publishing_is_not_counted(rig: GrouperRig
     assert outstanding(rig) == (0, 0)
 
 
-async def test_failed_copy_keeps_the_tokens_of_the_first(registry: ModelRegistry):
+async def test_failed_copy_keeps_the_reservation_of_the_first_copy(registry: ModelRegistry):
     """The grouper publishes the copy, because it has forgotten the id (after 20,000 others)."""
     async with open_grouper(registry, GrouperSettings(duplicate_memory=0)) as rig:
         await (await take(rig, "same"))

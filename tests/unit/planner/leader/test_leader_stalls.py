@@ -25,7 +25,7 @@ async def test_stalled_leader_declares_no_instance_lost(cluster: LeaderRig):
 
     assert leader.state.instances
     assert not leader.claims.lost
-    # From then on silence counts.
+    # From the end of the stall on, silence counts.
     for _ in range(6):
         cluster.clock.advance(1.0)
         own.now += 1.0

@@ -88,7 +88,9 @@ class TestMetrics:
         assert counted == {"first": 1, "alarms": 1, "kept": 2, "unreviewed": 1, "drift": None}
         assert registry.get_sample_value("headway_planner_review_seconds_total") == 1.5
 
-    def test_kept_plan_ages(self, registry: CollectorRegistry, state: LeaderState):
+    def test_kept_plan_keeps_its_creation_time(
+        self, registry: CollectorRegistry, state: LeaderState
+    ):
         name = "headway_planner_plan_made_timestamp_seconds"
         state.record.take(planned(cause=Cause.FIRST), {}, now=7.0, duration_s=0.1)
         state.record.take(planned(), {}, now=9.0, duration_s=0.1)
@@ -120,7 +122,7 @@ class TestMetrics:
 
         assert registry.get_sample_value("headway_planner_groups_moved_total") == 1
 
-    def test_totals_outlive_the_role_and_other_series_end(
+    def test_totals_continue_after_the_role_ends_and_other_series_end(
         self, registry: CollectorRegistry, state: LeaderState
     ):
         state.worker_restarts = 2

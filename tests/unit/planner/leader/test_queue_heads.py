@@ -167,7 +167,7 @@ async def test_new_row_of_the_operation_table_is_previewed(
         assert change.head is not None
         yield Dance(model=change.head.model)
 
-    # A row that a developer adds: no other code knows it.
+    # The table gets an additional row, which no other code mentions.
     monkeypatch.setattr("solver.planning.lso.actions.RULES", (*RULES, dance))
     await leading(cluster, lso=FULL)
     await cluster.wait_in_lane(a_request(base=OTHER))

@@ -261,7 +261,9 @@ class TestLeases:
 
         assert serving(cluster.snapshot()) == {"i": {MODEL}}
 
-    def test_work_with_a_deadline_takes_it_without_an_alternative(self, cluster: Cluster):
+    def test_work_with_a_deadline_takes_the_last_leased_instance_if_necessary(
+        self, cluster: Cluster
+    ):
         cluster.instance("i")
         cluster.waiting(1, slo=CHAT)
         cluster.waiting(1, slo=BATCH, base=OTHER)

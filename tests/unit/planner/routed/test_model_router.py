@@ -181,7 +181,7 @@ def test_residuals_are_published_once():
     assert trust.residual_s < 0
 
 
-def test_fast_clock_loses_no_work():
+def test_router_with_a_fast_clock_loses_no_work():
     routed = ModelRouter(MODEL, VARIANTS["default"], "grouper-1")
     routed.on_status(status(ONE), NOW)
     sent_to(routed, long_request(1))

@@ -52,7 +52,7 @@ class TestPlaces:
         assert of(placed, 0).turn_sd_s == 0.0
         assert of(placed, 2).turn_sd_s == pytest.approx((2 * 4.0 + 2.0**2) ** 0.5)
 
-    def test_groups_without_a_permitted_instance_have_no_place(self):
+    def test_groups_without_a_permitted_instance_have_no_position(self):
         problem = a_problem(
             [Group(model=1, deadline_s=1.0)], [Instance(activate_s=(5.0, NEVER), active=0)]
         )
@@ -64,7 +64,7 @@ class TestPlaces:
 
 
 class TestOtherPlaces:
-    def test_a_free_instance_is_a_better_place(self):
+    def test_the_position_on_a_free_instance_costs_less(self):
         """Behind another group, half of the group is late; on the free instance, none."""
         problem = a_problem([Group(), Group(deadline_s=15.0)], TWO)
         placed = of(explain(problem, an_order([0, 1], []), most=2), 1)
@@ -73,7 +73,7 @@ class TestOtherPlaces:
         assert best.extra_cost < -0.2
         assert (best.turn_s, placed.turn_s) == (0.0, 10.0)
 
-    def test_a_swap_makes_a_place_expensive(self):
+    def test_a_position_that_needs_a_swap_costs_more(self):
         problem = a_problem([Group(deadline_s=12.0)], (Instance(active=0), Instance(active=1)))
         placed = of(explain(problem, an_order([0], []), most=1), 0)
         (other,) = placed.others

@@ -136,8 +136,8 @@ class TestEmptyLanes:
 
         assert empty_lane_forecasts(cluster(), order, [], importance_weight=WEIGHTS) == ()
 
-    def test_planned_work_with_no_later_deadline_goes_before(self):
-        """Planned are three groups of 10 s, due after 60 s, and 2 s of pulled work."""
+    def test_planned_work_with_no_later_deadline_precedes_the_next_request(self):
+        """The plan has three groups of 10 s, due after 60 s; 2 s of work are pulled."""
         snapshot, order = cluster(instance(backlog_s=2.0)), order_of([[0, 1, 2]])
         typical = [
             a_group(A, num_requests=1, oldest_deadline_at=at, youngest_deadline_at=at)

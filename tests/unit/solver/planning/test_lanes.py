@@ -98,9 +98,9 @@ def test_fifo_in_a_lane_is_edf_up_to_one_band(
         by_band.setdefault(band_of(left_s, layout), []).append((at, at + left_s))
     for band, queue in by_band.items():
         if band >= layout.num_bands - 1 and layout.num_bands > 1:
-            continue  # open-ended
+            continue  # the band has no upper edge
         if layout.num_bands == 1:
-            continue  # as above
+            continue  # the only band has no upper edge
         edge_s = band_lower_edge_s(band, layout)
         width_s = layout.first_band_s if band == 0 else (layout.band_ratio - 1) * edge_s
         latest = -math.inf

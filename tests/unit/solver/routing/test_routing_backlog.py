@@ -244,7 +244,7 @@ def test_outstanding_tokens_are_at_least_the_reported_tokens(
 
     tokens = backlog.outstanding_tokens(W)
     assert tokens >= reported
-    # Each size is rounded to tokens in the test, so that the average is off by as much.
+    # The test rounds each size to whole tokens, so the average may be off by one token per request.
     assert tokens == pytest.approx(max(outstanding, reported), rel=0.5, abs=len(sizes) + 1)
 
 

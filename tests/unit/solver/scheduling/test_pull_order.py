@@ -131,7 +131,7 @@ def test_a_missing_queue_is_polled_rarely_or_on_notice():
     assert next_of(order, NOW + 600.1) == "resume"
 
 
-def test_a_notice_that_overtakes_the_answer_of_a_poll_wins():
+def test_a_notice_during_a_poll_overrides_the_polls_answer():
     order = order_of(source("resume"))
     order.nonempty("resume", NOW + 0.1)
     order.absent("resume", NOW + 0.2, asked_at=NOW)
@@ -205,7 +205,7 @@ def test_a_notice_does_not_end_a_hold():
     assert next_of(order, NOW + 1) is None
 
 
-def test_a_hold_outlives_a_change_of_sources():
+def test_a_hold_continues_after_a_change_of_sources():
     order = order_of(source("lane"))
     order.hold("resume", NOW + 2)
     order.set_sources([source("resume")], NOW + 1)
@@ -232,7 +232,7 @@ events = st.lists(
 
 
 @given(events=events)
-def test_a_quiet_source_is_never_returned(events: list[tuple[str, int, float]]):
+def test_an_empty_or_held_source_is_never_returned(events: list[tuple[str, int, float]]):
     queues = [source(f"s{n}", math.inf if n == 4 else n, SourceKind(n % 4)) for n in range(5)]
     order = order_of(*queues)
     empty_until = dict.fromkeys((each.queue for each in queues), 0.0)

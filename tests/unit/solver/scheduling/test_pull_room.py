@@ -113,7 +113,7 @@ def test_pulling_while_there_is_room_stops_at_the_bounds(bounds: PullBounds, wor
     assert now.num_requests <= bounds.window
 
 
-def test_half_the_backlog_is_a_load():
+def test_an_instance_with_half_the_maximum_backlog_is_loaded():
     assert is_loaded(Held(num_regular=1, regular_s=0.5), BOUNDS)
     assert not is_loaded(Held(num_regular=1, regular_s=0.4), BOUNDS)
 

@@ -45,7 +45,7 @@ def test_prefill_does_not_attend_to_the_context_of_decodes() -> None:
     core.add(request("b", length=50))
     both = core.iterate(0.0).iteration
 
-    # A decode behind 100 tokens, and 50 new ones.
+    # The iteration has a decode with 100 tokens of context and 50 new prompt tokens.
     assert both is not None
     assert (both.compute_tokens, both.context_tokens, both.prefill_pairs) == (51, 100, 1250)
     exact_s = 0.005 + 4e-5 * 51 + (1e-8 - 1e-8 / 2) * 51**2 + 1e-8 * 1250 + 2e-7 * 100

@@ -190,7 +190,7 @@ class TestBackend:
             batch = asyncio.create_task(self.answer(engine, request("batch", 300, 2)))
             while not (asked := await engine.preempt_now()) and not batch.done():
                 await asyncio.sleep(0.001)
-            # Later the cut may have hit the second token.
+            # After 0.2 s, the cut may have hit the iteration of the second token instead.
             in_time = asked and loop.time() - begun_at < 0.2
             cut = await batch
             if in_time:

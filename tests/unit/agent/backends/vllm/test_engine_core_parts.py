@@ -47,7 +47,7 @@ def vllm_request(name: str = "r", **fields: Any) -> Any:
             },
             (105, True, 5),
         ),
-        # Asynchronous: the last chunk and the token that it generates are in flight.
+        # Asynchronous scheduling: the last chunk and the token that it generates are in flight.
         ({"num_computed_tokens": 100, "num_output_placeholders": 1}, (100, False, 1)),
     ],
     ids=["prefill", "decode", "resumed", "in flight"],

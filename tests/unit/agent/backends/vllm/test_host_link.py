@@ -81,7 +81,7 @@ async def test_run_ended_by_the_engine_fails_alone(tmp_path: Path):
         await engine.close()
 
 
-async def test_host_that_sends_garbage_is_lost(tmp_path: Path):
+async def test_host_that_sends_an_invalid_message_is_lost(tmp_path: Path):
     engine = await running(tmp_path, "Unheard()")
     try:
         assert (await ended(engine)).engine_dead

@@ -83,7 +83,7 @@ async def test_engine_larger_than_expected_is_dropped_and_its_weights_are_kept(
     assert host.dropped == [SMALL]
     assert models.residency.residency(SMALL) is Residency.WARM
     assert models.residency.used_bytes == WEIGHTS
-    # Its size is known now: no engine is created in vain again.
+    # The size of the engine is known now, so `warm` creates no second engine that would not fit.
     models.forget((SMALL,))
     host.commands.clear()
     await models.warm(SMALL, host)  # type: ignore[arg-type]  # a fake

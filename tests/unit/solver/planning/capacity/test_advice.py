@@ -65,7 +65,7 @@ def test_more_slow_devices_than_fast_ones_are_needed():
     assert all((each.attainment or 0.0) >= OPTIONS.target for each in advice.values())
 
 
-def test_no_number_helps_when_a_new_instance_comes_too_late():
+def test_no_number_is_advised_when_a_new_instance_would_start_too_late():
     advice = advise(a_snapshot(20), replace(OPTIONS, start_s=500.0))["fast"]
 
     assert (advice.bound, advice.confirmed, advice.instances) == (None, None, 1)

@@ -80,7 +80,7 @@ def test_an_early_deadline_needs_more_instances_than_a_late_deadline():
     assert least_added(problem, a_spare(), tolerance=0.0) == 2
 
 
-def test_lost_work_and_best_effort_need_no_instance():
+def test_infeasible_work_and_best_effort_need_no_instance():
     """More instances do not help work whose deadline has passed."""
     groups = [Group(deadline_s=-1.0), Group(deadline_s=inf, slo_s=inf, work_s=1e4)]
     problem = a_problem(groups, [Instance(active=0)])

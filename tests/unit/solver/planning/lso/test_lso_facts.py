@@ -167,7 +167,7 @@ def test_totals_are_preserved_up_to_rounding(work: list[tuple[str, int, bool]]):
 
 
 class TestComing:
-    """Demand of the head's requests that are not yet in the window."""
+    """Requests of the head that are not yet in the window add to the demand."""
 
     FACTS = LsoFacts(demand_tokens=50, demand_slots=1, free_slots=8, pull_room=16)
 

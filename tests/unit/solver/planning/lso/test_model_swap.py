@@ -28,7 +28,7 @@ def leaving(name: str, remaining_s: float | None, resume_s: float) -> Leaving:
         pytest.param([("a", 0.1, 1.0)], 0.0, 0.0, ("a",), id="no time to drain"),
     ],
 )
-def test_runs_that_may_finish(
+def test_runs_may_finish_where_this_is_cheapest(
     runs: list[tuple[str, float, float]], limit_s: float, drain_s: float, evicted: tuple[str, ...]
 ):
     plan = cheapest_drain([leaving(*run) for run in runs], limit_s=limit_s)

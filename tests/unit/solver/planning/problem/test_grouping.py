@@ -56,11 +56,11 @@ class TestSizes:
 
 
 class TestGroups:
-    def test_an_empty_lane_has_none(self):
+    def test_an_empty_lane_has_no_groups(self):
         assert groups_of(lane(0), size=4, now=0.0) == []
 
     def test_deadlines_are_derived_from_enqueue_times(self):
-        arrivals = [(100.0, 1.0), (107.0, 8.0)]  # one a second
+        arrivals = [(100.0, 1.0), (107.0, 8.0)]  # one arrival per second
         groups = groups_of(lane(6, arrivals=arrivals), size=4, now=200.0)
 
         assert [(g.group_id.number, g.num_requests) for g in groups] == [(0, 2), (1, 4)]
@@ -79,7 +79,8 @@ class TestGroups:
 
     def test_groups_keep_their_identity_while_the_lane_moves(self):
         before = lane(10, arrivals=[(0.0, 1.0), (9.0, 10.0)])
-        after = replace(before, waiting=9, arrivals=[(0.0, 1.0), (14.0, 15.0)])  # 6 left, 5 came
+        # 6 requests have left and 5 have arrived.
+        after = replace(before, waiting=9, arrivals=[(0.0, 1.0), (14.0, 15.0)])
 
         old = {g.group_id: g.num_requests for g in groups_of(before, size=4, now=10.0)}
         new = {g.group_id: g.num_requests for g in groups_of(after, size=4, now=15.0)}
@@ -104,7 +105,7 @@ class TestGroups:
         assert deadlines == sorted(deadlines)
 
     def test_waiting_requests_beyond_the_known_arrivals_count_as_oldest(self):
-        """Such requests are from companion queues, or arrived before a restart."""
+        """Requests without a known arrival come from companion queues or from before a restart."""
         groups = groups_of(lane(10, arrivals=[(5.0, 4.0)]), size=8, now=9.0)
 
         assert [group.num_requests for group in groups] == [8, 2]

@@ -61,7 +61,7 @@ def test_pulled_work_delays_all_groups():
         pytest.param(Instance(active=NONE), (0, 0), 5.0, id="first activation"),
         pytest.param(Instance(active=1, drain_s=2.0), (0, 0), 7.0, id="drains what runs now"),
         pytest.param(Instance(active=0, drain_s=2.0), (0, 1), 8.0, id="drains the group before"),
-        pytest.param(Instance(active=0, drain_s=2.0), (1, 0), 15.0, id="comes back at a price"),
+        pytest.param(Instance(active=0, drain_s=2.0), (1, 0), 15.0, id="returns at a price"),
     ],
 )
 def test_a_model_change_drains_and_activates(

@@ -12,7 +12,7 @@ def reported(counts: QueueCounts, source: str, now: float, **totals: int) -> Non
 
 
 def started(*sources: str) -> QueueCounts:
-    """Counts that know *sources*, which have done nothing yet."""
+    """Queue counts with the given sources, none of which has put or pulled a request."""
     counts = QueueCounts()
     for source in sources:
         reported(counts, source, 0.0)

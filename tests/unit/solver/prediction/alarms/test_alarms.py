@@ -32,7 +32,7 @@ def test_alarm_stays_raised_between_the_thresholds():
 
 
 @pytest.mark.parametrize("level", [nan, 1.5, 1.2, 1.3])
-def test_levels_within_the_band_or_nan_change_nothing(level: float):
+def test_levels_between_the_thresholds_or_nan_change_nothing(level: float):
     assert changes(*[level] * 9) == [None] * 9
     assert changes(2, 2, 2, *[level] * 9)[3:] == [None] * 9
 

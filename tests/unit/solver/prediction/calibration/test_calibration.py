@@ -54,7 +54,7 @@ def test_without_observations_no_prediction_is_corrected():
     assert corrected(a_calibration(), SHORT) == [1.0, 2.0, 1.0]
 
 
-def test_few_observations_correct_nothing():
+def test_few_observations_cause_no_correction():
     calibration = at_pace()
     observe(calibration, SHORT, 4.0, times=9)
 

@@ -32,7 +32,7 @@ def taught(
     return held
 
 
-def test_a_few_outcomes_correct_nothing():
+def test_a_few_outcomes_cause_no_correction():
     calibration = CompletionCalibration(least=20)
     taught(calibration, 19, slower=3.0)
 

@@ -29,5 +29,5 @@ def test_few_outliers_do_not_change_the_pace():
 
 
 @pytest.mark.parametrize(("since", "expected"), [(63, 0.0), (65, 1.0)])
-def test_half_of_the_latest_scores_decide(since: int, expected: float):
+def test_the_pace_changes_with_half_of_the_latest_scores(since: int, expected: float):
     assert pace_after(*[0.0] * 500, *[1.0] * since) == expected

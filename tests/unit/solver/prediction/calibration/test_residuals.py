@@ -17,11 +17,12 @@ def residual(score: float, *, mean_s: float = 1.0, actual_s: float = 1.0) -> Res
 @pytest.mark.parametrize(
     ("count", "level", "rank"),
     [
-        (19, 0.95, 19),  # ceil(20 * 0.95): the largest, which covers 19 of 20
+        (19, 0.95, 19),  # rank ceil(20 * 0.95) = 19: the largest score, which covers 19 of 20
         (39, 0.95, 38),
         (99, 0.9, 90),
         (100, 0.9, 91),
-        (9, 0.95, 9),  # ceil(9.5) = 10 are more than there are: the largest
+        # Rank ceil(10 * 0.95) = 10 exceeds the number of scores: the largest score is used.
+        (9, 0.95, 9),
     ],
 )
 def test_the_rank_allows_for_the_next_request(count: int, level: float, rank: int):
@@ -41,7 +42,7 @@ def test_means_are_corrected_by_totals():
     assert residuals.factors()[-1] == pytest.approx(10 / 4)
 
 
-def test_a_removed_residual_leaves_no_trace():
+def test_a_removed_residual_has_no_effect():
     residuals = Residuals((0.5,))
     kept, gone = residual(0.25, actual_s=2.0), residual(-3.0, actual_s=1e6)
     residuals.add(kept)

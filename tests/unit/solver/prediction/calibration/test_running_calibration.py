@@ -21,7 +21,7 @@ def test_bias_is_signed_and_spread_is_around_it():
     assert value.spread == pytest.approx(1)
 
 
-def test_coverage_is_by_level_and_not_reported_for_few():
+def test_coverage_is_by_level_and_not_reported_for_few_outcomes():
     seen = RunningCalibration(memory=1e9, levels=(0.5, 0.9))
     seen.observe(0.0, at=1.0)
     for share in (1.0, 0.0, 1.0, 1.0) * (LEAST_JUDGED // 4):

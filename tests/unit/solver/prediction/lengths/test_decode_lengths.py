@@ -57,7 +57,7 @@ def test_an_unknown_application_has_the_estimate_of_all():
     assert list(known.estimates()) == [ALL_APPLICATIONS, "chat"]
 
 
-def test_few_answers_are_pooled_with_ten_of_all():
+def test_few_answers_are_pooled_with_ten_answers_of_all_applications():
     known = answered(lengths(), "chat", *[100] * 990)
     answered(known, "mail", *[20] * 10)
     of_all = (990 * 100 + 10 * 20 + POOLED_REQUESTS * PRIOR_MEAN) / (1000 + POOLED_REQUESTS)

@@ -57,7 +57,7 @@ def test_old_lengths_are_forgotten():
     assert (found.mean_tokens, found.quantile_tokens(0.99)) == (pytest.approx(10, abs=1e-3), 10)
 
 
-def test_survival_is_kaplan_meiers():
+def test_survival_is_the_kaplan_meier_estimate():
     """Survival for lengths 1, 2+, 3, 4+, 5: (1 - 1/5), times (1 - 1/3), times 0."""
     sketch = sketch_of(1, 3, 5)
     sketch.observe_cut(2)

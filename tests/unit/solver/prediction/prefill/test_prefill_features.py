@@ -69,7 +69,7 @@ def test_locality_is_a_share_of_the_prompt(cached: int, prompt: int, expected: L
         (9000, 8000, 4096, Bucket(3, Locality.HIGH, Load.HEAVY)),
     ],
 )
-def test_buckets_are_of_prompt_locality_and_load(
+def test_buckets_are_by_prompt_size_locality_and_load(
     prompt: int, cached: int, backlog: int, expected: Bucket
 ):
     request = RequestFeatures(prompt_tokens=prompt, max_tokens=1)

@@ -44,7 +44,8 @@ def test_flat_trees_give_the_librarys_quantiles(trees: QuantileTrees, level: flo
     own = predicted[:, column] > predicted[:, :column].max(axis=1, initial=0.0)
     expected = (scale_terms(features) @ trees.scale * ratios)[own]
 
-    # Elsewhere the library's quantile is below that of a lower level, which is returned instead.
+    # In all other rows the library's quantile is below that of a lower level, and the higher value
+    # is returned.
     assert np.mean(own) > 0.9
     assert predicted[own, column] == pytest.approx(expected, rel=1e-12)
 

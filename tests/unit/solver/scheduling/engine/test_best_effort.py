@@ -69,7 +69,7 @@ def test_offline_work_makes_room_before_online_decodes_run_out() -> None:
     assert rig.decide().preempted == {"dump"}
 
 
-def test_offline_work_does_not_begin_in_the_reserve() -> None:
+def test_offline_work_does_not_begin_in_the_kv_reserve() -> None:
     rig = Rig(replace(OPTIONS, best_effort_kv_reserve=0.5))
     rig.start("chat", CHAT, computed=1000, outputs=1)
     rig.wait("dump", DUMP, prompt=6000)

@@ -48,7 +48,7 @@ def test_requests_started_in_the_same_iteration_count() -> None:
     assert not allowed.admits(entry_of(3, prompt=10_000))
 
 
-def test_an_idle_engine_takes_any_request() -> None:
+def test_an_idle_engine_starts_any_best_effort_request() -> None:
     allowed = allowance(reserve=1.0, share=0.0)
 
     assert allowed.kv_reserve_tokens == 0

@@ -38,11 +38,11 @@ def chunk(limit_s: float, *, curve: bool = False, decodes: int = 0) -> int:
 
 
 def test_slack_is_the_time_to_the_next_tokens_deadline() -> None:
-    # Two tokens are there: the third is due at arrival + TTFT + 2 TBT (QoServe eq. 2).
+    # Two tokens exist: the third is due at arrival + TTFT + 2 TBT (QoServe eq. 2).
     assert decode_slack_s(entry_of(CHAT), 2, 101.0) == pytest.approx(100 + 6 + 0.1 - 101)
 
 
-def test_a_request_that_fell_behind_gets_one_tbt() -> None:
+def test_a_request_that_fell_behind_gets_a_slack_of_one_tbt() -> None:
     entry = entry_of(CHAT)
     decode_slack_s(entry, 1, 105.0)
 

@@ -44,7 +44,7 @@ def test_a_host_is_not_slow_after_a_stall() -> None:
         pace.observe(iteration(0.1))
     pace.observe(iteration(60.0))
 
-    # As if it had taken ten times the model's time: 1 s for these tokens.
+    # The stall counts as ten times the predicted time: 1 s for the iteration's tokens.
     assert pace.iteration_s == pytest.approx(0.1 + 0.05 * 9.9)
     assert pace.token_s == pytest.approx(0.001 + 0.05 * 0.099)
 

@@ -41,7 +41,7 @@ def rests(entry: Entry, now: float) -> bool:
 
 
 def test_a_prefill_pauses_unless_that_makes_it_late() -> None:
-    # It needs 10 s for its prompt and 2 s for two tokens of answer, and has until 100.
+    # The request needs 10 s for its prompt and 2 s for two answer tokens, and is due at 100 s.
     assert rests(entry_of(1), 86.9)
     assert not rests(entry_of(1), 87.1)
 
@@ -84,7 +84,9 @@ def test_memory_is_not_given_up_without_effect() -> None:
 @given(
     remaining=st.lists(st.integers(1, 5000), min_size=1, max_size=8), budget=st.integers(8, 4000)
 )
-def test_a_shared_cap_uses_up_the_budget_and_serves_all(remaining: list[int], budget: int) -> None:
+def test_a_shared_cap_uses_the_whole_budget_and_serves_all_prefills(
+    remaining: list[int], budget: int
+) -> None:
     cap = shared_cap(remaining, budget)
 
     if sum(remaining) <= budget:

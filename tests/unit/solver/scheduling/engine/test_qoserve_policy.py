@@ -96,7 +96,7 @@ def outcome(*, admitted: tuple[str, ...] = (), preempted: tuple[str, ...] = ()) 
     )
 
 
-def test_the_papers_example() -> None:
+def test_chunks_follow_the_papers_example() -> None:
     """QoServe §3.5: A overtakes D; chunks are large while A has slack, then small, then largest."""
     rig = Rig()
     for name, slo in (("B", SOON), ("C", LATER), ("D", SOON), ("E", LATER)):
@@ -137,7 +137,7 @@ def test_the_running_prefill_gets_the_budget_that_an_urgent_request_leaves() -> 
     decision = rig.decide(0.0)
 
     assert decision.held == frozenset()
-    # The engine serves the running one first; the cap leaves chat its 600 of 2500.
+    # The engine serves the running request first; the cap leaves the chat's 600 tokens of the 2500.
     assert decision.per_request_cap == 1900
     assert decision.token_budget == 2500
 

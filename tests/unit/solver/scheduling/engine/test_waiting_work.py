@@ -81,7 +81,7 @@ def test_unimportant_work_yields_in_an_overload() -> None:
     assert drained(waiting) == ["high", "low"]
 
 
-def test_important_work_without_danger_lets_unimportant_work_go_first() -> None:
+def test_important_work_with_enough_time_lets_unimportant_work_go_first() -> None:
     waiting = overloaded()
     waiting.push(entry_of("patient", 3, prompt=20_000, ttlt_s=1800))
 
