@@ -1,0 +1,142 @@
+"""vLLM's parameters pass from vLLM's application through the mesh to vLLM's engine."""
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from services.mesh.processes import ProcessMesh
+from shared.models.tiny import make_tiny_models
+from tests.brokers import RabbitServer, rabbit_targets
+from tests.e2e.meshes import LLAMA, mesh_spec
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.rabbitmq,
+    pytest.mark.vllm,
+    pytest.mark.asyncio(loop_scope="module"),
+]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "pick", "parameters": SCHEMA, "strict": True}}
+CHAT: dict[str, Any] = {
+    "model": LLAMA,
+    "messages": [{"role": "user", "content": "hello"}],
+    "temperature": 0,
+    "max_tokens": 300,
+}
+COMPLETION: dict[str, Any] = {"model": LLAMA, "prompt": "hello", "temperature": 0, "max_tokens": 6}
+
+
+def _registry(directory: Path) -> Path:
+    """Tiny models with a parser of tool calls and with compact JSON."""
+    path = make_tiny_models(directory, weights=True)
+    registry = json.loads(path.read_text())
+    for model in registry["models"]:
+        model["tool_parser"] = "hermes"
+        model["engine_args"] = {
+            # Without this setting models with random weights write whitespace without end.
+            "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}
+        }
+    path.write_text(json.dumps(registry))
+    return path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http(
+    rabbit_servers: Callable[[str], RabbitServer], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a mesh with one vLLM engine and the front `vllm`."""
+    directory = tmp_path_factory.mktemp("mesh")
+    with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
+        spec = mesh_spec(
+            url,
+            directory,
+            engine="vllm",
+            agents=1,
+            registry=_registry(directory / "models"),
+            gateway={"front": "vllm"},
+        )
+        async with (
+            ProcessMesh(spec),
+            httpx.AsyncClient(base_url=spec.gateway_url, timeout=120.0) as client,
+        ):
+            yield client
+
+
+async def answered(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    answer = await http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    choice: dict[str, Any] = answer.json()["choices"][0]
+    return choice
+
+
+async def test_answer_follows_its_schema(http: httpx.AsyncClient):
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}
+    choice = await answered(http, "/v1/chat/completions", CHAT | {"response_format": wanted})
+
+    assert 0 <= json.loads(choice["message"]["content"])["x"] <= 99
+
+
+async def test_named_tool_is_called(http: httpx.AsyncClient):
+    named = {"type": "function", "function": {"name": "pick"}}
+    choice = await answered(
+        http, "/v1/chat/completions", CHAT | {"tools": [TOOL], "tool_choice": named}
+    )
+
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "pick"
+    assert 0 <= json.loads(call["function"]["arguments"])["x"] <= 99
+
+
+async def test_answer_follows_a_regular_expression(http: httpx.AsyncClient):
+    body = CHAT | {"structured_outputs": {"regex": "[a-f]{3,9}-[0-9]{2}"}}
+    choice = await answered(http, "/v1/chat/completions", body)
+
+    assert re.fullmatch("[a-f]{3,9}-[0-9]{2}", choice["message"]["content"])
+
+
+async def test_only_allowed_tokens_are_generated(http: httpx.AsyncClient):
+    body = COMPLETION | {"allowed_token_ids": [40, 41], "return_token_ids": True}
+    choice = await answered(http, "/v1/completions", body)
+
+    assert set(choice["token_ids"]) <= {40, 41}
+
+
+async def test_log_probabilities_of_whole_and_streamed_answers_are_equal(http: httpx.AsyncClient):
+    body = COMPLETION | {"logprobs": 2}
+    whole = (await answered(http, "/v1/completions", body))["logprobs"]
+    streamed: list[float] = []
+    async with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    streamed += (choice["logprobs"] or {"token_logprobs": []})["token_logprobs"]
+
+    assert len(whole["token_logprobs"]) == len(whole["top_logprobs"]) == 6
+    assert streamed == pytest.approx(whole["token_logprobs"], abs=1e-3)
+
+
+async def test_log_probabilities_of_the_prompt_come_once(http: httpx.AsyncClient):
+    choice = await answered(http, "/v1/completions", COMPLETION | {"prompt_logprobs": 1})
+
+    assert len(choice["prompt_logprobs"]) == 4
+    assert choice["prompt_logprobs"][0] is None
+
+
+async def test_invalid_grammar_is_refused(http: httpx.AsyncClient):
+    answer = await http.post(
+        "/v1/chat/completions", json=CHAT | {"structured_outputs": {"regex": "("}}
+    )
+
+    assert answer.status_code == 400
+    assert "grammar" in answer.json()["error"]["message"].lower()
