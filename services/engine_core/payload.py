@@ -42,9 +42,7 @@ def decode_request(payload: EnginePayload) -> EngineCoreRequest:
         raise ContractError(
             f"vLLM {payload.version} encoded the request, but this engine is vLLM {VERSION}; "
             "gateways and engines need the same version",
-            code="engine_version",
             param="engine",
-            status=503,
         )
     try:
         return _decoder.decode(payload.parts)

@@ -70,18 +70,15 @@ class MeshEngineClient(AsyncLLM):  # type: ignore[misc]  # vLLM is untyped to my
 
     def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002 - vLLM's signature
         """
-        Stop the processing of outputs.
-
-        Differs: `AsyncLLM.shutdown` also ends the metrics of the whole process.
+        Stop the processing of outputs; `AsyncLLM.shutdown` would also end the process's metrics.
         """
         if (handler := getattr(self, "output_handler", None)) is not None:
             handler.cancel()
 
     def _run_output_handler(self) -> None:
         """
-        Start the processing of outputs.
-
-        Differs: in `AsyncLLM`, an output that cannot be processed ends all requests.
+        Start the processing of outputs. An output that cannot be processed ends its own request
+        only, while in `AsyncLLM` it ends all requests.
         """
         if self.output_handler is None:
             self.output_handler = asyncio.create_task(self._process(), name="outputs of vLLM")
