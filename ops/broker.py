@@ -18,7 +18,9 @@ from shared.contracts.errors import BrokerUnavailableError, SettingsError
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
 MAX_FILES = 65536
-"""Limit of open files, as in RabbitMQ's packages; Erlang reserves memory for each file."""
+"""
+Limit of open files of the node, as in RabbitMQ's packages; Erlang reserves memory for each file.
+"""
 _DEBIAN_BIN = Path("/usr/lib/rabbitmq/bin")
 """
 RabbitMQ's programs; Debian's wrappers in /usr/sbin change the user and drop the environment.
@@ -61,7 +63,7 @@ class PrivateNode:
 
     @property
     def running(self) -> bool:
-        """Return whether the node answers as an AMQP server."""
+        """Return whether the RabbitMQ node answers as an AMQP server."""
         return answers("127.0.0.1", self.port)
 
     def start(self) -> None:
@@ -106,16 +108,17 @@ class PrivateNode:
 
     def stop(self) -> None:
         """
-        Shut the node down cleanly, as in a broker restart; clients see their connections close.
+        Shut the RabbitMQ node down cleanly, as in a broker restart; clients see their connections
+        close.
         """
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the node with SIGKILL."""
+        """Kill the RabbitMQ node with SIGKILL."""
         self._end(signal.SIGKILL)
 
     def close(self) -> None:
-        """Stop the node and its port mapper."""
+        """Stop the RabbitMQ node and its port mapper."""
         self.stop()
         self._end_process(self._state["pids"].get("epmd"), signal.SIGTERM)
         self._forget("epmd")

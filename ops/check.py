@@ -17,7 +17,7 @@ STEPS = (
 
 
 def main() -> int:
-    """Run every step; returns 1 if any failed."""
+    """Run every step of the check; return 1 if any step failed."""
     failed = []
     for name, command in STEPS:
         began = time.monotonic()

@@ -76,7 +76,7 @@ def _names_in(node: ast.AST) -> Iterator[str]:
 
 
 def is_later(path: Path, root: Path = ROOT) -> bool:
-    """True if the limits omit *path*."""
+    """True if *path* is in a folder that the limits omit until a later rewrite."""
     folder = path.relative_to(root).parent.as_posix()
     return any(
         folder == place.removesuffix("/*")
@@ -87,7 +87,7 @@ def is_later(path: Path, root: Path = ROOT) -> bool:
 
 
 def full_folders(known: Modules) -> list[str]:
-    """Folders with too many modules."""
+    """Folders with more modules than the limit."""
     counts: defaultdict[Path, int] = defaultdict(int)
     for path in known.values():
         if path.name != "__init__.py" and not is_later(path):
@@ -113,7 +113,7 @@ def slivers(known: Modules, used_by: Mapping[str, set[str]]) -> list[str]:
 
 
 def unreached(known: Modules, used_by: Mapping[str, set[str]]) -> list[str]:
-    """Modules that only tests import, except modules that are programs."""
+    """Modules that only tests import and that are not programs."""
     return [
         f"{path.relative_to(ROOT)}: imported by tests only"
         for name, path in known.items()

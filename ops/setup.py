@@ -38,9 +38,9 @@ loading.compile_kernels()
 tree_walk.compile_kernels()
 """
 VLLM_REASON = VENV / "vllm-unavailable.txt"
-"""Exists when vLLM is not installed, and states the reason."""
+"""File that exists when vLLM is not installed and states the reason."""
 NO_VLLM = VENV / "setup-no-vllm"
-"""Exists when vLLM was omitted on request; later set-ups omit it as well."""
+"""File that exists when vLLM was omitted on request; later set-ups then omit vLLM also."""
 REPORT_PERIOD_S = 15.0
 
 
@@ -90,7 +90,7 @@ def make_venv() -> bool:
 
 
 def wants_vllm(*, chosen: bool | None) -> bool:
-    """True if vLLM is to be installed; stores *chosen*, and None repeats the last choice."""
+    """True if vLLM should be installed; *chosen* is stored, and None repeats the stored choice."""
     if chosen:
         for note in (NO_VLLM, VLLM_REASON):
             note.unlink(missing_ok=True)
@@ -173,7 +173,9 @@ def stage(name: str, run: Callable[[], bool], inputs: list[Path]) -> None:
 
 
 def stamp_of(name: str, inputs: list[Path]) -> tuple[Path, str]:
-    """File that records a finished stage, and the file's content for *inputs*."""
+    """
+    File that records a finished stage of the set-up, and the content of the file for *inputs*.
+    """
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()
     return VENV / f"setup-{name}.stamp", digest
 
@@ -224,7 +226,7 @@ def install(*arguments: str, errors: int | None = None) -> None:
 
 @functools.cache
 def has_uv() -> bool:
-    """Install uv in `.venv` with pip if it is missing; True if `.venv` then has uv."""
+    """Install uv in `.venv` with pip if uv is missing; return True if `.venv` then has uv."""
     if not UV.exists():
         with contextlib.suppress(subprocess.CalledProcessError):
             pip(UV_VERSION, errors=subprocess.DEVNULL)
@@ -233,7 +235,7 @@ def has_uv() -> bool:
 
 def pip(*arguments: str, errors: int | None = None) -> None:
     """
-    Install with pip.
+    Install packages with pip.
 
     Raises:
         subprocess.CalledProcessError: A package could not be installed.

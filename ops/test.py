@@ -20,7 +20,7 @@ TIERS = {"main": "not slow", "slow": "slow or hypothesis", "all": "slow or not s
 
 
 def main() -> int:
-    """Run one tier; returns pytest's exit code."""
+    """Run one tier of tests; return pytest's exit code."""
     parser = argparse.ArgumentParser(prog="python -m ops.test", description=__doc__)
     parser.add_argument("--tier", choices=TIERS, default="main", help="default: main")
     options, pytest_arguments = parser.parse_known_args()

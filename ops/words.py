@@ -39,7 +39,7 @@ SUGGESTIONS = {
     r"obituary|obituaries|buried": "dead-letter reply, dead-lettered",
     r"at the door": "before admission, in the global queue",
 }
-"""Pattern (the check adds word boundaries) -> suggested words."""
+"""Pattern of a word, to which the check adds word boundaries -> suggested words."""
 
 ALLOWED: tuple[tuple[str, str], ...] = (
     ("CHANGELOG.md", "| queue `headway.obituaries` |"),
@@ -47,7 +47,7 @@ ALLOWED: tuple[tuple[str, str], ...] = (
     ("tests/contract/messages/test_golden_messages.py", 'assert "foretold" in json.loads(body)'),
     ("tests/contract/messages/earlier/request.queued.v1.0-1-0.json", '"foretold"'),
 )
-"""(Path, part of the line) of quotations and correct uses; at most 30."""
+"""Pairs (path, part of the line) of quotations and correct uses of listed words; at most 30."""
 
 _SCANNED = (".py", ".md", ".toml", ".yml", ".yaml", ".json", ".conf", ".sh", "Makefile", "run")
 _NOT_SCANNED = ("ops/words.py", "tests/unit/ops/test_words.py")
@@ -64,7 +64,7 @@ _RULES = tuple(
 
 
 class Finding(NamedTuple):
-    """One word of the list in one line of a file."""
+    """One listed word in one line of a file."""
 
     path: str
     line: int
@@ -74,12 +74,12 @@ class Finding(NamedTuple):
 
 
 def words_of(line: str) -> str:
-    """*line* with its identifiers split into words."""
+    """The text of *line*, with its identifiers split into words."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", re.sub(r"(?<=\w)_|_(?=\w)", " ", line))
 
 
 def findings_in(path: str, text: str) -> Iterator[Finding]:
-    """Words of the list in *text*, except allowed places."""
+    """Listed words in *text*, except in allowed places."""
     allowed = [part for place, part in ALLOWED if place == path]
     for number, line in enumerate(text.splitlines(), start=1):
         if any(part in line for part in allowed):

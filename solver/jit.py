@@ -28,11 +28,11 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
 
 inlined = kernel
-"""Decorator of a function that other kernels call; the compiler decides if it is inlined."""
+"""Decorator of a function that other kernels call; the compiler decides whether to inline it."""
 
 
 @cache
 def _text(directory: Path) -> str:
-    """Digest of the sources in *directory*, and of the compiler options."""
+    """Digest of the sources in *directory* and of the compiler options."""
     sources = [Path(__file__), *sorted(directory.glob("*.py"))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()

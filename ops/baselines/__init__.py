@@ -1,1 +1,1 @@
-"""Baselines and reference programs that benches and simulations compare Headway with."""
+"""Baselines and reference programs with which benches and simulations compare Headway."""

@@ -1,4 +1,4 @@
-"""`python -m ops.bench`."""
+"""Entry point of `python -m ops.bench`."""
 
 import argparse
 import asyncio
@@ -20,12 +20,17 @@ BENCHES = (
     "lso", "planner", "quartz", "routed", "completion", "router_cost", "scheduler_cost",
     "latency_model",
 )  # fmt: skip
-"""Modules of this package, each with a `run`; imported when they are run."""
+"""
+Modules of this package that have a function `run`; a module is imported when its benchmark runs.
+"""
 BY_NAME = ("engine_margins",)
-"""Benches that run only by name: each takes a quarter of an hour and decides a default."""
+"""
+Benches that run only if they are named; each takes a quarter of an hour and determines a default
+setting.
+"""
 
 WITH_ENGINES = ("completion",)
-"""Benches that run with either engine."""
+"""Benches that can run with either engine, simulated or vLLM."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _data(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run a benchmark, show and save its result; return it as JSON-able data."""
+    """Run a benchmark, print and save its result; return the result as JSON-able data."""
     run = import_module(f"ops.bench.{name}").run
     further = {"engine": options.engine} if options.engine else {}
     try:
@@ -67,7 +72,7 @@ def _data(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """The command line of the benchmarks."""
     made = argparse.ArgumentParser(
         prog="python -m ops.bench",
         description=(

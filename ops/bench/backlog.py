@@ -1,5 +1,5 @@
 """
-Effect of a queue of best-effort work on interactive requests.
+Benchmark of the effect of queued best-effort work on interactive requests.
 
 Measures the time from publish to pull of interactive requests, with empty queues and with
 best-effort requests queued.
@@ -31,7 +31,7 @@ RATIO_P99 = 3.0
 
 
 async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
-    """Run the benchmark. Quick: 5,000 best-effort requests."""
+    """Run the benchmark; a quick run queues 5,000 best-effort requests."""
     dump, probes = (QUICK_DUMP, 80) if quick else (DUMP, 300)
     result = Result(name="backlog", seed=seed, quick=quick)
     async with (

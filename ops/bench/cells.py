@@ -30,17 +30,17 @@ CLASS_SETS: dict[str, tuple[TrafficClass, ...]] = {
         TrafficClass(name="Q2", slo=Slo(ttft_s=6, tbt_s=0.1), share=1 / 2),
     ),
 }
-"""QoServe's table 3, §4.4.2 and §4.5.2."""
+"""Sets of request classes: QoServe's table 3, §4.4.2 and §4.5.2."""
 WINDOW_S = 60.0
-"""Window of the rolling p99 of figure 13."""
+"""Length of the window of the rolling p99 in figure 13 of QoServe."""
 
 
 _REACH = 4.0
-"""Upper limit of a search for the goodput, as a multiple of its start rate."""
+"""Upper limit of the rate in a search for the goodput, as a multiple of the start rate."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One simulation or search; equal cells of equal code give equal figures."""
+    """Parameters of one simulation or search; equal cells of equal code give equal figures."""
 
     kind: str = "simulate"
     """
@@ -59,11 +59,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int = 0
     replicas: int = 1
     classes: str = "table3"
-    """One of `CLASS_SETS`."""
+    """Name of the set of request classes, a key of `CLASS_SETS`."""
     shares: tuple[float, ...] | None = None
-    """Share of each class; empty: equal shares."""
+    """Share of each request class; empty: equal shares."""
     only_class: str | None = None
-    """The only class that sends requests; None: all classes send."""
+    """The only request class that sends requests; None: all classes send requests."""
     wave: tuple[float, float] | None = None
     low_share: float = 0.0
     lengths: str = "code"
@@ -71,12 +71,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     allowed: float = 0.01
     silo: tuple[tuple[str, str, int], ...] = ()
     dispatch: str = "round-robin"
-    """`round-robin` or `pull`."""
+    """Assignment of requests to replicas: `round-robin` or `pull`."""
     window: int | None = None
-    """Window of replicas that pull; None: the agents' default."""
+    """
+    Maximum number of requests in the window of a replica that pulls; None: the agents' default.
+    """
 
     def scenario(self) -> Scenario:
-        """The simulated scenario."""
+        """The simulated scenario of the cell."""
         return Scenario(
             profile=load(self.profile),
             policy=self.policy,
@@ -111,7 +113,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def code_of() -> Callable[[Cell], bytes]:
-    """The digest of the code that every cell depends on."""
+    """The digest of the code on which every cell depends."""
     code = code_digest([__name__], data=["ops/sim/profiles"])
     return lambda _: code
 

@@ -18,14 +18,14 @@ _OK = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """One answer, as received."""
+    """One streamed answer, as received by the client."""
 
     request_id: str
-    """The mesh's id; empty from other servers."""
+    """Id of the request in the mesh; empty for answers of other servers."""
     sent_at: UnixTime
-    """Time before the connection was opened."""
+    """Time before the client opened the connection."""
     ttft_s: Seconds
-    """Time from `sent_at` to the first event, which contains the first token."""
+    """Time from `sent_at` to the first event of the stream, which contains the first token."""
     text: str
     prompt_tokens: int
     output_tokens: int
@@ -114,7 +114,7 @@ def _unchunked(raw: bytes) -> bytes:
 
 
 def _events(body: bytes) -> list[dict[str, Any]]:
-    """Data of all server-sent events except [DONE]."""
+    """Data of all server-sent events of a stream, except [DONE]."""
     data = (line.removeprefix(b"data: ") for line in body.split(b"\n\n") if line)
     return [msgspec.json.decode(each) for each in data if each != b"[DONE]"]
 

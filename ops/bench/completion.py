@@ -22,7 +22,7 @@ from ops.sim.mesh.kinds import A10, A100, MISTRAL_7B, VICUNA_13B, DeviceKind, Mo
 from shared.contracts.base import Seconds
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
-"""Queue lengths, in requests."""
+"""Queue lengths at which waits are predicted, in requests."""
 SERVED: tuple[tuple[ModelKind, DeviceKind], ...] = (
     (MISTRAL_7B, A100), (VICUNA_13B, A100), (MISTRAL_7B, A10),
 )  # fmt: skip
@@ -33,14 +33,17 @@ LEAST_GROUPS, LEAST_LENGTHS = 300, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Size:
-    """Amount of simulated work."""
+    """Amount of simulated work of a full or quick run."""
 
     mesh_groups: int
-    """Groups of each model."""
+    """Number of request groups of each model in the mesh."""
     mesh_s: Seconds
-    """Time after which no more groups arrive."""
+    """Time after which no more groups arrive in the mesh."""
     mesh_lengths: Sequence[int]
-    """Queue lengths in the mesh; short, because requests that wait at the end are also served."""
+    """
+    Queue lengths in the mesh, in requests; short, because requests that wait at the end are also
+    served.
+    """
     rounds: int
     """Number of rounds; each round measures every queue length once, in random order."""
     groups: int = 4
@@ -130,12 +133,12 @@ def _simulated(result: Result, size: _Size, seed: int) -> None:
 
 
 def _calibrated(passed: Sequence[PassedGroup]) -> list[PassedGroup]:
-    """Groups whose forecasts were calibrated by the outcomes of earlier groups."""
+    """Request groups whose forecasts were calibrated by the outcomes of earlier groups."""
     return [each for each in passed if each.forecast.corrected]
 
 
 def _by_length(passed: Sequence[PassedGroup]) -> dict[str, float]:
-    """Share of waits within their predicted 90 % interval, by queue length."""
+    """Share of waiting times within their predicted 90 % interval, by queue length."""
     found = {}
     for length in sorted({each.forecast.queue_length for each in passed}):
         of = [each for each in passed if each.forecast.queue_length == length]

@@ -34,7 +34,7 @@ _REPORTS = 8
 
 
 class Lengths:
-    """Lengths of prompts and answers of earlier traffic (QLM §6, workload profiling)."""
+    """Lengths of prompts and answers of earlier requests (QLM §6, workload profiling)."""
 
     def __init__(self, prompts: Sequence[int], outputs: Sequence[int]) -> None:
         self._prompts, self._outputs = (RunningMoments(memory=_HISTORY) for _ in range(2))
@@ -43,7 +43,7 @@ class Lengths:
             self.observe(prompt, output)
 
     def observe(self, prompt: int, output: int) -> None:
-        """Learn from a completed request."""
+        """Learn the lengths of a completed request."""
         self._prompts.observe(prompt)
         self._outputs.observe(output)
         self._tokens.observe(prompt + output)
@@ -58,7 +58,7 @@ class Lengths:
 
     @property
     def error(self) -> float:
-        """Relative standard error of a request's mean tokens."""
+        """Relative standard error of the mean number of tokens per request."""
         found = self._tokens.value()
         if found is None or found.mean <= 0:
             return 0.0
@@ -75,15 +75,15 @@ class GroupForecast:
     """Forecast of one group, recorded before any request of the group is served."""
 
     queue_length: int
-    """Target queue length when the group arrived."""
+    """Target length of the queue when the group arrived."""
     ahead: int
     num_requests: int
     wait: PredictedTime
-    """Time until service of the group's first request begins."""
+    """Predicted time until service of the group's first request begins."""
     completion: PredictedTime
-    """Time until the last token of the group's last request."""
+    """Predicted time until the last token of the group's last request."""
     learnt: bool
-    """True if the forecast uses telemetry, not only the first batch."""
+    """True if the forecast uses telemetry in addition to the first batch."""
     by_first_batch_s: Seconds
     """Mean wait predicted from the first batch without telemetry."""
 
@@ -95,7 +95,7 @@ class GroupForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedGroup:
-    """A forecast and its outcome."""
+    """A forecast of a group's waiting and completion times, and the actual times."""
 
     forecast: GroupForecast
     came_at: UnixTime
@@ -161,14 +161,15 @@ class Forecaster:
 
     def _known(self) -> ServiceParameters:
         """
-        Service parameters; their rate error includes the error of the mean tokens per request.
+        Service parameters that include, in the rate error, the error of the mean tokens per
+        request.
         """
         known = self.telemetry.parameters
         return replace(known, rate_error=math.hypot(known.rate_error, self._lengths.error))
 
     def observe(self, passed: PassedGroup) -> None:
         """
-        Learn from a group's outcome, unless the forecast was made without telemetry.
+        Learn from the actual times of a group, unless the forecast was made without telemetry.
         """
         self.passed.append(passed)
         if not passed.forecast.learnt:
@@ -185,7 +186,9 @@ def r_squared(predicted_wait: Sequence[float], actual: Sequence[float]) -> float
 
 
 def covered(predicted: Sequence[tuple[PredictedTime, Seconds]]) -> tuple[float, float]:
-    """Shares of times within their 90 % interval, with and without the forecast's correction."""
+    """
+    Shares of times within their 90 % interval, with and without the correction of the forecast.
+    """
     raw, corrected = 0, 0
     for each, actual_s in predicted:
         for number, time in enumerate(each):
@@ -197,7 +200,7 @@ def covered(predicted: Sequence[tuple[PredictedTime, Seconds]]) -> tuple[float, 
 
 
 def figures_of(groups: Sequence[PassedGroup]) -> dict[str, dict[str, float]]:
-    """R2, coverage and bias of waits and completions."""
+    """R2, coverage and bias of the predicted waiting times and completion times."""
     waits = [(each.forecast.wait, each.wait_s) for each in groups]
     ends = [(each.forecast.completion, each.completion_s) for each in groups]
     found = {"waiting": accuracy(waits), "completion": accuracy(ends)}
@@ -208,7 +211,7 @@ def figures_of(groups: Sequence[PassedGroup]) -> dict[str, dict[str, float]]:
 
 
 def accuracy(predicted: Sequence[tuple[PredictedTime, Seconds]]) -> dict[str, float]:
-    """R2 of the means, coverage of the 90 % intervals, and bias."""
+    """R2 of the predicted means, coverage of the 90 % intervals, and bias."""
     actual = [actual_s for _, actual_s in predicted]
     raw = [float(each.raw.mean_s) for each, _ in predicted]
     corrected = [float(each.corrected.mean_s) for each, _ in predicted]

@@ -20,12 +20,12 @@ from solver.prediction.service_parameters import ServedRequest
 from solver.prediction.time_distribution import TimeDistribution
 
 BATCH = 16
-"""Requests that an engine runs together."""
+"""Number of requests that an engine runs together."""
 GROUP, GROUPS = 8, 4
-"""Number of requests of a group, which arrive together, and of groups per queue length."""
+"""Number of requests in a group, which arrive together, and number of groups per queue length."""
 HISTORY = 500
 PROMPTS, OUTPUTS = (20, 220), (25, 375)
-"""Ranges of prompt and output tokens, uniformly distributed."""
+"""Ranges of prompt and output tokens per request, uniformly distributed."""
 REPORT_S = 1.0
 ANSWER_TIMEOUT_S = 300.0
 
@@ -35,24 +35,24 @@ class MeshSize:
     """Amount of work for each model."""
 
     lengths: Sequence[int]
-    """Queue lengths, repeated in random order."""
+    """Lengths of the queue, in requests; they are repeated in random order."""
     groups: int
     most_s: Seconds
-    """Time after which no more groups arrive."""
+    """Time after which no more groups of requests arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A served request."""
+    """A request that was served, with its times and tokens."""
 
     served: ServedRequest
     grouped_at: UnixTime
     predicted_wait: TimeDistribution | None
-    """Wait predicted by the request's grouper; None if the grouper had no forecast."""
+    """Waiting time predicted by the request's grouper; None if the grouper had no forecast."""
 
     @property
     def wait_s(self) -> Seconds:
-        """Actual wait, from grouping to the begin of service, as a forecast defines it."""
+        """Actual waiting time from grouping to the start of service, as a forecast defines it."""
         return max(0.0, self.served.begun_at - self.grouped_at)
 
 
@@ -62,7 +62,7 @@ class _Group:
     came_at: UnixTime
     left: int = GROUP
     first: Answer | None = None
-    """The group's request that was served first."""
+    """The request of the group that was served first."""
     done_at: UnixTime = 0.0
 
 
@@ -80,7 +80,9 @@ class ModelLoad:
     seed: int
     forecaster: Forecaster = field(init=False)
     by_mesh: list[tuple[PredictedTime, Seconds]] = field(default_factory=list)
-    """Groupers' forecasts for the first request of each group, and the outcome; needs telemetry."""
+    """
+    Groupers' forecasts for the first request of each group, and the actual times; needs telemetry.
+    """
     lost: int = 0
     _random: np.random.Generator = field(init=False)
     _outstanding: int = 0
@@ -93,7 +95,7 @@ class ModelLoad:
         self._random = np.random.default_rng(self.seed)
 
     async def serve(self, size: MeshSize) -> Sequence[PassedGroup]:
-        """Serve one batch, then the groups; return all served groups."""
+        """Serve one batch, then the groups of requests; return all groups that were served."""
         await self.ask()  # The first request of a new engine takes longer than later requests.
         batch = await asyncio.gather(*(self.ask() for _ in range(BATCH)))
         prompts, outputs = self._drawn(HISTORY)

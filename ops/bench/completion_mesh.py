@@ -19,14 +19,14 @@ from solver.prediction.calibration.completion_calibration import PredictedTime
 
 MODELS = tuple(ModelName(name) for name in ("tiny-llama", "tiny-qwen"))
 LEARNT_S = 10.0
-"""Span of telemetry before a forecast that mostly determines the predicted throughput."""
+"""Time span of telemetry before a forecast, from which the predicted throughput mostly follows."""
 MOST_OTHERS = 0.12
 """
 Largest CPU share of other processes; RabbitMQ, the kernel and this benchmark's monitoring use
 about half of this share.
 """
 SETTLE_S = 2.0
-"""Time for a leader's first plan."""
+"""Time within which a new leader makes its first plan."""
 _SIMULATED = SimulatedSettings(
     latency=LatencyCoefficients(constant_s=0.0025, linear_s=2e-5, context_s=2e-7),
     policy="fcfs",
@@ -56,7 +56,7 @@ class MeshOutcome:
     by_mesh: list[tuple[PredictedTime, Seconds]]
     lost: int
     quiet: list[PassedGroup]
-    """The groups during whose wait other processes used little CPU time."""
+    """The groups of requests during whose wait other processes used little CPU time."""
     others_share: float
     """Share of this machine's CPU time used by other processes, including RabbitMQ."""
 
@@ -91,6 +91,6 @@ async def serve(broker: str | None, *, engine: str, load: MeshSize, seed: int) -
 
 
 def _beside(passed: PassedGroup, others: OtherLoad) -> float:
-    """CPU share of other processes, from the telemetry before the forecast to the wait's end."""
+    """CPU share of other processes, from the telemetry before a forecast to the end of the wait."""
     since = passed.came_at - LEARNT_S
     return others.share(since, passed.came_at + passed.wait_s)

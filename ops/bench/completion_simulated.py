@@ -18,13 +18,13 @@ from shared.contracts.qos import Importance, Slo
 from solver.prediction.service_parameters import ServedRequest
 
 HISTORY = 1000
-"""Requests whose lengths are known in advance."""
+"""Number of requests whose lengths are known before the benchmark begins."""
 GROUP = 32
-"""Number of requests of a group."""
+"""Number of requests in a group."""
 MOST_OUTPUT = 2048
-"""Tokens of ShareGPT's longest answer."""
+"""Number of tokens of ShareGPT's longest answer."""
 REPORT_S = 5.0
-"""Interval of telemetry."""
+"""Interval between two telemetry reports."""
 _MODEL = ModelName("only")
 
 
@@ -66,7 +66,10 @@ class _Traffic:
 
 
 def first_batch(engine: BatchEngine, requests: Sequence[MeshRequest]) -> list[ServedRequest]:
-    """Serve *requests* on an idle engine; return requests begun before a quarter had finished."""
+    """
+    Serve *requests* on an idle engine; return those that began before a quarter of all had
+    finished.
+    """
     for request in requests:
         engine.add(request, engine.now)
     begun: dict[RequestId, UnixTime] = {}
@@ -97,7 +100,8 @@ def served_request(request: MeshRequest, begun_at: UnixTime) -> ServedRequest:
 
 class Load:
     """
-    A queue that is held at a sequence of lengths: a group arrives when the queue is shorter.
+    A queue that is held at a sequence of lengths: a group of requests arrives when the queue is
+    shorter.
 
     Args:
         seed: Seed of the traffic.
@@ -142,7 +146,7 @@ class Load:
                 self._step()
 
     def drain(self) -> None:
-        """Serve all remaining requests."""
+        """Serve all requests that remain in the queue."""
         while self._engine.num_unfinished:
             self._step()
 
@@ -168,7 +172,7 @@ class Load:
         self._report()
 
     def _close(self) -> None:
-        """Record the outcome of groups whose requests have all finished."""
+        """Record the waiting and completion times of groups whose requests have all finished."""
         for group in [g for g in self._groups if all(r.finished_at for r in g.requests)]:
             self._groups.remove(group)
             done_at = max(request.finished_at or 0.0 for request in group.requests)
@@ -181,7 +185,7 @@ class Load:
             self.forecaster.observe(passed)
 
     def _report(self) -> None:
-        """Report telemetry of a full engine."""
+        """Report the telemetry of a full engine."""
         engine, totals = self._engine, self._engine.totals
         at, tokens = self._reported
         useful = totals.tokens - totals.wasted_tokens

@@ -46,7 +46,7 @@ async def run(
     broker: str | None,  # noqa: ARG001 - nothing here needs one
     workers: int | None = None,
 ) -> Result:
-    """Simulate and compare."""
+    """Run the benchmark: simulate and compare."""
     result = Result(name="conserve", seed=seed, quick=quick)
     cells = judged(seed) + ([] if quick else printed(seed))
     with ProcessPoolExecutor(max_workers=workers or os.cpu_count()) as pool:
@@ -59,7 +59,7 @@ async def run(
 
 
 def _judge(result: Result, found: Figures) -> None:
-    """Add acceptance lines with the worst of the seeds."""
+    """Add acceptance lines with the worst value over the seeds."""
     rows = [figures for cell, figures in found.items() if cell.figure == "judged"]
     for name, figure, system, most in (
         ("P99 TTFT", "ttft_p99_ms", "ours", TTFT_MOST),
@@ -80,7 +80,7 @@ def _judge(result: Result, found: Figures) -> None:
 
 
 def _tables(found: Figures) -> dict[str, dict[str, Any]]:
-    """One row per system, for each of the paper's figures and each traffic."""
+    """Tables with one row per system, for each of the paper's figures and each traffic."""
     made: dict[str, dict[str, Any]] = {}
     for cell, by_system in found.items():
         for system, figures in by_system.items():
@@ -107,7 +107,7 @@ def _joined(names: Iterable[str]) -> str:
 
 
 def _row(cell: Cell, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Median and P99 of TTFT and P99 of TBT, in ms; throughput in tokens per second."""
+    """Table row: median and P99 of TTFT and P99 of TBT, in ms; throughput in tokens per second."""
     row = {
         "median": round(figures["ttft_p50_ms"]),
         "TTFT": round(figures["ttft_p99_ms"]),

@@ -25,15 +25,20 @@ Ratio of the targets to online-only P99. ConServe meets its targets at all rates
 The paper derives the targets from online-only P99 and does not state the factor of Fig. 6a.
 """
 REFERENCE_RPS = 2.0
-"""Rate of Figs 3 and 8; at lower rates, targets derive from online-only P99 at this rate."""
+"""
+Request rate of ConServe's figures 3 and 8; at lower rates, targets derive from online-only P99 at
+this rate.
+"""
 CHUNK_TOKENS = 2048
-"""Chunk of the baselines (§4.4 mentions full 2048-token chunks)."""
+"""Chunk size of the baselines in tokens (ConServe §4.4 mentions full 2048-token chunks)."""
 
 Builder = Callable[[NamedProfile], SimulatedReplica]
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One traffic under several systems; equal cells of equal code give equal figures."""
+    """
+    One simulated traffic that several systems serve; equal cells of equal code give equal figures.
+    """
 
     figure: str
     systems: tuple[str, ...]
@@ -42,15 +47,15 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 4096
     output_tokens: int = 256
     burst_gpt: bool = False
-    """True: requests have the lengths of BurstGPT."""
+    """True: requests have the lengths of the data set BurstGPT."""
     datasets: tuple[str, ...] = tuple(DATASETS)
     scale: float | None = None
-    """Scale of the TTFT and TBT targets; None: `TTFT_SCALE` and `TBT_SCALE`."""
+    """Scale factor of the TTFT and TBT targets; None: `TTFT_SCALE` and `TBT_SCALE`."""
     seed: int = 0
     duration_s: Seconds = 300.0
 
     def traffic(self, slo: Slo) -> CoServing:
-        """The traffic, with targets for the online requests."""
+        """The traffic of the cell, with targets for the online requests."""
         prompt, output = BURST_GPT if self.burst_gpt else (self.prompt_tokens, self.output_tokens)
         return CoServing(
             rate_rps=self.rate_rps,
@@ -114,7 +119,7 @@ WHOLE = "ours, eager, checkpoints"
 
 
 def measure(cell: Cell) -> dict[str, dict[str, Any]]:
-    """JSON-able figures of each system, and of online requests alone."""
+    """JSON-able figures of each system, and of the online requests alone."""
     profile = load("h100")
     alone = _online_only(_without_offline(cell))
     least = _online_only(Cell(figure="", systems=(), seed=cell.seed, duration_s=cell.duration_s))
@@ -143,12 +148,12 @@ def _online_only(cell: Cell) -> dict[str, Any]:
 
 
 def judged(seed: int) -> list[Cell]:
-    """Cells with an acceptance line: three seeds at 2 requests per second."""
+    """Cells that have an acceptance line: three seeds at 2 requests per second."""
     return [Cell(figure="judged", systems=(*JUDGED, WHOLE), seed=seed + k) for k in range(3)]
 
 
 def printed(seed: int) -> list[Cell]:
-    """Cells without an acceptance line."""
+    """Cells that have no acceptance line."""
     cells = [
         Cell(figure="6a", systems=ALL, rate_rps=rate, seed=seed)
         for rate in (0.5, 1.0, 2.0, 3.0, 4.0)

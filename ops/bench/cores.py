@@ -15,11 +15,11 @@ from services.mesh.processes import ProcessMesh
 from shared.contracts.base import Seconds, UnixTime
 
 SAMPLE_S = 2.0
-"""Interval between samples of the load of other processes."""
+"""Interval between two samples of the CPU load of other processes."""
 
 
 def agent_pids(mesh: ProcessMesh) -> tuple[int, ...]:
-    """Process ids of the mesh's agents; engines are their children."""
+    """Process ids of the mesh's agents; engine processes are children of the agents."""
     return tuple(each.pid for name, each in mesh.processes.items() if name.startswith("agent-"))
 
 
@@ -69,18 +69,21 @@ class OtherLoad:
         self.sample()
 
     def sample(self) -> None:
-        """Take a sample of the CPU time used so far."""
+        """Take a sample of the CPU time that other processes have used so far."""
         self._at.append(time.time())
         self._others_s.append(_busy_s() - _computed_s(self._ours))
 
     async def follow(self) -> None:
-        """Take samples until cancelled."""
+        """Take samples of the CPU time of other processes until cancelled."""
         while True:
             await asyncio.sleep(SAMPLE_S)
             self.sample()
 
     def share(self, since: UnixTime, until: UnixTime) -> float:
-        """Share of all cores used from *since* to *until*, 0..1, averaged over at least 1 s."""
+        """
+        Share of all cores that other processes used from *since* to *until*, 0..1, averaged over at
+        least 1 s.
+        """
         if until - since < SAMPLE_S:
             since, until = (since + until - SAMPLE_S) / 2, (since + until + SAMPLE_S) / 2
         first_s, last_s = np.interp((since, until), self._at, self._others_s)

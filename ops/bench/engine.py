@@ -36,7 +36,7 @@ CHUNKS = (128, 256, 512, 1024)
 BY_CLASS = {"Q1": 2, "Q2": 1, "Q3": 0}
 ONLY_INTERACTIVE = {"Q1": 1, "Q2": 0, "Q3": 0}
 MULTIPLES = {"ttft": 10.0, "tbt": 10.0, "Q2": 20.0, "Q3": 50.0}
-"""Ratio of each target to the unloaded median (of TTFT, TBT or TTLT)."""
+"""Ratio of each target to the median of its time (TTFT, TBT or TTLT) on the unloaded engine."""
 ABOUT_HALF = (0.5, 0.55)
 """
 Range of the share of targets that stock FCFS misses at the load of a pair.
@@ -45,19 +45,27 @@ The range begins at 50 %: where stock FCFS missed 45 %, stock's `priority` misse
 that even a policy without misses could hardly reach 1.3 times the goodput of `priority`.
 """
 FIRST_UTILIZATION = 1.8
-"""First load of the search, as a multiple of the throughput of one request at a time."""
+"""
+Load at which the search for a load begins, as a multiple of the throughput of one request at a
+time.
+"""
 _STEP = 1.2
-"""Factor between consecutive loads of the search, until the missed share crosses one half."""
+"""
+Factor between consecutive loads of the search for a load, until the missed share crosses one half.
+"""
 _TRIAL = 1000
 """Number (for the seed) of the load in trials with stock; loads of pairs are numbered from 0."""
 LEAST_MISSED = 0.3
-"""Least share missed by stock FCFS; at a lower share, the load cannot distinguish policies."""
+"""
+Smallest acceptable share of targets missed by stock FCFS; at a lower share, the load cannot
+distinguish policies.
+"""
 MAX_MISSED_RATIO = 0.5
 MIN_GOODPUT_RATIO = 1.3
 
 
 class Sizes:
-    """Durations of the measurements."""
+    """Durations of the benchmark's measurements."""
 
     def __init__(self, *, quick: bool) -> None:
         self.alone = 8 if quick else 40
@@ -76,7 +84,7 @@ async def run(
     quick: bool,
     broker: str | None,  # noqa: ARG001 - nothing here needs one
 ) -> Result:
-    """Calibrate on stock, then compare."""
+    """Run the benchmark: set targets and load on stock vLLM, then compare."""
     reason = vllm_unavailable_reason()
     if reason is not None:
         raise SettingsError(reason)
@@ -115,7 +123,10 @@ async def _compare(engine: EngineBackend, result: Result, sizes: Sizes, seed: in
 
 
 async def _best_priority(bench: "Bench", sizes: Sizes, rate_rps: float) -> Arm:
-    """Stock's `priority` arm with the chunk, and then the priorities, that miss least."""
+    """
+    Stock vLLM's `priority` arm with the chunk, and then the priorities, that miss the fewest
+    targets.
+    """
     by_class = [
         Arm(model=PRIORITY, token_budget=chunk, priorities=sizes.priorities[0])
         for chunk in sizes.chunks
@@ -126,7 +137,7 @@ async def _best_priority(bench: "Bench", sizes: Sizes, rate_rps: float) -> Arm:
 
 
 class Bench:
-    """Runs loads on arms, with fixed targets."""
+    """Runs loads on the arms of the benchmark, with fixed targets."""
 
     def __init__(
         self, engine: EngineBackend, slos: Mapping[str, Slo], sizes: Sizes, seed: int
@@ -137,7 +148,10 @@ class Bench:
         self._seed = seed
 
     async def best(self, arms: Sequence[Arm], rate_rps: float) -> Arm:
-        """The arm of *arms* with the fewest misses; each arm runs twice, because speed drifts."""
+        """
+        The arm of *arms* with the fewest missed targets; each arm runs twice, because the machine's
+        speed drifts.
+        """
         if len(arms) == 1:
             return arms[0]
         load = self._load(_TRIAL, rate_rps)
@@ -148,13 +162,19 @@ class Bench:
     async def rate_with_half_missed(
         self, arm: Arm, rate_rps: float, *, pair: int | None = None
     ) -> float:
-        """Rate at which *arm* misses about half of the targets; *pair* numbers the load."""
+        """
+        Request rate at which *arm* misses about half of the targets; *pair* is the number of the
+        load.
+        """
         return await self.rate_with_missed(ABOUT_HALF, arm, rate_rps, pair=pair)
 
     async def rate_with_missed(
         self, missed: tuple[float, float], arm: Arm, rate_rps: float, *, pair: int | None = None
     ) -> float:
-        """Rate at which *arm* misses a share within the range *missed*; *pair* numbers the load."""
+        """
+        Request rate at which *arm* misses a share within the range *missed*; *pair* is the number
+        of the load.
+        """
         low_rps, high_rps = 0.0, 0.0
         for _ in range(self._sizes.probes):
             load = self._load(_TRIAL if pair is None else pair, rate_rps)
@@ -193,7 +213,7 @@ class Bench:
         )
 
     async def _probe(self, arm: Arm, load: list[Planned], rate_rps: float) -> float:
-        """Share of the requests of *load* whose target *arm* misses."""
+        """Share of the requests in *load* whose target *arm* misses."""
         share = missed_share(await self._serve(arm, load))
         say(f"{arm.model}, chunk {arm.token_budget}, {rate_rps:.2f}/s: {share:.0%} missed")
         return share
@@ -206,7 +226,10 @@ class Bench:
 async def unloaded(
     engine: EngineBackend, arm: Arm, sizes: Sizes, seed: int, result: Result
 ) -> tuple[dict[str, Slo], float]:
-    """Targets from serving one request at a time on stock, and that service's requests/s."""
+    """
+    Targets from serving one request at a time on stock vLLM, and the throughput of this service in
+    requests/s.
+    """
     await arm.activate(engine)
     load = planned_load(seed=seed + 2000, rate_rps=1.0, duration_s=2 * sizes.alone)[: sizes.alone]
     warm, measured = load[: sizes.alone // 4], load[sizes.alone // 4 :]
@@ -234,7 +257,7 @@ async def unloaded(
 
 
 def judge(result: Result, rounds: Sequence[Mapping[str, list[Served]]], sizes: Sizes) -> None:
-    """Add figures and acceptance lines; lines against stock only if all its policies ran."""
+    """Add figures and acceptance lines; lines against stock vLLM only if all its policies ran."""
     missed = {name: [missed_share(each[name]) for each in rounds] for name in rounds[0]}
     kept = {
         name: [sum(not s.missed for s in each[name]) / sizes.load_s for each in rounds]

@@ -22,7 +22,7 @@ BASE = ModelName("tiny-llama")
 MAX_RUNNING = 64
 LARGEST_BUDGET = 2048
 _STOCK = "services.agent.backends.vllm.core.scheduler.TimedScheduler"
-"""vLLM's own scheduler; Headway's subclass only records times."""
+"""Scheduler of the stock arms: vLLM's own, in a subclass of Headway that only records times."""
 
 FCFS, PRIORITY, OURS = ModelName("stock-fcfs"), ModelName("stock-priority"), ModelName("ours")
 ENGINES: dict[ModelName, dict[str, str]] = {
@@ -34,13 +34,18 @@ ENGINES: dict[ModelName, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One engine and its settings."""
+    """One arm of the benchmark: an engine and its settings."""
 
     model: ModelName
     token_budget: int
-    """Stock's chunk, in tokens; upper limit of the chunks that Headway's policy chooses."""
+    """
+    Chunk size of stock vLLM in tokens; upper limit of the chunks that Headway's policy chooses.
+    """
     priorities: Mapping[str, int] = field(default_factory=dict)
-    """Priority of each class, for stock's `priority` policy; a smaller number is served first."""
+    """
+    Priority of each request class for stock vLLM's `priority` policy; smaller numbers are served
+    first.
+    """
 
     async def serve(
         self,
@@ -50,14 +55,14 @@ class Arm:
         *,
         patience_s: Seconds,
     ) -> list[Served]:
-        """Serve *load* on this arm alone."""
+        """Serve *load* on the engine of this arm; other arms are idle."""
         await self.activate(engine)
         return await serve(
             engine, self.model, load, slos, priorities=self.priorities, patience_s=patience_s
         )
 
     async def activate(self, engine: EngineBackend) -> None:
-        """Make this arm's engine the active one, with its limits."""
+        """Activate the engine of this arm, with its limits."""
         await engine.activate(self.model)
         await engine.set_scheduling(
             SchedulingParameters(token_budget=self.token_budget, max_running=MAX_RUNNING)
@@ -71,7 +76,8 @@ async def engines(
     arms: Mapping[ModelName, Mapping[str, str]] = ENGINES,
 ) -> AsyncIterator[VllmEngine]:
     """
-    All arms' engines in one backend; idle engines are parked. Engine output goes to a file.
+    Open one backend with the engines of all arms; idle engines are parked. Engine output goes to a
+    file.
 
     Args:
         directory: For models and output.

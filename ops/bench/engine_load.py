@@ -14,9 +14,9 @@ from shared.contracts.qos import QosClass, Slo
 from shared.contracts.requests import Sampling, Tokens
 
 CLASSES = ("Q1", "Q2", "Q3")
-"""Interactive, short TTLT, long TTLT: a third of the requests each."""
+"""Request classes (interactive, short TTLT, long TTLT), each with a third of the requests."""
 _PROMPT_SCALE = 0.3
-"""Scale of the code mix's prompts, so that they fit a small model on a CPU."""
+"""Scale factor of the code mix's prompt lengths, so that the prompts fit a small model on a CPU."""
 _MAX_OUTPUT = 64
 _FIRST_TOKEN, _VOCABULARY = 10, 500
 
@@ -26,7 +26,7 @@ class Planned:
     """One request of a load."""
 
     at_s: Seconds
-    """Seconds after the begin of the load."""
+    """Time of the request in seconds after the start of the load."""
     class_name: str
     prompt: Tokens
     output_tokens: int
@@ -34,7 +34,7 @@ class Planned:
 
 @dataclass(slots=True)
 class Served:
-    """Outcome of a request."""
+    """Outcome of one request of a load."""
 
     planned: Planned
     slo: Slo
@@ -46,7 +46,7 @@ class Served:
 
     @property
     def missed(self) -> bool:
-        """True if the first or the last token came after its deadline (QoServe eqs 1-3)."""
+        """True if the first or the last token was later than its deadline (QoServe eqs 1-3)."""
         if not self.finished or self.first_token_at is None or self.last_token_at is None:
             return True
         count = len(self.token_ids)
@@ -125,7 +125,7 @@ async def serve(
 async def serve_alone(
     engine: EngineBackend, model: ModelName, load: Sequence[Planned]
 ) -> list[Served]:
-    """Serve one request after another."""
+    """Serve *requests* one after another."""
     served = []
     for index, planned in enumerate(load):
         each = Served(planned, Slo(), time.time())
@@ -135,7 +135,7 @@ async def serve_alone(
 
 
 def missed_share(served: Sequence[Served]) -> float:
-    """Share of missed requests among all that arrived."""
+    """Share of requests with a missed target among all requests that arrived."""
     return sum(each.missed for each in served) / max(1, len(served))
 
 

@@ -77,7 +77,7 @@ async def run(
 
 
 def judge(result: Result, rounds: Rounds) -> None:
-    """Add figures of each pair, and the acceptance line."""
+    """Add the figures of each pair of runs, and the acceptance line."""
     missed = {name: [100 * missed_share(each[name]) for each in rounds] for name in rounds[0]}
     for name, values in missed.items():
         result.figures[f"missed, {name}, %"] = spread(values)
@@ -110,5 +110,5 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _of_class(rounds: Rounds, name: str, class_name: str) -> list[Served]:
-    """Requests of class *class_name* that arm *name* served, in all pairs."""
+    """Requests of the class *class_name* that the arm *name* served, in all pairs of runs."""
     return [s for each in rounds for s in each[name] if s.planned.class_name == class_name]

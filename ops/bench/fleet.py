@@ -61,11 +61,13 @@ PACE = EngineServes(
     kv_capacity_tokens=ENGINE.kv_capacity_tokens,
 )
 WINDOW = 4
-"""Window of simulated instances; smaller than an agent's, because agents reorder their window."""
+"""
+Window size of simulated instances; smaller than an agent's, because agents reorder their window.
+"""
 RATE_RPS = 26.0
 DURATION_S, QUICK_S = 90.0, 12.0
 SETTLE_S = 3.0
-"""Time for a leader's first plan."""
+"""Time within which a new leader makes its first plan."""
 ANSWER_TIMEOUT_S = 120.0
 MOST_POINTS = 3.0
 
@@ -86,7 +88,7 @@ CLASSES = (
 
 
 def workload(seed: int, *, rate_rps: float, duration_s: Seconds) -> list[ModelArrival]:
-    """Poisson arrivals; prompts around 200 and answers around 60 tokens."""
+    """Requests with Poisson arrivals; prompts have about 200 and answers about 60 tokens."""
     random = np.random.default_rng(seed)
     found = []
     for at in poisson(random, rate_rps=rate_rps, duration_s=duration_s):
@@ -119,7 +121,7 @@ class Served:
 async def serve(
     mesh: ProcessMesh, producer: Producer, work: Sequence[ModelArrival], *, kill_at_s: Seconds
 ) -> list[Served]:
-    """Send *work* on time, kill an agent meanwhile, and wait for all answers."""
+    """Send *work* at its times, kill an agent meanwhile, and wait for all answers."""
     began = time.monotonic()
 
     async def one(number: int, each: ModelArrival) -> Served:
@@ -160,7 +162,10 @@ def body_of(number: int, each: ModelArrival) -> InferenceRequest:
 
 
 def predicted(work: Sequence[ModelArrival], *, seed: int, kill_at_s: Seconds) -> Sequence[Served]:
-    """Serve the same work in the simulated mesh, with an instance that dies at the same time."""
+    """
+    Serve *work* in the simulated mesh, with an instance that dies at the same time as the real
+    agent.
+    """
     options = MeshOptions(
         fleet=TinyFleet(
             devices=(DEVICE,) * INSTANCES,
@@ -180,7 +185,7 @@ def predicted(work: Sequence[ModelArrival], *, seed: int, kill_at_s: Seconds) ->
 
 
 class TinyFleet(Fleet):
-    """Engines with the latency of the agents' settings, the same for every model."""
+    """Engines with the latency of the agents' settings, which is equal for all models."""
 
     def served(self, device: DeviceKind, model: ModelName) -> EngineServes | None:
         del device, model
@@ -188,7 +193,7 @@ class TinyFleet(Fleet):
 
 
 async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
-    """Serve and simulate; a quick run sends for some seconds only."""
+    """Serve and simulate the same requests; a quick run sends requests for some seconds only."""
     result = Result(name="fleet", seed=seed, quick=quick)
     duration_s = QUICK_S if quick else DURATION_S
     work = workload(seed, rate_rps=RATE_RPS, duration_s=duration_s)

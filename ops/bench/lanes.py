@@ -26,7 +26,7 @@ ARMS: dict[str, PullOptions | None] = {
     "two classes": PullOptions(layout=TWO_CLASSES),
     "full view": None,
 }
-"""Arm -> how its replicas pull requests; None: a round robin assigns requests."""
+"""Arm of the benchmark -> how its replicas pull requests; None: a round robin assigns requests."""
 MOST_MISSED: dict[tuple[str, float], float | None] = {
     ("code", 18.0): 0.1,
     ("code", 24.0): 8.5,
@@ -36,11 +36,13 @@ MOST_MISSED: dict[tuple[str, float], float | None] = {
     ("long", 2.4): None,
     ("mixture", 14.0): None,
 }
-"""(Mix, requests/s) -> most misses allowed, in %; None: at most the misses with two classes."""
+"""
+(Mix, requests/s) -> maximum share of misses in %; None: at most the misses with two work classes.
+"""
 QUICK = (("code", 24.0),)
 _REPLICAS = 4
 _Key = tuple[str, float, str, int]
-"""Mix, requests/s, arm, seed."""
+"""Key of a simulation: mix, requests/s, arm, seed."""
 
 
 async def run(
@@ -49,7 +51,7 @@ async def run(
     quick: bool,
     broker: str | None,  # noqa: ARG001 - nothing here needs one
 ) -> Result:
-    """Simulate all arms; compare."""
+    """Run the benchmark: simulate all arms and compare."""
     result = Result(name="lanes", seed=seed, quick=quick)
     seeds = [seed] if quick else [seed, seed + 1, seed + 2]
     keys = list(_keys(QUICK if quick else tuple(MOST_MISSED), seeds))

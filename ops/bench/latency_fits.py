@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """The latency model's terms and the forest, fitted to the same iterations."""
+    """The terms of the latency model and QoServe's forest, fitted to the same iterations."""
 
     terms: LatencyCoefficients
     forest: IterationForest
@@ -36,7 +36,7 @@ class Fits:
         return cls(terms, fit_iteration_forest(known, seed=seed))
 
     def predicted_s(self, iterations: list[EngineIteration]) -> dict[str, Floats]:
-        """Predicted times of *iterations* in seconds, by model: float64[n]."""
+        """Predicted times of *iterations* in seconds by each model, float64[n]."""
         rows = iteration_matrix(iterations)
         pairs = np.array([each.prefill_pairs for each in iterations])
         return {
@@ -45,7 +45,10 @@ class Fits:
         }
 
     def chunks(self, budget_s: Seconds, beside: Decodes, before: float) -> dict[str, int]:
-        """Largest chunk of each model within *budget_s*, after *before* tokens of the prompt."""
+        """
+        Largest chunk by each model that takes at most *budget_s*, after *before* computed tokens of
+        the prompt.
+        """
         most_tokens = max(0, min(LARGEST_CHUNK, self.forest.most_tokens - beside.num_decodes))
         chunks: Floats = np.arange(1, most_tokens + 1, dtype=np.float64)
         context_tokens = np.full(most_tokens, float(beside.context_tokens))

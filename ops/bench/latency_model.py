@@ -43,10 +43,10 @@ DISTURBED_SHARE = 0.2
 MOST_WAITING = 0.05
 """Largest share of time that vLLM may wait for a CPU; above it, other load determines times."""
 LOADS, LOAD_S = 3, 40.0
-"""Number of loads on vLLM, and seconds of each."""
+"""Number of loads on vLLM, and duration of each load in seconds."""
 LEAST_CHUNK = 32
 _CHUNKS = 200
-"""Number of judged chunks of each engine."""
+"""Number of chunks of each engine for which predictions are compared."""
 
 
 async def run(
@@ -55,7 +55,7 @@ async def run(
     quick: bool,
     broker: str | None,  # noqa: ARG001 - nothing here needs one
 ) -> Result:
-    """Judge simulated engines first, then vLLM if it is installed."""
+    """Run the benchmark with simulated engines first, then with vLLM if it is installed."""
     result = Result(name="latency_model", seed=seed, quick=quick)
     duration_s = 120.0 if quick else 600.0
     wrong = [_simulated(result, alias, seed, duration_s=duration_s) for alias in ALIASES]
@@ -72,7 +72,10 @@ async def run(
 
 
 def _simulated(result: Result, alias: str, seed: int, *, duration_s: Seconds) -> Floats:
-    """Add figures and lines of one profile; return relative errors of the forest's chunks."""
+    """
+    Add figures and acceptance lines of one latency profile; return relative errors of the forest's
+    chunks.
+    """
     profile = load(alias)
     device = "H100-80GB" if alias == "h100" else "A100-80GB"
     steps = simulated_steps(profile, device, seed=seed, duration_s=duration_s)
@@ -124,7 +127,10 @@ def _conserves_example(fits: Fits, latency: LatencyTable) -> dict[str, float]:
 
 
 def _on_vllm(result: Result, measured: Sequence[Measured], seed: int) -> None:
-    """Add lines of the loads in which vLLM hardly waited for a CPU and ran enough iterations."""
+    """
+    Add acceptance lines of the loads in which vLLM hardly waited for a CPU and ran enough
+    iterations.
+    """
     judged: list[dict[str, float]] = []
     for number, each in enumerate(measured, 1):
         if not _is_enough(each):
@@ -156,7 +162,7 @@ def _is_enough(measured: Measured) -> bool:
 
 
 def _report_measured(result: Result, name: str, measured: Measured, seed: int) -> dict[str, float]:
-    """Add figures of one load; return relative errors of the latency model's terms."""
+    """Add the figures of one load; return relative errors of the latency model's terms."""
     steps = measured.iterations
     split = int(KNOWN_SHARE * len(steps))
     fits, later = Fits.of(steps[:split], seed), steps[split:]
@@ -179,7 +185,10 @@ def _report_measured(result: Result, name: str, measured: Measured, seed: int) -
 def _simulated_chunks(
     fits: Fits, steps: Sequence[Step], latency: LatencyTable, random: np.random.Generator
 ) -> dict[str, Floats]:
-    """Relative errors of chunks by model, against the largest chunk that fits by the profile."""
+    """
+    Relative errors of chunks by model, compared with the largest chunk that fits by the latency
+    profile.
+    """
     wrong: dict[str, list[float]] = {"terms": [], "forest": []}
     with_one = [(each.iteration, each.chunk) for each in steps if each.chunk is not None]
     for iteration, (_, before) in with_one[:: max(1, len(with_one) // _CHUNKS)]:
@@ -194,7 +203,7 @@ def _simulated_chunks(
 
 
 def _times_of_chunks(latency: LatencyTable, beside: Decodes, before: int) -> Floats:
-    """Exact times of chunks of 1, 2, ... tokens: float64[LARGEST_CHUNK], never falling."""
+    """Exact times of chunks of 1, 2, ... tokens, float64[LARGEST_CHUNK], never falling."""
     return np.array(
         [
             latency.predict_s(
@@ -231,7 +240,9 @@ def _report_chunks(result: Result, name: str, wrong: dict[str, Floats]) -> None:
 
 
 def _chunk_lines(wrong: Floats) -> list[Line]:
-    """Acceptance lines of the forest over all profiles: absolute error, and errors below 0."""
+    """
+    Acceptance lines of the forest over all latency profiles: absolute error, and errors below 0.
+    """
     return [
         Line(
             name="forest, median chunk error, all profiles",

@@ -18,7 +18,7 @@ from shared.contracts.base import RequestId, Seconds, UnixTime
 from shared.contracts.telemetry import EngineIteration
 
 RATES_RPS = {"A100-80GB": 3.0, "H100-80GB": 6.0}
-"""Approximate capacity of one replica of the device for the conversation mix."""
+"""Approximate capacity of one replica of each device for the conversation mix, in requests/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,13 @@ class Step:
     """One simulated iteration."""
 
     iteration: EngineIteration
-    """Iteration as telemetry reports it, with noise."""
+    """The iteration as telemetry reports it, with noise."""
     exact_s: Seconds
-    """Exact time, from the profile."""
+    """Exact duration of the iteration from the latency profile."""
     chunk: tuple[int, int] | None
     """
-    Tokens of the iteration's chunk and computed tokens before it; None unless it has one prefill.
+    Tokens of the iteration's chunk and computed tokens before it; None unless the iteration has one
+    prefill.
     """
 
 
@@ -66,7 +67,9 @@ class NoisyReplica(SimulatedReplica):
 def simulated_steps(
     profile: NamedProfile, device: str, *, seed: int, duration_s: Seconds
 ) -> list[Step]:
-    """Iterations of one replica: default policy, the conversation mix, QoServe's classes."""
+    """
+    Iterations of one replica with the default policy, the conversation mix and QoServe's classes.
+    """
     scenario = Scenario(
         profile=profile,
         policy="qoserve",

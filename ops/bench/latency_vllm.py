@@ -20,7 +20,7 @@ from shared.models.tiny_weights import TinyArchitecture
 UTILIZATION = 1.2
 """Load on vLLM, as a multiple of the throughput of one request at a time."""
 SLOS = {"Q1": Slo(ttft_s=2.0, tbt_s=0.1), "Q2": Slo(ttlt_s=20.0), "Q3": Slo(ttlt_s=60.0)}
-"""SLOs of the load on vLLM; with them the policy chooses chunks of many sizes."""
+"""SLOs of the load on vLLM; with these SLOs, the policy chooses chunks of many sizes."""
 SMALL = TinyArchitecture(
     architecture="LlamaForCausalLM",
     model_type="llama",
@@ -44,11 +44,11 @@ _DRAIN_PERIOD_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Telemetry of a real engine."""
+    """Telemetry of a real engine: iterations, and times in which its threads ran and waited."""
 
     iterations: list[EngineIteration]
     waiting_share: float
-    """Share of the time that the engine's runnable main threads waited for a CPU."""
+    """Share of the time in which the engine's runnable main threads waited for a CPU."""
 
 
 async def vllm_steps(*, seed: int, loads: int, duration_s: Seconds) -> list[Measured]:
@@ -100,7 +100,7 @@ def scheduled_s(group: int) -> tuple[Seconds, Seconds]:
 
 
 async def _alone_rps(engine: EngineBackend, seed: int) -> float:
-    """Requests per second when served one at a time, after requests that warm up the engine."""
+    """Throughput in requests per second when requests are served one at a time, after a warm-up."""
     load = planned_load(seed=seed + 2000, rate_rps=1.0, duration_s=6.0 * _ALONE)[: 2 * _ALONE]
     await serve_alone(engine, OURS, load[:_ALONE])
     begun = time.perf_counter()
@@ -109,7 +109,7 @@ async def _alone_rps(engine: EngineBackend, seed: int) -> float:
 
 
 async def _collect(engine: EngineBackend, seen: list[EngineIteration]) -> None:
-    """Collect iterations before the engine overwrites them."""
+    """Collect iterations from the engine before it overwrites them."""
     while True:
         seen += engine.drain_iterations()
         await asyncio.sleep(_DRAIN_PERIOD_S)

@@ -25,7 +25,7 @@ async def run(
     quick: bool,
     broker: str | None,  # noqa: ARG001 - nothing here needs one
 ) -> Result:
-    """Measure gain and cost of checkpoints, activation and preemption between layers."""
+    """Run the benchmark: gain and cost of checkpoints, activation and preemption between layers."""
     reason = vllm_unavailable_reason()
     if reason is not None:
         raise SettingsError(reason)

@@ -1,4 +1,4 @@
-"""Time to make a model active, by path, compared with a stock cold start."""
+"""Benchmark of the time to activate a model by each path, compared with a stock cold start."""
 
 import asyncio
 import json
@@ -49,7 +49,9 @@ async def measure(engine: VllmEngine, result: Result, stock: ModelEntry, *, quic
 
 
 def _steps(engine: VllmEngine, entry: ModelEntry) -> dict[str, Callable[[], Awaitable[Seconds]]]:
-    """Timed activations by path; before and after each, only LLAMA is active (not timed)."""
+    """
+    Timed activations by path; before and after each of them, only LLAMA is active (not timed).
+    """
 
     async def to(model: ModelName) -> Seconds:
         taken_s = await _activated(engine, model)

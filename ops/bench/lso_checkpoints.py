@@ -28,11 +28,16 @@ from shared.contracts.base import ModelName, Seconds
 ARMS = (WHOLE, NO_COPIES)
 CONTEXTS = (64, 128, 256, 512, 1024, 2048, 4096, 8000)
 _TAIL = 64
-"""Tokens generated before the abort; meanwhile the engine saves the request's blocks."""
+"""
+Number of tokens generated before the abort; meanwhile the engine saves the request's KV blocks.
+"""
 
 
 async def restoring(engine: VllmEngine, result: Result, *, quick: bool) -> None:
-    """Time from resuming to the next token, by the context that must be restored or recomputed."""
+    """
+    Time from resuming a request to its next token, by the context that must be restored or
+    recomputed.
+    """
     contexts = CONTEXTS[3:6:2] if quick else CONTEXTS
     rounds = 1 if quick else 7
     taken_s: dict[tuple[ModelName, int], list[Seconds]] = {}
@@ -59,7 +64,7 @@ async def restoring(engine: VllmEngine, result: Result, *, quick: bool) -> None:
 
 
 async def _resumed_s(engine: VllmEngine, model: ModelName, context: int, *, first: int) -> Seconds:
-    """Abort a request that has *context* tokens, and resume it."""
+    """Abort a request that has *context* tokens, and resume the request."""
     asked = request(
         model, prompt_of(max(1, context - _TAIL), first), output=2 * _TAIL, checkpointed=True
     )
@@ -98,7 +103,7 @@ COPYING = Overhead(
     bound=1.05,
     pairs=6,
 )
-"""Load that makes as much new KV as possible, for the cost of copying."""
+"""Load that generates as much new KV as possible, for measuring the cost of copying KV."""
 
 
 def _crossover(

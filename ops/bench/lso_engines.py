@@ -24,11 +24,11 @@ from shared.models.tiny import make_tiny_models
 from shared.models.tiny_weights import TinyArchitecture
 
 WHOLE = ModelName("whole")
-"""Arm with safepoints and checkpoints, the default."""
+"""Name of the arm with safepoints and checkpoints, the default of the engine."""
 ITERATIONS = ModelName("iterations")
-"""Arm without safepoints: preempts only between iterations."""
+"""Name of the arm without safepoints, which preempts only between iterations."""
 NO_COPIES = ModelName("no-copies")
-"""Arm without checkpoints: keeps no KV in host memory."""
+"""Name of the arm without checkpoints, which keeps no KV in host memory."""
 ARMS: dict[ModelName, dict[str, Any]] = {
     WHOLE: {},
     ITERATIONS: {
@@ -54,7 +54,10 @@ _ids = count()
 
 @asynccontextmanager
 async def engines(directory: Path, others: Sequence[ModelEntry]) -> AsyncIterator[VllmEngine]:
-    """All arms' engines in one backend that also serves *others*; engine output goes to a file."""
+    """
+    Open one backend with the engines of all arms, which also serves *others*; engine output goes to
+    a file.
+    """
     base = ModelRegistry.load(make_tiny_models(directory, models={BASE: DEEP})).entry(BASE)
     settings = VllmSettings(
         token_budget=LARGEST_BUDGET,
@@ -73,7 +76,7 @@ async def engines(directory: Path, others: Sequence[ModelEntry]) -> AsyncIterato
 
 
 async def activate(engine: VllmEngine, model: ModelName, token_budget: int) -> None:
-    """Make an arm's engine the active one, with *token_budget*."""
+    """Activate the engine of an arm, with the token budget *token_budget*."""
     await engine.activate(model)
     await engine.set_scheduling(
         SchedulingParameters(token_budget=token_budget, max_running=MAX_RUNNING)
@@ -81,7 +84,10 @@ async def activate(engine: VllmEngine, model: ModelName, token_budget: int) -> N
 
 
 def request(model: ModelName, prompt: Tokens, **fields: Any) -> EngineRequest:
-    """A greedy request with *fields* of `EngineRequest`; `output` is its tokens (default: 1)."""
+    """
+    A greedy request with *fields* of `EngineRequest`; `output` is its number of tokens (default:
+    1).
+    """
     sampling = Sampling(max_tokens=fields.pop("output", 1), temperature=0.0, ignore_eos=True)
     return EngineRequest(
         request_id=RequestId(f"bench-{next(_ids)}"),
@@ -94,7 +100,7 @@ def request(model: ModelName, prompt: Tokens, **fields: Any) -> EngineRequest:
 
 
 async def answer(engine: VllmEngine, asked: EngineRequest) -> Seconds:
-    """Serve one request; return its TTFT."""
+    """Serve one request; return the TTFT of the request."""
     begun = time.perf_counter()
     first_s: Seconds | None = None
     async for _ in engine.generate(asked):
@@ -103,12 +109,15 @@ async def answer(engine: VllmEngine, asked: EngineRequest) -> Seconds:
 
 
 def prompt_of(length: int, first: int = 0) -> Tokens:
-    """*length* token ids; prompts with different *first* differ from the first token on."""
+    """
+    A prompt of *length* token ids; two prompts with different *first* differ from the first token
+    on.
+    """
     return tuple(10 + (first + 7 * index) % 490 for index in range(length))
 
 
 def in_turn(names: Sequence[ModelName], number: int) -> Sequence[ModelName]:
-    """*names*, reversed in every second round."""
+    """The *names* of arms in order; the order is reversed in every second round."""
     return names if number % 2 == 0 else names[::-1]
 
 
@@ -144,16 +153,16 @@ class Overhead:
     """
 
     arms: tuple[ModelName, ModelName]
-    """Arm with the mechanism, and arm without."""
+    """The arm with the mechanism, and the arm without the mechanism."""
     work: Callable[[VllmEngine, ModelName], Awaitable[None]]
     mix: str
-    """Description of the work."""
+    """Description of the work for which CPU times are compared."""
     name: str
     bound: float
     engines: int = 4
-    """Number of engines of each arm, measured one after another."""
+    """Number of engines of each arm that are measured one after another."""
     pairs: int
-    """Number of measured pairs for each pair of engines."""
+    """Number of pairs of measurements for each pair of engines."""
 
     async def measure(self, engine: VllmEngine, result: Result, *, quick: bool) -> None:
         """Measure the overhead, except in a quick run: single pairs differ by more than `bound`."""
@@ -189,7 +198,7 @@ class Overhead:
 
 
 async def _busiest(engine: VllmEngine, model: ModelName) -> Path:
-    """The main thread of the engine's processes that uses most CPU time in a long prefill."""
+    """The main thread of the engine's processes that uses the most CPU time in a long prefill."""
     threads = [path for pid in _group_members(engine.host_pid or 0) for path in _main_thread(pid)]
     before = {path: on_cpu_s(path) for path in threads}
     await answer(engine, request(model, prompt_of(LARGEST_BUDGET), output=64))
@@ -197,7 +206,7 @@ async def _busiest(engine: VllmEngine, model: ModelName) -> Path:
 
 
 def on_cpu_s(thread: Path) -> Seconds:
-    """CPU time used by *thread*."""
+    """CPU time that *thread* has used."""
     return 1e-9 * int(thread.read_text().split()[0])
 
 

@@ -39,9 +39,15 @@ The larger product is the target: the engine can meet it, but not if the request
 end of the iteration.
 """
 GAP_S = (0.2, 0.6)
-"""Range of the time from an online answer to the next arrival; offline work runs meanwhile."""
+"""
+Range of the time from an online answer to the next online arrival; offline work runs during this
+time.
+"""
 SMALL_BUDGET = 128
-"""Token budget for measuring the overhead; short, equal iterations show the overhead best."""
+"""
+Token budget for measuring the overhead of safepoints; short, equal iterations show the overhead
+best.
+"""
 
 
 async def first_tokens(engine: VllmEngine, result: Result, *, seed: int, quick: bool) -> None:

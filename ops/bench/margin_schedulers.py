@@ -1,4 +1,4 @@
-"""Schedulers of the arms of `ops.bench engine_margins`: the policy with a given margin."""
+"""Schedulers for the arms of `ops.bench engine_margins`: the policy with a given latency margin."""
 
 from typing import Any
 
@@ -22,12 +22,12 @@ class _WithMargin(PreemptibleScheduler):
 
 
 class NoMargin(_WithMargin):
-    """Reserves no time for prediction errors."""
+    """Scheduler that reserves no time for prediction errors."""
 
     margin = 0.0
 
 
 class FivePercent(_WithMargin):
-    """Reserves 5 % of the time until the next token is due."""
+    """Scheduler that reserves 5 % of the time until the next token is due."""
 
     margin = 0.05

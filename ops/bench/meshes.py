@@ -22,7 +22,7 @@ MODEL = "tiny-llama"
 
 
 def simulated_agent(name: str, engine: SimulatedSettings, model: str = MODEL) -> AgentSpec:
-    """An agent with a simulated engine and *model* initially active."""
+    """Specification of an agent with a simulated engine, whose *model* is active at the start."""
     settings: dict[str, Any] = {
         "initial_model": model,
         "engine": {"simulated": msgspec.to_builtins(engine)},
@@ -74,7 +74,7 @@ def _real(agents: tuple[AgentSpec, ...]) -> bool:
 
 @contextlib.asynccontextmanager
 async def bench_producer(mesh: ProcessMesh) -> AsyncIterator[Producer]:
-    """A trusted producer with a separate connection."""
+    """A trusted producer with its own connection to the broker."""
     async with (
         mesh.open_broker("headway-bench") as broker,
         Producer(broker, name="bench", clock=SystemClock(), user_id="guest") as producer,

@@ -100,7 +100,7 @@ class Server:
 async def serve(
     registry: ModelRegistry, port: int, settings: SimulatedSettings, stop: asyncio.Event
 ) -> None:
-    """Serve the registry's first model until *stop*."""
+    """Serve the first model of the registry until *stop* is set."""
     entry = registry.entry(ModelName(registry.bases[0]))
     engine = SimulatedEngine([entry], settings, SystemClock())
     await engine.start()
@@ -111,7 +111,7 @@ async def serve(
 
 
 def main() -> int:
-    """Run until SIGTERM."""
+    """Run the server until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m ops.bench.one_process", description=__doc__)
     parser.add_argument("registry", type=Path)
     parser.add_argument("port", type=int)

@@ -51,14 +51,14 @@ STAGE_NAMES = ("gateway and global queue", "lane", "window", "engine")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Outcome of one load on one arm."""
+    """Outcome of one load on one arm of the benchmark."""
 
     answers: Sequence[Chat]
     cpu_s: Mapping[str, Seconds]
-    """CPU time of each process, by its name."""
+    """CPU time of each process of the arm, by name."""
     took_s: Seconds
     others: float = 0.0
-    """Share of this machine's CPU time that processes outside the arm used."""
+    """Share of this machine's CPU time that was used by processes outside the arm."""
 
     @property
     def ttfts_s(self) -> list[Seconds]:
@@ -66,16 +66,16 @@ class Round:
 
     @property
     def num_tokens(self) -> int:
-        """Generated tokens of all requests."""
+        """Number of generated tokens of all requests."""
         return sum(each.output_tokens for each in self.answers)
 
 
 Rounds = Mapping[str, list[Round]]
-"""Name of the arm -> its rounds."""
+"""Name of an arm of the benchmark -> rounds of the arm."""
 
 
 async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
-    """Run the benchmark. Quick: two short rounds instead of five."""
+    """Run the benchmark; a quick run has two short rounds instead of five."""
     rounds, requests, tokens = (2, 60, 32) if quick else (5, 200, 128)
     result = Result(name="overhead", seed=seed, quick=quick)
     if broker is None and rabbitmq_binary("rabbitmq-server") is not None:
@@ -116,7 +116,7 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
 
 
 def report(result: Result, loads: Rounds, streams: Rounds, loops: Sequence[Seconds]) -> None:
-    """Add figures and lines of all rounds."""
+    """Add the figures and acceptance lines of all rounds."""
     for name, rounds in loads.items():
         for share in (0.5, 0.99):
             values = [_ttft_ms(each, share) for each in rounds]
@@ -226,7 +226,7 @@ async def _paced(arm: Arm, count: int, seed: int, others: OtherLoad) -> Round:
 
 
 async def _at_once(arm: Arm, tokens: int, seed: int, others: OtherLoad) -> Round:
-    """Send requests for all streams at the same time; each stream has *tokens* tokens."""
+    """Send all requests at the same time; each answer has *tokens* tokens."""
     chance = random.Random(seed)
     prompts = [prompt_of(chance) for _ in range(STREAMS)]
 
@@ -253,7 +253,7 @@ async def _measured(arm: Arm, load: Awaitable[list[Chat]], others: OtherLoad) ->
 
 
 async def _idle(arm: Arm, duration_s: Seconds = 3.0) -> dict[str, float]:
-    """Percent of a core that each process uses without requests."""
+    """Share of a core in percent that each process uses without requests."""
     before = arm.cpu_s()
     await asyncio.sleep(duration_s)
     after = arm.cpu_s()
@@ -261,5 +261,5 @@ async def _idle(arm: Arm, duration_s: Seconds = 3.0) -> dict[str, float]:
 
 
 def prompt_of(chance: random.Random) -> str:
-    """A new random prompt, so that no prefix cache helps an arm."""
+    """A new random prompt, which no prefix cache contains."""
     return " ".join(f"{chance.choice(WORDS)}{chance.randrange(10)}" for _ in range(NUM_WORDS))

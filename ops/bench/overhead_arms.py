@@ -34,12 +34,12 @@ Seen = dict[str, RequestObserved]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """A server of chat completions."""
+    """A server of chat completions that is measured as an arm of the benchmark."""
 
     port: int
     model: ModelName
     pids: Mapping[str, int]
-    """Process ids by name; CPU times include their children."""
+    """Process ids by name; the CPU time of a process includes its children."""
 
     async def chat(self, prompt: str, *, max_tokens: int, ttft_s: Seconds) -> Chat:
         return await chat(self.port, self.model, prompt, max_tokens=max_tokens, ttft_s=ttft_s)
@@ -93,7 +93,7 @@ async def _listening(port: int, process: asyncio.subprocess.Process) -> None:
 
 def broker_pid(url: str) -> int:
     """
-    The process that listens at *url* on this machine.
+    Id of the process that listens at *url* on this machine.
 
     Raises:
         SettingsError: No process that listens at *url* is visible.
@@ -112,7 +112,7 @@ def broker_pid(url: str) -> int:
 
 @contextlib.asynccontextmanager
 async def observed_requests(mesh: ProcessMesh) -> AsyncIterator[Seen]:
-    """Telemetry of requests by request id, collected while the context is open."""
+    """Telemetry of finished requests by request id, collected while the context is open."""
     seen: Seen = {}
     async with mesh.open_broker("headway-bench-requests") as broker:
         queue = topology.temporary_queue("requests")

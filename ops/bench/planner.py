@@ -35,19 +35,21 @@ Figures = Mapping[Cell, dict[str, Any]]
 NUM_SEEDS, NUM_TINY, NUM_TINY_QUICK = 5, 100, 12
 REFERENCE_S = 60.0
 BUDGETS_S = (0.0, 0.15, 0.5, 1.0, 5.0)
-"""Time budgets of searches; 0 gives the first plan."""
+"""Time budgets of searches for a plan; 0 gives the first plan."""
 SIZES = (SMALL, MIDDLE, LARGE)
 ROUTED = (Size(10, 2, 3), Size(20, 2, 3), Size(50, 4, 4))
 FIRST_S = {MIDDLE: 0.15, LARGE: 0.10}
-"""Time limit of the first plan."""
+"""Time limit for making the first plan."""
 POINTS = {
     SMALL: {1.0: 0.7},
     MIDDLE: {0.5: 2.0, 1.0: 1.5, 5.0: 0.5},
     LARGE: {1.0: 1.5, 5.0: 0.5},
 }
-"""Largest allowed distance below the reference, in percentage points, by budget in seconds."""
+"""
+Largest allowed attainment below the reference search, in percentage points, by budget in seconds.
+"""
 BEATEN = {"edf-batching": 4.0, "edf": 40.0, "fcfs": 40.0}
-"""Least advantage of a search of one second over each rule, in percentage points."""
+"""Least advantage in attainment of a search of one second over each rule, in percentage points."""
 MOST_HELD_MS = 10.0
 _BASE_S = 5.0
 """Search budget of the plan that is in force before a replan."""
@@ -79,7 +81,10 @@ async def run(
 
 
 def full_cells(seed: int) -> list[Cell]:
-    """All cells, long cells first, so that the two processes end together."""
+    """
+    All cells in order of duration, the longest first, so that the two worker processes end
+    together.
+    """
     seeds = range(seed, seed + NUM_SEEDS)
     cells = [
         Cell(kind="search", size=size, seed=s, budget_s=REFERENCE_S)
@@ -116,7 +121,7 @@ def quick_cells(seed: int) -> list[Cell]:
 
 
 def report(result: Result, found: Figures) -> None:
-    """Add figures and lines for *found*."""
+    """Add figures and acceptance lines for the measurements *found*."""
     for size in SIZES:
         _searches(result, found, size)
         _rules(result, found, size)
@@ -273,7 +278,10 @@ def _of(found: Figures, kind: str, size: Size, budget_s: float) -> list[dict[str
 
 
 def _points(better: Sequence[dict[str, Any]], made: Sequence[dict[str, Any]]) -> list[float]:
-    """Attainment of *better* minus *made* by seed, in points; empty if seeds are missing."""
+    """
+    Attainment of *better* minus attainment of *made* by seed, in percentage points; empty if seeds
+    are missing.
+    """
     if len(better) != len(made):
         return []
     pairs = zip(better, made, strict=True)

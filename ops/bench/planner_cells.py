@@ -31,11 +31,11 @@ TINY_BUDGET_S = 0.1
 PROOF_WORK, PROOF_TIME_S = 200.0, 300.0
 """Work limit and time limit of CP-SAT; most proofs take a second, some take a minute."""
 _SAME = 1e-9
-"""Costs that differ by at most this value count as equal."""
+"""Largest difference of two plan costs that count as equal."""
 
 
 class Size(NamedTuple):
-    """Size of a problem."""
+    """Size of a planning problem."""
 
     groups: int
     instances: int
@@ -57,11 +57,11 @@ RULES: dict[str, OrderPolicy] = {
     "round robin": round_robin,
     "random": lambda problem: by_chance(problem, np.random.default_rng(0)),
 }
-"""Baselines of the plan generator."""
+"""Rules that are baselines of the plan generator."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement."""
+    """Parameters of one measurement of the planner benchmark."""
 
     kind: str
     """
@@ -73,19 +73,19 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """
     size: Size
     seed: int
-    """Seed of the problem, and of the search in it."""
+    """Seed of the planning problem, and of the search for a plan."""
     budget_s: float = 0.0
     """
     Search budget; for `replan`, of the plan in force; for `routing`, wall time of OR-Tools.
     """
 
     def problem(self) -> PlanningProblem:
-        """The problem to plan for."""
+        """The planning problem of the cell."""
         return instance(self.seed, *self.size)
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Run the measurement; return JSON-able figures."""
+    """Run the measurement of the cell; return JSON-able figures."""
     return _KINDS[cell.kind](cell)
 
 
@@ -158,12 +158,16 @@ def _routing(cell: Cell) -> dict[str, Any]:
 
 
 def _published(cell: Cell) -> dict[str, Any]:
-    """Measure in a separate process, because peak memory is a figure."""
+    """
+    Measure planning from lane counters in a separate process, because peak memory is a figure.
+    """
     return _apart("planner_published", cell)
 
 
 def _loop(cell: Cell) -> dict[str, Any]:
-    """Measure in a separate process with an event loop and a worker."""
+    """
+    Measure the stall of an event loop in a separate process, with an event loop and a plan worker.
+    """
     return _apart("planner_loop", cell)
 
 

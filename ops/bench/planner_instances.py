@@ -1,5 +1,5 @@
 """
-Hard planning problems: slow devices, models that fit few devices, slow swaps, scarce time.
+Difficult planning problems: slow devices, models that fit few devices, slow swaps, short deadlines.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -23,7 +23,9 @@ INTERACTIVE_WEIGHT = 4.0
 A100, A10 = 0, 1
 """Indices of the kinds of devices."""
 SLOWER = np.array([1.0, 3.0])
-"""Factor of work time on each device (QLM §8.3: an A10 has about a third of the throughput)."""
+"""
+Factor of work time on each kind of device (QLM §8.3: an A10 has about a third of the throughput).
+"""
 _URGENT_GROUP_S = 3.2
 """Mean time of an interactive group on an A100; limits the number of such groups."""
 _URGENT_LEFT_S = 15.0
@@ -33,23 +35,23 @@ _REESTIMATE = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelKind:
-    """Properties that determine a model's times."""
+    """Properties of a kind of model that determine its times."""
 
     weights_gb: float
     tokens_per_s: float
-    """Throughput on an A100 with continuous batching."""
+    """Throughput of the model on an A100 with continuous batching."""
     batch_size: int
     fits_small: bool
-    """True if the model fits an A10 with 24 GB."""
+    """True if the model fits an A10, which has 24 GB."""
 
     @property
     def warm_s(self) -> float:
-        """Time of activation from host memory."""
+        """Time to activate the model from host memory."""
         return 1.0 + self.weights_gb / 16
 
     @property
     def cold_s(self) -> float:
-        """Time of activation from storage."""
+        """Time to activate the model from storage."""
         return 3.0 + self.weights_gb / 1.4
 
 
@@ -57,23 +59,29 @@ _SEVEN_B = ModelKind(weights_gb=14, tokens_per_s=3000, batch_size=128, fits_smal
 _THIRTEEN_B = ModelKind(weights_gb=26, tokens_per_s=1700, batch_size=64, fits_small=False)
 _THIRTY_FOUR_B = ModelKind(weights_gb=68, tokens_per_s=700, batch_size=32, fits_small=False)
 _KINDS = (_SEVEN_B, _THIRTEEN_B, _SEVEN_B, _THIRTY_FOUR_B)
-"""Kinds of models; model m is of kind m modulo 4."""
+"""Kinds of models; model m has the kind m modulo 4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harshness:
-    """Difficulty of a problem; by default even the best plan has some percent of late requests."""
+    """
+    Difficulty of a planning problem; by default even the best plan has some percent of late
+    requests.
+    """
 
     load: float = 0.95
-    """Ratio of all work to the instances' capacity until the last deadline, without swaps."""
+    """Ratio of all work to the capacity of the instances until the last deadline, without swaps."""
     urgent_load: float = 1.0
-    """Maximum ratio of interactive work to the instances' capacity until its deadlines."""
+    """
+    Maximum ratio of interactive work to the capacity of the instances until the deadlines of this
+    work.
+    """
     urgent_share: float = 0.5
-    """Share of interactive groups, as far as `urgent_load` allows."""
+    """Share of interactive groups, within the limit of `urgent_load`."""
     small_share: float = 0.3
     """Share of A10s among the instances."""
     warm_share: float = 0.4
-    """Share of models in each instance's host memory; the active one is always included."""
+    """Share of models in each instance's host memory; the active model is always included."""
     length_cv: float = 1.0
     """Coefficient of variation of a request's output tokens."""
     rate_error: float = 0.05
@@ -91,7 +99,7 @@ def instance(
     harshness: Harshness = HARSH,
 ) -> PlanningProblem:
     """
-    A problem without a running plan; equal arguments give equal problems.
+    A planning problem without a plan in force; equal arguments give equal problems.
 
     On an A100, a batch group takes two to four batches (about 50 s) and an interactive group at
     most SLO/4. More than half of the models are rarely requested (QLM §8, workload W_A).
@@ -156,7 +164,7 @@ def urgent_arrivals(
 
 
 def is_interactive(problem: PlanningProblem) -> NDArray[np.bool_]:
-    """[I], True for groups whose requests have a TTFT target."""
+    """True for each group whose requests have a TTFT target, [I]."""
     return problem.groups.weight > problem.groups.num_requests
 
 
@@ -188,7 +196,10 @@ def _interactive(random: np.random.Generator, model: Ints, harshness: Harshness)
 def _batch(
     random: np.random.Generator, model: Ints, capacity: float, harshness: Harshness
 ) -> GroupArrays:
-    """Batch groups; the last deadline is when the instances could finish them at the given load."""
+    """
+    Batch groups; the last deadline is the time at which the instances could finish the groups at
+    the given load.
+    """
     count = len(model)
     tokens = random.uniform(150, 450, count)
     tokens_per_s = _of_kind(model, "tokens_per_s")
@@ -214,7 +225,8 @@ def _batch(
 
 def _drain_s(model: Ints, tokens: Floats) -> Floats:
     """
-    Drain time: a batch's last requests decode longer than the others; A10 batches are smaller.
+    Drain time of groups: the last requests of a batch decode longer than the others; A10 batches
+    are smaller.
     """
     decode_s = tokens * _of_kind(model, "batch_size") / _of_kind(model, "tokens_per_s")
     return np.outer(np.array([0.8, 1.2]), decode_s)
@@ -249,14 +261,16 @@ def _instances(
 
 
 def _in_proportion(random: np.random.Generator, likely: Floats, count: int) -> Ints:
-    """*count* models; each occurs in proportion to its probability, up to rounding."""
+    """
+    Kinds of *count* models; each kind occurs in proportion to its probability, up to rounding.
+    """
     at = (np.arange(count) + random.random()) / count
     models = np.searchsorted(np.cumsum(likely) / likely.sum(), at, side="right")
     return np.minimum(models, len(likely) - 1).astype(np.int32)
 
 
 def _of_kind(model: NDArray[np.integer], name: str) -> Floats:
-    """The attribute *name* of each model's kind."""
+    """The attribute *name* of the kind of each model."""
     values: Floats = np.array([float(getattr(kind, name)) for kind in _KINDS])
     kind: Floats = values[model % len(_KINDS)]
     return kind

@@ -1,4 +1,4 @@
-"""Cost of keeping the running plan, and the number of changes by a new plan."""
+"""Cost of keeping the plan in force, and number of groups that a new plan moves."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from solver.planning.problem.problem import NONE, PlanningProblem, QueueOrder
 
 def total_cost(problem: PlanningProblem, order: QueueOrder) -> float:
     """
-    Total cost of a plan by the objective.
+    Total cost of a plan by the planner's objective.
 
     Raises:
         ValueError: The plan is not valid.
@@ -37,7 +37,7 @@ def kept(problem: PlanningProblem) -> QueueOrder:
 
 
 def num_moved(problem: PlanningProblem, order: QueueOrder) -> int:
-    """Number of groups that move from their instance to another."""
+    """Number of groups that a plan moves from their instance to another instance."""
     home = homes(problem)
     return int(np.count_nonzero((home != NONE) & (instance_of(problem, order) != home)))
 

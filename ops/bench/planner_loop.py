@@ -31,8 +31,8 @@ _BEAT_S = 1e-3
 
 async def measured(seed: int) -> dict[str, Any]:
     """
-    Longest stall of the event loop in each round, during planning and in an equally long idle
-    period.
+    Longest stall of the event loop in each round, during planning and in an equally long period
+    without planning.
     """
     state = counted(seed, NUM_REQUESTS)
     settings = LeaderSettings()
@@ -56,7 +56,7 @@ async def measured(seed: int) -> dict[str, Any]:
 
 
 async def longest_hold_s(work: Awaitable[object]) -> Seconds:
-    """The longest time that the loop was blocked during *work*."""
+    """The longest time for which the event loop was blocked during *work*."""
     task = asyncio.ensure_future(work)
     longest_s = 0.0
     while not task.done():
@@ -68,7 +68,7 @@ async def longest_hold_s(work: Awaitable[object]) -> Seconds:
 
 
 async def _plan(state: LeaderState, worker: PlanWorker) -> None:
-    """Make a first plan as the leader does, including the forecasts of lanes."""
+    """Make a first plan as the leader does, including the lane forecasts."""
     settings = LeaderSettings()
     waits = LaneWaits()
     waits.counted(lane_counts(state), NOW)

@@ -31,12 +31,12 @@ from solver.planning.search.loading import compile_kernels
 NUM_REQUESTS, NUM_INSTANCES, NUM_MODELS = 400_000, 50, 8
 NOW = 1_000_000.0
 _OVER_S = 600.0
-"""Time span of the requests' arrivals."""
+"""Time span in which the requests arrived."""
 LAYOUT = LaneLayout()
 _ENGINE, _DEVICE = "vllm", "A100"
 _CHAT, _SOON, _LATE = Slo(ttft_s=30.0), Slo(ttlt_s=900.0), Slo(ttlt_s=3600.0)
 _SLOS = ((_CHAT, 0.01), (_SOON, 0.29), (_LATE, 0.7))
-"""SLOs with their share of the requests; requests with the chat SLO have just arrived."""
+"""SLOs and their shares of the requests; requests with the chat SLO have just arrived."""
 
 
 def counted(seed: int, num_requests: int) -> LeaderState:
@@ -81,7 +81,10 @@ def snapshot_of(state: LeaderState) -> ClusterSnapshot:
 
 
 def measured(seed: int, num_requests: int) -> dict[str, Any]:
-    """CPU times of grouping and of planning, and this process's peak memory until then."""
+    """
+    CPU times of grouping and of planning, and peak memory of this process until the end of
+    planning.
+    """
     compile_kernels()
     begun_s = time.process_time()
     state = counted(seed, num_requests)

@@ -11,12 +11,12 @@ _PERIOD_S = 30.0
 
 
 def say(text: str) -> None:
-    """Print one line of progress."""
+    """Print one line of progress to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def counted(parts: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """Yield the *total* items of *parts*, and print the count from time to time."""
+    """Yield the items of *parts*, *total* in number, and print the count periodically."""
     began = reported_at = time.monotonic()
     for number, part in enumerate(parts, start=1):
         yield part

@@ -1,5 +1,6 @@
 """
-Cost of late binding: goodput with bounded windows, against engines that see all their requests.
+Benchmark of the cost of late binding: goodput with bounded windows, compared with engines that see
+all their requests.
 
 Lanes, windows and pulls are simulated with the agents' code. The acceptance line is the least
 share of full visibility's attainment and goodput that the default window must keep. At the
@@ -21,12 +22,15 @@ from ops.sim.summary import summarize
 
 WINDOWS = (4, 8, 16, 32, 64, 128)
 RATES_RPS = (4.0, 6.0)
-"""Request rates per replica: near its capacity, and 1.5 times this rate."""
+"""Request rates per replica: close to its capacity, and 1.5 times this rate."""
 LEAST_SHARE = 0.9
 OTHER_SEEDS = (1, 2)
 _GPUS = 9
 _DURATION_S = 3600.0
-"""Twice the longest target; in a shorter run, overload delays requests without misses."""
+"""
+Duration of a run: twice the longest target. In a shorter run, overload delays requests without
+misses.
+"""
 
 _Case = tuple[str, Scenario]
 
@@ -90,7 +94,7 @@ def _figures(scenario: Scenario) -> dict[str, Any]:
 
 
 def _compare(result: Result, found: dict[str, dict[str, Any]], where: str) -> None:
-    """Add figures by window, and the acceptance line of the default window."""
+    """Add the figures of each window size, and the acceptance line of the default window."""
     full = found.get(f"{where}, full")
     default = PullOptions().bounds.window
     names = {"violations": "attainment", "goodput_rps": "goodput"}

@@ -21,11 +21,11 @@ from ops.bench.store import Store, code_digest, kept
 from ops.sim.mesh.arms import BASELINES
 
 THROUGHPUT_LEAST = 2.5
-"""Least ratio of throughput to EDF's throughput, on saturated W_A."""
+"""Minimum ratio of Headway's throughput to EDF's throughput, on saturated W_A."""
 MOST_BELOW, LEAST_ABOVE = 0.005, 0.05
 """Largest loss of attainment against any baseline, and required gain within `_OPEN`."""
 _OPEN = (0.2, 0.95)
-"""Range of the best baseline's attainment in which an improvement is possible."""
+"""Range of the best baseline's attainment in which a higher attainment is possible."""
 _LINEAR = 0.98
 
 
@@ -36,7 +36,7 @@ async def run(
     broker: str | None,  # noqa: ARG001 - nothing here needs one
     workers: int | None = None,
 ) -> Result:
-    """Run the benchmark: simulate and compare."""
+    """Run the benchmark: simulate all systems and compare."""
     result = Result(name="qlm", seed=seed, quick=quick)
     directory = Path("results") / "qlm"
     code = code_digest(["ops.bench.qlm_cells"], data=["ops/sim/profiles"])
@@ -66,7 +66,7 @@ async def run(
 
 
 def _throughput(result: Result, found: MeshFigures, cells: Sequence[MeshCell]) -> None:
-    """Add lines for the worst seed."""
+    """Add acceptance lines about throughput for the worst seed."""
     ours = [cell for cell in cells if _is_saturated(cell) and cell.arm == "qlm"]
     ratios = [
         found[replace(cell, arm="edf")]["throughput_rps"] / found[cell]["throughput_rps"]
@@ -91,7 +91,7 @@ def _is_saturated(cell: MeshCell) -> bool:
 
 
 def _attainment(result: Result, found: MeshFigures, cells: Sequence[MeshCell]) -> None:
-    """Add lines for means over the seeds."""
+    """Add acceptance lines about attainment, for means over the seeds."""
     for name, reference in plan.JUDGED.items():
         by_arm: dict[str, list[float]] = {}
         for cell in dict.fromkeys(cells):

@@ -25,10 +25,12 @@ _SAMPLE_RPS = 20.0
 
 
 class MeshCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One simulation; equal cells of equal code give equal figures."""
+    """Parameters of one simulation; equal cells of equal code give equal figures."""
 
     workload: str = "A"
-    """`A`: twelve models of three sizes; `7B`: twelve models of one size; `B`: one model."""
+    """
+    Workload `A`: twelve models of three sizes; `7B`: twelve models of one size; `B`: one model.
+    """
     arm: str = "qlm"
     load: float = 0.3
     """
@@ -38,20 +40,26 @@ class MeshCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     instances: int = 6
     a10: int = 0
-    """Number of A10s among the instances."""
+    """Number of A10 GPUs among the instances."""
     interactive: float = 0.25
     mega: float = 0.0
     tail: float = 0.3
-    """Ratio of arrivals for all tail models to arrivals for all frequent models."""
+    """Ratio of arrivals for all rarely used models to arrivals for all frequently used models."""
     queue: int = 0
-    """Number of batch requests that wait at the begin."""
+    """Number of batch requests that wait at the start."""
     slo_scale: float = 1.0
     swap_scale: float = 1.0
-    """Scale of the swap times; at 1, warm models take 1, 1.8 and 6 s, at 5 five times as long."""
+    """
+    Scale factor of the swap times; with 1, warm models take 1, 1.8 and 6 s, with 5 five times as
+    long.
+    """
     delta: float = 4.0
     duration_s: Seconds = 150.0
     stops: bool = False
-    """True: the simulation ends with the last arrival. False: when all requests are served."""
+    """
+    True: the simulation ends with the last arrival. False: the simulation ends when all requests
+    are served.
+    """
     seed: int = 0
 
     def models(self) -> tuple[dict[ModelName, ModelKind], dict[ModelName, float]]:
@@ -63,12 +71,12 @@ class MeshCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {ModelName("only"): MISTRAL_7B}, {ModelName("only"): 1.0}
 
     def fleet(self) -> Fleet:
-        """The instances, A100s first."""
+        """Instances and models of the simulation, A100s first."""
         devices = (A100,) * (self.instances - self.a10) + (A10,) * self.a10
         return Fleet(devices=devices, models=self.models()[0], swap_scale=self.swap_scale)
 
     def traffic(self) -> MeshTraffic:
-        """The traffic at the rate that gives `load`."""
+        """Traffic at the request rate that gives the load `load`."""
         return MeshTraffic(
             models=self.models()[1],
             rate_rps=self.load * _capacity_rps(self._size()),
@@ -81,7 +89,7 @@ class MeshCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def _size(self) -> "MeshCell":
-        """Copy with only the fields that determine the capacity."""
+        """Copy of the cell with only the fields that determine the capacity."""
         return MeshCell(
             workload=self.workload, instances=self.instances, a10=self.a10, mega=self.mega,
             tail=self.tail,
@@ -89,7 +97,7 @@ class MeshCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def measure_mesh(cell: MeshCell) -> dict[str, Any]:
-    """Simulate; return JSON-able figures."""
+    """Simulate the cell; return JSON-able figures."""
     _loaded()
     arm, fleet = ARMS[cell.arm], cell.fleet()
     options = MeshOptions(

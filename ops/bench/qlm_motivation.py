@@ -44,7 +44,7 @@ def waiting_is_linear(seed: int) -> dict[str, float]:
 
 
 def eviction_and_swap() -> dict[str, dict[str, Any]]:
-    """Time to recompute, and to restore, the KV of a run with a thousand tokens, by model."""
+    """Time to recompute and time to restore the KV of a run with a thousand tokens, by model."""
     made: dict[str, dict[str, Any]] = {}
     for kind in KINDS:
         how = served(kind, A100)

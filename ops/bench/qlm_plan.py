@@ -1,4 +1,4 @@
-"""Simulations for each figure of QLM."""
+"""Cells of QLM's benchmark for each figure of the paper."""
 
 from collections.abc import Sequence
 
@@ -44,7 +44,7 @@ def with_arms(cell: MeshCell, arms: Sequence[str]) -> list[MeshCell]:
 
 
 def judged(seeds: Sequence[int]) -> list[MeshCell]:
-    """Cells with an acceptance line."""
+    """Cells that have an acceptance line."""
     cells: list[MeshCell] = []
     for seed in seeds:
         for cell in JUDGED.values():
@@ -54,7 +54,7 @@ def judged(seeds: Sequence[int]) -> list[MeshCell]:
 
 
 def swept(seed: int) -> dict[str, list[MeshCell]]:
-    """Cells without an acceptance line, by figure."""
+    """Cells that have no acceptance line, by figure of the paper."""
     a, b, c = (replace(cell, seed=seed) for cell in (W_A, W_B, W_C))
     full = replace(SATURATED, seed=seed)
     mixed = replace(full, workload="7B", load=1.2)
@@ -80,7 +80,7 @@ def swept(seed: int) -> dict[str, list[MeshCell]]:
 
 
 def quick(seed: int) -> list[MeshCell]:
-    """Each workload under QLM, EDF and FCFS, with W_A for a minute only."""
+    """Cells of a quick run: each workload under QLM, EDF and FCFS, with W_A for a minute only."""
     short = replace(W_A, duration_s=60.0)
     cells = [replace(cell, seed=seed) for cell in (short, W_B, W_C)]
     cells = [x for cell in cells for x in with_arms(cell, ("qlm", "edf", "fcfs"))]

@@ -52,7 +52,7 @@ VALUES: dict[str, tuple[str, str]] = {
     "11": ("throughput, 1/s", "throughput_rps"),
     "14": ("throughput, 1/s", "throughput_rps"),
 }
-"""Value shown in each figure; other figures show attainment."""
+"""Figure of the paper -> value that it shows; figures without an entry show attainment."""
 
 
 def value_of(figure: str) -> tuple[str, str]:
@@ -63,7 +63,7 @@ def value_of(figure: str) -> tuple[str, str]:
 def tables(
     found: MeshFigures, figures: Mapping[str, Sequence[MeshCell]]
 ) -> dict[str, dict[str, Any]]:
-    """A row for each figure, point and system."""
+    """Table rows for each figure, point and system."""
     made: dict[str, dict[str, Any]] = {}
     for figure, cells in figures.items():
         if figure == "21":

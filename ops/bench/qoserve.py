@@ -22,7 +22,10 @@ from ops.bench.store import Store, kept
 Figures = dict[Cell, dict[str, Any]]
 
 _NOISE = 0.02
-"""Noise of ratios: of two searches with 1-2 % tolerance, or of two policies' medians over seeds."""
+"""
+Noise of a ratio: of the results of two searches with 1-2 % tolerance, or of two policies' medians
+over seeds.
+"""
 
 
 async def run(
@@ -59,12 +62,12 @@ async def run(
 
 
 def _worst(found: Figures, made: Sequence[Cell], name: str = "violations") -> float | None:
-    """The largest figure of cells *made*; None if this run measured no such cell."""
+    """The largest figure of the cells *made*; None if this run measured none of these cells."""
     return max((float(found[cell][name]) for cell in made), default=None)
 
 
 def _order(result: Result, found: Figures, seeds: Sequence[int], *, hours: float) -> None:
-    """Add lines: each part of the policy must help at 6 requests/s."""
+    """Add acceptance lines: each part of the policy must reduce violations at 6 requests/s."""
     for profile in cells.PROFILES:
         shown: dict[str, float] = {}
         for policy in cells.ABLATION:
@@ -163,7 +166,10 @@ def _wave(result: Result, found: Figures, seeds: Sequence[int]) -> None:
 
 
 def _default(result: Result, found: Figures, seeds: Sequence[int]) -> None:
-    """Add lines: the default policy must not be worse than any other ordering, within the noise."""
+    """
+    Add acceptance lines: the default policy must not be worse than any other ordering, within the
+    noise.
+    """
 
     def missed(policy: str) -> float:
         made = [cells.default(policy, seed=s) for s in seeds]
@@ -189,7 +195,10 @@ def _default(result: Result, found: Figures, seeds: Sequence[int]) -> None:
 
 
 def _pace(result: Result, found: Figures) -> None:
-    """Add lines: token pace over all runs of Headway's policies, simulation speed over all runs."""
+    """
+    Add acceptance lines: token pace over all runs of Headway's policies, simulation speed over all
+    runs.
+    """
     ours = [f for c, f in found.items() if c.kind == "simulate" and c.policy in cells.ABLATION[1:]]
     for name in ("late", "late_all", "gaps"):
         result.figures[f"worst share of tokens: {name}"] = max(f["pace"][name] for f in ours)

@@ -1,4 +1,4 @@
-"""Simulations of the QoServe benchmark."""
+"""Cells of the QoServe benchmark."""
 
 from ops.bench.cells import Cell
 
@@ -21,7 +21,7 @@ ALPHAS = {1: "qoserve-1ms", 4: "qoserve-4ms", 8: "qoserve"}
 ALPHA_LOADS_RPS = (4.0, 5.0, 6.0)
 DEFAULT = "adaptive"
 CHALLENGERS = ("quartz", "combined")
-"""Policies that the default policy must not be worse than."""
+"""Policies with which the default policy is compared; it must not be worse."""
 MIXES = ("code", "conversation", "sharegpt")
 SHARED = (*BASELINES, "qoserve+curve")
 PREFILL_POLICIES = ("sarathi-fcfs:8192", "sarathi-edf:8192", "prefill")
@@ -45,7 +45,7 @@ LOAD_POLICIES = ("sarathi-fcfs", "sarathi-edf", "sarathi-srpf", "qoserve", "adap
 
 
 def overload(profile: str, policy: str, *, hours: float, seed: int) -> Cell:
-    """Table 5: 6 requests per second on one replica."""
+    """Cell for QoServe's table 5: 6 requests per second on one replica."""
     return Cell(profile=profile, policy=policy, rate_rps=6.0, hours=hours, seed=seed)
 
 
@@ -64,37 +64,40 @@ def goodput(
 
 
 def _start_rps(policy: str, traffic: tuple[str, str, float]) -> float:
-    """Start rate of a search; a bad guess costs time but does not change the result."""
+    """
+    Start rate of a search for the goodput; a bad start rate costs time but does not change the
+    result.
+    """
     fcfs, edf, ours = _STARTS_RPS[traffic]
     return {"sarathi-fcfs": fcfs, "sarathi-edf": edf}.get(policy, ours)
 
 
 def prefill_goodput(policy: str, *, seed: int) -> Cell:
-    """Figure 8: replicas that only prefill, conversation traffic."""
+    """Cell for QoServe's figure 8: replicas that only prefill, conversation traffic."""
     return Cell(kind="goodput", policy=policy, rate_rps=7.0, hours=1, seed=seed,
                 lengths="conversation", prefill_only=True, tolerance=0.02)  # fmt: skip
 
 
 def long_goodput(policy: str, *, seed: int) -> Cell:
-    """Section 4.5.1: prompts of 10,000 tokens, answers of 500, all interactive."""
+    """Cell for QoServe §4.5.1: prompts of 10,000 tokens, answers of 500, all interactive."""
     return Cell(kind="goodput", policy=policy, rate_rps=0.32, hours=1, seed=seed, lengths="long",
                 only_class="Q1", tolerance=0.02)  # fmt: skip
 
 
 def long_iterations(policy: str, *, seed: int) -> Cell:
-    """Figure 15a: chunks of the traffic of `long_goodput`."""
+    """Cell for QoServe's figure 15a: chunks of the traffic of `long_goodput`."""
     return Cell(kind="iterations", policy=policy, rate_rps=0.25, hours=1, seed=seed,
                 lengths="long", only_class="Q1")  # fmt: skip
 
 
 def iterations(policy: str, *, seed: int) -> Cell:
-    """Figure 9: chunks of conversation traffic near the goodput."""
+    """Cell for QoServe's figure 9: chunks of conversation traffic near the goodput."""
     return Cell(kind="iterations", policy=policy, rate_rps=4.5, hours=1, seed=seed,
                 lengths="conversation")  # fmt: skip
 
 
 def polyserve(class_name: str, *, seed: int) -> Cell:
-    """Section 4.5.2: one bin of PolyServe."""
+    """Cell for QoServe §4.5.2: one bin of PolyServe."""
     policy, start_rps = {"Q1": ("polyserve:50", 2.9), "Q2": ("polyserve:100", 3.65)}[class_name]
     return Cell(kind="goodput", policy=policy, rate_rps=start_rps, hours=1, seed=seed,
                 lengths="conversation", classes="two-tbt", only_class=class_name,
@@ -102,49 +105,57 @@ def polyserve(class_name: str, *, seed: int) -> Cell:
 
 
 def two_tbt(share: float, *, seed: int) -> Cell:
-    """Section 4.5.2 with Headway's policy: *share* of the traffic has the faster pace."""
+    """
+    Cell for QoServe §4.5.2 with Headway's policy: *share* of the traffic has the shorter TBT
+    target.
+    """
     return Cell(kind="goodput", rate_rps=5.0, hours=1, seed=seed, lengths="conversation",
                 classes="two-tbt", shares=(share, 1 - share), tolerance=0.02)  # fmt: skip
 
 
 def tight(policy: str, *, seed: int) -> Cell:
-    """Section 4.4.2: two interactive classes of three, conversation traffic."""
+    """Cell for QoServe §4.4.2: two of three classes are interactive, conversation traffic."""
     start_rps = 3.2 if policy in BASELINES else 4.2
     return Cell(kind="goodput", policy=policy, rate_rps=start_rps, hours=1, seed=seed,
                 lengths="conversation", classes="tight", tolerance=0.02)  # fmt: skip
 
 
 def silo_goodput(class_name: str, lengths: str, *, seed: int) -> Cell:
-    """Niyama, figure 7a: one replica of a silo."""
+    """Cell for Niyama's figure 7a: one replica of a silo, which serves one class."""
     start_rps = dict(zip(SILO_CHUNKS, _SILO_STARTS_RPS[lengths], strict=True))[class_name]
     return Cell(kind="goodput", policy=SILO_CHUNKS[class_name], rate_rps=start_rps, hours=2,
                 seed=seed, lengths=lengths, only_class=class_name, tolerance=0.02)  # fmt: skip
 
 
 def gpus(profile: str, policy: str, *, seed: int) -> Cell:
-    """Table 4: 360,000 requests on a given number of shared replicas."""
+    """Cell for QoServe's table 4: 360,000 requests on a given number of shared replicas."""
     return Cell(profile=profile, policy=policy, replicas=GPUS[profile, policy],
                 rate_rps=GPU_RATE_RPS, hours=GPU_HOURS, seed=seed)  # fmt: skip
 
 
 def silo_part(profile: str, class_name: str, *, seed: int) -> Cell:
-    """Fewest replicas for one class alone; the sum over classes is the best silo."""
+    """
+    Cell for the fewest replicas that serve one class; their sum over the classes is the best silo
+    deployment.
+    """
     return Cell(kind="replicas", profile=profile, policy=SILO_CHUNKS[class_name],
                 only_class=class_name, rate_rps=GPU_RATE_RPS / 3, hours=2, seed=seed)  # fmt: skip
 
 
 def mix(profile: str, policy: str, shares: str, *, seed: int) -> Cell:
-    """Table 6: shares of the classes."""
+    """Cell for QoServe's table 6: shares of the classes."""
     return Cell(profile=profile, policy=policy, shares=SHARES[shares], rate_rps=4.5, seed=seed)
 
 
 def wave(policy: str, high_rps: float, *, seed: int) -> Cell:
-    """Figure 12: a square wave; a fifth of the requests has low importance."""
+    """
+    Cell for QoServe's figure 12: a square wave of load; a fifth of the requests has low importance.
+    """
     return Cell(policy=policy, wave=(2.0, high_rps), low_share=0.2, seed=seed)
 
 
 def load(policy: str, rate_rps: float, *, seed: int) -> Cell:
-    """Figures 10 and 11: one point, a policy at a rate."""
+    """Cell for QoServe's figures 10 and 11: one policy at one rate."""
     return Cell(policy=policy, rate_rps=rate_rps, hours=2, seed=seed)
 
 
@@ -154,7 +165,7 @@ def quick(seed: int) -> list[Cell]:
 
 
 def full(seed: int) -> list[Cell]:
-    """All cells; cells with an acceptance line have three seeds."""
+    """All cells of the benchmark; cells with an acceptance line have three seeds."""
     seeds = (seed, seed + 1, seed + 2)
     cells = [
         overload(profile, policy, hours=4, seed=s)
@@ -178,17 +189,19 @@ def full(seed: int) -> list[Cell]:
 
 
 def default(policy: str, *, seed: int) -> Cell:
-    """A policy at 6 requests/s over two hours, for comparison with the default policy."""
+    """
+    Cell with one policy at 6 requests/s for two hours, for comparison with the default policy.
+    """
     return load(policy, 6.0, seed=seed)
 
 
 def niyama_goodput(lengths: str, policy: str, *, seed: int) -> Cell:
-    """Niyama, figure 7a: one shared replica, over two hours like the silos."""
+    """Cell for Niyama's figure 7a: one shared replica for two hours, like the silos."""
     return goodput("28", policy, seed=seed, hours=2, lengths=lengths)
 
 
 def printed(seed: int) -> list[Cell]:
-    """Cells without an acceptance line."""
+    """Cells that have no acceptance line."""
     cells = [
         goodput(profile, policy, seed=seed, hours=2)
         for profile in PROFILES

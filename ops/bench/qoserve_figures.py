@@ -1,6 +1,4 @@
-"""
-The QoServe benchmark's figures by number in the paper: one seed, no acceptance lines.
-"""
+"""The QoServe benchmark's results for each figure of the paper: one seed, no acceptance lines."""
 
 from collections.abc import Mapping
 from math import ceil, inf
@@ -16,7 +14,7 @@ _POLYSERVE_RPS = 50.0
 
 
 def numbered(found: Found, seed: int) -> Rows:
-    """Every figure with data in *found*, with the paper's values."""
+    """Every figure of the paper with data in *found*, with the paper's values."""
     rows: Rows = {}
     for figure in (
         _figure_7, _figure_8, _figure_9, _figures_10_and_11, _figure_13, _figure_14, _figure_15a,
@@ -52,7 +50,7 @@ def _paper(name: str) -> dict[str, str]:
 
 
 def _row(found: Found, made: Mapping[str, Cell], name: str) -> dict[str, Any]:
-    """Value *name* of each measured cell of *made*."""
+    """Value *name* of each measured cell of the cells *made*."""
     return {key: found[cell][name] for key, cell in made.items() if cell in found}
 
 
@@ -216,5 +214,7 @@ def _pair(quantiles: Mapping[str, float | None]) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    """Text with three digits; an infinite latency means requests that were not served."""
+    """
+    Seconds as text with three digits; an infinite latency means requests that were not served.
+    """
     return "endless" if value is None else f"{value:.3g}"

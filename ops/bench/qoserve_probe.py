@@ -16,11 +16,11 @@ from solver.scheduling.engine.latency import LatencyTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One iteration."""
+    """One recorded iteration of a simulated replica."""
 
     prefill_tokens: int
     tokens: int
-    """Computed tokens, decodes included."""
+    """Number of tokens computed in the iteration, decodes included."""
     duration_s: Seconds
 
 
@@ -58,18 +58,20 @@ def recorded(scenario: Scenario) -> list[Step]:
 
 
 class _DecidedError(Exception):
-    """There are more violations than allowed."""
+    """The simulation has more violations than allowed, so it stops."""
 
 
 class _Tally:
-    """Counts requests whose deadline has passed, over replicas simulated one after another."""
+    """
+    Counts requests whose deadlines have passed, over replicas that are simulated one after another.
+    """
 
     def __init__(self, *, most: float) -> None:
         self._most = most
         self.missed = self.judged = 0
 
     def count(self, run: SimRequest) -> None:
-        """Count *run*, whose deadline has passed."""
+        """Count the request *run*, whose deadline has passed."""
         self.judged += 1
         self.missed += run.violated
         if self.missed > self._most:
@@ -77,7 +79,7 @@ class _Tally:
 
 
 class _Probed(SimulatedReplica):
-    """A replica that reports every passed deadline to a tally."""
+    """A simulated replica that reports each passed deadline to a tally."""
 
     def __init__(self, scenario: Scenario, shard: Sequence[SimRequest], tally: _Tally) -> None:
         super().__init__(*_parts(scenario))
@@ -92,7 +94,7 @@ class _Probed(SimulatedReplica):
 
 
 class _Recording(SimulatedReplica):
-    """A replica that records its iterations."""
+    """A simulated replica that records its iterations."""
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(*_parts(scenario))

@@ -1,4 +1,4 @@
-"""The QoServe benchmark's tables 4 and 5 and figure 12, of one seed."""
+"""The QoServe benchmark's results for tables 4 and 5 and figure 12 of the paper, with one seed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ _PAPER: dict[str, dict[str, Any]] = {
 
 
 def tables(found: Found, seed: int) -> Rows:
-    """Rows of each table with data in *found*, with the paper's values."""
+    """Rows of each table of the paper with data in *found*, with the paper's values."""
     rows: Rows = {}
     for table in (_table_4, _table_5_goodput, _table_5_missed, _figure_12):
         rows |= {name: row for name, row in table(found, seed).items() if row}

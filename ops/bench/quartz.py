@@ -17,7 +17,9 @@ from ops.bench.result import Line, Result
 from ops.bench.store import Figures, Store, code_digest, kept
 
 STATED = (0.05, 0.10)
-"""Range of FIFO-LL's share of misses at the judged loads; the search ends within this range."""
+"""
+Range of FIFO-LL's share of misses at the judged loads; a search for a load ends within this range.
+"""
 FAITHFUL_MOST = 0.65
 """Upper limit of the violations of QUARTZ as published, as a multiple of FIFO-LL's violations."""
 P99_MOST, VIOLATIONS_MOST, WAIT_MOST = 0.85, 0.40, 1.0
@@ -81,7 +83,9 @@ async def run(
 
 
 def _against_fifo(result: Result, loads: plan.Loads, found: Found, seeds: Sequence[int]) -> None:
-    """Add lines for means over the seeds; the line for waits uses the worst seed."""
+    """
+    Add acceptance lines for means over the seeds; the line about waiting times uses the worst seed.
+    """
     fifo, quartz, ours = (
         [plan.main(loads, seed, name) for seed in seeds]
         for name in ("fifo-ll", "quartz", "default")
@@ -106,7 +110,10 @@ def _against_fifo(result: Result, loads: plan.Loads, found: Found, seeds: Sequen
 def judge_several_routers(
     result: Result, loads: plan.Loads, found: Found, seeds: Sequence[int], *, quick: bool
 ) -> None:
-    """Add lines for means over the seeds; the share of requests in time has a lower bound."""
+    """
+    Add acceptance lines for several routers, for means over the seeds; the share of requests in
+    time has a lower bound.
+    """
     for name in plan.SHARED:
         lost = ratio = None
         if not quick:
@@ -125,7 +132,10 @@ def judge_several_routers(
 def _fairness(
     result: Result, loads: plan.Loads, found: Found, seeds: Sequence[int], *, quick: bool
 ) -> None:
-    """Add lines for a tenant that sends three fifths of the requests; means over the seeds."""
+    """
+    Add acceptance lines for a tenant that sends three fifths of the requests, for means over the
+    seeds.
+    """
     for name in ("quartz", "default"):
         value = None
         if not quick:
@@ -168,7 +178,7 @@ def _changes(
 def _coverage(
     result: Result, loads: plan.Loads, found: Found, seeds: Sequence[int], *, quick: bool
 ) -> None:
-    """Add lines for means over the seeds."""
+    """Add acceptance lines about coverage, for means over the seeds."""
     for mix in ("mixed", *plan.SHIFTS):
         measured = mix == "mixed" or not quick
         for level in ("0.9", "0.95"):
@@ -182,7 +192,7 @@ def _coverage(
 
 
 def _fallback(result: Result, loads: plan.Loads, found: Found, seeds: Sequence[int]) -> None:
-    """Add lines for the worst seed."""
+    """Add acceptance lines about the fallback, for the worst seed."""
     fallbacks = [found[plan.slowed(loads, seed)]["fallback"] for seed in seeds]
     until = [_NEVER if each["until"] is None else each["until"] for each in fallbacks]
     result.lines += [

@@ -30,7 +30,9 @@ from solver.routing.dispatch_key import Admission
 from solver.routing.options import VARIANTS, Placement, Prediction, RoutingOptions
 
 PULL = "pull"
-"""The variant without a router: instances pull from one queue, as agents do from lanes."""
+"""
+Name of the variant without a router: instances pull from one queue, as agents pull from lanes.
+"""
 
 LOWEST, HIGHEST = 0.06, 0.09
 """Range of FIFO-LL's share of violations in which the search for the load ends."""
@@ -42,17 +44,17 @@ _LATEST = 1000
 
 
 class LoadCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A search for the load at which FIFO-LL violates 5 to 10 % of the targets."""
+    """Parameters of a search for the load at which FIFO-LL violates 5 to 10 % of the targets."""
 
     mix: str = "mixed"
     scale: float = 2.0
-    """Scale of the latency profile of an 8B model: 2 stands for 14B."""
+    """Scale factor of the latency profile of an 8B model: 2 represents a 14B model."""
     num_requests: int = 3000
     seed: int = 0
 
 
 class RoutingCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One simulation; equal cells of equal code give equal figures."""
+    """Parameters of one simulation; equal cells of equal code give equal figures."""
 
     variant: str
     rate_rps: float
@@ -63,19 +65,21 @@ class RoutingCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     heaviest: float = 0.2
     """Share of requests from the first of five tenants; the other tenants have equal shares."""
     slowdown: float = 1.0
-    """Factor of all times in the middle third of the arrivals."""
+    """Factor of all iteration times in the middle third of the arrivals."""
     routers: int = 1
     """Number of routers, which get requests in turn and share their work and observations."""
 
     def arrivals(self) -> list[RoutedArrival]:
-        """The trace, which is the same for every variant."""
+        """The trace of arrivals, which is the same for every variant."""
         return _traffic(
             self.mix, self.rate_rps, self.num_requests, self.seed, self.heaviest
         ).arrivals()
 
 
 def find_load(cell: LoadCell) -> dict[str, Any]:
-    """Bisect the rate; `violations` is the last trial's result, possibly out of the range."""
+    """
+    Bisect the request rate; `violations` is the last trial's result, possibly out of the range.
+    """
     low, rate, high = (rps / cell.scale for rps in (_LOW_RPS, _FIRST_RPS, _HIGH_RPS))
     violations = 0.0
     for _ in range(_MOST_TRIALS):
@@ -92,7 +96,7 @@ def find_load(cell: LoadCell) -> dict[str, Any]:
 
 
 def measure_routing(cell: RoutingCell) -> dict[str, Any]:
-    """Simulate; return JSON-able figures."""
+    """Simulate the cell; return JSON-able figures."""
     arrivals, latency = cell.arrivals(), load(PROFILE).latency
     third_s = arrivals[-1].arrival.arrived_at / 3
     slowdown = Slowdown(factor=cell.slowdown, begins_at=third_s, ends_at=2 * third_s)
@@ -131,7 +135,10 @@ def _traffic(
 
 
 def _needs_no_prediction(options: RoutingOptions) -> bool:
-    """True if decisions use no predicted sizes: none at all, or sizes by the oracle."""
+    """
+    True if decisions use no predicted prefill times: either no prefill times at all, or those of
+    the oracle.
+    """
     if options.prediction is Prediction.ORACLE:
         return True
     unsized = options.admission in {Admission.FIFO, Admission.TOKEN_FAIR}
@@ -139,9 +146,7 @@ def _needs_no_prediction(options: RoutingOptions) -> bool:
 
 
 def _coverage(prefills: Sequence[SimulatedPrefills]) -> dict[str, dict[str, float]]:
-    """
-    Coverage by level over each router's latest requests, uncorrected and corrected.
-    """
+    """Coverage by quantile level over each router's latest requests, uncorrected and corrected."""
     latest = _LATEST // len(prefills)
     actual = np.concatenate([each.actual_s[-latest:] for each in prefills])
     raw = np.concatenate([each.raw_s[-latest:] for each in prefills])
@@ -159,8 +164,8 @@ def _coverage(prefills: Sequence[SimulatedPrefills]) -> dict[str, dict[str, floa
 
 def _fallback(outcome: RoutingOutcome, begins_at: Seconds, ends_at: Seconds) -> dict[str, Any]:
     """
-    Requests with a first token from the slowdown's begin to the fallback, and from its end to
-    recovery.
+    Number of requests with a first token from the slowdown's start to the fallback, and from its
+    end to recovery.
     """
     middle = [fallen for at, fallen in outcome.fallen_back if begins_at <= at < ends_at]
     after = [fallen for at, fallen in outcome.fallen_back if at >= ends_at]

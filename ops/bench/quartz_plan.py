@@ -1,4 +1,4 @@
-"""Simulations of QUARTZ's benchmark, given the loads."""
+"""Cells of QUARTZ's benchmark, given the loads."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ FAIR = ("fifo-ll", "token-fair", "no-fairness", "quartz", "default")
 JUDGED = ("fifo-ll", "point", "quartz", "default")
 """Policies that are simulated with every seed; other policies with the first seed only."""
 MODES = (PULL, "locality-aware", "default")
-"""Modes of placement: instances with room pull; by the longest prefix; by Headway's router."""
+"""Ways to assign requests: pulls by instances with room, longest prefix match, Headway's router."""
 SHARED = ("quartz", "default")
 """Policies that are also simulated with several routers."""
 ROUTERS = 3
@@ -31,7 +31,7 @@ matters to tenants only while capacity is scarce.
 SCALES = {"7B": 1.0, "14B": 2.0, "32B": 4.0}
 """Sizes of the paper's models, as multiples of the times of an 8B model; targets do not change."""
 SWEEP = (0.6, 0.8, 1.0, 1.2)
-"""Loads of the sweep, as multiples of the judged load."""
+"""Loads of the load sweep, as multiples of the judged load."""
 LIGHT_LOAD = 0.4
 """Load of the slowdown, as a multiple of the judged load; instances keep up at double times."""
 
@@ -48,52 +48,52 @@ def searches(seeds: Sequence[int], *, quick: bool) -> list[LoadCell]:
 
 
 def main(loads: Loads, seed: int, variant: str) -> RoutingCell:
-    """The mixed workload at its judged load."""
+    """Cell: the mixed workload at its judged load."""
     return changed(loads, "mixed", seed, variant)
 
 
 def shared(loads: Loads, seed: int, variant: str) -> RoutingCell:
-    """The mixed workload at its judged load, with several routers."""
+    """Cell: the mixed workload at its judged load, with several routers."""
     return replace(main(loads, seed, variant), routers=ROUTERS)
 
 
 def changed(loads: Loads, mix: str, seed: int, variant: str) -> RoutingCell:
-    """The mix *mix* at its judged load."""
+    """Cell: the workload mix *mix* at its judged load."""
     rate_rps = loads[LoadCell(mix=mix, seed=seed)]["rate_rps"]
     return RoutingCell(variant=variant, rate_rps=rate_rps, mix=mix, seed=seed)
 
 
 def sized(loads: Loads, seed: int, variant: str, scale: float) -> RoutingCell:
-    """The mixed workload on models of size *scale*, at the judged load of this size."""
+    """Cell: the mixed workload on models of size *scale*, at the judged load of this size."""
     rate_rps = loads[LoadCell(scale=scale, seed=seed)]["rate_rps"]
     return RoutingCell(variant=variant, rate_rps=rate_rps, scale=scale, seed=seed)
 
 
 def swept(loads: Loads, seed: int, variant: str, part: float) -> RoutingCell:
-    """The mixed workload at *part* of its judged load."""
+    """Cell: the mixed workload at the fraction *part* of its judged load."""
     cell = main(loads, seed, variant)
     return replace(cell, rate_rps=part * cell.rate_rps)
 
 
 def heavy(loads: Loads, seed: int, variant: str) -> RoutingCell:
-    """The mixed workload in overload; one tenant sends most requests."""
+    """Cell: the mixed workload in overload; one tenant sends most requests."""
     cell = main(loads, seed, variant)
     return replace(cell, rate_rps=OVERLOAD * cell.rate_rps, heaviest=HEAVIEST)
 
 
 def heavy_only(loads: Loads, seed: int, variant: str) -> RoutingCell:
-    """The mixed workload at its judged load; one tenant sends most requests."""
+    """Cell: the mixed workload at its judged load; one tenant sends most requests."""
     return replace(main(loads, seed, variant), heaviest=HEAVIEST)
 
 
 def slowed(loads: Loads, seed: int) -> RoutingCell:
-    """The mixed workload at a light load; times double in the middle third."""
+    """Cell: the mixed workload at a light load; iteration times double in the middle third."""
     cell = main(loads, seed, "quartz")
     return replace(cell, rate_rps=LIGHT_LOAD * cell.rate_rps, slowdown=2.0)
 
 
 def cells(loads: Loads, seeds: Sequence[int], *, quick: bool) -> list[RoutingCell]:
-    """All simulations of a quick or a full run."""
+    """All cells (simulations) of a quick or a full run of the benchmark."""
     if quick:
         judged = [main(loads, seed, name) for seed in seeds for name in ("fifo-ll", "quartz")]
         judged += [main(loads, seed, "default") for seed in seeds]

@@ -25,7 +25,8 @@ PAPER = {
     "QUARTZ 0.946 8.73 1.58. The index is not defined there",
 }  # fmt: skip
 """
-The paper's values, at loads of 40, 28 and 18 closed-loop clients; our open loads differ.
+The paper's values, measured at loads of 40, 28 and 18 closed-loop clients; the loads of this
+benchmark are open.
 """
 
 Found = Mapping[RoutingCell, Figures]

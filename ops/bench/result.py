@@ -13,11 +13,11 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One acceptance line: a measured value against its bound."""
+    """One acceptance line: a measured value and the bound of the value."""
 
     name: str
     value: float | None
-    """Measured value; None if this run did not measure the line."""
+    """Measured value of the acceptance line; None if this run did not measure it."""
     bound: float
 
     @property
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        """True if at least one line was measured, and every measured line holds."""
+        """True if the run measured at least one acceptance line, and every measured line holds."""
         measured = [line.holds for line in self.lines if line.holds is not None]
         return bool(measured) and all(measured)
 
@@ -80,7 +80,7 @@ class Result:
         )
 
     def save(self, directory: Path) -> None:
-        """Append the result to the benchmark's history, NAME.jsonl in *directory*."""
+        """Append the result to the benchmark's history, the file NAME.jsonl in *directory*."""
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / f"{self.name}.jsonl").open("ab") as file:
             file.write(msgspec.json.encode(self.data()) + b"\n")
@@ -95,7 +95,7 @@ def quantiles_ms(values_s: Sequence[float]) -> dict[str, float]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, lowest and highest value of the rounds."""
+    """Median, lowest and highest of the values of all rounds."""
     return {
         "median": round(float(np.median(values)), 3),
         "min": round(min(values), 3),

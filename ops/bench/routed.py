@@ -27,7 +27,7 @@ from shared.contracts.requests import ReplyMode, RequestCompleted
 from shared.producer.producer import Producer
 
 INSTANCES, SLOW = 4, 3.0
-"""Number of instances, and the factor by which one instance is slower."""
+"""Number of instances, and factor by which one of the instances is slower."""
 SIZE = 0.125
 """
 Scale of the lengths of QUARTZ's workloads; the engine's times per token are scaled by 1 / SIZE.
@@ -43,7 +43,7 @@ Requests of the warm-up do not count. A quick run has no warm-up: it only tests 
 """
 MODES = ("default", "pull", "locality-aware", "fifo-p2c")
 SETTLE_S = 2.0
-"""Time for a leader's first plan, and for routers to discover the instances."""
+"""Time within which a new leader makes its first plan and routers discover the instances."""
 ANSWER_TIMEOUT_S = 120.0
 MOST_POINTS = 3.0
 

@@ -10,7 +10,7 @@ from shared.contracts.ingress import InferenceRequest
 from shared.contracts.requests import Tokens
 
 _FIRST, _NUM_IDS = 10, 480
-"""First id and number of token ids that every tiny model has and that are not special."""
+"""First token id that is not special in every tiny model, and number of ids from it on."""
 
 
 @dataclass(slots=True)
@@ -42,12 +42,15 @@ class Prompts:
         )
 
     def answered(self, asked: RoutedArrival, prompt: Tokens, answer: Sequence[int]) -> None:
-        """Add the answer to the context, unless the conversation continued without the answer."""
+        """
+        Add the answer to the conversation's context, unless the conversation continued without the
+        answer.
+        """
         if self._contexts.get(asked.stores) == prompt:
             self._contexts[asked.stores] = prompt + tuple(answer)
 
     def _prefix(self, asked: RoutedArrival) -> Tokens:
-        """Tokens of the longest shared prefix; every shorter shared prefix is its beginning."""
+        """Tokens of the longest shared prefix; the shorter shared prefixes are its beginnings."""
         prefix: Tokens = ()
         for key, tokens in reversed(asked.prefixes):
             known = self._contexts.get(key, prefix)
@@ -56,7 +59,7 @@ class Prompts:
 
 
 def _stream(key: str, count: int) -> Tokens:
-    """*count* pseudo-random tokens, determined by *key*."""
+    """Generate *count* pseudo-random tokens, determined by *key*."""
     state, found = crc32(key.encode()), []
     for _ in range(count):
         state = (1103515245 * state + 12345) % 2**31

@@ -1,4 +1,4 @@
-"""Speed of a mesh's instances, by their telemetry."""
+"""Speed of a mesh's instances, computed from telemetry."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ class Paces:
     _expected_s: dict[str, Seconds] = field(default_factory=dict)
 
     def observe(self, observed: IterationsObserved) -> None:
-        """Add iterations of an instance."""
+        """Add the times of iterations of an instance."""
         name = observed.instance_id
         for each in observed.iterations:
             expected_s = predict_s(

@@ -28,7 +28,10 @@ def simulated(
     *,
     seed: int,
 ) -> list[ServedRequest]:
-    """Simulated outcomes of *work*; routers have the information of a mesh without fitted trees."""
+    """
+    Simulated outcomes of the requests *work*; routers know what routers in a mesh without fitted
+    trees know.
+    """
     cluster = RoutingCluster(
         latency=LatencyTable.from_coefficients(latency, max_tokens=limits.max_budget_tokens),
         num_instances=len(paces),

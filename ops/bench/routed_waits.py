@@ -12,14 +12,14 @@ from shared.contracts.base import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRequest:
-    """Outcome of one request."""
+    """Outcome of one request in a routed mesh."""
 
     attained: bool
-    """True if the first token was in time."""
+    """True if the first token of the request was in time."""
     ttft_s: Seconds
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Tokens of the prompt found in the engine's prefix cache."""
+    """Number of prompt tokens that were found in the engine's prefix cache."""
 
 
 LOST = ServedRequest(attained=False, ttft_s=math.inf)
@@ -35,11 +35,11 @@ class Waits:
     p50_s: Seconds
     p99_s: Seconds
     cached: float
-    """Prompt tokens found in a prefix cache, in percent of all prompt tokens."""
+    """Share of prompt tokens that were found in a prefix cache, in percent of all prompt tokens."""
 
     @classmethod
     def of(cls, served: Sequence[ServedRequest]) -> Self:
-        """Statistics of *served*, which has at least one request."""
+        """Compute the statistics of *served*, which contains at least one request."""
         ttfts_s = [each.ttft_s for each in served]
         return cls(
             in_time=100 * sum(each.attained for each in served) / len(served),
@@ -51,7 +51,7 @@ class Waits:
         )
 
     def rounded(self) -> dict[str, float]:
-        """Rounded values for a result."""
+        """Copy of the statistics with values that are rounded for a result."""
         return {
             "in time, %": round(self.in_time, 2),
             "P50, s": round(self.p50_s, 3),

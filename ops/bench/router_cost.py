@@ -28,7 +28,10 @@ from solver.routing.shares import TenantShares
 
 NUM_INSTANCES = 16
 MOST_MICROSECONDS = 150.0
-"""Upper limit of the time of a submission that scores all instances, normalised by the loop."""
+"""
+Upper limit of the time of one submission that scores all instances, in units of the fixed CPU
+loop's time.
+"""
 _WAITING = 1000
 _LEVELS = (0.9, 0.95)
 _SAMPLES = 3000
@@ -89,7 +92,7 @@ class _Arm:
             self.submit_s()
 
     def submit_s(self) -> float:
-        """Time of one submission."""
+        """Measured time of one submission of a request to the router."""
         self._number += 1
         request = RoutedRequest(
             request_id=RequestId(str(self._number)),
@@ -105,7 +108,7 @@ class _Arm:
         return time.perf_counter() - began
 
     def serve_s(self) -> float:
-        """Time per request of dispatching, and of handling the first token."""
+        """Measured time per request of dispatching, and of handling the first token."""
         now = 1e-2 * self._number
         began = time.perf_counter()
         sent = self._router.dispatch(now)
@@ -129,7 +132,7 @@ def _busy_grouper() -> GrouperState:
 
 
 def _predict_s(grouper: GrouperState) -> float:
-    """Time of one forecast."""
+    """Measured time of one lane forecast."""
     began = time.perf_counter()
     grouper.forecast(_LANE, 1e-3 * _ARRIVALS)
     return time.perf_counter() - began
@@ -143,7 +146,10 @@ def _prefills(seed: int) -> CalibratedPrefills:
 
 
 def _trees(seed: int) -> QuantileTrees:
-    """Trees of random samples, because a prediction's cost depends only on the trees' size."""
+    """
+    Quantile trees for random samples, because the cost of a prediction depends only on the trees'
+    size.
+    """
     random = np.random.default_rng(seed)
     features = random.random((_SAMPLES, len(FEATURES)))
     features[:, FEATURES.index("prompt_tokens")] *= 8000

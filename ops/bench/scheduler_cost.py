@@ -39,7 +39,7 @@ async def run(
     quick: bool,
     broker: str | None,  # noqa: ARG001 - nothing here needs one
 ) -> Result:
-    """Time decisions, in turn, with 1,000, 10,000 and 100,000 waiting requests."""
+    """Measure the time of decisions, in turn, with 1,000, 10,000 and 100,000 waiting requests."""
     result = Result(name="scheduler_cost", seed=seed, quick=quick)
     rounds = 100 if quick else 400
     arms = {waiting: _Arm(waiting) for waiting in (1_000, 10_000, 100_000)}
@@ -87,7 +87,8 @@ class _Arm:
 
     def decide_s(self) -> float:
         """
-        Time of one decision: deciding, reading the order as far as an engine would, and applying.
+        Measured time of one decision: deciding, reading the order as far as an engine would, and
+        applying the decision.
 
         In each iteration, one request arrives, and the first request of the order is admitted and
         ends. So the queue changes as under load and keeps its length.
@@ -133,7 +134,7 @@ def _outcome(admitted: tuple[RequestId, ...]) -> IterationOutcome:
 
 
 def loop_s() -> float:
-    """Run the fixed CPU loop."""
+    """Run the fixed CPU loop, and return its time."""
     began = time.perf_counter()
     total = 0
     for number in range(LOOP_ADDITIONS):

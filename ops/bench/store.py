@@ -31,7 +31,7 @@ class Store(Generic[Cell]):
         self._digest = digest
 
     def get(self, cell: Cell) -> Figures | None:
-        """Stored figures of *cell*; None if the store has none."""
+        """Return the stored figures of *cell*; None if the store has none."""
         file = self._file(cell)
         return msgspec.json.decode(file.read_bytes()) if file.exists() else None
 
@@ -117,9 +117,7 @@ def imported_files(modules: Iterable[str]) -> set[Path]:
 
 
 def _file_of(module: str) -> Path | None:
-    """
-    Source of a module of this repository; None for other names.
-    """
+    """Source file of a module of this repository; None for other modules."""
     path = ROOT.joinpath(*module.split("."))
     files = (path.with_suffix(".py"), path / "__init__.py")
     return next((file for file in files if file.exists()), None)

@@ -1,1 +1,1 @@
-"""Demo in one command: a mesh, a mixed workload, a report."""
+"""Demo with one command: a mesh serves a mixed workload, and a report compares two arms."""

@@ -41,14 +41,18 @@ KILLED = {
         "drain, since all agents share one process; restarted after 2 s"
     ),
 }
-"""True for the embedded broker -> description of the kill."""
+"""Description of the kill of an agent; the key is true for the embedded broker."""
 QUIET_ENGINES = {"VLLM_LOGGING_LEVEL": "ERROR", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
-"""Environment that silences engines; with the embedded broker, they log to this terminal."""
+"""
+Environment variables that silence engines; with the embedded broker, engines log to this terminal.
+"""
 _STARTED = time.monotonic()
 
 
 def main() -> int:
-    """Run the two arms; return 0 if no request was lost and Headway met more targets."""
+    """
+    Run the two arms of the demo; return 0 if no request was lost and Headway met more targets.
+    """
     parser = argparse.ArgumentParser(prog="python -m ops.demo", description=__doc__)
     parser.add_argument("--engine", help="vllm (fails if it cannot run) or simulated")
     parser.add_argument("--broker", help="AMQP URL, private, or embedded")
@@ -73,7 +77,7 @@ def main() -> int:
 
 
 async def run(options: argparse.Namespace, engine: str) -> int:
-    """Serve the load in each arm and report."""
+    """Serve the load in each arm of the demo, and report the results."""
     models = make_tiny_models(STATE / "models", weights=engine == "vllm")
     registry = _only(models, STATE / "demo" / "models.json")
     duration_s = options.seconds or LOAD_S[engine]
@@ -119,7 +123,7 @@ async def run(options: argparse.Namespace, engine: str) -> int:
 async def _serve(
     arm: Arm, mesh: Mesh, producer: Producer, workload: list[Planned], duration_s: Seconds
 ) -> Record:
-    """Send the load and the malformed requests to a warm mesh."""
+    """Send the load and the malformed requests to a mesh that is warmed up."""
     async with (
         mesh.open_broker("headway-watch") as watching,
         agent_totals(watching) as totals,
@@ -145,7 +149,9 @@ async def _serve(
 async def _ready(
     arm: Arm, engine: str, broker: str, registry: Path
 ) -> AsyncIterator[tuple[Mesh, Producer]]:
-    """Start a fresh mesh of *arm*; yield it with a trusted producer on its own connection."""
+    """
+    Start a new mesh of *arm*; yield the mesh with a trusted producer on a separate connection.
+    """
     spec = arm.spec(engine=engine, broker=broker, registry=registry, log_dir=STATE / "demo")
     user_id = "guest"
     if broker == EMBEDDED:
@@ -162,7 +168,7 @@ async def _ready(
 
 
 def _only(registry: Path, file: Path) -> Path:
-    """Return a registry of the demo's models alone."""
+    """Return a registry that contains only the demo's models."""
     known = ModelRegistry.load(registry)
     write_registry(file, [known.entry(name) for name in known.bases if name in MODELS])
     return file

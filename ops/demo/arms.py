@@ -44,10 +44,10 @@ fleet serves some twenty requests per second and the mesh's own CPU time is smal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One way of serving the load."""
+    """One arm of the demo: a mesh configuration that serves the load."""
 
     name: str
-    """Part of instance and request ids."""
+    """Name of the arm; part of instance ids and request ids."""
     title: str
     uniform_slo: Slo | None = None
     """
@@ -55,17 +55,17 @@ class Arm:
     importance.
     """
     engine_policy: Mapping[str, str] = field(default_factory=dict)
-    """Policy by engine; empty: the default."""
+    """Scheduling policy of each engine backend; empty: the default policy."""
     fixed_models: bool = False
     """True: each agent serves its initial model only; False: every agent may serve every model."""
     initial_models: tuple[str, ...] = (MODELS[0],) * NUM_AGENTS
-    """Active model of each agent at the start."""
+    """Model of each agent that is active at the start."""
     planner: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the planner."""
+    """Settings of the planner in this arm."""
     layout: LaneLayout = field(default_factory=LaneLayout)
 
     def spec(self, *, engine: str, broker: str, registry: Path, log_dir: Path) -> MeshSpec:
-        """The arm's mesh; each agent starts with its initial model."""
+        """The mesh of this arm; each agent starts with its initial model."""
         limits = dict(ENGINE_LIMITS[engine])
         if engine in self.engine_policy:
             limits["policy"] = self.engine_policy[engine]
@@ -93,11 +93,11 @@ class Arm:
 
     @property
     def killed_agent(self) -> str:
-        """Process name of the agent that is killed."""
+        """Name of the agent process that is killed."""
         return f"agent-{self.name}-0"
 
     def published(self, body: InferenceRequest) -> InferenceRequest:
-        """The request as published to this arm."""
+        """The request in the form in which it is published to this arm."""
         body = msgspec.structs.replace(body, id=f"{self.name}-{body.id}")
         if self.uniform_slo is None:
             return body

@@ -27,34 +27,39 @@ from shared.producer.generation import RunDivergedError
 from shared.producer.producer import Producer
 
 ANSWER_TIMEOUT_S: Seconds = 90.0
-"""Time from sending after which a request counts as lost, even if the mesh still holds it."""
+"""
+Time after sending at which a request without an answer counts as lost, even if the mesh still holds
+it.
+"""
 RAMP_S: Seconds = 2.0
-"""Unmeasured start of a closed loop, in which all requests are in their prefill."""
+"""Start of a closed loop that is not measured, since all requests are then in their prefill."""
 LOOP_CONCURRENCY = MAX_RUNNING * 3 // 2
-"""Requests per agent in a closed loop: they fill all running slots, and some wait."""
+"""
+Number of requests per agent in a closed loop: all running slots are in use, and some requests wait.
+"""
 RESTART_AFTER_S: Seconds = 2.0
-"""Time from the kill to the restart, which in production is a supervisor's."""
+"""Time from the kill of an agent to its restart; in production, a supervisor restarts the agent."""
 STATUS_WAIT_S: Seconds = 1.3
-"""Time within which every agent publishes a status."""
+"""Time within which every agent has published a status."""
 
 
 @dataclass(slots=True)
 class Record:
-    """All recorded data of one arm."""
+    """All recorded data of one arm of the demo."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     refusals: dict[str, bool] = field(default_factory=dict)
-    """Malformed request -> true if it got the expected error."""
+    """Malformed request -> true if the request got the expected error."""
     counts: dict[str, int] = field(default_factory=dict)
     """Counters of the agents during the load, by name."""
     capacity_rps: float = 0.0
     sent: int = 0
     wall_s: Seconds = 0.0
-    """Time from the first sending to the last answer."""
+    """Time from the first sent request to the last answer."""
     kill_s: Seconds | None = None
-    """Time of the kill, from the start of the load."""
+    """Time of the agent's kill, from the start of the load."""
     most_send_lag_s: Seconds = 0.0
-    """Largest delay of a sending behind its planned time."""
+    """Largest delay between the planned time and the actual time of sending a request."""
 
 
 async def measure_capacity(arm: Arm, producer: Producer, *, window_s: Seconds, seed: int) -> float:
@@ -116,7 +121,10 @@ async def drive(
     totals: AgentTotals,
     progress: Callable[[Record], None],
 ) -> Record:
-    """Send *workload* on time, kill an agent at `KILL_AT`, and wait for every answer."""
+    """
+    Send the requests of *workload* at their times, kill an agent at `KILL_AT`, and wait for every
+    answer.
+    """
     record = Record()
     await asyncio.sleep(STATUS_WAIT_S)
     before = totals.counts()
@@ -155,7 +163,7 @@ async def drive(
 
 
 async def _ask(arm: Arm, producer: Producer, planned: Planned) -> Timeline:
-    """Send one request and record the times of its answer on this process's clock."""
+    """Send one request, and record the times of its answer by the clock of this process."""
     timeline = Timeline()
     streamed = planned.request_class.qos_class is QosClass.INTERACTIVE
     sent = time.monotonic()

@@ -12,9 +12,9 @@ class Timeline:
     """Times of one request on the sender's clock, in seconds since it was sent."""
 
     tokens: list[tuple[Seconds, int]] = field(default_factory=list)
-    """Arrival time and number of tokens of each streamed part of the answer."""
+    """Arrival time and number of tokens of each part of the streamed answer."""
     finished_s: Seconds | None = None
-    """Arrival time of the final reply; None without a complete answer."""
+    """Arrival time of the final reply; None if the complete answer did not arrive."""
     diverged: bool = False
     """True if the stream ended early because a replay after the kill gave different tokens."""
     error: str | None = None
@@ -28,21 +28,24 @@ class Outcome:
     sent_at_s: Seconds
     completed: bool
     attained: bool
-    """True if the request was completed and met its target, if it has one."""
+    """True if the request was completed and met its target, or had no target."""
     ttft_s: Seconds | None = None
-    """Time to the first token; None if tokens were not streamed."""
+    """Time to the first token of the answer; None if tokens were not streamed."""
     ttlt_s: Seconds | None = None
     late_tokens: int = 0
     output_tokens: int = 0
     diverged: bool = False
     """
-    True if only the final reply has the whole answer; the request then does not attain.
+    True if the stream ended early and only the final reply has the whole answer; the target then
+    counts as missed.
     """
     error: str | None = None
 
 
 def late_tokens(tokens: list[tuple[Seconds, int]], slo: Slo) -> int:
-    """Tokens that arrived after their deadline (QoServe eq. 2); 0 without a token target."""
+    """
+    Number of tokens that arrived after their deadlines (QoServe eq. 2); 0 without a TBT target.
+    """
     late = number = 0
     for at_s, count in tokens:
         for _ in range(count):
@@ -55,9 +58,9 @@ def judge(request_class: RequestClass, timeline: Timeline, *, sent_at_s: Seconds
     """
     Compare the times of one request with the target of its class.
 
-    An interactive request attains if no token is late and the stream is complete; another request
-    if its final reply is in time. Both arms are judged by the class's target, even where the arm
-    published a different target.
+    An interactive request meets its target if no token is late and the stream is complete; another
+    request meets its target if its final reply is in time. Both arms are judged by the class's
+    target, even where the arm published a different target.
     """
     slo = request_class.slo
     finished_s = timeline.finished_s

@@ -21,11 +21,11 @@ import matplotlib.pyplot as plt
 
 COLOURS = {FCFS.name: "C1", HEADWAY.name: "C0"}
 NUM_BINS = 12
-"""Bins of sending time in the plot."""
+"""Number of bins of sending time in the plot."""
 
 
 def arm_figures(record: Record) -> dict[str, Any]:
-    """Figures of one arm: times in seconds, rates per second of `wall_s`."""
+    """Figures of one arm of the demo: times in seconds, rates per second of `wall_s`."""
     judged = [o for o in record.outcomes if has_target(o)]
     attained = sum(o.attained for o in judged)
     return {
@@ -88,7 +88,7 @@ def is_success(arms: Mapping[str, Any]) -> bool:
 
 
 def sentence(arms: Mapping[str, Any]) -> str:
-    """One sentence about this run, with figures of this run only."""
+    """One sentence that summarises this run, with figures of this run only."""
     ours, theirs = arms[HEADWAY.name], arms[FCFS.name]
     if ours["attainment"] is None or theirs["attainment"] is None:
         return "This run has no result: no request with a target was sent."
@@ -130,7 +130,7 @@ def _lost(number: int) -> str:
 
 
 def print_table(data: Mapping[str, Any]) -> None:
-    """Print the figures of the two arms side by side."""
+    """Print a table with the figures of the two arms side by side."""
     arms = data["arms"]
     table = Table(title=f"Same load, two arms: engine {data['engine']}, broker {data['broker']}")
     table.add_column("")

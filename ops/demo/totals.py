@@ -27,7 +27,7 @@ class AgentTotals:
     """Last status, by instance and incarnation."""
 
     def counts(self) -> dict[str, int]:
-        """Sum of each counter over all processes so far."""
+        """Sum of each counter over all agent processes so far."""
         totals = [status.totals for status in self.statuses.values()]
         return {name: sum(getattr(each, name) for each in totals) for name in COUNTED}
 
@@ -37,7 +37,7 @@ class AgentTotals:
         return sum(status.running for status in newest.values())
 
     async def on_message(self, delivery: Delivery) -> None:
-        """Store a status."""
+        """Store the status of an agent."""
         with contextlib.suppress(ContractError):  # kinds that are not counted
             status = _decode(delivery.body)
             self.statuses[status.instance_id, status.incarnation] = status

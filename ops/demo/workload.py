@@ -10,17 +10,20 @@ from shared.contracts.ingress import InferenceRequest
 from shared.contracts.qos import Importance, QosClass, Slo
 
 BURST = (0.3, 0.7)
-"""Start and end of the burst, as shares of the load's length."""
+"""Start and end of the burst, as shares of the duration of the load."""
 BURST_FACTOR = 1.6
-"""Arrival rate during the burst, in multiples of the measured capacity of the fleet."""
+"""Arrival rate during the burst, as a multiple of the measured capacity of the fleet."""
 CALM_FACTOR = 0.5
-"""Arrival rate before and after the burst, in multiples of the measured capacity."""
+"""Arrival rate before and after the burst, as a multiple of the measured capacity of the fleet."""
 KILL_AT = 0.5
-"""Time at which one agent is killed, as a share of the load's length."""
+"""Time at which one agent is killed, as a share of the duration of the load."""
 SECOND_MODEL_SHARES = ((0.0, 0.0), (0.25, 0.5), (0.75, 0.9))
-"""(Begin, share of requests for the second model); begins are shares of the load's length."""
+"""
+Pairs (start, share of requests for the second model); a start is a share of the duration of the
+load.
+"""
 MAX_REQUESTS = 3000
-"""Upper bound of the requests of one load; a faster machine gets a lower rate."""
+"""Maximum number of requests of one load; with more requests, the arrival rate is reduced."""
 WORDS = tuple(
     "queue deadline token batch prefill decode engine model swap plan lane window agent "  # noqa: SIM905 - a list would take a page
     "broker latency slack budget tenant stream evict resume profile estimate group order".split()
@@ -34,7 +37,7 @@ class RequestClass:
     name: str
     slo: Slo
     share: float
-    """Share of all requests."""
+    """Share of all requests that belong to this class."""
     prompt_words: tuple[int, int]
     max_tokens: tuple[int, int]
     importance: Importance = Importance.HIGH
@@ -87,17 +90,19 @@ class Planned:
 
 
 def mean_output_tokens() -> float:
-    """Mean answer length of the mix."""
+    """Mean answer length of the request mix, in tokens."""
     return sum(c.share * sum(c.max_tokens) / 2 for c in CLASSES)
 
 
 def load_factor(position: float) -> float:
-    """Arrival rate in multiples of the capacity, at *position* (share of the load's length)."""
+    """
+    Arrival rate as a multiple of the capacity, at *position* (share of the duration of the load).
+    """
     return BURST_FACTOR if BURST[0] <= position < BURST[1] else CALM_FACTOR
 
 
 def second_model_share(position: float) -> float:
-    """Share of requests for the second model, at *position* (share of the load's length)."""
+    """Share of requests for the second model, at *position* (share of the duration of the load)."""
     return [share for start, share in SECOND_MODEL_SHARES if start <= position][-1]
 
 

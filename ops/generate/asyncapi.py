@@ -156,7 +156,7 @@ def _message(message: type[msgspec.Struct]) -> Document:
 
 
 def render(contents: Document) -> str:
-    """Render the document as text."""
+    """Render the AsyncAPI document as text."""
     return json.dumps(contents, indent=2, sort_keys=True) + "\n"
 
 

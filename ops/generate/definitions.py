@@ -220,7 +220,7 @@ def definitions(*, vhost: str = "/", passwords: dict[str, str] | None = None) ->
 
 
 def render(contents: Definitions) -> str:
-    """Render the document as text."""
+    """Render the RabbitMQ definitions as text."""
     return json.dumps(contents, indent=2) + "\n"
 
 

@@ -10,7 +10,7 @@ from shared.runtime.logging import configure_logging
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Profile an engine or a shape and return the exit code."""
+    """Profile an engine or a model shape; return the exit code."""
     try:
         return profile(arguments)
     except KeyboardInterrupt:

@@ -35,7 +35,7 @@ _TIME_SCALE = 0.05
 
 def profile(arguments: Sequence[str]) -> int:
     """
-    Measure, fit and write a profile; return the exit code.
+    Measure an engine, fit its latency model and write a profile; return the exit code.
 
     Raises:
         SettingsError: A value is invalid, or a file cannot be read or written.
@@ -70,7 +70,7 @@ async def _measured(options: argparse.Namespace, grid: Grid) -> Report:
 
 
 def _entry(options: argparse.Namespace) -> ModelEntry:
-    """The model, from the registry or a tiny one that is created here."""
+    """The model to profile, from the registry or a tiny model that is created here."""
     file = options.registry
     if file is None:
         file = make_tiny_models(options.models_dir, weights=options.engine == "vllm")
@@ -83,7 +83,7 @@ def _entry(options: argparse.Namespace) -> ModelEntry:
 
 def _settings(options: argparse.Namespace, grid: Grid) -> EngineSettings:
     """
-    Engine limits for the largest batch of the grid; prompts are served in order, in full chunks.
+    Engine limits for the largest batch of the grid; prompts are served in order in full chunks.
     """
     token_budget, max_running = max(grid.chunks) + max(grid.batches), max(grid.batches) + 1
     return EngineSettings(

@@ -27,7 +27,7 @@ from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_OK
 
 ENGINE = "torch"
-"""Engine name in the profile."""
+"""Engine name in profiles of model shapes."""
 _OPTION = "--shape"
 _HELP = {"-h", "--help"}
 _DEFAULT = ShapeGrid()
@@ -35,13 +35,13 @@ _GIB = 1 << 30
 
 
 def asks_for_shape(arguments: Sequence[str]) -> bool:
-    """Return whether these arguments select profiling by shape."""
+    """Return whether the arguments select profiling by model shape."""
     return any(each == _OPTION or each.startswith(f"{_OPTION}=") for each in arguments)
 
 
 def profile_shape(arguments: Sequence[str]) -> int:
     """
-    Time, fit and write a profile; return the exit code.
+    Time the layers of a model shape, fit a latency model and write a profile; return the exit code.
 
     Raises:
         SettingsError: A value is invalid, the device or torch is missing, or a file cannot be read

@@ -16,11 +16,14 @@ from solver.scheduling.engine.latency import LatencyTable
 _PRIOR = LatencyCoefficients(
     constant_s=0.01, linear_s=1e-4, attention_s=1e-8, cross_s=1e-8, context_s=1e-7
 )
-"""Ratios of the prior's coefficients; `_prior` sets the scale. Weighs 1/20 of an iteration."""
+"""
+Ratios of the prior's coefficients; `_prior` sets their scale. The prior has the weight of 1/20 of
+an iteration.
+"""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured and predicted time of iterations with equal work."""
+    """Measured and predicted time of the iterations with equal work."""
 
     chunk_tokens: int
     before_tokens: int
@@ -29,7 +32,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens of each decoding request."""
     samples: int
     measured_s: Seconds
-    """Median of the measured times."""
+    """Median of the measured iteration times."""
     predicted_s: Seconds
 
 
@@ -59,7 +62,9 @@ def _prior(samples: Sequence[Sample]) -> LatencyCoefficients:
 
 
 def errors_of(repeats: Sequence[Sequence[Sample]]) -> PredictionErrors | None:
-    """Prediction errors on the last repeat, with a model fitted to the earlier repeats."""
+    """
+    Prediction errors on the last repeat of a latency model that was fitted to the earlier repeats.
+    """
     known = [each for repeat in repeats[:-1] for each in repeat]
     judged = repeats[-1]
     if not known or not judged:
@@ -71,7 +76,9 @@ def errors_of(repeats: Sequence[Sequence[Sample]]) -> PredictionErrors | None:
 
 
 def cells_of(samples: Iterable[Sample], latency: LatencyCoefficients) -> list[Cell]:
-    """Medians of samples with equal work, sorted by batch size, context of decodes, and chunk."""
+    """
+    Medians of samples with equal work, sorted by batch size, context of decodes, and chunk size.
+    """
     by_kind: dict[tuple[int, int, int, int], list[Sample]] = {}
     for each in samples:
         kind = (each.num_decodes, each.decode_context_tokens, each.chunk_tokens, each.before)

@@ -11,12 +11,15 @@ _LEAST_REPEATS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Prefills in chunks of each size, alone and with decodes of each batch size and context."""
+    """
+    Grid of measured iterations: prefills in chunks of each size, alone and with decodes of each
+    batch size and context.
+    """
 
     chunks: tuple[int, ...] = (16, 64, 256, 512, 1024, 2048)
-    """Sizes of chunks, in tokens."""
+    """Sizes of prefill chunks, in tokens."""
     contexts: tuple[int, ...] = (64, 512, 2048)
-    """Prompt tokens of each decoding request."""
+    """Numbers of prompt tokens of each decoding request."""
     batches: tuple[int, ...] = (8, 32)
     """Numbers of decoding requests in an iteration."""
     repeats: int = 3
@@ -35,17 +38,19 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One iteration with at most one prefill."""
+    """One measured iteration with at most one prefill."""
 
     work: IterationWork
     num_decodes: int
     decode_context_tokens: int
     """Prompt tokens of each decoding request."""
     before: int
-    """Tokens of the iteration's prefill that were computed before; 0 without a prefill."""
+    """
+    Number of tokens of the iteration's prefill that were computed before; 0 without a prefill.
+    """
     duration_s: Seconds
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens of the iteration's prefill; 0 without a prefill."""
+        """Number of tokens of the iteration's prefill; 0 without a prefill."""
         return self.work.tokens - self.num_decodes

@@ -13,24 +13,24 @@ _EPSILON = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class LayerCopy:
-    """One layer's weights, and the KV that it attends to."""
+    """The weights of one layer, and the KV to which the layer attends."""
 
     attention_norm: torch.Tensor
-    """Shape: (hidden,)."""
+    """Weights of the norm before attention; shape: (hidden,)."""
     qkv: torch.Tensor
-    """Shape: (query width + 2 kv widths, hidden)."""
+    """Weights of queries, keys and values; shape: (query width + 2 kv widths, hidden)."""
     output: torch.Tensor
-    """Shape: (hidden, query width)."""
+    """Weights of the attention's output; shape: (hidden, query width)."""
     mlp_norm: torch.Tensor
-    """Shape: (hidden,)."""
+    """Weights of the norm before the MLP; shape: (hidden,)."""
     gate_up: torch.Tensor
-    """Shape: (2 intermediate, hidden)."""
+    """Weights of the MLP's gate and up projection; shape: (2 intermediate, hidden)."""
     down: torch.Tensor
-    """Shape: (hidden, intermediate)."""
+    """Weights of the MLP's down projection; shape: (hidden, intermediate)."""
     keys: torch.Tensor
-    """Shape: (tokens, kv heads, head)."""
+    """Keys of the KV; shape: (tokens, kv heads, head)."""
     values: torch.Tensor
-    """Shape: (tokens, kv heads, head)."""
+    """Values of the KV; shape: (tokens, kv heads, head)."""
 
 
 class LayerStack:
@@ -72,7 +72,9 @@ class LayerStack:
         return ids, torch.tensor(places, device=self._device)
 
     def run(self, batch: Batch, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Logits of the next tokens; shape: (requests, vocabulary)."""
+        """
+        Compute the layers; return the logits of the next tokens, shape (requests, vocabulary).
+        """
         with torch.inference_mode():
             hidden = functional.embedding(ids, self._table)
             for number in range(self._shape.num_layers):
@@ -106,7 +108,8 @@ class LayerStack:
         values: torch.Tensor,
     ) -> torch.Tensor:
         """
-        Attention of the decodes: one query each over its own KV, which head groups read once.
+        Attention of the decodes: each decode has one query over its own KV, which head groups read
+        once.
         """
         shape, number, context = self._shape, batch.num_decodes, batch.decode_context_tokens
         size = (number, context + 1, shape.num_kv_heads, shape.head_size)
@@ -131,7 +134,7 @@ class LayerStack:
         values: torch.Tensor,
     ) -> torch.Tensor:
         """
-        Attention of a chunk over itself, causally, and over earlier tokens.
+        Attention of a chunk over its own tokens, causally, and over earlier tokens.
 
         Torch has no public function that combines the two parts of a softmax. Their sum takes equal
         time; its values differ, but the values do not matter here.
@@ -178,7 +181,7 @@ class LayerStack:
         )
 
     def _matrix(self, rows: int, columns: int) -> torch.Tensor:
-        """A random matrix; multiplication with it keeps the magnitude of vectors."""
+        """A random matrix with which multiplication keeps the magnitude of vectors."""
         return self._random_tensor(rows, columns).mul_(columns**-0.5)
 
     def _random_tensor(self, *size: int) -> torch.Tensor:

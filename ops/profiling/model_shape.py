@@ -10,7 +10,7 @@ _BYTES: dict[DType, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """
-    Dense layers with grouped-query attention and a gated MLP, as in Llama.
+    Shape of a model with dense layers, grouped-query attention and a gated MLP, as in Llama.
 
     Biases and rotary embeddings are omitted, because their time is negligible.
     """
@@ -21,13 +21,13 @@ class ModelShape:
     num_layers: int
     num_heads: int
     num_kv_heads: int
-    """Must divide `num_heads`."""
+    """Number of KV heads, which must divide `num_heads`."""
     head_size: int
     vocab_size: int
     max_tokens: int
-    """Maximum tokens of prompt and answer."""
+    """Maximum number of tokens of prompt and answer."""
     max_tokens_field: str
-    """Field of `config.json` that has the limit `max_tokens`."""
+    """Name of the field in `config.json` that contains the limit `max_tokens`."""
     dtype: DType
 
     @property
@@ -48,22 +48,22 @@ class ModelShape:
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of the matrices of one layer."""
+        """Size of the matrices of one layer in bytes."""
         return _BYTES[self.dtype] * self.layer_weights
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of the embeddings; the LM head has the same size."""
+        """Size of the embeddings in bytes; the LM head has the same size."""
         return _BYTES[self.dtype] * self.vocab_size * self.hidden_size
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the whole model, with an LM head that is not tied to the embeddings."""
+        """Size of the whole model in bytes, with an LM head that is not tied to the embeddings."""
         return self.num_layers * self.layer_bytes + 2 * self.table_bytes
 
     @property
     def layer_kv_bytes_per_token(self) -> int:
-        """Bytes of the keys and values of one token in one layer."""
+        """Size of the keys and values of one token in one layer, in bytes."""
         return 2 * _BYTES[self.dtype] * self.kv_width
 
     def flops(self, *, tokens: int, pairs: float, answers: int) -> float:
@@ -80,7 +80,8 @@ class ModelShape:
 
     def kv_capacity_tokens(self, *, free_bytes: int, utilization: float) -> int:
         """
-        Tokens of KV that fit, with all weights, into *utilization* of a device's *free_bytes*.
+        Number of tokens whose KV fits, together with all weights, into the share *utilization* of a
+        device's *free_bytes*.
 
         Computed as by vLLM, but without the memory that an iteration needs. 0 if the weights do not
         fit.

@@ -20,7 +20,7 @@ _DEFAULT = Grid()
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of `--json`."""
+    """Report of a profile that `--json` prints."""
 
     file: str
     profile: Profile
@@ -29,13 +29,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The measured engine or device."""
+    """The engine or device that was measured."""
 
     model: ModelName
     engine: str
     device: str
     kv_capacity_tokens: int | None = None
-    """Tokens of KV that fit; None if unknown."""
+    """Number of tokens whose KV fits into memory; None if unknown."""
 
 
 def check_output(options: argparse.Namespace) -> None:
@@ -55,7 +55,8 @@ def report_of(
     repeats: Sequence[Sequence[Sample]], subject: Subject, *, file: Path, now: UnixTime
 ) -> Report:
     """
-    Report of the fit to all *repeats*; the error is on the last repeat, fitted to the others.
+    Report of the fit to all *repeats*; the errors are those of a fit to all but the last repeat, on
+    the last repeat.
 
     Raises:
         EngineError: There are no samples.
@@ -82,7 +83,7 @@ def report_of(
 
 
 def _rate(samples: Sequence[Sample]) -> float:
-    """Computed tokens per second over all samples."""
+    """Throughput over all samples: computed tokens per second."""
     return sum(each.work.tokens for each in samples) / sum(each.duration_s for each in samples)
 
 
@@ -130,7 +131,7 @@ def progress(text: str) -> None:
 
 def grid_of(options: argparse.Namespace) -> Grid:
     """
-    The grid given by the options of `add_grid_options`.
+    The grid that the options of `add_grid_options` specify.
 
     Raises:
         SettingsError: A value is invalid.
@@ -144,7 +145,7 @@ def grid_of(options: argparse.Namespace) -> Grid:
 
 
 def add_grid_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the grid."""
+    """Add the options that specify the grid."""
     for name, unit in (
         ("chunks", "tokens of a prompt in one iteration"),
         ("contexts", "tokens of each decode's prompt"),
@@ -168,7 +169,7 @@ def add_numbers(
     about: str,
     least: int = 1,
 ) -> None:
-    """Add an option with several integers."""
+    """Add an option whose value is several integers."""
     parser.add_argument(
         f"--{name}",
         type=lambda text: _numbers(text, least),
@@ -179,7 +180,7 @@ def add_numbers(
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the output."""
+    """Add the options for the output of a profile."""
     parser.add_argument(
         "--out",
         type=Path,

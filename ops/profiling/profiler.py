@@ -1,4 +1,4 @@
-"""Drives an engine through a grid of batches."""
+"""Measures the iterations of an engine for each batch of a grid."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,14 +21,14 @@ from shared.contracts.telemetry import Iteration
 from solver.prediction.latency.iteration_fit import IterationWork
 
 CHUNKS_DEEP = 8
-"""Number of chunks per prompt; all chunks except the first have a context."""
+"""Number of chunks per measured prompt; all chunks except the first have a context."""
 ROOM_TOKENS = 256
 """Tokens reserved for answers: decodes generate them while prompts are computed."""
 _DECODE_STEPS = 8
 """Number of measured iterations of a batch of decodes without a prefill."""
 _FIRST_TOKEN, _LAST_TOKEN = 10, 500
 _PATIENCE_S = 120.0
-"""Time limit for one prompt or one batch of decodes."""
+"""Time limit for measuring one prompt or one batch of decodes."""
 _POLL_S = 0.002
 
 
@@ -99,7 +99,7 @@ class Profiler:
                 )
 
     def _rows(self, grid: Grid, progress: Callable[[str], None]) -> list[tuple[int, int]]:
-        """(Batch, context) pairs that fit into the engine together with the longest prompt."""
+        """Pairs (batch, context) that fit into the engine together with the longest prompt."""
         state = self._engine.snapshot()
         room = state.kv_capacity_tokens - self._prompt_tokens(max(grid.chunks))
         rows = []
@@ -183,7 +183,7 @@ class _Decodes:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
-        """Start all requests, and wait until each has its first token."""
+        """Start all requests, and wait until each of them has its first token."""
         self._tasks = [
             asyncio.create_task(self._decode(place)) for place in range(len(self._requests))
         ]
@@ -202,7 +202,7 @@ class _Decodes:
             await asyncio.sleep(_POLL_S)
 
     async def end(self) -> None:
-        """Abort all requests."""
+        """Abort all requests that decode."""
         for request in self._requests:
             await self._engine.abort(request.request_id)
         for each in self._tasks:

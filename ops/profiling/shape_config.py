@@ -10,7 +10,10 @@ from ops.profiling.model_shape import DType, ModelShape
 from shared.contracts.errors import SettingsError
 
 DENSE = frozenset({"granite", "llama", "mistral", "phi3", "qwen2", "qwen3"})
-"""Model types with the layers of `ModelShape`; other types are accepted if their fields match."""
+"""
+Model types whose layers have the form of `ModelShape`; other types are accepted if their fields
+match.
+"""
 _FILE = "config.json"
 _LIMITS = {
     "hidden_size": 65_536,
@@ -62,7 +65,7 @@ def read_shape(path: Path) -> ModelShape:
 
 
 class _Fields:
-    """Reads and checks the fields of one file."""
+    """Reads and checks the fields of one `config.json`."""
 
     def __init__(self, config: Mapping[str, object], file: Path) -> None:
         self._config = config
@@ -120,7 +123,9 @@ class _Fields:
         return self._number("head_dim", hidden_size // num_heads)
 
     def _max_tokens(self) -> tuple[int, str]:
-        """The smallest limit of prompt and answer tokens, and the field that states it."""
+        """
+        The smallest limit of prompt and answer tokens, and the name of the field that states it.
+        """
         limits = [(self._number("max_position_embeddings", _DEFAULT_MAX_TOKENS),
                    "max_position_embeddings")]  # fmt: skip
         if self._config.get("use_sliding_window", True) is not False:
@@ -128,7 +133,7 @@ class _Fields:
         return min(limits, key=lambda limit: limit[0])
 
     def _number(self, field: str, default: int | None = None) -> int:
-        """The integer in *field*, which must be within its limits."""
+        """The integer value of *field*, which must be within its limits."""
         value = self._config.get(field)
         if value is None:
             value = default
@@ -142,7 +147,8 @@ class _Fields:
 
     def _dtype(self) -> DType:
         """
-        Type of `dtype` (newer Transformers) or `torch_dtype`; without them, the engines' default.
+        Data type from `dtype` (newer Transformers) or `torch_dtype`; without both fields, the
+        engines' default.
         """
         field = "dtype" if "dtype" in self._config else "torch_dtype"
         found = self._config.get(field) or "bfloat16"
@@ -155,5 +161,5 @@ class _Fields:
 
 
 def _says(value: object) -> bool:
-    """Return whether a field is set; the value 1 (a single expert) counts as not set."""
+    """Return whether the field is set; the value 1 (a single expert) counts as not set."""
     return value is True or (value > 1 if isinstance(value, int) else bool(value))

@@ -12,18 +12,18 @@ from solver.prediction.latency.iteration_fit import IterationWork
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One iteration with equal decodes, at most one prefill, or both."""
+    """One timed iteration with equal decodes, at most one prefill, or both."""
 
     num_decodes: int
     decode_context_tokens: int
     """Computed tokens of each decode; 0 without decodes."""
     chunk_tokens: int
     before_tokens: int
-    """Tokens of the prefill that were computed before; 0 without a prefill."""
+    """Number of tokens of the prefill that were computed before; 0 without a prefill."""
 
     @property
     def tokens(self) -> int:
-        """Number of computed tokens."""
+        """Number of computed tokens of the iteration."""
         return self.num_decodes + self.chunk_tokens
 
     @property
@@ -37,16 +37,16 @@ class Batch:
 
     @property
     def prefill_kv_tokens(self) -> int:
-        """KV positions that the prefill attends to: earlier tokens and the chunk's own."""
+        """KV positions that the prefill attends to: earlier tokens and the tokens of the chunk."""
         return self.before_tokens + self.chunk_tokens
 
     @property
     def prefill_pairs(self) -> float:
-        """Pairs of a prefill token and a token that it attends to."""
+        """Number of pairs of a prefill token and a token that it attends to."""
         return self.chunk_tokens * (self.before_tokens + self.chunk_tokens / 2)
 
     def sample(self, duration_s: Seconds) -> Sample:
-        """A sample of this iteration with *duration_s*."""
+        """A sample of this iteration with the duration *duration_s*."""
         return Sample(
             work=IterationWork(
                 tokens=self.tokens,
@@ -60,7 +60,7 @@ class Batch:
         )
 
     def flops(self, shape: ModelShape) -> float:
-        """Floating-point operations of this iteration with *shape*."""
+        """Number of floating-point operations of this iteration with the model shape *shape*."""
         return shape.flops(
             tokens=self.tokens,
             pairs=self.prefill_pairs + self.decode_kv_tokens,
@@ -71,14 +71,15 @@ class Batch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeGrid:
     """
-    Chunks after each context, alone and together with each batch of decodes; decodes alone.
+    Grid of timed iterations: chunks after each context, alone and with each batch of decodes;
+    decodes alone.
     """
 
     grid: Grid = field(default_factory=Grid)
     prefill_contexts: tuple[int, ...] = (0, 1024, 4096, 16384)
     """Numbers of a prompt's tokens that are computed before the chunk."""
     passes: int = 3
-    """Timed runs of each batch in each repeat; the sample is their median."""
+    """Number of timed runs of each batch in each repeat; the sample is their median."""
 
     def __post_init__(self) -> None:
         if not self.prefill_contexts or min(self.prefill_contexts) < 0:

@@ -15,7 +15,9 @@ from shared.contracts.base import Seconds
 from shared.contracts.errors import EngineError
 
 _CACHES = 4
-"""Bytes that a device reads between two uses of the same weights, in sizes of its cache."""
+"""
+Bytes that a device reads between two uses of the same weights, as a multiple of its cache size.
+"""
 _LEAST_COPIES = 2
 _PROGRESS_LINES = 8
 """Number of progress lines in a repeat."""
@@ -56,13 +58,13 @@ class ShapeProfiler:
 
     @property
     def num_copies(self) -> int:
-        """Number of layers with separate weights."""
+        """Number of layers that have separate weights."""
         enough = 1 + math.ceil(_CACHES * self._device.cache_bytes / self._shape.layer_bytes)
         return min(self._shape.num_layers, max(_LEAST_COPIES, enough))
 
     def measure(self, grid: ShapeGrid, progress: Callable[[str], None]) -> list[list[Sample]]:
         """
-        Time the grid; return the samples of each repeat, one for each batch.
+        Time all batches of the grid; return the samples of each repeat, one sample for each batch.
 
         Args:
             grid: Grid to time; batches that do not fit the model or the device's memory are omitted

@@ -15,18 +15,18 @@ _CPU_CACHE_BYTES = 64 << 20
 
 
 class TorchDevice(Protocol):
-    """Device on which a shape is timed."""
+    """Device on which the layers of a model shape are timed."""
 
     device: torch.device
     name: str
-    """Name as vLLM reports it in a profile."""
+    """Name of the device as vLLM reports it in a profile."""
     cache_bytes: int
-    """Size of the cache in which weights may stay between two uses."""
+    """Size in bytes of the cache in which weights may remain between two uses."""
     free_bytes: int
-    """Free memory before any allocation by this process."""
+    """Free memory of the device in bytes before any allocation by this process."""
 
     def time_s(self, run: Callable[[], object]) -> Seconds:
-        """Time that the device takes for *run*, beginning when it is idle."""
+        """Time that the device takes for *run*; the device is idle at the start."""
 
 
 class CudaDevice:
@@ -44,7 +44,7 @@ class CudaDevice:
         self.free_bytes = int(torch.cuda.mem_get_info(device)[0])
 
     def time_s(self, run: Callable[[], object]) -> Seconds:
-        """Time from the first kernel to the last, including waits for launches."""
+        """Time from the first kernel of *run* to the last kernel, including waits for launches."""
         with torch.cuda.device(self.device):
             begun = torch.cuda.Event(enable_timing=True)
             ended = torch.cuda.Event(enable_timing=True)
@@ -66,7 +66,7 @@ class CpuDevice:
         self.free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def time_s(self, run: Callable[[], object]) -> Seconds:
-        """Time of *run*, measured by the performance counter."""
+        """Time of *run* on the CPU, measured by the performance counter."""
         begun = time.perf_counter()
         run()
         return time.perf_counter() - begun

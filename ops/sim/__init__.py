@@ -1,1 +1,1 @@
-"""Trace simulator: the scheduling policies over a model of vLLM's scheduler and allocator."""
+"""Trace simulator: scheduling policies with a model of vLLM's scheduler and memory allocator."""

@@ -1,4 +1,7 @@
-"""`headway simulate`, also `python -m ops.sim`: required number of GPUs, and SLO misses."""
+"""
+`headway simulate`, also `python -m ops.sim`: computes the number of GPUs for a load, and SLO
+misses.
+"""
 
 import argparse
 import sys
@@ -22,7 +25,10 @@ USAGE_ERROR = 2
 _TOLERANCE = 0.02
 """Tolerance of the goodput that a search finds, as a share of `--qps`."""
 _LONG_ENOUGH = 4
-"""Duration that a run should have, in longest targets; in shorter runs, overload only delays."""
+"""
+Duration that a run should have, as a multiple of the longest target; in shorter runs, overload only
+delays requests.
+"""
 
 
 class _SearchError(Exception):
@@ -66,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _simulated(
     asked: Scenario, options: argparse.Namespace, status: Status
 ) -> tuple[str, dict[str, Any], Outcome, Scenario]:
-    """Title, figures, outcome and scenario, after the requested search."""
+    """Title, figures, outcome and scenario of a simulation, after the requested search."""
     found, asked = _searched(asked, options, status)
     status.update(f"simulating {_title(asked)}")
     outcome = asked.run()
@@ -83,7 +89,7 @@ def _simulated(
 def _compared(
     asked: Scenario, options: argparse.Namespace, status: Status
 ) -> tuple[str, list[dict[str, Any]]]:
-    """A title, and the figures of each policy."""
+    """Title, and figures of each compared policy."""
     if asked.silo or options.plot:
         raise ValueError("--compare excludes --silo and --plot")
     rows = []
@@ -131,7 +137,7 @@ def _warn_of_short(asked: Scenario, outcome: Outcome) -> None:
 
 
 def _targets_s(outcome: Outcome) -> set[float]:
-    """Set of the requests' target times, without best effort."""
+    """Set of the requests' targets in seconds, without best effort."""
     return {
         allowed_s
         for request in outcome.requests
@@ -142,7 +148,7 @@ def _targets_s(outcome: Outcome) -> set[float]:
 def _searched(
     asked: Scenario, options: argparse.Namespace, status: Status
 ) -> tuple[dict[str, Any], Scenario]:
-    """Figures of the search's result, and the scenario with this result."""
+    """Figures of the result of a search, and the scenario with this result."""
     if options.find_replicas:
         if options.find_goodput or asked.silo:
             raise ValueError("--find-replicas excludes --find-goodput and --silo")
@@ -170,7 +176,7 @@ def _searched(
 def _with_progress(
     violations: Callable[[_Number], float], status: Status, unit: str
 ) -> Callable[[_Number], float]:
-    """*violations*, with progress output for each step of a search."""
+    """Function as *violations* that also prints progress for each step of a search."""
 
     def reporting(value: _Number) -> float:
         status.update(f"trying {value:.4g} {unit}")

@@ -16,7 +16,7 @@ from shared.runtime.arguments import TextHelpFormatter
 from solver.scheduling.pull_room import DEFAULT_BOUNDS, PullBounds
 
 _MAX_REQUESTS = 10**7
-"""Limit of one simulation's arrivals, for memory."""
+"""Maximum number of arrivals in one simulation, because of memory."""
 
 _EXAMPLES = """
 examples:
@@ -231,7 +231,10 @@ def _pull(options: argparse.Namespace) -> PullOptions | None:
 
 
 def _check_size(options: argparse.Namespace) -> None:
-    """Reject more arrivals than fit into memory; a trace's arrivals are already loaded."""
+    """
+    Reject a scenario with more arrivals than fit into memory; a trace's arrivals are already in
+    memory.
+    """
     rate_rps = options.wave.high_rps if options.wave else options.qps
     num_requests = rate_rps * 3600 * options.hours
     if not options.trace_times and num_requests > _MAX_REQUESTS:

@@ -1,4 +1,4 @@
-"""Arrival processes, in seconds from 0."""
+"""Arrival processes, whose times are in seconds from 0."""
 
 from collections.abc import Callable
 
@@ -8,14 +8,16 @@ from shared.contracts.base import Seconds
 
 
 def poisson(random: np.random.Generator, *, rate_rps: float, duration_s: Seconds) -> list[float]:
-    """Independent arrivals at a constant rate."""
+    """Independent arrivals at a constant rate (Poisson process)."""
     return gamma(random, rate_rps=rate_rps, duration_s=duration_s, variation=1.0)
 
 
 def gamma(
     random: np.random.Generator, *, rate_rps: float, duration_s: Seconds, variation: float
 ) -> list[float]:
-    """Arrivals with gaps of coefficient of variation *variation*: 1 is Poisson, more is bursty."""
+    """
+    Arrivals whose gaps have the coefficient of variation *variation*; 1 is Poisson, more is bursty.
+    """
     shape = 1.0 / variation**2
     count = int(rate_rps * duration_s + 10 * (rate_rps * duration_s) ** 0.5 * variation + 100)
     times = np.cumsum(random.gamma(shape, 1.0 / (shape * rate_rps), count))

@@ -9,12 +9,15 @@ from solver.scheduling.engine.decision import SchedulingPolicy
 from solver.scheduling.engine.latency import LatencyTable
 
 LINK_TOKENS_PER_S = 37e9 / (128 * 1024)
-"""ConServe §6.5: 37 GB/s each way; 128 KiB of KV per token (32 layers, 8 heads of 128)."""
+"""
+Tokens whose KV is copied per second (ConServe §6.5): 37 GB/s each way, 128 KiB of KV per token.
+"""
 
 
 class CheckpointingReplica(LayerwiseReplica):
     """
-    A preempted offline request resumes from its host copy instead of recomputing it.
+    Replica with KV checkpoints: a preempted offline request resumes from its host copy instead of
+    recomputing its KV.
 
     Source: ConServe §4.4, Fig. 5d: copies to the host overlap with the iterations that follow,
     copies to the device with iterations of other requests; the two directions are independent.
@@ -39,9 +42,9 @@ class CheckpointingReplica(LayerwiseReplica):
         super().__init__(policy, latency, limits, record=record, patience=patience)
         self._link_tokens_per_s = link_tokens_per_s
         self._saved: dict[RequestId, int] = {}
-        """Number of tokens with a host copy, of each offline request that runs or waits."""
+        """Number of tokens with a host copy of each offline request that runs or waits."""
         self._loaded_at: dict[RequestId, UnixTime] = {}
-        """Times at which the copies of running requests are restored."""
+        """Time at which the host copy of each running request is restored."""
         self._link_free_at: UnixTime = 0.0
         self._now: UnixTime = 0.0
         self.restored_tokens = 0

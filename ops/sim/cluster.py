@@ -14,7 +14,9 @@ from shared.contracts.base import RequestId, Seconds, UnixTime
 from solver.scheduling.engine.latency import LatencyTable
 
 StopAt = Callable[[Sequence[SimRequest]], UnixTime | None]
-"""Requests -> time at which their simulation may end; None: when all are served."""
+"""
+Function: requests -> time at which their simulation may end; None: when all requests are served.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,29 +24,33 @@ class Outcome:
     """Result of one simulation."""
 
     requests: list[SimRequest]
-    """Requests in order of arrival."""
+    """Requests of the simulation in order of arrival."""
     totals: list[EngineTotals]
-    """Totals of each replica."""
+    """Counters of each replica."""
     end_s: Seconds
     """Simulated time at which the last replica ended."""
     simulated_s: Seconds
-    """Simulated time, summed over the replicas."""
+    """Simulated time, summed over all replicas."""
     cpu_s: Seconds
-    """CPU time of this process for the simulation."""
+    """CPU time that this process used for the simulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Replicas that share their traffic."""
+    """Replicas that share their requests."""
 
     num_replicas: int
     factory: PolicyFactory
     classes: frozenset[str] | None = None
     """
-    Classes that the replicas serve; None: all classes. Pools with classes form a silo deployment.
+    Classes of requests that the replicas serve; None: all classes. Pools with classes form a silo
+    deployment.
     """
     pull: PullOptions | None = None
-    """Options of pulls from shared lanes; None: round robin, each engine sees all its requests."""
+    """
+    Options of pulls from shared lanes; None: round robin, in which each engine sees all its
+    requests.
+    """
 
 
 def simulate(
@@ -103,7 +109,7 @@ def _round_robin(
     limits: EngineLimits,
     stop_at: StopAt,
 ) -> tuple[list[EngineTotals], list[Seconds]]:
-    """Simulate the replicas one by one, because they do not influence each other."""
+    """Simulate the replicas one by one, because they do not influence one another."""
     totals, ends = [], []
     for index in range(pool.num_replicas):
         shard = requests[index :: pool.num_replicas]
@@ -120,7 +126,7 @@ def _pulling(
     limits: EngineLimits,
     stop_at: StopAt,
 ) -> tuple[list[EngineTotals], list[Seconds]]:
-    """Simulate all replicas jointly."""
+    """Simulate all replicas of a pool together, because they pull from shared lanes."""
     assert pool.pull is not None
     replicas = [
         LateBoundReplica(pool.factory(latency), latency, limits) for _ in range(pool.num_replicas)
@@ -138,7 +144,7 @@ def _never(_requests: Sequence[SimRequest]) -> UnixTime | None:
 
 
 def _last_deadline_at(requests: Sequence[SimRequest]) -> UnixTime | None:
-    """Time of the last deadline; None if no request has a deadline."""
+    """Time of the last deadline of *requests*; None if no request has a deadline."""
     return max((r.deadline_at for r in requests if r.deadline_at != float("inf")), default=None)
 
 

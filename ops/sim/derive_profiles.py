@@ -26,7 +26,9 @@ from ops.sim.profiles import DIRECTORY, ProfileData
 _LAYERS = 32
 _HIDDEN = 4096
 _KV_BYTES = 32 * 2 * 8 * 128 * 2
-"""KV bytes per token of Llama-3-8B: layers, keys and values, KV heads, head size, bytes."""
+"""
+KV bytes per token of Llama-3-8B: product of layers, keys and values, KV heads, head size, bytes.
+"""
 _HEAD_BYTES = 128256 * _HIDDEN * 2
 _PAIR_FLOP = 4 * _HIDDEN * _LAYERS
 _OPERATORS = ("input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj",
@@ -66,7 +68,7 @@ CALIBRATIONS = {
 
 
 def layer_s(file: Path) -> dict[int, float]:
-    """Seconds of one layer's operators on one device by token count, without attention."""
+    """Seconds of one layer's operators on one device by token count; attention is left out."""
     by_tokens: dict[int, list[float]] = {}
     with file.open(newline="") as lines:
         for row in csv.DictReader(lines):
@@ -79,7 +81,7 @@ def layer_s(file: Path) -> dict[int, float]:
 
 
 def profile(layer: dict[int, float], calibration: Calibration) -> ProfileData:
-    """Times of whole iterations from *layer* times."""
+    """Times of whole iterations, computed from the times *layer* of one layer."""
     tokens = sorted(n for n in layer if n <= _LARGEST_TOKENS)
     return ProfileData(
         name=calibration.name,

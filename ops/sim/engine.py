@@ -1,5 +1,6 @@
 """
-One replica: the simulated engine's scheduling and memory, with counts instead of tokens.
+Simulation of one replica: the simulated engine's scheduling and memory, with counts instead of
+tokens.
 
 Without prefix hits, a replica has the same iterations as `services.agent.backends.simulated.core`;
 a test checks this. Because it counts blocks instead of hashing tokens, it is fast enough for hours
@@ -51,7 +52,7 @@ class SimulatedReplica:
         self._prefills: list[SimRequest] = []
         self._waiting: dict[RequestId, SimRequest] = {}
         self._arrivals: deque[SimRequest] = deque()
-        """Requests of the current `run` that have not arrived yet."""
+        """Requests of the current call of `run` that have not arrived yet."""
         self.totals = EngineTotals()
 
     @property
@@ -100,7 +101,10 @@ class SimulatedReplica:
         self._policy.add(view_of(request))
 
     def iterate(self, now: UnixTime) -> Seconds:
-        """Compute one iteration that begins *now*; return its duration, 0 if it is empty."""
+        """
+        Compute one iteration that begins *now*; return its duration, or 0 if the iteration is
+        empty.
+        """
         limits = self._limits
         decision = self._policy.decide(
             now,
@@ -163,7 +167,8 @@ class SimulatedReplica:
 
     def _schedule_decodes(self, budget: int) -> tuple[int, int, list[SimRequest]]:
         """
-        Return the remaining budget, the number of decodes, and runs that lost KV for these decodes.
+        Return the remaining budget, the number of decodes, and the runs that lost KV for these
+        decodes.
         """
         starved: list[SimRequest] = []
         block_tokens = self._limits.block_tokens
@@ -192,7 +197,9 @@ class SimulatedReplica:
         parts: list[tuple[SimRequest, int]],
         starved: list[SimRequest],
     ) -> int:
-        """Continue prefills; append to *parts* and *starved*; return the remaining budget."""
+        """
+        Continue running prefills; append to *parts* and *starved*; return the remaining budget.
+        """
         cap = decision.per_request_cap
         index = 0
         while index < len(self._prefills) and budget > 0:
@@ -280,7 +287,7 @@ class SimulatedReplica:
             self._prefills = [run for run in self._prefills if run.is_prefill]
 
     def _generate(self, run: SimRequest, now: UnixTime) -> bool:
-        """Generate a token of *run*; return whether this token is the last."""
+        """Generate a token of the request *run*; return whether this token is the last."""
         run.generate(now)
         if run.num_output_tokens < run.output_tokens and not self._limits.prefill_only:
             return False
@@ -291,5 +298,5 @@ class SimulatedReplica:
         return True
 
     def kept_tokens(self, run: SimRequest) -> int:
-        """Tokens of *run* that need not be recomputed."""
+        """Number of tokens of the request *run* that need not be recomputed."""
         return run.num_computed_tokens

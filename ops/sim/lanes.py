@@ -1,4 +1,4 @@
-"""Lanes of a simulated mesh, and predictions of a request by grouper and agents."""
+"""Lanes of a simulated mesh, and predictions of a request's work by groupers and agents."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -35,11 +35,11 @@ class Forecast:
         self._prefills: dict[int, Seconds] = {}
 
     def work_tokens(self, request: SimRequest) -> float:
-        """Tokens of the prompt and of the expected answer."""
+        """Number of tokens of the prompt and of the expected answer."""
         return request.arrival.prompt_tokens + self._output_tokens[request.arrival.class_name]
 
     def prefill_s(self, request: SimRequest) -> Seconds:
-        """TTFT of a request that runs alone in chunks, as agents predict it."""
+        """TTFT of a request that runs alone in chunks, as predicted by agents."""
         prompt_tokens = request.arrival.prompt_tokens
         known = self._prefills.get(prompt_tokens)
         if known is None:
@@ -50,7 +50,7 @@ class Forecast:
         self, request: SimRequest, now: UnixTime, iteration_tokens: int, pace_s: Seconds
     ) -> bool:
         """
-        True if the request would be late if it began now, with one full iteration per token.
+        True if the request would be late if it began now, with one full iteration for each token.
         """
         outputs = self._output_tokens[request.arrival.class_name]
         context = request.arrival.prompt_tokens + outputs / 2
@@ -91,7 +91,7 @@ class LaneQueues:
         self._queues: dict[str, deque[SimRequest]] = {self._relegated: deque()}
         self._relegated_ids: set[RequestId] = set()
         self.sources = [Source(queue=self._relegated, kind=SourceKind.RELEGATED, time_left_s=0.0)]
-        """Sources for every agent's `PullOrder`; a lane is added with its first request."""
+        """Sources for the `PullOrder` of every agent; a lane is added with its first request."""
 
     def put(self, request: SimRequest, now: UnixTime) -> str:
         """Put *request* into its lane; return the queue's name."""
@@ -120,6 +120,6 @@ class LaneQueues:
         return request.request_id in self._relegated_ids
 
     def take(self, queue: str) -> SimRequest | None:
-        """The head of *queue*; None if the queue is empty."""
+        """Remove and return the first request of *queue*; None if the queue is empty."""
         waiting = self._queues[queue]
         return waiting.popleft() if waiting else None

@@ -1,4 +1,4 @@
-"""Lengths of prompts and answers: by percentiles, or from a trace."""
+"""Distributions of prompt and answer lengths, from percentiles or from a trace."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 
 _MEDIAN_SHARE, _HIGH_SHARE = 0.5, 0.9
 _HIGH_Z = 1.2815515655446004
-"""Standard normal quantile of `_HIGH_SHARE`."""
+"""Quantile of the standard normal distribution at the level `_HIGH_SHARE`."""
 
 # fmt: off
 _CODE_SHARES = (
@@ -43,7 +43,7 @@ class LengthModel:
     mean: float | None = None
 
     def draw(self, random: np.random.Generator, count: int) -> list[int]:
-        """*count* lengths, at least 1 token each."""
+        """Draw *count* lengths; each length is at least 1 token."""
         shares, tokens = np.array(self.shares), np.array(self.tokens)
         drawn = random.random(count)
         low = np.searchsorted(shares, drawn, side="right") - 1
@@ -52,7 +52,10 @@ class LengthModel:
         return [max(1, round(value)) for value in values]
 
     def _bend(self) -> float:
-        """Exponent of the curve between two quantiles with which the lengths have the mean."""
+        """
+        Exponent of the curve between two quantiles with which the mean of the lengths is the given
+        mean.
+        """
         if self.mean is None:
             return 1.0
         widths = np.diff(self.shares)
@@ -77,19 +80,19 @@ class LengthMix:
     output: LengthModel
 
     def draw(self, random: np.random.Generator, count: int) -> tuple[list[int], list[int]]:
-        """Prompts and answers of *count* requests."""
+        """Draw the prompt and answer lengths of *count* requests."""
         return self.prompt.draw(random, count), self.output.draw(random, count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedTraffic:
-    """Several mixes at the same time, each with an equal share of the requests."""
+    """Several mixes of lengths at the same time, each with an equal share of the requests."""
 
     name: str
     parts: tuple[LengthMix, ...]
 
     def draw(self, random: np.random.Generator, count: int) -> tuple[list[int], list[int]]:
-        """Prompts and answers of *count* requests."""
+        """Draw the prompt and answer lengths of *count* requests."""
         drawn = [part.draw(random, count) for part in self.parts]
         chosen = random.integers(len(self.parts), size=count)
         prompts = [drawn[part][0][number] for number, part in enumerate(chosen)]
@@ -98,7 +101,9 @@ class MixedTraffic:
 
 
 def lognormal(p50: float, p90: float, *, largest: float) -> LengthModel:
-    """Lognormal lengths with median *p50* and 90th percentile *p90*, cut at *largest* tokens."""
+    """
+    Draw lognormal lengths with median *p50* and 90th percentile *p90*, cut at *largest* tokens.
+    """
     sigma = math.log(p90 / p50) / _HIGH_Z
     z = np.linspace(-4, 4, 161)
     shares = [0.5 * (1 + math.erf(v / math.sqrt(2))) for v in z]
@@ -156,4 +161,4 @@ TARGETS: dict[str, tuple[float, float, float, float]] = {
     "conversation": (928, 3830, 41, 342),
     "sharegpt": (1730, 5696, 415, 834),
 }
-"""Name -> prompt p50, prompt p90, answer p50, answer p90, in tokens."""
+"""Name of a mix -> prompt p50, prompt p90, answer p50, answer p90, in tokens."""

@@ -22,19 +22,19 @@ PACE_ITERATIONS = 50
 
 @dataclass(slots=True)
 class EngineTotals:
-    """Counters of one simulated run."""
+    """Counters of one simulated replica."""
 
     busy_s: Seconds = 0.0
     num_iterations: int = 0
     tokens: int = 0
     prefill_tokens: int = 0
     wasted_tokens: int = 0
-    """Tokens computed and then lost by preemption."""
+    """Number of tokens that were computed and then lost by preemption."""
     num_preempted: int = 0
     pace_s: Seconds = 0.0
-    """Mean duration of the latest iterations."""
+    """Mean duration of the latest iterations of the replica."""
     steps: list[tuple[int, int]] = field(default_factory=list)
-    """Number of tokens and of decodes of each iteration, if recorded."""
+    """Number of tokens and number of decodes of each iteration, if recorded."""
 
     def count(self, duration_s: Seconds, tokens: int, num_decodes: int) -> None:
         """Add one iteration to the counters."""

@@ -18,7 +18,7 @@ _P99_Z = 2.3263478740408408
 
 
 def by_mean(mean: float, p99: float) -> LengthModel:
-    """Lognormal lengths with this mean and 99th percentile, cut at the 99.9th percentile."""
+    """Lognormal lengths with the given mean and 99th percentile, cut at the 99.9th percentile."""
     # mean = exp(m + s²/2) and p99 = exp(m + z·s); the smaller of the two roots.
     sigma = _P99_Z - math.sqrt(_P99_Z**2 - 2 * math.log(p99 / mean))
     z = np.linspace(-3.1, 3.1, 125)
@@ -38,9 +38,11 @@ Lengths of ConServe's table 1: lognormal with the table's means and 99th percent
 The table's data sets are not used.
 """
 BURST_GPT = (by_mean(2747, 3446), by_mean(267, 481))
-"""Lengths of ConServe's online traffic, by mean and 99th percentile."""
+"""Lengths of ConServe's online traffic (BurstGPT), by mean and 99th percentile."""
 _BACKLOG = 64
-"""Number of offline requests that always wait; more than an engine starts in an iteration."""
+"""
+Number of offline requests that always wait; more requests than an engine starts in an iteration.
+"""
 
 
 class TimedRequest(SimRequest):
@@ -77,7 +79,7 @@ class CoServing:
     seed: int = 0
 
     def online(self) -> list[TimedRequest]:
-        """Online requests in order of arrival."""
+        """Online requests of the traffic in order of arrival."""
         random = np.random.default_rng((self.seed, 1))
         times = gamma(
             random, rate_rps=self.rate_rps, duration_s=self.duration_s, variation=self.variation
@@ -91,7 +93,8 @@ class CoServing:
 
     def offline(self) -> list[SimRequest]:
         """
-        Offline requests that wait from the start; more than an engine can serve in `duration_s`.
+        Offline requests that wait from the start; more requests than an engine can serve in
+        `duration_s`.
         """
         random = np.random.default_rng((self.seed, 2))
         if not self.datasets:
@@ -125,12 +128,12 @@ class CoServing:
 
 
 _MOST_OFFLINE_RPS = 4.0
-"""Offline requests per second, above the capacity of any engine here."""
+"""Number of offline requests per second, above the capacity of every simulated engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harvest:
-    """Outcomes of online and offline work."""
+    """Outcomes of the online and offline requests of a simulation."""
 
     online: Sequence[TimedRequest]
     offline: Sequence[SimRequest]

@@ -14,12 +14,12 @@ from ops.sim.scenario import Wave
 from ops.sim.workload import CLASSES
 
 _SILO_CHUNKS = (256, 2048, 2048)
-"""Chunks of QoServe's silos by class, in tokens: small for the class with a TBT target."""
+"""Chunk size of QoServe's silos by class, in tokens; small for the class with a TBT target."""
 _PICTURES = (".jpg", ".pdf", ".png", ".svg")
 
 
 def silo(text: str) -> tuple[tuple[str, str, int], ...]:
-    """Class, policy and number of replicas of each silo."""
+    """Parse the class, the policy and the number of replicas of each silo."""
     try:
         counts = [int(part) for part in text.split(":")]
     except ValueError:
@@ -33,7 +33,7 @@ def silo(text: str) -> tuple[tuple[str, str, int], ...]:
 
 
 def mix(text: str) -> list[float]:
-    """Shares of the classes, which need not add up to 1."""
+    """Parse the shares of the classes, which need not add up to 1."""
     shares = [_number(part) for part in text.split(":")]
     if len(shares) != len(CLASSES) or not (min(shares) >= 0 and 0 < sum(shares) < math.inf):
         raise _refused(text, "Q1:Q2:Q3 in finite numbers from 0, at least one above 0")
@@ -41,7 +41,7 @@ def mix(text: str) -> list[float]:
 
 
 def wave(text: str) -> Wave:
-    """A load between two rates."""
+    """Parse a load that alternates between two rates."""
     match [_number(part) for part in text.split(":")]:
         case [low, high] if 0 <= low <= high and 0 < high < math.inf:
             return Wave(low_rps=low, high_rps=high)
@@ -52,7 +52,7 @@ def wave(text: str) -> Wave:
 
 
 def policy(text: str) -> str:
-    """The name of a policy, optionally with a number after a colon."""
+    """Parse the name of a policy, optionally with a number after a colon."""
     try:
         policy_factory(text)
     except (ValueError, OverflowError) as error:
@@ -64,12 +64,12 @@ def policy(text: str) -> str:
 
 
 def policies(text: str) -> str:
-    """Names of policies, separated by commas."""
+    """Parse names of policies that are separated by commas."""
     return ",".join(policy(name.strip()) for name in text.split(","))
 
 
 def profile(text: str) -> NamedProfile:
-    """A profile by name or by file."""
+    """Load a profile by its name or from a file."""
     try:
         return load(text)
     except (ValueError, OSError, msgspec.MsgspecError) as error:
@@ -77,7 +77,7 @@ def profile(text: str) -> NamedProfile:
 
 
 def picture(text: str) -> Path:
-    """A picture file that can be written, as far as a check in advance can show."""
+    """Parse the path of a picture file, and check that the file can be written."""
     file = Path(text)
     if file.suffix.lower() not in _PICTURES:
         raise _refused(text, f"a file that ends in {', '.join(_PICTURES)}")
@@ -89,14 +89,14 @@ def picture(text: str) -> Path:
 
 
 def positive(text: str) -> float:
-    """A finite number above 0."""
+    """Parse a finite number above 0."""
     if not 0 < (value := _number(text)) < math.inf:
         raise _refused(text, "a finite number above 0")
     return value
 
 
 def from_to(low: float, high: float) -> Callable[[str], float]:
-    """Type of numbers from *low* to *high*, inclusive."""
+    """Parser of numbers from *low* to *high*, inclusive."""
 
     def number(text: str) -> float:
         if not low <= (value := _number(text)) <= high:
@@ -107,7 +107,7 @@ def from_to(low: float, high: float) -> Callable[[str], float]:
 
 
 def whole_from(low: int, high: int | None = None) -> Callable[[str], int]:
-    """Type of whole numbers from *low*, without an upper limit or up to *high*."""
+    """Parser of whole numbers from *low*, without an upper limit or up to *high*."""
     allowed = f"a whole number from {low} {'on' if high is None else f'to {high}'}"
 
     def whole(text: str) -> int:
@@ -123,7 +123,9 @@ def whole_from(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def _number(text: str) -> float:
-    """The number in *text*; NaN, which every check rejects, if *text* is not a number."""
+    """
+    Parse the number in *text*; return NaN, which every check rejects, if *text* is not a number.
+    """
     try:
         return float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The simulator's picture: misses over time, latencies against targets, load against capacity."""
+"""Picture of a simulation: misses over time, latencies and targets, load and capacity."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,9 @@ _LARGEST_CHUNK_TOKENS = 4096
 
 
 def capacity_tokens_per_s(latency: LatencyTable, num_replicas: int) -> float:
-    """All replicas' prefill tokens per second at the best chunk, without attention and decodes."""
+    """
+    Prefill tokens per second of all replicas with the best chunk, without attention and decodes.
+    """
     largest = min(_LARGEST_CHUNK_TOKENS, latency.max_tokens)
     best = max(n / latency.predict_s(n, 0, 0) for n in range(64, largest + 1, 64))
     return num_replicas * best

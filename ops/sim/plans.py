@@ -17,25 +17,28 @@ from solver.planning.problem.problem import (
 Bools = NDArray[np.bool_]
 
 SLICES = 16
-"""Maximum number of parts in which a group is simulated; in small groups, a part is a request."""
+"""
+Maximum number of parts in which a group is simulated; in a small group, each part is one request.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Results of a plan in each of S scenarios."""
+    """Results of a plan in each of S random scenarios."""
 
     late: Floats
-    """[S, I], share of late requests of each group, 0..1."""
+    """Share of late requests of each group in each scenario, [S, I], 0..1."""
     weight: Floats
-    """[I], weights of the groups."""
+    """Weight of each group, [I]."""
     setup_s: Floats
-    """[S], seconds spent on draining and activating, summed over the instances."""
+    """Seconds spent on drains and activations in each scenario, summed over the instances, [S]."""
     swaps: int
     """Number of activations, including the first activation of each instance."""
 
     def attainment(self, part: Bools | None = None) -> Floats:
         """
-        [S], weighted share of requests in time among the groups in *part*; 1 without weight.
+        Weighted share of requests in time among the groups in *part*, in each scenario, [S]; 1
+        without weight.
         """
         weight = self.weight if part is None else np.where(part, self.weight, 0.0)
         total = float(weight.sum())
@@ -44,11 +47,11 @@ class Verdict:
         return np.asarray(1 - self.late @ weight / total, dtype=np.float64)
 
     def late_share(self) -> Floats:
-        """[I], expected share of late requests."""
+        """Expected share of late requests of each group, [I]."""
         return np.asarray(self.late.mean(axis=0), dtype=np.float64)
 
     def late_probability(self) -> Floats:
-        """[I], share of scenarios in which at least one request of the group was late (eq. 12)."""
+        """Share of scenarios in which at least one request of each group was late, [I] (eq. 12)."""
         return np.asarray((self.late > 0).mean(axis=0), dtype=np.float64)
 
 
@@ -101,17 +104,22 @@ class _Scenarios:
         log_var = np.log1p(error**2)
         normal = random.standard_normal((count, *error.shape))
         self.slower: Floats = np.exp(np.sqrt(log_var) * normal - log_var / 2)
-        """[S, G, M], ratio of time to mean time of a model on an instance; 1 on average."""
+        """
+        Ratio of actual time to mean time of each model on each instance, [S, G, M]; 1 on average.
+        """
 
     def work_s(self, group: int, device: int, sizes: Floats) -> Floats:
-        """[S, K], times of parts with *sizes* requests, without the instance's factor."""
+        """Times of parts with *sizes* requests, [S, K], without the instance's factor."""
         random = np.random.default_rng((self._seed, 1, group))
         share = sizes / sizes.sum()
         mean, var = self._groups.work_s[device, group], self._groups.work_var[device, group]
         return _gamma(random, mean * share, var * share, (self.count, len(sizes)))
 
     def tail_s(self, group: int, device: int, num_slices: int) -> Floats:
-        """[S, K], time from a request's begin to the token of its SLO, without the factor."""
+        """
+        Time from the start of a request to the token of its SLO, [S, K], without the instance's
+        factor.
+        """
         random = np.random.default_rng((self._seed, 2, group))
         mean = np.full(num_slices, self._groups.tail_s[device, group])
         var = np.full(num_slices, self._groups.tail_var[device, group])
@@ -136,7 +144,7 @@ class _Server:
         self.swaps = 0
 
     def serve(self, group: int) -> Floats:
-        """Serve *group* next; return its share of late requests, [S]."""
+        """Serve *group* next; return the group's share of late requests in each scenario, [S]."""
         groups, device = self._groups, self._device
         model = int(groups.model[group])
         self._make_resident(model)
@@ -166,7 +174,7 @@ class _Server:
 
 
 def _slices(num_requests: float) -> Floats:
-    """[K], number of requests in each part of a group; the parts are nearly equal."""
+    """Number of requests in each part of a group, [K]; the parts are nearly equal."""
     count = max(1, round(num_requests))
     return np.diff(np.linspace(0, count, min(count, SLICES) + 1).round())
 
@@ -174,7 +182,7 @@ def _slices(num_requests: float) -> Floats:
 def _gamma(
     random: np.random.Generator, mean: Floats, var: Floats, shape: tuple[int, ...]
 ) -> Floats:
-    """Gamma samples with *mean* and *var*; the mean where the variance is 0."""
+    """Gamma-distributed samples with *mean* and *var*; the mean where the variance is 0."""
     certain = (mean <= 0) | (var <= 0)
     form = np.where(certain, 1.0, mean) ** 2 / np.where(certain, 1.0, var)
     drawn = random.gamma(form, np.where(certain, 1.0, mean) / form, shape)

@@ -22,7 +22,7 @@ _FIXED: dict[str, Callable[[int], SchedulingPolicy]] = {
     "non-preemptive": NonPreemptive,
 }
 _CHUNK_TOKENS = 256
-"""Largest chunk that keeps a TBT of 50 ms (QoServe §4)."""
+"""Largest chunk in tokens with which an iteration keeps a TBT of 50 ms (QoServe §4)."""
 _BIN_S = 0.05
 
 
@@ -51,5 +51,5 @@ def policy_factory(name: str) -> PolicyFactory:
 
 
 def policy_names() -> list[str]:
-    """All names, without chunk sizes."""
+    """Names of all scheduling policies, without chunk sizes."""
     return sorted([*VARIANTS, *_FIXED, "polyserve", "shrinking"])

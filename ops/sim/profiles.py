@@ -1,4 +1,4 @@
-"""Latency profiles as data: profiles that the project ships, and fitted profiles."""
+"""Latency profiles as data: profiles in the repository, and fitted profiles."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ ALIASES = {
 
 
 class ProfileData(msgspec.Struct, frozen=True, kw_only=True):
-    """Profile of one device and model."""
+    """Latency profile of one device and model."""
 
     name: str
     model: str
@@ -34,7 +34,7 @@ class ProfileData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamedProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile ready for use."""
+    """A latency profile that the simulator can use."""
 
     name: str
     latency: LatencyTable
@@ -75,7 +75,7 @@ def load(name: str, *, kv_capacity_tokens: int = 400_000) -> NamedProfile:
 
 
 def names() -> list[str]:
-    """Profiles shipped with the project."""
+    """Names of the profiles in the repository."""
     return sorted(file.stem for file in DIRECTORY.glob("*.json"))
 
 

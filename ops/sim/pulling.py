@@ -1,4 +1,4 @@
-"""Replicas that pull late from shared lanes, simulated jointly."""
+"""Simulation of replicas that pull late from shared lanes."""
 
 import heapq
 from collections import deque
@@ -47,7 +47,7 @@ class PullOptions:
     layout: LaneLayout = _LAYOUT
 
     def with_window(self, window: int) -> "PullOptions":
-        """The same options with another window."""
+        """Copy of the options with another window."""
         return replace(self, bounds=replace(self.bounds, window=window))
 
 
@@ -93,7 +93,7 @@ class _Puller:
         self._best_effort: dict[RequestId, SimRequest] = {}
 
     def hold(self, request: SimRequest) -> None:
-        """Give a pulled *request* to the engine."""
+        """Give a pulled request *request* to the engine."""
         self._regular[request.request_id] = request
         self._regular_s += self._counted_s(request)
         self.replica.add(request)
@@ -129,7 +129,7 @@ class _Puller:
         return late
 
     def held(self) -> Held:
-        """Requests in the window, counted as by an agent."""
+        """Pulled requests in the window, counted in the same way as by an agent."""
         best_effort_s = sum(map(self._counted_s, self._best_effort.values()))
         regular_s = self._regular_s
         free = self._max_running - self.replica.num_unfinished - self.num_pulling

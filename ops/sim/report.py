@@ -1,4 +1,4 @@
-"""The simulator's tables."""
+"""Tables that the simulator prints."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def _pair(quantiles: dict[str, float] | None, scale: float = 1.0) -> str:
 
 
 def print_comparison(rows: list[dict[str, Any]], title: str) -> None:
-    """Print one row per policy."""
+    """Print a table with one row per policy."""
     table = Table(title=title)
     classes = sorted(rows[0]["classes"])
     found = [name for name in ("least_replicas", "goodput_rps_at_allowed") if name in rows[0]]

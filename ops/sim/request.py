@@ -72,7 +72,7 @@ class SimRequest:
         self.max_gap_s: Seconds = 0.0
 
     def generate(self, now: UnixTime) -> None:
-        """Count the next token at *now*."""
+        """Count the next token of the request, generated at the time *now*."""
         if self.first_token_at is None:
             self.first_token_at = now
         elif self.interactive:

@@ -13,19 +13,19 @@ from solver.scheduling.engine.latency import LatencyTable
 from solver.scheduling.engine.layer_preemption import RunningIteration, preempts
 
 SAFEPOINTS = 8
-"""Number of safepoints of an iteration: one for every 4 of 32 layers (ConServe §6.5)."""
+"""Number of safepoints in an iteration: one for every 4 of 32 layers (ConServe §6.5)."""
 SAFEPOINT_S = 10e-6
 """Duration of one safepoint's check on one GPU (ConServe §6.5: below 10 µs)."""
 
 
 def is_offline(run: SimRequest) -> bool:
-    """True if the request has no target."""
+    """True if *run* has no target."""
     return run.arrival.slo.qos_class is QosClass.BEST_EFFORT
 
 
 class LayerwiseReplica(SimulatedReplica):
     """
-    Drops the offline part of an iteration at the safepoint after an online arrival.
+    Replica that drops the offline part of an iteration at the safepoint after an online arrival.
 
     The remaining layers compute online work only. Offline requests get no token and no computed
     prompt from the iteration, and keep their KV blocks.
@@ -67,7 +67,8 @@ class LayerwiseReplica(SimulatedReplica):
 
     def _cut(self, now: UnixTime, whole_s: Seconds, work: Work) -> int:
         """
-        Safepoint at which offline work is dropped, from 1; `SAFEPOINTS` means no preemption.
+        Number of the safepoint at which offline work is dropped, from 1; `SAFEPOINTS` means no
+        preemption.
         """
         if not self._arrivals or self._arrivals[0].arrival.arrived_at >= now + whole_s:
             return SAFEPOINTS
@@ -97,7 +98,7 @@ class LayerwiseReplica(SimulatedReplica):
         )
 
     def _waiting_s(self) -> Seconds:
-        """Prefill time of the waiting online requests."""
+        """Predicted prefill time of the waiting online requests."""
         return sum(self._prefill_s(run) for run in self._waiting.values() if not is_offline(run))
 
     def _prefill_s(self, run: SimRequest) -> Seconds:

@@ -35,13 +35,13 @@ class Scenario:
     policy: str = "adaptive"
     replicas: int = 1
     silo: tuple[tuple[str, str, int], ...] = ()
-    """Class, policy and number of replicas of each silo; empty: shared replicas."""
+    """Class, policy and number of replicas of each silo; empty: all classes share the replicas."""
     pull: PullOptions | None = None
     """Options of pulls from shared lanes; None: round robin."""
     rate_rps: float = 3.0
     duration_s: Seconds = 3600.0
     lengths: str = "code"
-    """One of `ops.sim.lengths.MIXES`; ignored if there is a trace."""
+    """Name of a mix of lengths in `ops.sim.lengths.MIXES`; ignored if there is a trace."""
     trace: Trace | None = None
     trace_times: bool = False
     """True: requests arrive at the trace's times instead of at `rate_rps`."""
@@ -64,7 +64,7 @@ class Scenario:
         )
 
     def workload(self) -> list[Arrival]:
-        """The arrivals, determined by the seed."""
+        """The arrivals of the scenario, determined by the seed."""
         random = np.random.default_rng(self.seed)
         times = self._times(random)
         if self.trace is not None and self.trace_times:
@@ -93,7 +93,7 @@ class Scenario:
         )
 
     def run(self) -> Outcome:
-        """Run the simulation."""
+        """Run the simulation of the scenario."""
         return simulate(
             self.workload(),
             self._pools(),
@@ -103,7 +103,7 @@ class Scenario:
         )
 
     def violations_at(self) -> Callable[[float], float]:
-        """Share of violations as a function of the rate."""
+        """Share of violations as a function of the request rate."""
         return lambda rate_rps: violation_share(replace(self, rate_rps=rate_rps).run().requests)
 
     def violations_with(self) -> Callable[[int], float]:

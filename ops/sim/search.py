@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _FLOOR = 100.0
 """Limit of the factor between a share of violations and the allowed share, for interpolation."""
 _STEP = 0.04
-"""First step from the expected rate, as a share of the rate; later steps double."""
+"""First step of the search from the expected rate, as a share of the rate; later steps double."""
 _AIM = 0.45
 """Distance of probes from the expected result, as a share of the tolerance."""
 
@@ -85,16 +85,16 @@ def highest_rate(
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """A tried rate."""
+    """A rate that the search has tried, with the result."""
 
     rate_rps: float
     excess: float
-    """log(share of violations / allowed share); good up to 0."""
+    """Logarithm of the ratio of the share of violations to the allowed share; at most 0 is good."""
 
 
 @dataclass(slots=True)
 class _Bracket:
-    """The highest good rate and the lowest bad rate."""
+    """Bracket of a search: the highest good rate and the lowest bad rate."""
 
     good: _Probe
     bad: _Probe
@@ -128,7 +128,7 @@ class _Bracket:
 def _surround(
     tried: Callable[[float], bool], start_rps: float, low_rps: float, high_rps: float
 ) -> None:
-    """Try rates away from *start_rps* until the verdict changes or the range ends."""
+    """Try rates away from *start_rps* until the result changes or the range ends."""
     rate_rps, step = min(start_rps, high_rps), _STEP
     if tried(rate_rps):
         while rate_rps < high_rps:

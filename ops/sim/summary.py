@@ -1,4 +1,4 @@
-"""SLO misses, latencies and costs of a simulation."""
+"""SLO misses, latencies and costs in the result of a simulation."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ def violation_share(requests: Sequence[SimRequest]) -> float:
 
 
 def summarize(outcome: Outcome) -> dict[str, Any]:
-    """All figures, JSON-able."""
+    """All figures of a simulation, JSON-able."""
     requests = outcome.requests
     by_class: dict[str, list[SimRequest]] = {}
     for request in requests:
@@ -72,13 +72,15 @@ def pace(requests: Iterable[SimRequest]) -> dict[str, float]:
 
 
 def latency_s(request: SimRequest) -> Seconds:
-    """TTFT of an interactive request, TTLT of other requests; infinite without this token."""
+    """TTFT of an interactive request, TTLT of other requests; infinite if this token is missing."""
     done_at = request.first_token_at if request.interactive else request.finished_at
     return math.inf if done_at is None else done_at - request.arrival.arrived_at
 
 
 def latency_quantiles(requests: Sequence[SimRequest]) -> dict[str, float | None] | None:
-    """p50, p95 and p99 of `latency_s`, including unserved requests; None means infinite."""
+    """
+    Quantiles p50, p95 and p99 of `latency_s`, including unserved requests; None means infinite.
+    """
     if not requests:
         return None
     latencies = [latency_s(r) for r in requests]

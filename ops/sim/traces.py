@@ -9,7 +9,7 @@ from ops.sim.workload import Trace, read_trace
 _TIMESTAMP = "TIMESTAMP"
 _COUNTS = ("ContextTokens", "GeneratedTokens")
 _WHOLE_SECONDS = 19
-"""Number of characters of `2023-11-16 18:15:46`."""
+"""Number of characters of a timestamp without fractions: `2023-11-16 18:15:46`."""
 
 
 def checked_trace(file: Path, *, match: str | None = None) -> Trace:
@@ -36,7 +36,7 @@ def checked_trace(file: Path, *, match: str | None = None) -> Trace:
 
 
 def _fault(row: dict[str, str | None]) -> str | None:
-    """The invalid field and the reason; None for a valid row."""
+    """The invalid field of a row and the reason; None for a valid row."""
     at = (row[_TIMESTAMP] or "").strip()
     try:
         datetime.fromisoformat(at[:_WHOLE_SECONDS])

@@ -35,13 +35,13 @@ class Work:
             self.pairs += count * (before + count / 2)
 
     def duration_s(self, latency: LatencyTable) -> Seconds:
-        """Duration by *latency*; 0 if there are no tokens to compute."""
+        """Duration of the iteration by *latency*; 0 if there are no tokens to compute."""
         if not self.tokens:
             return 0.0
         return latency.predict_s(self.tokens, self.pairs, self.context_tokens)
 
     def only(self, keeps: Callable[[SimRequest], bool]) -> "Work":
-        """The work of the requests for which *keeps* returns true."""
+        """The part of the work for whose requests *keeps* returns true."""
         return Work(
             [run for run in self.decodes if keeps(run)],
             [part for part in self.prefills if keeps(part[0])],
@@ -49,7 +49,7 @@ class Work:
 
 
 def view_of(request: SimRequest) -> RequestView:
-    """A policy's view of the request."""
+    """A scheduling policy's view of the request."""
     arrival = request.arrival
     return RequestView(
         request_id=request.request_id,

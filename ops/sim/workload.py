@@ -16,7 +16,7 @@ from shared.contracts.qos import Importance, Slo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficClass:
-    """A share of the traffic with one SLO."""
+    """Class of requests: a share of the traffic with one SLO."""
 
     name: str
     slo: Slo
@@ -27,11 +27,11 @@ Q1 = TrafficClass(name="Q1", slo=Slo(ttft_s=6, tbt_s=0.05), share=1 / 3)
 Q2 = TrafficClass(name="Q2", slo=Slo(ttlt_s=600), share=1 / 3)
 Q3 = TrafficClass(name="Q3", slo=Slo(ttlt_s=1800), share=1 / 3)
 CLASSES = (Q1, Q2, Q3)
-"""QoServe's table 3."""
+"""Classes of requests in QoServe's table 3."""
 
 
 def with_shares(shares: Sequence[float]) -> tuple[TrafficClass, ...]:
-    """`CLASSES` with *shares*."""
+    """Copy of `CLASSES` with the shares *shares*."""
     total = sum(shares)
     return tuple(
         TrafficClass(name=c.name, slo=c.slo, share=share / total)
@@ -93,7 +93,7 @@ def synthetic(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Rows of an Azure-format trace."""
+    """Rows of a trace in the format of the Azure LLM inference traces."""
 
     arrived_at: tuple[Seconds, ...]
     """Arrival time in seconds since the first row."""

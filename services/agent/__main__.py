@@ -1,4 +1,4 @@
-"""`python -m services.agent`."""
+"""Entry point of `python -m services.agent`."""
 
 from services.agent.cli import main
 

@@ -1,4 +1,4 @@
-"""Ends runs on demand, and returns requests to their queues when normal endings fail."""
+"""Ends runs on demand, and returns a request to its queue when the normal end of its run fails."""
 
 import asyncio
 

@@ -23,7 +23,7 @@ from solver.scheduling.relegation import is_infeasible
 from solver.scheduling.window import tokens_needed
 
 SUSPECT_CRASHES = 2
-"""Engine crashes after which a request runs alone, so that a further crash has a known cause."""
+"""Number of engine crashes during a request's runs after which the request runs without others."""
 CHECK_PERIOD_S = 0.1
 Started = asyncio.Task[tuple[LsoResult, ...]] | None
 _LEAVES_ROOM = (Ending.EVICTED, Ending.SWAPPED_OUT)
@@ -63,7 +63,9 @@ class Admission:
         self._handing_back: Started = None
 
     async def work(self, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
-        """Admit requests until *stop* is set; each run becomes a task of *tasks*."""
+        """
+        Start waiting requests until *stop* is set; each started run becomes a task of *tasks*.
+        """
         self._tasks = tasks
         while not stop.is_set():
             self._state.admit_wake.clear()
@@ -77,7 +79,7 @@ class Admission:
 
     def resume(self, swapped: SwappedOut) -> None:
         """
-        Run a swapped-out request now, ahead of all waiting ones.
+        Run a swapped-out request now, ahead of all waiting requests.
 
         Raises:
             LsoRefusedError: The engine has no room, or the instance does not start runs now.
@@ -99,7 +101,7 @@ class Admission:
         self._begin(request.request_id)
 
     def _admit(self, request: QueuedRequest) -> None:
-        """Run the request at the head of the window."""
+        """Run the request at the head of the window on the engine."""
         swapped = self._state.swapped_out.get(request.request_id)
         self._begin(request.request_id)
         if swapped is not None:
@@ -107,7 +109,9 @@ class Admission:
                 request_id=request.request_id,
                 reason=because(Rule.ROOM_AGAIN, tokens=tokens_needed(request)),
             )
-            self._executor.record(lso, LsoResult(message="resumed in the order of the window"))
+            self._executor.record(
+                lso, LsoResult(message="the request resumed in the order of the window")
+            )
 
     def _begin(self, request_id: RequestId) -> None:
         pulled = self._state.release(request_id)
@@ -163,10 +167,10 @@ class Admission:
 
     def _beside_best_effort(self) -> QueuedRequest | None:
         """
-        Return the first regular request if it fits.
+        Return the first regular request of the window if it fits.
 
-        Aged best-effort requests ahead of it must not block the slots that are reserved for regular
-        requests.
+        Aged best-effort requests ahead of this request must not block the slots that are reserved
+        for regular requests.
         """
         head = self._state.window.peek_rank(Rank.REGULAR)
         if head is None or self._must_wait(head) or not self._fits(head):
@@ -184,7 +188,10 @@ class Admission:
         return head.request_id in runs or (head.attempts.crashes >= SUSPECT_CRASHES and bool(runs))
 
     def _isolated(self) -> bool:
-        """True while a request suspected of crashing engines runs; no other request may start."""
+        """
+        True while a request that is suspected of crashing engines runs; no other request may start
+        then.
+        """
         return any(
             run.request.attempts.crashes >= SUSPECT_CRASHES for run in self._state.runs.values()
         )
@@ -198,14 +205,19 @@ class Admission:
         return self._state.running_tokens + tokens_needed(request) <= snapshot.kv_capacity_tokens
 
     def _has_best_effort_room(self) -> bool:
-        """True if best-effort work may take a slot; some slots are reserved for urgent requests."""
+        """
+        True if best-effort work may take a free slot of the engine; some slots are for urgent
+        requests.
+        """
         best_effort = self._state.running_count(Rank.BEST_EFFORT)
         best_effort += self._state.running_count(Rank.RELEGATED)
         limit = self._settings.best_effort_running_share * self._engine.snapshot().max_running
         return best_effort < max(1, int(limit))
 
     def _make_room(self, head: QueuedRequest) -> None:
-        """Displace runs for *head* by the rule of QLM §5, one displacement at a time."""
+        """
+        Displace runs to make room for the request *head* by the rule of QLM §5, one run at a time.
+        """
         if _under_way(self._making_room):
             return
         if any(run.ending in _LEAVES_ROOM for run in self._state.runs.values()):

@@ -23,11 +23,11 @@ class AnswerText:
         self._matcher = StopMatcher(stops)
         self._can_stop = any(stops)
         self.whole = ""
-        """Text that may be sent to the producer so far."""
+        """Text of the answer so far that may be sent to the producer."""
 
     def push(self, token_ids: Iterable[int]) -> tuple[Tokens, str, bool]:
         """
-        Append tokens.
+        Append tokens to the answer.
 
         Returns:
             Tokens that belong to the answer, the text that they complete, and whether a stop
@@ -45,7 +45,10 @@ class AnswerText:
         return token_ids, shown, False
 
     def end(self) -> str:
-        """Return text held back as a possible stop string; call once, after the last token."""
+        """
+        Return the text that was held back as a possible stop string; call once, after the last
+        token.
+        """
         tail, _ = self._shown(self._decoder.flush())
         held = self._matcher.flush()
         self.whole += held

@@ -42,7 +42,7 @@ async def next_status(
 
 
 async def snapshot(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Print an instance's next status."""
+    """Print the next status that an instance publishes."""
     async with broker_factory(settings.amqp_url)("headway-snapshot") as broker:
         status = await next_status(broker, settings.instance_id)
     if status is None:

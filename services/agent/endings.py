@@ -148,12 +148,14 @@ class Endings:
         log.info("request.failed", request_id=request.request_id, code=error.code)
 
     async def stop(self, pulled: Pulled) -> None:
-        """End a request that its producer no longer needs, without a final reply."""
+        """End a run that its producer no longer needs, without a final reply."""
         await self._settle(pulled, "stopped by its producer")
         log.info("run.stopped", request_id=pulled.request.request_id)
 
     async def relegate(self, pulled: Pulled) -> None:
-        """Relegate a request: it loses its SLO and waits for room in the relegated queue."""
+        """
+        Relegate a request: the request loses its SLO and waits for room in the relegated queue.
+        """
         attempts = msgspec.structs.replace(
             pulled.request.attempts, relegated=True, hop=pulled.request.attempts.hop + 1
         )
@@ -173,12 +175,14 @@ class Endings:
         )
 
     async def evict(self, run: Run) -> None:
-        """Requeue a request with its progress; this instance does not pull it for some time."""
+        """
+        Requeue a request with its progress; for some time, this instance does not pull the request.
+        """
         run.pulled.request = with_progress(run)
         await self.evict_waiting(run.pulled)
 
     async def evict_waiting(self, pulled: Pulled) -> None:
-        """Evict a swapped-out request, whose message already contains its progress."""
+        """Evict a swapped-out request, whose message already contains the request's progress."""
         request, now = pulled.request, self._clock.now()
         attempts = msgspec.structs.replace(
             request.attempts,

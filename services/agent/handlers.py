@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Components that handlers use."""
+    """Components of the agent that the message handlers use."""
 
     state: AgentState
     engine: EngineBackend
@@ -52,14 +52,16 @@ async def on_lane_nonempty(message: LaneNonempty, ctx: Context, _delivery: Deliv
 
 
 async def on_queues_retiring(message: QueuesRetiring, ctx: Context, _delivery: Delivery) -> None:
-    """Release queues that the leader is about to delete, stop polling them and report that."""
+    """
+    Release queues that the leader is about to delete, stop polling them, and report the release.
+    """
     ctx.queues.release(message.queues)
     ctx.residency.retiring(message.queues)
     await ctx.reporter.report()
 
 
 async def on_queues_retired(message: QueuesRetired, ctx: Context, _delivery: Delivery) -> None:
-    """Forget deleted queues; poll the others again."""
+    """Handle the end of a queue retirement: drop deleted queues, and poll kept queues again."""
     ctx.queues.forget(message.deleted + message.kept)
     ctx.residency.retired(deleted=message.deleted, kept=message.kept)
 
@@ -69,7 +71,7 @@ async def on_plan(message: PlanPublished, ctx: Context, _delivery: Delivery) -> 
 
 
 async def on_profile(message: Profile, ctx: Context, _delivery: Delivery) -> None:
-    """Keep the newest profile of each model on this kind of engine."""
+    """Store the newest profile of each model on this kind of engine."""
     identity = ctx.engine.identity
     if (message.engine, message.device) == (identity.engine, identity.device):
         known = ctx.state.profiles.get(message.model)
@@ -98,7 +100,9 @@ async def on_request_cancel(message: RequestCancel, ctx: Context, _delivery: Del
 
 
 async def on_lso(message: LsoCommand, ctx: Context, _delivery: Delivery) -> None:
-    """Start the operation and return, so that later messages do not wait for it."""
+    """
+    Start the ordered operation and return, so that later messages do not wait for the operation.
+    """
     ctx.commands.take(message)
 
 

@@ -1,4 +1,6 @@
-"""Pulled work that an instance has not begun, in seconds and tokens, and its bounds."""
+"""
+Work that an instance has pulled and not begun, in seconds and tokens, and the bounds of this work.
+"""
 
 import math
 from dataclasses import replace
@@ -24,7 +26,7 @@ from solver.scheduling.window import tokens_needed
 
 
 def held_now(state: AgentState, engine: EngineSnapshot, bounds: PullBounds) -> Held:
-    """Pulled work that has not begun, and the delay that this work causes for one more request."""
+    """Pulled work that has not begun, and the delay that the work causes for one more request."""
     regular: list[QueuedRequest] = []
     best_effort: list[QueuedRequest] = []
     for request in state.not_begun():
@@ -46,7 +48,7 @@ def held_prefill_s(state: AgentState) -> Seconds:
 
 
 def may_pull(state: AgentState) -> bool:
-    """Return whether the instance may pull in its current state, regardless of the bounds."""
+    """Return whether the instance's state allows pulls, regardless of the bounds of pulled work."""
     return not (state.draining or state.swapping or state.model is None)
 
 
@@ -56,7 +58,7 @@ def bounds_now(engine: EngineSnapshot, bounds: PullBounds) -> PullBounds:
 
 
 def pull_state(state: AgentState, engine: EngineSnapshot, bounds: PullBounds) -> PullState:
-    """Pulled work, the bounds of this work, and whether one more request may be pulled."""
+    """Pulled work, the bounds of pulled work, and whether one more request may be pulled."""
     held = held_now(state, engine, bounds)
     whole = held_now(state, engine, replace(bounds, max_backlog_s=math.inf))
     return PullState(

@@ -26,7 +26,7 @@ class AgentMetrics(Collector):
     """
     Prometheus metrics of one agent, read from the agent's state at collection.
 
-    Only finished requests are counted at once, so counting tokens costs nothing.
+    Only finished requests are counted when they occur, so counting tokens costs nothing.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class AgentMetrics(Collector):
             verdict.labels(qos_class).inc()
 
     def collect(self) -> Iterator[Metric]:
-        """Metrics of the current state."""
+        """Return the metrics of the agent's current state."""
         state, snapshot, identity = self._state, self._engine.snapshot(), self._engine.identity
         yield InfoMetricFamily(
             "headway_agent",

@@ -23,9 +23,12 @@ from shared.runtime.tasks import pause
 log = structlog.get_logger()
 LOOK_PERIOD_S = 0.5
 LEAST_WAIT_S = 1.0
-"""Time after which work that still waits counts as not served by any instance."""
+"""Waiting time after which work counts as not served by any instance."""
 WAIT_SPREAD_S = 2.0
-"""Range of a delay that differs per instance, since all instances detect the same work at once."""
+"""
+Range of an additional waiting time that differs per instance, since all instances detect the same
+work at once.
+"""
 
 
 class Orphanhood:
@@ -67,13 +70,16 @@ class Orphanhood:
         self._was_lost = False
         self._look_at: UnixTime = 0.0
         self._waiting: dict[str, UnixTime] = {}
-        """Queue of another model that had work at each check -> time of the first such check."""
+        """
+        Queue of another model that had work at each check -> time of the first check that found
+        work.
+        """
         share = crc32(state.instance_id.encode()) / 2**32
         self._wait_s = LEAST_WAIT_S + share * WAIT_SPREAD_S
         broker.on_connection_lost(self._on_connection_lost)
 
     async def watch(self, stop: asyncio.Event) -> None:
-        """Detect stalls of this process and lost connections until *stop*."""
+        """Detect stalls of this process and lost broker connections until *stop* is set."""
         while not stop.is_set():
             self.attend()
             await pause(stop, PERIOD_S)
@@ -105,7 +111,7 @@ class Orphanhood:
             self.busy()
 
     def busy(self) -> None:
-        """Record that the instance has work or a new model; `patience_s` begins again."""
+        """Record that the instance has work or a new model; the time `patience_s` starts again."""
         self._busy_at = self._clock.now()
 
     def has_plan(self) -> bool:
@@ -129,7 +135,7 @@ class Orphanhood:
         return next((model for model in models if model in self._servable), None)
 
     async def look(self) -> ModelName | None:
-        """Check the queues that notices name; return a model whose work waited long enough."""
+        """Check the queues that notices named; return a model whose work has waited long enough."""
         now = self._clock.now()
         if now < self._look_at:
             return None

@@ -62,7 +62,7 @@ class Outbox:
         )
 
     def add_tokens(self, reply_to: str, chunk: TokenChunk) -> None:
-        """Add tokens of a run to the next batch for their reply destination."""
+        """Add tokens of a run to the next batch for the run's reply destination."""
         pending = self._pending.setdefault(reply_to, {})
         known = pending.get(chunk.run_id)
         pending[chunk.run_id] = (
@@ -90,7 +90,7 @@ class Outbox:
                 await self._broker.publish(topology.REPLIES, reply_to, message)
 
     def _gathered(self, reply_to: str) -> OutMessage | None:
-        """Take the batched tokens of one destination, as one message."""
+        """Take the batched tokens of one destination as one message."""
         chunks = self._pending.pop(reply_to, None)
         if not chunks:
             return None
@@ -127,7 +127,7 @@ class Outbox:
             await publish_until_routed(self._broker, topology.UNCLAIMED, reply_to, message)
 
     async def queue(self, queue: str, request: QueuedRequest) -> None:
-        """Publish a request to a work queue with a confirmation, and notify agents."""
+        """Publish a request to a work queue with a publisher confirm, and notify agents."""
         message = OutMessage(
             body=encode(request),
             kind="request.queued.v1",
@@ -159,7 +159,10 @@ class Outbox:
     async def dead_letter_undecodable(
         self, delivery: Delivery, reason: str, *, now: UnixTime
     ) -> None:
-        """Report an undecodable message to its producer, dead-letter it and acknowledge it."""
+        """
+        Report an undecodable message to its producer, copy it to the dead letters and acknowledge
+        it.
+        """
         if delivery.message_id is not None:
             error = ErrorInfo(message=reason, type="server_error", code="dead_lettered", status=500)
             request_id = RequestId(delivery.message_id)

@@ -1,4 +1,4 @@
-"""Pulls requests that can start soon from the current segment's queues into the window."""
+"""Pulls requests that can start soon into the window, from the queues of the current segment."""
 
 import asyncio
 import contextlib
@@ -72,7 +72,7 @@ class Puller:
         self._state.order.look_again(self._clock.now())
 
     async def work(self, stop: asyncio.Event) -> None:
-        """Pull while there are requests and room, until *stop*."""
+        """Pull requests while queues have requests and the bounds allow it, until *stop* is set."""
         while not stop.is_set():
             source = self._next_source()
             if source is None:
@@ -110,11 +110,11 @@ class Puller:
         return pulled
 
     def room(self) -> PullState:
-        """Pulled work, the bounds of this work, and whether one more request may be pulled."""
+        """Pulled work, the bounds of pulled work, and whether one more request may be pulled."""
         return pull_state(self._state, self._engine.snapshot(), self._bounds)
 
     async def _pull(self, source: Source) -> bool:
-        """Pull the head of *source*; return whether *source* had a request."""
+        """Pull the first request of *source*; return whether *source* had a request."""
         self._state.pulls[source.queue] += 1
         try:
             delivery = await self._head(source.queue)
@@ -150,7 +150,7 @@ class Puller:
             await asyncio.wait_for(self._state.pull_wake.wait(), timeout_s)
 
     def _asked_at(self) -> UnixTime:
-        """Time of the next pull; setting `pull_wake` causes an earlier one."""
+        """Time of the next pull; setting `pull_wake` makes the pull earlier."""
         if not may_pull(self._state):
             return self._state.order.inbox_at()
         held, bounds = self._room()

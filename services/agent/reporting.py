@@ -56,7 +56,7 @@ class Reporter:
         self._clock = clock
         self._seq = 0
         self._pulled: dict[str, int] = {}
-        """Queue -> pulls that were reported."""
+        """Queue -> number of pulls that were reported."""
 
     def status(self) -> InstanceStatus:
         """Current status of the agent."""
@@ -102,7 +102,10 @@ class Reporter:
         )
 
     async def report(self) -> None:
-        """Publish the status, and the iterations if the backend has reported any."""
+        """
+        Publish the status of the agent, and the engine's iterations if the backend has reported
+        any.
+        """
         await self._send(topology.status_key(self._state.instance_id), self.status())
         iterations = self._engine.drain_iterations()
         if iterations:
@@ -128,7 +131,7 @@ class Reporter:
             )
 
     async def report_pulls(self) -> None:
-        """Publish recent pulls, so that plans do not contain work that this agent holds."""
+        """Publish recent pulls, so that the leader plans no work that this agent already holds."""
         totals = self._state.totals.by_lane
         recent = {queue: num for queue, num in totals.items() if num != self._pulled.get(queue)}
         if recent:
@@ -157,7 +160,7 @@ class Reporter:
         await self._send(topology.OBSERVED_REQUEST_KEY, observation)
 
     async def activated(self, event: ModelActivated) -> None:
-        """Publish a model swap and the new status."""
+        """Publish a model swap and the new status of the agent."""
         await self._send(topology.OBSERVED_ENGINE_KEY, event)
         await self._send(topology.status_key(self._state.instance_id), self.status())
 

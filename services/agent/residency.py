@@ -30,7 +30,7 @@ log = structlog.get_logger()
 CHECK_PERIOD_S = 0.2
 RESTART_PAUSE_S = 1.0
 RETIREMENT_S = 15.0
-"""Longest time of a leader's attempt to delete a queue."""
+"""Maximum duration of a leader's attempt to delete a queue."""
 NOTICE_MEMORY_S = 300.0
 
 
@@ -72,16 +72,16 @@ class ModelResidency:
         self._clock = clock
         self._changed = asyncio.Event()
         self._ordered: ModelName | None = None
-        """Model that an operator ordered; it stays active until a later plan arrives."""
+        """Model that an operator ordered; the model stays active until a later plan arrives."""
         self._lost: ModelName | None = None
-        """Model of a dead engine, if it could not be activated again."""
+        """Model of a dead engine that could not be activated again."""
         self._retries = ActivationRetries(first_pause_s=RESTART_PAUSE_S)
         self._followed: tuple[Segment, ...] = ()
         """Virtual queue that was last applied to the instance."""
         operations.models.on_activated = self._activated
 
     def plan_changed(self, plan: PlanPublished) -> None:
-        """Store a plan; plans with lower epochs, e.g. of a stalled former leader, are ignored."""
+        """Store a plan; ignore a plan with a lower epoch, e.g. of a stalled former leader."""
         if self._state.plan is not None and plan.epoch < self._state.plan.epoch:
             return
         if self._state.plan is None or plan.epoch > self._state.plan.epoch:
@@ -92,7 +92,7 @@ class ModelResidency:
 
     def noticed(self, queue: str) -> None:
         """
-        Record that work was put into *queue*.
+        Record that a request was put into the queue *queue*.
 
         Raises:
             ContractError: *queue* is not the name of a work queue.
@@ -110,13 +110,13 @@ class ModelResidency:
             self._changed.set()
 
     def retiring(self, queues: tuple[str, ...]) -> None:
-        """Do not poll *queues*, which the leader is about to delete; a notice ends this."""
+        """Stop polling *queues*, which the leader is about to delete, until the retirement ends."""
         until = self._clock.now() + RETIREMENT_S
         for queue in queues:
             self._state.order.pause(queue, until)
 
     def retired(self, *, deleted: tuple[str, ...], kept: tuple[str, ...]) -> None:
-        """Handle the end of a retirement."""
+        """Handle the end of a queue retirement."""
         now = self._clock.now()
         for queue in deleted:
             self._state.noticed.pop(queue, None)
@@ -126,7 +126,7 @@ class ModelResidency:
         self._state.pull_wake.set()
 
     async def work(self, stop: asyncio.Event) -> None:
-        """Follow plans and keep the engine running until *stop*."""
+        """Follow plans and keep the engine running until *stop* is set."""
         while not stop.is_set():
             self._changed.clear()
             if not self._engine.alive:
@@ -141,7 +141,7 @@ class ModelResidency:
                 await asyncio.wait_for(self._changed.wait(), CHECK_PERIOD_S)
 
     def _target(self) -> ModelName | None:
-        """The model that should be active now."""
+        """The model that should be active now, by the operator's order or the plan."""
         state = self._state
         if self._ordered is not None:
             return self._ordered
@@ -160,7 +160,9 @@ class ModelResidency:
         return self._orphanhood.is_alone()
 
     async def _adopt(self) -> None:
-        """Activate a model whose work no instance serves, unless another instance claims it."""
+        """
+        Activate a model whose work no instance serves, unless another instance claims the model.
+        """
         model = await self._orphanhood.look()
         if model is None:
             return
@@ -209,7 +211,7 @@ class ModelResidency:
         """
         Swap to the first model of *queue*; after a failure, set the time of the next attempt.
 
-        The next attempt is soon if no model is active.
+        If no model is active, the next attempt follows soon.
         """
         head = queue[0].model
         result = await self._swap(queue)
@@ -241,7 +243,9 @@ class ModelResidency:
         return failed[-1] if failed else already(f"{queue[0].model} is active")
 
     async def empty(self, *, drain_s: Seconds) -> None:
-        """Hand back the window, let runs finish for *drain_s*, and evict the remaining runs."""
+        """
+        Hand back waiting requests, let runs finish for *drain_s*, and evict the remaining runs.
+        """
         left = await self._runs.finish_runs(drain_s)
         if left:
             reason = because(Rule.DRAIN_OVER, drain_s=drain_s)
@@ -249,11 +253,11 @@ class ModelResidency:
         await poll_until(lambda: not self._state.runs)
 
     async def hand_back_window(self) -> None:
-        """Return all waiting requests to their queues. Pulling must be stopped."""
+        """Return all requests in the window to their queues. Pulling must be stopped."""
         await self._runs.hand_back_window()
 
     async def _revive(self, stop: asyncio.Event) -> None:
-        """Restart a dead engine with its former model."""
+        """Restart a dead engine, and activate its former model."""
         state = self._state
         state.totals.crashes += 1
         log.error("engine.died", instance_id=state.instance_id, runs=len(state.runs))
@@ -277,7 +281,10 @@ class ModelResidency:
         return True
 
     async def _reactivate(self) -> None:
-        """Activate the engine's former model; if that fails, later plans and orders decide."""
+        """
+        Activate the former model of a restarted engine; after a failure, the next plan or order
+        applies.
+        """
         model = self._state.model
         try:
             if model is not None:
@@ -316,7 +323,7 @@ class ModelResidency:
 
 
 def _shape(queue: tuple[Segment, ...]) -> tuple[tuple[ModelName, frozenset[str]], ...]:
-    """Identity of a virtual queue: the models in order with their lanes, without quotas."""
+    """Identity of a virtual queue: its models in order, each with its lanes, without quotas."""
     return tuple(
         (segment.model, frozenset(quota.lane for quota in segment.lanes)) for segment in queue
     )

@@ -1,4 +1,4 @@
-"""Times of the next attempts after failed activations, while the instance continues to serve."""
+"""Times of the next attempts after failed activations of models."""
 
 import math
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ class ActivationRetries:
         return self._pause_s
 
     def succeeded(self, model: ModelName) -> None:
-        """Record that *model* is active, and reset its failures."""
+        """Record that *model* is active, and reset the count of its failed activations."""
         if model == self._model:
             self._model = None
 
     def rests(self, model: ModelName, now: UnixTime) -> bool:
-        """Return whether *model* still pauses after a failed activation."""
+        """Return whether *model* must still wait after a failed activation."""
         return model == self._model and now < self._next_at

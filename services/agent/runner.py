@@ -33,7 +33,7 @@ from shared.runtime.clock import Clock
 log = structlog.get_logger()
 
 MAX_CRASHES = 3
-"""Engine crashes after which a request that ran alone counts as their cause."""
+"""Number of crashes after which a request that ran alone counts as the cause of the crashes."""
 INLINE_PROMPT_LENGTH = 4096
 """
 Prompt length in characters or token ids above which a thread processes the prompt.
@@ -90,7 +90,7 @@ class Runner:
         return run
 
     async def run(self, run: Run) -> None:
-        """Execute a registered run; never raises."""
+        """Execute a registered run to its outcome; the call never raises."""
         try:
             await self._execute(run)
         except Exception:
@@ -175,7 +175,9 @@ class Runner:
         return await asyncio.to_thread(tokenizer.encode, prompt)
 
     def _sampling(self, run: Run, prompt: Tokens) -> Sampling:
-        """The request's sampling, limited to the output length that the prompt leaves."""
+        """
+        The request's sampling parameters, limited to the output length that the prompt leaves.
+        """
         entry = self._entries[run.request.model.base]
         room = entry.max_model_len - len(prompt)
         if room < 1:
@@ -189,7 +191,7 @@ class Runner:
         return msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
 
     async def _generate(self, run: Run, prompt: Tokens, sampling: Sampling) -> str:
-        """Stream tokens until the run ends; return the whole text of the answer."""
+        """Stream the tokens of a run until the run ends; return the whole text of the answer."""
         request = run.request
         streaming = request.reply_mode is ReplyMode.STREAM and request.reply_to is not None
         if streaming and request.reply_to is not None:
@@ -268,7 +270,7 @@ class Runner:
 
 
 def prefill_of(run: Run, prompt_tokens: int, prefill_s: Seconds) -> Prefill:
-    """Message to routers that a request has its first token now."""
+    """Create the message to routers that a request has its first token now."""
     request = run.request
     return Prefill(
         request_id=request.request_id,

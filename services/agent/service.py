@@ -46,19 +46,19 @@ from solver.scheduling.window import Window
 log = structlog.get_logger()
 INBOX_PERIOD_S = 1.0
 """
-Period of declaring the inbox again, equal to the status period.
+Period of declaring the instance's inbox again, equal to the status period.
 
 A leader that considers the instance dead deletes the inbox. The next status makes routers use the
 instance again, which then needs its inbox.
 """
 LEASE_CHECK_S = 0.1
 PULLS_PERIOD_S = 0.2
-"""Period of reporting pulls; the leader plans each 0.5 s."""
+"""Period of reporting pulls; the leader plans every 0.5 s."""
 
 
 def check(settings: Settings) -> None:
     """
-    Check that the settings can work.
+    Check that the agent can run with the settings.
 
     Raises:
         SettingsError: The backend or a model is unknown; the message lists the known ones.
@@ -104,7 +104,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
 
 
 class _Agent:
-    """The agent's connected components."""
+    """The connected components of an agent."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class _Agent:
             if not activated.ok:
                 raise EngineError(f"initial_model {settings.initial_model!r}: {activated.message}")
         stopped = asyncio.Event()
-        """Set after the drain; ends the loops that the drain needs."""
+        """Set after the drain; ends the loops that must run during the drain."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._orphanhood.watch(stop), name="orphanhood")
             tasks.create_task(self._residency.work(stop), name="residency")
@@ -275,8 +275,8 @@ class _Agent:
 
     async def _declare_inbox(self) -> None:
         """
-        Declare the inbox periodically, since a leader that considered this instance dead has
-        deleted it.
+        Declare the instance's inbox periodically, since a leader that considered the instance dead
+        has deleted it.
         """
         await topology.declare_work_queue(self._broker, inbox_name(self._state.instance_id))
 

@@ -11,24 +11,26 @@ from solver.scheduling.pull_room import DEFAULT_BOUNDS, PullBounds
 
 
 class PullSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds and periods of pulls."""
+    """Bounds and periods of pulling requests from queues."""
 
     window: Annotated[int, Meta(ge=1)] = DEFAULT_BOUNDS.window
     """Maximum number of pulled requests that have no first token yet."""
     best_effort_window: Annotated[int, Meta(ge=0)] = DEFAULT_BOUNDS.best_effort_window
     """Maximum number of best-effort and relegated requests in the window."""
     max_backlog_s: Annotated[float, Meta(gt=0)] = DEFAULT_BOUNDS.max_backlog_s
-    """Maximum predicted work of the pulled requests, in seconds; one request is always allowed."""
+    """
+    Maximum predicted work of the pulled requests, in seconds; one request is allowed in any case.
+    """
     backlog_level: Annotated[float, Meta(gt=0, lt=1)] = DEFAULT_BOUNDS.backlog_level
-    """Level of the quantile of predicted work that `max_backlog_s` bounds; 0.5 selects the mean."""
+    """Quantile level at which `max_backlog_s` bounds predicted work; 0.5 selects the mean."""
     best_effort_running_share: Annotated[float, Meta(gt=0, le=1)] = 0.75
     """
-    Share of running slots for best-effort work; the other slots are reserved for urgent requests.
+    Share of the engine's running slots for best-effort work; other slots are for urgent requests.
     """
     poll_s: Annotated[float, Meta(gt=0)] = 1.0
-    """Polling period of an empty queue for which no notice has arrived."""
+    """Period of polling an empty queue for which no notice has arrived."""
     workers: Annotated[int, Meta(ge=1, le=16)] = 3
-    """Number of concurrent pulls."""
+    """Number of pulls that run concurrently."""
     evict_hold_s: Annotated[float, Meta(ge=0)] = 2.0
     """Time after an eviction in which this instance does not pull the request again."""
     aging_bound_s: Annotated[float, Meta(gt=0)] = 600.0
@@ -36,7 +38,7 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def bounds(self) -> PullBounds:
-        """The bounds as input of `solver.scheduling.pull_room`."""
+        """Convert the bounds to the input of `solver.scheduling.pull_room`."""
         return PullBounds(
             window=self.window,
             best_effort_window=self.best_effort_window,
@@ -64,7 +66,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     models: tuple[str, ...] = ()
     """Base models that this instance may serve; empty means all models of the registry."""
     initial_model: str | None = None
-    """Model activated at start, before any plan."""
+    """Model that the agent activates at start, before the first plan."""
     pull: PullSettings = PullSettings()
     lso: LsoSettings = LsoSettings()
     flush_period_s: Annotated[float, Meta(gt=0, le=1)] = 0.04
@@ -74,8 +76,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     status_period_s: Annotated[float, Meta(gt=0)] = 1.0
     swap_drain_s: Annotated[float, Meta(ge=0)] = 10.0
     """
-    Maximum time for running requests to finish before a model swap; shorter if eviction is
-    predicted to be cheaper.
+    Maximum time for running requests to finish before a model swap; the time is shorter if evicting
+    the requests is predicted to be cheaper.
     """
     orphan_patience_s: Annotated[float, Meta(gt=0)] = 10.0
     """Time without a plan and without work after which the agent looks for work of other models."""

@@ -46,7 +46,7 @@ class Pulled:
     pulled_at: UnixTime
     leaving: bool = False
     """
-    True while the deliveries are being settled; another copy is then not merged into this request.
+    True while the request's deliveries are being settled; another copy is then not merged into it.
     """
     checkpointed: bool = False
     """True if an operator requested that the KV of this request be kept in host memory."""
@@ -57,13 +57,13 @@ class SwappedOut:
     """A request that was removed from the engine and is kept with its deliveries unacknowledged."""
 
     pulled: Pulled
-    """The request with the progress of its run on this instance."""
+    """The swapped-out request with the progress of its run on this instance."""
     context_tokens: int
-    """Tokens with KV on the engine when the request was swapped out."""
+    """Number of tokens whose KV was on the engine when the request was swapped out."""
     lease_until: UnixTime
-    """Time at which the request is evicted if it has not run again."""
+    """Time at which the swapped-out request is evicted if it has not run again."""
     resume_at: UnixTime
-    """Time at which the request returns to the window."""
+    """Time at which the swapped-out request returns to the window."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,11 +88,11 @@ class Run:
     on_begin: Callable[[], None] | None = None
     """Called at this run's first tokens."""
     rest_s: Seconds = 0.0
-    """Minimum time outside the window after the request is swapped out."""
+    """Minimum time outside the window after the request of this run is swapped out."""
     kept: bool = False
     """True if the run was swapped out, so that the agent keeps the request."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the run has left this instance completely."""
+    """Set when the run has ended and its outcome on this instance is complete."""
 
     @property
     def request(self) -> QueuedRequest:
@@ -130,7 +130,7 @@ class Run:
 
 @dataclass(slots=True)
 class Totals:
-    """Counters since the agent's start."""
+    """Counters of the agent since its start."""
 
     pulled: int = 0
     completed: int = 0
@@ -145,7 +145,7 @@ class Totals:
     output_tokens: int = 0
     by_lane: dict[str, int] = field(default_factory=dict)
     pulled_to: dict[str, UnixTime] = field(default_factory=dict)
-    """Lane -> enqueue time of the last request pulled from it."""
+    """Lane -> enqueue time of the last request pulled from the lane."""
 
     def pull(self, queue: str, grouped_at: UnixTime) -> None:
         """Count a request pulled from *queue*."""
@@ -154,7 +154,7 @@ class Totals:
         self.pulled_to[queue] = grouped_at
 
     def frozen(self) -> InstanceTotals:
-        """The counters in the form that the status message needs."""
+        """Convert the counters to the form that the status message needs."""
         return InstanceTotals(
             pulled=self.pulled,
             completed=self.completed,
@@ -179,22 +179,25 @@ class AgentState:
     order: PullOrder
     incarnation: str = field(default_factory=lambda: secrets.token_hex(6))
     pulled: dict[RequestId, Pulled] = field(default_factory=dict)
-    """Requests in the window, by id."""
+    """Requests in the window by request id."""
     runs: dict[RequestId, Run] = field(default_factory=dict)
     swapped_out: dict[RequestId, SwappedOut] = field(default_factory=dict)
-    """Swapped-out requests by id, both those in their rest period and those in the window."""
+    """Swapped-out requests by request id, both in their rest period and in the window."""
     departed: OrderedDict[RequestId, str] = field(default_factory=OrderedDict)
-    """Id of a request that left recently -> its outcome."""
+    """Id of a request that left the instance recently -> outcome of the request."""
     pulls: Counter[str] = field(default_factory=Counter)
     """Queue -> number of pulls in progress."""
     cancelled: OrderedDict[tuple[RequestId, str | None], None] = field(default_factory=OrderedDict)
-    """Cancelled requests, by id and reply queue."""
+    """Cancelled requests, identified by request id and reply queue."""
     plan: PlanPublished | None = None
     plan_at: UnixTime = 0.0
     model: ModelName | None = None
-    """The active model. Operations on models write it, and so does the restart of a dead engine."""
+    """
+    The active model. Operations on models write this field, and so does the restart of a dead
+    engine.
+    """
     swaps: int = 0
-    """Number of model changes in progress; see `swap`."""
+    """Number of model changes in progress; the context `swap` counts them."""
     activating: ModelName | None = None
     """Model that is being activated; only `swap` writes it."""
     draining: bool = False
@@ -202,10 +205,10 @@ class AgentState:
     """Queue that a notice named -> time of its last notice."""
     profiles: dict[ModelName, Profile] = field(default_factory=dict)
     pace_s: Seconds = math.inf
-    """Mean time of the iterations last reported by the engine."""
+    """Mean duration of the iterations that the engine reported last."""
     totals: Totals = field(default_factory=Totals)
     aborts: set[asyncio.Future[None]] = field(default_factory=set)
-    """Tasks of aborts in progress, referenced so that they are not garbage-collected."""
+    """Tasks of aborts in progress, referenced here so that they are not garbage-collected."""
     pull_wake: asyncio.Event = field(default_factory=asyncio.Event)
     admit_wake: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -216,7 +219,7 @@ class AgentState:
 
     @property
     def swapping(self) -> bool:
-        """True while the model changes, when no request is admitted."""
+        """True while the active model changes; no request is admitted then."""
         return self.swaps > 0
 
     @contextmanager
@@ -237,7 +240,7 @@ class AgentState:
         self.admit_wake.set()
 
     def hold(self, pulled: Pulled) -> None:
-        """Add a request to the window."""
+        """Add a pulled request to the window."""
         self.pulled[pulled.request.request_id] = pulled
         self.window.add(pulled.request)
         self.admit_wake.set()
@@ -248,7 +251,7 @@ class AgentState:
         return self.pulled.get(request_id) is pulled and request_id not in self.swapped_out
 
     def release(self, request_id: RequestId) -> Pulled | None:
-        """Remove a request that does not run from the window or the swapped-out requests."""
+        """Remove a request that does not run from the window or from the swapped-out requests."""
         self.window.remove(request_id)
         swapped = self.swapped_out.pop(request_id, None)
         pulled = self.pulled.pop(request_id, None)
@@ -264,7 +267,7 @@ class AgentState:
             self.hold(self.swapped_out[request_id].pulled)
 
     def find(self, request_id: RequestId) -> Pulled | None:
-        """The request, if this instance holds it and its deliveries are not being settled."""
+        """Return the held request with the given id, unless its deliveries are being settled."""
         run = self.runs.get(request_id)
         if run is not None and not run.pulled.leaving:
             return run.pulled
@@ -279,7 +282,7 @@ class AgentState:
             self.departed.popitem(last=False)
 
     def cancel(self, request_id: RequestId, reply_to: str | None) -> None:
-        """Store that a request was cancelled, so that it ends if it is pulled later."""
+        """Store that a request was cancelled, so that the request ends if it is pulled later."""
         self.cancelled[request_id, reply_to] = None
         while len(self.cancelled) > CANCELLED_MEMORY:
             self.cancelled.popitem(last=False)
@@ -306,7 +309,7 @@ class AgentState:
         return len(self.pulled.keys() | self.swapped_out.keys())
 
     def running_count(self, rank: Rank) -> int:
-        """Number of runs of one rank."""
+        """Number of current runs whose requests have the given rank."""
         return sum(rank_of(run.request) is rank for run in self.runs.values())
 
     def not_begun(self) -> list[QueuedRequest]:
@@ -316,5 +319,5 @@ class AgentState:
 
     @property
     def running_tokens(self) -> int:
-        """Maximum number of KV tokens that all current runs together need at their ends."""
+        """Maximum number of KV tokens that all current runs together need when they end."""
         return sum(tokens_needed(run.request) for run in self.runs.values())

@@ -9,7 +9,7 @@ from shared.contracts.requests import Progress, QueuedRequest, StepDetails
 
 
 def progress_of(run: Run) -> Progress:
-    """Progress at the end of a run, which is stored in the request."""
+    """Progress of a request at the end of a run, which is stored in the request."""
     return Progress(
         token_ids=tuple(run.token_ids),
         first_token_at=run.first_token_at,
@@ -32,12 +32,12 @@ def details_of(run: Run) -> tuple[StepDetails, ...]:
 
 
 def with_progress(run: Run) -> QueuedRequest:
-    """The request with the run's progress, from which another run can resume."""
+    """Copy of the request with the run's progress, from which another run can resume."""
     return msgspec.structs.replace(run.request, progress=progress_of(run))
 
 
 def verdict_of(run: Run, *, finished_at: float) -> SloVerdict:
-    """Verdict on every target that the request has, from the times of its tokens."""
+    """Verdict on every SLO target of a request, from the times of its tokens."""
     request = run.request
     slo, arrived_at = request.slo, request.arrived_at
     attained = finished_at <= slo.completion_deadline_at(arrived_at)
@@ -55,7 +55,9 @@ def verdict_of(run: Run, *, finished_at: float) -> SloVerdict:
 
 
 def return_queue(request: QueuedRequest) -> str:
-    """Queue in which an interrupted request waits to run again, ahead of its lane's requests."""
+    """
+    Queue in which an interrupted request waits to run again, ahead of the requests in its lane.
+    """
     if request.attempts.relegated:
         return relegated_name(request.model.base)
     return LaneKey.parse(request.lane).resume_name

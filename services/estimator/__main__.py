@@ -1,4 +1,4 @@
-"""`python -m services.estimator`."""
+"""Entry point of `python -m services.estimator`."""
 
 from services.estimator.cli import main
 

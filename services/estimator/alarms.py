@@ -49,18 +49,20 @@ class InstanceWatch:
 
     @property
     def num_slow(self) -> int:
-        """Number of alarms in force."""
+        """Number of slowness alarms in force."""
         return sum(len(instances.slow) for instances in self._by_profile.values())
 
     def levels(self) -> Iterator[tuple[ProfileKey, InstanceId, float]]:
-        """Pace of each instance with peers, as a multiple of the peers' iteration times."""
+        """
+        Pace of each instance that has peers: its iteration times as a multiple of the peers' times.
+        """
         for key, instances in self._by_profile.items():
             for name, level in instances.levels.items():
                 yield key, name, level
 
 
 async def raise_alarms(broker: Broker, watch: InstanceWatch, now: UnixTime) -> None:
-    """Execute one round: publish raised alarms, and log raised and cleared ones."""
+    """Execute one round of alarms: publish raised alarms, and log raised and cleared alarms."""
     for (model, engine, device), judged in watch.judge(now):
         times = round(judged.level, 2)
         if judged.change is AlarmChange.CLEARED:

@@ -21,7 +21,8 @@ from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
 
 NO_SAMPLES = (
-    "they come from routed requests (grouper.routing) while an estimator runs with this profile_dir"
+    "samples come from routed requests (grouper.routing) while an estimator runs with this "
+    "profile_dir"
 )
 FILTERS = ("model", "engine", "device")
 
@@ -48,7 +49,7 @@ def fit_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def fit(settings: Settings, arguments: argparse.Namespace) -> int:
     """
-    Fit trees for each key; write them as new versions unless the trees in force are better.
+    Fit trees for each (model, engine, device); write them unless the trees in force are better.
     """
     directory = trees_directory(settings)
     by_key = _read(arguments.samples or directory.parent / "samples", settings.trees.max_samples)
@@ -78,7 +79,7 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
 
 
 def _read(directory: Path, most: int) -> dict[ProfileKey, Samples]:
-    """Samples by key; skipped parts are printed to standard error with their reasons."""
+    """Read the samples of each (model, engine, device); print skipped parts to standard error."""
     try:
         found = read_samples(directory, most=most)
     except FileNotFoundError:
@@ -94,7 +95,7 @@ def _read(directory: Path, most: int) -> dict[ProfileKey, Samples]:
 
 def _chosen(arguments: argparse.Namespace, keys: Sequence[ProfileKey]) -> Sequence[ProfileKey]:
     """
-    Keys that match the filters.
+    Keys (model, engine, device) that match the filters.
 
     Raises an error with the existing names if no key matches.
     """

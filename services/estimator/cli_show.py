@@ -21,7 +21,7 @@ _decode: Decoder[Profile | RouterState] = Decoder(Profile | RouterState)
 
 
 class _Latest:
-    """Latest message of each profile and of each router."""
+    """The latest message about each profile and from each router."""
 
     def __init__(self) -> None:
         self.profiles: dict[tuple[str, str, str], Profile] = {}

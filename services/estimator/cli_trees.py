@@ -1,4 +1,6 @@
-"""`headway-estimator trees` lists fitted trees; `headway-estimator use` rolls them back."""
+"""
+`headway-estimator trees` lists fitted trees; `headway-estimator use` selects earlier trees again.
+"""
 
 import argparse
 import sys
@@ -16,15 +18,15 @@ from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_OK
 
 _LISTED = ("model", "engine", "device", "version", "created_at", "samples", "held_out")
-"""Fields of an artefact that `--json` prints: all except the trees and their origin."""
+"""Fields of a tree artefact that `--json` prints: all except the trees and their origin."""
 
 
 async def trees(settings: Settings, arguments: argparse.Namespace) -> int:
-    """List the trees in force of each key."""
+    """List the trees in force for each (model, engine, device)."""
     directory = trees_directory(settings)
     listed = [artefact for each in artefacts.folders(directory) if (artefact := in_force(each))]
     if not listed:
-        raise MeshError(f"no trees in {directory}: create some with `headway-estimator fit`")
+        raise MeshError(f"no trees in {directory}: create trees with `headway-estimator fit`")
     now = SystemClock().now()
     for artefact in listed:
         if arguments.json:
@@ -44,7 +46,7 @@ def use_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def use(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Write an earlier version of the trees as the highest version, which is then in force."""
+    """Write an earlier version of the trees again as the highest version, which takes effect."""
     directory = trees_directory(settings)
     key = (arguments.model, arguments.engine, arguments.device)
     try:
@@ -75,7 +77,10 @@ def trees_directory(settings: Settings) -> Path:
 
 
 def in_force(folder: Path) -> Artefact | None:
-    """Highest readable version in *folder*; errors of higher versions go to standard error."""
+    """
+    The highest readable version of the trees in *folder*; errors of higher versions are printed to
+    standard error.
+    """
     files = tuple(artefacts.versions(folder).values())
     return artefacts.latest(files, lambda file, error: print(f"{file}: {error}", file=sys.stderr))
 

@@ -28,7 +28,7 @@ def estimator_metrics(registry: CollectorRegistry, state: EstimatorState) -> Non
 def _known(
     members: Iterable[tuple[Labels, T]], value: Callable[[T], float | None]
 ) -> Iterator[Sample]:
-    """One sample for each of *members* with a known value."""
+    """Return one sample for each of *members* whose value is known."""
     for labels, member in tuple(members):
         if (known := value(member)) is not None:
             yield labels, known
@@ -47,7 +47,7 @@ def _lengths(state: EstimatorState) -> Iterator[tuple[Labels, DecodeLengths]]:
 
 
 def _field(estimate: PredictionErrors | Calibration | Moments | None, name: str) -> float | None:
-    """The field *name* of an estimate; None while there is no estimate."""
+    """The field *name* of an estimate; None if there is no estimate."""
     return None if estimate is None else float(getattr(estimate, name))
 
 
@@ -56,7 +56,7 @@ def _length_calibration(lengths: DecodeLengths) -> Calibration | None:
 
 
 def _by_level(judged: Iterable[tuple[Labels, Coverage]]) -> Iterator[Sample]:
-    """One sample for each quantile level of each entry of *judged*."""
+    """Return one sample for each quantile level of each entry of *judged*."""
     for labels, coverage in tuple(judged):
         for level, share in coverage:
             yield (*labels, str(level)), share
@@ -234,9 +234,9 @@ SERIES: tuple[Series[EstimatorState], ...] = (
     ),
     gauge(
         "headway_estimator_prefill_seconds",
-        "Mean time from a request's turn to its first token",
+        "Mean time from a request's submission to the engine to its first token",
         _by_profile(lambda learner: _field(learner.prefill_s.value(), "mean")),
         *PROFILE,
     ),
 )
-"""All metric families of the estimator; residuals are reported as exponentially weighted means."""
+"""All metric families of the estimator; prediction errors are exponentially weighted means."""

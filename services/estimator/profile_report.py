@@ -79,7 +79,7 @@ def _trust(trust: RoutingTrust) -> str:
 
 
 def _lengths(profile: Profile, now: UnixTime) -> Iterator[str]:
-    """Table of applications, most recent first."""
+    """Table of answer lengths by application, the most recently seen application first."""
     lengths = dict(profile.output_tokens)
     if not lengths:
         return

@@ -27,7 +27,7 @@ class ProfileStore:
 
     def load(self) -> tuple[Profile, ...]:
         """
-        All stored profiles.
+        Return all stored profiles.
 
         Raises:
             SettingsError: A file is not a profile of this schema; the message names the file.
@@ -44,7 +44,7 @@ class ProfileStore:
         return tuple(profiles)
 
     def save(self, profile: Profile) -> None:
-        """Replace the stored profile of the same key; log a failure."""
+        """Replace the stored profile of the same (model, engine, device); log a failure."""
         if self._directory is None:
             return
         key = f"{profile.model}\0{profile.engine}\0{profile.device}"

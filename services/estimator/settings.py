@@ -16,16 +16,16 @@ class AlarmSettings(AlarmOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     """
 
     period_s: Annotated[float, Meta(gt=0)] = 1.0
-    """Period of comparing instances."""
+    """Period of comparing instances with their peers."""
 
 
 class TreesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of quantile trees of prefill times, which are stored in `profile_dir`."""
 
     reload_period_s: Annotated[float, Meta(gt=0)] = 1.0
-    """Period of checking for new files."""
+    """Period of checking `profile_dir` for new files of trees."""
     refresh_period_s: Annotated[float, Meta(gt=0)] = 30.0
-    """Period of publishing all trees, for new routers."""
+    """Period of publishing all trees again, for new routers."""
     max_samples: Annotated[int, Meta(ge=500)] = 20_000
     """Number of samples kept per model, engine and device; up to twice as many are on disk."""
     fit_period_s: Annotated[float, Meta(gt=0)] | None = None
@@ -39,24 +39,27 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Settings of the estimator."""
 
     publish_period_s: Annotated[float, Meta(gt=0)] = 1.0
-    """Period of publishing profiles that have changed."""
+    """Period of publishing the profiles that have changed."""
     refresh_period_s: Annotated[float, Meta(gt=0)] = 5.0
-    """Period of publishing all profiles, for new services."""
+    """Period of publishing all profiles again, for new services."""
     iteration_memory: Annotated[float, Meta(ge=50)] = 2000.0
     """
     Number of later iterations after which an iteration has weight 1/e in the latency model. After
-    twice as many it is dropped.
+    twice as many later iterations, an iteration is dropped.
     """
     request_memory: Annotated[float, Meta(ge=10)] = 500.0
-    """Number of later requests after which a request weighs 1/e in lengths and prefill times."""
+    """
+    Number of later requests after which a request has weight 1/e in answer lengths and prefill
+    times.
+    """
     max_applications: Annotated[int, Meta(ge=1)] = 1000
-    """Maximum number of applications per model; the least recently seen one is dropped."""
+    """Maximum number of applications per model; the application seen least recently is dropped."""
     pooled_requests: Annotated[float, Meta(gt=0)] = 10.0
     """
     Weight, in requests, of the prior that an estimate of answer lengths starts from.
 
-    The estimate of one application starts from the lengths of all applications, and that of all
-    applications from a fixed prior.
+    The estimate for one application starts from the lengths of all applications; the estimate for
+    all applications starts from a fixed prior.
     """
     alarms: AlarmSettings = AlarmSettings()
     trees: TreesSettings = TreesSettings()

@@ -28,7 +28,7 @@ from solver.prediction.lengths.decode_lengths import POOLED_REQUESTS, DecodeLeng
 
 class Learner:
     """
-    Learner of one profile.
+    Learns the profile of one (model, engine, device).
 
     Args:
         key: Model, engine and device.
@@ -52,9 +52,11 @@ class Learner:
         self.prefill_s = RunningMoments(memory=request_memory)
         self.swap_s: dict[str, RunningMoments] = {}
         self.prior: Profile | None = None
-        """Profile that an earlier run saved; used for terms that are not learnt yet."""
+        """
+        Profile that an earlier run saved; used for estimates that this run has not learnt yet.
+        """
         self.latest: Profile | None = None
-        """Last published profile."""
+        """The profile that was published last."""
         self.version = 0
         self.changed = True
         self._iteration_memory = iteration_memory
@@ -68,7 +70,7 @@ class Learner:
             self.fit.believe(profile.latency)
 
     def on_iterations(self, observed: IterationsObserved) -> None:
-        """Learn latency and throughput."""
+        """Learn iteration times and throughput from an engine's iterations."""
         keep = math.exp(-len(observed.iterations) / self._iteration_memory)
         self._busy_tokens *= keep
         self._busy_s *= keep
@@ -86,7 +88,7 @@ class Learner:
             self.latency_calibration.observe(1 / multiple - 1, at=at)
 
     def on_request(self, observed: RequestObserved) -> None:
-        """Learn lengths and prefill times from requests that ran without interruption."""
+        """Learn answer lengths and prefill times from requests that ran without interruption."""
         if observed.outcome != "completed":
             return
         if (answer := answer_of(observed)) is not None:
@@ -98,13 +100,13 @@ class Learner:
         self.changed = True
 
     def on_activated(self, observed: ModelActivated) -> None:
-        """Learn the time of a model swap."""
+        """Learn the duration of a model's activation."""
         moments = self.swap_s.setdefault(observed.source.value, RunningMoments(memory=10))
         moments.observe(observed.duration_s)
         self.changed = True
 
     def profile(self, now: UnixTime) -> Profile:
-        """A new version of the profile, with the current estimates."""
+        """Create a new version of the profile with the current estimates."""
         self.version = max(self.version + 1, int(now * 1000))
         self.changed = False
         model, engine, device = self.key
@@ -141,7 +143,7 @@ class Learner:
 
 @dataclass(slots=True, kw_only=True)
 class EstimatorState:
-    """Learners of all profiles."""
+    """Learners of all profiles, one for each (model, engine, device)."""
 
     iteration_memory: float
     request_memory: float
@@ -149,7 +151,7 @@ class EstimatorState:
     pooled_requests: float = POOLED_REQUESTS
     learners: dict[ProfileKey, Learner] = field(default_factory=dict)
     lengths: dict[str, DecodeLengths] = field(default_factory=dict)
-    """Model -> learnt answer lengths."""
+    """Model -> answer lengths that the estimator has learnt."""
     identities: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Instance -> engine and device, taken from statuses because activation messages lack them."""
     watch: InstanceWatch = field(default_factory=lambda: InstanceWatch(AlarmOptions()))
@@ -159,7 +161,7 @@ class EstimatorState:
     """Runs periodic fits in a separate process; None if an operator runs fits."""
 
     def learner(self, model: str, engine: str, device: str) -> Learner:
-        """The learner of a key, created on first use."""
+        """Return the learner of a (model, engine, device); the first call creates the learner."""
         key = (model, engine, device)
         if key not in self.learners:
             self.learners[key] = Learner(

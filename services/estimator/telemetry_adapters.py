@@ -15,12 +15,12 @@ WAIT_LEVELS = (0.5, 0.9)
 """Quantile levels at which predicted waits are evaluated."""
 WAIT_RESOLUTION_S = 0.1
 ProfileKey = tuple[str, str, str]
-"""Model, engine, device."""
+"""Key of a profile: model, engine, device."""
 
 
 def answer_of(observed: RequestObserved) -> Answer | None:
     """
-    Length of a completed answer, and whether a limit cut it; None if it ignored end tokens.
+    Length of a completed answer, and whether a limit cut the answer; None with `ignore_eos`.
 
     With end tokens ignored, the model did not determine the length.
     """
@@ -34,7 +34,9 @@ def answer_of(observed: RequestObserved) -> Answer | None:
 
 
 def began_once(observed: RequestObserved) -> bool:
-    """True if the first token came after the last submission and no engine crashed before it."""
+    """
+    True if a request's first token came after its last submission, and no engine crashed before.
+    """
     return observed.first_token_at >= observed.submitted_at and not observed.crashes
 
 
@@ -77,7 +79,7 @@ def time_multiples(observed: IterationsObserved, latency: LatencyCoefficients) -
 
 
 def with_pairs(observed: IterationsObserved) -> Iterator[tuple[Iteration, int | None]]:
-    """Each iteration with its prefill pairs, which are None if the agent reports none."""
+    """Pair each iteration with its prefill pairs, which are None if the agent reports none."""
     forecast = observed.prefill_pairs
     if len(forecast) != len(observed.iterations):
         return ((iteration, None) for iteration in observed.iterations)

@@ -6,7 +6,9 @@ from shared.contracts.base import UnixTime
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _FEW = 2
-"""Minimum count of a time unit: a time with a lower count is printed in the next smaller unit."""
+"""
+Minimum count of a time unit in a printed age; a lower count is printed in the next smaller unit.
+"""
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -18,12 +20,12 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def age(at: UnixTime, now: UnixTime) -> str:
-    """Age as text, at least zero, since clocks of machines differ slightly."""
+    """Age as text; a negative age counts as zero, since clocks of machines differ slightly."""
     seconds = max(0.0, now - at)
     unit, name = next((unit, name) for unit, name in _UNITS if seconds >= _FEW * unit or unit == 1)
     return f"{seconds / unit:.1f} {name} ago"
 
 
 def shares(coverage: Sequence[tuple[float, float]]) -> str:
-    """Share of outcomes below each predicted quantile: `50 % in p50, 88 % in p90`."""
+    """Share of outcomes below each predicted quantile, as text: `50 % in p50, 88 % in p90`."""
     return ", ".join(f"{100 * share:.0f} % in p{100 * level:g}" for level, share in coverage)

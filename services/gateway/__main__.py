@@ -1,4 +1,4 @@
-"""`python -m services.gateway`."""
+"""Entry point of `python -m services.gateway`."""
 
 import sys
 

@@ -34,12 +34,11 @@ class Answering:
     timeout_s: float
     ttft_s: float | None = None
     """
-    Time from the arrival of the request to its first token at this gateway; None before the first
-    token.
+    Time from the arrival of the request at this gateway to its first token; None before that token.
     """
 
     async def answer(self, generation: Generation) -> Outcome:
-        """Send the answer of *generation*; return its outcome."""
+        """Send the answer of *generation* to the client; return the outcome of the request."""
         try:
             async with asyncio.timeout(self.timeout_s):
                 if self.accepted.stream:

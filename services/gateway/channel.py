@@ -12,7 +12,7 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 class Channel:
     """
-    Response channel to the client.
+    Response channel to the HTTP client.
 
     Args:
         send: The `send` of ASGI.
@@ -23,10 +23,13 @@ class Channel:
         self._send = send
         self._headers = headers
         self.started = False
-        """True once the status line was sent; a later error can only be sent as an event."""
+        """
+        True once the status line was sent; a later error can only be sent as an event of the
+        stream.
+        """
 
     async def error(self, info: ErrorInfo) -> None:
-        """Send an error answer."""
+        """Send an error answer to the client."""
         # The status may come from another service; an error must never look like a success.
         status = info.status if info.status in ERROR_STATUSES else 500
         await self.json(error_body(info), status=status, headers=error_headers(info))
@@ -34,7 +37,7 @@ class Channel:
     async def json(
         self, body: bytes, *, status: int = 200, headers: dict[str, str] | None = None
     ) -> None:
-        """Send a complete JSON answer."""
+        """Send a complete JSON answer to the client."""
         length = {"content-type": JSON, "content-length": str(len(body))}
         await self._start(status, length | (headers or {}))
         await self._body(body, more=False)
@@ -54,7 +57,7 @@ class Channel:
         await self._body(data, more=True)
 
     async def end(self) -> None:
-        """End a stream of events."""
+        """End a stream of server-sent events."""
         await self._body(b"", more=False)
 
     async def _start(self, status: int, headers: dict[str, str]) -> None:

@@ -28,7 +28,7 @@ INTERNAL_ERROR = "internal_error"
 
 
 def type_for(status: int) -> str:
-    """OpenAI's error `type` for an HTTP status."""
+    """OpenAI's error `type` for an HTTP status code."""
     if status in TYPES:
         return TYPES[status]
     return "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
@@ -87,7 +87,7 @@ def error_body(info: ErrorInfo) -> bytes:
 
 
 def error_headers(info: ErrorInfo) -> dict[str, str]:
-    """Header `retry-after` in whole seconds, at least one; empty if a retry makes no sense."""
+    """Header `retry-after` in whole seconds, at least one; no header if a retry makes no sense."""
     if info.retry_after_s is None:
         return {}
     return {"retry-after": str(max(1, ceil(info.retry_after_s)))}

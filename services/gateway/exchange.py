@@ -1,4 +1,4 @@
-"""One HTTP request, from its headers to the last byte of its answer."""
+"""Processing of one HTTP request, from its headers to the last byte of its answer."""
 
 import asyncio
 from uuid import uuid4
@@ -31,7 +31,7 @@ MESH_REQUEST_ID = "x-headway-request-id"
 
 class Exchange:
     """
-    Processes one request: authenticates, takes a slot, reads, checks, publishes and answers.
+    Processes one HTTP request: authentication, slot of the tenant, body, checks, publish, answer.
 
     At the end, the outcome is counted and logged.
 
@@ -57,7 +57,7 @@ class Exchange:
         self._log = log.bind(request_id=self._id, endpoint=endpoint.name)
 
     async def run(self, send: Send) -> None:
-        """Answer the request; every error is sent as an answer also."""
+        """Answer the request; an error is also sent as an answer."""
         headers = {MESH_REQUEST_ID: self._id}
         if client_id := self._headers.get(REQUEST_ID):
             headers[REQUEST_ID] = client_id

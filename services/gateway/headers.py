@@ -25,11 +25,13 @@ TRACEPARENT = "traceparent"
 MAX_TARGET_S = 30 * 24 * 3600.0
 MAX_LABEL_CHARS = 128
 EARLIEST_DEADLINE_MS = 1e11
-"""Smallest valid deadline in ms of Unix time; smaller values were probably meant in seconds."""
+"""Smallest valid deadline in ms of Unix time; a smaller value was probably meant in seconds."""
 
 
 class Hints(msgspec.Struct, frozen=True, kw_only=True):
-    """Parsed headers of a request; durations in seconds; higher priorities are served first."""
+    """
+    Parsed headers of a request; durations are in seconds, and higher priorities are served first.
+    """
 
     ttft_s: float | None = None
     tbt_s: float | None = None
@@ -84,7 +86,7 @@ def _deadline_at(headers: Mapping[str, str]) -> float | None:
 
 
 def _number(name: str, text: str | None, *, low: float, high: float) -> float | None:
-    """Parse a number above *low* and at most *high*."""
+    """Parse the number in a header; the number must be above *low* and at most *high*."""
     if text is None:
         return None
     try:
@@ -98,7 +100,7 @@ def _number(name: str, text: str | None, *, low: float, high: float) -> float | 
 
 def _priority(headers: Mapping[str, str]) -> int | None:
     """
-    Priority; higher values are served first.
+    Parse the priority of a request; requests with higher values are served first.
 
     In production-stack's header, lower values are served first. Headway's header takes precedence.
     """

@@ -13,7 +13,7 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 900
 
 
 class GatewayMetrics:
-    """Prometheus metrics of one gateway; every combination of labels is exported from the start."""
+    """Prometheus metrics of one gateway; all label combinations are exported from the start."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(

@@ -29,7 +29,9 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of both endpoints. Unknown fields are ignored; null equals a missing field."""
+    """
+    Fields of the bodies of both endpoints. Unknown fields are ignored; null equals a missing field.
+    """
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     stream: bool | None = None
@@ -49,14 +51,14 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: str | None = None
     priority: int | None = None
     """
-    Priority; as in vLLM, lower values are served first, contrary to the header
+    Priority of the request: lower values are served first, contrary to the header
     `x-headway-priority`.
     """
 
     slo: RequestedSlo | None = None
     """SLO of the request; `{}` means best effort."""
     deadline: float | None = None
-    """Absolute deadline of the completion, Unix seconds."""
+    """Absolute deadline of the request's completion, Unix seconds."""
     importance: Importance | None = None
     application: Label | None = None
 
@@ -121,7 +123,9 @@ def decode_body(raw: bytes, body_type: type[B]) -> B:
 
 
 def _field_at_fault(text: str) -> str | None:
-    """Path of the invalid field in msgspec's error text; of its object if the field is missing."""
+    """
+    Path of the invalid field in msgspec's error text; if the field is missing, path of its object.
+    """
     found = (pattern.search(text) for pattern in (_PATH, _MISSING))
     return ".".join(match[1] for match in found if match and match[1]) or None
 

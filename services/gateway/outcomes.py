@@ -7,7 +7,7 @@ from shared.contracts.requests import ErrorInfo
 
 
 class Outcome(Enum):
-    """Values of the label `outcome`."""
+    """Values of the label `outcome`: outcomes of HTTP requests."""
 
     COMPLETED = "completed"
     REFUSED = "refused"
@@ -15,13 +15,13 @@ class Outcome(Enum):
     UNAVAILABLE = "unavailable"
     """The mesh is unreachable, or no instance serves the request (status 503)."""
     TIMEOUT = "timeout"
-    """A deadline passed (status 504)."""
+    """A deadline or time limit of the request passed (status 504)."""
     CANCELLED = "cancelled"
-    """The client disconnected."""
+    """The client disconnected before the answer ended."""
     DIVERGED = "diverged"
     """A replayed run contradicted tokens that were already sent to the client."""
     FAILED = "failed"
-    """Any other error that was not caused by the request."""
+    """Any other error that the request did not cause."""
 
 
 _BY_STATUS: dict[int, Outcome] = {
@@ -31,7 +31,7 @@ _BY_STATUS: dict[int, Outcome] = {
 
 
 def outcome_of(info: ErrorInfo) -> Outcome:
-    """Outcome of an error answer."""
+    """Outcome of a request whose answer is an error."""
     match info.code:
         case "cancelled":
             return Outcome.CANCELLED

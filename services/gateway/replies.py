@@ -71,22 +71,22 @@ class Renderer:
         self._usage = {"usage": None} if include_usage else {}
 
     def whole(self, final: RequestCompleted) -> bytes:
-        """JSON body of an answer that is not streamed."""
+        """JSON body of an answer that is sent as one body."""
         choice = self._endpoint.whole_choice(final.text, final.finish_reason.value)
         parts = {"choices": [choice], "usage": usage_of(final.usage), "headway": headway_of(final)}
         return msgspec.json.encode(self._start | {"object": self._endpoint.whole} | parts)
 
     def opening(self) -> bytes:
-        """Event that precedes all text; empty if the endpoint has none."""
+        """Event that precedes the text of a streamed answer; empty if the endpoint has none."""
         opening = self._endpoint.opening
         return b"" if opening is None else self._chunk([opening])
 
     def part(self, text: str) -> bytes:
-        """Event with new text."""
+        """Event with the next text of a streamed answer."""
         return self._chunk([self._endpoint.chunk_choice(text, None)])
 
     def closing(self, final: RequestCompleted) -> bytes:
-        """Last events of a stream: finish reason, usage if requested, and [DONE]."""
+        """Last events of a streamed answer: finish reason, usage if requested, and [DONE]."""
         extra = {"headway": headway_of(final)}
         choice = self._endpoint.chunk_choice("", final.finish_reason.value)
         events = self._chunk([choice], extra)
@@ -99,10 +99,10 @@ class Renderer:
 
 
 def sse(data: bytes) -> bytes:
-    """One server-sent event."""
+    """Format one server-sent event."""
     return b"data: " + data + b"\n\n"
 
 
 def sse_error(info: ErrorInfo) -> bytes:
-    """Event that ends a stream with an error, without [DONE]."""
+    """Event that ends a stream with an error; the event [DONE] does not follow."""
     return sse(error_body(info))

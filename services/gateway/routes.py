@@ -54,7 +54,7 @@ def build_app(gateway: Gateway, health: Health) -> Litestar:
 
 
 def _exchange(gateway: Gateway, endpoint: Endpoint, request: AnyRequest) -> ASGIApp:
-    """ASGI application for one request; a single coroutine reads, waits and answers."""
+    """ASGI application for one HTTP request; a single coroutine reads, waits and answers."""
 
     async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
         await Exchange(gateway, endpoint, request).run(send)
@@ -63,7 +63,10 @@ def _exchange(gateway: Gateway, endpoint: Endpoint, request: AnyRequest) -> ASGI
 
 
 def _on_error(_request: AnyRequest, error: Exception) -> Response[bytes]:
-    """Answer errors outside of exchanges: unknown path or model, wrong method, missing key."""
+    """
+    Answer errors that occur before a request is processed: unknown path or model, wrong method,
+    missing key.
+    """
     info = error_info(error)
     if info.code == INTERNAL_ERROR:
         log.error("request.broken", exc_info=error)

@@ -35,30 +35,36 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """API key -> tenant. Empty: no authentication; all requests belong to `default_tenant`."""
     default_tenant: Annotated[str, Meta(min_length=1, max_length=128)] = "default"
     trust_fairness_header: bool = False
-    """Take the tenant from `x-llm-d-inference-fairness-id`, a header that only a proxy may set."""
+    """
+    True: take the tenant from `x-llm-d-inference-fairness-id`, a header that only a proxy may set.
+    """
     max_outstanding_per_tenant: Annotated[int, Meta(ge=1)] = 1024
     """Maximum number of open requests of one tenant at this gateway; further requests get 429."""
     default_stream_slo: Slo = Slo(ttft_s=2.0, tbt_s=0.2)
-    """SLO of streamed requests that set none."""
+    """SLO of streamed requests that set no SLO."""
     default_slo: Slo = Slo(ttlt_s=60.0)
-    """SLO of requests that are not streamed and set none."""
+    """SLO of requests that are not streamed and set no SLO."""
     objectives: dict[str, Slo] = msgspec.field(default_factory=_objectives)
     """SLOs by name, for `x-llm-d-inference-objective`; `async` and `batch` are read as
     `non_interactive` and `best_effort`."""
     limits: IngressLimits = IngressLimits()
     publish_timeout_s: PositiveS = 5.0
-    """Time limit for reaching the broker; then the answer is 503."""
+    """Time limit for publishing a request to the broker; after it, the gateway answers with 503."""
     body_timeout_s: PositiveS = 30.0
     """Time limit for a client to send its body."""
     request_timeout_s: PositiveS = 900.0
-    """Time limit of an HTTP request; `X-Request-Timeout-Seconds` can shorten it."""
+    """
+    Time limit of an HTTP request; the header `X-Request-Timeout-Seconds` can shorten the limit.
+    """
     reply_silence_s: PositiveS = 10.0
     """
-    Silence of a request's current run after which a failure that another run reported ends the
-    request.
+    Time without replies from a request's current run after which a failure reported by another run
+    ends the request.
     """
 
     @property
     def health_address(self) -> tuple[str, int]:
-        """Address of /health and /ready: the address of the API, unless a separate one is set."""
+        """
+        Address of /health and /ready: the address of the API, unless a separate address is set.
+        """
         return super().health_address if self.health_port else (self.host, self.port)

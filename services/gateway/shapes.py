@@ -17,17 +17,19 @@ class Endpoint:
     body_type: type[ChatBody] | type[CompletionBody]
     id_prefix: str
     whole: str
-    """Value of the field `object` in an answer that is not streamed."""
+    """Value of the field `object` in an answer that is sent as one body."""
     chunk: str
     """Value of the field `object` in a chunk of a streamed answer."""
     opening: Choice | None = None
-    """Choice in a first chunk without text; None if the endpoint sends no such chunk."""
+    """
+    Choice in a first chunk without text; None if the endpoint sends no first chunk of this kind.
+    """
     whole_choice: Callable[[str, str], Choice]
-    """Creates the choice of an answer that is not streamed, from its text and finish reason."""
+    """Creates the choice of an answer that is sent as one body, from its text and finish reason."""
     chunk_choice: Callable[[str, str | None], Choice]
     """
-    Creates the choice of a chunk from its text and finish reason, which is None except in the last
-    chunk.
+    Creates the choice of a chunk from the chunk's text and the finish reason, which only the last
+    chunk has.
     """
 
 

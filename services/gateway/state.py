@@ -24,4 +24,4 @@ class Gateway:
     metrics: GatewayMetrics
     clock: Clock
     stop: asyncio.Event
-    """Set when the gateway stops; then no new requests are accepted."""
+    """Set when the gateway stops; the gateway then accepts no new requests."""

@@ -41,7 +41,7 @@ async def tail(settings: Settings, arguments: argparse.Namespace) -> int:
 
 
 def line(request: RequestObserved) -> str:
-    """One request as a line of text."""
+    """Format one completed request as a line of text."""
     at = datetime.fromtimestamp(request.finished_at, UTC).strftime("%H:%M:%S")
     return (
         f"{at} {'met ' if request.attained else 'LATE'} {request.qos_class.value:<15} "
@@ -56,7 +56,9 @@ def line(request: RequestObserved) -> str:
 async def print_until(
     stop: asyncio.Event, observed: "asyncio.Queue[RequestObserved]", arguments: argparse.Namespace
 ) -> None:
-    """Print the entries of *observed* until *stop* is set or the limit of entries is reached."""
+    """
+    Print the completed requests *observed* until *stop* is set or the limit of lines is reached.
+    """
 
     async def print_all() -> None:
         for printed in count(1):

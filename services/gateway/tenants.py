@@ -45,12 +45,12 @@ class Tenants:
 
     @property
     def num_open(self) -> int:
-        """Number of open requests, each of which holds a slot."""
+        """Number of open requests of all tenants; each open request holds a slot."""
         return self._open.total()
 
     def authenticate(self, authorization: str | None) -> TenantId:
         """
-        Tenant of the key in an `Authorization: Bearer` header.
+        Return the tenant of the API key in an `Authorization: Bearer` header.
 
         Raises:
             ContractError: The key is missing or unknown (status 401).

@@ -1,4 +1,4 @@
-"""`python -m services.mesh`."""
+"""Entry point of `python -m services.mesh`."""
 
 from services.mesh.cli import main
 

@@ -18,7 +18,7 @@ OF_ONE_REQUEST = (
     "--application",
     "--importance",
 )
-"""Arguments of `submit` that describe one request; in a file, each request contains its own."""
+"""Arguments of `submit` that describe one request; requests in a file contain these values."""
 
 
 def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
@@ -107,7 +107,7 @@ def _up(up: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help=("number of leaders: one is active, the others replace it when it fails"),
+        help=("number of leaders: one is active, and another replaces a failed leader"),
     )
     up.add_argument(
         "--port",
@@ -140,14 +140,14 @@ def _submit(submit: argparse.ArgumentParser) -> None:
         "--tbt",
         type=float,
         metavar="SECONDS",
-        help="target: most seconds between two tokens after the first (TBT)",
+        help="target: maximum seconds between two tokens after the first (TBT)",
     )
     submit.add_argument(
         "--ttlt", type=float, metavar="SECONDS", help="target: seconds to the whole answer"
     )
     submit.add_argument("--application", help="label of requests with similar output lengths")
     submit.add_argument(
-        "--importance", choices=("low", "high"), help="importance; selects the lane"
+        "--importance", choices=("low", "high"), help="importance of the request; affects its lane"
     )
     submit.add_argument(
         "--final",

@@ -123,7 +123,7 @@ async def submit(options: Options) -> int:
 
 
 def _shower(options: Options) -> Callable[[str], None]:
-    """Callback that prints text when it arrives; None for JSON output."""
+    """Callback that prints the text of an answer when the text arrives; None for JSON output."""
 
     def show(text: str) -> None:
         if not options.json:
@@ -189,7 +189,7 @@ async def queues(options: Options) -> int:
 
 
 def _layout(text: str | None) -> LaneLayout:
-    """Lane layout of the mesh, from the environment variable that services read."""
+    """Lane layout of the mesh, from the environment variable that the services also read."""
     try:
         return LaneLayout() if text is None else msgspec.json.decode(text, type=LaneLayout)
     except msgspec.DecodeError as error:
@@ -230,7 +230,7 @@ DEAD_LETTER_ACTIONS = {
     "requeue": ("requeued", dead_letters.requeue),
     "purge": ("purged", dead_letters.drop),
 }
-"""Action on dead letters -> past participle for the output, and function."""
+"""Action on dead letters -> past participle of the action for the output, and its function."""
 
 VERBS: dict[str, Callable[[Options], Coroutine[Any, Any, int]]] = {
     "up": up,
@@ -244,7 +244,7 @@ OTHER_PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
     **dict.fromkeys(PROGRAMS, lambda given: run_from_checkout(given[0], given[1:])),
     "plan": lambda given: planner(given, prog="headway"),
 }
-"""Verb with its own command line -> function that receives all arguments."""
+"""Verb that has its own command line -> function that receives all arguments."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

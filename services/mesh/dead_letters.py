@@ -17,7 +17,7 @@ _decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of one dead letter, without its prompt."""
+    """Summary of one dead letter, without the prompt of its request."""
 
     id: str | None
     reason: str
@@ -44,11 +44,11 @@ def describe(delivery: Delivery) -> DeadLetter:
 
 Wanted = Callable[[DeadLetter], bool]
 Action = Callable[[Broker, Delivery], Awaitable[Settlement]]
-"""Handles a dead letter before its delivery is settled; returns the settlement."""
+"""Handles a dead letter before the delivery is settled; returns the settlement of the delivery."""
 
 
 async def keep(_broker: Broker, _delivery: Delivery) -> Settlement:
-    """Keep the dead letter in the queue."""
+    """Keep the dead letter in the dead-letter queue."""
     return Settlement.REQUEUE
 
 
@@ -96,7 +96,7 @@ async def process(
     broker: Broker, *, limit: int, wanted: Wanted, action: Action
 ) -> list[DeadLetter]:
     """
-    Apply *action* to each of the first *limit* dead letters that *wanted* selects.
+    Apply *action* to each of the first *limit* dead letters for which *wanted* is true.
 
     Other dead letters remain in the queue.
 

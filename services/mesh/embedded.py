@@ -1,4 +1,7 @@
-"""A mesh in one process over the in-process broker, with the same services and no installation."""
+"""
+A mesh in one process over the in-process broker; the services are the same, and nothing must be
+installed.
+"""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
@@ -33,7 +36,7 @@ SERVICES: dict[str, tuple[Any, Any]] = {
 
 
 class EmbeddedMesh(Mesh):
-    """Runs the services as tasks of this process."""
+    """Runs the services of a mesh as tasks of this process."""
 
     def __init__(self, spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S) -> None:
         super().__init__(spec, ready_timeout_s=ready_timeout_s)

@@ -7,6 +7,6 @@ from services.mesh.spec import EMBEDDED, MeshSpec
 
 
 def mesh_of(spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S) -> Mesh:
-    """The mesh that *spec* describes; entering its context starts it."""
+    """The mesh that *spec* describes; the mesh starts when its context is entered."""
     kind = EmbeddedMesh if spec.broker == EMBEDDED else ProcessMesh
     return kind(spec, ready_timeout_s=ready_timeout_s)

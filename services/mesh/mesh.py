@@ -14,7 +14,7 @@ READY_TIMEOUT_S = 240.0
 
 class Mesh(ABC):
     """
-    Runs a `MeshSpec` while the context is open.
+    Runs the services of a `MeshSpec` while its context is open.
 
     Raises on entry:
         MeshError: A service ended before the mesh was ready, or the mesh was not ready in time.
@@ -26,7 +26,7 @@ class Mesh(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Start every service."""
+        """Start every service of the mesh."""
 
     @abstractmethod
     def check(self) -> None:
@@ -39,15 +39,15 @@ class Mesh(ABC):
 
     @abstractmethod
     async def kill(self, name: str) -> None:
-        """End one service immediately, without a drain."""
+        """End one service of the mesh immediately, without a drain."""
 
     @abstractmethod
     async def restart(self, name: str) -> None:
-        """Restart a service that was killed, with the same settings."""
+        """Restart a killed service of the mesh with the same settings."""
 
     @abstractmethod
     async def stop_services(self, *, agents: bool) -> None:
-        """Stop all agents, or all services except agents."""
+        """Stop all agents of the mesh, or all services except agents."""
 
     @abstractmethod
     def open_broker(self, client_name: str) -> AbstractAsyncContextManager[Broker]:
@@ -55,7 +55,7 @@ class Mesh(ABC):
 
     async def stop(self) -> None:
         """
-        Stop the agents first, then the other services.
+        Stop the agents of the mesh first, then the other services.
 
         Groupers must still run to receive the requests that agents requeue.
         """

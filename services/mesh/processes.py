@@ -46,7 +46,7 @@ class MeshProcess:
 
     @property
     def pid(self) -> int:
-        """Process id; the process must have been started."""
+        """Process id of the service; the process must have been started."""
         assert self._process is not None  # noqa: S101 - the caller's duty
         return self._process.pid
 
@@ -55,7 +55,7 @@ class MeshProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start or restart the process."""
+        """Start or restart the process of the service."""
         with self.log_file.open("ab") as log_stream:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -71,13 +71,13 @@ class MeshProcess:
             )
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process only, not to its group."""
+        """Send a signal to the process of the service only, not to its process group."""
         if self.running:
             os.kill(self.pid, number)
 
     async def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """
-        Wait until the process has ended; return its exit code.
+        Wait until the process of the service has ended; return its exit code.
 
         Raises:
             TimeoutError: The process has not ended in time.
@@ -86,7 +86,7 @@ class MeshProcess:
         return await asyncio.wait_for(self._process.wait(), timeout_s)
 
     async def stop(self) -> None:
-        """Signal the process to drain and end; kill its process group after a timeout."""
+        """Send the process the signal to drain and end; kill its process group after a timeout."""
         if not self.running:
             return
         self.signal(signal.SIGTERM)
@@ -99,7 +99,7 @@ class MeshProcess:
             await self.wait()
 
     def last_lines(self, count: int = 12) -> str:
-        """Last lines of the log of this process."""
+        """Last lines of the log of the service process."""
         lines = self.log_file.read_text(errors="replace").splitlines()
         return "\n".join(lines[-count:])
 

@@ -26,7 +26,7 @@ class QueueCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def ask_leader(broker: Broker) -> PlanExplained | None:
-    """The leader's answer with lanes and instances; None if no leader answers."""
+    """Ask the leader for its lanes and instances; None if no leader answers."""
     plan = await ask(
         broker,
         topology.CONTROL_PLAN,
@@ -69,7 +69,7 @@ async def count_queues(
 
 def meaning_of(queue: str, layout: LaneLayout) -> str:
     """
-    What a lane or companion queue holds, in words; empty for other queues.
+    Describe the requests in a lane or companion queue; empty for other queues.
 
     Queues of other layouts are described without their edges.
     """

@@ -8,16 +8,16 @@ import msgspec
 from shared.contracts.lanes import LaneLayout
 
 EMBEDDED = "embedded"
-"""Value that replaces a broker URL: all services run in one process, without an external broker."""
+"""Value instead of a broker URL: all services run in one process, without an external broker."""
 
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent, with its settings that differ from the defaults."""
+    """One agent of a mesh, with its settings that differ from the defaults."""
 
     instance_id: str
     engine: str = "simulated"
     settings: dict[str, Any] = {}
-    """Additional settings, nested as in a settings file."""
+    """Additional settings of the agent, nested as in a settings file."""
 
     def values(self) -> dict[str, Any]:
         """Content of the agent's settings file."""
@@ -31,7 +31,7 @@ class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All processes of a mesh on one machine."""
 
     broker: str
-    """URL of an AMQP broker, or `embedded`."""
+    """URL of an AMQP broker, or `embedded` for the in-process broker."""
     registry: Path
     log_dir: Path
     gateway_port: int
@@ -51,7 +51,7 @@ class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
         return f"http://{self.gateway_host}:{self.gateway_port}"
 
     def service_settings(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Name of each process -> its service and settings."""
+        """Name of each process of the mesh -> its service and settings."""
         common: dict[str, Any] = {
             "registry": str(self.registry),
             "log_level": self.log_level,

@@ -26,7 +26,9 @@ from shared.producer.producer import Producer
 from shared.runtime.clock import SystemClock
 
 PATIENCE_S = 120.0
-"""Time for which each request of a file is retried while the broker or the queue is not ready."""
+"""
+Time for which a request of a file is retried while the broker or the request's queue is not ready.
+"""
 _BACKOFF = Backoff(max_s=5.0)
 _decode: Decoder[InferenceRequest] = Decoder(InferenceRequest)
 
@@ -60,7 +62,10 @@ async def submit_one(
     user_id: str | None,
     show: Callable[[str], None],
 ) -> Final:
-    """Publish one request, call *show* with its text as it arrives, and return its final reply."""
+    """
+    Publish one request, call *show* with the answer's text as it arrives, and return the final
+    reply.
+    """
     clock = SystemClock()
     async with Producer(broker, name="cli", clock=clock, user_id=user_id) as producer:
         generation = await producer.submit(request, reply=reply)
@@ -82,7 +87,8 @@ async def submit_all(
     patience_s: Seconds = PATIENCE_S,
 ) -> list[Final]:
     """
-    Publish all requests, at most *concurrency* unanswered; return final replies in order.
+    Publish all requests, of which at most *concurrency* are unanswered; return final replies in
+    order.
 
     A request that cannot be published within *patience_s* gets an error as its final reply; the
     other requests are not affected.

@@ -27,18 +27,18 @@ class View:
     recent: deque[RequestObserved] = field(default_factory=lambda: deque(maxlen=RECENT_REQUESTS))
 
     def on_message(self, message: InstanceStatus | RequestObserved) -> None:
-        """Add *message* to the view."""
+        """Add *message* to the view of the mesh."""
         if isinstance(message, InstanceStatus):
             self.instances[message.instance_id] = message
         else:
             self.recent.append(message)
 
     def tables(self) -> Group:
-        """The view as two text tables."""
+        """The view of the mesh as two text tables."""
         return Group(self._instances(), self._classes())
 
     def data(self) -> dict[str, object]:
-        """The view as data for JSON."""
+        """The view of the mesh as data for JSON."""
         return {
             "instances": [msgspec.to_builtins(s) for _, s in sorted(self.instances.items())],
             "recent_requests": len(self.recent),
@@ -87,7 +87,7 @@ class View:
 
 async def watch(broker: Broker, *, duration_s: float, live: bool) -> View:
     """
-    Follow the mesh for *duration_s*; update the screen if *live*.
+    Collect the state of the mesh for *duration_s*; update the screen if *live*.
 
     Returns:
         The collected state.

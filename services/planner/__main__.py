@@ -1,4 +1,4 @@
-"""`python -m services.planner`."""
+"""Entry point of `python -m services.planner`."""
 
 from services.planner.cli import main
 

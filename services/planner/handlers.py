@@ -73,7 +73,7 @@ async def on_queues_retiring(
 
 
 async def on_queues_retired(message: QueuesRetired, grouper: Grouper, _delivery: Delivery) -> None:
-    """Handle the end of a retirement."""
+    """Handle the end of a queue retirement."""
     grouper.on_retired(message)
 
 
@@ -139,7 +139,9 @@ NOTICE_HANDLERS: dict[type[Message], Handler[Leader]] = {
 
 
 def leader_state_handler(leader: Leader) -> DeliveryHandler:
-    """Handler of the leader queue: the process that receives its messages is the leader."""
+    """
+    Handler for the leader queue: the process that receives messages of this queue is the leader.
+    """
     dispatcher = Dispatcher(STATE_HANDLERS, leader)
 
     async def handle(delivery: Delivery) -> None:

@@ -21,7 +21,9 @@ class LaneCounter:
     time_left_s: Seconds = 0.0
     arrivals: ArrivalCurve = field(default_factory=ArrivalCurve)
     recent: RecentArrivals = field(default_factory=RecentArrivals)
-    """Arrivals that were put into the lane itself, not into the overflow queue or an inbox."""
+    """
+    Recent arrivals that were put into the lane itself, not into the overflow queue or an inbox.
+    """
     routed: int = 0
     """Requests that were routed to an instance's inbox instead of the lane."""
 

@@ -13,7 +13,10 @@ from solver.prediction.lengths.prompt_lengths import PromptLengths
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 MAX_LANES = 200
-"""Maximum number of lanes with a series each; the lanes with the fewest messages are summed."""
+"""
+Maximum number of lanes with their own metric series; the lanes with the fewest messages share one
+series.
+"""
 OTHER_LANES = "other"
 DEVICE = ("model", "engine", "device")
 
@@ -77,7 +80,10 @@ class LeaderMetrics:
 
 
 def _bounded(waiting: dict[str, int]) -> list[tuple[tuple[str], int]]:
-    """One sample for each of the deepest queues, and one sum for the other non-empty queues."""
+    """
+    One sample for each of the deepest queues, and one sample for the sum of the other non-empty
+    queues.
+    """
     deepest = sorted(
         ((queue, ready) for queue, ready in waiting.items() if ready),
         key=lambda entry: (-entry[1], entry[0]),
@@ -121,7 +127,7 @@ ROUTING: tuple[Series[Routing], ...] = (
     ),
     counter(
         "headway_planner_requests_unrouted",
-        "Requests in the scope of routing that went to lanes, because none could be routed",
+        "Requests in the scope of routing that went to lanes because they could not be routed",
         lambda routing: routing.num_left_to_lanes,
     ),
     gauge(

@@ -1,4 +1,6 @@
-"""Operator views of the plan in force: tables, differences, a chart of service over time."""
+"""
+Views of the plan in force for operators: tables, differences, and a chart of service over time.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +18,7 @@ from shared.contracts.plans import (
 from solver.prediction.time_distribution import TimeDistribution
 
 _WIDTH = 64
-"""Width of the chart in columns."""
+"""Width of the service chart in columns."""
 _SHOWN = 0.9
 """Probability with which a request's service begins within the printed interval."""
 
@@ -92,7 +94,9 @@ def difference(before: PlanExplained, after: PlanExplained) -> str:
 
 
 def gantt(plan: PlanExplained) -> str:
-    """Chart of when each instance serves each model; groups of one lane form one bar."""
+    """
+    Chart of the times at which each instance serves each model; groups of one lane form one bar.
+    """
     served = [group for group in plan.groups if group.wait_s is not None]
     if not served:
         return "nothing waits"
@@ -121,7 +125,7 @@ def _waits(waits: WaitAccuracy) -> str:
 
 
 def _head(head: QueueHead) -> list[str]:
-    """Table of the next operations on one instance."""
+    """Table of the next LLM serving operations on one instance."""
     if head.swaps_model:
         title = f"{head.instance_id}: {_swap(head)}"
     else:

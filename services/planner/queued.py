@@ -6,7 +6,7 @@ from shared.contracts.requests import QueuedRequest
 
 
 def queued_message(request: QueuedRequest) -> OutMessage:
-    """Message with *request* for a work queue."""
+    """Create the message that puts *request* into a work queue."""
     return OutMessage(
         body=encode(request),
         kind="request.queued.v1",

@@ -50,7 +50,7 @@ TICK_PERIOD_S = 1.0
 
 def check(settings: Settings) -> None:
     """
-    Check that the settings can work.
+    Check that the planner can run with the settings.
 
     Raises:
         SettingsError: A policy is unknown; the message lists the known ones.
@@ -88,7 +88,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
 
 
 class _Planner:
-    """The roles of one planner process."""
+    """The roles (grouper, leader) of one planner process."""
 
     def __init__(  # noqa: PLR0917 - one composition step
         self,
@@ -212,7 +212,7 @@ class _Planner:
     async def _listen(
         self, name: str, keys: list[tuple[str, str]], dispatcher: Dispatcher[Any], prefetch: int
     ) -> None:
-        """Consume messages of (exchange, routing key) pairs on a queue of this process."""
+        """Consume messages of pairs (exchange, routing key) on a queue of this process."""
         queue = topology.private_queue(name)
         await self._broker.declare_queue(queue)
         for exchange, key in keys:

@@ -16,14 +16,17 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Settings of routing requests to instances, instead of pulling them from lanes."""
 
     policy: str = "pull"
-    """`pull`, or a routing policy; `headway-planner check-config` refuses unknown names."""
+    """
+    Routing policy: `pull` (no routing) or another; `headway-planner check-config` refuses unknown
+    names.
+    """
     scope: Literal["interactive", "all"] = "interactive"
-    """Which requests are routed; instances pull the other requests."""
+    """Requests that are routed to instances; instances pull the other requests."""
     max_waiting: Annotated[int, Meta(ge=1, le=1000)] = 64
     """
-    Maximum number of interactive requests that wait in this grouper to be sent; further ones go to
-    their lanes. Must be below `interactive_prefetch`; otherwise requests of models without an
-    instance would wait behind them.
+    Maximum number of interactive requests that wait in this grouper to be sent; further requests go
+    to their lanes. Must be below `interactive_prefetch`; otherwise requests of models without an
+    instance would wait behind the waiting requests.
     """
     max_waiting_rest: Annotated[int, Meta(ge=1, le=1000)] = 8
     """
@@ -32,11 +35,11 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
     max_wait_s: Annotated[float, Meta(gt=0, le=600)] = 30.0
     """
-    Waiting time after which requests go to their lanes. Keep it far below 30 minutes, the time
-    after which RabbitMQ requeues unacknowledged deliveries.
+    Waiting time after which requests go to their lanes. The time must be far below 30 minutes, the
+    time after which RabbitMQ requeues unacknowledged deliveries.
     """
     instance_timeout_s: Annotated[float, Meta(gt=0)] = 3.0
-    """Time without a status after which an instance gets no more requests."""
+    """Time without a status after which an instance gets no more routed requests."""
     work_period_s: Annotated[float, Meta(gt=0)] = 0.02
     """Period of publishing changes of sent work to other groupers."""
     share_period_s: Annotated[float, Meta(gt=0, le=2)] = 1.0
@@ -50,7 +53,7 @@ class GrouperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     rest_prefetch: Annotated[int, Meta(ge=1, le=1000)] = 16
     """
     Prefetch of the queue of non-interactive requests. Inside one grouper, at most this number of
-    them is ahead of an interactive request.
+    non-interactive requests is ahead of an interactive request.
     """
     trusted_users: tuple[str, ...] = ("guest", "headway-gateway")
     """Authenticated publishers whose `tenant`, `arrived_at` and `prompt_tokens` are trusted."""
@@ -75,7 +78,7 @@ class GrouperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
     routing: RoutingSettings = RoutingSettings()
     duplicate_memory: Annotated[int, Meta(ge=0)] = 20_000
-    """Number of remembered request ids, by which duplicates are dropped."""
+    """Number of request ids that are remembered to drop duplicates."""
     report_period_s: Annotated[float, Meta(gt=0)] = 1.0
     limits: IngressLimits = IngressLimits()
 
@@ -92,8 +95,8 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Period of counting the queues that exist, to correct the numbers known from reports."""
     retire_idle_s: Annotated[float, Meta(gt=0)] = 600.0
     """
-    Time that a lane or companion queue is empty and unused before it is deleted. A process that
-    has been silent for this time counts as gone: no stall may be longer.
+    Time that a lane or companion queue is empty and unused before it is deleted. A process that has
+    been silent for this time counts as gone: no stall of a process may be longer.
     """
     instance_timeout_s: Annotated[float, Meta(gt=0)] = 5.0
     """Time without a status after which an instance gets no work."""
@@ -110,7 +113,8 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Expected weighted share of requests in time below which advice on scale is computed."""
     advise_period_s: Annotated[float, Meta(gt=0)] = 30.0
     """
-    Minimum time between two computations of advice on scale; each delays planning by 1 to 2 s.
+    Minimum time between two computations of advice on scale; each computation delays planning by 1
+    to 2 s.
     """
     advise_most: Annotated[int, Meta(ge=1, le=64)] = 8
     """Maximum number of additional instances that advice on scale considers."""
@@ -118,8 +122,8 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Start-up time of an additional instance without loading a model."""
     settle_s: Annotated[float, Meta(ge=0)] = 1.5
     """
-    Time for which a new leader collects statuses before its first plan. Agents keep the old plan
-    meanwhile.
+    Time for which a new leader collects statuses before its first plan. Until the new plan, agents
+    follow the old plan.
     """
     min_residency_s: Annotated[float, Meta(ge=0)] = 3.0
     """Minimum time that a model stays active before it may be swapped."""
@@ -129,28 +133,30 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
     reserved_lease_s: Annotated[float, Meta(ge=0)] = 10.0
     """
-    Lease: time for which an express model keeps its instance after its last request with a short
+    Time (lease) for which an express model keeps its instance after its last request with a short
     deadline. During the lease, another model gets the instance only for requests whose deadlines no
     instance without a lease can meet.
     """
 
     @property
     def advice(self) -> AdviceOptions:
-        """Options of advice on scale, from these settings."""
+        """Convert these settings to the options of advice on scale."""
         return AdviceOptions(
             target=self.advise_target, most=self.advise_most, start_s=self.advise_start_s
         )
 
     @property
     def express(self) -> ReservedCapacityOptions:
-        """Options of capacity that is reserved for short deadlines, from these settings."""
+        """
+        Convert these settings to the options of capacity that is reserved for short deadlines.
+        """
         return ReservedCapacityOptions(
             deadline_s=self.reserved_deadline_s, lease_s=self.reserved_lease_s
         )
 
     @property
     def importance_weight(self) -> dict[str, float]:
-        """Cost of one late request, by importance."""
+        """Cost of one late request, by the request's importance."""
         return {Importance.HIGH.value: self.high_weight, Importance.LOW.value: 1.0}
 
 
@@ -158,6 +164,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Settings of the planner."""
 
     roles: tuple[Literal["grouper", "leader"], ...] = ("grouper", "leader")
-    """Roles of this process. Several groupers can run at a time; exactly one leader is active."""
+    """
+    Roles of this process: grouper, leader or both. Several groupers can run, and one leader is
+    active.
+    """
     grouper: GrouperSettings = GrouperSettings()
     leader: LeaderSettings = LeaderSettings()

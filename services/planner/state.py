@@ -43,11 +43,11 @@ A leader that was absent for up to this time still receives the report.
 
 @dataclass(slots=True, kw_only=True)
 class GrouperState:
-    """State of one grouper."""
+    """State of one grouper in memory."""
 
     shares: TenantShares
     recent: FIFOCache[str, None]
-    """Ids of the last requests that were put into lanes."""
+    """Ids of the requests that were put into lanes last."""
     lanes: dict[str, LaneCounter] = field(default_factory=dict)
     outstanding: dict[str, UnixTime] = field(default_factory=dict)
     """Key of each request that counts in its tenant's share -> time of admission, oldest first."""
@@ -55,15 +55,15 @@ class GrouperState:
     refused: int = 0
     seq: int = 0
     forecasts: dict[str, LaneForecast] = field(default_factory=dict)
-    """The leader's forecasts by lane, for the time `counted_at`."""
+    """Forecast of each lane from the leader, for the time `counted_at`."""
     routed_at: dict[InstanceId, UnixTime] = field(default_factory=dict)
     """Instance -> time at which a request was last sent to its inbox; kept for `INBOX_MEMORY_S`."""
     entering: dict[str, int] = field(default_factory=dict)
-    """Lane -> number of requests that are being published to it; see `entry`."""
+    """Lane -> number of requests whose publish to the lane is in progress."""
     num_groupers: int = 1
     counted_at: UnixTime = -math.inf
     heard_at: UnixTime = -math.inf
-    """Time at which the last forecasts arrived."""
+    """Time at which the leader's last forecasts arrived."""
 
     def on_forecast(self, forecast: LanesForecast, now: UnixTime) -> None:
         """Store the leader's forecasts of lanes."""
@@ -72,7 +72,7 @@ class GrouperState:
         self.counted_at, self.heard_at = now - forecast.age_s, now
 
     def forecast(self, lane: str, now: UnixTime) -> LaneForecast | None:
-        """Current forecast of *lane*; None if there is none or it is too old."""
+        """Current forecast of *lane*; None if there is no forecast or the forecast is too old."""
         forecast = self.forecasts.get(lane)
         if forecast is None or now - self.heard_at > FORECAST_MEMORY_S:
             return None
@@ -132,7 +132,9 @@ class GrouperState:
         )
 
     def admit(self, request_id: RequestId, tenant: TenantId, tokens: int, *, at: UnixTime) -> bool:
-        """Add an admitted request to its tenant's share; False if the request already counts."""
+        """
+        Add an admitted request to its tenant's share; return False if the request already counts.
+        """
         key = identity(tenant, request_id)
         if key in self.outstanding:
             return False
@@ -147,7 +149,10 @@ class GrouperState:
         self.shares.finish(key)
 
     def expire_outstanding(self, before: UnixTime) -> None:
-        """Remove requests admitted before *before*, since messages about their ends may be lost."""
+        """
+        Remove requests that were admitted before *before*, since messages about their ends may be
+        lost.
+        """
         while self.outstanding:
             key, at = next(iter(self.outstanding.items()))
             if at >= before:
@@ -166,26 +171,28 @@ class LeaderState:
     """The leader's view of the cluster."""
 
     active_since: UnixTime | None = None
-    """Time at which this process became the active consumer; None while it is not."""
+    """
+    Time at which this process became the active leader; None while it is not the active leader.
+    """
     epoch: int = 0
     instances: dict[str, InstanceStatus] = field(default_factory=dict)
     seen_at: dict[str, UnixTime] = field(default_factory=dict)
     model_since: dict[str, tuple[str | None, UnixTime]] = field(default_factory=dict)
     lanes: dict[tuple[str, str], LanesObserved] = field(default_factory=dict)
-    """Last totals by (sender, incarnation)."""
+    """Last lane totals of each grouper, by (sender, incarnation)."""
     counts: QueueCounts = field(default_factory=QueueCounts)
     waiting: dict[str, int] = field(default_factory=dict)
-    """Queue -> requests that wait in it, as of the current round."""
+    """Queue -> number of requests that wait in the queue, as of the current planning round."""
     profiles: dict[tuple[str, str, str], Profile] = field(default_factory=dict)
     plans: dict[str, PlanPublished] = field(default_factory=dict)
     places: Mapping[GroupId, tuple[InstanceId, int]] = field(default_factory=dict)
-    """Instance and position of each group in the plan in force."""
+    """Instance and position of each request group in the plan in force."""
     record: PlanRecord = field(default_factory=PlanRecord)
     advice: tuple[AdvisedInstances, ...] = ()
     """Advice on scale for devices with too few instances."""
     alarms_heard: int = 0
     alarms_planned: int = 0
-    """Number of received alarms that planning rounds have considered."""
+    """Number of received alarms that planning rounds have already considered."""
     worker_restarts: int = 0
 
     @property
@@ -193,7 +200,10 @@ class LeaderState:
         return self.active_since is not None
 
     def copied(self) -> "LeaderState":
-        """A copy of the inputs of a snapshot, since messages can change them while it is made."""
+        """
+        A copy of the inputs of a snapshot; messages can change the original while a snapshot is
+        made.
+        """
         return replace(
             self,
             instances=dict(self.instances),
@@ -204,7 +214,7 @@ class LeaderState:
         )
 
     def on_status(self, status: InstanceStatus, now: UnixTime) -> None:
-        """Store an instance's status, unless an older one of the same incarnation."""
+        """Store an instance's status, unless a newer status of the same incarnation is stored."""
         known = self.instances.get(status.instance_id)
         if known and known.incarnation == status.incarnation and known.seq >= status.seq:
             return
@@ -225,13 +235,13 @@ class LeaderState:
             self.counts.suspect(status.source)
 
     def on_lanes(self, observed: LanesObserved, now: UnixTime) -> None:
-        """Store a grouper's totals."""
+        """Store the lane totals of a grouper."""
         self.lanes[observed.sender, observed.incarnation] = observed
         totals = {queue: QueueTotal(put) for queue, put in observed.put.items()}
         self.counts.observe(observed.source, totals, now)
 
     def on_profile(self, profile: Profile) -> None:
-        """Store a profile, unless a higher version of it is known."""
+        """Store a profile, unless a higher version of the profile is stored."""
         key = (profile.model, profile.engine, profile.device)
         known = self.profiles.get(key)
         if known is None or profile.version >= known.version:
@@ -242,19 +252,21 @@ class LeaderState:
         return max(1, sum(observed.at >= since for observed in self.lanes.values()))
 
     def forget_groupers(self, before: UnixTime) -> None:
-        """Drop the totals of groupers silent since *before*."""
+        """Drop the lane totals of groupers that have been silent since *before*."""
         for sender, observed in tuple(self.lanes.items()):
             if observed.at < before:
                 del self.lanes[sender]
                 self.counts.forget(observed.source)
 
     def excuse(self, missed_s: Seconds) -> None:
-        """Extend the timeouts of peers by *missed_s*, when this process could not receive."""
+        """
+        Extend the timeouts of peers by *missed_s*, a time in which this process could not receive.
+        """
         if missed_s:
             self.seen_at = {name: at + missed_s for name, at in self.seen_at.items()}
 
     def forget_silent(self, before: UnixTime) -> list[str]:
-        """Drop instances without a status since *before*, and return them."""
+        """Drop instances that have sent no status since *before*; return these instances."""
         silent = [name for name, at in self.seen_at.items() if at < before]
         for name in silent:
             if (status := self.instances.get(name)) is not None:

@@ -61,5 +61,5 @@ def check_queue(spec: QueueSpec) -> None:
         )
     if not spec.durable and not spec.exclusive:
         raise ValueError(
-            f"queue {spec.name!r} must be durable or exclusive: RabbitMQ 4.3 refuses others"
+            f"queue {spec.name!r} must be durable or exclusive: RabbitMQ 4.3 refuses other queues"
         )

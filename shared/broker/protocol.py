@@ -20,9 +20,12 @@ class QueueType(Enum):
     """Storage type of a queue."""
 
     QUORUM = "quorum"
-    """Replicated and durable, counts deliveries; for messages that must not be lost."""
+    """Replicated and durable queue that counts deliveries; for messages that must not be lost."""
     CLASSIC = "classic"
-    """Cheaper; for replies and for control messages of which only the last one matters."""
+    """
+    Classic queue, which is cheaper; for replies, and for control messages of which only the last
+    matters.
+    """
 
 
 class ExchangeType(Enum):
@@ -35,7 +38,7 @@ class ExchangeType(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeSpec:
-    """A durable exchange. Unroutable messages go to `alternate`, if set."""
+    """A durable exchange. Messages that it cannot route go to the exchange `alternate`, if set."""
 
     name: str
     type: ExchangeType
@@ -56,7 +59,9 @@ class QueueSpec:
     exclusive: bool = False
     """True if the queue is deleted with the connection that declared it."""
     delivery_limit: int | None = None
-    """Number of redeliveries after which a message is dead-lettered; only for quorum queues."""
+    """
+    Number of redeliveries of a message after which it is dead-lettered; only for quorum queues.
+    """
     dead_letter_exchange: str | None = None
     dead_letter_routing_key: str | None = None
     max_length: int | None = None
@@ -66,8 +71,8 @@ class QueueSpec:
     single_active_consumer: bool = False
     expires_s: float | None = None
     """
-    Time without use after which the broker deletes the queue *with its messages*. Never set it on a
-    queue that holds work.
+    Time without use after which the broker deletes the queue *with its messages*. This limit must
+    not be set on a queue that holds work.
     """
 
 
@@ -99,10 +104,10 @@ class OutMessage:
 
 
 class PublishOutcome(Enum):
-    """Outcome of a confirmed publish."""
+    """Outcome of publishing a message with a publisher confirm."""
 
     CONFIRMED = "confirmed"
-    """The message is in a queue; durably if the queue and the message are durable."""
+    """The message is in a queue, durably if the queue and the message are durable."""
     UNROUTABLE = "unroutable"
     """No queue is bound, so the message was *not* kept."""
     REFUSED = "refused"
@@ -113,11 +118,14 @@ class Settlement(Enum):
     """Way in which a delivery is settled."""
 
     ACK = "ack"
-    """The message is processed; the broker drops it."""
+    """The message is processed; the broker drops the message."""
     REQUEUE = "requeue"
-    """Requeue at the original position, after temporary failures only; counts as a delivery."""
+    """
+    The broker requeues the message at its original position; only for temporary failures. The
+    requeue counts as a delivery.
+    """
     REJECT = "reject"
-    """Dead-letter the message."""
+    """The broker dead-letters the message."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -138,13 +146,13 @@ class Delivery:
     delivery_count: int = 0
     """Number of earlier deliveries of this message; counted in quorum queues only."""
     settler: Callable[[Settlement], Awaitable[bool]]
-    """Settles the delivery at the broker; returns the same as `settle`."""
+    """Function that settles the delivery at the broker; its result is that of `settle`."""
     _settled: bool = field(default=False, init=False)
     _outcome: bool = field(default=True, init=False)
 
     async def settle(self, how: Settlement) -> bool:
         """
-        Settle the delivery; calls after the first one do nothing.
+        Settle the delivery; calls after the first call do nothing.
 
         Returns:
             False if the delivery's channel is closed; the broker has then requeued the message and
@@ -168,18 +176,18 @@ class QueueDepth:
 
     ready: int
     consumers: int
-    """Number of consumers; for quorum queues, holders of unsettled `get` messages count also."""
+    """Number of consumers; for quorum queues, clients with unsettled `get` messages count also."""
 
 
 DeliveryHandler = Callable[[Delivery], Awaitable[None]]
 
 
 class Subscription(Protocol):
-    """A running consumer."""
+    """A running consumer of a queue."""
 
     async def cancel(self) -> None:
         """
-        Stop deliveries, wait for running handlers, and free the channel.
+        Stop deliveries to the consumer, wait for running handlers, and free the channel.
 
         Unsettled deliveries can still be settled until the broker client is closed.
         """
@@ -243,15 +251,18 @@ class Broker(Protocol):
         ...
 
     async def depth(self, queue: str) -> QueueDepth | None:
-        """Count of a queue by a passive declare; None if the queue does not exist."""
+        """
+        Count the messages and consumers of a queue by a passive declare; None if there is no such
+        queue.
+        """
         ...
 
     async def purge(self, queue: str) -> int:
-        """Drop all ready messages; return their number."""
+        """Drop all ready messages of a queue; return their number."""
         ...
 
     async def delete_queue(self, queue: str) -> None:
-        """Delete a queue *and its messages*, which are not dead-lettered."""
+        """Delete a queue *and its messages*; the messages are not dead-lettered."""
         ...
 
     def on_connection_lost(self, callback: Callable[[], None]) -> None:
@@ -262,4 +273,4 @@ class Broker(Protocol):
 
 
 BrokerFactory = Callable[[str], AbstractAsyncContextManager[Broker]]
-"""Opens a broker connection; the client name is shown in the broker's management view."""
+"""Opens a broker connection; the broker's management view shows the client name."""

@@ -24,13 +24,16 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Exponential backoff up to a maximum, with jitter so that clients do not retry together."""
+    """Exponential backoff up to a maximum; jitter prevents that clients retry at the same time."""
 
     first_s: float = 0.05
     max_s: float = 2.0
 
     def delays(self) -> Iterator[Seconds]:
-        """Yield the wait before each retry in seconds, drawn from the upper half of the limit."""
+        """
+        Yield the wait in seconds before each retry, a random number from the upper half of the
+        limit.
+        """
         for attempt in count():
             ceiling_s = min(self.max_s, self.first_s * 2.0 ** min(attempt, 32))
             yield ceiling_s * random.uniform(0.5, 1.0)  # noqa: S311  spreads only
@@ -71,7 +74,7 @@ class Patience:
             self._timer.cancel()
 
     def lasts(self, seconds: Seconds) -> bool:
-        """True if the time limit is more than *seconds* away."""
+        """True if the time limit ends in more than *seconds*."""
         self._look()
         return self._seen_at + seconds <= self._ends_at
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 class OwnedTasks:
     """
-    Set of background tasks that are referenced while they run and are ended together.
+    Set of background tasks; running tasks are referenced, and all tasks are ended together.
 
     A `TaskGroup` would end the whole client when one handler fails, and only the task that opened
     it could close it.
@@ -31,7 +31,9 @@ class OwnedTasks:
         return task
 
     def handle(self, delivery: Delivery, handler: DeliveryHandler) -> None:
-        """Run *handler* in the background. An exception is logged and affects no other handler."""
+        """
+        Run *handler* as a background task. An exception is logged and affects no other handler.
+        """
         self.spawn(_handled(delivery, handler), name=f"handle {delivery.queue}")
 
     async def wait(self) -> None:

@@ -42,7 +42,7 @@ ESTIMATOR = "headway.estimator"
 DEAD_LETTERS = "headway.dead-letters"
 """Failed messages for inspection, each with the header `headway-reason` or the broker's reason."""
 DEAD_LETTER_REPLIES = "headway.dead-letter-replies"
-"""Copies of dead letters, for which groupers send dead-letter replies to producers."""
+"""Exchange for copies of dead letters, for which groupers send dead-letter replies to producers."""
 UNCLAIMED_FINALS = "headway.unclaimed-finals"
 WORK_QUEUES = "headway.work-queues"
 """Names of the work queues that exist, for new leaders (`shared/broker/queue_list.py`)."""
@@ -129,7 +129,7 @@ BINDINGS: tuple[BindingSpec, ...] = (
 
 async def declare(broker: Broker) -> None:
     """
-    Create every exchange, queue and binding of the table; idempotent.
+    Create every exchange, queue and binding of the mesh; idempotent.
 
     A user without permission to declare must come from `ops/rabbitmq/definitions.json`, which also
     creates the table.
@@ -190,7 +190,10 @@ def plan_queue(instance_id: str, client: str) -> tuple[QueueSpec, BindingSpec]:
 
 
 def private_queue(name: str, *, max_length: int = 10_000) -> QueueSpec:
-    """Bounded queue of one process for control notices or profiles; drops the oldest."""
+    """
+    Bounded queue of one process for control notices or profiles; a full queue drops the oldest
+    message.
+    """
     return QueueSpec(
         name=name,
         type=QueueType.CLASSIC,
@@ -203,7 +206,7 @@ def private_queue(name: str, *, max_length: int = 10_000) -> QueueSpec:
 
 def claim_queue(model: str) -> QueueSpec:
     """
-    Lock queue without messages; its owner may activate *model* without a plan.
+    Queue without messages that serves as a lock: its owner may activate *model* without a plan.
 
     The queue is exclusive, so it is deleted with the owner's connection; it expires after two
     minutes.
@@ -219,9 +222,10 @@ def claim_queue(model: str) -> QueueSpec:
 
 def lock_of(queue: str) -> QueueSpec:
     """
-    Lock of a work queue: its owner may create the queue, or delete it. It never holds messages.
+    Queue that serves as the lock of a work queue: its owner may create or delete the work queue.
 
-    Exclusive, so that it ends with the owner's connection; expires after two minutes.
+    The lock queue never holds messages. It is exclusive, so it ends with the owner's connection,
+    and it expires after two minutes.
     """
     return QueueSpec(
         name=f"lock.{queue}",
@@ -233,7 +237,7 @@ def lock_of(queue: str) -> QueueSpec:
 
 
 def temporary_queue(purpose: str) -> QueueSpec:
-    """Private queue of one command; its name is unique."""
+    """Private queue of one command; the queue has a unique name."""
     return private_queue(f"{purpose}.{secrets.token_hex(8)}")
 
 
@@ -265,18 +269,20 @@ def control_keys(instance_id: str | None = None) -> tuple[str, ...]:
 
 CONTROL_LANE = "all.lane"
 CONTROL_RETIREMENT = "all.retirement"
-"""Notices that queues are about to be retired, or that this has ended."""
+"""Routing key of notices that queues are about to be retired or that a retirement has ended."""
 CONTROL_CANCEL = "all.cancel"
 CONTROL_PLAN = "plan.asked"
 
 
 def control_instance(instance_id: str) -> str:
-    """Routing key of producers' commands to one instance, which stop runs."""
+    """Routing key of producers' commands to one instance; these commands stop runs."""
     return f"instance.{instance_id}"
 
 
 def command_instance(instance_id: str) -> str:
-    """Routing key of operators' commands to one instance; producers have no permission for it."""
+    """
+    Routing key of operators' commands to one instance; producers have no permission for this key.
+    """
     return f"command.{instance_id}"
 
 

@@ -27,7 +27,7 @@ LOCK_RETRY_S: Seconds = 0.05
 
 class WorkQueues:
     """
-    The work queues that one process publishes to.
+    The work queues to which one process publishes.
 
     Args:
         broker: Broker with the queues.
@@ -37,11 +37,14 @@ class WorkQueues:
     def __init__(self, broker: Broker, source: str) -> None:
         self.source = source
         self.put: Counter[str] = Counter()
-        """Queue -> number of requests published to it by this process; only rises."""
+        """
+        Queue -> number of requests that this process has published to the queue; the number only
+        rises.
+        """
         self._broker = broker
         self._declared: set[str] = set()
         self._entering: Counter[str] = Counter()
-        """Queue -> number of publishes in progress."""
+        """Queue -> number of publishes to the queue in progress."""
         self._creating: dict[str, asyncio.Lock] = {}
         self._released: set[str] = set()
 
@@ -81,7 +84,8 @@ class WorkQueues:
 
     async def lock(self, queue: str) -> bool:
         """
-        Take the lock of *queue* for its retirement, unless it is in use; return whether it is held.
+        Take the lock of *queue* for its retirement, unless *queue* is in use; return whether the
+        lock is held.
         """
         lock = self._creating.setdefault(queue, asyncio.Lock())
         if lock.locked() or self._entering[queue]:
@@ -110,7 +114,7 @@ class WorkQueues:
                 self._released.add(queue)
 
     def forget(self, queues: tuple[str, ...]) -> None:
-        """End the retirement of *queues*, which were deleted or are kept."""
+        """End the retirement of *queues*: the queues were deleted or are kept."""
         self._released.difference_update(queues)
 
     @property
@@ -131,7 +135,7 @@ class WorkQueues:
 
     @asynccontextmanager
     async def _lock(self, queue: str) -> AsyncIterator[None]:
-        """The lock of *queue*; ends a retirement of the queue that is in progress."""
+        """Take the lock of *queue*; a retirement of the queue that is in progress ends."""
         lock = self._creating.setdefault(queue, asyncio.Lock())
         if lock.locked():
             # If this process retires the queue, its leader keeps the queue at this notice.
@@ -152,7 +156,8 @@ class WorkQueues:
 
 async def lock_work_queue(broker: Broker, queue: str) -> bool:
     """
-    Take the lock of *queue*, which ends with the connection; False if another process has it.
+    Take the lock of *queue*, which ends with the connection; return False if another process has
+    the lock.
 
     Raises:
         BrokerUnavailableError: The broker is unavailable.

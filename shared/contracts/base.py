@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Part of a message. Decoding ignores unknown fields."""
+    """Part of a message. The decoder ignores unknown fields."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
@@ -40,7 +40,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 class Decoder(Generic[T]):
-    """Decodes one message type, or a union of them, from JSON bytes."""
+    """Decodes messages of one type, or of a union of types, from JSON bytes."""
 
     def __init__(self, message_type: Any) -> None:
         self._decoder = msgspec.json.Decoder(message_type)

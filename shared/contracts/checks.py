@@ -15,14 +15,14 @@ class IngressLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_body_bytes: int = 4 * 1024 * 1024
     default_max_tokens: int = 128
     min_ttft_s: float = 0.01
-    """Smallest TTFT target; a lower one is refused as infeasible."""
+    """Smallest TTFT target; a request with a lower target is refused as infeasible."""
     min_tbt_s: float = 0.001
     max_stop_chars: int = 256
 
 
 def check_body_size(body: bytes, limits: IngressLimits) -> None:
     """
-    Check the size of the body.
+    Check the size of a request body.
 
     Raises:
         ContractError: The body is too large (status 413).
@@ -149,7 +149,7 @@ def effective_sampling(
 
 
 def prompt_text(request: InferenceRequest | QueuedRequest) -> PromptText | None:
-    """Size of the text that must be tokenized; None for a prompt of token ids."""
+    """Size of the prompt text that must be tokenized; None for a prompt of token ids."""
     if isinstance(request.prompt, tuple):
         return None
     num_bytes = len((request.prompt or "").encode())
@@ -165,7 +165,8 @@ def prompt_text(request: InferenceRequest | QueuedRequest) -> PromptText | None:
 
 def effective_importance(body: InferenceRequest) -> Importance:
     """
-    Importance: `importance` if set, else OpenAI's `service_tier` (`flex` is low), else high.
+    Importance of a request: `importance` if set, else OpenAI's `service_tier` (`flex` is low), else
+    high.
 
     Raises:
         ContractError: The `service_tier` is unknown.

@@ -23,7 +23,7 @@ from shared.contracts.base import (
 
 
 class StopReason(Enum):
-    """Reason why a producer ends a run."""
+    """Reason why a producer ends a run of its request."""
 
     DUPLICATE = "duplicate"
     CANCELLED = "cancelled"
@@ -32,7 +32,7 @@ class StopReason(Enum):
 
 
 class RunStop(Message, frozen=True, kw_only=True, omit_defaults=True, tag="run.stop.v1"):
-    """A producer's command to end a run that it does not need."""
+    """A producer's command to end a run that the producer does not need."""
 
     request_id: RequestId
     run_id: RunId
@@ -58,7 +58,7 @@ class LaneNonempty(Message, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     queue: str
     source: str = ""
-    """Publisher, as in its reports; empty if it sends none."""
+    """Name of the publisher, as in its reports; empty if the publisher sends no reports."""
     put: int = 0
     """Number of requests that `source` has published to `queue` since its start."""
 
@@ -77,7 +77,7 @@ class QueuesRetiring(
 class QueuesRetired(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="queues.retired.v1"
 ):
-    """The end of a retirement."""
+    """The end of a queue retirement: the listed queues are deleted or kept."""
 
     deleted: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
@@ -86,7 +86,9 @@ class QueuesRetired(
 class DrainInstance(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="instance.drain.v1"
 ):
-    """Stop pulling, and finish or evict running requests; with `exit`, then end the process."""
+    """
+    Stop pulling, and finish or evict running requests; if `exit` is set, then end the process.
+    """
 
     instance_id: InstanceId
     exit: bool = False
@@ -99,7 +101,7 @@ class _Order(Message, frozen=True, kw_only=True, omit_defaults=True):
     command_id: str = ""
     """Unique id that the sender selects; commands with an empty id are never deduplicated."""
     reply_to: str | None = None
-    """Routing key of the answer on `headway.replies`."""
+    """Routing key of the command's answer on `headway.replies`."""
 
 
 class EvictRequest(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.evict.v1"):
@@ -109,7 +111,7 @@ class EvictRequest(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="l
 
 
 class LsoPull(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.pull.v1"):
-    """Pull now within the bounds, and check queues that were recently empty again."""
+    """Pull now within the bounds of pulled work, also from queues that were recently empty."""
 
     count: Annotated[int, Meta(ge=1, le=1000)] = 1
 
@@ -120,13 +122,13 @@ class LsoSwapOut(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso
     request_id: RequestId
     rest_s: Annotated[float, Meta(ge=0)] = 0.0
     """
-    Minimum time until the request is resumed without a swap-in command. With 0 it is resumed as
-    soon as there is room.
+    Minimum time until the request is resumed without a swap-in command. With 0 the request is
+    resumed as soon as there is room.
     """
 
 
 class LsoSwapIn(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.swap_in.v1"):
-    """Resume a swapped-out request now."""
+    """Resume a swapped-out request immediately."""
 
     request_id: RequestId
 
@@ -148,7 +150,7 @@ class LsoWarm(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.wa
 
 
 class LsoActivate(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.activate.v1"):
-    """Activate a model; it stays active until the next plan selects another one."""
+    """Activate a model; the model stays active until the next plan selects another model."""
 
     model: ModelName
 
@@ -158,36 +160,38 @@ class LsoPreempt(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso
 
 
 class LsoSet(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.set.v1"):
-    """Change limits of the running engine; None leaves a limit unchanged."""
+    """Change limits of the running engine; the value None leaves a limit unchanged."""
 
     token_budget: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     max_running: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
 
 class LsoOutcome(Enum):
-    """Outcome of an operation."""
+    """Outcome of an LLM serving operation."""
 
     DONE = "done"
     ALREADY = "already"
-    """Nothing was left to do."""
+    """Nothing was left to do for the operation."""
     REFUSED = "refused"
-    """The instance's state does not allow the operation; nothing changed. See the message."""
+    """
+    The instance's state does not allow the operation; nothing changed. The message has the reason.
+    """
     FAILED = "failed"
     """The operation failed; the message has the reason."""
 
 
 class LsoAnswered(Message, frozen=True, kw_only=True, omit_defaults=True, tag="lso.answered.v1"):
-    """Result of one command."""
+    """Result of one operator's command to an instance."""
 
     instance_id: InstanceId
     command_id: str = ""
     lso: str
-    """Kind of the operation, e.g. `swap_out`."""
+    """Kind of the LLM serving operation, e.g. `swap_out`."""
     outcome: LsoOutcome
     message: str = ""
     duration_s: Seconds = 0.0
     num_bytes: int = 0
-    """Known number of bytes of KV or weights that were moved or dropped."""
+    """Number of bytes of KV or weights that the operation moved or dropped, as far as known."""
     at: UnixTime
 
 

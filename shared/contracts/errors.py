@@ -47,7 +47,7 @@ class BrokerAccessError(BrokerConflictError):
 
 
 class QueueNotFoundError(MeshError):
-    """The queue does not exist."""
+    """The broker has no queue with the given name."""
 
 
 class CapacityError(MeshError):
@@ -79,11 +79,11 @@ class EngineError(MeshError):
 
 
 class NotActiveError(EngineError):
-    """The model is not active; the same request may run later, on this or another instance."""
+    """The model is not active; the same request may run later on this or another instance."""
 
 
 class NoRoomError(EngineError):
-    """The reserved memory is full; nothing was changed."""
+    """The memory that is reserved for warm models is full; nothing was changed."""
 
 
 class UnsupportedError(EngineError):

@@ -32,7 +32,7 @@ class LatencyCoefficients(Value, frozen=True, kw_only=True):
 
 
 class Moments(Value, frozen=True, kw_only=True):
-    """Mean, standard deviation and sample count."""
+    """Mean, standard deviation and sample count of a quantity."""
 
     mean: float
     sd: float
@@ -40,19 +40,19 @@ class Moments(Value, frozen=True, kw_only=True):
 
 
 class Calibration(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Recent predictions compared with outcomes; each prediction preceded its outcome."""
+    """Recent predictions compared with outcomes; each prediction was made before its outcome."""
 
     count: int
     bias: float
-    """Mean residual, predicted minus actual; negative if predictions are too low."""
+    """Mean prediction error, predicted minus actual; negative if predictions are too low."""
     spread: float
-    """Standard deviation of the residuals."""
+    """Standard deviation of the prediction errors."""
     at: UnixTime
-    """Time of the latest outcome."""
+    """Time of the latest outcome that was compared with its prediction."""
     coverage: tuple[tuple[float, float], ...] = ()
     """
-    Pairs (level, share of outcomes up to the predicted quantile), levels rising; empty for few
-    outcomes.
+    Pairs (level, share of outcomes up to the predicted quantile), in order of levels; empty while
+    there are few outcomes.
     """
 
 
@@ -60,9 +60,15 @@ class OutputTokens(Moments, frozen=True, kw_only=True, omit_defaults=True):
     """Lengths of answers without an output limit."""
 
     quantiles: tuple[tuple[float, float], ...] = ()
-    """Pairs (level, tokens of the quantile), both rising; older estimators send none."""
+    """
+    Pairs (level, answer length in tokens at this quantile level), both rising; empty from older
+    estimators.
+    """
     calibration: Calibration | None = None
-    """Residuals in tokens of the predicted length: the mean, capped to the request's limit."""
+    """
+    Prediction errors of the answer length in tokens; the prediction is the mean, capped to the
+    request's limit.
+    """
 
 
 class TreesInForce(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,15 +76,15 @@ class TreesInForce(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     version: int
     at: UnixTime
-    """Time at which the trees were fitted."""
+    """Time at which the quantile trees were fitted."""
     samples: int
-    """Number of training samples."""
+    """Number of training samples of the quantile trees."""
     coverage: tuple[tuple[float, float], ...] = ()
-    """Pairs (level, share of held-out samples up to the predicted quantile), levels rising."""
+    """Pairs (level, share of held-out samples up to the predicted quantile), in order of levels."""
 
 
 class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profile.published.v1"):
-    """Profile of (model, engine, device). The highest version is valid."""
+    """Profile of a (model, engine, device). The profile with the highest version is valid."""
 
     model: ModelName
     engine: str
@@ -99,9 +105,9 @@ class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profi
     """
     num_iterations: int = 0
     token_rate_per_s: float | None = None
-    """Prompt and output tokens per second of one busy instance (QLM Theta)."""
+    """Throughput of one busy instance: prompt and output tokens per second (QLM Theta)."""
     prefill_s: Moments | None = None
-    """Time from first scheduling to first token."""
+    """Time from a request's submission to the engine to its first token."""
     latency_calibration: Calibration | None = None
     """Calibration of the published latency models; residuals are fractions of the actual time."""
     wait_calibration: Calibration | None = None
@@ -112,7 +118,7 @@ class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profi
     applications.
     """
     swap_s: dict[str, Seconds] = {}
-    """Residency before an activation -> duration of the activation."""
+    """Residency of the model before an activation -> duration of the activation."""
     kv_capacity_tokens: int | None = None
     """KV capacity of one instance in tokens, derived from device memory; only in profile files."""
     prefill_trees: TreesInForce | None = None
@@ -120,7 +126,7 @@ class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profi
 
 
 class AlarmKind(Enum):
-    """Subject of an alarm."""
+    """Kind of an alarm."""
 
     SLO_AT_RISK = "slo_at_risk"
     """

@@ -14,7 +14,8 @@ Label = Annotated[str, Meta(min_length=1, max_length=128)]
 
 class RequestedSlo(Slo, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    Targets that a producer sets. Unknown fields are refused, so that no misspelt target is lost.
+    Targets that a producer sets. Unknown fields are refused, so that a misspelt target is not
+    ignored.
     """
 
 
@@ -53,17 +54,22 @@ class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     metadata: dict[str, Any] | None = None
 
     id: Identifier | None = None
-    """Request id, the same on every retry; default: the AMQP message id."""
+    """Request id, the same on every retry; the default is the AMQP message id."""
     slo: Slo | None = None
     deadline: float | None = None
-    """Absolute deadline of the completion, Unix seconds; short form of `slo.deadline_at`."""
+    """
+    Absolute deadline of the request's completion, Unix seconds; short form of `slo.deadline_at`.
+    """
     tenant: Label | None = None
-    """Tenant; used only from trusted publishers. Otherwise the authenticated user is the tenant."""
+    """
+    Tenant of the request, if a trusted publisher sends it; otherwise the authenticated user is the
+    tenant.
+    """
     application: Label | None = None
     """Name of a group of requests with similar output lengths, for the estimator."""
     importance: Importance | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
-    """Higher values are served first; requests with a negative value may be shed."""
+    """Priority: higher values are served first; requests with a negative value may be shed."""
     reply: ReplyMode | None = None
     arrived_at: float | None = None
     """Time at which the request reached the mesh; used only from trusted publishers."""

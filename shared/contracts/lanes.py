@@ -1,4 +1,4 @@
-"""Lanes and their queue names. The layout is versioned data."""
+"""Lanes and their queue names. The layout of lanes is versioned data."""
 
 import re
 from typing import Annotated
@@ -56,7 +56,9 @@ class LaneKey(Value, frozen=True, kw_only=True, order=True):
     importance: str
     band: int
     work: str
-    """Work class, e.g. `w3`. Version 1 has `short` and `long`, possibly with a number."""
+    """
+    Work class of the lane, e.g. `w3`. Version 1 has `short` and `long`, possibly with a number.
+    """
 
     @classmethod
     def of(
@@ -79,12 +81,16 @@ class LaneKey(Value, frozen=True, kw_only=True, order=True):
 
     @property
     def overflow_name(self) -> str:
-        """Companion queue for tenants above their share; served when the lane is empty."""
+        """
+        Companion queue for requests of tenants above their share; served when the lane is empty.
+        """
         return f"overflow.{self._suffix()}"
 
     @property
     def resume_name(self) -> str:
-        """Companion queue for evicted requests of this model and band; served before the lane."""
+        """
+        Companion queue for evicted requests of one model and deadline band; served before the lane.
+        """
         return f"resume.{self.layout}.{_quote(self.model)}.{self.band}"
 
     @classmethod
@@ -112,7 +118,9 @@ class LaneKey(Value, frozen=True, kw_only=True, order=True):
 
 
 def relegated_name(model: ModelName) -> str:
-    """Companion queue for requests whose SLO cannot be met; served when there is room."""
+    """
+    Companion queue for requests whose SLO cannot be met; the queue is served when there is room.
+    """
     return f"relegated.{_quote(model)}"
 
 

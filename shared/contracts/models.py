@@ -12,15 +12,18 @@ class ModelEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: ModelName
     path: str
-    """Directory with `config.json`, `tokenizer.json` and weights; relative to the registry file."""
+    """
+    Directory with the model's `config.json`, `tokenizer.json` and weights; relative to the registry
+    file.
+    """
     architecture: str
     max_model_len: Annotated[int, Meta(ge=16)]
-    """Maximum number of prompt plus output tokens."""
+    """Maximum number of prompt tokens plus output tokens of a request."""
     eos_token_ids: tuple[int, ...] = ()
     aliases: tuple[str, ...] = ()
-    """Other names of the model that requests may use."""
+    """Other names by which requests may select the model."""
     adapters: dict[str, str] = {}
-    """Name that requests use -> LoRA adapter directory."""
+    """Name by which requests select a LoRA adapter -> directory of the adapter."""
     revision: str | None = None
     weight_bytes: int = 0
     bytes_per_token: Annotated[float, Meta(gt=0)] = 4.0

@@ -12,13 +12,13 @@ class LaneQuota(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     lane: str
     quota: int
-    """Number of requests that this instance should take; outdated a few seconds after the plan."""
+    """Number of requests that this instance should take from the lane; valid for a few seconds."""
     token_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the segment's token throughput for this lane."""
 
 
 class Segment(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """One residency of a model; all lanes of the segment are served concurrently."""
+    """One residency of a model in a plan; all lanes of the segment are served concurrently."""
 
     model: ModelName
     lanes: tuple[LaneQuota, ...] = ()
@@ -27,7 +27,7 @@ class Segment(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class VirtualQueue(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Segments that one instance serves, in order (QLM Def. 4.2)."""
+    """Segments that one instance serves in order (QLM Def. 4.2)."""
 
     instance_id: InstanceId
     segments: tuple[Segment, ...] = ()
@@ -36,7 +36,9 @@ class VirtualQueue(Value, frozen=True, kw_only=True, omit_defaults=True):
 class PlanPublished(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="plan.published.v1"
 ):
-    """One instance's part of a plan. The last plan is valid; lower epochs are ignored."""
+    """
+    One instance's part of a plan. The last plan is valid; a plan with a lower epoch is ignored.
+    """
 
     epoch: int
     issued_at: UnixTime
@@ -55,17 +57,20 @@ class LaneForecast(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     lane: str
     wait_s: Seconds | None = None
-    """Mean time until the request is served; None while no instance serves the lane."""
+    """
+    Mean time until a request that enters the lane is served; None while no instance serves the
+    lane.
+    """
     wait_sd_s: Seconds | None = None
-    """Standard deviation of `wait_s`; None without a wait, or from leaders of older versions."""
+    """Standard deviation of `wait_s`; None without a forecast wait, or from older leaders."""
     late_probability: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Probability that the last waiting group of the lane is late."""
     request_s: Seconds = 0.0
-    """Additional wait for each further request in the lane."""
+    """Additional waiting time for each further request in the lane."""
     tail_s: Seconds = 0.0
     """
-    Mean time from the start of service to the first token or the completion, whichever the target
-    limits.
+    Mean time from the start of a request's service to its first token or completion, whichever the
+    target limits.
     """
     tail_sd_s: Seconds = 0.0
     """Standard deviation of `tail_s`."""
@@ -79,30 +84,33 @@ class LanesForecast(
     epoch: int
     at: UnixTime
     age_s: Annotated[Seconds, Meta(ge=0)] = 0.0
-    """Age of the lane counts behind the forecasts, which exclude requests that arrived later."""
+    """Age of the lane counts from which the forecasts were made; later requests are not counted."""
     lanes: tuple[LaneForecast, ...] = ()
     groupers: Annotated[int, Meta(ge=1)] = 1
-    """Number of groupers that admit requests, each about the same share."""
+    """Number of groupers that admit requests; each admits about the same share."""
 
 
 class PlanRequested(Message, frozen=True, kw_only=True, omit_defaults=True, tag="plan.asked.v1"):
     """Request to the leader to explain the plan in force."""
 
     reply_to: str
-    """Routing key of the answer on `headway.replies`."""
+    """Routing key of the leader's answer on `headway.replies`."""
     others: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Number of groups with alternative places in the answer, most likely late groups first."""
+    """
+    Number of groups whose alternative places the answer lists; groups that are most likely late
+    come first.
+    """
 
 
 class OtherPlace(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Alternative place for a request group."""
+    """Alternative place in the plan for a request group."""
 
     instance_id: InstanceId
     position: int
     extra_cost: float
     """
-    Cost that this place adds to the plan, as a fraction of the cost if all requests are late.
-    Negative if the place is cheaper.
+    Cost that the alternative place adds to the plan, as a fraction of the cost if all requests are
+    late; negative if the place is cheaper.
     """
     wait_s: Seconds
 
@@ -112,17 +120,20 @@ class PlacedGroup(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     lane: str
     number: int
-    """Sequence number of the group within its lane."""
+    """Sequence number of the request group within its lane."""
     num_requests: int
     instance_id: InstanceId | None = None
-    """Instance of the group; None while no instance can serve the group."""
+    """Instance that serves the request group; None while no instance can serve the group."""
     position: int = 0
     wait_s: Seconds | None = None
-    """Mean time until the group is served."""
+    """Mean time until the request group is served."""
     wait_sd_s: Seconds | None = None
-    """Standard deviation of `wait_s`; None if unknown."""
+    """
+    Standard deviation of `wait_s`, the mean time until the request group is served; None if
+    unknown.
+    """
     time_left_s: Seconds | None = None
-    """Time to the deadline of the group's oldest request; None for best effort."""
+    """Time to the deadline of the request group's oldest request; None for best effort."""
     late_probability: float = 0.0
     others: tuple[OtherPlace, ...] = ()
 
@@ -131,18 +142,20 @@ class PlannedLso(Value, frozen=True, kw_only=True, omit_defaults=True):
     """One predicted LLM serving operation, or several successive operations of one kind."""
 
     lso: str
-    """Kind of the operation."""
+    """Kind of the LLM serving operation."""
     subject: str = ""
     """Subject of the operation: a model, the affected requests' lanes, or another argument."""
     requests: int = 0
-    """Approximate number of requests, since one typical request represents each lane."""
+    """
+    Approximate number of requests of the operation, since one typical request represents each lane.
+    """
     reason: str
     predicted_s: Seconds | None = None
-    """Total duration; None if it cannot be predicted."""
+    """Predicted total duration of the operation; None if it cannot be predicted."""
     figures: dict[str, float] = {}
     """
-    Values behind the reason of the first operation, by name. `recompute_s` is the cost of evicting,
-    `transfer_s` the cost of swapping out.
+    Values by name from which the first operation was selected. `recompute_s` is the cost of
+    evicting, `transfer_s` the cost of swapping out.
     """
 
 
@@ -152,9 +165,9 @@ class QueueHead(Value, frozen=True, kw_only=True, omit_defaults=True):
     instance_id: InstanceId
     active: ModelName | None = None
     model: ModelName | None = None
-    """Model of the first segment; None if the virtual queue is empty."""
+    """Model of the first segment of the virtual queue; None if the virtual queue is empty."""
     lsos: tuple[PlannedLso, ...] = ()
-    """Operations in order of execution; empty if nothing changes."""
+    """LLM serving operations in order of execution; empty if nothing changes."""
 
     @property
     def swaps_model(self) -> bool:
@@ -169,11 +182,15 @@ class AdvisedInstances(Value, frozen=True, kw_only=True, omit_defaults=True):
     device: str
     present: int
     advised: int
-    """Total number of instances; equals `present` if these suffice or if no number suffices."""
+    """
+    Advised total number of instances; equals `present` if these suffice or if no number suffices.
+    """
     bound: int | None = None
-    """Lower bound on additional instances for any plan; None if no number suffices."""
+    """
+    Lower bound on the number of additional instances for any plan; None if no number suffices.
+    """
     attainment: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """Expected weighted share of requests in time, for the last evaluated number of instances."""
+    """Expected weighted share of requests in time with the last evaluated number of instances."""
 
 
 class WaitAccuracy(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -181,17 +198,19 @@ class WaitAccuracy(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     count: int
     mean_ratio: float
-    """Actual waits divided by planned waits; above 1 if plans are too optimistic."""
+    """
+    Actual waiting times divided by planned waiting times; above 1 if plans are too optimistic.
+    """
     coverage: Annotated[float, Meta(ge=0, le=1)]
-    """Share of actual waits within their published 90 % intervals."""
+    """Share of actual waiting times within their published 90 % intervals."""
     raw_coverage: Annotated[float, Meta(ge=0, le=1)]
-    """Share of actual waits within their 90 % intervals before correction."""
+    """Share of actual waiting times within their 90 % intervals before the correction."""
 
 
 class PlanExplained(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="plan.explained.v1"
 ):
-    """The current plan, group by group, most likely late first."""
+    """The current plan, group by group; the groups that are most likely late come first."""
 
     epoch: int
     at: UnixTime
@@ -202,7 +221,7 @@ class PlanExplained(
     late_share: float = 0.0
     groups: tuple[PlacedGroup, ...] = ()
     heads: tuple[QueueHead, ...] = ()
-    """First segments of all virtual queues, with the operations that they need."""
+    """First segment of each virtual queue, with the LLM serving operations that it needs."""
     instances: tuple[str, ...] = ()
     """
     All instances that may have an inbox: live instances, and lost ones whose inboxes still exist.

@@ -9,19 +9,22 @@ from msgspec import Meta
 from shared.contracts.base import Seconds, UnixTime, Value
 
 MAX_TARGET_S: Seconds = 30 * 24 * 3600.0
-"""Maximum target, and maximum time from arrival to deadline, in seconds."""
+"""Maximum value of a latency target, and maximum time from arrival to deadline, in seconds."""
 PositiveSeconds = Annotated[float, Meta(gt=0, le=MAX_TARGET_S)]
 
 
 class QosClass(Enum):
-    """Class of a request's SLO."""
+    """QoS class of a request, determined by its SLO."""
 
     INTERACTIVE = "interactive"
-    """First token within `ttft_s`, then at most `tbt_s` between two tokens."""
+    """
+    Interactive: the first token is due within `ttft_s`, then each token within `tbt_s` after the
+    last.
+    """
     NON_INTERACTIVE = "non_interactive"
-    """The whole answer within `ttlt_s`, or by an absolute deadline."""
+    """Non-interactive: the whole answer is due within `ttlt_s`, or by an absolute deadline."""
     BEST_EFFORT = "best_effort"
-    """No target (offline work in ConServe)."""
+    """Best effort: the request has no target (offline work in ConServe)."""
 
 
 class Importance(Enum):
@@ -42,7 +45,7 @@ class Slo(Value, frozen=True, kw_only=True, omit_defaults=True):
     tbt_s: PositiveSeconds | None = None
     ttlt_s: PositiveSeconds | None = None
     deadline_at: UnixTime | None = None
-    """Absolute deadline of the completion, Unix seconds."""
+    """Absolute deadline of the request's completion, Unix seconds."""
 
     @property
     def qos_class(self) -> QosClass:
@@ -53,25 +56,31 @@ class Slo(Value, frozen=True, kw_only=True, omit_defaults=True):
         return QosClass.BEST_EFFORT
 
     def first_token_deadline_at(self, arrived_at: UnixTime) -> UnixTime:
-        """D_first = arrival + ttft (QoServe eq. 1); infinite without `ttft_s`."""
+        """
+        Deadline of the first token: D_first = arrival + ttft (QoServe eq. 1); infinite without
+        `ttft_s`.
+        """
         return inf if self.ttft_s is None else arrived_at + self.ttft_s
 
     def token_deadline_at(self, arrived_at: UnixTime, n: int) -> UnixTime:
-        """D_n = arrival + ttft + (n-1)·tbt, n from 1 (QoServe eq. 2)."""
+        """Deadline of token n, from 1: D_n = arrival + ttft + (n-1)·tbt (QoServe eq. 2)."""
         pace_s = self.tbt_s or 0.0
         if n > 1 and self.tbt_s is None:
             return inf
         return self.first_token_deadline_at(arrived_at) + (n - 1) * pace_s
 
     def completion_deadline_at(self, arrived_at: UnixTime) -> UnixTime:
-        """D_total = arrival + ttlt (QoServe eq. 3), or the absolute deadline if sooner."""
+        """
+        Deadline of the whole answer: D_total = arrival + ttlt (QoServe eq. 3), or the absolute
+        deadline if sooner.
+        """
         relative = inf if self.ttlt_s is None else arrived_at + self.ttlt_s
         absolute = inf if self.deadline_at is None else self.deadline_at
         return min(relative, absolute)
 
     def planning_deadline_at(self, arrived_at: UnixTime) -> UnixTime:
         """
-        Deadline for planning: of the first token if interactive, else of the completion.
+        Deadline that planning uses: of the first token if interactive, else of the completion.
 
         The deadline of best-effort requests is infinite.
         """
@@ -89,4 +98,4 @@ class SloVerdict(Value, frozen=True, kw_only=True, omit_defaults=True):
     ttlt_s: Seconds | None = None
     max_tbt_s: Seconds | None = None
     late_tokens: int = 0
-    """Number of tokens that were later than their deadlines (QoServe eq. 2)."""
+    """Number of tokens that were generated later than their deadlines (QoServe eq. 2)."""

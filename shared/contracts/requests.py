@@ -40,16 +40,16 @@ class ChatMessage(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[dict[str, Any]] | None = None
-    """Text, or a list of `{"type": "text", "text": ...}` parts."""
+    """Content of the message: text, or a list of `{"type": "text", "text": ...}` parts."""
 
 
 class PromptText(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Size of a prompt's text before tokenization."""
 
     num_bytes: int
-    """Size in UTF-8 bytes."""
+    """Size of the prompt's text in UTF-8 bytes."""
     num_messages: int = 0
-    """Number of chat messages; the chat template adds tokens to each."""
+    """Number of chat messages in the prompt; the chat template adds tokens to each message."""
 
 
 class Sampling(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -61,7 +61,9 @@ class Sampling(Value, frozen=True, kw_only=True, omit_defaults=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
     seed: int | None = None
-    """Seed, set at ingress for random sampling, so that a replayed run gives the same tokens."""
+    """
+    Random seed, set at ingress for random sampling, so that a replayed run gives the same tokens.
+    """
     stop: tuple[str, ...] = ()
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
@@ -87,9 +89,9 @@ class ReplyMode(Enum):
     """Replies that the producer requests on its reply queue."""
 
     STREAM = "stream"
-    """`run.started`, tokens as they are generated, and the final."""
+    """The message `run.started`, tokens as they are generated, and the final reply."""
     FINAL = "final"
-    """Only the final, which contains the whole answer."""
+    """Only the final reply, which contains the whole answer."""
 
 
 class StepDetails(Value, frozen=True, array_like=True):
@@ -115,10 +117,13 @@ class Attempts(Value, frozen=True, kw_only=True, omit_defaults=True):
     """History of the request in the mesh."""
 
     hop: int = 0
-    """Number of times that the request was requeued, by which its runs are ordered."""
+    """Number of times that the request was requeued; its runs are ordered by this number."""
     evictions: int = 0
     crashes: int = 0
-    """Number of engine crashes during runs of this request. From two on, the request runs alone."""
+    """
+    Number of engine crashes during runs of this request. From two crashes on, the request runs
+    alone.
+    """
     relegated: bool = False
     evicted_by: InstanceId | None = None
     evicted_at: UnixTime | None = None
@@ -140,7 +145,7 @@ class QueuedRequest(
     model: ModelRef
     prompt: str | Tokens | None = None
     messages: tuple[ChatMessage, ...] | None = None
-    """Exactly one of `messages` and `prompt` is set."""
+    """Chat messages of the prompt; exactly one of `messages` and `prompt` is set."""
     prompt_tokens: int
     """Prompt length: exact if the prompt is token ids, else estimated at ingress."""
     sampling: Sampling
@@ -151,7 +156,10 @@ class QueuedRequest(
     application: str = "default"
     importance: Importance = Importance.HIGH
     priority: int = 0
-    """Priority among equal deadlines, higher first; requests with a negative value may be shed."""
+    """
+    Priority of the request among equal deadlines, higher first; with a negative value it may be
+    shed.
+    """
     lane: str
     """Queue name of the request's lane, to which it returns from companion queues."""
     reply_to: str | None = None
@@ -171,7 +179,7 @@ class QueuedRequest(
 
     @property
     def deadline_at(self) -> UnixTime:
-        """Deadline for planning; infinite for best effort."""
+        """Deadline of the request that planning uses; infinite for best effort."""
         return self.slo.planning_deadline_at(self.arrived_at)
 
 
@@ -196,10 +204,12 @@ class TokenChunk(Value, frozen=True, kw_only=True, omit_defaults=True):
     request_id: RequestId
     run_id: RunId
     offset: int = 0
-    """Index of the first token in the answer."""
+    """Index in the answer of the chunk's first token."""
     token_ids: Tokens
     text: str = ""
-    """Text that these tokens complete; the joined texts of a run's chunks are the run's text."""
+    """
+    Text that the chunk's tokens complete; the joined texts of a run's chunks are the run's text.
+    """
 
 
 class TokensEmitted(
@@ -212,14 +222,14 @@ class TokensEmitted(
 
 
 class FinishReason(Enum):
-    """Reason for which a generation ended, in OpenAI's terms."""
+    """Reason for which the generation of an answer ended, in OpenAI's terms."""
 
     STOP = "stop"
     LENGTH = "length"
 
 
 class Usage(Value, frozen=True, kw_only=True):
-    """Token counts of a finished request, always written in full."""
+    """Token counts of a finished request; all fields are always written."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -237,16 +247,16 @@ class Timings(Value, frozen=True, kw_only=True, omit_defaults=True):
     first_token_at: UnixTime
     finished_at: UnixTime
     predicted_wait: WaitForecast | None = None
-    """Forecast at grouping of the time from `grouped_at` to `submitted_at`."""
+    """Forecast, made at grouping, of the time from `grouped_at` to `submitted_at`."""
 
 
 class RequestCompleted(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="request.completed.v1"
 ):
     """
-    Final with the whole answer; complete even for a consumer that missed all tokens.
+    Final reply with the whole answer; complete even for a consumer that missed all tokens.
 
-    A successful final of any run completes the request.
+    A successful final reply of any run completes the request.
     """
 
     request_id: RequestId
@@ -279,7 +289,11 @@ class ErrorInfo(Value, frozen=True, kw_only=True, omit_defaults=True):
 class RequestFailed(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="request.failed.v1"
 ):
-    """Final without an answer. A live run or a successful final overrides it."""
+    """
+    Final reply of a failed run, without an answer.
+
+    A live run or a successful final reply overrides this reply.
+    """
 
     request_id: RequestId
     run_id: RunId | None = None

@@ -15,26 +15,27 @@ from shared.contracts.base import (
 
 
 class Prefill(Value, frozen=True, kw_only=True, array_like=True):
-    """First token of one request, reported by the request's agent."""
+    """The first token of one request, reported by the agent that runs the request."""
 
     request_id: RequestId
     tenant: TenantId
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens that the engine found in its prefix cache."""
+    """Number of prompt tokens that the engine found in its prefix cache."""
     prefill_s: Seconds
     """
-    Time from first scheduling to first token, without preempted time. 0 if the engine reports none.
+    Time from the request's first scheduling to its first token, without preempted time. 0 if the
+    engine reports none.
     """
     at: UnixTime
     prefix: tuple[int, ...] = ()
-    """Copy of `QueuedRequest.prefix`."""
+    """Copy of the request's field `QueuedRequest.prefix`."""
 
 
 class PrefillsObserved(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="prefills.observed.v1"
 ):
-    """Recent first tokens of one instance, published within milliseconds."""
+    """First tokens that requests of one instance had recently, published within milliseconds."""
 
     instance_id: InstanceId
     incarnation: str
@@ -47,7 +48,10 @@ class PrefillSample(Value, frozen=True, kw_only=True, array_like=True):
     """Training sample: a prefill whose duration a router had predicted."""
 
     features: tuple[float, ...]
-    """Columns of `solver.prediction.prefill.features.FEATURES` at the time of routing."""
+    """
+    Features of the prefill at routing, in the order of
+    `solver.prediction.prefill.features.FEATURES`.
+    """
     prefill_s: Seconds
 
 
@@ -67,7 +71,9 @@ class PrefillsSampled(
 
 
 class PrefillTrees(Message, frozen=True, kw_only=True, omit_defaults=True, tag="prefill.trees.v1"):
-    """Quantile trees for (model, engine, device). The highest version is valid."""
+    """
+    Quantile trees for a (model, engine, device). The trees with the highest version are valid.
+    """
 
     model: ModelName
     engine: str
@@ -75,7 +81,9 @@ class PrefillTrees(Message, frozen=True, kw_only=True, omit_defaults=True, tag="
     version: int
     at: UnixTime
     trees: msgspec.Raw
-    """Trees in the encoding of `quantile_trees`, which refuses trees with other features."""
+    """
+    Trees in the encoding of `quantile_trees`, whose decoder refuses trees with other features.
+    """
 
 
 class WorkTotals(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -86,11 +94,13 @@ class WorkTotals(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     version: int = 0
-    """Version, increased with each change; the entry with the higher version is newer."""
+    """
+    Version of the totals, increased with each change; an entry with a higher version is newer.
+    """
     assigned_s: Seconds = 0.0
     dispatched_s: Seconds = 0.0
     finished_s: Seconds = 0.0
-    """Work of requests that had their first token or were cancelled."""
+    """Prefill work, in seconds, of requests that had their first token or were cancelled."""
     given_up_s: Seconds = 0.0
     """Part of `finished_s` for requests without a first token on this instance."""
     num_assigned: int = 0
@@ -98,39 +108,43 @@ class WorkTotals(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class InstanceLoad(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Load of one instance, reported by the instance."""
+    """Load of one instance, reported by its agent."""
 
     seq: int = 0
-    """Sequence number, increased with each report; the report with the higher number is newer."""
+    """
+    Sequence number of the report, increased with each report; a report with a higher number is
+    newer.
+    """
     at: UnixTime = 0.0
     running: int = 0
     prefill_backlog_tokens: int = 0
-    """Prompt tokens that were submitted to the engine and are not computed yet."""
+    """Number of prompt tokens that were submitted to the engine and are not computed yet."""
     kv_utilization: float = 0.0
 
 
 class SoftState(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Work of instances from a router's view; if lost, it is learnt again within seconds."""
+    """Prefill work of instances from a router's view; a lost message is replaced within seconds."""
 
     work: dict[str, dict[InstanceId, WorkTotals]] = msgspec.field(default_factory=dict)
-    """Router -> instance -> work totals."""
+    """Router -> instance -> totals of expected prefill work."""
     loads: dict[InstanceId, InstanceLoad] = msgspec.field(default_factory=dict)
 
 
 class Residual(msgspec.Struct, frozen=True, array_like=True):
-    """Prediction error of one request."""
+    """Prediction error of one request's prefill time."""
 
     number: int
-    """Sequence number, increased with each residual of the same router."""
+    """Sequence number of the residual, increased with each residual of the same router."""
     bucket: tuple[int, int, int]
     pace: float
     """Logarithm of the factor by which recent requests took longer than predicted."""
     scores: tuple[float, ...]
     """
-    One score per quantile level: the logarithm of actual time divided by the quantile at this pace.
+    Score per quantile level: logarithm of the actual time divided by the predicted quantile,
+    adjusted by `pace`.
     """
     mean_s: Seconds
-    """Predicted mean time, adjusted by `pace`."""
+    """Predicted mean prefill time, adjusted by `pace`."""
     actual_s: Seconds
 
 
@@ -142,7 +156,7 @@ class CalibrationSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     levels: tuple[float, ...]
     origin: str
     residuals: tuple[Residual, ...]
-    """Residuals, oldest first."""
+    """Prediction errors of the router, oldest first."""
 
 
 class RoutingTrust(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -151,16 +165,19 @@ class RoutingTrust(Value, frozen=True, kw_only=True, omit_defaults=True):
     engine: str
     device: str
     version: str
-    """Version of the quantile trees, or name of the predictor that replaces trees."""
+    """Version of the quantile trees, or name of the predictor that is used instead of trees."""
     trusted: bool
-    """False if the router does not use predictions: first come, first served and least loaded."""
+    """
+    False if the router ignores predictions: requests go first come, first served to the least
+    loaded instance.
+    """
     level: float
-    """Level of the monitored quantile."""
+    """Level of the quantile whose coverage is monitored."""
     count: int
     covered: float
-    """Share of requests whose prefill took at most the monitored quantile."""
+    """Share of requests whose prefill took no longer than the monitored quantile."""
     residual_s: Seconds
-    """Mean residual, predicted minus actual; negative if predictions are too low."""
+    """Mean prediction error, predicted minus actual; negative if predictions are too low."""
 
 
 class RouterState(Message, frozen=True, kw_only=True, omit_defaults=True, tag="router.state.v1"):
@@ -172,6 +189,8 @@ class RouterState(Message, frozen=True, kw_only=True, omit_defaults=True, tag="r
     work: SoftState = SoftState()
     """Work totals of this router, and the latest load that each instance reported to it."""
     calibrations: tuple[CalibrationSnapshot, ...] = ()
-    """Residuals of this router since its last message; periodically all its residuals."""
+    """
+    Prediction errors of this router since its last message; periodically all its prediction errors.
+    """
     trusts: tuple[RoutingTrust, ...] = ()
-    """Quality of predictions, for operators only."""
+    """Quality of this router's predictions, for operators only."""

@@ -33,9 +33,9 @@ class ActivationPath(Enum):
     """Path by which a model is activated, in order of rising cost."""
 
     PARKED = "parked"
-    """The model's own engine is running and parked."""
+    """The model's own engine already runs and is parked."""
     RELOAD = "reload"
-    """The model's weights are loaded into an engine that held another model of the same shape."""
+    """The model's weights are loaded into an engine of the same shape, which held another model."""
     START = "start"
     """A new engine starts, with weights from host memory."""
     COLD = "cold"
@@ -48,7 +48,7 @@ class ModelState(Value, frozen=True, kw_only=True, omit_defaults=True):
     model: ModelName
     residency: Residency
     activate_s: Seconds = 0.0
-    """Time to activate the model from this residency, measured or assumed."""
+    """Time to activate the model from its current residency, measured or assumed."""
     path: ActivationPath | None = None
     """Path by which the model would be activated; None if it is active."""
     warm_bytes: int = 0
@@ -73,7 +73,7 @@ class InstanceTotals(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PullState(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Work that an instance has pulled and not started, and its bounds."""
+    """Work that an instance has pulled and not started, and the bounds of this work."""
 
     requests: int = 0
     max_requests: int = 0
@@ -86,13 +86,13 @@ class PullState(Value, frozen=True, kw_only=True, omit_defaults=True):
     counts.
     """
     whole_backlog_s: Seconds | None = None
-    """`backlog_s` with each long prefill counted in full."""
+    """Predicted waiting time `backlog_s` with each long prefill counted in full."""
     max_backlog_s: Seconds = 0.0
     tokens: int = 0
-    """KV tokens that the pulled requests may need."""
+    """Number of KV tokens that the pulled requests may need."""
     max_tokens: int = 0
     room: bool = False
-    """True if one more request may be pulled."""
+    """True if the instance may pull one more request."""
 
 
 class InstanceStatus(
@@ -107,9 +107,9 @@ class InstanceStatus(
     engine: str
     device: str
     model: ModelName | None = None
-    """The active model."""
+    """The active model of the instance."""
     activating: ModelName | None = None
-    """Model that is being activated; meanwhile runs of `model` may still finish."""
+    """Model that is being activated; runs of the old model `model` may still finish until then."""
     models: tuple[ModelState, ...] = ()
     plan_epoch: int = 0
     running: int = 0
@@ -122,15 +122,20 @@ class InstanceStatus(
     kv_capacity_tokens: int = 0
     draining: bool = False
     takes_in: bool = True
-    """True if the instance takes requests for its model: it does not drain, swap or restart."""
+    """
+    True if the instance takes requests for its model; False while it drains, swaps or restarts.
+    """
     totals: InstanceTotals = InstanceTotals()
     pulled_by_lane: dict[str, int] = {}
     put: dict[str, int] = {}
-    """Queue -> number of requests returned to it."""
+    """Queue -> number of requests that the instance returned to the queue."""
     released: tuple[str, ...] = ()
     """Queues that the leader is about to delete and that this instance does not use."""
     pulled_to: dict[str, UnixTime] = {}
-    """Lane -> enqueue time of the last request pulled from it; the lane's head is not older."""
+    """
+    Lane -> enqueue time of the last request pulled from the lane; the lane's first request is not
+    older.
+    """
     capabilities: tuple[str, ...] = ()
     swapped_out: int = 0
     """Number of requests that were removed from the engine and will be resumed here."""
@@ -138,19 +143,22 @@ class InstanceStatus(
     """Host memory occupied by copies of the active model's KV."""
     host_kv_capacity_bytes: int = 0
     prefill_backlog_tokens: int = 0
-    """Prompt tokens of the instance's requests that are not computed yet."""
+    """Number of the instance's prompt tokens that are not computed yet."""
     pull: PullState | None = None
     lso: LsoFacts | None = None
-    """Inputs of the choice of operations; None from agents of older versions."""
+    """Inputs for selecting LLM serving operations; None from agents of older versions."""
 
     @property
     def next_model(self) -> ModelName | None:
-        """Model of the requests that this instance pulls next: the active one, unless it swaps."""
+        """
+        Model whose requests this instance pulls next: the active model, unless a swap is in
+        progress.
+        """
         return self.activating or self.model
 
     @property
     def source(self) -> str:
-        """Unique name of the process in notices."""
+        """Unique name of the agent process in notices."""
         return source_name(self.instance_id, self.incarnation)
 
 
@@ -165,9 +173,9 @@ class LaneTotal(Value, frozen=True, kw_only=True, omit_defaults=True):
     interactive: int = 0
     """Number of requests with a deadline for the first token."""
     time_left_s: Seconds = 0.0
-    """Sum of the times left to the deadlines at arrival; 0 in best-effort lanes."""
+    """Sum of the times left to the requests' deadlines at arrival; 0 in best-effort lanes."""
     arrivals: tuple[tuple[UnixTime, int], ...] = ()
-    """Pairs (time, number of requests that arrived until then), both rising."""
+    """Pairs (time, number of requests that arrived until this time), both rising."""
     routed: int = 0
     """Number of requests that went to an instance's inbox instead of the lane."""
 
@@ -201,13 +209,16 @@ class LanesObserved(
     inboxes: tuple[InboxUsed, ...] = ()
     """Inboxes that may hold requests; they let a new leader detect lost instances."""
     put: dict[str, int] = {}
-    """Queue -> number of requests published to it since the grouper's start."""
+    """
+    Queue -> number of requests that the grouper has published to the queue since the grouper's
+    start.
+    """
     released: tuple[str, ...] = ()
     """Queues that the leader is about to delete and that this grouper does not use."""
 
     @property
     def source(self) -> str:
-        """Unique name of the process in notices."""
+        """Unique name of the grouper process in notices."""
         return source_name(self.sender, self.incarnation)
 
 
@@ -215,13 +226,19 @@ class LanesPulled(Message, frozen=True, kw_only=True, omit_defaults=True, tag="l
     """An instance's recent pulls, published sooner than its next status."""
 
     source: str
-    """Unique name of the process, as in its status."""
+    """Unique name of the agent process, as in its status."""
     pulled: dict[str, int]
-    """Queue -> number of requests pulled from it since the start; without unchanged queues."""
+    """
+    Queue -> number of requests pulled from the queue since the start; unchanged queues are left
+    out.
+    """
 
 
 class LeaderTick(Message, frozen=True, kw_only=True, omit_defaults=True, tag="leader.tick.v1"):
-    """Message that gives the leader queue a delivery, by which a new consumer becomes leader."""
+    """
+    Message to the leader queue; a process that receives it is the active consumer, which is the
+    leader.
+    """
 
     sender: str
     at: UnixTime
@@ -246,7 +263,7 @@ class EngineIteration(Iteration, frozen=True, kw_only=True, array_like=True):
     """
 
     def timed(self) -> Iteration:
-        """Part of the iteration that receivers of all versions can decode."""
+        """Part of the iteration's record that receivers of all versions can decode."""
         return Iteration(
             compute_tokens=self.compute_tokens,
             context_tokens=self.context_tokens,
@@ -258,7 +275,7 @@ class EngineIteration(Iteration, frozen=True, kw_only=True, array_like=True):
 class IterationsObserved(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="iterations.observed.v1"
 ):
-    """Sample of an engine's iterations."""
+    """Sample of the iterations of an engine."""
 
     instance_id: InstanceId
     model: ModelName
@@ -267,7 +284,7 @@ class IterationsObserved(
     at: UnixTime
     iterations: tuple[Iteration, ...]
     prefill_pairs: tuple[int, ...] = ()
-    """Prefill pairs of each iteration, as in `EngineIteration`; older agents send none."""
+    """Prefill pairs of each iteration, as in `EngineIteration`; empty from older agents."""
 
 
 class RequestObserved(
@@ -293,14 +310,19 @@ class RequestObserved(
     finished_at: UnixTime
     attained: bool
     outcome: str = "completed"
-    """`completed` or the error code. Times of stages that the request did not reach are 0."""
+    """
+    Outcome of the request: `completed` or the error code. Times of stages that were not reached are
+    0.
+    """
     evictions: int = 0
     crashes: int = 0
     cached_tokens: int = 0
     relegated: bool = False
     max_tbt_s: Seconds = 0.0
     prompt_text: PromptText | None = None
-    """Size of the text that gave `prompt_tokens`; None for token ids and estimated lengths."""
+    """
+    Size of the prompt text whose tokens `prompt_tokens` counts; None for token ids and estimates.
+    """
     finish_reason: FinishReason | None = None
     """Finish reason of a completed request; None from agents of older versions."""
     max_tokens: int = 0

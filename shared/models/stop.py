@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 class StopMatcher:
     """
-    Passes text through until one of *stops* is complete.
+    Passes text through until one of the stop strings *stops* is complete.
 
-    The answer is cut before the stop string that is complete first; if several end at the same
-    character, before the longest. The result does not depend on how the text is divided. Empty stop
-    strings are ignored.
+    The answer is cut before the stop string that is complete first; if several stop strings end at
+    the same character, before the longest of them. The result does not depend on how the text is
+    divided. Empty stop strings are ignored.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:

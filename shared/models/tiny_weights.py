@@ -32,7 +32,7 @@ class TinyArchitecture(msgspec.Struct, frozen=True, kw_only=True):
     qkv_bias: bool = False
 
     def config(self) -> dict[str, object]:
-        """Content of `config.json`."""
+        """Content of the model's `config.json`."""
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
@@ -54,7 +54,7 @@ class TinyArchitecture(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every weight by its name in the checkpoint."""
+        """Weight name in the checkpoint -> shape of the weight."""
         queries, keys = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         shapes: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (VOCAB_SIZE, self.hidden_size)
@@ -80,7 +80,7 @@ class TinyArchitecture(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the weights in float32."""
+        """Size of the model's weights in float32, in bytes."""
         return 4 * sum(int(np.prod(shape)) for shape in self.shapes().values())
 
     def save_weights(self, path: Path) -> None:

@@ -28,7 +28,9 @@ class TextDecoder:
         self._held: list[int] = []
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """Return the text that *token_ids* complete; text of incomplete characters is held back."""
+        """
+        Return the text that *token_ids* complete; the bytes of incomplete characters are held back.
+        """
         pieces = []
         for token in token_ids:
             piece = self._stream.step(self._tokenizer, token)
@@ -80,7 +82,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Exclusive upper bound of token ids."""
+        """Exclusive upper bound of the tokenizer's token ids."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, prompt: Prompt) -> Tokens:
@@ -98,7 +100,7 @@ class Tokenizer:
         return self._checked(cast("Tokens", prompt))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Decode *token_ids*, without special tokens."""
+        """Decode *token_ids* to text without special tokens."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
     def decoder(self, prior: Sequence[int] = ()) -> TextDecoder:

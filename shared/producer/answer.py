@@ -12,7 +12,7 @@ class DivergenceError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class ReplicaRun:
-    """State of one run of a request at the producer."""
+    """State of one run of a request, as seen by the producer."""
 
     run_id: RunId
     instance_id: InstanceId
@@ -21,15 +21,17 @@ class ReplicaRun:
     """Index in the answer of the first token of the run's next chunk."""
     text_at: int | None
     """
-    Position in the answer's text at which the text of the run's next chunk starts; None if unknown.
+    Position in the answer's text at which the text of the run's next chunk begins; None if unknown.
     """
     broken: bool = False
-    """True after a lost batch; later tokens of this run are then ignored."""
+    """True after a batch of the run's tokens was lost; later tokens of the run are then ignored."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """Received tokens and text of the answer, in order and without repetitions."""
+    """
+    Tokens and text of an answer that the producer has received, in order and without repetitions.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     _parts: list[str] = field(default_factory=list)
@@ -77,7 +79,7 @@ class Answer:
         return token_ids[known:], self._new_text(0, text)
 
     def _new_text(self, at: int, text: str) -> str:
-        """Return the new end of *text*, which starts at position *at* of the answer."""
+        """Return the new end of *text*, a text that starts at position *at* of the answer."""
         overlap = self._text_length - at
         if overlap > 0:
             known = "".join(self._parts)

@@ -57,8 +57,8 @@ class RequestAssembly:
     @property
     def finished(self) -> StopReason | None:
         """
-        Reason for stopping runs that start after the end of the request; None while it is in
-        progress.
+        Reason for stopping runs that start after the end of the request; None while the request is
+        in progress.
         """
         return self._stop_reason
 
@@ -68,7 +68,7 @@ class RequestAssembly:
         return self._held is not None
 
     def observe(self, reply: Reply, now: float) -> list[Effect]:
-        """Return the effects of one reply that arrived at *now* (Unix seconds), in order."""
+        """Process one reply that arrived at *now* (Unix seconds); return its effects in order."""
         match reply:
             case RunStarted():
                 return self._on_started(reply, now)
@@ -85,7 +85,7 @@ class RequestAssembly:
                 return self._on_failed(reply, now)
 
     def observe_chunk(self, chunk: TokenChunk, now: float) -> list[Effect]:
-        """Return the effects of one chunk of this request."""
+        """Process one chunk of tokens; return its effects."""
         run = self._current
         if self._stop_reason or run is None or chunk.run_id != run.run_id:
             return []
@@ -102,7 +102,7 @@ class RequestAssembly:
         return self._new(self._answer.extend, run, chunk)
 
     def cancel(self, now: float) -> list[Effect]:
-        """Cancel the request for its consumer; runs that start later are stopped."""
+        """Cancel the request for its consumer; a run that starts later is stopped."""
         if self._stop_reason:
             return []
         failed = RequestFailed(request_id=self.request_id, error=CANCELLED, at=now)

@@ -10,7 +10,7 @@ from shared.contracts.requests import Final, Tokens
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTokens:
     """
-    The next part of the answer; successive parts have no gap and no overlap.
+    Effect: the next part of the answer; successive parts have no gap and no overlap.
 
     The text of a part's tokens can come with a later part.
     """
@@ -28,7 +28,7 @@ class Diverged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendStop:
-    """Send a command to *instance_id* to stop a run that is not needed."""
+    """Effect: send a command to *instance_id* to stop a run that is not needed."""
 
     run_id: RunId
     instance_id: InstanceId
@@ -37,7 +37,7 @@ class SendStop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The request has ended; emitted exactly once."""
+    """Effect: the request has ended; this effect is emitted exactly once."""
 
     final: Final
 

@@ -58,7 +58,7 @@ class Generation:
         return self._parts.popleft()
 
     async def final(self) -> Final:
-        """Return the final of the request: the complete answer or the error."""
+        """Return the final reply of the request: the complete answer or the error."""
         return await asyncio.shield(self._final)
 
     async def cancel(self) -> None:
@@ -71,17 +71,17 @@ class Generation:
         await self._cancel(self.request_id)
 
     def append(self, part: NewTokens) -> None:
-        """Add the next part of the answer; called by the producer."""
+        """Add the next part of the answer; the producer calls this method."""
         self._parts.append(part)
         self._changed.set()
 
     def diverge(self) -> None:
-        """End the stream, since no further part can be emitted; called by the producer."""
+        """End the stream, since no further part can be emitted; the producer calls this method."""
         self._diverged = True
         self._changed.set()
 
     def finish(self, final: Final) -> None:
-        """End the request with its final; called by the producer."""
+        """End the request with its final reply; the producer calls this method."""
         if not self._final.done():
             self._final.set_result(final)
         self._changed.set()

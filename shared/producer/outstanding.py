@@ -54,7 +54,7 @@ class Outstanding:
         self._entries[request_id] = _Entry(assembly, generation)
 
     def forget(self, request_id: RequestId) -> None:
-        """Drop a request that has certainly not reached the mesh."""
+        """Drop a request that has not reached the mesh."""
         self._entries.pop(request_id, None)
 
     def observe(self, reply: Reply, now: float) -> list[StopOrder]:

@@ -47,7 +47,7 @@ class ReplyReader:
         self._tasks.spawn(every(TICK_S, self._tick, stop=self._stop), name="producer tick")
 
     async def stop(self) -> None:
-        """Stop consuming; waits for running handlers."""
+        """Stop consuming the reply queue, and wait for running handlers."""
         self._stop.set()
         await self._tasks.wait()
         if self._subscription is not None:

@@ -43,7 +43,7 @@ def common_options(*, again: bool = False) -> argparse.ArgumentParser:
         action="append",
         default=unset if again else [],
         metavar="FIELD=VALUE",
-        help="set one setting; dots for nested fields; overrides environment and file",
+        help="set one setting; dots separate nested fields; overrides environment and file",
     )
     common.add_argument(
         "--json",
@@ -55,7 +55,10 @@ def common_options(*, again: bool = False) -> argparse.ArgumentParser:
 
 
 class KeepingSettings(argparse._SubParsersAction):  # type: ignore[type-arg]  # noqa: SLF001 - generic in stubs only, and argparse names no other base
-    """Nested verbs whose `--set` options are added to those of the outer verb."""
+    """
+    Argument parser action for nested verbs: their `--set` options are added to those of the outer
+    verb.
+    """
 
     def __call__(
         self,

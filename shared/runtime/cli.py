@@ -32,7 +32,7 @@ from shared.runtime.settings import ServiceSettings, load, masked
 
 S = TypeVar("S", bound=ServiceSettings)
 CLOSE_GRACE_S = 15.0
-"""Time after the drain for requeuing unfinished requests and closing connections."""
+"""Time after a drain for requeuing unfinished requests and closing connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,9 @@ class ServiceCli(Generic[S]):
     settings_type: type[S]
     serve: Serve[S]
     check: Callable[[S], None] = lambda _settings: None
-    """Raises `SettingsError` for settings that fit the schema but cannot work."""
+    """
+    Checks settings that fit the schema; raises `SettingsError` if the service cannot run with them.
+    """
     verbs: Sequence[Verb[S]] = ()
 
     def main(self, argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:

@@ -23,8 +23,8 @@ KEEP_ALIVE_S = 75
 Time that an idle connection stays open between two requests.
 
 The time exceeds the limits of clients and load balancers, usually 60 s, so that these close the
-connection first. Otherwise a request may be in transit to a closed connection. A long time also
-matters after a pause of the whole process, when the timer expires before pending data is read.
+connection first. Otherwise a request may be in transit to a closed connection. A long time is also
+needed after a pause of the whole process, when the timer can expire before pending data is read.
 """
 
 
@@ -39,14 +39,14 @@ class Health:
     service: str
     metrics: CollectorRegistry = field(default_factory=CollectorRegistry)
     reasons: dict[str, str] = field(default_factory=lambda: {"start": "starting"})
-    """Cause -> reason for which the service is not ready; empty if it is ready."""
+    """Cause -> reason for which the service is not ready; empty if the service is ready."""
 
     @property
     def ready(self) -> bool:
         return not self.reasons
 
     def started(self) -> None:
-        """Mark start-up as complete."""
+        """Mark the start-up of the service as complete."""
         self.reasons.pop("start", None)
 
     def set(self, cause: str, reason: str | None) -> None:
@@ -76,7 +76,7 @@ def health_app(health: Health) -> Starlette:
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn server inside a service that handles signals itself."""
+    """Runs a uvicorn server inside a service; the service handles signals itself."""
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]  # noqa: ANN201 - uvicorn's own hook

@@ -10,7 +10,10 @@ from prometheus_client.registry import Collector
 
 S = TypeVar("S")
 Samples = float | Iterable[tuple[Sequence[str], float]]
-"""One value for a metric without labels; otherwise (label values, value) for each sample."""
+"""
+Samples of one metric: one value without labels, or (label values, value) for each label
+combination.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,14 @@ class Series(Generic[S]):
 
 
 def gauge(name: str, help_text: str, read: Callable[[S], Samples], *labels: str) -> Series[S]:
-    """A metric that can rise and fall."""
+    """Define a metric that can rise and fall."""
     return Series(name, help_text, read, labels)
 
 
 def counter(name: str, help_text: str, read: Callable[[S], Samples], *labels: str) -> Series[S]:
-    """A counter, which only rises; exported as *name* with the suffix `_total`."""
+    """
+    Define a counter, which only rises; the counter is exported as *name* with the suffix `_total`.
+    """
     return Series(name, help_text, read, labels, CounterMetricFamily)
 
 

@@ -28,17 +28,17 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     registry: str = "models.json"
     """Path of the model registry file."""
     layout: LaneLayout = LaneLayout()
-    """Division of requests into lanes; must be the same for all services of a mesh."""
+    """Division of requests into lanes; all services of a mesh must have the same division."""
     log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$")] = "info"
     health_host: str = "127.0.0.1"
     health_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """HTTP port of /health, /ready and /metrics; 0 disables the server."""
     drain_timeout_s: Annotated[float, Meta(ge=0)] = 20.0
-    """Time limit for requests in progress after the first stop signal."""
+    """Time limit for requests in progress after the first stop signal to the service."""
 
     @property
     def health_address(self) -> tuple[str, int]:
-        """Host and port of /health and /ready; without a server the port is 0."""
+        """Host and port of /health and /ready; if the server is disabled, the port is 0."""
         return self.health_host, self.health_port
 
 
@@ -87,7 +87,7 @@ def load(
 
 
 def masked(settings: msgspec.Struct) -> dict[str, Any]:
-    """Return the effective settings as plain data; secrets are hidden."""
+    """Return the effective settings as plain data; passwords and other secrets are masked."""
     values: dict[str, Any] = msgspec.to_builtins(settings)
     return {key: _mask(key, value) for key, value in values.items()}
 

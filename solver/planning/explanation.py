@@ -18,31 +18,40 @@ from solver.planning.problem.problem import NONE, Floats, Ints, PlanningProblem,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherPlace:
-    """The cheapest position of a group in one queue, if the group left its current queue."""
+    """
+    The cheapest position of a group in one virtual queue, for a group that leaves its current
+    queue.
+    """
 
     instance: int
     position: int
-    """Position from 0 in the queue without the group."""
+    """Position of the group, from 0, in the queue without the group."""
     extra_cost: float
-    """Increase of the plan's cost by this position; negative when the position is better."""
+    """
+    Increase of the plan's cost if the group moves to this position; negative if the position is
+    better.
+    """
     turn_s: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedGroup:
-    """One group in a plan."""
+    """One request group in a plan."""
 
     group: int
     instance: int
-    """Instance of the group; `NONE` when no instance may serve it."""
+    """Instance that serves the group; `NONE` if no instance may serve it."""
     position: int
     turn_s: Seconds
-    """Mean time until the group's turn; infinite when it has no turn."""
+    """Mean time until the group is served; infinite if the group is in no queue."""
     turn_sd_s: Seconds
-    """Standard deviation of `turn_s`; infinite when it has no turn."""
+    """
+    Standard deviation of `turn_s`, the time until the group is served; infinite if the group is in
+    no queue.
+    """
     late_probability: float
     others: tuple[OtherPlace, ...] = ()
-    """The cheapest position in each other queue, the cheapest first."""
+    """The cheapest position of the group in each other queue; the cheapest positions come first."""
 
 
 def explain(
@@ -117,7 +126,9 @@ def _others(
 
 
 def _insertion_costs(problem: PlanningProblem, instance: int, rest: Ints, group: int) -> Floats:
-    """float64[len(rest) + 1]: cost of the queue with the group at each position."""
+    """
+    Cost of the virtual queue with the group inserted at each position, float64[len(rest) + 1].
+    """
     return np.array(
         [
             queue_cost(problem, instance, np.insert(rest, place, group))
@@ -129,7 +140,7 @@ def _insertion_costs(problem: PlanningProblem, instance: int, rest: Ints, group:
 def _turn_s(
     problem: PlanningProblem, order: QueueOrder, instance: int, queue: Ints, group: int
 ) -> Seconds:
-    """Turn of *group* if the virtual queue of *instance* were *queue*."""
+    """Time until *group* is served if the virtual queue of *instance* were *queue*."""
     queues = [order.queue(index) for index in range(problem.num_instances)]
     queues = [each[each != group] for each in queues]
     queues[instance] = queue

@@ -25,7 +25,7 @@ def lane_forecasts(
     Forecasts of all lanes with waiting requests; a new request is behind all requests of its lane.
 
     The turn of a new request comes when all of the lane's groups in the plan are done: a lane is
-    first in, first out, whatever the order of its groups in the plan. A new request passes the
+    first in, first out, regardless of the order of its groups in the plan. A new request passes the
     groups that consist of overflow. A lane that no instance serves has an infinite wait, published
     as none. All instances that have a group of the lane in the plan, or have its model active,
     serve further requests. The spread of the wait comes from the work before the request and from
@@ -42,7 +42,10 @@ def lane_forecasts(
         members.setdefault(group.key.queue_name, []).append(number)
 
     def passing(lane: str, numbers: list[int]) -> tuple[int, float]:
-        """Last group before a new request, and the share of this group that the request passes."""
+        """
+        Last group of the lane before a new request, and the share of this group that the request
+        passes.
+        """
         in_turn = sorted(numbers, key=lambda number: done_s[number])
         waiting = np.cumsum(groups.num_requests[in_turn])
         before = max(0.0, waiting[-1] - snapshot.overflow.get(lane, 0))
@@ -115,7 +118,9 @@ def empty_lane_forecasts(
 def _wait_s(
     problem: PlanningProblem, order: QueueOrder, instance: int, deadline_s: float
 ) -> Seconds:
-    """Time that *instance* needs for the work that it serves before a request with *deadline_s*."""
+    """
+    Time that *instance* needs for the work that it serves before a new request with *deadline_s*.
+    """
     queue = order.queue(instance)
     before = queue[problem.groups.deadline_s[queue] <= deadline_s]
     work_s = problem.groups.work_s[problem.instances.device[instance], before]
@@ -128,11 +133,12 @@ def forecast_now(
     """
     *forecast* updated to the current time, without a new plan.
 
-    Source: Lindley's recursion. The wait is the work that arrived and is not served yet.
+    Source: Lindley's recursion. The wait is the time for the work that arrived and is not served
+    yet.
 
     Args:
         forecast: Forecast at the time when the requests of lanes were counted.
-        age_s: Time since the count, during which instances kept serving.
+        age_s: Time since the count, during which instances continued to serve.
         came: (seconds ago, requests that have come to the lane from that time on), the earliest
             first.
 
@@ -153,7 +159,7 @@ def forecast_now(
 
 def late_with(forecast: LaneForecast, time_left_s: Seconds) -> float:
     """
-    Probability that a request with *time_left_s* to its target is late if it comes now.
+    Probability that a request with *time_left_s* to its target is late if it enters the lane now.
 
     Without a published wait or spread, return the late probability of the lane's last group.
     """

@@ -1,4 +1,4 @@
-"""The plan generator: from the plan in force to a better one, within a budget (QLM §7)."""
+"""The plan generator: improves the plan in force within a time budget (QLM §7)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,26 +17,29 @@ from solver.planning.search.tables import Tables, tables_of
 from solver.planning.search.trials import Search
 
 _MOST_INSERTED = 64
-"""Most new groups that are inserted; an insertion tries every position, so more are dispatched."""
+"""
+Maximum number of new groups that are inserted at their best positions, which are searched among all
+positions; further groups are dispatched.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedPlan:
-    """Result of a search."""
+    """Result of one search of the plan generator."""
 
     order: QueueOrder
     cost: PlanCost
     kept_cost: PlanCost
     """Cost of the plan in force with new groups inserted."""
     num_moves: int
-    """Number of changes that were tried."""
+    """Number of changes of the plan that were tried."""
 
 
 def kept_order(problem: PlanningProblem) -> QueueOrder:
     """
     The plan in force, with each new group inserted at its cheapest position.
 
-    A group counts as new if its instance is gone or may not serve it any more.
+    A group counts as new if its instance has left or may no longer serve the group.
     """
     _, state = _kept(problem)
     return order_of(state)
@@ -89,7 +92,7 @@ def _kept(problem: PlanningProblem) -> tuple[Tables, State]:
 
 
 def _running(problem: PlanningProblem) -> QueueOrder:
-    """Part of the plan in force that is still valid."""
+    """Part of the plan in force that is still valid for the current groups and instances."""
     home = homes(problem)
     placed = np.flatnonzero(home != NONE)
     ranked = placed[np.lexsort((problem.running.position[placed], home[placed]))]

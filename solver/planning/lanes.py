@@ -31,7 +31,9 @@ def band_of(time_left_s: Seconds, layout: LaneLayout) -> int:
 
 
 def band_lower_edge_s(band: int, layout: LaneLayout) -> Seconds:
-    """Least time left at ingest of a request in *band*; infinite for best effort."""
+    """
+    Least time left to the deadline at ingest of a request in *band*; infinite for best effort.
+    """
     if band == layout.best_effort_band:
         return math.inf
     return 0.0 if band == 0 else layout.first_band_s * layout.band_ratio ** (band - 1)
@@ -59,7 +61,7 @@ def lane_for(
     layout: LaneLayout,
 ) -> LaneKey:
     """
-    The lane of a request.
+    The lane of a request, from its model, deadline, importance and predicted work.
 
     Source: QLM §4.1, algorithm 1: model, SLO and token distribution make a group.
     Differs: work classes are geometric and fixed instead of found by k-means, so that all groupers
@@ -86,7 +88,7 @@ def all_lanes(models: tuple[ModelName, ...], layout: LaneLayout) -> tuple[LaneKe
 
 
 def queues_of(lanes: Iterable[LaneKey]) -> set[str]:
-    """Queues of *lanes* and all companion queues of their models."""
+    """Queue names of *lanes* and of all companion queues of their models."""
     queues = set[str]()
     for key in lanes:
         queues |= {key.queue_name, key.overflow_name, key.resume_name, relegated_name(key.model)}

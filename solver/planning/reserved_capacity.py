@@ -18,7 +18,7 @@ class ReservedCapacityOptions:
     deadline_s: Seconds = 5.0
     """A lane is express if the deadlines of its requests are at most this far away."""
     lease_s: Seconds = 10.0
-    """Time that an express model keeps its instance after an express request."""
+    """Time for which an express model keeps its instance after an express request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +27,11 @@ class LaneArrivals:
 
     model: ModelName
     least_left_s: Seconds
-    """Lower edge of the lane's deadline band: least time to the deadline at arrival."""
+    """Lower edge of the lane's deadline band: least time to the deadline when a request arrives."""
     arrivals: Sequence[tuple[UnixTime, float]]
-    """Cumulative, in the format of `ArrivalCurve.points`."""
+    """Cumulative arrivals of the lane, in the format of `ArrivalCurve.points`."""
     tokens: float
-    """Mean tokens per request: prompt plus expected answer."""
+    """Mean number of tokens per request: the prompt and the expected answer."""
 
 
 def with_reserved_capacity(
@@ -70,7 +70,7 @@ def with_reserved_capacity(
 def _reserved(
     near: Sequence[LaneArrivals], options: ReservedCapacityOptions, now: UnixTime
 ) -> frozenset[ModelName]:
-    """Models of *near* that had requests within the last `lease_s`."""
+    """Models of the lanes *near* that had requests within the last `lease_s`."""
     return frozenset(
         lane.model
         for lane in near

@@ -18,21 +18,21 @@ from solver.planning.problem.snapshot import ClusterSnapshot, places, planning_p
 Clock = Callable[[], Seconds]
 Pair = tuple[str, ModelName]
 _BUDGET_S_PER_GROUP = 1e-3
-"""CPU time of the generator per group; small problems get less than the whole budget."""
+"""CPU time of the plan generator per group; small problems get less than the whole budget."""
 _LEAST_REPORTED = 1e-3
-"""Least late probability that is reported."""
+"""Smallest late probability that a review reports."""
 _OBJECTIVE = Objective()
 
 
 class Cause(Enum):
-    """Why a new plan was made."""
+    """Reason for making a new plan."""
 
     FIRST = "first"
-    """There was no plan."""
+    """There was no plan before."""
     INSTANCES = "instances"
     """An instance was added or lost, drains, or has other models than before."""
     ARRIVALS = "arrivals"
-    """Some waiting groups are in no queue."""
+    """Some waiting groups are in no queue of the plan."""
     VIOLATIONS = "violations"
     """More work is expected to be late than when the plan was made."""
     ALARMS = "alarms"
@@ -47,13 +47,16 @@ class ReviewOptions:
 
     importance_weight: Mapping[str, float]
     budget_s: Seconds = 0.3
-    """CPU time of the generator."""
+    """CPU time of the plan generator."""
     later_share: float = 0.01
     """Increase of the expected late share of all weight that causes a new plan."""
     drift: float = 0.2
     """Relative change of a throughput that causes a new plan."""
     confidence: float = 0.95
-    """QLM's Delta: least probability of being in time below which a group raises an alarm."""
+    """
+    Least probability of being in time (QLM's Delta); a group with a lower probability raises an
+    alarm.
+    """
     objective: Objective = _OBJECTIVE
 
 
@@ -65,7 +68,10 @@ class Basis:
     rates: Mapping[Pair, float]
     late_share: float
     alarms: frozenset[GroupId] = frozenset()
-    """Groups with an alarm when the plan was made; only alarms of other groups cause a new plan."""
+    """
+    Groups with an alarm when the plan was made; only alarms of other groups are a reason for a new
+    plan.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +80,21 @@ class Review:
 
     order: QueueOrder
     cause: Cause | None
-    """Why the plan is new; none when the old plan is kept with new groups inserted."""
+    """Reason for the new plan; none if the old plan is kept with new groups inserted."""
     cost: PlanCost
     kept_cost: PlanCost
-    """Cost of the old plan, with each new group at its cheapest position."""
+    """Cost of the old plan, with each new group inserted at its cheapest position."""
     basis: Basis
     late_probability: Mapping[GroupId, float] = field(default_factory=dict)
     """Late probability of each group, without groups that are almost certainly in time."""
     forecasts: tuple[LaneForecast, ...] = ()
     alarms: tuple[GroupId, ...] = ()
-    """Groups whose probability of being in time is too small, the likeliest to be late first."""
+    """
+    Groups with a low probability of being in time; the groups that are most likely late come first.
+    """
 
     def places(self, snapshot: ClusterSnapshot) -> dict[GroupId, tuple[InstanceId, int]]:
-        """Instance and position of each group; it becomes `running` of the next snapshot."""
+        """Instance and position of each group; the field `running` of the next snapshot."""
         return places(snapshot, self.order)
 
 
@@ -99,7 +107,7 @@ def review(
     seed: int,
 ) -> Review:
     """
-    Evaluate the plan in force and make a better one if there is a reason.
+    Evaluate the plan in force, and make a better plan if there is a reason.
 
     Args:
         snapshot: State of the cluster, with the plan in force.
@@ -179,7 +187,7 @@ def _rates(snapshot: ClusterSnapshot) -> dict[tuple[str, ModelName], float]:
 
 
 def _drift(before: Mapping[Pair, float], now: Mapping[Pair, float]) -> float:
-    """Largest relative change of a value, among the keys that are in both mappings."""
+    """Largest relative change of a value among the keys that both mappings contain."""
     return max((abs(now[key] / before[key] - 1) for key in now.keys() & before.keys()), default=0.0)
 
 

@@ -29,7 +29,7 @@ _LEVELS = (np.arange(_POINTS) + 0.5) / _POINTS
 
 @dataclass(frozen=True, slots=True)
 class TokenMoments:
-    """Token moments of one request of each group; arrays of matching shapes."""
+    """Mean and variance of the tokens of one request of each group; arrays of matching shapes."""
 
     mean: Floats
     variance: Floats
@@ -48,15 +48,13 @@ class TokenMoments:
         return cls(means, sds**2)
 
     def plus(self, other: "TokenMoments") -> "TokenMoments":
-        """Moments of the sum with an independent amount."""
+        """Moments of the sum of this amount and an independent amount."""
         return TokenMoments(self.mean + other.mean, self.variance + other.variance)
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """
-    Work ahead of a request: number of requests, and the moments of the sum of their tokens.
-    """
+    """Work before a request: number of requests, and moments of the sum of their tokens."""
 
     num_requests: Floats
     tokens: TokenMoments
@@ -75,16 +73,16 @@ class Ahead:
         return cls(count, TokenMoments(count * per_request.mean, count * per_request.variance))
 
     def plus(self, other: "Ahead") -> "Ahead":
-        """Sum of two works ahead: counts, means and variances add up."""
+        """Sum of two amounts of work before a request: counts, means and variances add up."""
         return Ahead(self.num_requests + other.num_requests, self.tokens.plus(other.tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupWork:
-    """Request groups, each first come, first served; arrays of matching shapes."""
+    """Request groups, each served first come, first served; arrays of matching shapes."""
 
     num_requests: Floats
-    """1 or more."""
+    """Number of requests of each group, 1 or more."""
     prompt: TokenMoments
     output: TokenMoments
     most_output: Floats | float = math.inf
@@ -92,7 +90,7 @@ class GroupWork:
 
     @property
     def tokens(self) -> TokenMoments:
-        """Tokens of one request."""
+        """Total tokens of one request of each group: prompt and answer."""
         return self.prompt.plus(self.output)
 
 
@@ -101,7 +99,7 @@ class GroupCompletion:
     """Completion times of groups, as points of equal probability."""
 
     points_s: Floats
-    """float64[..., 32], rising along the last axis."""
+    """Completion times of equal probability, float64[..., 32], rising along the last axis."""
 
     @property
     def mean_s(self) -> Floats:
@@ -113,7 +111,7 @@ class GroupCompletion:
 
     def quantile(self, level: float) -> Floats:
         """
-        Time within which the group is done with probability *level*, in seconds.
+        Time in seconds within which a group is complete with probability *level*.
 
         Raises:
             ValueError: *level* is not above 0 and below 1.
@@ -127,12 +125,12 @@ class GroupCompletion:
         return np.asarray((1 - share) * first + share * second)
 
     def cdf(self, time_s: ArrayLike) -> Floats:
-        """Probability that the group is done within *time_s*, in steps of 1/32."""
+        """Probability that a group is complete within *time_s*, in steps of 1/32."""
         time = np.asarray(time_s, np.float64)[..., np.newaxis]
         return np.asarray((self.points_s <= time).mean(axis=-1))
 
     def as_distribution(self) -> TimeDistribution:
-        """The lognormal distribution with the same mean and variance."""
+        """The lognormal distribution with the mean and variance of the completion times."""
         return TimeDistribution.of(self.mean_s, self.variance)
 
 
@@ -144,7 +142,7 @@ def waiting_time(
     running: ArrayLike | None = None,
 ) -> TimeDistribution:
     """
-    Waiting time until the turn of a request, W.
+    Waiting time W until a request is served.
 
     Args:
         ahead: Work before the request.
@@ -228,14 +226,14 @@ def _prefill(service: ServiceParameters) -> TimeDistribution:
 
 
 def _decode(output: TokenMoments, service: ServiceParameters) -> TimeDistribution:
-    """D, the decode time of an answer, by equation 4."""
+    """Decode time D of an answer, by equation 4 of QLM."""
     pace_s = service.paced_decode_s
     return TimeDistribution.of(output.mean * pace_s, output.variance * pace_s**2)
 
 
 def _remainder(output: TokenMoments) -> TokenMoments:
     """
-    Moments of the remaining tokens of a running answer, by renewal theory.
+    Mean and variance of the remaining tokens of a running answer, by renewal theory.
 
     Answers are assumed to have lognormal lengths. Longer answers are more likely to be running.
     """
@@ -248,7 +246,8 @@ def _last_decode(
     decode: TimeDistribution, num_requests: Floats, step_s: Floats, *, most_s: Floats
 ) -> Floats:
     """
-    float64[..., 32]: quantiles of the time from the last request's turn to the end of all decodes.
+    Quantiles of the time from the start of the last request to the end of all decodes, float64[...,
+    32].
     """
     parts = (decode.log_median, decode.log_sd, num_requests, step_s, most_s)
     shape = np.broadcast_shapes(decode.mean_s.shape, *(np.shape(each) for each in parts))
@@ -275,7 +274,8 @@ def _last_decode(
 
 def _places(most: int) -> tuple[Floats, Floats]:
     """
-    Sampled places before the last request, and the number of places that each sample represents.
+    Sampled positions before the last request of a group, and the number of positions that each
+    sample represents.
     """
     edges = list(range(min(most, _ALONE)))
     while edges[-1] + 1 < most:

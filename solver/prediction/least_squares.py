@@ -1,4 +1,4 @@
-"""Non-negative least squares on the normal equations."""
+"""Non-negative least squares, solved by the normal equations."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -7,7 +7,10 @@ Floats = NDArray[np.float64]
 
 _FLAT = 1e-12
 _ZERO = 1e-15
-"""Largest gradients and coefficients that count as 0, for a matrix whose diagonal is near 1."""
+"""
+Largest absolute value of gradients and coefficients that counts as 0, for a matrix whose diagonal
+is near 1.
+"""
 
 
 def non_negative(matrix: Floats, vector: Floats, *, ridge: ArrayLike = 0.0) -> Floats:
@@ -48,7 +51,9 @@ def _solved(matrix: Floats, vector: Floats) -> Floats:
 def _feasible(
     matrix: Floats, vector: Floats, solution: Floats, active: NDArray[np.bool_]
 ) -> Floats:
-    """The best solution in the active terms; terms that would be negative leave *active*."""
+    """
+    The best solution in the active terms; terms that would be negative are removed from *active*.
+    """
     while active.any():
         best = np.zeros(len(vector))
         best[active] = np.linalg.solve(matrix[np.ix_(active, active)], vector[active])

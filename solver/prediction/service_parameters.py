@@ -12,9 +12,11 @@ from solver.prediction.calibration.moments import RunningMoments
 
 _LEAST_S = 1e-6
 _FIRST_RATE_ERROR = 0.25
-"""Relative error of a throughput from one batch; in simulations it was 10 to 30 % too high."""
+"""
+Assumed relative error of a throughput from one batch; in simulations it was 10 to 30 % too high.
+"""
 _MEMORY = 200.0
-"""Number of requests after which an old request weighs 1/e."""
+"""Number of requests after which an old request has weight 1/e."""
 _RATE_MEMORY = 40.0
 """
 Number of busy intervals after which an old interval weighs 1/e. The number is small, because a
@@ -31,9 +33,9 @@ class ServedRequest:
 
     prompt_tokens: int
     output_tokens: int
-    """1 or more."""
+    """Number of output tokens of the request, 1 or more."""
     begun_at: UnixTime
-    """Time of the request's turn."""
+    """Time at which serving the request began."""
     first_token_at: UnixTime
     finished_at: UnixTime
 
@@ -53,7 +55,10 @@ class ServedRequest:
 
     @property
     def decode_s_per_token(self) -> Seconds | None:
-        """Decode time per token; None for an answer of one token, which the prefill produces."""
+        """
+        Decode time per token; None for an answer of one token, since the prefill produces this
+        token.
+        """
         if self.output_tokens == 1:
             return None
         return (self.finished_at - self.first_token_at) / (self.output_tokens - 1)
@@ -68,13 +73,13 @@ class ServiceParameters:
     rate_error: float = 0.0
     """Relative standard deviation of the throughput, common to all waiting requests."""
     prefill_s: Seconds = 0.0
-    """P, mean time from a request's turn to its first token."""
+    """Mean time P from the start of a request's service to its first token."""
     prefill_var: float = 0.0
-    """Variance of `prefill_s`, square seconds."""
+    """Variance of `prefill_s` in square seconds."""
     decode_s_per_token: Seconds = 0.0
-    """d, decode time per token without interruptions."""
+    """Decode time per token d without interruptions."""
     inefficiency: float = 1.0
-    """Epsilon: factor by which prefills and preemptions slow down decoding; 1 or more."""
+    """Factor epsilon by which prefills and preemptions slow down decoding; 1 or more."""
     batch: float = 1.0
     """Number of requests that run together while others wait."""
 
@@ -89,7 +94,7 @@ class ServiceParameters:
 
     @property
     def paced_decode_s(self) -> Seconds:
-        """Epsilon times d: time per output token of a request (equation 4)."""
+        """Time per output token of a request: epsilon times d (QLM equation 4)."""
         return self.inefficiency * self.decode_s_per_token
 
 
@@ -136,7 +141,8 @@ def from_first_batch(batch: Sequence[ServedRequest]) -> ServiceParameters:
 
 class ServiceTelemetry:
     """
-    Parameters that follow the reports of an instance, older reports weighing less.
+    Service parameters that are updated by the reports of an instance; older reports have less
+    weight.
 
     Args:
         first: Parameters until reports come. The decode time per token stays; reports change the
@@ -195,7 +201,7 @@ class ServiceTelemetry:
 
     @property
     def parameters(self) -> ServiceParameters:
-        """The current parameters."""
+        """The current service parameters."""
         found = self._first
         rates, batches, prefill = (
             each.value() for each in (self._rates, self._batches, self._prefill)

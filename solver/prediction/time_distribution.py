@@ -10,7 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 _MOST_VARIATION = 1e6
-"""Largest ratio of standard deviation to mean, so that logarithms of any measurement are finite."""
+"""
+Largest ratio of standard deviation to mean, with which logarithms of all measurements are finite.
+"""
 _ERFC = np.frompyfunc(math.erfc, 1, 1)
 _INVERSE = np.frompyfunc(NormalDist().inv_cdf, 1, 1)
 
@@ -47,12 +49,12 @@ class TimeDistribution:
 
     @classmethod
     def of(cls, mean_s: ArrayLike, variance: ArrayLike = 0.0) -> Self:
-        """Make a distribution from numbers or arrays of matching shapes."""
+        """Create a time distribution from numbers or arrays of matching shapes."""
         mean, var = np.broadcast_arrays(*(np.asarray(v, np.float64) for v in (mean_s, variance)))
         return cls(mean, var)
 
     def __getitem__(self, index: int) -> Self:
-        """The distribution at one index of the arrays."""
+        """The time distribution at one index of the arrays."""
         return type(self)(self.mean_s[index], self.variance[index])
 
     @property
@@ -61,13 +63,13 @@ class TimeDistribution:
 
     @property
     def log_median(self) -> Floats:
-        """Logarithm of the median in seconds; minus infinity for a mean of 0."""
+        """Logarithm of the median time in seconds; minus infinity for a mean of 0."""
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.mean_s) - self.log_sd**2 / 2)
 
     @property
     def log_sd(self) -> Floats:
-        """Standard deviation of the logarithm; 0 when the time is certain."""
+        """Standard deviation of the logarithm of the time; 0 if the time is certain."""
         positive = self.mean_s > 0
         with np.errstate(over="ignore"):
             variation = np.where(positive, self.sd_s, 0.0) / np.where(positive, self.mean_s, 1.0)
@@ -92,7 +94,7 @@ class TimeDistribution:
 
     def quantile(self, level: ArrayLike) -> Floats:
         """
-        Quantile in seconds: the time is below it with probability *level*.
+        Quantile in seconds: the time is below the quantile with probability *level*.
 
         Raises:
             ValueError: A level is not above 0 and below 1.
@@ -102,11 +104,13 @@ class TimeDistribution:
         return np.asarray(np.where(self.log_sd > 0, found, self.mean_s))
 
     def interval(self, level: float) -> tuple[Floats, Floats]:
-        """Lower and upper end of the interval that has probability *level*."""
+        """Lower and upper end of the interval that contains the time with probability *level*."""
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def plus(self, other: "TimeDistribution") -> "TimeDistribution":
-        """Distribution of the sum with an independent time: means and variances add up."""
+        """
+        Distribution of the sum of this time and an independent time: means and variances add up.
+        """
         return TimeDistribution.of(self.mean_s + other.mean_s, self.variance + other.variance)
 
 

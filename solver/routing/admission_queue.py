@@ -17,12 +17,14 @@ class Assignment:
 
     request: RoutedRequest
     candidate: Candidate
-    """State of the instance at the time of the choice."""
+    """State of the chosen instance at the time of the choice."""
     estimate: PrefillEstimate
     key: float
-    """Dispatch key; determines the order while predictions are trusted."""
+    """
+    Dispatch key of the request; determines the order of requests while predictions are trusted.
+    """
     is_late: bool = False
-    """True if the key already includes the penalty for being late."""
+    """True if the dispatch key already includes the penalty for being late."""
 
     @property
     def instance_id(self) -> InstanceId:
@@ -56,14 +58,14 @@ class AdmissionQueue:
         return len(self._waiting)
 
     def push(self, assignment: Assignment) -> None:
-        """Add *assignment*, whose request must not be in the queue already."""
+        """Add *assignment* to the queue, which must not contain its request already."""
         self._num_pushed += 1
         request = assignment.request
         self._waiting[request.request_id] = (self._num_pushed, assignment)
         heapq.heappush(self._heap, self._item(self._num_pushed, assignment))
 
     def pop(self) -> Assignment | None:
-        """Remove and return the first assignment; None when nothing waits."""
+        """Remove and return the first assignment; None if no request waits."""
         while self._heap:
             _, _, number, request_id = heapq.heappop(self._heap)
             found = self._waiting.get(request_id)
@@ -73,14 +75,14 @@ class AdmissionQueue:
         return None
 
     def discard(self, request_id: RequestId) -> bool:
-        """Remove the request; return True if it was in the queue."""
+        """Remove the request from the queue; return True if it was in the queue."""
         found = self._waiting.pop(request_id, None)
         if len(self._heap) > 2 * len(self._waiting) + _SLACK:
             self.reorder(self._ordering)
         return found is not None
 
     def reorder(self, ordering: Callable[[Assignment], float]) -> None:
-        """Use another order from now on, also for the requests that already wait."""
+        """Use another order from now on, also for the requests that already wait in the queue."""
         self._ordering = ordering
         self._heap = [self._item(*each) for each in self._waiting.values()]
         heapq.heapify(self._heap)

@@ -17,9 +17,9 @@ LOST_AFTER_S = 5.0
 """A missing first token counts as lost if its engine has had no prefill work for this long."""
 OVERDUE_S = 60.0
 """
-A first token that is missing for this long counts as lost, whatever the engine's remaining work.
-Less than a second of work is dispatched ahead of time, so the request must have left the instance,
-as relegated requests do.
+A first token that is missing for this long counts as lost, regardless of the engine's remaining
+work. Less than a second of work is dispatched ahead of time, so the request must have left the
+instance, as relegated requests do.
 """
 
 _MOST_TOKENS = 1e9
@@ -31,7 +31,7 @@ _ROUNDING_S = 1e-9
 
 @dataclass(slots=True, kw_only=True)
 class _Outstanding:
-    """A request without a first token."""
+    """A request that was assigned to an instance and has no first token yet."""
 
     instance_id: InstanceId
     mean_s: Seconds
@@ -93,7 +93,9 @@ class Backlog:
         self._outstanding: dict[RequestId, _Outstanding] = {}
         self._instances: defaultdict[InstanceId, _Instance] = defaultdict(_Instance)
         self.version = 0
-        """Version of all own totals, increased with each change; only this class writes it."""
+        """
+        Version of this router's own totals, increased with each change; only this class writes it.
+        """
 
     def assign(
         self,
@@ -173,7 +175,7 @@ class Backlog:
             self.observe(instance_id, load, now)
 
     def snapshot(self) -> SoftState:
-        """Complete state of this router, which other routers adopt."""
+        """Complete state of this router's totals and loads, which other routers adopt."""
         own = {i: each.own for i, each in self._instances.items() if each.own.version}
         loads = {i: each.load for i, each in self._instances.items() if each.load.seq}
         return replace(self._others, work={**self._others.work, self._router: own}, loads=loads)
@@ -199,7 +201,7 @@ class Backlog:
         return max(expected, instance.load.prefill_backlog_tokens)
 
     def num_outstanding(self, instance_id: InstanceId) -> int:
-        """Number of requests without a first token, of all known routers."""
+        """Number of requests of all known routers on the instance that have no first token yet."""
         return self._instances[instance_id].num_outstanding
 
     def is_idle(self, instance_id: InstanceId) -> bool:
@@ -208,7 +210,7 @@ class Backlog:
         return instance.in_engine_s <= _ROUNDING_S
 
     def forget(self, router: str) -> None:
-        """Remove the totals of another router that is gone."""
+        """Remove the totals of another router that has left."""
         work = {name: each for name, each in self._others.work.items() if name != router}
         left = self._others.work.get(router, {})
         self._others = replace(self._others, work=work)
@@ -240,7 +242,8 @@ class Backlog:
 
     def _next_version(self) -> int:
         """
-        Increase the version; it never starts again, even if an instance is dropped and returns.
+        Increase and return the version, which never restarts, even if an instance is dropped and
+        returns.
         """
         self.version += 1
         return self.version
@@ -255,7 +258,7 @@ class Backlog:
             instance.pace.serve(grown_s, now)
 
     def _add_others(self, instance_id: InstanceId) -> None:
-        """Recompute the sum of the other routers' totals."""
+        """Recompute the sum of the totals of all other routers."""
         known = [work[instance_id] for work in self._others.work.values() if instance_id in work]
         self._instances[instance_id].others = WorkTotals(
             **{
@@ -288,7 +291,7 @@ class Backlog:
 
 def merged(one: SoftState, other: SoftState) -> SoftState:
     """
-    Merge two states: the newest data of each.
+    Merge two states of routers: the result has the newest data of each.
 
     The merge is commutative, associative and idempotent, because equal versions have equal content:
     each router writes only its own totals, and each instance only its own load.
@@ -304,7 +307,8 @@ def _newest(
     one: Mapping[InstanceId, T], other: Mapping[InstanceId, T], number: Callable[[T], int]
 ) -> dict[InstanceId, T]:
     """
-    For each instance, the value with the higher *number*; if equal, the value of the first mapping.
+    For each instance, the value with the higher *number*; if the numbers are equal, the first
+    mapping's value.
     """
     newer = {
         instance_id: each

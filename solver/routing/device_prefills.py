@@ -15,7 +15,7 @@ from solver.routing.request import Candidate, PrefillEstimate, RoutedRequest
 
 LEVELS = (0.5, 0.9, 0.95)
 DeviceKey = tuple[str, str]
-"""Engine and device."""
+"""Key of a prefill model: engine and device."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,10 @@ class DevicePrefills:
     origin: str
     """Unique name of this run of the router."""
     device_of: dict[InstanceId, DeviceKey] = field(default_factory=dict)
-    """Engine and device of each instance that is predicted; written by the owner of this object."""
+    """
+    Engine and device of each instance for which prefills are predicted; the owner of this object
+    writes them.
+    """
     _devices: dict[DeviceKey, _Device] = field(default_factory=dict)
 
     @property
@@ -50,17 +53,17 @@ class DevicePrefills:
 
     @property
     def monitors(self) -> dict[DeviceKey, CoverageMonitor]:
-        """Coverage monitors of the watched devices."""
+        """Coverage monitors of the devices whose predictions are monitored."""
         watched = {key: each.prefills.monitor for key, each in self._devices.items()}
         return {key: monitor for key, monitor in watched.items() if monitor is not None}
 
     def version(self, key: DeviceKey) -> str:
-        """Version of the model that is in use for *key*."""
+        """Version of the prefill model that is in use for *key*."""
         return self._device(key).version
 
     def use(self, key: DeviceKey, model: PrefillModel, version: str) -> None:
         """
-        Use another model from now on; corrections of the previous model are dropped.
+        Use another prefill model from now on; corrections of the previous model are dropped.
 
         Raises:
             ValueError: *model* lacks the level that the policy routes by or the level that it
@@ -73,7 +76,7 @@ class DevicePrefills:
     def predict(
         self, request: RoutedRequest, candidates: Sequence[Candidate]
     ) -> list[PrefillEstimate]:
-        """One estimate for each candidate, in their order."""
+        """Estimate the prefill time on each candidate, in the order of the candidates."""
         by_key: dict[DeviceKey, list[int]] = {}
         for index, each in enumerate(candidates):
             by_key.setdefault(self.device_of[each.instance_id], []).append(index)
@@ -85,19 +88,19 @@ class DevicePrefills:
         return [found[index] for index in range(len(candidates))]
 
     def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:
-        """Learn that a predicted prefill took *prefill_s*; ignored for instances that are gone."""
+        """Learn that a predicted prefill took *prefill_s*; ignored for instances that have left."""
         key = self.device_of.get(assignment.instance_id)
         if key is not None:
             self._device(key).prefills.observe(assignment, prefill_s)
 
     def snapshots(self) -> tuple[CalibrationSnapshot, ...]:
-        """Residuals observed by this router, for other routers to adopt."""
+        """Prediction errors that this router observed, for other routers to adopt."""
         known = (each.calibration for each in self._devices.values())
         return tuple(each.snapshot() for each in known if each is not None)
 
     def adopt(self, snapshot: CalibrationSnapshot) -> None:
         """
-        Adopt residuals of another router if they are of a model in use; ignore all other residuals.
+        Adopt prediction errors of another router if they are of a model in use; ignore all others.
 
         Raises:
             ContractError: A residual is invalid; nothing is adopted.

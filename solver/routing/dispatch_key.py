@@ -7,32 +7,37 @@ from enum import Enum
 from shared.contracts.base import Seconds, UnixTime
 
 MAX_TARGET_S = 60.0
-"""Most time from arrival to deadline that counts in a key, so that requests age alike."""
+"""
+Maximum time from arrival to deadline that counts in a dispatch key, so that requests age alike.
+"""
 _TOKENS_PER_UNIT = 1000.0
 
 
 class Admission(Enum):
-    """Components of a dispatch key."""
+    """Formula of a dispatch key."""
 
     FIFO = "fifo"
     TOKEN_FAIR = "token-fair"  # noqa: S105 - tokens of prompts
-    """Recent service of the tenant alone (VTC)."""
+    """The recent service of the tenant alone (VTC)."""
     SIZE = "size"
-    """QUARTZ: size, aged by arrival, plus the tenant's service."""
+    """QUARTZ's key: size, aged by arrival, plus the tenant's recent service."""
     DEADLINE = "deadline"
-    """Headway: size, aged by the deadline instead of the arrival, plus the tenant's service."""
+    """
+    Headway's key: size, aged by the deadline instead of the arrival, plus the tenant's recent
+    service.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyInputs:
-    """Inputs of a dispatch key; all are known when the request is enqueued."""
+    """Inputs of a dispatch key; all inputs are known when the request is enqueued."""
 
     arrived_at: UnixTime
     deadline_at: UnixTime
     size_s: Seconds
     """Prefill time on the chosen instance, at a quantile (eq. 6) or as a mean."""
     service_rate_per_s: float
-    """Recent tokens per second of the tenant."""
+    """Recent tokens per second of the request's tenant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +72,7 @@ def _size_key(weights: KeyWeights, inputs: KeyInputs) -> float:
 
 def _deadline_key(weights: KeyWeights, inputs: KeyInputs) -> float:
     """
-    Key with the deadline instead of the arrival.
+    Dispatch key with the deadline instead of the arrival.
 
     Differs: eq. 7 ages by the deadline, so that the more urgent of two requests of equal size goes
     first. A deadline is an arrival plus a bounded target, so requests age no less than by eq. 7.

@@ -11,22 +11,25 @@ class Placement(Enum):
     """Rule that chooses an instance among the candidates."""
 
     SCORE = "score"
-    """QUARTZ eqs 4-5."""
+    """The best score by QUARTZ eqs 4-5."""
     LEAST_LOADED = "least-loaded"
-    """Fewest requests in flight."""
+    """The instance with the fewest requests in flight."""
     LOCALITY = "locality"
-    """Longest prefix match; without a match, or with equal matches, the least loaded instance."""
+    """
+    The instance with the longest prefix match; without a match or with equal matches, the least
+    loaded.
+    """
 
 
 class Size(Enum):
-    """Estimate that is used as the size of a prefill."""
+    """Estimate of the prefill time that is used as the size of a prefill."""
 
     QUANTILE = "quantile"
     MEAN = "mean"
 
 
 class Prediction(Enum):
-    """Source of a router's estimates; selects the predictor of a router."""
+    """Source of a router's estimates of prefill times."""
 
     CALIBRATED = "calibrated"
     RAW = "raw"
@@ -36,31 +39,31 @@ class Prediction(Enum):
 
 
 PUBLISHED_WEIGHTS = KeyWeights(aging=0.02, fairness=0.10)
-"""QUARTZ's lambda and beta (table 3)."""
+"""QUARTZ's weights lambda and beta of the dispatch key (table 3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingOptions:
-    """Policy of one router."""
+    """Policy of one router: its enabled parts and settings."""
 
     placement: Placement = Placement.SCORE
     admission: Admission = Admission.SIZE
     size: Size = Size.QUANTILE
     prediction: Prediction = Prediction.CALIBRATED
     quantile_level: float = 0.95
-    """QUARTZ's alpha."""
+    """Level of the quantile by which requests are routed (QUARTZ's alpha)."""
     num_candidates: int | None = 2
-    """K, number of candidates; none means all instances."""
+    """Number of candidate instances K; none means all instances."""
     weights: KeyWeights = PUBLISHED_WEIGHTS
     sees_locality: bool = True
-    """True if predictions use known prefix matches."""
+    """True if predictions use the known prefix matches of a request."""
     falls_back: bool = True
-    """Switch to FIFO and least loaded while coverage is not trusted."""
+    """True if the router switches to FIFO and least loaded while coverage is not trusted."""
     fallback_delta: float = 0.05
     """Under-coverage from which predictions are no longer trusted."""
     max_engine_wait_s: Seconds = 0.5
     """
-    Maximum work that is dispatched to an engine ahead of time.
+    Maximum work in seconds that is dispatched to an engine ahead of time.
 
     Decided: the paper gives no number for its "dispatch capacity". An engine serves dispatched
     requests in its own order, so a low limit leaves more decisions to the dispatch key. The engine
@@ -68,7 +71,7 @@ class RoutingOptions:
     """
     late_penalty_s: Seconds = 0.0
     """
-    Seconds of size added to a request once it can no longer be in time.
+    Seconds that are added to the size of a request when it can no longer be in time.
 
     Decided: not in the paper. Aging puts late requests first and so makes other requests late also.
     The penalty prevents this. The penalty divided by the aging bounds the additional wait of a late

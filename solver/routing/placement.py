@@ -11,7 +11,7 @@ from solver.routing.request import Candidate, PrefillEstimate
 PRESSURE_FROM = 0.9
 """KV utilization below which an engine rarely has to wait for memory."""
 PRESSURE_S = 2.0
-"""Penalty of an engine without free KV, where a request waits until some decode ends."""
+"""Penalty in seconds for an engine without free KV, where a request waits until a decode ends."""
 
 
 def routing_score_s(
@@ -39,7 +39,7 @@ def pressure_penalty_s(kv_utilization: float) -> Seconds:
 
 
 def size_s(size: Size, estimate: PrefillEstimate) -> Seconds:
-    """Size of a prefill by *estimate*."""
+    """Size of a prefill in seconds, by the kind of estimate *estimate*."""
     return estimate.quantile_s if size is Size.QUANTILE else estimate.mean_s
 
 
@@ -66,7 +66,8 @@ def best_by_load(
     placement: Placement, candidates: Sequence[Candidate], in_flight: Sequence[int]
 ) -> int:
     """
-    Index of the least loaded candidate; with `Placement.LOCALITY`, of the longest prefix match.
+    Index of the least loaded candidate; with `Placement.LOCALITY`, of the candidate with the
+    longest prefix match.
     """
     matches = [candidate.cached_tokens for candidate in candidates]
     order = range(len(candidates))

@@ -75,13 +75,13 @@ class CalibratedPrefills:
 
     @property
     def is_trusted(self) -> bool:
-        """True if coverage is within its limit (§3.5)."""
+        """True if the coverage of predictions is within its limit (§3.5)."""
         return self.monitor is None or self.monitor.trusted
 
     def predict(
         self, request: RoutedRequest, candidates: Sequence[Candidate]
     ) -> list[PrefillEstimate]:
-        """One estimate for each candidate, with the current corrections."""
+        """Estimate the prefill time of each candidate, with the current corrections."""
         prediction = self.predicted(request, candidates)
         return [
             PrefillEstimate(
@@ -98,7 +98,7 @@ class CalibratedPrefills:
         ]
 
     def predicted(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Prediction:
-        """Quantiles of all levels and means, with the current corrections."""
+        """Quantiles of all levels and means of the prefill time, with the current corrections."""
         features = request_features(request)
         raw = self._model.predict(feature_matrix(features, candidates))
         if self._calibration is None:
@@ -106,11 +106,11 @@ class CalibratedPrefills:
         return self._calibration.correct(raw, [bucket_of(features, each) for each in candidates])
 
     def raw(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Prediction:
-        """Quantiles of all levels and means, without corrections."""
+        """Quantiles of all levels and means of the prefill time, without corrections."""
         return self._model.predict(feature_matrix(request_features(request), candidates))
 
     def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:
-        """Learn that a predicted prefill took *prefill_s*, from its first chunk on."""
+        """Learn that a predicted prefill took *prefill_s* from the start of its first chunk on."""
         request, candidate = assignment.request, assignment.candidate
         bucket = bucket_of(request_features(request), candidate)
         if self.monitor is not None:
@@ -124,7 +124,7 @@ def _possible_s(time_s: Seconds) -> Seconds:
 
 
 def request_features(request: RoutedRequest) -> RequestFeatures:
-    """Features of the request for the trees."""
+    """Features of the request for the quantile trees."""
     return RequestFeatures(
         prompt_tokens=request.prompt_tokens,
         max_tokens=request.max_tokens,

@@ -7,13 +7,21 @@ from hashlib import blake2b
 from shared.contracts.requests import ChatMessage, Tokens
 
 PART_BYTES = 512
-"""Bytes of text per part: about a hundred tokens, or a few blocks of an engine's prefix cache."""
+"""
+Bytes of prompt text per part: about a hundred tokens, or a few blocks of an engine's prefix cache.
+"""
 PART_TOKENS = 128
 MOST_PARTS = 128
-"""Maximum number of hashed parts: about 16,000 tokens. Later differences of prompts are ignored."""
+"""
+Maximum number of hashed parts of a prompt: about 16,000 tokens. Later differences of prompts are
+ignored.
+"""
 _TOKEN_BYTES = 4
 _HASH_BYTES = 6
-"""Bytes of a hash: exact as a JSON number; two hashes are equal by chance once in 10^14 pairs."""
+"""
+Number of bytes of a hash: exact as a JSON number; two hashes are equal by chance once in 10^14
+pairs.
+"""
 
 
 def prefix_hashes(
@@ -34,7 +42,7 @@ def prefix_hashes(
 
 
 def part_tokens(num_parts: int, prompt_tokens: int) -> float:
-    """Approximate tokens per part of a prompt with *num_parts* hashes."""
+    """Approximate number of tokens per part of a prompt with *num_parts* hashes."""
     if num_parts >= MOST_PARTS:
         return PART_TOKENS
     return prompt_tokens / (num_parts + 0.5)

@@ -4,11 +4,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 _SHRINKS, _GROWS = 0.9, 1.01
-"""Factors of the assumed capacity: if fewer tokens were cached than assumed, and otherwise."""
+"""
+Factors of the assumed cache capacity: the first if fewer tokens were cached than assumed, else the
+second.
+"""
 _LEAST_SHARE = 0.02
 """Least share of the KV capacity that is assumed to hold cached prefixes."""
 _FOUND_SHARE = 0.5
-"""Share of the assumed cached tokens from which they count as found, despite incomplete parts."""
+"""
+Share of the tokens assumed to be cached from which the assumption counts as right, despite
+incomplete parts.
+"""
 
 
 class PrefixIndex:
@@ -30,12 +36,12 @@ class PrefixIndex:
         self._capacity_tokens = capacity_tokens
         self._share = 1.0
         self._parts: OrderedDict[int, float] = OrderedDict()
-        """Tokens of each part, the least recently used first."""
+        """Number of tokens of each cached part, the least recently used part first."""
         self._tokens = 0.0
 
     @property
     def assumed_tokens(self) -> float:
-        """Assumed capacity for cached prefixes, in tokens."""
+        """Assumed capacity of the engine's cache for prefixes, in tokens."""
         return self._capacity_tokens * self._share
 
     def __len__(self) -> int:
@@ -47,7 +53,10 @@ class PrefixIndex:
         self._evict()
 
     def store(self, prefix: Sequence[int], part_tokens: float) -> None:
-        """Add a computed prompt; the parts furthest from its beginning are removed first."""
+        """
+        Add a computed prompt; if capacity is exceeded, the parts furthest from the beginning are
+        removed first.
+        """
         part_tokens = max(1.0, part_tokens)  # Parts of zero tokens would never fill the cache.
         for part in reversed(prefix):
             self._tokens += part_tokens - self._parts.pop(part, 0.0)
@@ -63,7 +72,8 @@ class PrefixIndex:
 
     def observe(self, thought_tokens: float, found_tokens: float) -> None:
         """
-        Learn that *found_tokens* of a request were cached while *thought_tokens* were assumed.
+        Learn that *found_tokens* of a request were cached while *thought_tokens* were assumed to be
+        cached.
         """
         if thought_tokens <= 0:
             return
@@ -73,7 +83,7 @@ class PrefixIndex:
         self._evict()
 
     def clear(self) -> None:
-        """Remove all parts, because the engine restarted or has another model."""
+        """Remove all parts from the index, because the engine restarted or has another model."""
         self._parts.clear()
         self._tokens = 0.0
 

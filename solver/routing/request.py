@@ -39,7 +39,7 @@ class RoutedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate(InstanceFeatures):
-    """Router's view of an instance that may serve one request."""
+    """A router's view of an instance that may serve one request."""
 
     instance_id: InstanceId
 
@@ -49,10 +49,13 @@ class PrefillEstimate:
     """Prefill time of one request on one instance, from its first chunk on."""
 
     quantile_s: Seconds
-    """Quantile of the level used for routing."""
+    """Quantile of the prefill time at the level that is used for routing."""
     mean_s: Seconds
     watched_s: Seconds
-    """Quantile of the watched level; predictions are used while its coverage is good."""
+    """
+    Quantile of the prefill time at the monitored level; predictions are used while its coverage is
+    good.
+    """
 
 
 class PrefillPredictor(Protocol):
@@ -61,5 +64,5 @@ class PrefillPredictor(Protocol):
     def predict(
         self, request: RoutedRequest, candidates: Sequence[Candidate]
     ) -> Sequence[PrefillEstimate]:
-        """One estimate for each candidate, in their order."""
+        """Estimate the prefill time on each candidate, in the order of the candidates."""
         ...

@@ -48,7 +48,7 @@ class Router:
         self._queues = {instance_id: AdmissionQueue(_by_key) for instance_id in instances}
         self._in_flight = dict.fromkeys(instances, 0)
         self._dispatched: dict[RequestId, tuple[Assignment, UnixTime]] = {}
-        """Dispatched requests with the dispatch time, the oldest first."""
+        """Dispatched requests with their dispatch times, the oldest first."""
         self._prefilling = {instance_id: set[RequestId]() for instance_id in instances}
         self._counters = ServiceCounters()
 
@@ -58,7 +58,7 @@ class Router:
 
     @property
     def instances(self) -> Sequence[InstanceId]:
-        """Instances that requests may go to."""
+        """Instances to which the router may send requests."""
         return list(self._queues)
 
     def change_instances(
@@ -91,7 +91,8 @@ class Router:
 
     def submit(self, request: RoutedRequest, now: UnixTime) -> Assignment:
         """
-        Choose an instance for *request* and queue it there (algorithm 1, lines 1-10).
+        Choose an instance for *request*, and queue the request for the instance (algorithm 1, lines
+        1-10).
 
         The router must have an instance. An earlier dispatch of the same request no longer counts.
         """
@@ -119,7 +120,8 @@ class Router:
 
     def dispatch(self, now: UnixTime) -> list[Assignment]:
         """
-        Requests to send now, in order per instance; an idle engine always gets a waiting request.
+        Return the requests to send now, in order per instance; an idle engine always gets a waiting
+        request.
         """
         sent = []
         for instance_id, queue in self._queues.items():
@@ -162,7 +164,7 @@ class Router:
 
     def forget(self, before: UnixTime, now: UnixTime) -> None:
         """
-        Finish requests that were sent earlier than *before*: the message of their end may be lost.
+        Finish requests that were sent before *before*, as the message about their end may be lost.
         """
         while self._dispatched:
             request_id, (_, sent_at) = next(iter(self._dispatched.items()))
@@ -184,9 +186,7 @@ class Router:
         self.backlog.observe(instance_id, load, now)
 
     def fall_back(self) -> None:
-        """
-        Begin the fallback to first come, first served and least loaded (§3.5).
-        """
+        """Start the fallback to first come, first served and least loaded (§3.5)."""
         if self._options.falls_back and not self.is_fallen_back:
             self._active = FALLBACK
             self._reorder()
@@ -235,7 +235,8 @@ class Router:
         now: UnixTime,
     ) -> Assignment:
         """
-        Assignment with its key by the configured policy; during a fallback the key is not used.
+        Assignment of a request, with its key by the configured policy; a fallback does not use the
+        key.
         """
         inputs = KeyInputs(
             arrived_at=request.arrived_at,
@@ -259,8 +260,8 @@ class Router:
 
     def _next(self, queue: AdmissionQueue, now: UnixTime) -> Assignment | None:
         """
-        Remove and return the head of *queue*; a request that is certainly late first moves back
-        once.
+        Remove and return the head of *queue*; a request that will certainly be late is first moved
+        back once.
         """
         penalty_s = self._active.late_penalty_s
         while (assignment := queue.pop()) is not None:

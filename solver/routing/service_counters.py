@@ -1,4 +1,4 @@
-"""Recent service of each tenant (QUARTZ §4.3)."""
+"""Tokens that each tenant was served recently (QUARTZ §4.3)."""
 
 from math import exp
 from typing import NamedTuple
@@ -37,7 +37,8 @@ class ServiceCounters:
 
     def count(self, tenant: TenantId, tokens: int, now: UnixTime) -> None:
         """
-        Count *tokens* served to *tenant*; *now* must not be much earlier than in the previous call.
+        Count *tokens* served to *tenant*; the time *now* must not be much earlier than in the
+        previous call.
         """
         before = self._counters.get(tenant)
         at = now if before is None else max(now, before.at)
@@ -46,7 +47,7 @@ class ServiceCounters:
             self._evict_idle(now)
 
     def tokens(self, tenant: TenantId, now: UnixTime) -> float:
-        """The counter of *tenant*; 0 when it is unknown."""
+        """Decayed number of tokens of *tenant*; 0 for an unknown tenant."""
         counter = self._counters.get(tenant)
         return 0.0 if counter is None else self._decayed(counter, now)
 

@@ -1,4 +1,4 @@
-"""Pace at which one instance completes expected work, and its progress (QUARTZ §4.4)."""
+"""Pace at which one instance completes expected work, and progress of this work (QUARTZ §4.4)."""
 
 from math import exp
 
@@ -20,12 +20,12 @@ _STALL_S, _STALL_FACTOR = 1.0, 10.0
 Service longer than `_STALL_S` plus `_STALL_FACTOR` times the expected time is a stall.
 """
 _KEPT = 1 - 1 / 256
-"""Factor by which old requests lose weight in the time per token with each request."""
+"""Factor by which old requests lose weight in the mean time per token with each new request."""
 
 
 class ServicePace:
     """
-    Recent service of one instance.
+    Recent pace and progress of prefill work on one instance.
 
     Decided: the pace is the expected work that is done per second of service. The pace may be above
     1, because several prefills share iterations under continuous batching. Until the next first
@@ -41,7 +41,9 @@ class ServicePace:
         self._added_s = 0.0
         self._added_tokens = 0.0
         self.value = 1.0
-        """Pace: seconds of expected work done per second; only this class writes it."""
+        """
+        Pace of the instance: seconds of expected work done per second; only this class writes it.
+        """
 
     @property
     def token_s(self) -> Seconds:
@@ -51,7 +53,7 @@ class ServicePace:
         return self._added_s / self._added_tokens if self._added_tokens else 0.0
 
     def add(self, mean_s: Seconds, tokens: int) -> None:
-        """Add a request with *mean_s* of expected work and *tokens* to compute."""
+        """Add a request with *mean_s* seconds of expected work and *tokens* to compute."""
         self._added_s = _KEPT * self._added_s + mean_s
         self._added_tokens = _KEPT * self._added_tokens + tokens
 
@@ -60,7 +62,9 @@ class ServicePace:
         self._since = max(now, self._since)
 
     def serve(self, mean_s: Seconds, now: UnixTime) -> None:
-        """Record that *mean_s* of work was done between the previous call and *now*."""
+        """
+        Record that *mean_s* seconds of expected work were done between the previous call and *now*.
+        """
         # A stall of seconds carries no information about the pace after it.
         longest_s = _STALL_S + _STALL_FACTOR * mean_s
         elapsed_s = min(longest_s, max(0.0, now - self._since))
@@ -73,7 +77,7 @@ class ServicePace:
 
     def correct(self, in_engine_s: Seconds, reported_tokens: int, now: UnixTime) -> None:
         """
-        Correct the assumed work in the engine, *in_engine_s*, by a report of *reported_tokens*.
+        Correct *in_engine_s*, the assumed work in the engine, by a report of *reported_tokens*.
         """
         reported_s = reported_tokens * self.token_s
         # Before the first request from this router, the time per token of the instance is unknown.

@@ -23,7 +23,7 @@ class TenantShares:
     _total: int = 0
 
     def admit(self, request_id: str, tenant: TenantId, tokens: int) -> None:
-        """Count a request as outstanding; no effect if the request is already counted."""
+        """Count a request as outstanding; a request that is already counted has no effect."""
         if request_id in self._requests:
             return
         self._requests[request_id] = (tenant, tokens)
@@ -31,7 +31,7 @@ class TenantShares:
         self._total += tokens
 
     def finish(self, request_id: str) -> None:
-        """Remove a request that ended; unknown requests are ignored."""
+        """Remove a request that ended; an unknown request is ignored."""
         entry = self._requests.pop(request_id, None)
         if entry is None:
             return
@@ -43,8 +43,8 @@ class TenantShares:
 
     def above_share(self, tenant: TenantId, tokens: int) -> bool:
         """
-        Return True if *tokens* more would put *tenant* above its share while other tenants have
-        work.
+        Return True if *tokens* more tokens would put *tenant* above its share while other tenants
+        have work.
         """
         own = self._outstanding.get(tenant, 0) + tokens
         others = self._total - self._outstanding.get(tenant, 0)
@@ -53,7 +53,7 @@ class TenantShares:
         return own > self.max_share * (own + others)
 
     def outstanding(self, tenant: TenantId) -> int:
-        """Tokens of *tenant* admitted here and not yet finished."""
+        """Number of outstanding tokens of *tenant*."""
         return self._outstanding.get(tenant, 0)
 
     @property

@@ -13,7 +13,7 @@ from shared.contracts.base import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullBounds:
-    """Limits of the requests that are pulled and not begun."""
+    """Limits of the requests that an instance has pulled and not begun."""
 
     window: int = 16
     """Maximum number of requests, including pulls in progress."""
@@ -22,7 +22,7 @@ class PullBounds:
     max_backlog_s: Seconds = 1.0
     """Maximum predicted work ahead of one more request; one request may be pulled in any case."""
     backlog_level: float = 0.5
-    """Quantile of the waiting work that `max_backlog_s` bounds, 0..1, both excluded."""
+    """Quantile level at which `max_backlog_s` bounds the waiting work; above 0 and below 1."""
     max_tokens: float = math.inf
     """Maximum KV tokens of held requests: work beyond the engine's KV could not begin soon."""
 
@@ -39,16 +39,16 @@ class Held:
     """
 
     num_regular: int = 0
-    """Number of requests with a feasible SLO."""
+    """Number of held requests with a feasible SLO."""
     num_best_effort: int = 0
-    """Number of best-effort and relegated requests, which yield to other requests."""
+    """Number of held best-effort and relegated requests, which yield to other requests."""
     num_pulling: int = 0
     """Number of pulls in progress, of regular and other requests."""
     regular_s: Seconds = 0.0
-    """Predicted work of the regular requests; see `work_s`."""
+    """Predicted work of the held regular requests in seconds, as in `work_s`."""
     best_effort_s: Seconds = 0.0
     regular_tokens: int = 0
-    """KV tokens that the regular requests may need at their ends."""
+    """Number of KV tokens that the held regular requests may need when they end."""
     best_effort_tokens: int = 0
 
     @property
@@ -58,7 +58,7 @@ class Held:
 
 def counted_s(prefill_s: Seconds, bounds: PullBounds) -> Seconds:
     """
-    Contribution of one prefill to the held work, in seconds.
+    Contribution of one prefill to the work that an instance holds, in seconds.
 
     Decided: a prefill counts at most as a share of the bound, so that an instance with a long
     prompt still pulls more urgent requests; the engine's policy can pause the long prefill.
@@ -68,7 +68,7 @@ def counted_s(prefill_s: Seconds, bounds: PullBounds) -> Seconds:
 
 def work_s(*, prefill_s: Seconds, whole_s: Seconds, num_free_slots: int) -> Seconds:
     """
-    Time that one more request waits for the held work before it begins.
+    Time that one more request waits for the work that the instance holds.
 
     Args:
         prefill_s: Predicted time until all held work has its first token, each as in `counted_s`.

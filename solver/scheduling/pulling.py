@@ -37,7 +37,7 @@ class SourceKind(IntEnum):
     """Kinds of queues, in the order in which they are pulled at equal deadlines."""
 
     INBOX = 0
-    """The instance's own queue, with the requests routed to it."""
+    """The instance's inbox, with the requests routed to the instance."""
     RESUME = 1
     LANE = 2
     OVERFLOW = 3
@@ -51,9 +51,11 @@ class Source:
     queue: str
     kind: SourceKind
     time_left_s: Seconds
-    """Least time from ingest to deadline of the queue's requests; infinite for best effort."""
+    """
+    Least time from a request's ingest to its deadline in this queue; infinite for best effort.
+    """
     behind: str | None = None
-    """For an overflow queue, its lane, which is pulled first while it has requests."""
+    """For an overflow queue, the lane that is pulled first while the lane has requests."""
 
     @property
     def best_effort(self) -> bool:
@@ -66,8 +68,8 @@ class _Head:
     deadline_at: UnixTime
     work_tokens: float = 0.0
     """
-    Mean work of the requests pulled from the queue; 0 before the first pull, so that every source
-    is tried.
+    Mean work of the requests pulled from the queue, in tokens; 0 before the first pull, so that
+    every source is tried.
     """
     quiet_until: UnixTime = 0.0
     noticed_at: UnixTime = 0.0
@@ -86,7 +88,8 @@ def deference_s(held_s: Seconds) -> Seconds:
 
 class PullOrder:
     """
-    Picks the source whose head has the smallest priority key: deadline plus weighted work.
+    Selects the source whose first request has the smallest priority key: deadline plus weighted
+    work.
 
     The deadline of a head is estimated. FIFO inside a lane is EDF up to one band, so the deadline
     of the last pulled request is a lower bound of the next deadline; before the first pull, the
@@ -119,7 +122,7 @@ class PullOrder:
         self._unsure_until = 0.0
 
     def set_sources(self, sources: Iterable[Source], now: UnixTime) -> None:
-        """Replace the sources; sources that remain keep their learned deadlines and work."""
+        """Replace the sources; a source that remains keeps its learned deadline and work."""
         self._heads = {
             source.queue: self._heads.get(source.queue)
             or _Head(source, deadline_at=now + source.time_left_s)
@@ -163,7 +166,7 @@ class PullOrder:
         )
 
     def inbox_at(self) -> UnixTime:
-        """Time at which the inbox should be polled; infinite if there is no inbox."""
+        """Time at which the inbox should be polled again; infinite if there is no inbox."""
         return self._asleep_until(self._inbox) if self._inbox else math.inf
 
     @property
@@ -209,7 +212,8 @@ class PullOrder:
 
     def look_again(self, now: UnixTime) -> None:
         """
-        Poll every queue again, because notices may have been missed, and more may be missed soon.
+        Poll every queue again, because notices may have been missed; notices may also be missed for
+        a while.
         """
         self._unsure_until = now + _UNSURE_S
         for head in self._heads.values():
@@ -260,7 +264,7 @@ class PullOrder:
         return (key, head.source.kind, head.source.queue)
 
     def _is_behind(self, head: _Head, now: UnixTime) -> bool:
-        """True if *head* must wait until another source is empty."""
+        """True if the queue of *head* must wait until another source is empty."""
         before = self._heads.get(head.source.behind) if head.source.behind else None
         return before is not None and before.quiet_until <= now
 

@@ -49,5 +49,5 @@ def is_infeasible(
 
 
 def finishing_s(qos_class: QosClass, *, prefill_s: Seconds, decode_s: Seconds) -> Seconds:
-    """Predicted time until the token that has the deadline: the first or the last token."""
+    """Predicted time until the token to which the deadline applies: the first or the last token."""
     return prefill_s if qos_class is QosClass.INTERACTIVE else prefill_s + decode_s

@@ -24,7 +24,7 @@ class Window:
         self._keys: dict[str, PriorityKey] = {}
         self._counts: dict[Rank, int] = dict.fromkeys(Rank, 0)
         self.tokens = 0
-        """Prompt and output tokens that the waiting requests may need."""
+        """Number of prompt and output tokens that the waiting requests may need."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -36,11 +36,11 @@ class Window:
         return iter(tuple(self._requests.values()))
 
     def count(self, rank: Rank) -> int:
-        """Waiting requests of *rank*."""
+        """Number of waiting requests of rank *rank*."""
         return self._counts[rank]
 
     def add(self, request: QueuedRequest) -> None:
-        """Add a request whose id is not in the window."""
+        """Add a request, whose id must not be in the window."""
         rank = rank_of(request)
         key = edf_key(request, aging_bound_s=self._aging_bound_s)
         heapq.heappush(self._heaps[rank], key)
@@ -50,7 +50,10 @@ class Window:
         self.tokens += tokens_needed(request)
 
     def remove(self, request_id: RequestId) -> QueuedRequest | None:
-        """Remove and return a request; its heap entry is dropped when it reaches the top."""
+        """
+        Remove and return a request; its heap entry is dropped later, when the entry reaches the
+        top.
+        """
         request = self._requests.pop(request_id, None)
         if request is not None:
             del self._keys[request_id]
@@ -78,7 +81,7 @@ class Window:
         return None if chosen is None else self._requests[chosen.request_id]
 
     def peek_rank(self, rank: Rank) -> QueuedRequest | None:
-        """The head of one rank."""
+        """The first request of one rank in the window."""
         head = self._head(rank)
         return None if head is None else self._requests[head.request_id]
 
@@ -91,5 +94,5 @@ class Window:
 
 
 def tokens_needed(request: QueuedRequest) -> int:
-    """Maximum KV tokens that the request needs, at the end of its answer."""
+    """Maximum number of KV tokens that a request needs: at the end of its answer."""
     return request.prompt_tokens + request.sampling.max_tokens

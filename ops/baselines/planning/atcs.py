@@ -1,4 +1,4 @@
-"""Apparent tardiness cost with setups: the scheduling literature's dispatching rule."""
+"""Apparent tardiness cost with setups (ATCS): a dispatching rule of the scheduling literature."""
 
 from collections.abc import Callable
 from itertools import product
@@ -12,7 +12,7 @@ SLACK_SCALES = (0.25, 0.5, 1.0)
 SETUP_SCALES = (0.1, 0.3, 1.0)
 _TINY = 1e-12
 _NO_HURRY = 1e6
-"""Slack of a group without a deadline, in slack scales."""
+"""Assumed slack of a group without a deadline, in slack scales."""
 
 
 def atcs(

@@ -14,12 +14,15 @@ from solver.planning.problem.problem import NONE, Floats, PlanningProblem, Queue
 
 _TICKS_PER_S = 1000
 _COST_UNITS = 1e10
-"""Integer units for a cost of 1; a tick of one group's tardiness costs some hundreds of units."""
+"""
+Integer units for a plan cost of 1; one time tick of one group's tardiness costs some hundreds of
+units.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactPlan:
-    """Result of the constraint program."""
+    """Result of the constraint program: a plan and its proof."""
 
     order: QueueOrder
     proved: bool
@@ -81,9 +84,9 @@ class _Program:
             for i in np.flatnonzero(servable(problem)).tolist()
         }
         self._follows: dict[tuple[int, int, int], cp_model.IntVar] = {}
-        """Arcs of the circuits, by (instance, preceding node, node)."""
+        """Arcs of the groups' circuits, by (instance, preceding node, node)."""
         self._serves: dict[tuple[int, int], cp_model.IntVar] = {}
-        """True if the instance serves the group, by (instance, group)."""
+        """By (instance, group): true if the instance serves the group."""
         for instance in range(problem.num_instances):
             self._queue(instance)
         self._places()
@@ -99,7 +102,7 @@ class _Program:
         )
 
     def hint(self, order: QueueOrder) -> None:
-        """Begin the search at *order*."""
+        """Start the search of the constraint program at *order*."""
         arcs = set()
         for instance in range(self._problem.num_instances):
             nodes = [0, *(order.queue(instance) + 1).tolist(), 0]
@@ -119,7 +122,7 @@ class _Program:
         return order_of(queues)
 
     def _queue(self, instance: int) -> None:
-        """Constraints of a sequence of groups on *instance*; equations 6, 9 and 10."""
+        """Add the constraints of a sequence of groups on *instance* (equations 6, 9 and 10)."""
         problem, model = self._problem, self.model
         available_s = problem.instances.available_s[instance]
         work_s = problem.groups.work_s[problem.instances.device[instance]]
@@ -153,7 +156,7 @@ class _Program:
         model.add_no_overlap(intervals)  # implied by the circuit, but shortens proofs of optimality
 
     def _places(self) -> None:
-        """Each group is on one instance; moving a group to another instance has a price."""
+        """Add the constraint that each group is on one instance, and the cost of moving a group."""
         problem = self._problem
         home = homes(problem)
         price = problem.objective.moved / max(1, problem.num_groups)
@@ -163,7 +166,9 @@ class _Program:
                 self._costs.append((~self._serves[int(home[i]), i], price))
 
     def _late(self, group: int) -> None:
-        """One cost for each milestone that comes too late (equations 11 and 12, soft)."""
+        """
+        Return one cost for each milestone that is reached too late (equations 11 and 12, soft).
+        """
         groups, milestones = self._problem.groups, self._problem.objective.milestones
         if np.isinf(groups.deadline_s[group]):
             return
@@ -197,7 +202,7 @@ class _Program:
             self.model.add(tardy >= over).only_enforce_if(self._serves[g, group], ~lost)
 
     def _waiting(self) -> None:
-        """Cost of the waiting time of best-effort groups, until the last request of each."""
+        """Cost of the waiting time of best-effort groups, each until its last request ends."""
         problem = self._problem
         rate = problem.objective.waiting / scales_of(problem).queue_s
         for i in (i for i in self._starts if np.isinf(problem.groups.deadline_s[i])):

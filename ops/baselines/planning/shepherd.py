@@ -1,4 +1,7 @@
-"""SHEPHERD for language models: models partitioned by a program, static batches, EDF inside."""
+"""
+The baseline SHEPHERD for language models: an integer program places models on instances; each
+instance serves static batches by EDF.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,9 +16,12 @@ from solver.planning.problem.problem import Ints, PlanningProblem, QueueOrder
 Partition = Callable[[PlanningProblem], NDArray[np.bool_]]
 
 STATIC_BATCH = 32
-"""Requests of a batch, which runs until its longest request ends; any such batch must fit."""
+"""
+Number of requests of a static batch, which runs until its longest request ends; any such batch must
+fit.
+"""
 PREEMPTS_FROM = 3.0
-"""Ratio of batch sizes from which the larger batch is served first."""
+"""Ratio of the sizes of two batches from which the larger batch is served first."""
 
 
 def shepherd(problem: PlanningProblem, *, partitioned: Partition = partition) -> QueueOrder:
@@ -48,7 +54,7 @@ def shepherd(problem: PlanningProblem, *, partitioned: Partition = partition) ->
 
 def static_batches(problem: PlanningProblem) -> PlanningProblem:
     """
-    The same work in fixed batches of deterministic time, as assumed by SHEPHERD.
+    Copy of a problem with its work in fixed batches of deterministic time, as assumed by SHEPHERD.
 
     A batch takes as long as its longest output. Of B requests, that is the mean and about
     sqrt(2 ln B) standard deviations; the requests of a group have equal shares of its work.
@@ -70,7 +76,7 @@ def static_batches(problem: PlanningProblem) -> PlanningProblem:
 
 
 def _served(static: PlanningProblem, instance: int, queue: Ints) -> Sequence[int]:
-    """Reorder *queue*, which is sorted by deadline, into the order in which SHEPHERD serves it."""
+    """Reorder *queue*, which is sorted by deadline, into SHEPHERD's order of service."""
     groups = static.groups
     queues = Queues(static)
     served: list[int] = []

@@ -13,9 +13,14 @@ from solver.planning.problem.problem import Floats, Ints, PlanningProblem
 Bools = NDArray[np.bool_]
 
 NODE_LIMIT = 2000
-"""Limit of the search; unlike a time limit, it gives equal problems equal plans."""
+"""
+Limit of the program's search; unlike a time limit, this limit gives equal problems equal plans.
+"""
 _SWAP = 1e-4
-"""Cost of a second of activation, in relative throughput; so small that it only breaks ties."""
+"""
+Cost of a second of activation, in units of relative throughput; the cost is so small that it only
+breaks ties.
+"""
 
 
 def partition(problem: PlanningProblem, *, node_limit: int = NODE_LIMIT) -> Bools:
@@ -48,7 +53,8 @@ def partition(problem: PlanningProblem, *, node_limit: int = NODE_LIMIT) -> Bool
 
 def demand_of(problem: PlanningProblem) -> Floats:
     """
-    Time that all groups of a model would take on an instance, [G, M]; 0 where it does not fit.
+    Time that all groups of each model would take on each instance, [G, M]; 0 where the model does
+    not fit.
     """
     groups, instances = problem.groups, problem.instances
     by_device = np.zeros((len(groups.work_s), problem.num_models))
@@ -60,7 +66,7 @@ def demand_of(problem: PlanningProblem) -> Floats:
 
 def proportional(problem: PlanningProblem) -> Bools:
     """
-    A partition without a solver.
+    A partition of models over instances that is computed without a solver.
 
     Each model gets one host, in order of falling demand: an instance with the fewest models, if
     possible one where the model is active. Then each instance without a model takes the model
@@ -85,7 +91,7 @@ def proportional(problem: PlanningProblem) -> Bools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """Instances that are interchangeable in the program."""
+    """Instances of one kind, which are interchangeable in the program."""
 
     members: Ints
     first: int
@@ -107,7 +113,8 @@ def _program(
     problem: PlanningProblem, demand_s: Floats, kinds: list[_Kind], hosted: int
 ) -> tuple[mathopt.Model, dict[tuple[int, int], mathopt.Variable]]:
     """
-    Number of instances of each kind that host each model, at most *hosted* models per instance.
+    Number of instances of each kind that host each model; an instance hosts at most *hosted*
+    models.
     """
     model = mathopt.Model()
     hosts = {
@@ -148,7 +155,7 @@ def _spread(
     counts: dict[tuple[int, int], int], kinds: list[_Kind], shape: tuple[int, ...]
 ) -> Bools:
     """
-    Which instance hosts which model; the instances of a kind take turns in hosting its models.
+    Assignment of models to instances, bool[G, M]; the instances of a kind host its models in turn.
     """
     hosts = np.zeros(shape, dtype=np.bool_)
     turn = dict.fromkeys(range(len(kinds)), 0)

@@ -1,4 +1,4 @@
-"""Setup times of an instance between consecutive groups, by mean times."""
+"""Setup times (drain and activation) between consecutive groups on an instance, by mean times."""
 
 from dataclasses import replace
 

@@ -13,13 +13,15 @@ from solver.planning.problem.problem import Floats, PlanningProblem, QueueOrder
 
 _TICKS_PER_S = 100
 _NEVER = 10**12
-"""A time that is never reached, in ticks."""
+"""Time that is never reached, in ticks of the solver."""
 _COST_UNITS = 1e6
-"""Integer cost units of the mean group's weight."""
+"""Number of integer cost units that represent the weight of the mean group."""
 _SETUP_COST = 0.001
-"""Cost of a second of setup, in mean group weights: guided local search penalises arcs by cost."""
+"""
+Cost of a second of setup, in mean group weights; guided local search penalises arcs by their cost.
+"""
 _WIDENED_SD = 1.25
-"""Standard deviations by which uncertainty extends the ramp of lateness at each end."""
+"""Number of standard deviations by which uncertainty extends the ramp of lateness at each end."""
 
 
 def routed(
@@ -51,7 +53,10 @@ def routed(
 
 
 class _Tours:
-    """Group i is node i, instance g starts at node I + g, and all tours end at the last node."""
+    """
+    Nodes and tours of the routing problem: group i is node i, instance g starts at node I + g, and
+    all tours end at the last node.
+    """
 
     def __init__(self, problem: PlanningProblem) -> None:
         self._problem = problem
@@ -87,7 +92,7 @@ class _Tours:
         return kept if found is None else [self._tour(found, g) for g in range(self._num_tours)]
 
     def _count_time(self) -> None:
-        """Add the dimension of completion times along a tour."""
+        """Add the dimension of completion times along a tour to the routing problem."""
         transits = [self._model.RegisterTransitMatrix(after) for after in self._after]
         self._model.AddDimensionWithVehicleTransitAndCapacity(
             transits, 0, [_NEVER] * self._num_tours, True, "done"
@@ -114,7 +119,10 @@ class _Tours:
             self._model.AddDisjunction([index], price)
 
     def _arcs(self, values: Floats) -> list[list[int]]:
-        """Arc matrix over all nodes, from *values* [I + 1, I]; 0 to the end or a forbidden one."""
+        """
+        Matrix of values for all arcs, from *values* [I + 1, I]; 0 for arcs to the end node and for
+        forbidden arcs.
+        """
         num_groups = self._problem.num_groups
         rows = np.minimum(np.arange(self._end + 1), num_groups)
         arcs = np.zeros((self._end + 1, self._end + 1), dtype=np.int64)
@@ -122,7 +130,7 @@ class _Tours:
         return [[int(arc) for arc in row] for row in arcs]
 
     def _not_late(self, instance: int, queue: Sequence[int]) -> list[int]:
-        """Groups of *queue*, in its order, that end before their latest time."""
+        """Groups of *queue*, in the same order, that end before their latest time."""
         after = self._after[instance]
         kept: list[int] = []
         node, done = self._problem.num_groups + instance, 0
@@ -143,7 +151,7 @@ class _Tours:
 
 
 def _spent_s(problem: PlanningProblem, instance: int) -> Floats:
-    """Times [I + 1, I] from the end of group i to the end of group j; the last row starts now."""
+    """Times from the end of group i to the end of group j, [I + 1, I]; the last row starts now."""
     work_s = problem.groups.work_s[problem.instances.device[instance]]
     spent_s: Floats = setup_s(problem, instance) + work_s
     spent_s[-1] += problem.instances.available_s[instance]
@@ -151,7 +159,9 @@ def _spent_s(problem: PlanningProblem, instance: int) -> Floats:
 
 
 def _ramps(problem: PlanningProblem) -> tuple[Floats, Floats]:
-    """End of each group at which its first, and its last, request becomes late: [I], in ticks."""
+    """
+    Ends of each group at which its first and its last request become late, each [I], in ticks.
+    """
     groups = problem.groups
     devices = np.unique(problem.instances.device)
     work_s, tail_s = groups.work_s[devices].mean(axis=0), groups.tail_s[devices].mean(axis=0)
@@ -166,7 +176,7 @@ def _ramps(problem: PlanningProblem) -> tuple[Floats, Floats]:
 
 def _completed(problem: PlanningProblem, tours: list[list[int]]) -> QueueOrder:
     """
-    Insert the omitted groups into *tours*, behind groups of the same model or at a queue's end.
+    Insert the omitted groups into *tours*, after groups of the same model or at the end of a queue.
     """
     queues = [list(tour) for tour in tours]
     served = {group for queue in queues for group in queue}
@@ -183,7 +193,9 @@ def _completed(problem: PlanningProblem, tours: list[list[int]]) -> QueueOrder:
 
 
 def _inserted(problem: PlanningProblem, queues: list[list[int]], group: int) -> list[QueueOrder]:
-    """Plans that insert *group* after a run of groups of its model, or at the end of a queue."""
+    """
+    Yield plans in which *group* is inserted after groups of its model, or at the end of a queue.
+    """
     model = problem.groups.model
     orders = []
     for g, queue in enumerate(queues):

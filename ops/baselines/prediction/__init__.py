@@ -1,1 +1,1 @@
-"""QoServe's random forest of iteration times."""
+"""QoServe's random forest, which predicts iteration times."""

@@ -14,16 +14,16 @@ from solver.prediction.prefill.tree_walk import Floats, Forest, walk
 
 FEATURES = ("compute_tokens", "context_tokens", "num_decodes")
 CHUNK_STEP_TOKENS = 8
-"""Chunks above eight tokens are multiples of this step, because kernels compute in tiles."""
+"""Step of chunk sizes above eight tokens, because kernels compute in tiles."""
 _LEAST_S = 1e-6
 
 
 class Decodes(NamedTuple):
-    """The other work of an iteration to which a chunk is added, and the chunk's own context."""
+    """Work of an iteration to which a chunk is added, and the context of the chunk."""
 
     num_decodes: int
     context_tokens: int
-    """Previously computed tokens that all requests of the iteration attend to."""
+    """Number of previously computed tokens that all requests of the iteration attend to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +42,11 @@ class IterationForest:
 
     base: LatencyCoefficients
     forest: Forest
-    """All trees, concatenated; each has one output."""
+    """All trees of the forest, concatenated; each tree has one output."""
     level: float
-    """Quantile over the trees by which chunks are chosen, 0..1."""
+    """Quantile level over the trees by which chunks are chosen, 0..1."""
     most_tokens: int
-    """Most tokens computed in any iteration that the forest learned from."""
+    """Largest number of tokens computed in an iteration from which the forest learned."""
 
     def predict_s(self, iterations: Floats) -> Floats:
         """
@@ -94,18 +94,21 @@ class IterationForest:
         return base_s(self.base, iterations)
 
     def _logarithms(self, iterations: Floats) -> Floats:
-        """float64[n, num_trees]."""
+        """Logarithm of each tree's prediction for each row, float64[n, num_trees]."""
         return walk(np.ascontiguousarray(iterations, dtype=np.float64), self.forest)
 
 
 def iteration_matrix(iterations: Sequence[Iteration]) -> Floats:
-    """float64[n, 3], columns as in `FEATURES`."""
+    """Matrix of iterations for the forest, float64[n, 3], columns as in `FEATURES`."""
     rows = [(each.compute_tokens, each.context_tokens, each.num_decodes) for each in iterations]
     return np.array(rows, dtype=np.float64).reshape(-1, len(FEATURES))
 
 
 def base_s(base: LatencyCoefficients, iterations: Floats) -> Floats:
-    """Prediction of *base* for each row: float64[n], at least a clock's resolution."""
+    """
+    Prediction of the latency model *base* for each row, float64[n], at least the resolution of a
+    clock.
+    """
     tokens, contexts = iterations[:, 0], iterations[:, 1]
     predicted_s = predict_s(base, compute_tokens=tokens, context_tokens=contexts)
     return np.maximum(predicted_s, _LEAST_S)

@@ -21,12 +21,12 @@ LEAST_SAMPLES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForestOptions:
-    """Size of the forest, and its safety margin towards small chunks."""
+    """Size of the random forest, and its safety margin towards small chunks."""
 
     num_trees: int = 50
     samples_per_leaf: int = 15
     level: float = 0.8
-    """Quantile over the trees by which chunks are chosen; 0.5 gives no margin."""
+    """Quantile level over the trees by which chunks are chosen; 0.5 gives no margin."""
 
 
 _DEFAULT = ForestOptions()
@@ -89,7 +89,7 @@ def _check(options: ForestOptions) -> None:
 
 
 def _forest_of(trees: list[Any]) -> Forest:
-    """All trees concatenated, one output per tree."""
+    """All trees of the fitted forest, concatenated; each tree has one output."""
     flat = [_breadth_first(tree) for tree in trees]
     roots = np.cumsum([0, *(len(order) for order, _ in flat)])[:-1]
     nodes = [(tree, order) for tree, (order, _) in zip(trees, flat, strict=True)]

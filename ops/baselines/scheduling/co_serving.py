@@ -26,7 +26,7 @@ def _is_offline(request: RequestView) -> bool:
 
 class NonPreemptive(FixedChunk):
     """
-    Online requests start first; offline ones that have started run to their end.
+    Online requests start first; offline requests that have started run to their end.
 
     Source: ConServe §6.1 *Non-Preemptive*: the highest offline throughput, ignoring latency.
     vLLM's priority order without preemption.
@@ -41,7 +41,8 @@ class NonPreemptive(FixedChunk):
 
 class SarathiPreemptive(FixedChunk):
     """
-    Fixed chunks with online prefills before offline ones; offline requests lose KV to online ones.
+    Fixed chunks in which online prefills precede offline prefills; offline requests lose KV to
+    online requests.
 
     Source: ConServe §3.2 and §6.1 *Sarathi-Preemptive*: chunked prefill with priorities and
     preemption under memory pressure.
@@ -55,9 +56,9 @@ class SarathiPreemptive(FixedChunk):
     def __init__(self, token_budget: int) -> None:
         super().__init__(token_budget, _online_first)
         self._offline: dict[RequestId, int] = {}
-        """Offline requests -> their order of arrival at this engine."""
+        """Offline requests -> their numbers in the order of arrival at this engine."""
         self._prompts: dict[RequestId, int] = {}
-        """Prompt tokens of online requests."""
+        """Number of prompt tokens of each online request."""
 
     def add(self, request: RequestView) -> None:
         super().add(request)
@@ -113,7 +114,9 @@ class SarathiPreemptive(FixedChunk):
         offline: list[RunningView],
         waiting: list[RequestId],
     ) -> frozenset[RequestId]:
-        """Offline requests to preempt, so that waiting online requests and next tokens get KV."""
+        """
+        Offline requests to preempt, so that waiting online requests and running decodes get KV.
+        """
         blocks = sum(run.num_computed_tokens % _BLOCK_TOKENS == 0 for run in decodes)
         needed = _BLOCK_TOKENS * blocks - batch.free_kv_tokens
         needed += sum(self._prompts[request_id] + _BLOCK_TOKENS for request_id in waiting)

@@ -1,4 +1,4 @@
-"""PolyServe's TBT bins: an engine for each pace, with chunks for that pace alone."""
+"""PolyServe's TBT bins: one engine for each TBT target, with chunks for this target only."""
 
 from collections.abc import Sequence
 from math import inf
@@ -11,7 +11,7 @@ from solver.scheduling.engine.latency import LatencyTable
 
 def tbt_bin_s(slo: Slo, bins_s: Sequence[Seconds]) -> Seconds:
     """
-    The bin of a request: the slowest pace that still meets its TBT target.
+    The TBT bin of a request: the largest TBT that still meets the request's target.
 
     Args:
         slo: Without a TBT target any pace suffices.

@@ -1,4 +1,6 @@
-"""Medha's chunks: they shrink as the computed prompt grows, for a steady iteration time."""
+"""
+Medha's adaptive chunks, which shrink as the computed prompt grows, for a constant iteration time.
+"""
 
 from shared.contracts.base import RequestId, Seconds, UnixTime
 from solver.scheduling.baselines import FixedChunkFcfs

@@ -33,22 +33,24 @@ from solver.planning.problem.grouping import RequestGroup
 from solver.planning.review import ReviewOptions
 
 HORIZON = 192
-"""Number of requests that a policy without groups considers in one plan."""
+"""Number of requests that a policy without request groups considers in one plan."""
 STATIC_BATCH = 64
-"""Requests of a SHEPHERD batch: half of the maximum, because answer lengths are unknown."""
+"""
+Number of requests in a SHEPHERD batch: half of the maximum, because answer lengths are unknown.
+"""
 SHEPHERD_PLANS = 60
-"""Number of SHEPHERD's plans before it partitions the models again."""
+"""Number of plans that SHEPHERD makes before it partitions the models again."""
 MOVES_PER_S = 40_000.0
 """Moves per second of the simulated leader's search; a real leader makes several times more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One compared system."""
+    """One of the compared systems: its planner and the conduct of its instances."""
 
     conduct: Conduct
     planner: Callable[[int, float], PlannerFactory]
-    """(Seed, QLM's delta) -> factory of the planner."""
+    """(Seed, QLM's delta) -> function that creates the planner."""
 
 
 def _groups(batch_multiple: float) -> Grouping:
@@ -73,7 +75,7 @@ def _generator(seed: int, batch_multiple: float) -> PlannerFactory:
 
 
 def _rule(policy: Callable[[int], OrderPolicy]) -> Callable[[int, float], PlannerFactory]:
-    """A rule that orders groups."""
+    """System whose planner orders request groups by a rule."""
     return lambda seed, batch_multiple: (
         lambda profiles: OrderPlanner(profiles, _groups(batch_multiple), policy(seed))
     )
@@ -82,14 +84,14 @@ def _rule(policy: Callable[[int], OrderPolicy]) -> Callable[[int, float], Planne
 def _by_request(
     key: PullKey, policy: OrderPolicy, count: int = HORIZON
 ) -> Callable[[int, float], PlannerFactory]:
-    """A rule that orders the first *count* requests."""
+    """System whose planner orders the first *count* requests by a rule."""
     return lambda _seed, _multiple: (
         lambda profiles: OrderPlanner(profiles, _singles(key, count), policy)
     )
 
 
 def _edf_ahead(window: int) -> Arm:
-    """EDF with instances that pull into a window of *window* requests."""
+    """System with EDF whose instances pull into a window of *window* requests."""
     return Arm(
         conduct=replace(_EDF, window=window), planner=_by_request(by_deadline, edf, 8 * window)
     )

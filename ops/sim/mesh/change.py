@@ -12,4 +12,4 @@ class ModelChange:
     model: ModelName
     drain_until: UnixTime
     ready_at: UnixTime | None = None
-    """Time at which the model becomes active; None while earlier requests drain."""
+    """Time at which the new model becomes active; None while earlier requests drain."""

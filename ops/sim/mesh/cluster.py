@@ -36,15 +36,15 @@ class Loss:
     """Death of an instance; its requests immediately begin again on other instances."""
 
     number: int
-    """Index of the instance."""
+    """Index of the instance that dies."""
     at: UnixTime
     noticed_after_s: Seconds = 5.0
-    """Time until plans exclude the instance."""
+    """Time after the death until plans exclude the instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshOptions:
-    """Parameters of the simulation."""
+    """Parameters of a simulation of the mesh."""
 
     fleet: Fleet
     conduct: Conduct
@@ -54,19 +54,19 @@ class MeshOptions:
     until_s: Seconds = math.inf
     """Time at which the simulation ends at the latest."""
     losses: tuple[Loss, ...] = ()
-    """Deaths of instances, in order of time."""
+    """Deaths of instances in order of time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshOutcome:
-    """Result of the simulation."""
+    """Outcome of a simulation of the mesh."""
 
     requests: list[MeshRequest]
-    """Requests in order of arrival."""
+    """Requests of the simulation in order of arrival."""
     end_s: Seconds
     num_swaps: int
     busy_s: Seconds
-    """Busy time, summed over all instances."""
+    """Busy time of the instances, summed over all instances."""
     kv_share_s: Seconds
     """Integral over time of the used share of KV memory, summed over all instances."""
     wasted_tokens: int
@@ -118,7 +118,7 @@ class Mesh:
         self._turn = 0
 
     def run(self) -> UnixTime:
-        """Serve all requests, or until `until_s`; return the time of the end."""
+        """Serve all requests, or until `until_s`; return the simulated time of the end."""
         now, plan_at = 0.0, 0.0
         while self._num_left:
             arrive_at = self._arrivals[0].arrival.arrived_at if self._arrivals else math.inf
@@ -139,7 +139,7 @@ class Mesh:
         return now
 
     def view(self, instance: MeshInstance, now: UnixTime) -> InstanceView:
-        """The planner's view of *instance*."""
+        """The planner's view of the instance *instance*."""
         known = None
         if instance.active is not None:
             known = self._profiles.get((instance.device.name, instance.active))
@@ -204,13 +204,13 @@ class Mesh:
 
 
 def _initial(fleet: Fleet, number: int) -> ModelName:
-    """Initial model of instance *number*: the models that fit its device, in turn."""
+    """Initial model of the instance *number*: the models that fit its device, in turn."""
     fitting = fleet.fitting(fleet.devices[number])
     return fitting[number % len(fitting)]
 
 
 def simulate_mesh(arrivals: Sequence[ModelArrival], options: MeshOptions) -> MeshOutcome:
-    """Serve *arrivals*, which are in order of time."""
+    """Serve *arrivals*, which are in order of time, by a simulated mesh."""
     began = time.process_time()
     requests = [
         MeshRequest(number, each.arrival, each.model) for number, each in enumerate(arrivals)

@@ -12,13 +12,13 @@ from solver.planning.lso.situation import HeadChange, Situation
 from solver.scheduling.pulling import WORK_WEIGHT_S_PER_TOKEN
 
 PullKey = Callable[[MeshRequest], float]
-"""Sort key of lane heads; the head with the smallest key is pulled next."""
+"""Sort key of the first request of a lane; the request with the smallest key is pulled next."""
 
 WINDOW = 16
 
 
 def by_deadline(request: MeshRequest) -> float:
-    """Earliest deadline first; relegated requests come last."""
+    """Sort key for earliest deadline first; relegated requests come last."""
     return inf if request.relegated else request.deadline_at
 
 
@@ -28,12 +28,14 @@ def by_deadline_and_work(request: MeshRequest) -> float:
 
 
 def by_arrival(request: MeshRequest) -> float:
-    """First come, first served."""
+    """Sort key for first come, first served."""
     return request.arrival.arrived_at
 
 
 def drain_first(change: HeadChange, situation: Situation) -> Iterator[Lso]:
-    """Activate the head's model after all running requests have finished, without eviction."""
+    """
+    Rule: activate the head's model after all running requests have finished, without eviction.
+    """
     head = change.head
     if head is not None and head.model != situation.active:
         yield Activate(
@@ -50,7 +52,7 @@ assert set(ALL_RULES) < set(RULES)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conduct:
     """
-    How an instance follows a plan.
+    The way in which an instance follows a plan.
 
     Source: QLM §5, §8.
     Decided: every arm pulls into a window of 16 requests that have not begun. With QLM, an

@@ -35,7 +35,7 @@ class BatchEngine:
         now: UnixTime = 0.0,
     ) -> None:
         self.now = now
-        """Begin of the next iteration."""
+        """Time at which the next iteration begins."""
         self.totals = totals or BatchTotals()
         self.free_tokens = limits.kv_capacity_tokens
         self._latency = latency
@@ -64,17 +64,17 @@ class BatchEngine:
 
     @property
     def pace_s(self) -> Seconds:
-        """Duration of an iteration that only decodes the current requests."""
+        """Duration of an iteration that only computes the current decodes."""
         return self._decodes.pace_s
 
     def running(self) -> list[MeshRequest]:
         """
-        Running requests with valid counters, in order of their first decode; prefills last.
+        Running requests with valid counters, in order of their first decode; prefills come last.
         """
         return [*self._decodes.runs(), *self._prefills.values()]
 
     def waiting(self) -> list[MeshRequest]:
-        """Waiting requests, in order of service."""
+        """Waiting requests in order of service."""
         return [run for _, run in self._waiting]
 
     def add(self, run: MeshRequest, now: UnixTime) -> None:
@@ -93,7 +93,7 @@ class BatchEngine:
         self._waiting.append((run.place, run))
 
     def take_finished(self) -> list[MeshRequest]:
-        """Requests that have ended since the last call, in order."""
+        """Requests that have ended since the last call, in order of their ends."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -103,25 +103,25 @@ class BatchEngine:
         return waiting
 
     def evict(self, run: MeshRequest) -> None:
-        """Remove the running *run*; it keeps its answer so far and loses its KV."""
+        """Remove the running request *run*, which keeps its answer so far and loses its KV."""
         self._leave(run)
         self.totals.wasted_tokens += run.num_computed_tokens
         run.forget()
 
     def swap_out(self, run: MeshRequest) -> None:
-        """Remove the running *run* and keep its KV in host memory."""
+        """Remove the running request *run*, and keep its KV in host memory."""
         self._leave(run)
         run.kept_tokens = run.num_computed_tokens
 
     def wake_at(self) -> UnixTime:
-        """Time of the next event that is not a plain decode; infinite while the engine is idle."""
+        """Time of the next event other than a plain decode; infinite while the engine is idle."""
         if not self.num_unfinished:
             return math.inf
         count = self._quiet_steps()
         return self.now + self._decodes.steps_s(count) if count else self.now
 
     def catch_up(self, until: UnixTime) -> None:
-        """Compute all iterations that begin before *until*."""
+        """Compute all iterations that begin before the time *until*."""
         while self.now < until and self.num_unfinished:
             count = self._quiet_steps()
             if count:
@@ -130,7 +130,7 @@ class BatchEngine:
                 self.iterate()
 
     def iterate(self) -> None:
-        """Compute the next iteration."""
+        """Compute the next iteration of the engine."""
         if self._limits.static_batch is not None and not self.num_running:
             self._begin_batch(self._limits.static_batch)
         starved = self._make_room()
@@ -155,7 +155,9 @@ class BatchEngine:
             self._join(run)
 
     def _quiet_steps(self) -> int:
-        """Number of coming iterations that only decode; the last iteration may end a request."""
+        """
+        Number of the next iterations that only compute decodes; the last of them may end a request.
+        """
         if self._prefills or not self._decodes or self._can_begin():
             return 0
         return min(self._decodes.steps_left(), self.free_tokens // len(self._decodes))
@@ -171,7 +173,7 @@ class BatchEngine:
         return max(run.num_prefill_tokens, run.kept_tokens) <= self.free_tokens
 
     def _decode(self, count: int) -> None:
-        """Compute *count* decode-only iterations in one step."""
+        """Compute *count* iterations with decodes only in one step."""
         num_tokens = len(self._decodes) * count
         duration_s = self._decodes.steps_s(count)
         self.free_tokens -= num_tokens
@@ -194,7 +196,7 @@ class BatchEngine:
         return starved
 
     def _starve(self) -> MeshRequest:
-        """Take the KV of the run that began last, and let this run wait again; return it."""
+        """Take the KV of the request that began last, which waits again; return this request."""
         prefills = self._prefills
         victim = prefills[next(reversed(prefills))] if prefills else self._decodes.last()
         self.evict(victim)
@@ -217,7 +219,10 @@ class BatchEngine:
     def _continue_prefills(
         self, *, starved: bool, parts: list[tuple[MeshRequest, int]]
     ) -> tuple[int, bool]:
-        """Continue prefills into *parts*; return the remaining budget, and if a run lost its KV."""
+        """
+        Continue prefills, appended to *parts*; return the remaining budget, and whether a request
+        lost its KV.
+        """
         budget = self._limits.token_budget - len(self._decodes)
         for run in list(self._prefills.values()):
             if budget <= 0 or run.request_id not in self._prefills:
@@ -271,20 +276,20 @@ class BatchEngine:
             self._end(run)
 
     def _join(self, run: MeshRequest) -> None:
-        """Let *run* compute from the next iteration on."""
+        """Let the request *run* compute from the next iteration on."""
         if run.is_prefill:
             self._prefills[run.request_id] = run
         else:
             self._decodes.join(run)
 
     def _end_all(self, runs: list[MeshRequest]) -> None:
-        """End *runs*, which have their last token and no longer decode."""
+        """End the requests *runs*, which have their last token and no longer decode."""
         for run in runs:
             self.free_tokens += run.num_computed_tokens
             self._end(run)
 
     def _end(self, run: MeshRequest) -> None:
-        """End *run*, which has its last token."""
+        """End the request *run*, which has its last token."""
         run.last_token_at = run.finished_at = self.now
         self._finished.append(run)
 

@@ -53,7 +53,7 @@ class MeshInstance:
         self.change: ModelChange | None = None
         self.engine: BatchEngine | None = None
         self.swapped: list[MeshRequest] = []
-        """Swapped-out requests of the active model, with their KV in host memory."""
+        """Swapped-out requests of the active model, whose KV is in host memory."""
         self.ahead: list[MeshRequest] = []
         """Pulled requests of models that are not active."""
         self.weights = HostWeights(
@@ -102,7 +102,7 @@ class MeshInstance:
             self._continue(now)
 
     def wake(self, now: UnixTime) -> None:
-        """Process the events that are due *now*."""
+        """Process the events of the instance that are due at the time *now*."""
         self._catch_up(now)
         self._continue(now)
         engine = self.engine
@@ -111,7 +111,9 @@ class MeshInstance:
             self._collect(engine)
 
     def lose(self, now: UnixTime) -> None:
-        """Die: return all requests, without progress, to their lanes; serve no model again."""
+        """
+        Simulate the death of the instance: its requests return to their lanes without progress.
+        """
         self._catch_up(now)
         self._give_back()
         runs = [*self._running(), *self.swapped]
@@ -129,7 +131,7 @@ class MeshInstance:
 
     @property
     def sight(self) -> Sight:
-        """Data for the choice of LSOs that are not part of the instance's state."""
+        """Data for selecting LSOs that are not part of the instance's state."""
         return Sight(fleet=self._fleet, conduct=self._conduct, answers=self._lanes.answers)
 
     def _catch_up(self, now: UnixTime) -> None:
@@ -141,7 +143,9 @@ class MeshInstance:
         self._finished += engine.take_finished()
 
     def _continue(self, now: UnixTime) -> None:
-        """Swap models, pull and execute LSOs until no further action is possible *now*."""
+        """
+        Swap models, pull and execute LSOs until no further action is possible at the time *now*.
+        """
         while True:
             if self.change is not None and not self._changed(self.change, now):
                 return
@@ -154,7 +158,7 @@ class MeshInstance:
                 return
 
     def _changed(self, change: ModelChange, now: UnixTime) -> bool:
-        """Continue *change*; return whether it is complete."""
+        """Continue the model swap *change*; return whether the swap is complete."""
         if change.ready_at is None:
             engine = self.engine
             if engine is not None and engine.num_running and now < change.drain_until:
@@ -188,7 +192,7 @@ class MeshInstance:
         return BatchEngine(how.latency, limits, self.totals, now=now)
 
     def _refill(self, now: UnixTime) -> None:
-        """Pull requests until the window is full."""
+        """Pull requests until the window of the instance is full."""
         engine = self.engine
         if engine is not None:
             for held in [each for each in self.ahead if each.model == self.active]:
@@ -229,7 +233,7 @@ class MeshInstance:
         engine.add(request, now)
 
     def _other_head(self) -> tuple[Segment, ...]:
-        """Segments of the virtual queue if its head requires a model swap now, else none."""
+        """Segments of the virtual queue if its head requires a model swap now, else None."""
         engine = self.engine
         if self._conduct.looks_ahead:
             idle = engine is None or not engine.num_unfinished
@@ -240,7 +244,7 @@ class MeshInstance:
         return segments if segments and segments[0].model != self.active else ()
 
     def _act(self, segments: tuple[Segment, ...], now: UnixTime) -> None:
-        """Execute the LSOs that the new head requires."""
+        """Execute the LSOs that the new head of the virtual queue requires."""
         change = HeadChange(old_head=self._head, queue=segments)
         self._head = change.head
         for lso in lso_actions(change, situation_of(self, self.sight, now), self._conduct.rules):
@@ -270,7 +274,9 @@ class MeshInstance:
         return self.engine.running() if self.engine is not None else []
 
     def _evict(self, runs: Iterable[MeshRequest]) -> None:
-        """Evict *runs*: put them back into their lanes with their answers so far."""
+        """
+        Evict the runs *runs*: put their requests back into their lanes with their answers so far.
+        """
         gone = list(runs)
         for run in gone:
             assert self.engine is not None

@@ -8,7 +8,7 @@ from shared.contracts.base import ModelName, Seconds
 from solver.scheduling.engine.latency import LatencyTable
 
 _BASE_KV_BYTES = 128 * 1024
-"""KV bytes per token of the profile's model."""
+"""KV bytes per token of the model whose latency profile is used."""
 _MEMORY_USED = 0.9
 _PROFILE = "28"
 GIB = 1 << 30
@@ -26,7 +26,7 @@ class ModelKind:
 
     name: str
     slowdown: float
-    """Ratio of an iteration's time to the time with the profile's model."""
+    """Ratio of an iteration's time to its time with the model of the latency profile."""
     weight_bytes: int
     kv_bytes_per_token: int
     cold_s: Seconds
@@ -62,7 +62,7 @@ class DeviceKind:
     slowdown: float
     memory_bytes: int
     host_link_bytes_per_s: float = 25e9
-    """Bandwidth of restoring KV from host memory."""
+    """Bandwidth in bytes per second of restoring KV from host memory."""
 
 
 A100 = DeviceKind(name="a100", slowdown=1.0, memory_bytes=80 * GIB)
@@ -98,17 +98,17 @@ def served(model: ModelKind, device: DeviceKind) -> Served | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Instances, and models; every instance may serve every model that fits its device."""
+    """Instances and models; every instance may serve every model that fits its device."""
 
     devices: tuple[DeviceKind, ...]
     """Device of each instance."""
     models: dict[ModelName, ModelKind]
     swap_scale: float = 1.0
-    """Factor of all swap times."""
+    """Factor by which all swap times are multiplied."""
 
     def served(self, device: DeviceKind, model: ModelName) -> Served | None:
         return served(self.models[model], device)
 
     def fitting(self, device: DeviceKind) -> tuple[ModelName, ...]:
-        """Models that *device* can serve."""
+        """Models that the device *device* can serve."""
         return tuple(name for name in self.models if self.served(device, name) is not None)

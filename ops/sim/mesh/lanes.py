@@ -42,7 +42,7 @@ class AnswerLengths:
 
 @dataclass(slots=True)
 class _Lane:
-    """One lane: its queue, its companion queue, and sums over all arrivals."""
+    """One lane: its main queue, its companion queue, and sums over all arrivals."""
 
     key: LaneKey
     queue: deque[MeshRequest] = field(default_factory=deque)
@@ -50,7 +50,7 @@ class _Lane:
     """Evicted or returned requests, which are served before `queue`."""
     curve: ArrivalCurve = field(default_factory=ArrivalCurve)
     interactive: int = 0
-    """Number of requests with a TTFT target."""
+    """Number of requests of the lane with a TTFT target."""
     left_s: float = 0.0
     prompt: float = 0.0
     squared_prompt: float = 0.0
@@ -62,7 +62,7 @@ class _Lane:
         return len(self.queue) + len(self.resumed)
 
     def head(self) -> MeshRequest | None:
-        """The request that is served next."""
+        """The request of the lane that is served next."""
         if self.resumed:
             return self.resumed[0]
         return self.queue[0] if self.queue else None
@@ -70,7 +70,7 @@ class _Lane:
 
 class MeshLanes:
     """
-    All lanes; each lane is FIFO.
+    All lanes of the simulated mesh; each lane is first in, first out.
 
     Args:
         answers: Expected answer lengths.
@@ -98,13 +98,13 @@ class MeshLanes:
         return request.lane
 
     def put_back(self, requests: Sequence[MeshRequest]) -> None:
-        """Put *requests* back at the front of their lanes, in this order."""
+        """Put the requests *requests* back at the front of their lanes, in the given order."""
         for request in reversed(requests):
             self._lanes[request.lane].resumed.appendleft(request)
         self.num_waiting += len(requests)
 
     def relegate(self, request: MeshRequest, now: UnixTime) -> None:
-        """Relegate *request*: put it behind feasible requests."""
+        """Relegate *request*: put it behind the feasible requests of its lane."""
         request.relegated = True
         key = LaneKey.of(
             self._layout,
@@ -116,12 +116,12 @@ class MeshLanes:
         self._enqueue(request, key, math.inf, now)
 
     def head(self, lane: str) -> MeshRequest | None:
-        """The request that is served next from *lane*."""
+        """The request of the lane *lane* that is served next."""
         found = self._lanes.get(lane)
         return None if found is None else found.head()
 
     def take(self, lane: str) -> MeshRequest:
-        """Remove and return the head of *lane*, which must not be empty."""
+        """Remove and return the first request of *lane*, which must not be empty."""
         found = self._lanes[lane]
         self.num_waiting -= 1
         return found.resumed.popleft() if found.resumed else found.queue.popleft()
@@ -136,7 +136,7 @@ class MeshLanes:
         return [_statistics(lane) for lane in sorted(waiting, key=lambda lane: lane.key)]
 
     def arrivals(self) -> Iterator[LaneArrivals]:
-        """Arrivals of every lane."""
+        """Arrivals of every lane, including requests that no longer wait."""
         for lane in self._lanes.values():
             yield LaneArrivals(
                 model=lane.key.model,
@@ -146,7 +146,7 @@ class MeshLanes:
             )
 
     def first(self, count: int) -> Mapping[str, list[MeshRequest]]:
-        """Up to *count* requests of each lane, in order of service."""
+        """Up to *count* requests of each lane in order of service."""
         return {
             name: [request for _, request in zip(range(count), _in_order(lane), strict=False)]
             for name, lane in self._lanes.items()

@@ -7,18 +7,20 @@ from shared.contracts.base import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """Capacity and batching of the engine."""
+    """Capacity and batching of an engine in the simulated mesh."""
 
     kv_capacity_tokens: int
     max_running: int = 128
     token_budget: int = 256
-    """Tokens of an iteration, decodes included; above `max_running`, so that no decode waits."""
+    """
+    Maximum tokens of an iteration, decodes included; above `max_running`, so that no decode waits.
+    """
     static_batch: int | None = None
     """
     Number of requests of a static batch; None: continuous batching.
     """
     restore_s_per_token: Seconds = 0.0
-    """Time to restore a token's KV from host memory; meanwhile the whole batch waits."""
+    """Time to restore a token's KV from host memory; the whole batch waits during this time."""
 
     def __post_init__(self) -> None:
         if self.token_budget <= self.max_running:
@@ -34,5 +36,5 @@ class BatchTotals:
     """Integral over time of the used share of the KV memory."""
     tokens: int = 0
     wasted_tokens: int = 0
-    """Computed tokens whose KV was lost."""
+    """Number of computed tokens whose KV was lost."""
     restored_tokens: int = 0

@@ -34,7 +34,7 @@ class MeshPlanner(Protocol):
     def plan(
         self, lanes: MeshLanes, instances: Sequence[InstanceView], now: UnixTime
     ) -> tuple[VirtualQueue, ...]:
-        """One virtual queue for each of *instances*, in the same order."""
+        """Make one virtual queue for each of *instances*, in the same order."""
         ...
 
 
@@ -113,7 +113,7 @@ class GeneratorPlanner:
 
 
 class _Ticks:
-    """A clock that advances by a constant with each reading, so that plans are reproducible."""
+    """Clock that advances by a constant with each reading, so that plans are reproducible."""
 
     def __init__(self, tick_s: Seconds) -> None:
         self._tick_s = tick_s
@@ -125,7 +125,7 @@ class _Ticks:
 
 
 def shepherd_policy(period: int) -> OrderPolicy:
-    """SHEPHERD; its program partitions the models again after every *period* plans."""
+    """Policy of SHEPHERD; its program partitions the models again after every *period* plans."""
     hosts: list[np.ndarray] = []
     left = 0
 
@@ -142,7 +142,7 @@ def shepherd_policy(period: int) -> OrderPolicy:
 
 def _complete(hosts: np.ndarray, problem: PlanningProblem) -> np.ndarray:
     """
-    *hosts*, plus all fitting instances for each model that has no host.
+    Copy of the assignment *hosts*, with all fitting instances for each model that has no host.
     """
     homeless = ~hosts.any(axis=0)
     return np.asarray(hosts | (homeless & np.isfinite(problem.instances.activate_s)))

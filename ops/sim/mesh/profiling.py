@@ -15,7 +15,7 @@ from solver.planning.problem.grouping import Spread
 from solver.planning.problem.snapshot import ServiceRates
 
 _SAMPLE = 768
-"""Number of requests in the batch."""
+"""Number of requests in the batch from which a profile is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,16 +39,16 @@ class MeshRequest(SimRequest):
         self.instance_id: InstanceId | None = None
         """Instance on which the request ran last."""
         self.num_evicted = 0
-        """Number of evictions."""
+        """Number of evictions of the request."""
         self.num_swapped = 0
-        """Number of swap-outs."""
+        """Number of swap-outs of the request."""
         self.kept_tokens = 0
-        """Number of computed tokens whose KV is in host memory."""
+        """Number of computed tokens of the request whose KV is in host memory."""
         self.place = 0
-        """Position in the engine's order of arrival."""
+        """Position of the request in the engine's order of arrival."""
         self.joined_step = 0
         self.end_step = 0
-        """Engine's decode steps at which the request joined and at which it will end."""
+        """Decode steps of the engine at which the request joined and at which it will end."""
 
     @property
     def left_s(self) -> Seconds:
@@ -56,13 +56,13 @@ class MeshRequest(SimRequest):
         return self.deadline_at - self.arrival.arrived_at
 
     def restart(self) -> None:
-        """Begin again without the answer so far."""
+        """Let the request begin again without its answer so far."""
         self.num_output_tokens = 0
         self.first_token_at = None
         self.forget()
 
     def forget(self) -> None:
-        """Drop the KV: the prompt and the answer so far must be prefilled again."""
+        """Drop the KV of the request: its prompt and its answer so far must be prefilled again."""
         self.num_prefill_tokens = self.arrival.prompt_tokens + self.num_output_tokens
         self.num_computed_tokens = 0
         self.kept_tokens = 0

@@ -1,4 +1,4 @@
-"""Views of an instance: input of the choice of LSOs, and of the leader's planning."""
+"""Views of an instance: inputs of selecting LSOs, and of the leader's planning."""
 
 import math
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 _CHUNK_TOKENS = 512
 _MIN_RESIDENCY_S = 3.0
-"""Minimum time that a new model stays active, as by the leader's default."""
+"""Minimum time for which a new model stays active, as in the leader's default settings."""
 _RESIDUAL = 0.25
-"""Least expected rest of an answer, as a share of the mean answer."""
+"""Least expected number of remaining answer tokens, as a share of the mean answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """Data for the choice of LSOs that are not part of the instance's state."""
+    """Data for selecting LSOs that are not part of the instance's state."""
 
     fleet: Fleet
     conduct: Conduct
@@ -38,7 +38,7 @@ class Sight:
 
 
 def situation_of(instance: "MeshInstance", sight: Sight, now: UnixTime) -> Situation:
-    """Situation of the instance *now*."""
+    """Situation of the instance at the time *now*."""
     engine, conduct = instance.engine, sight.conduct
     waiting = [] if engine is None else [run for run in engine.waiting() if not run.relegated]
     kept_bytes = sum(run.kept_tokens for run in instance.swapped) * _kv_bytes(instance, sight)
@@ -77,7 +77,7 @@ def is_infeasible(
 def view_of(
     instance: "MeshInstance", sight: Sight, rates: ServiceRates | None, now: UnixTime
 ) -> InstanceView:
-    """Input of the leader's planning; *rates* are the active model's."""
+    """The leader's view of an instance; *rates* are the service rates of the active model."""
     change, weights = instance.change, instance.weights
     active = instance.active if change is None else change.model
     lock_s = max(0.0, _MIN_RESIDENCY_S - (now - instance.active_since)) if active else 0.0
@@ -102,7 +102,9 @@ def view_of(
 
 
 def _window_s(instance: "MeshInstance", sight: Sight, rates: ServiceRates | None) -> Seconds:
-    """Time to serve pulled requests that have not begun; the next group can begin after it."""
+    """
+    Time to serve the pulled requests that have not begun; the next group can begin after this time.
+    """
     if instance.engine is None or rates is None:
         return 0.0
     waiting = instance.engine.waiting()

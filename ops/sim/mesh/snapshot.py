@@ -1,4 +1,4 @@
-"""The leader's view of the simulated mesh: groups, instances, rates."""
+"""The leader's view of the simulated mesh: groups, instances, service rates."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +20,7 @@ def grouped(
     batch_multiple: float,
     now: UnixTime,
 ) -> tuple[RequestGroup, ...]:
-    """Groups of all waiting requests, formed as by the planner."""
+    """Groups of all waiting requests, formed in the same way as by the planner."""
     groups: list[RequestGroup] = []
     for lane in lanes.statistics():
         known = [each for (_, model), each in profiles.items() if model == lane.key.model]
@@ -68,7 +68,7 @@ def snapshot_of(
     running: Places,
     now: UnixTime,
 ) -> ClusterSnapshot:
-    """State of the mesh at *now*."""
+    """Snapshot of the mesh at the time *now*."""
     return ClusterSnapshot(
         now=now,
         groups=groups,

@@ -1,4 +1,4 @@
-"""Outcomes of requests, and costs, of a simulated mesh."""
+"""Summary of a simulated mesh: outcomes of requests, and costs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def throughput_rps(requests: Sequence[MeshRequest], *, begin_s: Seconds, end_s: 
 def summarize_mesh(
     outcome: MeshOutcome, *, num_instances: int, duration_s: Seconds
 ) -> dict[str, Any]:
-    """All figures, JSON-able; *duration_s* is the duration of the arrivals."""
+    """All figures of a simulated mesh, JSON-able; *duration_s* is the duration of the arrivals."""
     requests = outcome.requests
     instance_s = max(1e-9, num_instances * outcome.end_s)
     begin_s = WARM_UP_SHARE * duration_s

@@ -37,7 +37,7 @@ class HostWeights:
         return tuple(self._models)
 
     def activate_s(self, model: ModelName, now: UnixTime) -> Seconds:
-        """Time to activate *model*, beginning *now*."""
+        """Time to activate *model*, beginning at the time *now*."""
         kind = self._models[model]
         cold_s, warm_s = self._scale * kind.cold_s, self._scale * kind.warm_s
         warm_at = self._warm_at.get(model)
@@ -52,11 +52,11 @@ class HostWeights:
         return self._scale * (kind.warm_s if fits else kind.cold_s)
 
     def activated(self, model: ModelName) -> None:
-        """Record that *model* is on the device; free its host memory."""
+        """Record that *model* is active on the device; free its host memory."""
         self._warm_at.pop(model, None)
 
     def park(self, model: ModelName, now: UnixTime) -> None:
-        """Remove *model* from the device; its weights stay in host memory if they fit."""
+        """Remove *model* from the device; its weights remain in host memory if they fit."""
         if self._used_bytes() + self._models[model].weight_bytes <= self._budget_bytes:
             self._warm_at[model] = now
 
@@ -70,7 +70,7 @@ class HostWeights:
         self._warm_at.pop(model, None)
 
     def warm_set(self, active: ModelName | None) -> WarmSet:
-        """Residency of the models, as input of the choice of LSOs."""
+        """Residency of the models, as input of selecting LSOs."""
         residency = {
             model: Residency.ACTIVE
             if model == active

@@ -15,7 +15,7 @@ from shared.contracts.plans import Segment
 class _Stretch:
     segment: Segment
     left: dict[str, int]
-    """Lane -> remaining quota, in requests."""
+    """Lane -> remaining quota of the segment, in requests."""
 
 
 class QueueInForce:
@@ -33,28 +33,28 @@ class QueueInForce:
         self._stretches: deque[_Stretch] = deque()
 
     def follow(self, segments: Iterable[Segment]) -> None:
-        """Adopt a new plan."""
+        """Adopt a new plan for the instance."""
         self._stretches = deque(
             _Stretch(segment, {each.lane: each.quota for each in segment.lanes})
             for segment in segments
         )
 
     def segments(self) -> tuple[Segment, ...]:
-        """Remaining segments, head first."""
+        """Remaining segments of the virtual queue, head first."""
         return tuple(stretch.segment for stretch in self._stretches)
 
     def drop_served(self) -> None:
-        """Drop segments without waiting requests at the head."""
+        """Drop segments without waiting requests from the head of the virtual queue."""
         while self._stretches and self._next_lane(self._stretches[0]) is None:
             self._stretches.popleft()
 
     def pull_head(self) -> MeshRequest | None:
-        """The next request of the head segment."""
+        """Pull the next request of the head segment."""
         return self._pull(self._stretches[0]) if self._stretches else None
 
     def pull_urgent(self) -> MeshRequest | None:
         """
-        The request of `pull_head`, or a more urgent request of the same model from any queue.
+        Pull the request of `pull_head`, or a more urgent request of the same model from any queue.
 
         So instances with the same model share urgent work, and no instance begins less urgent work
         than planned.
@@ -71,7 +71,7 @@ class QueueInForce:
         return self._lanes.take(lane)
 
     def pull_any(self) -> MeshRequest | None:
-        """The next request of the first segment with a waiting request."""
+        """Pull the next request of the first segment that has a waiting request."""
         for stretch in self._stretches:
             request = self._pull(stretch)
             if request is not None:
@@ -80,7 +80,8 @@ class QueueInForce:
 
     def pull_spare(self, model: ModelName) -> MeshRequest | None:
         """
-        The next request of *model* from any queue, so that no instance idles while requests wait.
+        Pull the next request of *model* from any queue, so that no instance is idle while requests
+        wait.
         """
         lane = self._least(self._lanes.of_model(model))
         return None if lane is None else self._lanes.take(lane)

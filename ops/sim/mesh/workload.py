@@ -46,7 +46,10 @@ but a minute and an hour in its production figures.
 
 
 def classes(interactive: float) -> tuple[MeshClass, ...]:
-    """Classes with share *interactive* of latency-sensitive requests; batch classes are equal."""
+    """
+    Classes of requests: latency-sensitive with share *interactive*, and batch classes with equal
+    shares.
+    """
     rest = (1 - interactive) / 2
     return (
         MeshClass(name="interactive", ttlt_s=INTERACTIVE_S, share=interactive),
@@ -62,16 +65,16 @@ class MeshTraffic:
     models: dict[ModelName, float]
     """Share of the arrivals of each model."""
     rate_rps: float
-    """Requests per second; 0: only the initial queue."""
+    """Arrival rate in requests per second; 0: only the initial queue."""
     duration_s: Seconds
     variation: float = 2.0
     """Coefficient of variation of the gaps between arrivals; above 1, arrivals are bursty."""
     interactive: float = 0.25
     mega: float = 0.0
-    """Share of requests with a mega prompt."""
+    """Share of requests that have a mega prompt."""
     slo_scale: float = 1.0
     queue: int = 0
-    """Number of requests of the last class that wait at the begin."""
+    """Number of requests of the last class that wait at the start."""
     seed: int = 0
 
     def arrivals(self) -> list[ModelArrival]:
@@ -136,7 +139,7 @@ _SIZES: Sequence[ModelKind] = (MISTRAL_7B, VICUNA_13B, LLAMA_70B)
 def many_models(
     num_frequent: int, num_tail: int, tail: float, sizes: Sequence[ModelKind] = _SIZES
 ) -> tuple[dict[ModelName, ModelKind], dict[ModelName, float]]:
-    """Kinds of models, with *sizes* in turn, and the models' shares of the arrivals."""
+    """Kinds of models, whose sizes are *sizes* in turn, and the models' shares of the arrivals."""
     frequent, rare = tailed(num_frequent, num_tail, tail)
     kinds: dict[ModelName, ModelKind] = {}
     shares: dict[ModelName, float] = {}

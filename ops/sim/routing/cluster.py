@@ -26,10 +26,10 @@ from solver.scheduling.engine.latency import LatencyTable
 
 REPORT_S = 1.0
 """
-Interval of an instance's reports; between reports, the router gets first tokens only.
+Interval between two reports of an instance; between reports, the router gets first tokens only.
 """
 _MAX_BACKLOG_S = 600.0
-"""Delay behind the last arrival at which a simulation is aborted."""
+"""Delay after the last arrival at which a simulation is aborted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +39,9 @@ class RoutingCluster:
     latency: LatencyTable
     num_instances: int = 4
     scale: float = 1.0
-    """Factor of all times of the latency profile."""
+    """Factor by which all times of the latency profile are multiplied."""
     paces: tuple[float, ...] = ()
-    """Additional factor of each instance's times; empty: 1 for all instances."""
+    """Additional factor of the times of each instance; empty: 1 for all instances."""
     limits: EngineLimits = LIMITS
     noise: float = NOISE
     slowdown: Slowdown = NO_SLOWDOWN
@@ -53,7 +53,7 @@ class RoutingCluster:
         return [InstanceId(f"instance {number}") for number in range(self.num_instances)]
 
     def replicas(self) -> dict[InstanceId, RoutedReplica]:
-        """New replicas, each with its own noise."""
+        """New replicas of the engine, each with its own noise."""
         return {
             InstanceId(f"instance {number}"): RoutedReplica(
                 self.latency,
@@ -69,13 +69,13 @@ class RoutingCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingOutcome:
-    """Result of one simulation."""
+    """Result of one simulation of routed instances."""
 
     requests: list[RoutedSimRequest]
-    """Requests in order of arrival."""
+    """Requests of the simulation in order of arrival."""
     assignments: dict[RequestId, Assignment]
     fallen_back: list[tuple[UnixTime, bool]]
-    """Time of each first token, and true if the router was in fallback then."""
+    """Time of each first token, and whether the router was in fallback at this time."""
     end_s: Seconds
 
 
@@ -95,7 +95,7 @@ def simulate_routing(
 def simulate_front(
     arrivals: Sequence[RoutedArrival], cluster: RoutingCluster, front: Front
 ) -> RoutingOutcome:
-    """Serve *arrivals* behind *front*, which has served nothing yet."""
+    """Serve *arrivals* behind the front *front*, which has served nothing yet."""
     return _Run(arrivals, cluster, front).outcome()
 
 
@@ -110,7 +110,7 @@ class _Run:
         self._front = front
         self._numbers = count()
         self._events: list[tuple[UnixTime, int, InstanceId | None]] = []
-        """Ends of iterations; an entry without an instance is a round of reports."""
+        """Events: ends of iterations; an event without an instance is a round of reports."""
         self._busy = set[InstanceId]()
         self._by_id = {request.request_id: request for request in self._requests}
         self._routed: dict[RequestId, RoutedRequest] = {}
@@ -193,7 +193,8 @@ class _Run:
 
 def _prefill_s(request: RoutedSimRequest) -> Seconds | None:
     """
-    Prefill time of a request; None if it was preempted, because the time includes a delay.
+    Prefill time of a request; None if the request was preempted, because the time then includes a
+    delay.
     """
     if request.num_preempted:
         return None

@@ -16,9 +16,9 @@ from solver.scheduling.baselines import FixedChunk
 from solver.scheduling.engine.latency import LatencyTable
 
 CHUNK_TOKENS = 2048
-"""vLLM's default budget of an iteration."""
+"""Default token budget of an iteration in vLLM."""
 LIMITS = EngineLimits(max_running=128, max_budget_tokens=CHUNK_TOKENS, kv_capacity_tokens=100_000)
-"""Approximate KV capacity of a 14B model on a 48 GB GPU."""
+"""Approximate KV capacity of an engine with a 14B model on a 48 GB GPU."""
 NOISE = 0.1
 """Standard deviation of the logarithm of an iteration's time."""
 
@@ -32,9 +32,9 @@ class RoutedSimRequest(SimRequest):
         super().__init__(request_id, asked.arrival)
         self.asked = asked
         self.cached_tokens = 0
-        """Tokens found in the engine's prefix cache when the request was added."""
+        """Number of tokens found in the engine's prefix cache when the request was added."""
         self.scheduled_at: UnixTime | None = None
-        """Begin of the request's first chunk."""
+        """Time at which the request's first chunk began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Slowdown:
     ends_at: UnixTime = 0.0
 
     def at(self, now: UnixTime) -> float:
-        """The factor at *now*."""
+        """The slowdown factor at the time *now*."""
         return self.factor if self.begins_at <= now < self.ends_at else 1.0
 
 
@@ -101,7 +101,7 @@ class RoutedReplica(SimulatedReplica):
         return progress
 
     def report(self, now: UnixTime) -> InstanceLoad:
-        """Report the engine's load."""
+        """Report the engine's load to routers."""
         self._num_reports += 1
         waiting = [*self._prefills, *self._waiting.values()]
         capacity = self._limits.kv_capacity_tokens // self._limits.block_tokens

@@ -1,4 +1,4 @@
-"""Fronts of simulated instances: routers, or a queue that instances pull from."""
+"""Fronts of simulated instances: routers, or a queue from which instances pull."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ SHARE_S = 0.02
 
 
 class Learner(Protocol):
-    """Learns from each prefill, and determines if predictions can be trusted."""
+    """Learns from each prefill, and decides whether predictions can be trusted."""
 
     def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:
         """Learn that a prefill took *prefill_s*."""
@@ -38,11 +38,11 @@ class Front(Protocol):
     def is_fallen_back(self) -> bool: ...
 
     def submit(self, request: RoutedRequest, now: UnixTime) -> None:
-        """Add an arriving request."""
+        """Add an arriving request to the front."""
         ...
 
     def dispatch(self, now: UnixTime) -> Sequence[Assignment]:
-        """Requests to send to their instances now, in order."""
+        """Requests to send to their instances now, in order of dispatch."""
         ...
 
     def first_token(self, request: RoutedRequest, prefill_s: Seconds | None, now: UnixTime) -> None:
@@ -65,7 +65,7 @@ class RouterSeat:
     predictor: PrefillPredictor
     learner: Learner | None = None
     share: Callable[[Sequence[Learner]], None] | None = None
-    """Function that is called in each round with the learners of all other routers."""
+    """Function that gets the learners of all other routers in each round of reports."""
 
 
 class Routers:
@@ -103,7 +103,7 @@ class Routers:
         self._exchanged_at: UnixTime = 0.0
         self._turns = cycle(range(len(seats)))
         self._of: dict[RequestId, tuple[int, Assignment]] = {}
-        """Router and assignment of each request until it has ended."""
+        """Router and assignment of each request until the request has ended."""
 
     @property
     def is_fallen_back(self) -> bool:
@@ -115,7 +115,9 @@ class Routers:
         self._of[request.request_id] = (number, self._routers[number].submit(request, now))
 
     def dispatch(self, now: UnixTime) -> Sequence[Assignment]:
-        """Dispatch on all routers, after an exchange of their work if it is due."""
+        """
+        Dispatch requests on all routers, after an exchange of their work if an exchange is due.
+        """
         if len(self._seats) > 1 and now >= self._exchanged_at + SHARE_S:
             self._exchange_state(now)
         return [each for router in self._routers for each in router.dispatch(now)]
@@ -232,7 +234,7 @@ class PulledQueue:
         self._held[self._at[request.request_id]].pop(request.request_id, None)
 
     def finish(self, request_id: RequestId, now: UnixTime) -> None:
-        """Forget the ended request."""
+        """Remove the ended request from the pulled work."""
         del now
         self._held[self._at.pop(request_id)].pop(request_id, None)
 

@@ -26,7 +26,7 @@ PROFILE = "28"
 TRAINING_SEED = 1_000
 TRAINING_REQUESTS = 6_000
 TRAINING_RATES_RPS = (8.0, 9.5, 11.0)
-"""Rates of the training traces for a model of scale 1, from light load to near overload."""
+"""Request rates of the training traces for a model of scale 1, from light load to near overload."""
 LEVELS = (0.5, 0.9, 0.95)
 
 
@@ -45,7 +45,7 @@ class OraclePrefills:
     def predict(
         self, request: RoutedRequest, candidates: Sequence[Candidate]
     ) -> list[PrefillEstimate]:
-        """One estimate for each candidate, with equal quantile and mean."""
+        """Estimate the prefill time of each candidate; quantile and mean are equal."""
         times_s = [self._alone_s(request.prompt_tokens, each.cached_tokens) for each in candidates]
         return [
             PrefillEstimate(quantile_s=time_s, mean_s=time_s, watched_s=time_s)
@@ -53,7 +53,7 @@ class OraclePrefills:
         ]
 
     def uncached_s(self, request: RoutedRequest) -> Seconds:
-        """Time of the prefill without cached tokens, independent of the placement."""
+        """Time of a prefill without cached tokens, independent of the placement."""
         return self.predict(request, [Candidate(instance_id=InstanceId(""))])[0].mean_s
 
     def _alone_s(self, prompt_tokens: int, cached_tokens: int) -> Seconds:
@@ -80,7 +80,7 @@ class SimulatedPrefills:
         self._prefills = prefills
         self.calibration = calibration
         self.raw_s: list[tuple[Seconds, ...]] = []
-        """Quantiles of the trees for each observed prefill, in order of `LEVELS`."""
+        """Quantiles predicted by the trees for each observed prefill, in the order of `LEVELS`."""
         self.corrected_s: list[tuple[Seconds, ...]] = []
         """Quantiles as in `raw_s`, corrected by the calibration at the time of the observation."""
         self.actual_s: list[Seconds] = []
@@ -92,7 +92,7 @@ class SimulatedPrefills:
     def predict(
         self, request: RoutedRequest, candidates: Sequence[Candidate]
     ) -> list[PrefillEstimate]:
-        """One estimate for each candidate, for a router."""
+        """Estimate the prefill time of each candidate, for a router."""
         return self._prefills.predict(request, candidates)
 
     def observe(self, assignment: Assignment, prefill_s: Seconds) -> None:
@@ -115,7 +115,9 @@ class SimulatedPrefills:
 def prefills_for(
     options: RoutingOptions, scale: float, *, origin: str = "router"
 ) -> SimulatedPrefills:
-    """Trees of a nominal trace, with the calibration and the monitor that *options* require."""
+    """
+    Trees fitted to a nominal trace, with the calibration and the monitor that *options* require.
+    """
     is_raw = options.prediction is Prediction.RAW
     calibration = BucketedCalibration(LEVELS, model_version="simulated", origin=origin)
     watched = CoverageOptions(under_coverage=options.fallback_delta)
@@ -135,7 +137,9 @@ def seat_of(prefills: SimulatedPrefills) -> RouterSeat:
 
 @cache
 def trained(scale: float) -> QuantileTrees:
-    """Trees trained on nominal traces with separate seeds, routed first come, first served."""
+    """
+    Quantile trees trained on nominal traces with separate seeds, routed first come, first served.
+    """
     features, times = [], []
     count = TRAINING_REQUESTS // len(TRAINING_RATES_RPS)
     for number, rate_rps in enumerate(TRAINING_RATES_RPS):
@@ -157,7 +161,7 @@ def trained(scale: float) -> QuantileTrees:
 
 
 def _samples(outcome: RoutingOutcome) -> list[tuple[np.ndarray, Seconds]]:
-    """Features at the time of each request's assignment, and its undisturbed prefill time."""
+    """Features at the assignment of each request, and its prefill time without disturbance."""
     samples = []
     for request in outcome.requests:
         if request.num_preempted or request.scheduled_at is None or request.first_token_at is None:

@@ -1,11 +1,11 @@
-"""Contents of an engine's prefix cache: least recently used prefixes are dropped first."""
+"""Content of an engine's prefix cache: the least recently used prefixes are dropped first."""
 
 from collections import OrderedDict
 
 from ops.sim.routing.workload import RoutedArrival
 
 BLOCK_TOKENS = 16
-"""Number of tokens of a block; only whole blocks are shared."""
+"""Number of tokens in a block; only whole blocks are shared."""
 
 
 class PrefixCache:
@@ -16,7 +16,9 @@ class PrefixCache:
         self._tokens = 0
 
     def match_tokens(self, request: RoutedArrival) -> int:
-        """Tokens of the longest cached prefix, in whole blocks; always less than the prompt."""
+        """
+        Number of tokens of the longest cached prefix, in whole blocks; always less than the prompt.
+        """
         most = request.arrival.prompt_tokens - 1
         held = max(
             (min(tokens, self._contexts.get(key, 0)) for key, tokens in request.prefixes),
@@ -25,7 +27,7 @@ class PrefixCache:
         return min(held, most) // BLOCK_TOKENS * BLOCK_TOKENS
 
     def use(self, request: RoutedArrival) -> int:
-        """Return `match_tokens`, and mark the request's prefixes as most recently used."""
+        """Return `match_tokens` of the request, and mark its prefixes as most recently used."""
         for key, _ in request.prefixes:
             if key in self._contexts:
                 self._contexts.move_to_end(key)

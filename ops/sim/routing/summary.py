@@ -14,7 +14,7 @@ LONG_TOKENS = 3000
 
 
 def summarize_routing(outcome: RoutingOutcome) -> dict[str, Any]:
-    """All figures, JSON-able; times in seconds, shares 0..1."""
+    """All figures of a routing simulation, JSON-able; times in seconds, shares 0..1."""
     requests = outcome.requests
     times = [ttft_s(request, outcome) for request in requests]
     tokens = sum(r.arrival.prompt_tokens + r.num_output_tokens for r in requests)
@@ -37,13 +37,16 @@ def summarize_routing(outcome: RoutingOutcome) -> dict[str, Any]:
 
 
 def ttft_s(request: RoutedSimRequest, outcome: RoutingOutcome) -> Seconds:
-    """TTFT; without a first token, the time to the end of the simulation."""
+    """TTFT of a request; without a first token, the time to the end of the simulation."""
     at = outcome.end_s if request.first_token_at is None else request.first_token_at
     return at - request.arrival.arrived_at
 
 
 def wait_s(request: RoutedSimRequest, outcome: RoutingOutcome) -> Seconds:
-    """Time from arrival to the first chunk, which the request waits in router and engine."""
+    """
+    Time from arrival to the first chunk, in which the request waits in the router and in the
+    engine.
+    """
     at = outcome.end_s if request.scheduled_at is None else request.scheduled_at
     return at - request.arrival.arrived_at
 
@@ -88,7 +91,7 @@ def normalised_service(requests: Sequence[RoutedSimRequest]) -> dict[TenantId, f
 
 
 def max_min_shares(asked: Mapping[TenantId, float], total: float) -> dict[TenantId, float]:
-    """Max-min fair division of *total* among tenants that ask for the given amounts."""
+    """Max-min fair division of *total* among tenants with the given demands."""
     shares: dict[TenantId, float] = {}
     left = total
     for number, tenant in enumerate(sorted(asked, key=lambda each: asked[each])):

@@ -31,7 +31,7 @@ _FIELDS = lognormal(120, 300, largest=1000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Kinds of requests and their shares."""
+    """Kinds of requests and their shares in a workload."""
 
     rag: float = 0.3
     """Share of retrieval-augmented requests."""
@@ -42,7 +42,7 @@ class Mix:
     reuse: float = 1.0
     """Probability that a request uses an existing shared prefix instead of a new prefix."""
     budget: float = 1.0
-    """Factor of the answers' lengths and of `max_tokens`."""
+    """Factor of the answer lengths and of `max_tokens`."""
     bursty: bool = False
 
 
@@ -66,7 +66,7 @@ tenth, and answers double.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedArrival:
-    """One request of the trace."""
+    """One request of the trace of arrivals."""
 
     arrival: Arrival
     tenant: TenantId
@@ -88,7 +88,7 @@ class _Conversation:
 @dataclass(slots=True, kw_only=True)
 class RoutedTraffic:
     """
-    An open loop: requests arrive without waiting for earlier answers.
+    Traffic of several tenants in an open loop: requests arrive without waiting for earlier answers.
 
     Args:
         rate_rps: Mean rate over the trace.

@@ -71,7 +71,9 @@ class AnsweringBackend(ABC):
         """End a run inside the engine."""
 
     def _answered(self, request: EngineRequest) -> None:  # noqa: B027 - need not do anything
-        """Called when *request* has new tokens, and when its stream ends."""
+        """
+        Called when the request *request* has new tokens, and when the stream of its tokens ends.
+        """
 
     def _leave(self, request_id: RequestId, stream: OutputStream) -> None:
         """Remove a run; abort it in the engine if it has not ended."""

@@ -24,18 +24,19 @@ class Capability(Enum):
     MODEL_SWAP = "model_swap"
     """`activate` can replace an active model by another."""
     SCHEDULING = "scheduling"
-    """Applies `set_scheduling` to a running engine."""
+    """The backend applies `set_scheduling` to a running engine."""
     CHECKPOINT = "checkpoint"
     """
-    Copies the KV of requests with `checkpointed` to host memory. A request that starts or resumes
-    later loads these copies instead of computing the KV again.
+    The backend copies the KV of requests with `checkpointed` to host memory.
+
+    A request that starts or resumes later loads these copies instead of computing the KV again.
     """
     LAYER_PREEMPTION = "layer_preemption"
-    """Drops best-effort work inside a forward pass."""
+    """The backend can drop best-effort work inside a forward pass."""
     TELEMETRY = "telemetry"
-    """Reports iterations."""
+    """The backend reports the iterations of its engine."""
     WARM_START = "warm_start"
-    """Loads models into host memory ahead of time and unloads them."""
+    """The backend can load models into host memory before their activation, and unload them."""
 
 
 _ALWAYS = frozenset(
@@ -65,7 +66,7 @@ class EngineRequest:
     request_id: RequestId
     """Id of this run: the agent gives each run of a request a new id."""
     origin: RequestId | None = None
-    """Id of the request that this run belongs to; None if the request has only this run."""
+    """Id of the request whose run this is; None if the request has only this run."""
     model: ModelName
     prompt: Tokens
     sampling: Sampling
@@ -76,14 +77,16 @@ class EngineRequest:
     importance: Importance = Importance.HIGH
     tenant: TenantId | None = None
     application: str = "*"
-    """Application with answers of similar length; `*` when unknown."""
+    """Application of the request; answers of one application have similar lengths. `*`: unknown."""
     priority: int | None = None
-    """For engines that order by priority, higher first; None: derived from the QoS class."""
+    """
+    Priority for engines that order by priority, higher first; None: derived from the QoS class.
+    """
     adapter: str | None = None
     payload: EnginePayload | None = None
     """All sampling parameters, for vLLM; None: `sampling` has all of them."""
     checkpointed: bool = False
-    """True if KV is copied to host memory as it grows; ignored by backends without checkpoints."""
+    """True if the run's KV is copied to host memory; ignored by backends without checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +108,14 @@ class EngineOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """Load of one engine. Token counts cover prompt and output."""
+    """Load of one engine. The token counts include prompts and outputs."""
 
     running: int = 0
     waiting: int = 0
     kv_utilization: float = 0.0
     kv_capacity_tokens: int = 0
     token_budget: int = 0
-    """Token budget of the last iteration."""
+    """Token budget of the engine's last iteration."""
     scheduling: SchedulingTotals = field(default_factory=SchedulingTotals)
     checkpoints: CheckpointTotals = field(default_factory=CheckpointTotals)
     host_kv_bytes: int = 0
@@ -145,9 +148,9 @@ class EngineIdentity:
     """Kind of engine and device: the key of profiles."""
 
     engine: str
-    """E.g. `vllm-0.32.0`, `simulated`."""
+    """Name of the engine and, if known, its version: `vllm-0.32.0`, `simulated`."""
     device: str
-    """E.g. `cpu`, `NVIDIA H200`."""
+    """Name of the device on which the engine runs: `cpu`, `NVIDIA H200`."""
     capabilities: frozenset[Capability] = field(default_factory=frozenset)
 
 
@@ -274,11 +277,13 @@ class EngineBackend(Protocol):
         ...
 
     def snapshot(self) -> EngineSnapshot:
-        """Current state; cheap to call, never waits for the engine."""
+        """
+        Return the current state of the backend; the call is cheap and never waits for the engine.
+        """
         ...
 
     def drain_iterations(self) -> tuple[EngineIteration, ...]:
-        """Iterations since the last call; only the newest are kept if there are too many."""
+        """Return the iterations since the last call; if there are too many, only the newest."""
         ...
 
     @property

@@ -26,7 +26,9 @@ def vocab_size_of(entry: ModelEntry) -> int | None:
 
 
 def stop_tokens(entry: ModelEntry, request: EngineRequest) -> Tokens:
-    """Tokens that end the answer: the request's, and the model's unless `ignore_eos` is set."""
+    """
+    Tokens that end an answer: the request's stop tokens and, unless `ignore_eos`, the model's.
+    """
     if request.sampling.ignore_eos:
         return tuple(token for token in request.stop_token_ids if token not in entry.eos_token_ids)
     return tuple(dict.fromkeys((*entry.eos_token_ids, *request.stop_token_ids)))

@@ -29,13 +29,13 @@ class HostClaims:
         self._running[origin] = hashes
 
     def leave(self, origin: str) -> None:
-        """Record that the run was aborted; its claim remains."""
+        """Record that a run was aborted; the claim of its request on host copies of KV remains."""
         hashes = self._running.pop(origin, None)
         if hashes is not None:
             self._left[origin] = tuple(hashes())
 
     def finish(self, origin: str) -> None:
-        """Record that the request is complete; release the copies that no other request claims."""
+        """Record that a request is complete; release the KV copies that no other request claims."""
         own = self._running.pop(origin, None)
         if own is None:
             return
@@ -51,9 +51,9 @@ class HostClaims:
 
 def _num_common(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:
     """
-    Length of the common prefix of two block sequences, in blocks.
+    Length of the common prefix of two sequences of KV blocks, in blocks.
 
-    Each hash covers all blocks before its block.
+    The hash of a block covers the block and all blocks before it.
     """
     most = min(len(one), len(other))
     return bisect_left(range(most), True, key=lambda index: one[index] != other[index])

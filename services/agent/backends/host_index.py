@@ -5,16 +5,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 BlockHash = bytes
-"""Hash of a block together with all blocks before it in its sequence."""
+"""Hash of a KV block together with all blocks before the block in its sequence."""
 
 
 @dataclass(slots=True)
 class _Copy:
     slot: int
     before: "_Copy | None"
-    """Copy of the preceding block in the sequence."""
+    """Host copy of the KV block that precedes this block in its sequence."""
     num_next: int = 0
-    """Number of copies of blocks that directly follow this block, in any sequence."""
+    """Number of host copies of KV blocks that directly follow this block, in any sequence."""
 
 
 class HostIndex:
@@ -35,19 +35,22 @@ class HostIndex:
         self._copies: dict[BlockHash, _Copy] = {}
         self._free: list[int] = []
         self._num_touched = 0
-        """Number of slots used at least once since the last `clear`; these are the first slots."""
+        """
+        Number of memory slots used at least once since the last `clear`: the slots with the lowest
+        numbers.
+        """
 
     @property
     def num_used(self) -> int:
         return len(self._copies)
 
     def num_known(self, hashes: Sequence[BlockHash]) -> int:
-        """Number of leading blocks of *hashes* that have a copy."""
+        """Number of leading KV blocks of *hashes* that have a copy in host memory."""
         return bisect_left(hashes, True, key=lambda content: content not in self._copies)
 
     def slots(self, hashes: Iterable[BlockHash]) -> list[int]:
         """
-        Slots of the copies of *hashes*.
+        Return the memory slots with the copies of the blocks *hashes*.
 
         Raises:
             KeyError: A block has no copy.
@@ -55,7 +58,10 @@ class HostIndex:
         return [self._copies[content].slot for content in hashes]
 
     def touch(self, hashes: Sequence[BlockHash]) -> None:
-        """Mark the sequence *hashes* as recently used; all its blocks must have copies."""
+        """
+        Mark the blocks *hashes* of one sequence as recently used; every block must have a host
+        copy.
+        """
         for content in reversed(hashes):
             self._copies[content] = self._copies.pop(content)
 
@@ -86,7 +92,7 @@ class HostIndex:
 
     def release(self, hashes: Sequence[BlockHash], *, keep: int = 0) -> None:
         """
-        Drop the copies of *hashes* on which no other copy depends.
+        Drop the host copies of the blocks *hashes* on which no other copy depends.
 
         Args:
             hashes: The blocks of a sequence, from the first one on.
@@ -98,7 +104,7 @@ class HostIndex:
             self._free.append(self._remove(content))
 
     def clear(self) -> None:
-        """Drop all copies."""
+        """Drop the host copies of all KV blocks."""
         self._copies.clear()
         self._free.clear()
         self._num_touched = 0
@@ -112,7 +118,9 @@ class HostIndex:
         return self._remove(next(iter(self._copies)))
 
     def _remove(self, content: BlockHash) -> int:
-        """Drop a copy on which no other copy depends; return its slot."""
+        """
+        Drop the host copy of a block on which no other copy depends; return the copy's memory slot.
+        """
         copy = self._copies.pop(content)
         if copy.before is not None:
             copy.before.num_next -= 1

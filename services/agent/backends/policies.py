@@ -42,15 +42,19 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_chunk_tokens: Annotated[int, Meta(ge=1)] = DEFAULT.max_chunk_tokens
     """Maximum tokens of one iteration, decodes included; the engine's budget takes precedence."""
     low_work_weight_s_per_token: Annotated[float, Meta(ge=0)] = DEFAULT.low_work_weight_s_per_token
-    """Delay per token of remaining work under low load; 0 is plain earliest deadline first."""
+    """
+    Delay per token of a request's remaining work under low load; 0 is plain earliest deadline
+    first.
+    """
     high_work_weight_s_per_token: Annotated[float, Meta(ge=0)] = (
         DEFAULT.high_work_weight_s_per_token
     )
     """
-    Delay per token of remaining work under high load: a larger value delays long requests more.
+    Delay per token of a request's remaining work under high load; a larger value delays long
+    requests more.
     """
     latency_margin: Annotated[float, Meta(ge=0, lt=1)] = DEFAULT.latency_margin
-    """Share of the time until the next token's deadline that is kept for prediction errors."""
+    """Share of the time until the next token's deadline that is reserved for prediction errors."""
     iteration_limit_s: PositiveSeconds | None = None
     """
     Longest iteration while interactive requests decode; None derives the limit from their targets.
@@ -67,7 +71,7 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
 
     def options(self) -> SchedulingOptions:
-        """Options of the `qoserve` policy according to these settings."""
+        """Convert these settings to the options of the `qoserve` policy."""
         limit_s: Seconds = inf if self.iteration_limit_s is None else self.iteration_limit_s
         return replace(
             DEFAULT,

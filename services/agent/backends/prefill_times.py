@@ -5,23 +5,24 @@ from shared.contracts.base import Seconds
 
 class PrefillTimes:
     """
-    A stopwatch for each request of one engine; callers pass times of one monotonic clock.
+    Measures the prefill time of each request of one engine; callers pass times of one monotonic
+    clock.
 
     Source: QUARTZ §3.2, which predicts quantiles of this time.
     """
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
-        """Start times of running requests, shifted forward by their preempted time."""
+        """Start times of the running requests' prefills, shifted forward by the preempted time."""
         self._taken_s: dict[str, Seconds] = {}
         """Prefill time of preempted requests until their preemption."""
 
     def begin(self, request_id: str, now: float) -> None:
-        """Start the stopwatch of a request that is scheduled first or again after a preemption."""
+        """Start measuring the prefill time of a request, or continue after a preemption."""
         self._since[request_id] = now - self._taken_s.pop(request_id, 0.0)
 
     def pause(self, request_id: str, now: float) -> None:
-        """Pause the stopwatch of a preempted request; no-op after its first token."""
+        """Pause measuring the prefill time of a preempted request; no-op after its first token."""
         since = self._since.pop(request_id, None)
         if since is not None:
             self._taken_s[request_id] = now - since
@@ -32,7 +33,7 @@ class PrefillTimes:
         return None if since is None else now - since
 
     def forget(self, request_id: str) -> None:
-        """Forget a finished request; unknown ids are ignored."""
+        """Drop the prefill time of a finished request; unknown ids are ignored."""
         self._since.pop(request_id, None)
         self._taken_s.pop(request_id, None)
 

@@ -8,7 +8,7 @@ from shared.contracts.telemetry import ActivationPath, ModelState, Residency
 
 _EXCESS_DECAY = 0.1
 """
-Decay rate of a path's measured excess over its prior time, applied when another path is taken.
+Share of a path's measured excess over its prior time that is removed when another path is taken.
 """
 
 
@@ -20,7 +20,10 @@ class Footprint:
     engine_bytes: int
     """Host memory of the model's engine while it is parked."""
     shape: str = ""
-    """Engines of equal shape differ only in their weights. An empty shape equals no other shape."""
+    """
+    Shape of the model's engine. Engines of equal shape differ only in weights; an empty shape
+    equals none.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +33,9 @@ class Activation:
     model: ModelName
     path: ActivationPath
     donor: ModelName | None = None
-    """Model whose engine loads the new weights; only for the path `RELOAD`."""
+    """Model whose engine loads the new weights; only set for the path `RELOAD`."""
     drop: tuple[ModelName, ...] = ()
-    """Models that must leave host memory first."""
+    """Models that must be removed from host memory before the activation."""
 
 
 class ResidencyTable:
@@ -70,9 +73,9 @@ class ResidencyTable:
         self._engines: dict[ModelName, None] = {}
         self._held: dict[ModelName, None] = {}
         self.active: ModelName | None = None
-        """The active model; only this class writes this field."""
+        """The active model of the instance; only this class writes this field."""
         self.is_activating = False
-        """True while the active model changes; written by the owner of this table."""
+        """True while the active model changes; the owner of this table writes the field."""
 
     @property
     def used_bytes(self) -> int:
@@ -87,7 +90,9 @@ class ResidencyTable:
         return Residency.WARM if warm else Residency.COLD
 
     def path(self, model: ModelName) -> ActivationPath | None:
-        """Cheapest path to activate *model* from its current residency; None if it is active."""
+        """
+        Cheapest path to activate *model* from its current residency; None if *model* is active.
+        """
         if model == self.active:
             return None
         if model in self._engines:
@@ -98,7 +103,10 @@ class ResidencyTable:
         return min(ways, key=lambda way: self._expected_s(model, way))
 
     def donor(self, model: ModelName) -> ModelName | None:
-        """Least recently active model of equal shape; its engine can load *model*'s weights."""
+        """
+        The model of equal shape that was active least recently; its engine can load *model*'s
+        weights.
+        """
         shape = self._footprints[model].shape
         if not shape:
             return None
@@ -140,7 +148,9 @@ class ResidencyTable:
         self._engine_bytes[model] = engine_bytes
 
     def drop(self, models: Iterable[ModelName]) -> None:
-        """Record that *models* are cold."""
+        """
+        Record that *models* are cold: neither their engines nor their weights are in host memory.
+        """
         for model in models:
             self._engines.pop(model, None)
             self._held.pop(model, None)
@@ -148,7 +158,7 @@ class ResidencyTable:
                 self.active = None
 
     def lose(self, model: ModelName) -> None:
-        """Record that *model* has no engine now."""
+        """Record that *model* has no engine now, neither active nor parked."""
         self._engines.pop(model, None)
         if model == self.active:
             self.active = None
@@ -179,7 +189,7 @@ class ResidencyTable:
         return 0.0 if path is None else self._expected_s(model, path)
 
     def states(self) -> tuple[ModelState, ...]:
-        """States of all models, for status messages."""
+        """Residency and activation time of every model, for status messages."""
         return tuple(
             ModelState(
                 model=model,
@@ -209,7 +219,9 @@ class ResidencyTable:
         return engines + sum(self._footprints[name].weight_bytes for name in {*held} - parked)
 
     def _decay_excess(self, model: ModelName, path: ActivationPath) -> None:
-        """Decay the measured excess of a path that was not taken; it may be an outlier."""
+        """
+        Reduce the measured excess of a path that was not taken, since the excess may be an outlier.
+        """
         prior_s = self._prior_s[path]
         for key in ((model, path), (None, path)):
             if (measured_s := self._measured_s.get(key, 0.0)) > prior_s:

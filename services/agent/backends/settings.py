@@ -17,9 +17,9 @@ class SimulatedSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     latency: LatencyCoefficients = LatencyCoefficients(
         constant_s=0.005, linear_s=4e-5, attention_s=1e-8, context_s=2e-7
     )
-    """Coefficients of the time of one iteration."""
+    """Coefficients from which the simulated engine computes the time of an iteration."""
     time_scale: Annotated[float, Meta(ge=0)] = 1.0
-    """Real seconds per simulated second; 0 runs at full speed."""
+    """Real seconds per simulated second; 0: iterations take no real time."""
     policy: PolicyName = "qoserve"
     """Policy that decides what each iteration computes."""
     scheduling: SchedulingSettings = SchedulingSettings()
@@ -31,7 +31,7 @@ class SimulatedSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     block_tokens: Positive = 16
     """Tokens in one KV block."""
     host_kv_tokens: Annotated[int, Meta(ge=0)] = 131072
-    """Host memory for KV checkpoints, in tokens; 0 turns them off."""
+    """Host memory for KV checkpoints, in tokens; 0 turns checkpoints off."""
     kv_bytes_per_token: Positive = 2048
     """KV size in bytes per token, for reports of checkpoints."""
     host_copy_s_per_token: NonNegativeSeconds = 1e-6
@@ -39,9 +39,9 @@ class SimulatedSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mean_output_tokens: Annotated[int, Meta(ge=2)] = 128
     """Mean length of answers that end by no limit and no stop condition."""
     first_token: Annotated[int, Meta(ge=0)] = 8
-    """Smallest generated token id; lower ids are special tokens."""
+    """Smallest token id that the simulated engine generates; lower ids are special tokens."""
     vocab_size: Annotated[int, Meta(ge=64)] = 512
-    """Upper bound of generated ids (exclusive); a model's `config.json` takes precedence."""
+    """Exclusive upper bound of generated token ids; a model's `config.json` takes precedence."""
     warm_activation_s: NonNegativeSeconds = 0.1
     """Time to activate a model that is in host memory."""
     cold_activation_s: NonNegativeSeconds = 1.0
@@ -57,22 +57,22 @@ class SimulatedSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of vLLM in a separate host process. A model's `engine_args` override all of them."""
+    """Settings of vLLM in a separate host process. A model's `engine_args` take precedence."""
 
     python: str | None = None
     """Interpreter that has vLLM installed; None selects the agent's own interpreter."""
     warm_bytes: Annotated[int, Meta(ge=0)] = 2 << 30
     """
-    Host memory for warm models: parked engines and held weights, without the active model. A parked
-    engine on a GPU sleeps: it keeps its weights in host memory and has no KV.
+    Host memory for warm models: parked engines and held weights, without the active model. On a
+    GPU, a parked engine keeps its weights in host memory and has no KV.
     """
     kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
-    """KV memory of each engine; None: 128 MiB on a CPU, vLLM's default on a GPU."""
+    """KV memory of each vLLM engine; None: 128 MiB on a CPU, vLLM's default on a GPU."""
     host_kv_bytes: Annotated[int, Meta(ge=0)] | None = None
     """
-    Host memory of each engine for KV checkpoints; 0 turns them off. CPU only: None is 256 MiB on a
-    CPU if the model allows checkpoints, and 0 on a GPU, where `engine_args` may set vLLM's own
-    `kv_offloading_size`.
+    Host memory of each engine for KV checkpoints; 0 turns checkpoints off. None: 256 MiB on a CPU
+    if the model allows checkpoints, and 0 on a GPU, where only vLLM's own `kv_offloading_size` in
+    `engine_args` is available.
     """
     policy: PolicyName | Literal["stock"] = "qoserve"
     """Policy that selects each iteration's work: a policy of Headway, or vLLM's own (`stock`)."""
@@ -81,8 +81,9 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         constant_s=0.01, linear_s=1e-4, attention_s=1e-8, cross_s=2e-8, context_s=5e-7
     )
     """
-    Assumed time of one iteration until the engine has measured its own; too high is safer than too
-    low.
+    Time of one iteration that is assumed until the engine has measured its iterations.
+
+    An overestimate is safer than an underestimate.
     """
     async_scheduling: bool = False
     """
@@ -97,32 +98,32 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     iteration.
     """
     max_running: Positive = 64
-    """vLLM's `max_num_seqs`."""
+    """Value of vLLM's `max_num_seqs`: maximum number of requests in one iteration."""
     token_budget: Positive = 2048
-    """vLLM's `max_num_batched_tokens`."""
+    """Value of vLLM's `max_num_batched_tokens`: maximum number of tokens in one iteration."""
     block_tokens: Positive | None = None
-    """vLLM's `block_size`; None: 32 on a CPU, vLLM's default on a GPU."""
+    """Value of vLLM's `block_size`; None: 32 on a CPU, vLLM's default on a GPU."""
     prefix_caching: bool = True
     dtype: str | None = None
     """Data type of weights; None: float32 on a CPU, the model's own type on a GPU."""
     eager: bool = True
-    """Run without compiling the model or capturing graphs."""
+    """True: vLLM neither compiles the model nor captures CUDA graphs."""
     safepoint_layers: Annotated[int, Meta(ge=0)] | None = None
     """
     Layers between safepoints, at which best-effort work may be dropped for an arriving request with
-    targets (ConServe §4.3); 0 turns safepoints off. Only with the policy `qoserve`.
+    targets (ConServe §4.3); 0 turns safepoints off. Safepoints require the policy `qoserve`.
 
     None: 4 on a CPU with `eager` and synchronous scheduling, which is the tested configuration, and
     0 elsewhere.
     """
     num_threads: Positive = 1
-    """Threads of one engine on a CPU; more threads than free cores make it much slower."""
+    """Threads of one engine on a CPU; more threads than free cores make the engine much slower."""
     start_timeout_s: Annotated[float, Meta(gt=0)] = 180.0
-    """Time limit for the host to import vLLM."""
+    """Time limit for the host process to import vLLM."""
     activate_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
-    """Time limit for loading a model."""
+    """Time limit for loading a model into the engine."""
     close_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
-    """Time limit for an orderly shutdown; then all processes are killed."""
+    """Time limit for an orderly shutdown of the engine; after it, all its processes are killed."""
     log_path: str | None = None
     """File for the engine's output; None selects the agent's standard error."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
@@ -130,7 +131,7 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Selection and settings of the backend."""
+    """Selection of the engine backend, and the settings of each backend."""
 
     backend: str = "simulated"
     """Name of a backend in `services.agent.backends.registry`."""

@@ -10,7 +10,8 @@ from shared.contracts.errors import EngineError
 
 class OutputStream:
     """
-    Outputs of one run. Used in one event loop only; never blocks the sender.
+    Stream of the outputs of one run. The stream is used in one event loop only and never blocks the
+    sender.
 
     Outputs that a slow reader has not read are merged into one. Outputs after the end are dropped.
     """
@@ -20,29 +21,29 @@ class OutputStream:
         self._error: EngineError | None = None
         self._arrived = asyncio.Event()
         self.ended = False
-        """True after the last output; only this class writes it."""
+        """True after the last output of the run; only this class writes the field."""
 
     def push(self, output: EngineOutput) -> None:
-        """Append *output*; an output with a finish reason is the last one."""
+        """Append *output* to the stream; an output with a finish reason is the last output."""
         if not self.ended:
             self._outputs.append(output)
             self.ended = output.finish_reason is not None
             self._arrived.set()
 
     def end(self) -> None:
-        """End the stream without a finish reason; earlier outputs are still read."""
+        """End the stream without a finish reason; earlier outputs can still be read."""
         self.ended = True
         self._arrived.set()
 
     def fail(self, error: EngineError) -> None:
-        """End the stream with *error*; earlier outputs are still read."""
+        """Fail the stream with *error*; earlier outputs can still be read."""
         if not self.ended:
             self._error = error
             self.end()
 
     async def outputs(self) -> AsyncIterator[EngineOutput]:
         """
-        Iterate over the outputs until the end.
+        Iterate over the outputs until the end of the stream.
 
         Raises:
             EngineError: The run failed.

@@ -27,7 +27,9 @@ class SchedulingTotals(_Sum):
     held: int = 0
     """Number of prefills held for an iteration with their KV kept; counted once per iteration."""
     preempted: int = 0
-    """Number of requests that lost their KV, by decision of the policy or for lack of memory."""
+    """
+    Number of requests that lost their KV because the policy preempted them or memory was short.
+    """
     relegated: int = 0
     """Number of requests that were relegated at their end."""
     layer_preemptions: int = 0
@@ -54,7 +56,7 @@ class CheckpointTotals(_Sum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTotals(_Sum):
-    """Totals of one or several engines."""
+    """Totals of one or more engines."""
 
     scheduling: SchedulingTotals = field(default_factory=SchedulingTotals)
     checkpoints: CheckpointTotals = field(default_factory=CheckpointTotals)

@@ -25,7 +25,7 @@ def weight_files(entry: ModelEntry) -> tuple[Path, ...]:
 
 
 def weight_bytes(entry: ModelEntry) -> int:
-    """Size of the weights from the registry, or else of the files."""
+    """Size of a model's weights from the registry or, without an entry, of the weight files."""
     return entry.weight_bytes or sum(file.stat().st_size for file in weight_files(entry))
 
 
@@ -74,7 +74,7 @@ class HostWeights:
             raise EngineError(f"cannot read the weights of {entry.name}: {error}") from error
 
     def release(self, model: ModelName) -> None:
-        """Return the memory of *model*'s weights to the kernel."""
+        """Allow the kernel to reclaim the memory that holds *model*'s weights."""
         for each in self._maps.pop(model, ()):
             each.close()
 

@@ -6,7 +6,7 @@ from services.agent.lso.results import LsoRefusedError
 
 def require(engine: EngineBackend, capability: Capability, what: str) -> None:
     """
-    Check that *engine* has the *capability* that the operation *what* needs.
+    Check that *engine* has the capability that the operation *what* needs.
 
     Raises:
         LsoRefusedError: The engine does not have the capability.

@@ -52,7 +52,7 @@ Effects and costs of each operation: ops/docs/lso.md
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SubVerb:
-    """One operation on the command line."""
+    """One LLM serving operation as a verb of the command line."""
 
     name: str
     help: str
@@ -135,8 +135,8 @@ SUB_VERBS: tuple[_SubVerb, ...] = (
     ),
     _SubVerb(
         name="swap-out",
-        help="remove a request from the engine but keep it here; it resumes when there is "
-        "room, and is evicted when its lease ends",
+        help="remove a request from the engine; the instance keeps the request, resumes it when "
+        "there is room, and evicts it when its lease ends",
         command=lambda to, given: LsoSwapOut(
             instance_id=to, request_id=given.request_id, rest_s=given.rest
         ),
@@ -144,13 +144,14 @@ SUB_VERBS: tuple[_SubVerb, ...] = (
     ),
     _SubVerb(
         name="swap-in",
-        help="resume a swapped-out request now, ahead of all waiting ones",
+        help="resume a swapped-out request now, ahead of all waiting requests",
         command=lambda to, given: LsoSwapIn(instance_id=to, request_id=given.request_id),
         arguments=_request,
     ),
     _SubVerb(
         name="checkpoint",
-        help="keep a request's KV in host memory as it grows, from its next run here on",
+        help="copy a request's KV to host memory as the KV grows, from the request's next run on "
+        "this instance on",
         command=lambda to, given: (
             LsoClear(instance_id=to)
             if given.clear
@@ -166,7 +167,7 @@ SUB_VERBS: tuple[_SubVerb, ...] = (
     ),
     _SubVerb(
         name="activate",
-        help="activate a model; it stays active until the next plan selects another one",
+        help="activate a model; the model stays active until the next plan selects another model",
         command=lambda to, given: LsoActivate(instance_id=to, model=given.model),
         arguments=_model,
     ),
@@ -178,8 +179,8 @@ SUB_VERBS: tuple[_SubVerb, ...] = (
     _SubVerb(
         name="set",
         help=(
-            "change limits of the running engine without a restart; they are lost when the "
-            "process ends"
+            "change limits of the running engine without a restart; the changes are lost when the "
+            "agent's process ends"
         ),
         command=lambda to, given: LsoSet(
             instance_id=to, token_budget=given.token_budget, max_running=given.max_running
@@ -190,7 +191,7 @@ SUB_VERBS: tuple[_SubVerb, ...] = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add one sub-command per operation to *parser*."""
+    """Add one sub-command per LLM serving operation to *parser*."""
     parser.epilog = EPILOG
     parser.formatter_class = TextHelpFormatter
     common = common_options(again=True)
@@ -216,7 +217,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def lso(settings: Settings, given: argparse.Namespace) -> int:
-    """Send the command for one operation and print its result."""
+    """Send the command for one LLM serving operation to an instance, and print the result."""
     sub_verb = next(each for each in SUB_VERBS if each.name == given.lso)
     if given.lso == "set" and given.token_budget is None and given.max_running is None:
         print("lso set needs --token-budget or --max-running", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Operators' commands: the agent executes each as an operation and answers it."""
+"""Operators' commands: the agent executes each command as an operation and answers the command."""
 
 import asyncio
 from collections import OrderedDict
@@ -61,7 +61,7 @@ OPERATIONS: dict[type[Message], Callable[[Any], Lso]] = {
         token_budget=command.token_budget, max_running=command.max_running
     ),
 }
-"""The operation for each command that maps to one operation; activating a model needs several."""
+"""Command -> the operation that executes it. Activating a model needs several, so it is absent."""
 
 
 class LsoCommands:
@@ -102,7 +102,7 @@ class LsoCommands:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Cancel commands in progress without answering them."""
+        """Cancel commands in progress without answering the commands."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -162,7 +162,7 @@ class LsoCommands:
             result = await self._residency.activate(command.model)
             if not result.ok:
                 return result
-            message = f"{result.message}; kept until the next plan selects another model"
+            message = f"{result.message}; the model is kept until the next plan selects another"
             return replace(result, message=message)
         (result,) = await self._executor.run(OPERATIONS[type(command)](command))
         return result
@@ -175,5 +175,7 @@ class LsoCommands:
 
 
 def _kind(command: LsoCommand) -> str:
-    """Kind of the operation in a command's tag, e.g. `swap_out` in `lso.swap_out.v1`."""
+    """
+    Kind of the LLM serving operation in a command's tag, e.g. `swap_out` in `lso.swap_out.v1`.
+    """
     return tag_of(type(command)).split(".")[1]

@@ -8,12 +8,12 @@ from solver.planning.lso.operations import Preempt, SetScheduling
 
 PREEMPTS = "preempt inside a forward pass"
 NO_LIMIT = 2**31 - 1
-"""Limit that has no effect: an engine uses the minimum of this limit and its own."""
+"""Value of an engine limit without an effect, since an engine applies the lower of two limits."""
 
 
 class EngineOperations:
     """
-    Implements operations on the engine.
+    Implements LLM serving operations that act on the engine as a whole.
 
     Args:
         executor: Executor to register the operations with.

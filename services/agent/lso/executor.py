@@ -45,12 +45,12 @@ class LsoExecutor:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def register(self, kind: type[L], operation: Operation[L]) -> None:
-        """Set the implementation of *kind*."""
+        """Set the function that executes operations of kind *kind*."""
         self._operations[kind] = operation
 
     async def run(self, *lsos: Lso) -> tuple[LsoResult, ...]:
         """
-        Execute *lsos* in order; stop at the first failure.
+        Execute the operations *lsos* in order; stop at the first failure.
 
         Does not raise if an operation fails; the operation's result reports the failure.
         """
@@ -75,7 +75,7 @@ class LsoExecutor:
             yield
 
     def start(self, *lsos: Lso) -> asyncio.Task[tuple[LsoResult, ...]] | None:
-        """Execute *lsos* in the background; return None if *lsos* is empty."""
+        """Execute the operations *lsos* in the background; return None if there are none."""
         if not lsos:
             return None
         task = asyncio.create_task(self.run(*lsos), name=f"lso:{lsos[0].kind}")
@@ -101,7 +101,7 @@ class LsoExecutor:
         return tuple(zip(ahead, results, strict=False))
 
     async def within(self, lso: Lso) -> LsoResult:
-        """Execute *lso* as a part of the operation that is in progress on the same tracks."""
+        """Execute the operation *lso* as a part of the operation in progress on the same tracks."""
         log.info("lso.started", kind=lso.kind, why=lso.reason.text, **_named(lso))
         loop = asyncio.get_running_loop()
         started_s = loop.time()
@@ -111,7 +111,7 @@ class LsoExecutor:
         return result
 
     def record(self, lso: Lso, result: LsoResult) -> None:
-        """Log and count a finished operation."""
+        """Log and count a finished LLM serving operation."""
         self._metrics.ended(lso.kind, result)
         fields = {
             "kind": lso.kind,
@@ -154,7 +154,7 @@ class LsoExecutor:
 
 
 def _named(lso: Lso) -> dict[str, object]:
-    """Subject of the operation, for logs."""
+    """Subject of an LLM serving operation, for logs."""
     return {
         name: value
         for name in ("request_id", "request_ids", "model")

@@ -1,4 +1,4 @@
-"""Metrics of operations."""
+"""Metrics of LLM serving operations."""
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -9,7 +9,7 @@ SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60,
 
 
 class LsoMetrics:
-    """Metrics of one agent's operations."""
+    """Metrics of the LLM serving operations of one agent."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._ended = Counter(
@@ -33,7 +33,7 @@ class LsoMetrics:
         )
 
     def ended(self, kind: str, result: LsoResult) -> None:
-        """Count one finished operation."""
+        """Count one finished LLM serving operation."""
         self._ended.labels(kind, result.outcome.value).inc()
         if result.outcome is not LsoOutcome.REFUSED:
             self._duration_s.labels(kind).observe(result.duration_s)

@@ -1,4 +1,4 @@
-"""Operations on models: activate, warm, cool."""
+"""LLM serving operations on models: activate, warm, cool."""
 
 from collections.abc import Callable, Mapping
 
@@ -26,7 +26,7 @@ class ModelOperations:
         executor: Executor to register the operations with.
         state: The agent's state; this class writes `model`, and so does the restart of a dead
             engine.
-        runs: Empties the instance.
+        runs: Evicts or finishes the runs of the instance.
         reporter: Publishes swaps.
         weights: Size in bytes of each base model that this instance may serve.
     """
@@ -69,7 +69,7 @@ class ModelOperations:
             )
 
     def residency_of(self, model: ModelName) -> Residency:
-        """Residency of *model*."""
+        """Current residency of *model* on this instance."""
         return self._state_of(model).residency
 
     def _state_of(self, model: ModelName) -> ModelState:

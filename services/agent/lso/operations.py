@@ -19,7 +19,7 @@ from shared.runtime.clock import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """Operations that the activation of models uses besides the executor."""
+    """Implementations of operations that the activation of models uses besides the executor."""
 
     runs: RunOperations
     models: ModelOperations

@@ -1,4 +1,4 @@
-"""The operator's side of a command: publishes the command and waits for its answer."""
+"""Publishes an operator's command to an instance, and waits for the answer."""
 
 import secrets
 

@@ -1,4 +1,4 @@
-"""Results of operations."""
+"""Results of LLM serving operations."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,22 @@ from shared.contracts.errors import MeshError
 
 
 class LsoRefusedError(MeshError):
-    """The instance's current state does not allow the operation; nothing was changed."""
+    """
+    The instance's current state does not allow the LLM serving operation; nothing was changed.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LsoResult:
-    """Result of an operation."""
+    """Result of an LLM serving operation."""
 
     outcome: LsoOutcome = LsoOutcome.DONE
     message: str = ""
-    """Text for operators: the result, the reason of the refusal, or the failure."""
+    """Text for operators: what the operation did, the reason of a refusal, or the failure."""
     num_bytes: int = 0
-    """Known number of bytes of KV or weights that were moved or dropped."""
+    """Number of bytes of KV or weights that the operation moved or dropped, as far as known."""
     duration_s: Seconds = 0.0
-    """Duration of the operation; set by the executor."""
+    """Duration of the LLM serving operation; the executor sets it."""
 
     @property
     def ok(self) -> bool:
@@ -29,5 +31,5 @@ class LsoResult:
 
 
 def already(message: str) -> LsoResult:
-    """Result of an operation for which nothing was left to do."""
+    """Result of an LLM serving operation that had nothing left to do."""
     return LsoResult(outcome=LsoOutcome.ALREADY, message=message)

@@ -1,4 +1,7 @@
-"""Operations on requests: evict, swap out, swap in, checkpoint; and emptying the instance."""
+"""
+LLM serving operations on requests (evict, swap out, swap in, checkpoint), and their joint use to
+empty an instance.
+"""
 
 import asyncio
 
@@ -51,7 +54,7 @@ class RunOperations:
         executor.register(ClearCaches, self._clear)
 
     async def hand_back_window(self) -> None:
-        """Return all waiting requests to their queues. Pulling must be stopped."""
+        """Return all requests in the window to their queues. Pulling must be stopped."""
         state = self._state
         await poll_until(lambda: state.pulling == 0)
         for request_id in (*state.pulled, *state.swapped_out):
@@ -63,13 +66,17 @@ class RunOperations:
                 await self._endings.hand_back(pulled)
 
     async def finish_runs(self, drain_s: Seconds) -> tuple[RequestId, ...]:
-        """Hand back the window, let runs finish for *drain_s*, and return remaining ones."""
+        """
+        Hand back waiting requests, let runs finish for *drain_s*, and return the ids of other runs.
+        """
         await self.hand_back_window()
         await poll_until(lambda: not self._state.runs, timeout_s=drain_s)
         return tuple(self._state.runs)
 
     async def evict_within(self, request_ids: tuple[RequestId, ...], reason: Reason) -> None:
-        """Evict requests within the operation in progress; return when all runs have ended."""
+        """
+        Evict requests as a part of the operation in progress; return when the instance has no runs.
+        """
         if request_ids:
             await self._executor.within(Evict(request_ids=request_ids, reason=reason))
         await poll_until(lambda: not self._state.runs)
@@ -201,7 +208,9 @@ class RunOperations:
                     "queue, or never existed"
                 )
         fates = {state.departed[name] for name in request_ids}
-        return already(f"{_names(request_ids)} left before: {', '.join(sorted(fates))}")
+        return already(
+            f"{_names(request_ids)} left the instance before: {', '.join(sorted(fates))}"
+        )
 
     def _fate(self, run: Run) -> str:
         return self._state.departed.get(run.request.request_id, "unknown")

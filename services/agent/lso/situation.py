@@ -1,4 +1,4 @@
-"""The agent's situation: input of `solver.planning.lso.actions`."""
+"""The agent's situation: the input from which `solver.planning.lso.actions` selects operations."""
 
 import math
 from collections.abc import Mapping
@@ -120,7 +120,7 @@ class Observer:
         )
 
     def kv_bytes(self, tokens: int) -> int:
-        """KV size of *tokens* tokens of the active model, in bytes; 0 if unknown."""
+        """KV size in bytes of *tokens* tokens of the active model; 0 if unknown."""
         if self._state.model is None:
             return 0
         return tokens * self.sizes.kv_per_token.get(self._state.model, 0)
@@ -156,7 +156,7 @@ class Observer:
 
     def _slack_s(self, run: Run, remaining_s: Seconds | None) -> Seconds:
         """
-        Time for which the run can pause without missing a deadline of its next token or completion.
+        Time for which a run can pause without missing the deadline of its next token or completion.
         """
         request, now = run.request, self._clock.now()
         if remaining_s is None or rank_of(request) is not Rank.REGULAR:

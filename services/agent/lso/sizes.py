@@ -11,7 +11,7 @@ _DEFAULT_BYTES = 2
 
 
 class _Config(msgspec.Struct, frozen=True):
-    """Fields of `config.json` that determine the size of KV."""
+    """Fields of a model's `config.json` that determine the size of its KV."""
 
     num_hidden_layers: int = 0
     num_attention_heads: int = 0
@@ -20,7 +20,7 @@ class _Config(msgspec.Struct, frozen=True):
     head_dim: int | None = None
     dtype: str | None = None
     torch_dtype: str | None = None
-    """Name of `dtype` in older files."""
+    """Name of the field `dtype` in older `config.json` files."""
 
 
 def kv_bytes_per_token(entry: ModelEntry) -> int:

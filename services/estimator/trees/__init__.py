@@ -1,1 +1,1 @@
-"""Quantile trees of prefill times: samples, fits, artefacts and the trees in force."""
+"""Quantile trees of prefill times: samples, fits, artefacts, and the trees that routers use."""

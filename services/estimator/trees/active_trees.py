@@ -1,4 +1,4 @@
-"""Trees in force: the latest artefact of each (model, engine, device), reloaded on changes."""
+"""Trees in force: the highest artefact of each (model, engine, device), reloaded after changes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,9 @@ _Stamp = tuple[int, int, int]
 """State of a file when it was read: inode, time of its last change in ns, size in bytes."""
 _ABSENT: _Stamp = (0, 0, 0)
 _REASONS = {SchemaMismatchError: "schema", ContractError: "broken"}
-"""Type of error -> reason of refusal; after any other error the file is `unreadable`."""
+"""
+Type of error -> reason for refusing a file of trees; other errors have the reason `unreadable`.
+"""
 T = TypeVar("T")
 
 
@@ -44,10 +46,10 @@ class TreesWatch:
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
         self._in_force: dict[str, Artefact] = {}
-        """Folder name of a key -> the key's trees in force."""
+        """Folder name of a (model, engine, device) -> its trees in force."""
         self._refused: dict[Path, _Stamp] = {}
         self.refused: Counter[str] = Counter()
-        """Number of refused files by kind of error; a file counts again when it changes."""
+        """Number of refused tree files by kind of error; a file counts again when it changes."""
 
     @property
     def in_force(self) -> Sequence[Artefact]:
@@ -77,7 +79,9 @@ class TreesWatch:
         return found
 
     def _candidates(self, folder: Path) -> Sequence[Path]:
-        """Files with higher versions than the one in force, except files known to be invalid."""
+        """
+        Tree files with higher versions than the version in force, except files known to be invalid.
+        """
         known = self._in_force.get(folder.name)
         versions = self._listed(artefacts.versions, folder) or {}
         return [
@@ -95,7 +99,7 @@ class TreesWatch:
             return None
 
     def _refuse(self, path: Path, error: Exception) -> None:
-        """Count and log an invalid file, once per change of the file."""
+        """Count and log an invalid tree file, once for each change of the file."""
         stamp = _stamp_of(path)
         if self._refused.get(path) == stamp:
             return
@@ -121,7 +125,7 @@ def tree_messages(found: Sequence[Artefact]) -> Iterator[OutMessage]:
 
 
 async def publish_trees(broker: Broker, found: Sequence[Artefact]) -> None:
-    """Publish *found* to all services."""
+    """Publish the trees *found* to all services."""
     for message in tree_messages(found):
         await send_best_effort(broker, topology.PROFILES, "", message)
 

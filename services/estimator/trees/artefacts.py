@@ -33,7 +33,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     levels: tuple[LevelHeldOut, ...]
     mean_ratio: float
-    """Sum of expected times divided by sum of measured times, over all held-out samples."""
+    """Sum of predicted mean times divided by sum of measured times, over all held-out samples."""
 
 
 class Artefact(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,10 +45,10 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     created_at: UnixTime
     samples: int
-    """Number of training samples, without the held-out ones."""
+    """Number of training samples of the trees, without the held-out samples."""
     first_at: UnixTime
     last_at: UnixTime
-    """Time at which routers published the last of the samples."""
+    """Time at which a router published the last of the samples."""
     held_out: HeldOut
     trees: msgspec.Raw
     """Trees, encoded by `solver.prediction.prefill.quantile_trees.encode`."""
@@ -59,13 +59,15 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def coverage(self) -> tuple[tuple[float, float], ...]:
-        """Pairs (quantile level, share of held-out samples below the quantile), levels rising."""
+        """
+        Pairs (quantile level, share of held-out samples below the quantile), in order of levels.
+        """
         return tuple((each.level, each.coverage) for each in self.held_out.levels)
 
 
 def versions(folder: Path) -> dict[int, Path]:
     """
-    Versions of one key, lowest first; empty if the key has no folder.
+    Versions of the trees of one (model, engine, device), lowest first; empty without a folder.
 
     Raises:
         OSError: The folder cannot be read.
@@ -141,7 +143,7 @@ def write(directory: Path, artefact: Artefact) -> tuple[Artefact, Path]:
 
 def folders(directory: Path) -> Sequence[Path]:
     """
-    Folders of all keys; empty if the directory does not exist.
+    Folders with trees, one per (model, engine, device); empty if the directory does not exist.
 
     Raises:
         OSError: The directory cannot be read.

@@ -16,7 +16,7 @@ from services.estimator.trees.sample_store import SampleStore
 log = structlog.get_logger()
 
 LEAST_NEW = 500
-"""Minimum number of new samples, over all keys, since the last fit."""
+"""Minimum number of new samples since the last fit, summed over all keys, for another fit."""
 FAILED = "failed"
 _NICENESS = 19
 _decode = msgspec.json.Decoder(FitReport).decode
@@ -39,10 +39,13 @@ class OwnFits:
         self._samples = samples
         self._num_at_last_fit = 0
         self.outcomes: Counter[str] = Counter()
-        """Number of fitted keys by `Outcome`; failed fit processes count under `FAILED`."""
+        """
+        Number of fits by `Outcome`, one for each (model, engine, device); a failed process is
+        `FAILED`.
+        """
 
     async def fit(self, stop: asyncio.Event) -> None:
-        """Execute one round; *stop* ends the round early, together with the fit process."""
+        """Execute one round of fits; *stop* ends the round and the fit process early."""
         if self._samples.num_taken - self._num_at_last_fit < LEAST_NEW:
             return
         self._num_at_last_fit = self._samples.num_taken
@@ -80,7 +83,9 @@ class OwnFits:
         return [sys.executable, "-m", "services.estimator", "fit", "--json", *settings]
 
     def _log_outcome(self, out: bytes, err: bytes) -> None:
-        """Log one line for each fitted key, or the reason if no key was fitted."""
+        """
+        Log one line for each fit of a (model, engine, device), or the reason if there was none.
+        """
         try:
             reports = [_decode(line) for line in out.splitlines()]
         except msgspec.DecodeError:

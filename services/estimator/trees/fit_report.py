@@ -14,44 +14,46 @@ _NONE = "-"
 
 
 class Outcome(Enum):
-    """Outcome of a fit."""
+    """Outcome of fitting the trees of one (model, engine, device)."""
 
     WRITTEN = "written"
     DRY_RUN = "dry_run"
     WORSE = "worse"
-    """The fitted trees are worse than the trees in force, so they were not written."""
+    """The fitted trees are worse than the trees in force, so the fitted trees were not written."""
     TOO_FEW = "too_few"
     """There were too few samples, so no trees were fitted."""
 
 
 class FitReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Result of fitting the trees of one key; with `--json` it is one line of the output."""
+    """Result of fitting the trees of one (model, engine, device); one output line with `--json`."""
 
     model: str
     engine: str
     device: str
     outcome: Outcome
     detail: str = ""
-    """Text for operators: what was done, or why nothing was done."""
+    """Text for operators: what the fit did, or why it did nothing."""
     samples: int
-    """Number of training and held-out samples."""
+    """Number of training samples plus held-out samples."""
     span_s: Seconds
-    """Time from the first sample to the last."""
+    """Time between the first and the last sample."""
     held_out: HeldOut | None = None
     in_force_version: int | None = None
     in_force_losses: tuple[tuple[float, float], ...] = ()
     """Pairs of level and held-out pinball loss in seconds of the trees in force."""
     relative_loss: float | None = None
-    """Loss as a multiple of the loss of the trees in force, averaged over levels."""
+    """
+    Loss of the fitted trees as a multiple of the loss of the trees in force, averaged over levels.
+    """
     num_bytes: int | None = None
     fit_s: Seconds | None = None
     version: int | None = None
-    """Version under which the trees were written."""
+    """Version under which the fitted trees were written."""
     file: str | None = None
 
 
 def lines_of(report: FitReport) -> Iterator[str]:
-    """The report as text lines."""
+    """Convert the fit report to text lines."""
     key = display_name((report.model, report.engine, report.device))
     span = f"{report.samples} samples of {report.span_s / 3600:.1f} h"
     if (held_out := report.held_out) is None:

@@ -35,15 +35,15 @@ class Fitted:
     """Fitted trees, compared with the trees in force."""
 
     artefact: Artefact
-    """The fitted trees with version 0; writing the artefact assigns the version."""
+    """The fitted trees with version 0; the version is assigned when the artefact is written."""
     in_force: tuple[Judged, ...]
     """
     Quality of the trees in force on the same held-out samples; empty if no trees are in force.
     """
     relative_loss: float | None
     """
-    Loss as a multiple of the loss of the trees in force, averaged over levels; None if no trees are
-    in force.
+    Loss of the fitted trees as a multiple of the loss of the trees in force, averaged over levels;
+    None without trees in force.
     """
     num_bytes: int
     """Size of the encoded trees."""

@@ -21,30 +21,32 @@ from solver.prediction.prefill.features import FEATURES, SCHEMA_VERSION
 from solver.prediction.prefill.samples import fault_of
 
 FILES = ("earlier.jsonl", "latest.jsonl")
-"""Files of one key, the older samples first."""
+"""Files with the samples of one (model, engine, device), older samples first."""
 
 _decode: Decoder[PrefillsSampled] = Decoder(PrefillsSampled)
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples of one (model, engine, device), the latest last."""
+    """Samples of one (model, engine, device) in order of time."""
 
     at: NDArray[np.float64]
-    """float64[num_samples], Unix seconds: times at which routers published the samples."""
+    """Times at which routers published the samples, in Unix seconds, float64[num_samples]."""
     features: NDArray[np.float64]
-    """float64[num_samples, num_features], with the columns of `FEATURES`."""
+    """
+    Features of the samples, float64[num_samples, num_features], with the columns of `FEATURES`.
+    """
     prefill_s: NDArray[np.float64]
-    """float64[num_samples]: prefill times in seconds."""
+    """Prefill times of the samples in seconds, float64[num_samples]."""
 
 
 @dataclass(slots=True)
 class ReadSamples:
-    """Content of a directory with samples."""
+    """Content of a directory with samples of prefill times."""
 
     by_key: dict[ProfileKey, Samples] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    """Parts that were skipped, each with file and reason."""
+    """Parts of the files that were skipped, each with file and reason."""
 
 
 def read_samples(directory: Path, *, most: int) -> ReadSamples:
@@ -70,7 +72,7 @@ def read_samples(directory: Path, *, most: int) -> ReadSamples:
 
 def messages_in(file: Path, problems: list[str]) -> Iterator[PrefillsSampled]:
     """
-    Messages in *file*, if it exists; appends skipped parts to *problems*.
+    Messages with samples in *file*, if it exists; skipped parts are appended to *problems*.
 
     Raises:
         OSError: The file cannot be read.
@@ -92,7 +94,7 @@ def messages_in(file: Path, problems: list[str]) -> Iterator[PrefillsSampled]:
 
 
 def key_of(message: PrefillsSampled) -> ProfileKey:
-    """Key of the samples in *message*."""
+    """The (model, engine, device) of the samples in *message*."""
     return message.model, message.engine, message.device
 
 

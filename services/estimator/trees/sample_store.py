@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 SCHEMA = "schema_version"
 DISK = "disk"
-"""Reason of refusal for samples that cannot be written; other reasons are names of features."""
+"""Reason of refusing samples that cannot be written; other reasons are names of features."""
 EARLIER, LATEST = FILES
 
 
@@ -41,12 +41,14 @@ class SampleStore:
         self._directory = directory
         self._most = most
         self._counts: dict[ProfileKey, Counter[str]] = {}
-        """Key -> number of samples in each of its files."""
+        """(Model, engine, device) -> number of samples in each of its two files."""
         self._warned: set[tuple[str, str]] = set()
         self.refused: Counter[str] = Counter()
-        """Name of the invalid field, or `DISK` -> number of refused samples."""
+        """
+        Invalid field, or `DISK` for samples that could not be written -> number of refused samples.
+        """
         self.num_taken = 0
-        """Number of samples stored since the start."""
+        """Number of samples stored since the process started."""
 
     def open(self) -> None:
         """Count the samples that earlier runs stored; cut off incomplete last lines."""
@@ -57,12 +59,12 @@ class SampleStore:
             log.warning("samples.unreadable", directory=str(self._directory), error=str(error))
 
     def kept(self) -> Iterator[tuple[ProfileKey, int]]:
-        """Number of stored samples of each key."""
+        """Number of stored samples of each (model, engine, device)."""
         for key, counts in tuple(self._counts.items()):
             yield key, counts.total()
 
     def take(self, message: PrefillsSampled) -> None:
-        """Store valid samples; count invalid samples by field."""
+        """Store valid samples of prefill times; count invalid samples by field."""
         if message.schema_version != SCHEMA_VERSION:
             self._refuse(message, SCHEMA, len(message.samples))
             return
@@ -115,7 +117,7 @@ class SampleStore:
 
 
 def _counted(folder: Path) -> dict[ProfileKey, Counter[str]]:
-    """Numbers of samples in the files of *folder*; cuts off an incomplete last line."""
+    """Numbers of samples in the files of *folder*; an incomplete last line is cut off."""
     _cut_torn_line(folder / LATEST)
     counts: dict[ProfileKey, Counter[str]] = {}
     for name in FILES:

@@ -117,7 +117,7 @@ class Grouper:
         await self._notify(queue)
 
     async def _put(self, request: QueuedRequest) -> str:
-        """Publish an admitted request and count it; return the name of its queue."""
+        """Publish an admitted request and count it; return the name of the queue."""
         now, tokens = self._clock.now(), tokens_needed(request)
         check_admission(request, self.state, self._settings, now)
         if self._routing is not None:
@@ -140,7 +140,10 @@ class Grouper:
         return await self._routed(request) or await self._laned(request)
 
     async def _routed(self, request: QueuedRequest) -> str | None:
-        """Publish to the inbox of the chosen instance; return None if no instance was chosen."""
+        """
+        Publish a request to the inbox of the chosen instance; return None if no instance was
+        chosen.
+        """
         if self._routing is None:
             return None
         try:
@@ -170,7 +173,9 @@ class Grouper:
         return queue
 
     async def _overflowed(self, request: QueuedRequest) -> str:
-        """Publish a request above its tenant's share to the overflow queue, without routing it."""
+        """
+        Publish a request above its tenant's share to the overflow queue instead of routing it.
+        """
         queue = LaneKey.parse(request.lane).overflow_name
         await self._publish(queue, request)
         return queue
@@ -220,18 +225,20 @@ class Grouper:
 
     @property
     def routing(self) -> Routing | None:
-        """Routing that chooses instances; None if instances pull all requests."""
+        """
+        Routing, which chooses an instance for each request; None if instances pull all requests.
+        """
         return self._routing
 
     def on_ended(self, observed: RequestObserved) -> None:
-        """Handle the end of a request: reduce its tenant's share and learn the prompt length."""
+        """Handle the end of a request: reduce its tenant's share, and learn its prompt length."""
         if self._routing is not None:
             self._routing.on_ended(observed)
         self.state.finish(observed.request_id, observed.tenant)
         self._intake.learn(observed)
 
     def on_profile(self, profile: Profile) -> None:
-        """Store a profile of the estimator: costs of an engine, and a model's answer lengths."""
+        """Store a profile from the estimator: costs of an engine, and a model's answer lengths."""
         self._intake.work.learn(profile)
         if self._routing is not None:
             self._routing.on_profile(profile)
@@ -241,12 +248,12 @@ class Grouper:
         self.state.on_forecast(forecast, self._clock.now())
 
     async def on_retiring(self, retiring: QueuesRetiring) -> None:
-        """Release queues that the leader is about to delete, and report that."""
+        """Release queues that the leader is about to delete, and report the release."""
         self.queues.release(retiring.queues)
         await self.report()
 
     def on_retired(self, retired: QueuesRetired) -> None:
-        """Handle the end of a retirement."""
+        """Handle the end of a queue retirement."""
         self.queues.forget(retired.deleted + retired.kept)
 
     async def report(self) -> None:

@@ -38,7 +38,7 @@ _decode_unsupported: Decoder[msgspec.Struct] = Decoder(UnsupportedFields)
 
 
 class _Probe(msgspec.Struct):
-    """Fields that are needed to answer any body, even an invalid one."""
+    """Fields that are needed to answer a request, even if its body is invalid."""
 
     id: Any = None
     payload: Any = None
@@ -49,15 +49,19 @@ _decode_probe: Decoder[_Probe] = Decoder(_Probe)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intake:
-    """Validates and classifies messages. Only new ids and seeds differ between equal calls."""
+    """
+    Validates and classifies messages.
+
+    For equal messages, only new ids and seeds differ between two calls.
+    """
 
     registry: ModelRegistry
     settings: GrouperSettings
     layout: LaneLayout
     lengths: PromptLengths
-    """Prompt length model for prompts that arrive as text."""
+    """Model that predicts the token count of prompts that arrive as text."""
     work: PredictedWork = field(default_factory=PredictedWork)
-    """Predicted work of a request, which determines its lane."""
+    """Predicts the work of a request, which determines the request's lane."""
 
     def accept(self, delivery: Delivery, now: UnixTime) -> QueuedRequest:
         """
@@ -139,7 +143,9 @@ class Intake:
         )
 
     def _prompt_tokens(self, body: InferenceRequest, entry: ModelEntry) -> int:
-        """Prompt length: a trusted publisher's, else exact, else a capped prediction."""
+        """
+        Prompt length in tokens: from a trusted publisher, else exact, else a capped prediction.
+        """
         if body.prompt_tokens is not None:
             return body.prompt_tokens
         text = prompt_text(body)
@@ -153,7 +159,9 @@ class Intake:
         return min(predicted, max(1, entry.max_model_len - answer))
 
     def learn(self, observed: RequestObserved) -> None:
-        """Learn from an exact prompt length; models that are not in the registry are ignored."""
+        """
+        Learn from an exact prompt length; a length for a model outside the registry is ignored.
+        """
         text = observed.prompt_text
         if text is None or observed.model not in self.registry.bases:
             return
@@ -176,7 +184,7 @@ def _header(delivery: Delivery, name: str) -> str | None:
 
 
 def request_id_of(delivery: Delivery) -> RequestId:
-    """Request id for the answer to *delivery*; also works for an invalid body."""
+    """Request id with which *delivery* is answered, even if its body is invalid."""
     try:
         probe = _decode_probe(delivery.body)
     except ContractError:

@@ -1,1 +1,3 @@
-"""The leader role: makes plans, publishes them and explains them. Exactly one leader is active."""
+"""
+The leader role: makes plans, publishes the plans and explains them. Exactly one leader is active.
+"""

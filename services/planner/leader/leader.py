@@ -92,7 +92,7 @@ class Leader:
             log.info("leader.deposed", leader_id=self.leader_id)
 
     async def plan(self) -> None:
-        """Execute one round: update the view, count queues, plan, and publish changes."""
+        """Execute one planning round: update the view, count queues, plan, and publish changes."""
         now, since = self.clock.now(), self.state.active_since
         if since is None:
             await self.retirement.abandon()
@@ -125,7 +125,7 @@ class Leader:
             await self._forecast(planned, planned.review, counted_at)
 
     async def _look(self, now: UnixTime, *, leads_s: Seconds) -> None:
-        """Update present and lost instances, and their inboxes."""
+        """Update the sets of present and lost instances, and the inboxes of these instances."""
         await self.attend()
         self.state.forget_groupers(now - GROUPER_MEMORY_S)
         for name in self.state.forget_silent(now - self.settings.instance_timeout_s):
@@ -260,7 +260,7 @@ class Leader:
         counts.counted(audit, counted, self.clock.now())
 
     def noticed(self, notice: LaneNonempty) -> None:
-        """Handle a notice that a queue got requests."""
+        """Handle a notice that a queue received requests."""
         counts, now = self.state.counts, self.clock.now()
         if is_inbox(notice.queue):
             return
@@ -310,7 +310,7 @@ class Leader:
             )
 
     def _work_queues(self, instance_id: InstanceId) -> tuple[str, ...]:
-        """Queues that exist, of the models that an instance can serve."""
+        """Existing work queues of the models that an instance can serve."""
         status = self.state.instances.get(instance_id)
         models = {entry.model for entry in status.models} if status else set()
         return tuple(sorted(q for q in self.state.counts.queues if model_of(q) in models))

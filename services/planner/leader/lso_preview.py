@@ -60,7 +60,7 @@ def _head(
 
 
 def _followed(queue: VirtualQueue, status: InstanceStatus) -> Iterator[Segment]:
-    """Segments whose models the instance reports as servable."""
+    """Segments of a virtual queue whose models the instance reports as servable."""
     servable = {ModelName(entry.model) for entry in status.models}
     return (segment for segment in queue.segments if segment.model in servable)
 

@@ -1,4 +1,6 @@
-"""Inboxes of lost instances: requests return to lanes, then the leader deletes the inboxes."""
+"""
+Handling of lost instances' inboxes: their requests return to lanes, then the inboxes are deleted.
+"""
 
 import math
 from contextlib import suppress
@@ -20,7 +22,7 @@ from shared.contracts.requests import QueuedRequest
 log = structlog.get_logger()
 GRACE_S = 120.0
 """
-Time that an inbox is kept after the loss of its instance.
+Time for which an inbox is kept after the loss of its instance.
 
 With heartbeats of 10 s the broker closes a dead connection after about 30 s.
 """
@@ -41,9 +43,9 @@ class InboxClaims:
     broker: Broker
     queues: WorkQueues
     _lost: dict[str, UnixTime] = field(default_factory=dict)
-    """Instance -> time at which it was lost."""
+    """Lost instance -> time at which the instance was lost."""
     _deleted: FIFOCache[str, UnixTime] = field(default_factory=lambda: FIFOCache(1024))
-    """Instance -> time at which its inbox was found to be absent."""
+    """Lost instance -> time at which its inbox was found to be absent."""
 
     def used(self, instance_id: str, at: UnixTime, now: UnixTime) -> None:
         """Record that a request was published to the inbox of an absent instance."""
@@ -68,7 +70,7 @@ class InboxClaims:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Instances whose inboxes may still exist."""
+        """Lost instances whose inboxes may still exist."""
         return tuple(self._lost)
 
     async def work(self, now: UnixTime) -> None:

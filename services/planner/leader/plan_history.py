@@ -13,9 +13,9 @@ from solver.planning.review import Review
 
 KEPT, UNREVIEWED = "kept", "unreviewed"
 """
-Labels of rounds without a replan cause.
+Labels of planning rounds without a replan cause.
 
-The plan in force was kept, or it comes from a policy that does not review plans.
+`KEPT`: the plan in force was kept. `UNREVIEWED`: the policy of the plan does not review plans.
 """
 _Places = Mapping[GroupId, tuple[InstanceId, int]]
 
@@ -25,21 +25,23 @@ class PlanRecord:
     """Counters of planning since the leader started, and predictions of its last plan."""
 
     rounds: Counter[str] = field(default_factory=Counter)
-    """Number of rounds by replan cause."""
+    """Number of planning rounds by replan cause."""
     rounds_s: Seconds = 0.0
     moved: int = 0
-    """Number of groups that moved to another instance."""
+    """Number of request groups that replans moved to another instance."""
     made_at: UnixTime = 0.0
     """Time of the last replan."""
     late_share: dict[str, float] = field(default_factory=dict)
-    """Expected share of waiting requests that will be late, by class."""
+    """Expected share of waiting requests that will be late, by QoS class."""
     alarmed: int = 0
-    """Number of groups that are in time with less than the target confidence."""
+    """
+    Number of request groups whose probability of being in time is below the target confidence.
+    """
 
     def take(
         self, planned: Planned, before: _Places, *, now: UnixTime, duration_s: Seconds
     ) -> None:
-        """Count one round; *before* is the plan of the previous round."""
+        """Count one planning round; *before* is the plan of the previous round."""
         review = planned.review
         cause = _cause(review)
         self.rounds[cause] += 1

@@ -28,7 +28,7 @@ from solver.prediction.time_distribution import TimeDistribution
 def named_groups(
     snapshot: ClusterSnapshot, groups: tuple[explanation.PlacedGroup, ...]
 ) -> tuple[PlacedGroup, ...]:
-    """Groups with the names of lanes and instances that messages use."""
+    """Request groups of the plan, with the names of lanes and instances that messages use."""
     return tuple(_group(snapshot, group) for group in groups)
 
 
@@ -39,7 +39,7 @@ def cause_of(planned: Planned) -> str | None:
 
 
 def advice_of(state: LeaderState) -> tuple[AdvisedInstances, ...]:
-    """Advised number of instances per kind of device; without advice the current number."""
+    """Advised number of instances per kind of device; the current number if there is no advice."""
     present = Counter(device_of(each) for each in state.instances.values())
     known = {each.device: each for each in state.advice}
     return tuple(
@@ -49,7 +49,7 @@ def advice_of(state: LeaderState) -> tuple[AdvisedInstances, ...]:
 
 
 def advised(advice: tuple[DeviceAdvice, ...]) -> tuple[AdvisedInstances, ...]:
-    """The advice in the form that messages use."""
+    """Convert the advice on scale to the form that messages use."""
     return tuple(
         AdvisedInstances(
             device=each.device,

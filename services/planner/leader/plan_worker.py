@@ -20,7 +20,7 @@ from solver.planning.review import Basis, Review, ReviewOptions, review
 
 log = structlog.get_logger()
 PATIENCE_S = 30.0
-"""Additional time, beyond the solve budget, that a solve may take on a busy machine."""
+"""Time beyond the solve budget that a solve may take on a busy machine."""
 
 
 class _Review(NamedTuple):
@@ -60,7 +60,7 @@ class PlanWorker:
         self._patience_s = patience_s
         self._seed = 0
         self.restarts = 0
-        """Number of times that the process ended or hung and was replaced."""
+        """Number of times that the worker process ended or hung and was replaced."""
         self._process: SpawnProcess
         self._pipe: Connection
         self._ready: asyncio.Task[object]
@@ -80,12 +80,12 @@ class PlanWorker:
 
     @property
     def pid(self) -> int | None:
-        """Process id, which changes when the process is replaced."""
+        """Process id of the worker; a replaced worker has another id."""
         return self._process.pid
 
     async def ready(self) -> None:
         """
-        Wait until the process has loaded its kernels.
+        Wait until the worker process has loaded its kernels.
 
         Raises:
             EOFError: The process ended before its kernels were loaded.
@@ -107,13 +107,19 @@ class PlanWorker:
     async def explain(
         self, snapshot: ClusterSnapshot, order: QueueOrder, *, most: int
     ) -> tuple[PlacedGroup, ...]:
-        """Run `solver.planning.explanation.explain`; empty where `review` returns None."""
+        """
+        Run `solver.planning.explanation.explain` in the worker; the result is empty where `review`
+        returns None.
+        """
         return _all(PlacedGroup, await self._ask(_Explain(snapshot, order, most)))
 
     async def advise(
         self, snapshot: ClusterSnapshot, options: AdviceOptions
     ) -> tuple[DeviceAdvice, ...]:
-        """Run `capacity.advice.scale_advice`; empty where `review` returns None."""
+        """
+        Run `capacity.advice.scale_advice` in the worker; the result is empty where `review` returns
+        None.
+        """
         self._seed += 1
         return _all(DeviceAdvice, await self._ask(_Advise(snapshot, options, self._seed)))
 
@@ -162,7 +168,7 @@ class PlanWorker:
 
 
 def _work(pipe: Connection, options: ReviewOptions) -> None:
-    """Entry point of the process: load or compile the kernels, then serve until it is killed."""
+    """Entry point of the worker process: load or compile the kernels, then serve until killed."""
     from solver.planning.search.loading import compile_kernels  # noqa: PLC0415 - numba is for workers
 
     compile_kernels()

@@ -22,7 +22,9 @@ from solver.planning.problem.snapshot import (
 from solver.planning.review import Basis, Review
 
 GENERATOR = "qlm"
-"""Name of the plan generator. The other policies are baselines and its fallback."""
+"""
+Name of the plan generator's policy. The other policies are baselines, one of which is the fallback.
+"""
 FALLBACK = "edf-batching"
 ORDER_POLICIES: dict[str, OrderPolicy] = {"edf": edf, FALLBACK: edf_batching, "fcfs": fcfs}
 PLAN_POLICIES = (GENERATOR, *sorted(ORDER_POLICIES))
@@ -30,7 +32,7 @@ PLAN_POLICIES = (GENERATOR, *sorted(ORDER_POLICIES))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """Virtual queues for a snapshot, with their review."""
+    """Plan for a snapshot: its virtual queues and their review."""
 
     snapshot: ClusterSnapshot
     order: QueueOrder
@@ -38,7 +40,7 @@ class Planned:
     places: Mapping[GroupId, tuple[InstanceId, int]]
     policy: str
     review: Review | None = None
-    """Review by the plan generator; None for baselines, which do not review plans."""
+    """Review of the plan by the plan generator; None for baselines, which do not review plans."""
 
 
 class Planner:
@@ -78,20 +80,21 @@ class Planner:
 
     @property
     def worker_restarts(self) -> int:
-        """Number of times that the worker was replaced."""
+        """Number of times that the worker process was replaced."""
         return 0 if self._worker is None else self._worker.restarts
 
     async def advise(
         self, snapshot: ClusterSnapshot, options: AdviceOptions
     ) -> tuple[DeviceAdvice, ...]:
-        """Advised numbers of instances; empty while the worker is unavailable."""
+        """Advised numbers of instances; empty while the worker process is unavailable."""
         if self._worker is None:
             return ()
         return await self._worker.advise(snapshot, options)
 
     async def explain(self, planned: Planned, *, most: int) -> tuple[PlacedGroup, ...]:
         """
-        Groups of the plan, the first *most* with alternative places; empty if the worker fails.
+        Explain the groups of the plan, the first *most* with alternative places; empty if the
+        worker fails.
         """
         if self._worker is None:
             return ()
@@ -112,7 +115,7 @@ def _planned(
 
 
 def shape_of(queue: VirtualQueue) -> tuple[tuple[str, frozenset[str]], ...]:
-    """Identity of a plan: the models in order with their lanes, without quotas."""
+    """Identity of a plan: the models in order, each with its lanes, without quotas."""
     return tuple(
         (segment.model, frozenset(quota.lane for quota in segment.lanes))
         for segment in queue.segments

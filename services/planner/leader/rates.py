@@ -13,7 +13,7 @@ from solver.prediction.latency.full_batch import batch_size, full_batch
 from solver.prediction.latency.service_time import ALL_APPLICATIONS, capped
 
 Rates = Mapping[tuple[str, ModelName], ServiceRates]
-"""Rates by device and model."""
+"""Service rates by device and model."""
 PRIOR_PROMPT, PRIOR_OUTPUT = Spread(192.0, 192.0), Spread(64.0, 64.0)
 """Prompt and output tokens of a request in a lane without data."""
 PRIOR_RATE_PER_S = 500.0
@@ -60,7 +60,10 @@ def mixes_of(state: LeaderState) -> dict[ModelName, tuple[float, float]]:
 def _rates(
     profile: Profile | None, status: InstanceStatus, mix: tuple[float, float]
 ) -> ServiceRates:
-    """The estimator's rates of a model on the device of *status*; prior rates without a profile."""
+    """
+    Service rates of a model on the device of *status* from the profile; prior rates without a
+    profile.
+    """
     if profile is None:
         return ServiceRates(token_rate_per_s=PRIOR_RATE_PER_S)
     prefill, error = profile.prefill_s, profile.latency_error

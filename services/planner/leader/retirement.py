@@ -17,10 +17,13 @@ log = structlog.get_logger()
 QUEUES_AT_ONCE = 32
 SETTLE_S: Seconds = 2.0
 """
-Time after the notice before any queue is deleted; a process that has just started reports in it.
+Time after the notice before any queue is deleted; a process that has just started reports during
+this time.
 """
 PATIENCE_S: Seconds = 10.0
-"""Time after the notice at which queues that some process has not released are kept."""
+"""
+Time after the retirement notice; queues that some process has not released until then are kept.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +48,15 @@ class Retirement:
     idle_s: Seconds
     _publishers: dict[str, _Publisher] = field(default_factory=dict)
     _retiring: set[str] = field(default_factory=set)
-    """Queues whose lock this process holds."""
+    """Queues whose retirement lock this process holds."""
     _began_at: UnixTime = 0.0
 
     def reported(self, source: str, released: tuple[str, ...], now: UnixTime) -> None:
-        """Take in a report of a process that publishes to queues."""
+        """Process a report of a process that publishes to queues."""
         self._publishers[source] = _Publisher(now, frozenset(released))
 
     async def work(self, counts: QueueCounts, now: UnixTime) -> None:
-        """Begin a round, or continue the current one."""
+        """Begin a retirement round, or continue the current round."""
         self._publishers = {
             source: publisher
             for source, publisher in self._publishers.items()
@@ -70,7 +73,7 @@ class Retirement:
             await self._keep(set(self._retiring), counts, now)
 
     async def abandon(self) -> None:
-        """Release the locks of a round that another leader may repeat."""
+        """Release the locks of a retirement round, which another leader may repeat."""
         for queue in tuple(self._retiring):
             self._retiring.discard(queue)
             await self.queues.unlock(queue)

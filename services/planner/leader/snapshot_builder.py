@@ -85,7 +85,7 @@ def _lanes(state: LeaderState, layout: LaneLayout) -> list[LaneStatistics]:
 
 
 def lane_counts(state: LeaderState) -> dict[str, LaneCount]:
-    """Arrivals of each reported lane, and waiting requests in its main and overflow queues."""
+    """Arrivals of each reported lane, and waiting requests in its main queue and overflow queue."""
     found, pulled = {}, _pulled_s(state)
     for name, totals in _totals(state).items():
         key = lane_of(name)
@@ -98,7 +98,9 @@ def lane_counts(state: LeaderState) -> dict[str, LaneCount]:
 
 
 def _overflow(state: LeaderState) -> dict[str, int]:
-    """Number of requests in overflow by lane; lanes without overflow are left out."""
+    """
+    Number of requests in the overflow queue of each lane; lanes without overflow are left out.
+    """
     keys = {queue: lane_of(queue) for queue, ready in state.waiting.items() if ready}
     return {
         key.queue_name: state.waiting[queue]
@@ -120,7 +122,8 @@ def _backlog_s(status: InstanceStatus) -> Seconds:
     """
     Predicted backlog of an instance.
 
-    Without a reported `pull`, the result is an upper bound for answers of maximum length.
+    If the instance reports no `pull`, the result is an upper bound: all answers have maximum
+    length.
     """
     pull = status.pull
     if pull is None:
@@ -164,7 +167,7 @@ def _waiting_by_lane(state: LeaderState, layout: LaneLayout) -> dict[LaneKey, in
 
 
 def _companion_lane(queue: str, layout: LaneLayout) -> LaneKey:
-    """Lane that stands for a companion queue which several lanes share."""
+    """Lane that represents a companion queue which several lanes share."""
     kind, *parts = queue.split(".")
     resumed = kind == "resume"
     return LaneKey(
@@ -261,7 +264,7 @@ def _instance(status: InstanceStatus, rates: Rates, *, lock_s: Seconds) -> Insta
 def _lock_s(
     state: LeaderState, settings: LeaderSettings, status: InstanceStatus, now: UnixTime
 ) -> Seconds:
-    """Remaining minimum residency of the active model; prevents a swap between two bursts."""
+    """Remaining minimum residency of the active model, which prevents a swap between two bursts."""
     model, since = state.model_since[status.instance_id]
     return max(0.0, settings.min_residency_s - (now - since)) if model else 0.0
 

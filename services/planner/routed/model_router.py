@@ -1,4 +1,4 @@
-"""Router of one model in a grouper, with its view of instances and the state that it publishes."""
+"""Router of one model in a grouper: its view of instances, and the state that it publishes."""
 
 from collections.abc import Mapping
 from zlib import crc32
@@ -77,7 +77,7 @@ class ModelRouter:
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that are assigned to an instance and not sent yet."""
+        """Number of requests that are assigned to an instance and not yet sent."""
         return sum(self.router.num_waiting(each) for each in self.router.instances)
 
     def on_status(self, status: InstanceStatus, now: UnixTime) -> None:
@@ -130,7 +130,10 @@ class ModelRouter:
         self.router.change_instances(instances, now)
 
     def submit(self, key: RequestId, request: QueuedRequest, now: UnixTime) -> None:
-        """Choose an instance and queue the request for it; at least one must be known."""
+        """
+        Choose an instance and queue the request for the instance; at least one instance must be
+        known.
+        """
         sampling = request.sampling
         routed = RoutedRequest(
             request_id=key,
@@ -147,7 +150,7 @@ class ModelRouter:
         self.router.submit(routed, now)
 
     def on_prefill(self, instance_id: InstanceId, prefill: Prefill, now: UnixTime) -> None:
-        """Handle the first token of a request that any grouper has sent."""
+        """Handle the first token of a request; any grouper may have sent the request."""
         self.router.served(prefill.tenant, prefill.prompt_tokens, now)
         index = self._indices.get(instance_id)
         if index is not None:
@@ -162,7 +165,10 @@ class ModelRouter:
             self._learn(assignment, prefill.prefill_s)
 
     def shared_work(self, now: UnixTime) -> RouterState | None:
-        """State that the model's other routers need at once; None if it has not changed."""
+        """
+        State that the other routers of the model need immediately; None if the state has not
+        changed.
+        """
         if self._backlog.version == self._shared_version:
             return None
         self._shared_version = self._backlog.version
@@ -172,12 +178,12 @@ class ModelRouter:
         )
 
     def forget(self, sender: str) -> None:
-        """Forget another router that was silent for too long."""
+        """Drop another router that has been silent for too long."""
         self._backlog.forget(sender)
 
     def shared_state(self, now: UnixTime, since: Mapping[str, int]) -> RouterState:
         """
-        State that the model's other routers need periodically.
+        State that the other routers of the model need periodically.
 
         Args:
             now: Current time.
@@ -295,11 +301,13 @@ def _newer(snapshot: CalibrationSnapshot, number: int) -> CalibrationSnapshot:
 
 
 def _no_later(load: InstanceLoad, now: UnixTime) -> InstanceLoad:
-    """*load* with a time of at most *now*, since the clock of the reporting host may be ahead."""
+    """
+    Copy of *load* whose time is at most *now*, since the clock of the reporting host may be ahead.
+    """
     at = min(load.at, now)
     return msgspec.structs.replace(load, at=at, seq=min(load.seq, _seq_at(now)))
 
 
 def _seq_at(at: UnixTime) -> int:
-    """Sequence number of a report that was made at time *at*."""
+    """Sequence number for a report that was made at time *at*."""
     return round(at * 1000)

@@ -20,26 +20,26 @@ class Held:
     """Instance to which the request is sent; None if the request goes to its lane."""
 
     def place(self, instance_id: InstanceId | None) -> None:
-        """End the wait with its result: the chosen instance, or None for the lane."""
+        """End the request's wait with a result: the chosen instance, or None for the lane."""
         if not self.placed.done():
             self.placed.set_result(instance_id)
 
 
 @dataclass(slots=True)
 class RoutedModel:
-    """State of one model in a grouper; no IO."""
+    """State of one model in a grouper that routes requests; the class does no IO."""
 
     router: ModelRouter
     held: dict[RequestId, Held] = field(default_factory=dict)
     last_residual: dict[str, int] = field(default_factory=dict)
     """Version of the corrected model -> number of the last published residual."""
     trees: dict[DeviceKey, int] = field(default_factory=dict)
-    """Engine and device -> version of the quantile trees in use."""
+    """Engine and device -> version of the quantile trees that the router uses."""
     heard: dict[str, UnixTime] = field(default_factory=dict)
-    """Other groupers that route the model -> time of their last message."""
+    """Other groupers that route requests of the model -> time of their last message."""
 
     def dispatch(self, now: UnixTime) -> None:
-        """Release the requests that can be sent now."""
+        """Release the waiting requests that can be sent now."""
         for assignment in self.router.router.dispatch(now):
             held = self.held.pop(assignment.request.request_id, None)
             if held is not None:
@@ -67,7 +67,7 @@ class RoutedModel:
             self.router.router.discard(key, now)
 
     def give_up(self, before: UnixTime, now: UnixTime) -> None:
-        """Release all requests that began to wait before *before* to their lanes."""
+        """Release to their lanes all requests that began to wait before the time *before*."""
         for key in [key for key, held in self.held.items() if held.since < before]:
             self.held[key].place(None)
             self.withdraw(key, now)

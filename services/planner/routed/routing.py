@@ -1,4 +1,4 @@
-"""Routed mode: a router sends each request to the inbox of one instance (QUARTZ)."""
+"""Routed mode (QUARTZ): a router sends each request to the inbox of one instance."""
 
 import asyncio
 from zlib import crc32
@@ -39,7 +39,7 @@ from solver.routing.prefix_hashes import prefix_hashes
 
 log = structlog.get_logger()
 PULL = "pull"
-"""Policy without routing: instances pull from lanes."""
+"""Policy without routing: instances pull all requests from lanes."""
 ROUTING_POLICIES = (
     PULL,
     *(name for name, each in VARIANTS.items() if each.prediction is not Prediction.ORACLE),
@@ -87,16 +87,18 @@ class Routing:
 
     @property
     def routers(self) -> list[ModelRouter]:
-        """Routers of the models that at least one instance serves."""
+        """Routers of all models that at least one instance serves."""
         return [each.router for each in self._models.values()]
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait in this grouper to be sent."""
+        """Number of requests that wait in this grouper to be sent."""
         return sum(len(each.held) for each in self._models.values())
 
     def stamped(self, request: QueuedRequest) -> QueuedRequest:
-        """*request* with the prefix hashes that find it in engines' caches."""
+        """
+        Copy of *request* with the prefix hashes by which its prefix is found in engines' caches.
+        """
         if not self._takes(request):
             return request
         prefix = prefix_hashes(request.prompt, request.messages)
@@ -104,7 +106,8 @@ class Routing:
 
     async def place(self, request: QueuedRequest) -> InstanceId | None:
         """
-        Wait until the request can be sent; return the chosen instance, or None for its lane.
+        Wait until the request can be sent; return the chosen instance, or None if the request goes
+        to its lane.
 
         Raises:
             TransientError: The delivery was lost with its connection; the broker redelivers the
@@ -155,7 +158,7 @@ class Routing:
             model.dispatch(now)
 
     def on_ended(self, observed: RequestObserved) -> None:
-        """Handle the end of a request."""
+        """Handle the end of a request in the request's router."""
         model = self._models.get(observed.model)
         if model is not None:
             key = RequestId(identity(observed.tenant, observed.request_id))
@@ -171,7 +174,7 @@ class Routing:
 
     def on_profile(self, profile: Profile) -> None:
         """
-        Predict prefills with the first latency model that has enough samples, until trees arrive.
+        Use the first latency model with enough samples to predict prefills, until trees arrive.
         """
         model = self._models.get(profile.model)
         key = (profile.engine, profile.device)
@@ -189,7 +192,7 @@ class Routing:
             )
 
     def on_trees(self, message: PrefillTrees) -> None:
-        """Adopt the estimator's trees, unless their schema is unknown."""
+        """Start to use quantile trees from the estimator, unless their schema is unknown."""
         model = self._models.get(message.model)
         if model is None:
             return
@@ -208,7 +211,9 @@ class Routing:
             log.info("trees.adopted", model=message.model, version=message.version)
 
     async def dispatch(self) -> None:
-        """Send due requests, remove silent instances, and release overdue requests to lanes."""
+        """
+        Send requests that are due, remove silent instances, and release overdue requests to lanes.
+        """
         now = self._clock.now()
         if missed_s := self._attention.missed_s():
             self._extend_timeouts(missed_s)
@@ -224,7 +229,7 @@ class Routing:
                 model.give_up(now - self._settings.max_wait_s, now)
 
     async def share_work(self) -> None:
-        """Publish new sends and ends of requests to other groupers at once."""
+        """Publish new sends and ends of requests immediately to other groupers."""
         now = self._clock.now()
         # Copied, since models may be added during an await.
         for model in list(self._models.values()):
@@ -266,7 +271,9 @@ class Routing:
             model.close()
 
     def _extend_timeouts(self, missed_s: Seconds) -> None:
-        """Extend the timeouts of peers by *missed_s*, when this process could not receive."""
+        """
+        Extend the timeouts of peers by *missed_s*, a time in which this process could not receive.
+        """
         for instance_id, (served, heard_at) in self._seen.items():
             self._seen[instance_id] = (served, heard_at + missed_s)
         for model in self._models.values():

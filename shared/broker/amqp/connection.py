@@ -109,7 +109,7 @@ class AmqpConnection:
         log.info("broker.connected", connection=self._name)
 
     async def open_channel(self, *, confirms: bool = False) -> Channel:
-        """Open a new channel, whose errors affect no other channel."""
+        """Open a new channel; an error on this channel affects no other channel."""
         with amqp_errors("open channel"):
             connection = self._live()
             if connection is None:
@@ -128,7 +128,7 @@ class AmqpConnection:
 
     def _next_number(self, connection: AbstractConnection) -> int:
         """
-        Cycle through the channel numbers that the broker allows.
+        Return the next channel number, in a cycle through the numbers that the broker allows.
 
         aiormq uses the highest open number plus one, which may be a number that the broker has just
         closed. If the confirmation of that close is still in transit, opening the channel hangs.

@@ -1,4 +1,4 @@
-"""Deliveries, and the channels on which they arrive."""
+"""Deliveries, and the AMQP channels on which deliveries arrive."""
 
 import asyncio
 from contextlib import suppress
@@ -14,7 +14,9 @@ from shared.broker.protocol import Delivery, Settlement
 from shared.contracts.errors import MeshError
 
 SETTLE_TIMEOUT_S = 30.0
-"""Time limit for settling: three heartbeat intervals, after which the connection is closed."""
+"""
+Time limit for settling a delivery: three heartbeat intervals, after which the connection is closed.
+"""
 
 
 class DeliveryChannel:
@@ -56,16 +58,16 @@ class DeliveryChannel:
         )
 
     async def retire(self) -> None:
-        """Stop deliveries; close the channel when its last delivery is settled."""
+        """Stop deliveries on the channel; close the channel when its last delivery is settled."""
         self._retired = True
         await self._close_when_done()
 
     def abandon(self) -> None:
-        """Stop settling deliveries, since the connection is about to be closed."""
+        """Stop settling deliveries of the channel, since the connection is about to be closed."""
         self._closed = True
 
     async def _settle(self, tag: int, how: Settlement) -> bool:
-        """Settle a delivery; False if the channel is closed or accepted no bytes in time."""
+        """Settle a delivery; return False if the channel is closed or accepted no bytes in time."""
         sent = not self.gone
         if sent:
             try:

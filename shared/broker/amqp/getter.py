@@ -102,7 +102,7 @@ class AmqpGetter:
         return channel.deliver(message, queue)
 
     def _of(self, queue: str) -> _QueueChannels:
-        """Return the channels of the queue; a new queue replaces the least recently used one."""
+        """Return the channels of a queue; a new queue replaces the least recently used queue."""
         channels = self._queues.pop(queue, None)
         if channels is None:
             channels = _QueueChannels()
@@ -115,7 +115,7 @@ class AmqpGetter:
         quiet = (name for name, each in self._queues.items() if not each.num_pending)
         if (oldest := next(quiet, None)) is not None:
             for channel in self._queues.pop(oldest).idle:
-                self._tasks.spawn(channel.retire(), name=f"retire a channel of {oldest}")
+                self._tasks.spawn(channel.retire(), name=f"retire a channel of queue {oldest}")
 
     async def _channel(self, channels: _QueueChannels) -> DeliveryChannel:
         while channels.idle:

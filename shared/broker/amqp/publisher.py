@@ -1,4 +1,4 @@
-"""Publishing, with and without confirms."""
+"""Publishes messages, with and without publisher confirms."""
 
 import asyncio
 from contextlib import suppress
@@ -23,7 +23,7 @@ _TRANSIENT, _PERSISTENT = 1, 2
 
 class AmqpPublisher:
     """
-    Publishes on two channels, one with confirms and one without.
+    Publishes messages on two channels, one with publisher confirms and one without.
 
     Args:
         connection: Connection for publishing only; the broker can block it without delaying
@@ -34,11 +34,14 @@ class AmqpPublisher:
         self._connection = connection
         self._opening = asyncio.Lock()
         self._channels: dict[bool, Channel] = {}
-        """True -> channel with confirms, False -> channel without confirms."""
+        """
+        True -> the channel with publisher confirms, False -> the channel without publisher
+        confirms.
+        """
         self._in_flight: set[str] = set()
 
     async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
-        """See `Broker.publish`."""
+        """Publish a message with a publisher confirm, as `Broker.publish` specifies."""
         message_id = message.message_id
         # aiormq matches a returned message to its publish by message id alone.
         if message_id is not None and message_id in self._in_flight:
@@ -60,7 +63,7 @@ class AmqpPublisher:
                 self._in_flight.discard(message_id)
 
     async def send(self, exchange: str, routing_key: str, message: OutMessage) -> None:
-        """See `Broker.send`."""
+        """Publish a message without a publisher confirm, as `Broker.send` specifies."""
         with amqp_errors(f"send to {exchange!r}"):
             channel = await self._channel(confirms=False)
             # Waits until the socket takes the bytes, so that the buffer stays bounded; does not
@@ -100,13 +103,16 @@ class AmqpPublisher:
             with amqp_errors(f"publish to {exchange!r}"):
                 return await self._publish_on(channel, exchange, routing_key, message)
         except QueueNotFoundError as error:
-            raise BrokerConflictError(f"no exchange {exchange!r}") from error
+            raise BrokerConflictError(f"exchange {exchange!r} does not exist") from error
         finally:
             with suppress(MeshError), amqp_errors("close channel"):
                 await channel.close(timeout=self._connection.timeout_s)
 
     async def _channel(self, *, confirms: bool) -> Channel:
-        """Return the channel with or without confirms; reopen it if the broker has closed it."""
+        """
+        Return the channel with or without publisher confirms; reopen a channel that the broker
+        closed.
+        """
         channel = self._channels.get(confirms)
         if channel is None or channel.is_closed:
             async with self._opening:

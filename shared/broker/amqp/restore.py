@@ -71,11 +71,13 @@ class AmqpRestorer:
         self._missing.discard(spec)
 
     def lost(self) -> None:
-        """Record that the connection was lost with its queues, bindings and subscriptions."""
+        """
+        Record that the connection was lost together with its queues, bindings and subscriptions.
+        """
         self._missing.update(self._queues, self._bindings)
 
     def wake(self) -> None:
-        """Trigger a restoration attempt."""
+        """Trigger an attempt to restore queues, bindings and subscriptions."""
         self._wake.set()
 
     async def close(self) -> None:

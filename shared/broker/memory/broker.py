@@ -139,13 +139,13 @@ class MemoryBroker:
             await subscription.close()
 
     def drop_connection(self) -> None:
-        """Lose the connection and reconnect at once, as after a short network failure."""
+        """Lose the connection and reconnect immediately, as after a short network failure."""
         self.lose_connection()
         if self._hub.running:
             self.reconnect()
 
     def lose_connection(self) -> None:
-        """Record that the connection ended; called by the hub."""
+        """Record that the connection ended; the hub calls this method."""
         if not self._session.open:
             return
         self._end_session()
@@ -153,7 +153,7 @@ class MemoryBroker:
             callback()
 
     def reconnect(self) -> None:
-        """Reconnect and restore queues, bindings and subscriptions; called by the hub."""
+        """Reconnect, and restore queues, bindings and subscriptions; the hub calls this method."""
         if self._session.open:
             return
         self._session = MemorySession(open=True)

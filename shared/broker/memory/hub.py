@@ -48,7 +48,10 @@ class MemoryHub:
         self.running = True
 
     def stop(self) -> None:
-        """Stop as in a broker restart: connections end and transient messages are lost."""
+        """
+        Stop the in-process broker as in a broker restart: connections end, and transient messages
+        are lost.
+        """
         self.running = False
         for client in self._clients:
             client.lose_connection()
@@ -56,14 +59,14 @@ class MemoryHub:
             queue.forget_transient()
 
     def start(self) -> None:
-        """Start again after `stop`; clients reconnect."""
+        """Start the in-process broker again after `stop`; clients reconnect."""
         self.running = True
         for client in self._clients:
             client.reconnect()
 
     def enter(self, client: HubClient) -> None:
         """
-        Connect a client.
+        Connect a client to the in-process broker.
 
         Raises:
             BrokerUnavailableError: The broker is stopped.
@@ -73,7 +76,7 @@ class MemoryHub:
         self._clients.append(client)
 
     def leave(self, client: HubClient) -> None:
-        """Disconnect a client, which does not reconnect."""
+        """Disconnect a client, which will not reconnect."""
         if client in self._clients:
             self._clients.remove(client)
 
@@ -132,12 +135,12 @@ class MemoryHub:
         """
         queue = self.find(name, client)
         if queue is None:
-            raise QueueNotFoundError(f"no queue {name!r}")
+            raise QueueNotFoundError(f"queue {name!r} does not exist")
         return queue
 
     def bind(self, spec: BindingSpec, client: HubClient) -> None:
         if spec.exchange not in self._exchanges:
-            raise QueueNotFoundError(f"no exchange {spec.exchange!r}")
+            raise QueueNotFoundError(f"exchange {spec.exchange!r} does not exist")
         self.existing(spec.queue, client)
         self._bindings.setdefault(spec.exchange, {})[spec] = None
 
@@ -163,7 +166,7 @@ class MemoryHub:
             BrokerConflictError: The exchange does not exist.
         """
         if exchange and exchange not in self._exchanges:
-            raise BrokerConflictError(f"no exchange {exchange!r}")
+            raise BrokerConflictError(f"exchange {exchange!r} does not exist")
         queues = self._route(exchange, routing_key)
         if not queues:
             return PublishOutcome.UNROUTABLE

@@ -7,7 +7,7 @@ from shared.broker.protocol import OutMessage
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StoredMessage:
-    """One message in one queue."""
+    """One message in one queue of the in-process broker."""
 
     seq: int
     """Arrival number of the message in its queue; a requeued message returns to this position."""

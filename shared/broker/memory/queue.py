@@ -61,7 +61,7 @@ class MemoryQueue:
         return QueueDepth(ready=self._num_ready, consumers=len(self._consumers) + num_holders)
 
     def offer(self, exchange: str, routing_key: str, message: OutMessage) -> bool:
-        """Append a message; False if the queue is full. Only ready messages count."""
+        """Append a message; return False if the queue is full. Only ready messages count."""
         stored = StoredMessage(
             seq=next(self._numbers), exchange=exchange, routing_key=routing_key, message=message
         )
@@ -107,7 +107,8 @@ class MemoryQueue:
 
     def _run(self) -> None:
         """
-        Push messages to consumers with credit, in turn; then drop messages above the length limit.
+        Push messages to consumers with free prefetch, in turn; then drop messages above the length
+        limit.
         """
         while self._num_ready and (consumer := self._next_consumer()) is not None:
             consumer.push(self._deliver(consumer.session, consumer))
@@ -126,7 +127,7 @@ class MemoryQueue:
         return None
 
     def _first(self) -> StoredMessage:
-        """Remove the first ready message, which must exist."""
+        """Remove and return the first ready message, which must exist."""
         stored = (self._returned or self._ready).popleft()
         self._ready_bytes -= stored.size_bytes
         return stored

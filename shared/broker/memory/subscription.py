@@ -57,5 +57,5 @@ class MemorySubscription:
         await self._tasks.wait()
 
     async def close(self) -> None:
-        """Cancel running handlers."""
+        """Cancel running handlers of the subscription."""
         await self._tasks.cancel()

@@ -17,13 +17,13 @@ class AdviceOptions:
     """Target of the advice, and the properties of an added instance."""
 
     target: float = 0.99
-    """Target expected weighted share of requests in time, 0..1."""
+    """Expected weighted share of requests in time that the advice aims at, 0..1."""
     most: int = 8
     """Largest number of added instances to plan for."""
     start_s: Seconds = 60.0
     """Time until an added instance can activate its first model."""
     budget_s: Seconds = 0.1
-    """Generator budget for each number of instances that is tried."""
+    """CPU time of the plan generator for each number of instances that is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +33,23 @@ class DeviceAdvice:
     device: str
     present: int
     bound: int | None
-    """Lower bound of the number of added instances for any plan; none when no number is enough."""
+    """Lower bound of the number of added instances for any plan; none if no number is enough."""
     confirmed: int | None
-    """Least number of added instances whose plan met the target; none when no plan met it."""
+    """Least number of added instances whose plan met the target; none if no plan met the target."""
     attainment: float | None
-    """Expected attainment of the last plan that was made; none when no plan was made."""
+    """
+    Expected weighted share of requests in time under the last plan that was made; none without a
+    plan.
+    """
     most: int
 
     @property
     def instances(self) -> int:
         """
-        Recommended total of instances; the current number when adding more would not help.
+        Recommended total number of instances; the current number if added instances would not help.
 
-        When no plan met the target, the total is the current number plus the lower bound: more may
-        not help, since one instance serves a whole group.
+        If no plan met the target, the total is the current number plus the lower bound: more
+        instances may not help, since one instance serves a whole group.
         """
         if self.confirmed is not None:
             return self.present + self.confirmed
@@ -112,14 +115,16 @@ def scale_advice(
 
 def _freest(snapshot: ClusterSnapshot, instances: list[int]) -> int:
     """
-    Instance with the least share of express requests, from which added instances are copied.
+    Instance with the smallest share of express requests; added instances are copies of this
+    instance.
     """
     return min(instances, key=lambda number: snapshot.instances[number].reserved_share)
 
 
 def _dearest(problem: PlanningProblem, instances: list[int]) -> np.ndarray:
     """
-    float64[M]: the longest activation time of each model; infinite where no instance may have it.
+    Longest activation time of each model, float64[M]; infinite where no instance may have the
+    model.
     """
     activate_s = problem.instances.activate_s[instances]
     finite = np.isfinite(activate_s)

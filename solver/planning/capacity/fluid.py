@@ -1,4 +1,7 @@
-"""Least capacity for a load if work is divisible like a fluid: a linear program (HiGHS)."""
+"""
+Smallest number of added instances for a load of arbitrarily divisible work: a linear program
+(HiGHS).
+"""
 
 from dataclasses import dataclass
 from math import ceil
@@ -11,7 +14,7 @@ from ortools.math_opt.python.mathopt import fast_sum
 from solver.planning.problem.problem import Floats, PlanningProblem
 
 _PARTS = 4
-"""Number of parts of each group's work; each part is due with its latest request."""
+"""Number of parts into which each group's work is divided; a part is due with its last request."""
 _STEPS = 12
 """Number of distinct deadlines; each deadline is rounded up to the latest deadline of its step."""
 _ROUNDING = 1e-6
@@ -23,9 +26,9 @@ class SpareInstance:
     """Properties of each added instance. Seconds from now."""
 
     device: int
-    """Index of the kind of device, below D."""
+    """Index of the instance's kind of device, below the number D of kinds."""
     activate_s: Floats
-    """[M], activation time of each model; infinite where the instance may not have the model."""
+    """Activation time of each model, [M]; infinite where the instance may not have the model."""
     available_s: float
     """Time at which the instance would be ready to activate its first model."""
 
@@ -34,10 +37,10 @@ def least_added(problem: PlanningProblem, spare: SpareInstance, *, tolerance: fl
     """
     Lower bound of the number of instances like *spare* that serve nearly all work in time.
 
-    Work is a fluid: any part of it may run on any instance at any time, once its model is active
-    there. All times are means. A fraction of an instance takes that fraction of a swap's time.
-    Best-effort work does not count. Work that would be late even at the head of a queue does not
-    count.
+    Work is a fluid: any part of it may run on any instance at any time, once the work's model is
+    active on the instance. All times are means. A fraction of an instance takes that fraction of a
+    swap's time. Best-effort work does not count. Work that would be late even at the head of a
+    queue does not count.
 
     Args:
         problem: Work of the current instances.
@@ -69,27 +72,30 @@ def least_added(problem: PlanningProblem, spare: SpareInstance, *, tolerance: fl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """Instances that are interchangeable in the linear program."""
+    """Instances of one kind, which are interchangeable in the linear program."""
 
     device: int
     available_s: Floats
-    """[n], time at which each instance is free; one value for all added instances."""
+    """Time at which each of the n instances is free, [n]; one value for all added instances."""
     setup_s: Floats
-    """[M], least time to drain and to activate a model on any instance; 0 for the active model."""
+    """
+    Least time to drain and to activate each model on any instance of the kind, [M]; 0 for the
+    active model.
+    """
     num: int | None
-    """Number of instances of this kind; `None` for added instances."""
+    """Number of instances of this kind; `None` for the kind of the added instances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Demand:
-    """Work by model and deadline; there are B deadlines, the earliest first."""
+    """Work by model and deadline, with B deadlines in order of time."""
 
     due_s: Floats
-    """[B], deadlines in seconds from now."""
+    """Deadlines of the work in seconds from now, [B]."""
     work_s: Floats
-    """[M, B], work in seconds, each group on its fastest device."""
+    """Work in seconds by model and deadline, [M, B]; each group counts on its fastest device."""
     slower: Floats
-    """[D, M, B], least ratio of a group's work on the device to its work on its fastest device."""
+    """Least ratio of a group's work on a device to its work on its fastest device, [D, M, B]."""
 
 
 def _kinds(problem: PlanningProblem) -> list[_Kind]:
@@ -125,7 +131,7 @@ def _spare_kind(spare: SpareInstance) -> _Kind:
 
 
 def _demand(problem: PlanningProblem, kinds: list[_Kind]) -> _Demand:
-    """Work that can be in time; each group is divided into `_PARTS` parts."""
+    """Work that can be in time; the work of each group is divided into `_PARTS` parts."""
     groups = problem.groups
     soonest_s = np.min([kind.available_s.min() + kind.setup_s for kind in kinds], axis=0)
     progress = np.arange(1, _PARTS + 1) / _PARTS
@@ -144,7 +150,10 @@ def _demand(problem: PlanningProblem, kinds: list[_Kind]) -> _Demand:
 
 
 def _steps(due_s: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """At most `_STEPS` deadlines, and for each of *due_s* the index of its rounded deadline."""
+    """
+    At most `_STEPS` deadlines, and for each of the deadlines *due_s* the index of its rounded
+    value.
+    """
     sooner = np.sort(due_s)
     last = np.arange(1, _STEPS + 1) * len(sooner) // _STEPS - 1
     ends_s = np.unique(sooner[last[last >= 0]])
@@ -154,7 +163,7 @@ def _steps(due_s: Floats) -> tuple[Floats, NDArray[np.int64]]:
 def _program(
     demand: _Demand, kinds: list[_Kind], tolerance: float
 ) -> tuple[mathopt.Model, mathopt.Variable]:
-    """The linear program, and its variable for the number of added instances."""
+    """The linear program, and the variable that is the number of added instances."""
     model = mathopt.Model()
     added = model.add_variable(lb=0.0)
     model.minimize(added)

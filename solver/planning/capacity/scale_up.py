@@ -1,4 +1,6 @@
-"""Number of added instances for a load: plans are tried from a lower bound upwards."""
+"""
+Number of instances to add for a load: one plan is made per number, from a lower bound upwards.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,14 +17,23 @@ TOLERANCE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleUpAdvice:
-    """Number of instances to add."""
+    """Advice: the number of instances to add."""
 
     bound: int | None
-    """Lower bound of the number for any plan, by mean times; `None` when no number is enough."""
+    """
+    Lower bound of the number of added instances for any plan, by mean times; `None` if no number is
+    enough.
+    """
     confirmed: int | None
-    """The least number, from `bound` on, whose plan met the target; `None` when no plan met it."""
+    """
+    Least number of added instances, from `bound` on, whose plan met the target; `None` if no plan
+    met the target.
+    """
     attainment: float | None
-    """Expected attainment of the last plan that was made, 0..1; `None` when no plan was made."""
+    """
+    Expected weighted share of requests in time under the last plan that was made, 0..1; `None`
+    without a plan.
+    """
 
 
 def scale_up(
@@ -58,7 +69,7 @@ def scale_up(
 
 
 def with_added(problem: PlanningProblem, spare: SpareInstance, count: int) -> PlanningProblem:
-    """*problem* with *count* instances like *spare* appended."""
+    """Copy of *problem* with *count* additional instances like *spare*."""
     had = problem.instances
     return replace(
         problem,

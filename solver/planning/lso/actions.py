@@ -1,4 +1,4 @@
-"""LSOs for a change of the virtual queue: QLM §5 as one table."""
+"""Table of QLM §5: the LLM serving operations that a change of the virtual queue requires."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -24,7 +24,7 @@ from solver.planning.lso.situation import HeadChange, RunningWork, Situation, Wa
 
 ActionRule = Callable[[HeadChange, Situation], Iterable[Lso]]
 """
-One row of the table `RULES`: yields the operations it requires, or none if it does not apply.
+One row of the table `RULES`: yields the required operations; yields none if the row does not apply.
 """
 
 
@@ -32,7 +32,8 @@ def lso_actions(
     change: HeadChange, situation: Situation, rules: Sequence[ActionRule] | None = None
 ) -> tuple[Lso, ...]:
     """
-    The operations that make the instance follow *change*, in order.
+    The operations, in order, that make the instance follow the change *change* of its virtual
+    queue.
 
     Args:
         change: The old head and the new queue.
@@ -48,7 +49,9 @@ def lso_actions(
 
 
 def swap_model(change: HeadChange, situation: Situation) -> Iterator[Lso]:
-    """If the head's model is not active, empty the instance the cheapest way, then swap models."""
+    """
+    If the head's model is not active, empty the instance in the cheapest way, then swap models.
+    """
     head = change.head
     if head is None or head.model == situation.active:
         return
@@ -65,7 +68,8 @@ def swap_model(change: HeadChange, situation: Situation) -> Iterator[Lso]:
 
 def make_room(change: HeadChange, situation: Situation) -> Iterator[Lso]:
     """
-    If the head's work does not fit, remove the work that it displaces, in the order of `_loss`.
+    If the work of the queue's head does not fit, remove the work that the head displaces, in the
+    order of `_loss`.
 
     The head displaces best-effort work, relegated work, and the work of groups that are now behind
     it.
@@ -108,7 +112,9 @@ def make_room(change: HeadChange, situation: Situation) -> Iterator[Lso]:
 
 
 def swap_in(change: HeadChange, situation: Situation) -> Iterator[Lso]:
-    """Resume swapped-out requests in the room that the head leaves."""
+    """
+    Resume swapped-out requests in the KV and slots that the work of the queue's head leaves free.
+    """
     head = change.head
     if head is not None and head.model != situation.active:
         return
@@ -129,7 +135,8 @@ def swap_in(change: HeadChange, situation: Situation) -> Iterator[Lso]:
 
 def keep_warm(change: HeadChange, situation: Situation) -> Iterator[Lso]:
     """
-    Warm the models behind the head, in queue order, until host memory is full.
+    Load the models behind the head of the queue into host memory, in queue order, until the memory
+    is full.
 
     A warm model that is not in the queue stays until its memory is needed.
     Decided: a model that does not fit is skipped, and a smaller model behind it may be warmed.
@@ -164,7 +171,7 @@ def pull(change: HeadChange, situation: Situation) -> Iterator[Lso]:
     """
     Pull immediately if the head has groups that the old head did not have, and there is room.
 
-    Requests that come to the head's groups later are pulled when they come.
+    Later requests of the head's groups are pulled when they arrive.
     """
     head, old = change.head, change.old_head
     if head is None:
@@ -176,7 +183,9 @@ def pull(change: HeadChange, situation: Situation) -> Iterator[Lso]:
 
 
 RULES: tuple[ActionRule, ...] = (swap_model, make_room, swap_in, keep_warm, pull)
-"""All rules, in the order in which their operations are executed."""
+"""
+All rules for selecting LLM serving operations, in the order in which the operations are executed.
+"""
 
 
 def drain_plan(situation: Situation, queue: Sequence[Segment] = ()) -> DrainPlan:
@@ -243,7 +252,7 @@ def _activation_reason(model: ModelName, plan: DrainPlan, situation: Situation) 
 
 
 def _swap_s(model: ModelName, plan: DrainPlan, situation: Situation) -> Seconds | None:
-    """Time of the drain and the activation; none when either time is unknown."""
+    """Time of the drain and the activation in a model swap; none if either time is unknown."""
     activate_s = situation.activate_s.get(model)
     if activate_s is None or not plan.is_predicted:
         return None
@@ -251,7 +260,10 @@ def _swap_s(model: ModelName, plan: DrainPlan, situation: Situation) -> Seconds 
 
 
 def _loss(work: RunningWork) -> tuple[bool, int, str]:
-    """Sort key: best-effort and relegated work first, then the work with the least to recompute."""
+    """
+    Sort key of displaced runs: best-effort and relegated runs first, then runs with the least to
+    recompute.
+    """
     return (not work.gives_way, work.context_tokens, work.request_id)
 
 
@@ -264,7 +276,9 @@ def _models(queue: Iterable[Segment]) -> tuple[ModelName, ...]:
 
 
 def _warm(warm_set: WarmSet, parked: ModelName | None) -> tuple[ModelName, ...]:
-    """Models that are in host memory after the active model, *parked*, has been moved there."""
+    """
+    Models in host memory after the engine of the active model, *parked*, has been moved there.
+    """
     return tuple(
         model
         for model, residency in warm_set.residency.items()

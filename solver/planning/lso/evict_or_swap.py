@@ -14,28 +14,30 @@ class KvCosts:
     """Coefficients of the costs of dropping and of keeping KV, for one (model, engine)."""
 
     latency: LatencyCoefficients | None
-    """Measured latency coefficients of an iteration; none before the first measurement."""
+    """
+    Measured latency coefficients of the engine's iterations; none before the first measurement.
+    """
     chunk_tokens: int = CHUNK_TOKENS
-    """Prefill tokens of one iteration."""
+    """Maximum number of prefill tokens in one iteration."""
     bytes_per_token: int
-    """KV of one token, the same in host memory and on the device."""
+    """KV size of one token in bytes, the same in host memory and on the device."""
     transfer_bytes_per_s: float
     """Bandwidth from host memory to the device: measured, or a prior before any measurement."""
     transfer_constant_s: Seconds = 0.0
-    """Constant cost of one restore."""
+    """Constant part of the duration of restoring KV from host memory."""
     host_checkpoints: bool
-    """True if the engine keeps KV in host memory at all."""
+    """True if the engine keeps KV in host memory."""
 
 
 class Choice(Enum):
-    """The two ways in which a run makes room."""
+    """The two ways in which a run makes room: eviction and swap-out."""
 
     EVICT = "evict"
     SWAP_OUT = "swap_out"
 
 
 class VerdictReason(Enum):
-    """Reason of the verdict: a sentence completed by the verdict's figures."""
+    """Reason for evicting or swapping out a run, as a sentence with placeholders for figures."""
 
     NO_CHECKPOINTS = "the engine keeps no KV in host memory; recomputing costs {recompute_s:.3g} s"
     UNMEASURED = "the cost of recomputing is not measured; restoring costs {transfer_s:.3g} s"
@@ -49,7 +51,7 @@ class VerdictReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A choice with its figures."""
+    """Choice between eviction and swap-out of a run, with its figures."""
 
     choice: Choice
     why: VerdictReason
@@ -81,7 +83,7 @@ def recompute_s(costs: KvCosts, context_tokens: int) -> Seconds:
 
 def transfer_s(costs: KvCosts, context_tokens: int) -> Seconds:
     """
-    Time to restore the context's KV from host memory.
+    Time to restore the KV of a context from host memory.
 
     Copying to the host costs nothing here: checkpoints are written while the request runs (QLM §5
     hides the copy behind the computation, ConServe §4.4 makes it incremental).
@@ -94,7 +96,7 @@ def evict_or_swap(
     costs: KvCosts, *, context_tokens: int, host_free_bytes: int, min_saving: float = 0.1
 ) -> Verdict:
     """
-    The cheaper way to make room.
+    The cheaper way in which a run makes room: eviction or swap-out.
 
     Args:
         context_tokens: Tokens of the run that have KV.
@@ -103,7 +105,7 @@ def evict_or_swap(
             spent on a negligible gain (QLM fig. 4, Vicuna-13B).
 
     A faster transfer or more host memory never turns a swap-out into an eviction. A longer context
-    turns it into an eviction only when the KV no longer fits into host memory.
+    turns a swap-out into an eviction only if the KV no longer fits into host memory.
     """
     again_s = recompute_s(costs, context_tokens)
     back_s = transfer_s(costs, context_tokens)
@@ -126,7 +128,10 @@ def evict_or_swap(
 
 
 def _recompute_terms(costs: KvCosts, latency: LatencyCoefficients) -> tuple[float, float]:
-    """Seconds per token and per token squared, in chunks of `costs.chunk_tokens`."""
+    """
+    Cost of recomputing a context: seconds per token and per token squared, in chunks of
+    `costs.chunk_tokens`.
+    """
     chunk = costs.chunk_tokens
     per_token_s = latency.constant_s / chunk + latency.linear_s + latency.attention_s * chunk
     per_square_s = (latency.cross_s + latency.context_s / chunk) / 2

@@ -1,4 +1,7 @@
-"""Totals of a situation, which fit into a message, and a typical situation with given totals."""
+"""
+Totals of an instance's situation, which fit into a message, and a typical situation with given
+totals.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -106,7 +109,7 @@ def _running_facts(running: Iterable[RunningWork]) -> tuple[RunningFacts, ...]:
 
 
 def _unknown(status: InstanceStatus) -> LsoFacts:
-    """Facts of an agent that publishes only the number of running requests."""
+    """Totals for an agent that publishes only the number of running requests."""
     running = (RunningFacts(lane="", requests=status.running),) if status.running else ()
     return LsoFacts(running=running, swapped=status.swapped_out)
 

@@ -7,37 +7,43 @@ from dataclasses import dataclass
 from shared.contracts.base import RequestId, Seconds
 
 PATIENCE = 1.5
-"""Limit of a drain as a multiple of its predicted time."""
+"""Time limit of a drain, as a multiple of the drain's predicted time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """A run that must end before the model is replaced."""
+    """A run that must end before another model replaces its model."""
 
     request_id: RequestId
     remaining_s: Seconds | None
-    """Predicted time until the end of the run; none when unknown."""
+    """Predicted time until the end of the run; none if unknown."""
     resume_s: Seconds
     """Predicted time to recompute the KV of the run on another instance."""
     slack_s: Seconds = math.inf
-    """Longest pause after which the run is in time; negative when it is late without a pause."""
+    """
+    Longest pause of the run without a missed deadline; negative if the run is late even without a
+    pause.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainPlan:
-    """Runs that may finish before a model swap, and the time that the head waits for these runs."""
+    """
+    Runs that may finish before a model swap, and the time for which the head of the queue waits for
+    these runs.
+    """
 
     drain_s: Seconds
-    """Limit of the drain; the drain ends earlier when the last run ends."""
+    """Time limit of the drain; the drain ends earlier if the last run ends earlier."""
     evicted: tuple[RequestId, ...] = ()
     predicted_s: Seconds = 0.0
-    """Predicted time of the drain."""
+    """Predicted duration of the drain."""
     recompute_s: Seconds = 0.0
     """Cost of recomputing the KV of the evicted requests, on whichever instance they resume."""
     return_s: Seconds = 0.0
-    """Cost of activating the model again for the evicted requests."""
+    """Cost of activating the replaced model again for the evicted requests."""
     drain_all_s: Seconds = 0.0
-    """Predicted drain time if all runs may finish."""
+    """Predicted duration of a drain in which all runs may finish."""
     evict_all_s: Seconds = 0.0
     """Cost of evicting all runs, including another activation of the model."""
     is_predicted: bool = True
@@ -45,7 +51,7 @@ class DrainPlan:
 
     @property
     def total_s(self) -> Seconds:
-        """The minimised cost: waiting, recomputing, and activating the model again."""
+        """Cost that is minimised: waiting, recomputing, and activating the replaced model again."""
         return self.predicted_s + self.recompute_s + self.return_s
 
 

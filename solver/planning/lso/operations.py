@@ -1,4 +1,4 @@
-"""LLM serving operations as values (QLM §5): the operation and its reason."""
+"""LLM serving operations as values (QLM §5): each has its arguments and a reason."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,7 +8,7 @@ from shared.contracts.base import ModelName, RequestId, Seconds
 
 
 class Rule(Enum):
-    """Why an operation is chosen: a sentence completed by the reason's facts."""
+    """Rule that selects an LLM serving operation, as a sentence with placeholders for figures."""
 
     ORDERED = "an operator ordered it"
     INITIAL = "the settings name {model} as the first model"
@@ -39,19 +39,21 @@ class Rule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A rule and the figures that the decision was based on."""
+    """
+    Reason of an LLM serving operation: a rule, and the figures on which the decision was based.
+    """
 
     rule: Rule
     facts: tuple[tuple[str, str | float], ...] = ()
 
     @property
     def text(self) -> str:
-        """The reason as a sentence, for logs and displays."""
+        """The reason of an LLM serving operation as a sentence, for logs and displays."""
         return self.rule.value.format(**dict(self.facts))
 
 
 def because(rule: Rule, **facts: str | float) -> Reason:
-    """Make a reason; *facts* are the placeholders of the rule's sentence."""
+    """Create the reason of an operation; *facts* fill the placeholders of the rule's sentence."""
     return Reason(rule, tuple(facts.items()))
 
 
@@ -68,16 +70,18 @@ class Track(Enum):
     """
 
     WARM_SET = "warm_set"
-    """Models in host memory."""
+    """Operations on the models in host memory."""
     RUNS = "runs"
-    """Requests on the engine, and the active model that they need."""
+    """
+    Operations on the requests on the engine, and on the active model that these requests need.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lso:
     """
-    One operation on one instance. Each subclass is a kind, with an executor registered in the
-    agent.
+    One LLM serving operation on one instance. Each subclass is a kind, with an executor registered
+    in the agent.
 
     `tracks` are the parts of the instance that the operation changes. An agent that follows a plan
     does not wait for a *background* operation, because no other operation depends on it.
@@ -88,12 +92,12 @@ class Lso:
     background: ClassVar[bool] = False
     reason: Reason = ORDERED
     predicted_s: Seconds | None = None
-    """Total cost of the operation, added up over all requests; none when unknown."""
+    """Predicted cost of the operation, summed over all its requests; none if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull(Lso):
-    """Pull requests from the head's lanes now, up to the limits of the pull room."""
+    """Pull requests now from the lanes of the queue's head, within the bounds of pulled work."""
 
     kind: ClassVar[str] = "pull"
     background: ClassVar[bool] = True
@@ -102,7 +106,7 @@ class Pull(Lso):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evict(Lso):
-    """Send requests back to their resume queues with their progress; their KV is dropped."""
+    """Return requests with their progress to their resume queues; drop the KV of the requests."""
 
     kind: ClassVar[str] = "evict"
     request_ids: tuple[RequestId, ...]
@@ -110,19 +114,20 @@ class Evict(Lso):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapOut(Lso):
-    """Take a run off the engine; the same instance keeps the request and resumes it later."""
+    """Remove a run from the engine; the same instance keeps the request and resumes it later."""
 
     kind: ClassVar[str] = "swap_out"
     request_id: RequestId
     rest_s: Seconds = 0.0
     """
-    Time in which only a `SwapIn` resumes the request; with 0 it is resumed when there is room.
+    Time in which only a `SwapIn` resumes the request; with 0 the request is resumed when there is
+    room.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapIn(Lso):
-    """Resume a swapped-out request now."""
+    """Resume a swapped-out request immediately."""
 
     kind: ClassVar[str] = "swap_in"
     request_id: RequestId
@@ -166,7 +171,7 @@ class Cool(Lso):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activate(Lso):
     """
-    Make a model the active one (QLM: CPU-GPU swapping); all KV of the previous one is dropped.
+    Activate a model (QLM: CPU-GPU swapping); all KV of the previously active model is dropped.
     """
 
     kind: ClassVar[str] = "activate"
@@ -185,7 +190,7 @@ class Preempt(Lso):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetScheduling(Lso):
-    """Change the limits of the running engine; none leaves a limit unchanged."""
+    """Change the limits of the running engine; the value none leaves a limit unchanged."""
 
     kind: ClassVar[str] = "set"
     token_budget: int | None = None

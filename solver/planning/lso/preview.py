@@ -67,7 +67,7 @@ def _planned_lso(lso: Lso, lanes: _Lanes) -> PlannedLso:
 
 
 def _requests(lso: Lso, lanes: _Lanes) -> Counter[str]:
-    """Number of requests that the operation acts on, by lane."""
+    """Number of requests to which the operation applies, by lane."""
     one: RequestId | None = getattr(lso, "request_id", None)
     several: Iterable[RequestId] = getattr(lso, "request_ids", () if one is None else (one,))
     return Counter(lanes.get(request_id, _SWAPPED_OUT) for request_id in several)

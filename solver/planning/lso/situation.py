@@ -1,4 +1,4 @@
-"""Inputs of the choice of LSOs, as values."""
+"""Inputs for selecting LLM serving operations, as values."""
 
 import math
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ class RunningWork:
     context_tokens: int
     """Tokens of the prompt and the answer so far, including tokens whose KV is not computed yet."""
     held_tokens: int
-    """KV tokens that are freed when the request leaves."""
+    """Number of KV tokens that are freed when the request leaves the engine."""
     gives_way: bool = False
-    """True for a best-effort or relegated request."""
+    """True if the request is best effort or relegated, so that regular requests may displace it."""
     remaining_s: Seconds | None = None
-    """Predicted time until the end of the run; none when unknown."""
+    """Predicted time until the end of the request's run; none if unknown."""
     slack_s: Seconds = math.inf
-    """Longest pause after which the request is still in time; infinite when unknown."""
+    """Longest pause after which the request is still in time; infinite if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +34,14 @@ class SwappedWork:
 
     request_id: RequestId
     needed_tokens: int
-    """KV tokens that the request needs at the end of its answer."""
+    """Number of KV tokens that the request needs at the end of its answer."""
     rested: bool = True
     """True if the request may be resumed without a `SwapIn`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """KV tokens and running slots that the head's waiting work needs on the engine."""
+    """Number of KV tokens and running slots that the head's waiting requests need on the engine."""
 
     tokens: int = 0
     slots: int = 0
@@ -49,14 +49,14 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmSet:
-    """Models in host memory, and the limit of their host memory."""
+    """Models in host memory, and the limit of this memory."""
 
     residency: Mapping[ModelName, Residency] = field(default_factory=dict)
     """Residency of all models that the instance can serve."""
     num_bytes: Mapping[ModelName, int] = field(default_factory=dict)
-    """Host memory of each model when it is warm."""
+    """Host memory of each model while it is warm, in bytes."""
     budget_bytes: int = 0
-    """Limit for all warm models; 0 when the engine loads none ahead of time."""
+    """Host memory for all warm models, in bytes; 0 if the engine loads no models ahead of time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +67,10 @@ class Situation:
     costs: KvCosts
     running: tuple[RunningWork, ...] = ()
     swapped: tuple[SwappedWork, ...] = ()
-    """Swapped-out requests of the active model; they are evicted when the model is replaced."""
+    """Swapped-out requests of the active model; a swap to another model evicts these requests."""
     demand: Demand = Demand()
     free_tokens: int = 0
-    """KV tokens that no running request may need."""
+    """Number of KV tokens that no running request will need."""
     free_slots: int = 0
     host_kv_free_bytes: int = 0
     warm_set: WarmSet = field(default_factory=WarmSet)
@@ -78,14 +78,14 @@ class Situation:
     """Activation time of each model from the current state; unknown times are absent."""
     drain_limit_s: Seconds = 0.0
     return_s: Seconds = 0.0
-    """Cost of activating the present model again later: another drain and its activation."""
+    """Cost of activating the present model again later: another drain and another activation."""
     pull_room: int = 0
     """Number of requests that may be pulled now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadChange:
-    """A new virtual queue, and the head of the old queue."""
+    """A new virtual queue of an instance, and the head of its old queue."""
 
     old_head: Segment | None
     queue: tuple[Segment, ...]

@@ -15,7 +15,7 @@ Each group that some instance may serve is in exactly one queue; other groups ar
 """
 
 Choice = Callable[["Queues", int, Ints], int]
-"""Selects the group that an instance takes next from the indices of groups, int[1 or more]."""
+"""Selects the group that an instance takes next, from the indices of groups, int[1 or more]."""
 
 
 class Queues:
@@ -24,15 +24,15 @@ class Queues:
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
         self.free_s: Floats = problem.instances.available_s.copy()
-        """[G], mean time at which each instance becomes free."""
+        """Mean time at which each instance becomes free, [G]."""
         self.resident: Ints = problem.instances.active.copy()
-        """[G], the model at the end of the queue."""
+        """Model at the end of the queue of each instance, [G]."""
         self._drain_s = problem.instances.drain_s.copy()
         self._fits = np.isfinite(problem.instances.activate_s)
         self._queues: list[list[int]] = [[] for _ in range(problem.num_instances)]
 
     def able(self, group: int) -> Ints:
-        """Instances that may serve *group*; possibly none."""
+        """Instances that may serve *group*; the result can be empty."""
         fits = self._fits[:, self.problem.groups.model[group]]
         return np.flatnonzero(fits).astype(np.int32)
 
@@ -42,20 +42,20 @@ class Queues:
         return fits
 
     def setup_s(self, instance: int, groups: Ints) -> Floats:
-        """Time of the drain and the activation on *instance* before each of *groups*."""
+        """Time of the drain and the activation on *instance* before it serves each of *groups*."""
         model = self.problem.groups.model[groups]
         activate_s = self.problem.instances.activate_s[instance, model]
         change_s = self._drain_s[instance] + activate_s
         return np.where(model == self.resident[instance], 0.0, change_s)
 
     def work_s(self, instance: int, groups: Ints) -> Floats:
-        """Mean time that each of *groups* would occupy *instance*."""
+        """Mean time for which each of *groups* would occupy *instance*."""
         device = self.problem.instances.device[instance]
         work_s: Floats = self.problem.groups.work_s[device, groups]
         return work_s
 
     def append(self, instance: int, group: int) -> None:
-        """Put *group* at the end of the queue of *instance*, including a swap if needed."""
+        """Put *group* at the end of the queue of *instance*, including a model swap if needed."""
         groups = np.array([group], dtype=np.int32)
         setup_s, work_s = self.setup_s(instance, groups)[0], self.work_s(instance, groups)[0]
         self.free_s[instance] += setup_s + work_s
@@ -65,12 +65,12 @@ class Queues:
         self._queues[instance].append(group)
 
     def order(self) -> QueueOrder:
-        """All queues as a plan."""
+        """The virtual queues of all instances as a plan."""
         return order_of(self._queues)
 
 
 def order_of(queues: Sequence[Sequence[int]]) -> QueueOrder:
-    """One queue per instance, head first."""
+    """A plan from one virtual queue per instance; the head of each queue comes first."""
     return QueueOrder(
         groups=np.array([group for queue in queues for group in queue], dtype=np.int32),
         starts=np.cumsum([0, *map(len, queues)]).astype(np.int32),
@@ -79,9 +79,9 @@ def order_of(queues: Sequence[Sequence[int]]) -> QueueOrder:
 
 def given_out(problem: PlanningProblem, ranking: Iterable[int]) -> QueueOrder:
     """
-    Groups in the order of *ranking*, each on the instance that would finish it first.
+    Assign the groups in the order of *ranking*, each to the instance that would finish it first.
 
-    A swap takes its time but is ignored when the instance is chosen.
+    A model swap takes its time, but the choice of the instance ignores this time.
     """
     queues = Queues(problem)
     for group in ranking:
@@ -93,7 +93,10 @@ def given_out(problem: PlanningProblem, ranking: Iterable[int]) -> QueueOrder:
 
 
 def dispatched(problem: PlanningProblem, choose: Choice) -> QueueOrder:
-    """The instance that is free first takes the group from *choose*, until no group is left."""
+    """
+    Plan in which the instance that is free first takes the group from *choose*, until no group is
+    left.
+    """
     queues = Queues(problem)
     left = np.arange(problem.num_groups, dtype=np.int32)
     working = np.ones(problem.num_instances, dtype=np.bool_)

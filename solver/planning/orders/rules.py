@@ -21,7 +21,7 @@ def edf_batching(problem: PlanningProblem) -> QueueOrder:
     EDF with model batching.
 
     The instance that is free first takes the group of its model with the earliest deadline. If its
-    model has no groups left, it takes the group with the earliest deadline of any model.
+    model has no groups left, the instance takes the group with the earliest deadline of any model.
 
     Source: the EDF baseline of QLM §8; request groups of one model are batched to save swaps.
     """
@@ -40,7 +40,7 @@ def fcfs(problem: PlanningProblem) -> QueueOrder:
     First come first served: the oldest group first, each on the instance that would finish it
     first.
 
-    The age follows from a group's SLO and deadline; groups without an SLO come last.
+    The age of a group follows from its SLO and deadline; groups without an SLO come last.
 
     Source: QLM §8, the vLLM baseline.
     """

@@ -10,13 +10,15 @@ from shared.contracts.base import UnixTime
 MAX_POINTS = 32
 _MARK_S = 0.1
 _MARKS = 150
-"""Maximum number of marks; all marks together cover fifteen seconds or more."""
+"""
+Maximum number of time marks for recent arrivals; together, the marks cover fifteen seconds or more.
+"""
 
 
 @dataclass(slots=True)
 class ArrivalCurve:
     """
-    Cumulative arrivals in a bounded number of points; the total is exact.
+    Cumulative arrivals of one lane in a bounded number of points; the total is exact.
 
     Arrivals between two points are assumed to be evenly spaced. When there are too many points,
     every second one of the older points is dropped: the newest requests, which still wait, stay
@@ -27,7 +29,7 @@ class ArrivalCurve:
     _points: list[tuple[UnixTime, int]] = field(default_factory=list)
 
     def add(self, at: UnixTime) -> None:
-        """Add one request, not earlier than the last one."""
+        """Add one request, which must not arrive earlier than the last added request."""
         total = self.total + 1
         if self._points and at <= self._points[-1][0]:
             self._points[-1] = (self._points[-1][0], total)
@@ -42,7 +44,7 @@ class ArrivalCurve:
         return self._points[-1][1] if self._points else 0
 
     def points(self) -> tuple[tuple[UnixTime, int], ...]:
-        """(time, cumulative requests), both rising."""
+        """Points (time, cumulative requests), both rising."""
         return tuple(self._points)
 
 
@@ -57,17 +59,17 @@ class RecentArrivals:
 
     total: int = 0
     _marks: deque[tuple[UnixTime, int]] = field(default_factory=lambda: deque(maxlen=_MARKS))
-    """(time, number of earlier requests), rising."""
+    """Marks (time, number of earlier requests), both rising."""
 
     def add(self, at: UnixTime) -> None:
-        """Add one request, not earlier than the last one."""
+        """Add one request, which must not arrive earlier than the last added request."""
         if not self._marks or at - self._marks[-1][0] >= _MARK_S:
             self._marks.append((at, self.total))
         self.total += 1
 
     def after(self, at: UnixTime) -> list[tuple[UnixTime, int]]:
         """
-        (time, number of requests since that time) for each mark after *at*, the earliest first.
+        Pairs (time, number of requests since this time) for each mark after *at*, in order of time.
 
         Every request after *at* is counted, as long as marks reach back to *at*. If a mark began
         just before *at*, its requests except the first are counted as if they had come at *at*.
@@ -88,7 +90,7 @@ def merged(curves: Iterable[Sequence[tuple[UnixTime, int]]]) -> list[tuple[UnixT
 
 def enqueued_at(curve: Sequence[tuple[UnixTime, float]], rank: float) -> UnixTime:
     """
-    Arrival time of request number *rank*, where the newest is 1.
+    Arrival time of request number *rank*; the newest request has number 1.
 
     Args:
         curve: Result of `merged`, not empty.
@@ -104,7 +106,7 @@ def enqueued_at(curve: Sequence[tuple[UnixTime, float]], rank: float) -> UnixTim
 
 def arrived_since(curve: Sequence[tuple[UnixTime, float]], at: UnixTime) -> float:
     """
-    Number of requests that came after *at*.
+    Number of requests that arrived after the time *at*.
 
     Args:
         curve: Result of `ArrivalCurve.points` or `merged`; may be empty.

@@ -10,9 +10,9 @@ from shared.contracts.lanes import LaneKey
 from solver.planning.problem.arrival_curve import enqueued_at
 
 GROUP_BATCH_MULTIPLE = 4
-"""QLM's delta: number of requests of a group over number of requests of an average batch."""
+"""Number of requests in a group as a multiple of the requests in an average batch (QLM's delta)."""
 TIME_LEFT_SHARE = 0.25
-"""Largest share of a group's time left that serving the group may take."""
+"""Maximum share of a group's time left to the deadline that serving the group may take."""
 
 
 class Spread(NamedTuple):
@@ -23,11 +23,13 @@ class Spread(NamedTuple):
 
 
 class GroupId(NamedTuple):
-    """Identity of a group across plans; requests that leave or join the group do not change it."""
+    """
+    Identity of a request group across plans; independent of requests that leave or join the group.
+    """
 
     lane: str
     number: int
-    """The group holds the lane's requests from number · size on."""
+    """Number of the group: it holds the lane's requests from request number · size on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class LaneStatistics:
     arrivals: Sequence[tuple[UnixTime, float]] = ()
     """Cumulative requests over time (`arrival_curve.merged`); empty when unknown."""
     time_left_s: Seconds = math.inf
-    """Mean time to the deadline when a request was enqueued; infinite for best effort."""
+    """Mean time left to the deadline when a request was enqueued; infinite for best effort."""
     interactive: bool = False
     """True if most requests wait for their first token."""
     prompt_tokens: Spread
@@ -51,7 +53,7 @@ class RequestGroup:
     """
     Consecutive requests of one lane: equal in model, importance, deadline band and work class.
 
-    A group contains no requests. A group refers to a number of requests that are pulled from the
+    A group does not store its requests: it refers to a number of requests that are pulled from the
     lane next.
     """
 
@@ -61,7 +63,7 @@ class RequestGroup:
     oldest_deadline_at: UnixTime
     youngest_deadline_at: UnixTime
     time_left_s: Seconds
-    """Mean time left to the deadline at ingest; the unit of tardiness."""
+    """Mean time left to the deadline at ingest; tardiness is measured in multiples of this time."""
     interactive: bool
     prompt_tokens: Spread
     output_tokens: Spread
@@ -135,7 +137,7 @@ def groups_of(lane: LaneStatistics, *, size: int, now: UnixTime) -> list[Request
 
 
 def _deadline_at(lane: LaneStatistics, rank: int, now: UnixTime) -> UnixTime:
-    """Deadline of request number *rank*, where the newest is 1."""
+    """Deadline of request number *rank*; the newest request has number 1."""
     if math.isinf(lane.time_left_s):
         return math.inf
     came_at = enqueued_at(lane.arrivals, rank) if lane.arrivals else now

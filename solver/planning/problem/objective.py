@@ -21,14 +21,14 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scales:
-    """Normalisers of the terms of the cost; all above 0."""
+    """Normalisers of the terms of a plan's cost; all are above 0."""
 
     weight: float
-    """Total weight of all groups."""
+    """Total weight of all request groups."""
     work_s: float
-    """Mean work of a group, over the instances that may serve it."""
+    """Mean work of a request group, over the instances that may serve it."""
     queue_s: float
-    """Duration of a virtual queue if all work is spread evenly over the instances."""
+    """Duration of one virtual queue if all work is spread evenly over the instances."""
 
 
 def plan_cost(problem: PlanningProblem, order: QueueOrder) -> PlanCost:
@@ -73,7 +73,9 @@ def plan_cost(problem: PlanningProblem, order: QueueOrder) -> PlanCost:
 
 
 def queue_cost(problem: PlanningProblem, instance: int, queue: Ints) -> float:
-    """Cost of *queue* on *instance*: its part of the total cost, without the cost of moves."""
+    """
+    Cost of *queue* on *instance*: the queue's part of the plan's cost, without the cost of moves.
+    """
     scales, objective = scales_of(problem), problem.objective
     walk = _walk(problem, instance, queue)
     late, tardy, waits = _terms(problem, walk, scales)
@@ -103,7 +105,7 @@ def late_probability(problem: PlanningProblem, order: QueueOrder) -> Floats:
 
 
 def turns_s(problem: PlanningProblem, order: QueueOrder) -> Floats:
-    """float64[I]: mean seconds until each group's turn; infinite where it has no turn."""
+    """Mean seconds until each group is served, float64[I]; infinite for a group in no queue."""
     turns = np.full(problem.num_groups, np.inf)
     for g in range(problem.num_instances):
         walk = _walk(problem, g, order.queue(g))
@@ -112,7 +114,7 @@ def turns_s(problem: PlanningProblem, order: QueueOrder) -> Floats:
 
 
 def turns_var(problem: PlanningProblem, order: QueueOrder, *, done: float = 0.0) -> Floats:
-    """float64[I]: variance of the time at which a share *done* of each group has had its turn."""
+    """Variance of the time at which the share *done* of each group has been served, float64[I]."""
     found = np.full(problem.num_groups, np.inf)
     for g in range(problem.num_instances):
         walk = _walk(problem, g, order.queue(g))
@@ -135,19 +137,19 @@ def alarms(problem: PlanningProblem, order: QueueOrder, *, confidence: float) ->
 
 
 def servable(problem: PlanningProblem) -> Bools:
-    """bool[I]: whether any instance may serve the group."""
+    """True for each group that some instance may serve, bool[I]."""
     by_model = np.asarray(np.isfinite(problem.instances.activate_s).any(axis=0))
     return np.asarray(by_model[problem.groups.model], dtype=np.bool_)
 
 
 def late_unserved(problem: PlanningProblem) -> Floats:
-    """float64[I]: 1 where the group has a deadline and no instance may serve it."""
+    """1 for each group that has a deadline and that no instance may serve, else 0; float64[I]."""
     return np.asarray(~servable(problem) & np.isfinite(problem.groups.deadline_s), dtype=np.float64)
 
 
 def homes(problem: PlanningProblem) -> Ints:
     """
-    int32[I]: the instance whose current queue has the group, or `NONE`.
+    Instance whose current queue has each group, or `NONE`; int32[I].
 
     The instance is `NONE` for a new group, and for a group whose instance is gone or may not serve
     it any more. Moving a group without an instance costs nothing.
@@ -160,7 +162,7 @@ def homes(problem: PlanningProblem) -> Ints:
 
 
 def instance_of(problem: PlanningProblem, order: QueueOrder) -> Ints:
-    """int32[I]: the instance that has the group under *order*, or `NONE`."""
+    """Instance that serves each group under *order*, or `NONE`; int32[I]."""
     instance = np.full(problem.num_groups, NONE, dtype=np.int32)
     instance[order.groups] = np.repeat(
         np.arange(problem.num_instances, dtype=np.int32), np.diff(order.starts)
@@ -169,7 +171,7 @@ def instance_of(problem: PlanningProblem, order: QueueOrder) -> Ints:
 
 
 def scales_of(problem: PlanningProblem) -> Scales:
-    """Normalisers of the terms of the cost."""
+    """Normalisers of the terms of a plan's cost, from the planning problem."""
     groups, instances = problem.groups, problem.instances
     may = np.isfinite(instances.activate_s)
     servers = np.zeros((len(groups.work_s), problem.num_models))
@@ -188,18 +190,18 @@ def scales_of(problem: PlanningProblem) -> Scales:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Walk:
-    """Times along one virtual queue; n groups, head first. Seconds from now."""
+    """Times along one virtual queue of n groups, the head first, in seconds from now."""
 
     queue: Ints
-    """[n], group indices, head first."""
+    """Indices of the groups in the queue, the head first, [n]."""
     setup_s: Floats
-    """[n], drain and activation before the group's turn."""
+    """Duration of the drain and the activation before each group is served, [n]."""
     start_s: Floats
-    """[n], mean time of the group's turn, after the setup."""
+    """Mean time at which serving each group begins, after the drain and the activation, [n]."""
     start_var: Floats
-    """[n], variance of `start_s`, without the throughput's common error."""
+    """Variance of `start_s`, without the error that all work of a model has in common, [n]."""
     done_s: Floats
-    """[n, M], mean work of each model before the group's turn."""
+    """Mean work of each model before each group is served, [n, M]."""
     work_s: Floats
     work_var: Floats
     tail_s: Floats
@@ -207,9 +209,9 @@ class _Walk:
     deadline_s: Floats
     spread_s: Floats
     own: Ints
-    """[n], the group's model."""
+    """Model of each group in the queue, [n]."""
     rate_error: Floats
-    """[M], relative standard deviation of the throughput of each model."""
+    """Relative standard deviation of the throughput of each model, [M]."""
 
     @property
     def end_s(self) -> Floats:
@@ -244,7 +246,7 @@ def _walk(problem: PlanningProblem, instance: int, queue: Ints) -> _Walk:
 
 
 def _terms(problem: PlanningProblem, walk: _Walk, scales: Scales) -> tuple[Floats, Floats, Floats]:
-    """float64[n] each: late share, tardiness and waiting of the groups, before weights."""
+    """Late share, tardiness and waiting of the groups before weighting, each float64[n]."""
     objective = problem.objective
     over_s = np.maximum(0.0, walk.end_s + walk.tail_s - walk.deadline_s - walk.spread_s)
     return (
@@ -255,7 +257,9 @@ def _terms(problem: PlanningProblem, walk: _Walk, scales: Scales) -> tuple[Float
 
 
 def _late(walk: _Walk, progress: Sequence[float]) -> Floats:
-    """float64[n, K]: probability that the request at each of K points of progress is late."""
+    """
+    Probability that the request at each of K points of a group's progress is late, float64[n, K].
+    """
     late = np.empty((len(walk.queue), len(progress)))
     for k, done in enumerate(progress):
         margin_s = walk.deadline_s + done * walk.spread_s - walk.tail_s
@@ -266,7 +270,7 @@ def _late(walk: _Walk, progress: Sequence[float]) -> Floats:
 
 def _turn_var(walk: _Walk, done: float) -> Floats:
     """
-    float64[n]: variance of the time at which a share of each group has had its turn.
+    Variance of the time at which a share of each group has been served, float64[n].
 
     The errors of a model's throughput add up along the queue.
     """

@@ -15,7 +15,8 @@ NONE = -1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupArrays:
     """
-    Request groups (QLM Def. 4.1); I of them, served by D kinds of devices. Seconds from now.
+    The I request groups (QLM Def. 4.1), served by D kinds of devices. Times are in seconds from
+    now.
 
     The requests of a group finish one after another while the group occupies its instance, so that
     some of them can be in time. The wait of an interactive request ends with its first token, that
@@ -23,59 +24,75 @@ class GroupArrays:
     """
 
     model: Ints
-    """[I], index of the group's model, below M."""
+    """Index of each group's model, below the number M of models, [I]."""
     num_requests: Floats
-    """[I], number of requests of each group."""
+    """Number of requests of each group, [I]."""
     weight: Floats
-    """[I], weight of the whole group: requests times their importance weight; 0 or more."""
+    """Weight of each group: number of requests times their importance weight, 0 or more, [I]."""
     deadline_s: Floats
     """
-    [I], deadline of the oldest request; negative when it has passed, infinite for best effort.
+    Deadline of each group's oldest request, [I]; negative if it has passed, infinite for best
+    effort.
     """
     spread_s: Floats
-    """[I], time from the oldest request's deadline to the newest request's deadline; 0 or more."""
+    """
+    Time from the deadline of each group's oldest request to that of its newest request, 0 or more,
+    [I].
+    """
     slo_s: Floats
-    """[I], above 0: unit of tardiness; infinite for best effort."""
+    """Unit of each group's tardiness, above 0, [I]; infinite for best effort."""
     work_s: Floats
-    """[D, I], mean time that the group occupies an instance (tokens over throughput)."""
+    """Mean time for which each group occupies an instance (tokens over throughput), [D, I]."""
     work_var: Floats
-    """[D, I], variance of `work_s`, square seconds, without the throughput's own error."""
+    """Variance of `work_s` in square seconds, without the error of the throughput, [D, I]."""
     tail_s: Floats
-    """[D, I], mean time from a request's turn to the end of its wait; delays no other group."""
+    """
+    Mean time from the start of a request's service to the end of its wait, which delays no other
+    group, [D, I].
+    """
     tail_var: Floats
-    """[D, I], variance of `tail_s`, square seconds."""
+    """Variance of `tail_s` in square seconds, [D, I]."""
     drain_s: Floats
-    """[D, I], time that the last requests still run before another model may be activated."""
+    """
+    Time for which the last requests of each group still run before another model may be activated,
+    [D, I].
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceArrays:
-    """Instances; G of them, M models. Seconds from now."""
+    """The G serving instances, which serve M models. Times are in seconds from now."""
 
     device: Ints
-    """[G], index of the kind of device of each instance, below D."""
+    """Index of each instance's kind of device, below the number D of kinds, [G]."""
     active: Ints
-    """[G], the resident model or `NONE`."""
+    """Active model of each instance, or `NONE`, [G]."""
     activate_s: Floats
-    """[G, M], time to activate a model while another model is active; infinite if not allowed."""
+    """
+    Time to activate each model while another model is active, [G, M]; infinite if not allowed.
+    """
     available_s: Floats
-    """[G], time at which the pulled work is done; 0 or more."""
+    """Time at which the pulled work of each instance is done, 0 or more, [G]."""
     available_var: Floats
-    """[G], variance of `available_s`, square seconds."""
+    """Variance of `available_s` in square seconds, [G]."""
     drain_s: Floats
-    """[G], time from `available_s` until the running requests end; counts before a model swap."""
+    """Time from `available_s` until the running requests end, [G]; counts before a model swap."""
     rate_error: Floats
-    """[D, M], relative standard deviation of the throughput, common to all work of a model."""
+    """
+    Relative standard deviation of the throughput, which all work of a model has in common, [D, M].
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningPlan:
-    """The plan that instances follow now. Indices as in `PlanningProblem`."""
+    """The plan that instances follow now, with the indices of `PlanningProblem`."""
 
     instance: Ints
-    """[I], the instance that has the group, or `NONE` when the group is new."""
+    """Instance that serves each group, or `NONE` if the group is new, [I]."""
     position: Ints
-    """[I], position of the group in the virtual queue of `instance`; undefined for new groups."""
+    """
+    Position of each group in the virtual queue of its `instance`, [I]; undefined for new groups.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +106,24 @@ class Objective:
     """
 
     tardiness: float = 0.02
-    """Weight of a request's tardiness, in multiples of its SLO up to `max_tardiness`."""
+    """
+    Weight of a request's tardiness; tardiness is a multiple of the request's SLO, up to
+    `max_tardiness`.
+    """
     max_tardiness: float = 5.0
     drain: float = 0.01
-    """Weight of the time of drains and activations per instance, in mean works of a group."""
+    """
+    Weight of the time of drains and activations per instance, in units of the mean work of a group.
+    """
     moved: float = 0.02
-    """Weight of a group that leaves its instance, in mean group weights; keeps plans stable."""
+    """
+    Weight of a group that moves to another instance, in units of the mean group weight; keeps plans
+    stable.
+    """
     waiting: float = 1e-4
     """
-    Weight of the waiting time of requests without a deadline, in mean queue durations. The weight
-    is small: it breaks ties, and prevents an endless delay of best effort.
+    Weight of the waiting time of requests without a deadline, in units of the mean queue duration.
+    The weight is small: it breaks ties, and prevents an endless delay of best-effort requests.
     """
     milestones: tuple[float, ...] = (0.125, 0.375, 0.625, 0.875)
     """Points of a group's progress, 0..1, at which lateness is evaluated."""
@@ -140,12 +165,14 @@ class QueueOrder:
     """
 
     groups: Ints
-    """[I or less], group indices."""
+    """Indices of the groups of all queues, [I or less]."""
     starts: Ints
-    """[G + 1], index into `groups` where each queue begins; at the end, the length of `groups`."""
+    """
+    Index into `groups` at which each queue begins, and finally the length of `groups`, [G + 1].
+    """
 
     def queue(self, instance: int) -> Ints:
-        """Groups of *instance*, head first."""
+        """Groups in the virtual queue of *instance*, the head first."""
         return self.groups[self.starts[instance] : self.starts[instance + 1]]
 
 
@@ -162,7 +189,10 @@ class PlanCost:
     drain: float
     moved: float
     unserved: float = 0.0
-    """Share of weight that no instance may serve; the same for every plan, and not in `total`."""
+    """
+    Share of the weight of groups that no instance may serve; equal for every plan, so not in
+    `total`.
+    """
     waiting: float = 0.0
 
     @property

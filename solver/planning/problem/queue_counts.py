@@ -9,7 +9,9 @@ from shared.contracts.base import UnixTime
 SETTLE_S = 0.5
 """Time after a count until each report includes all operations from before the count."""
 SILENT_S = 10.0
-"""Age of a source's last report above which an audit does not wait for its next one."""
+"""
+Age of a source's last report from which an audit does not wait for another report of the source.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class QueueTotal:
 class _Queue:
     expected: int = 0
     moved: int = 0
-    """Requests put into and pulled from the queue."""
+    """Number of requests that the source has put into and pulled from the queue."""
     changed_at: UnixTime = 0.0
     audited: bool = False
 
@@ -37,14 +39,17 @@ class _Source:
 
 @dataclass(slots=True)
 class Audit:
-    """Counts whose correction waits for reports that include everything from before the counts."""
+    """
+    Counts of queues; they correct the expected numbers after reports that include everything before
+    the counts.
+    """
 
     began_at: UnixTime
     before: dict[str, tuple[int, int]]
     """Queue -> expected and moved requests before the queue was counted."""
     counted: dict[str, int] = field(default_factory=dict)
     at: UnixTime = math.inf
-    """Time of the counts."""
+    """Time at which the queues of the audit were counted."""
 
 
 class QueueCounts:
@@ -64,16 +69,16 @@ class QueueCounts:
 
     def __init__(self) -> None:
         self.due: set[str] = set()
-        """Queues that need an audit."""
+        """Queues that need an audit, i.e. a real count."""
         self.drift: int = 0
-        """Sum of the absolute corrections by audits, in requests, without first counts."""
+        """Sum of the absolute corrections by audits, in requests; first counts are left out."""
         self.audits: int = 0
         self.num_removed: int = 0
-        """Queues that were deleted."""
+        """Number of queues that were deleted."""
         self._queues: dict[str, _Queue] = {}
         self._sources: dict[str, _Source] = {}
         self._audits: list[Audit] = []
-        """Audits that wait for reports, each with other queues."""
+        """Audits that wait for reports; each audit has other queues."""
 
     @property
     def queues(self) -> frozenset[str]:
@@ -85,7 +90,10 @@ class QueueCounts:
         return {name: max(0, queue.expected) for name, queue in self._queues.items()}
 
     def idle_since(self, queue: str) -> UnixTime | None:
-        """Time since which *queue* is empty and unused; None if requests wait or are counted."""
+        """
+        Time since which *queue* has been empty and unused; None if requests wait or a count is in
+        progress.
+        """
         known = self._queues.get(queue)
         if known is None or known.expected > 0 or not known.audited or queue in self.due:
             return None
@@ -107,7 +115,7 @@ class QueueCounts:
 
     def put(self, source: str, queue: str, total: int, now: UnixTime) -> None:
         """
-        Take in a notice that *source* has put *total* requests into *queue* so far.
+        Process a notice that *source* has put *total* requests into *queue* so far.
 
         Notices of a source without a report only make the queue due.
         """
@@ -120,7 +128,7 @@ class QueueCounts:
 
     def pulled(self, source: str, totals: Mapping[str, int], now: UnixTime) -> None:
         """
-        Take in a notice that *source* has pulled *totals* requests from each queue so far.
+        Process a notice that *source* has pulled *totals* requests from each queue so far.
 
         Notices of a source without a report only make the queues due.
         """
@@ -137,7 +145,8 @@ class QueueCounts:
 
     def suspect(self, source: str) -> None:
         """
-        Make the queues that *source* pulled from due: its unsettled requests may have returned.
+        Mark the queues from which *source* pulled as due for an audit, as unsettled requests may
+        have returned.
         """
         if (known := self._sources.get(source)) is not None:
             self.due.update(queue for queue, total in known.totals.items() if total.pulled)
@@ -153,7 +162,10 @@ class QueueCounts:
         self.due.discard(queue)
 
     def begin_audit(self, queues: Iterable[str], now: UnixTime) -> Audit:
-        """Start an audit of *queues*, before they are counted; it replaces earlier ones."""
+        """
+        Start an audit of *queues* before they are counted; the audit replaces earlier audits of
+        these queues.
+        """
         before = {
             name: (queue.expected, queue.moved) if (queue := self._queues.get(name)) else (0, 0)
             for name in queues
@@ -169,9 +181,10 @@ class QueueCounts:
 
     def counted(self, audit: Audit, counts: Mapping[str, int | None], now: UnixTime) -> None:
         """
-        Take in the counts of *audit*; None is a queue that does not exist.
+        Process the counts of *audit*; the count None is a queue that does not exist.
 
-        A first count is taken as it is; the end of the audit, or the next audit, corrects it.
+        A first count of a queue is used as it is; the end of the audit, or the next audit, corrects
+        it.
         """
         self.audits += 1
         audit.at = now

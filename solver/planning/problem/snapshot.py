@@ -34,9 +34,9 @@ class ServiceRates:
     token_rate_per_s: float = 500.0
     """Throughput while the instance is busy, in prompt and output tokens (QLM's Theta)."""
     rate_error: float = DEFAULT_RATE_ERROR
-    """Relative standard deviation of the throughput, common to all work of the model."""
+    """Relative standard deviation of the throughput, which all work of the model has in common."""
     prefill_s: Spread = _NOTHING
-    """Time of one request from its turn to its first token."""
+    """Time of one request from the start of its service to its first token."""
     decode_s_per_token: Seconds = 0.0
     """Time per token within an average batch: QLM's d with its inefficiency factor."""
 
@@ -52,16 +52,16 @@ class InstanceView:
     activate_s: Mapping[ModelName, Seconds]
     """Time to activate each model that the instance can serve, while another model is active."""
     backlog_s: Spread = _NOTHING
-    """Time for the work that the instance has already pulled."""
+    """Time that the instance needs for the work that it has already pulled."""
     drain_s: Seconds = 0.0
-    """Time until the running requests end if nothing is added."""
+    """Time until the running requests of the instance end if no request is added."""
     reserved_share: float = 0.0
     """Share of the throughput taken by requests with deadlines too short for planning; below 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSnapshot:
-    """State of the cluster at *now*."""
+    """State of the cluster at the time *now*."""
 
     now: UnixTime
     groups: tuple[RequestGroup, ...]
@@ -69,11 +69,18 @@ class ClusterSnapshot:
     rates: Mapping[tuple[str, ModelName], ServiceRates] = field(default_factory=dict)
     """Service rates by device and model; a missing pair was never measured."""
     running: Mapping[GroupId, tuple[InstanceId, int]] = field(default_factory=dict)
-    """Instance of each group in the plan in force, and its position in that queue."""
+    """
+    Instance of each group in the plan in force, and position of the group in that instance's queue.
+    """
     overflow: Mapping[str, int] = field(default_factory=dict)
-    """Waiting requests per lane of tenants above their share; these requests are served last."""
+    """
+    Number of waiting requests per lane of tenants above their share; these requests are served
+    last.
+    """
     alarms_raised: int = 0
-    """Alarms raised by the instance monitor since the last review of the plan in force."""
+    """
+    Number of alarms that the instance monitor raised since the last review of the plan in force.
+    """
 
 
 def planning_problem(
@@ -131,7 +138,7 @@ def virtual_queues(snapshot: ClusterSnapshot, order: QueueOrder) -> tuple[Virtua
 
 
 def places(snapshot: ClusterSnapshot, order: QueueOrder) -> dict[GroupId, tuple[InstanceId, int]]:
-    """Instance and position of each group in *order*; it becomes `running` of the next snapshot."""
+    """Instance and position of each group in *order*; the field `running` of the next snapshot."""
     return {
         snapshot.groups[number].group_id: (instance.instance_id, position)
         for index, instance in enumerate(snapshot.instances)

@@ -23,20 +23,23 @@ _RELOCATE = 0.35
 _RELOCATE_BLOCK = _RELOCATE + 0.08
 _EXCHANGE = _RELOCATE_BLOCK + 0.30
 _EXCHANGE_BLOCKS = _EXCHANGE + 0.01
-"""Cumulative shares of the kinds of proposals; the remaining share exchanges tails."""
+"""
+Cumulative shares of the kinds of proposals; the remaining proposals exchange the tails of two
+queues.
+"""
 _PER_TEMPERATURE = 64
-"""Moves per temperature."""
+"""Number of moves that are tried at each temperature."""
 _BETTER = 1e-12
-"""Least difference of costs that counts as an improvement."""
+"""Least decrease of a plan's cost that counts as an improvement."""
 
 
 class Best(NamedTuple):
-    """The cheapest plan so far; mutable."""
+    """The cheapest plan found so far; mutable."""
 
     queue: Indices
     length: Indices
     costs: Floats
-    """[2]: cost of the plan in the annealer's state, and of the cheapest plan so far."""
+    """Cost of the plan in the annealer's state, and cost of the cheapest plan so far, [2]."""
 
 
 class Cooling(NamedTuple):
@@ -77,7 +80,10 @@ class Annealer:
         anneal(self._tables, self._state, self._best, self._chance, cooling)
 
     def restart(self, order: QueueOrder) -> None:
-        """Continue from *order*, a plan for the same groups; the cheapest plan so far is kept."""
+        """
+        Continue the search from *order*, a plan for the same groups; the cheapest plan so far is
+        kept.
+        """
         groups, starts = order.groups.astype(np.int64), order.starts.astype(np.int64)
         load(self._tables, self._state, groups, starts)
         self._best.costs[0] = total_cost(self._tables, self._state)
@@ -96,7 +102,7 @@ class Annealer:
 
 @kernel
 def anneal(tables: Tables, state: State, best: Best, chance: Chance, cooling: Cooling) -> None:
-    """Try changes; write the cheapest plan, its cost and the current cost to *best*."""
+    """Try changes of the plan; write the cheapest plan, its cost and the current cost to *best*."""
     cost, best_cost = best.costs
     fall = math.log(cooling.cold / cooling.hot) / max(1, cooling.num_moves)
     temperature = cooling.hot
@@ -128,7 +134,7 @@ def _try_change(tables: Tables, state: State, chance: Chance, allowance: float) 
 
 @inlined
 def _keep(state: State, best: Best) -> None:
-    """Copy the queues that have changed since the last copy."""
+    """Copy the queues that have changed since the last copy to the cheapest plan."""
     for instance in range(len(state.length)):
         if state.changed[instance]:
             length = state.length[instance]

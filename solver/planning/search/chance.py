@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from solver.jit import inlined
 
 Chance = NDArray[np.uint64]
-"""State of a generator of random numbers: uint64[1], not 0."""
+"""State of a random number generator, uint64[1], not 0."""
 
 _FACTOR = np.uint64(2685821657736338717)
 _A, _B, _C, _HALF, _TOP = (np.uint64(bits) for bits in (12, 25, 27, 32, 11))
@@ -14,13 +14,13 @@ _UNIT = 1.0 / (1 << 53)
 
 
 def chance_of(seed: int) -> Chance:
-    """Generator state for *seed*; equal seeds give equal numbers."""
+    """State of a random number generator for *seed*; equal seeds give equal numbers."""
     return np.random.SeedSequence(seed).generate_state(1, np.uint64) | np.uint64(1)
 
 
 @inlined
 def draw(chance: Chance) -> np.uint64:
-    """64 random bits. Source: Vigna's xorshift64*."""
+    """Return 64 random bits. Source: Vigna's xorshift64*."""
     x = chance[0]
     x ^= x >> _A
     x ^= x << _B
@@ -31,11 +31,11 @@ def draw(chance: Chance) -> np.uint64:
 
 @inlined
 def below(chance: Chance, bound: int) -> int:
-    """An integer from 0 to *bound* - 1; *bound* is at least 1 and below 2**31."""
+    """Random integer from 0 to *bound* - 1; *bound* is at least 1 and below 2**31."""
     return int(np.int64(((draw(chance) >> _HALF) * np.uint64(bound)) >> _HALF))
 
 
 @inlined
 def unit(chance: Chance) -> float:
-    """A number from 0 (inclusive) to 1 (exclusive)."""
+    """Random number from 0 (inclusive) to 1 (exclusive)."""
     return float(draw(chance) >> _TOP) * _UNIT

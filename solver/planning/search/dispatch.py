@@ -22,11 +22,16 @@ LOOKAHEADS = (
     (0.5, 0.1),
     (2.0, 0.6),
 )
-"""Pairs of `slack_scale` and `setup_scale` for `dispatch`, the best on average first."""
+"""
+Pairs of `slack_scale` and `setup_scale` for `dispatch`; the pair with the best mean result comes
+first.
+"""
 _LOST = 4.0
-"""Reduction of the logarithm of a group's priority when none of its requests can be in time."""
+"""Reduction of the logarithm of a group's priority if none of its requests can be in time."""
 _FARTHEST = 1e4
-"""Largest reduction of a priority's logarithm by slack; larger slacks are treated alike."""
+"""
+Largest reduction of the logarithm of a priority by slack; larger slacks give equal priorities.
+"""
 
 
 @kernel
@@ -79,7 +84,7 @@ def dispatch(
 
 @inlined
 def _importance(tables: Tables, groups: Indices) -> Floats:
-    """[D, I], logarithms of cost over work."""
+    """Logarithm of the cost of each group's lateness over its work, [D, I]."""
     num_devices = tables.rows.shape[0]
     importance = np.zeros((num_devices, len(tables.home)))
     for device in range(num_devices):
@@ -91,7 +96,7 @@ def _importance(tables: Tables, groups: Indices) -> Floats:
 
 @inlined
 def _per_mean_work(tables: Tables, groups: Indices) -> Floats:
-    """[D], one over the mean work of a group."""
+    """Inverse of the mean work of a group on each kind of device, [D]."""
     inverse = np.ones(tables.rows.shape[0])
     for device in range(len(inverse)):
         work_s = 0.0
@@ -104,7 +109,7 @@ def _per_mean_work(tables: Tables, groups: Indices) -> Floats:
 
 @inlined
 def _per_mean_activation(tables: Tables) -> float:
-    """One over the mean of the possible activation times."""
+    """Inverse of the mean of the possible activation times."""
     total_s, count = 0.0, 0
     for activate_s in tables.activate_s.flat:
         if activate_s < np.inf:

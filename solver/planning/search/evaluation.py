@@ -1,4 +1,6 @@
-"""Cost of changed queues, computed from the first changed place until the cost is known."""
+"""
+Cost of changed queues, computed from the first changed place until further costs are unchanged.
+"""
 
 import math
 from typing import NamedTuple
@@ -28,31 +30,40 @@ from solver.planning.search.tables import (
 )
 
 TOO_MUCH = np.inf
-"""Result when the cost exceeds the bound; the exact cost was not computed."""
+"""Result if the cost of a changed queue exceeds a bound; the exact cost was not computed."""
 _NO_COST = 1e-13
 _NO_MORE = 1e-9
-"""Rounding tolerance of costs, seconds and square seconds."""
+"""
+Rounding tolerance when times and variances of two queues are compared, in seconds and square
+seconds.
+"""
 
 
 class Draft(NamedTuple):
-    """A possible replacement of the end of a queue."""
+    """A possible replacement of the end of a virtual queue."""
 
     instance: int
     place: int
-    """First position in the queue whose group changes."""
+    """Position in the queue of the first group that the draft replaces."""
     groups: Indices
     same: int
-    """Index from which the groups are those at the current end of the queue, in the same order."""
+    """
+    Index in the draft from which its groups equal those at the end of the current queue, in the
+    same order.
+    """
 
 
 class Turn(NamedTuple):
-    """Time of a group's turn, after the setup, and its uncertainty."""
+    """
+    Time at which serving a group begins, after drain and activation, and the uncertainty of this
+    time.
+    """
 
     start_s: float
     var: float
-    """Variance of `start_s`, including the common errors of all models."""
+    """Variance of `start_s`, including the throughput errors that are common to a model's work."""
     own_s: float
-    """Seconds of work of the group's model before the group."""
+    """Seconds of work of the group's model before the group is served."""
     error_var: float
     """Squared relative error of the throughput of the group's model."""
 
@@ -81,7 +92,7 @@ def late_share(row: Floats, normal: Floats, turn: Turn) -> float:
 
 @inlined
 def end_cost(row: Floats, end_s: float) -> float:
-    """Cost of tardiness and waiting of a group that occupies its instance until *end_s*."""
+    """Cost of the tardiness and waiting of a group that occupies its instance until *end_s*."""
     cost = row[WAITING] * end_s
     over_s = end_s + row[OVER]
     if over_s > 0:
@@ -91,7 +102,7 @@ def end_cost(row: Floats, end_s: float) -> float:
 
 @inlined
 def setup_of(tables: Tables, instance: int, last: int, group: int) -> float:
-    """Seconds from the end of group *last* to the turn of the next one."""
+    """Seconds from the end of group *last* until serving the next group begins."""
     model = tables.model[group]
     if model == tables.model[last]:
         return 0.0
@@ -154,7 +165,7 @@ def _no_more(values: Floats, limits: Floats) -> bool:
 
 @inlined
 def commit(tables: Tables, state: State, draft: Draft) -> None:
-    """Replace the end of the queue by the draft."""
+    """Replace the end of the virtual queue by the draft."""
     for n in range(len(draft.groups)):
         state.queue[draft.instance, draft.place + n] = draft.groups[n]
     state.length[draft.instance] = draft.place + len(draft.groups)
@@ -163,7 +174,7 @@ def commit(tables: Tables, state: State, draft: Draft) -> None:
 
 @inlined
 def refresh(tables: Tables, state: State, instance: int, place: int) -> None:
-    """Update the derived values of a queue from *place* on."""
+    """Update the accumulated values of a queue in the search state from *place* on."""
     state.changed[instance] = True
     device = tables.device[instance]
     for at in range(place, state.length[instance]):
@@ -192,13 +203,13 @@ def refresh(tables: Tables, state: State, instance: int, place: int) -> None:
 
 @inlined
 def last_of(state: State, instance: int) -> int:
-    """The last group of the queue, or the running work if the queue is empty."""
+    """The last group of the queue, or the running work if the queue has no groups."""
     return int(state.queue[instance, state.length[instance] - 1])
 
 
 @inlined
 def queue_cost(state: State, instance: int) -> float:
-    """Cost of all groups in the queue and of its setups."""
+    """Cost of all groups in the virtual queue, and of its drains and activations."""
     return float(state.after[last_of(state, instance), COST])
 
 

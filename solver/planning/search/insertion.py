@@ -1,4 +1,4 @@
-"""Insertion of groups into a plan: at the cheapest place, or where they finish first."""
+"""Insertion of groups into a plan: each at its cheapest place, or where it finishes first."""
 
 import numpy as np
 
@@ -54,7 +54,7 @@ def append(tables: Tables, state: State, groups: Indices) -> None:
 
 @inlined
 def put_last(tables: Tables, state: State, group: int, instance: int) -> None:
-    """Put a group at the end of a queue."""
+    """Put a group at the end of a virtual queue."""
     place = state.length[instance]
     state.queue[instance, place] = group
     state.length[instance] = place + 1
@@ -65,7 +65,10 @@ def put_last(tables: Tables, state: State, group: int, instance: int) -> None:
 def _best_place(
     tables: Tables, state: State, group: int, instance: int, limit: float
 ) -> tuple[float, int]:
-    """Cost that the group adds to the queue at its cheapest place; `TOO_MUCH` from *limit* on."""
+    """
+    Cost that a group adds to the queue at its cheapest place; `TOO_MUCH` if the cost is at least
+    *limit*.
+    """
     length, groups = state.length[instance], state.draft[0]
     for place in range(length):
         groups[place] = state.queue[instance, place]

@@ -17,7 +17,9 @@ from solver.planning.search.tables import tables_of
 
 
 def compile_kernels() -> None:
-    """Run each kernel once: takes a second if kernels are cached, else most of a minute."""
+    """
+    Run each kernel once: takes a second if compiled kernels are cached, otherwise almost a minute.
+    """
     problem = _smallest()
     tables = tables_of(problem)
     none = np.zeros(0, dtype=np.int64)
@@ -29,7 +31,7 @@ def compile_kernels() -> None:
 
 
 def _smallest() -> PlanningProblem:
-    """A problem of two groups and one instance."""
+    """Planning problem with two groups and one instance."""
     two, by_device = np.ones(2), np.ones((1, 2))
     return PlanningProblem(
         groups=GroupArrays(

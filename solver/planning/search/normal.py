@@ -10,11 +10,17 @@ from solver.planning.problem.problem import Floats
 LIMIT = 7.0
 """Number of standard deviations beyond which a probability is 0 or 1, with an error of 1.3e-12."""
 PER_SD = 128
-"""Grid points per standard deviation; the error of cubic interpolation is below 1e-11."""
+"""
+Grid points per standard deviation in the table of the normal distribution; the error of cubic
+interpolation is below 1e-11.
+"""
 
 
 def normal_table() -> Floats:
-    """float64[n, 2]: probability below each grid point, and its change over one grid step."""
+    """
+    Table of the normal distribution: probability below each grid point, and its change to the next
+    point, float64[n, 2].
+    """
     points = np.arange(-LIMIT * PER_SD, LIMIT * PER_SD + 2) / PER_SD
     below = np.array([0.5 * math.erfc(-z / math.sqrt(2)) for z in points])
     slope = np.exp(-(points**2) / 2) / math.sqrt(2 * math.pi) / PER_SD

@@ -8,22 +8,27 @@ from solver.planning.search.state import State
 from solver.planning.search.tables import LATE, OVER, Tables
 
 LATE_BIAS = 0.3
-"""Share of proposals that draw three groups and use the group with the largest late cost."""
+"""
+Share of proposals that draw three groups at random and use the group with the largest late cost.
+"""
 SNAP = 0.8
-"""Share of target places that are next to a group of the same model."""
+"""Share of proposed places that are next to a group of the same model."""
 BY_DUE = 0.9
-"""Share of the places next to a group of the same model that keep the order by deadline."""
+"""
+Share of the places proposed next to a group of the same model at which groups stay in order of
+deadlines.
+"""
 LOST = 0.9
-"""Late share from which a group counts as lost; groups that are not lost are placed before it."""
+"""Late share from which a group counts as lost; lost groups are placed after other groups."""
 WHOLE = 0.5
-"""Share of block moves that take the whole block; other block moves take a part of it."""
+"""Share of block moves that move a whole block; other block moves move a part of a block."""
 ALIKE = 0.9
-"""Share of exchanges between groups of one model."""
+"""Share of exchange proposals between two groups of one model."""
 
 
 @inlined
 def relocate(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
-    """Move one group. Returns the added cost or `TOO_MUCH`, as `within` does."""
+    """Move one group to another place. Returns the added cost, or `TOO_MUCH`, as `within` does."""
     group = _pick(tables, state, chance)
     place = state.place[group]
     run = Run(state.instance[group], place, place + 1, place)
@@ -32,7 +37,7 @@ def relocate(tables: Tables, state: State, chance: Chance, allowance: float) -> 
 
 @inlined
 def relocate_block(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
-    """Move neighbouring groups of one model together."""
+    """Move neighbouring groups of one model together to another place."""
     group = _pick(tables, state, chance)
     instance, start = state.instance[group], state.place[group]
     end = _block_end(tables, state, instance, start)
@@ -46,7 +51,7 @@ def relocate_block(tables: Tables, state: State, chance: Chance, allowance: floa
 @inlined
 def exchange(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
     """
-    Exchange two groups.
+    Exchange the places of two groups.
 
     If the two groups have one model and are in two queues, each goes to its place by deadline.
     """
@@ -72,7 +77,7 @@ def exchange(tables: Tables, state: State, chance: Chance, allowance: float) -> 
 
 @inlined
 def exchange_blocks(tables: Tables, state: State, chance: Chance, allowance: float) -> float:
-    """Exchange two consecutive blocks."""
+    """Exchange two consecutive blocks of a queue."""
     group = _pick(tables, state, chance)
     instance = state.instance[group]
     start = _block_start(tables, state, instance, state.place[group])
@@ -99,7 +104,7 @@ def exchange_tails(tables: Tables, state: State, chance: Chance, allowance: floa
 
 @inlined
 def _move(tables: Tables, state: State, chance: Chance, run: Run, allowance: float) -> float:
-    """Move *run* to a random place, drawn for its first group."""
+    """Move the groups of *run* to a random place, drawn for the first group of *run*."""
     here = run.instance
     there, place = _random_place(tables, state, chance, state.queue[here, run.start])
     if here != there:
@@ -155,7 +160,9 @@ def _random_place(tables: Tables, state: State, chance: Chance, group: int) -> t
 
 @inlined
 def _due_place(tables: Tables, state: State, instance: int, near: int, group: int) -> int:
-    """Place of *group* by deadline in the block around *near*: before later or lost groups."""
+    """
+    Place of *group* by deadline in the block around *near*: before groups that are later or lost.
+    """
     device = tables.device[instance]
     over_s = tables.rows[device, group, OVER]
     place = _block_start(tables, state, instance, near)

@@ -1,4 +1,6 @@
-"""Changes of a plan: two runs of groups are exchanged if the added cost is within an allowance."""
+"""
+Changes of a plan: two runs of consecutive groups are exchanged if the added cost is within a limit.
+"""
 
 from typing import NamedTuple
 
@@ -10,21 +12,21 @@ from solver.planning.search.tables import Indices, Tables
 
 class Run(NamedTuple):
     """
-    Consecutive groups of a queue, possibly none, and the place of the groups that replace them.
+    Consecutive groups of a queue, possibly none, and the place at which other groups replace them.
     """
 
     instance: int
     start: int
     end: int
-    """The place after the last group of the run."""
+    """The place after the last group of the run in its queue."""
     place: int
-    """The replacing groups go before this place, which is not inside the run."""
+    """The groups that replace the run go before this place, which is not inside the run."""
 
 
 @kernel
 def within(tables: Tables, state: State, first: Run, second: Run, allowance: float) -> float:
     """
-    Exchange two runs of one queue, *first* before *second*; their `place` is ignored.
+    Exchange two runs of groups in one queue, *first* before *second*; the runs' `place` is ignored.
 
     Returns the added cost when it is no more than *allowance*; else `TOO_MUCH`, and the plan is
     unchanged. Moving a run means exchanging it with the groups that it passes.
@@ -45,7 +47,7 @@ def within(tables: Tables, state: State, first: Run, second: Run, allowance: flo
 @kernel
 def between(tables: Tables, state: State, here: Run, there: Run, allowance: float) -> float:
     """
-    Exchange runs of two queues.
+    Exchange a run of groups in one queue with a run in another queue.
 
     Returns the same as `within`; also `TOO_MUCH` if an instance may not serve a group that it would
     get.
@@ -85,7 +87,9 @@ def _draft(state: State, groups: Indices, run: Run, other: Run) -> Draft:
 
 @inlined
 def _copy(groups: Indices, at: int, queue: Indices, start: int, end: int) -> int:
-    """Copy groups of *queue* to *groups* from index *at* on; return the end index."""
+    """
+    Copy groups of *queue* to *groups* from index *at* on; return the index after the last copy.
+    """
     for n in range(end - start):
         groups[at + n] = queue[start + n]
     return at + end - start
@@ -93,7 +97,10 @@ def _copy(groups: Indices, at: int, queue: Indices, start: int, end: int) -> int
 
 @inlined
 def _price(tables: Tables, state: State, run: Run, target: int) -> float:
-    """Move cost of groups that leave or return to their home; `TOO_MUCH` if they may not move."""
+    """
+    Cost of moving groups to other instances; negative for groups that return to their current
+    instance, `TOO_MUCH` if a move is not allowed.
+    """
     price = 0.0
     for place in range(run.start, run.end):
         group = state.queue[run.instance, place]

@@ -10,36 +10,49 @@ from solver.planning.problem.problem import NONE, Floats, PlanCost, PlanningProb
 from solver.planning.search.tables import Indices, Tables
 
 TIME, VAR, COMMON, COST, SETUP = 0, 1, 2, 3, 4
-"""Columns of `after`: mean time, variance, variance of common errors, cost, seconds of setup."""
+"""
+Columns of `State.after`: mean time, variance, variance of common errors, cost, and seconds of
+setup.
+"""
 
 
 class State(NamedTuple):
-    """Mutable state. Place 0 of a queue is the running work; groups have the places from 1 on."""
+    """
+    Mutable state of a plan during the search.
+
+    Place 0 of a queue is the running work; groups have the places from 1 on.
+    """
 
     queue: Indices
-    """[G, I + 1], index of the group at each place; entries from `length` on are undefined."""
+    """
+    Index of the group at each place of each queue, [G, I + 1]; entries from `length` on are
+    undefined.
+    """
     length: Indices
-    """[G], number of places of each queue, including place 0."""
+    """Number of places of each queue, including place 0, [G]."""
     instance: Indices
-    """[I + G], `NONE` for a group that is in no queue."""
+    """Instance of each group, `NONE` for a group that is in no queue, [I + G]."""
     place: Indices
-    """[I + G], place of the group in its queue."""
+    """Place of each group in its queue, [I + G]."""
     after: Floats
-    """[I + G, 5], columns `TIME` to `SETUP`: accumulated values after each group in its queue."""
+    """
+    Values accumulated up to the end of each group in its queue, columns `TIME` to `SETUP`, [I + G,
+    5].
+    """
     done: Floats
-    """[I + G, M], seconds of work of each model up to and including the group."""
+    """Seconds of work of each model up to and including each group in its queue, [I + G, M]."""
     late: Floats
-    """[I + G], expected late share of the group."""
+    """Expected late share of each group, [I + G]."""
     changed: NDArray[np.bool_]
-    """[G], queues that changed; reset when plans are copied."""
+    """True for each queue that changed since the last copy of the plan, [G]."""
     ahead: Floats
-    """[M], scratch: `done` along a drafted queue."""
+    """Scratch array: seconds of work of each model along a drafted queue, [M]."""
     draft: Indices
-    """[2, I + 1], scratch: drafted ends of two queues."""
+    """Scratch array: drafted ends of two queues, [2, I + 1]."""
 
 
 def empty_state(problem: PlanningProblem) -> State:
-    """A state without any group in a queue."""
+    """State in which no group is in a queue."""
     num_groups, num_instances = problem.num_groups, problem.num_instances
     num_rows = num_groups + num_instances
     running = np.arange(num_groups, num_rows)
@@ -65,7 +78,7 @@ def empty_state(problem: PlanningProblem) -> State:
 
 
 def order_of(state: State) -> QueueOrder:
-    """The plan in *state*."""
+    """The plan that *state* contains."""
     queues = [queue[1:length] for queue, length in zip(state.queue, state.length, strict=True)]
     return QueueOrder(
         groups=np.concatenate(queues).astype(np.int32),
@@ -74,7 +87,7 @@ def order_of(state: State) -> QueueOrder:
 
 
 def cost_of(problem: PlanningProblem, tables: Tables, state: State) -> PlanCost:
-    """`plan_cost` of the plan in *state*, from the values that kernels maintain."""
+    """Cost of the plan in *state* as in `plan_cost`, from the values that kernels maintain."""
     groups, objective, scales = problem.groups, problem.objective, scales_of(problem)
     share = groups.weight / scales.weight
     planned = tables.served

@@ -14,16 +14,21 @@ Indices = NDArray[np.int64]
 
 WORK, WORK_VAR, DRAIN = 0, 1, 2
 LATE = 3
-"""Column of the cost if all requests of the group are late."""
+"""Column of the cost of a group all of whose requests are late."""
 OVER, TARDY, MOST_TARDY = 4, 5, 6
 """
-Columns of tardiness: lateness of the last request if the group ends at 0, cost per second of
-lateness, and maximum of the cost.
+Columns of a group's tardiness.
+
+The columns are: lateness of the last request if the group ends at 0, cost per second of lateness,
+and maximum of the cost.
 """
 WAITING = 7
-"""Column of the cost per second until the group's end."""
+"""Column of the cost per second until the end of a group."""
 LEAST_OVER, MOST_OVER, MOST_VAR = 8, 9, 10
-"""Columns of the extremes over all milestones: least lateness, most lateness, largest variance."""
+"""
+Columns of the extremes over all milestones of a group: least lateness, most lateness, largest
+variance.
+"""
 MILESTONES = 11
 """
 First column of the milestones. Each milestone has three columns: lateness of its request if the
@@ -33,33 +38,40 @@ PER_MILESTONE = 3
 
 
 class Tables(NamedTuple):
-    """Constants. The running work of instance g counts as a group without work, index I + g."""
+    """
+    Constants of a planning problem for kernels.
+
+    The running work of instance g counts as a group without work with index I + g.
+    """
 
     rows: Floats
-    """[D, I + G, R], columns `WORK` to `MILESTONES`; costs are normalised."""
+    """
+    Constants of each group on each kind of device: a row per device and group, columns `WORK` to
+    `MILESTONES`. Costs are normalised.
+    """
     model: Indices
-    """[I + G], model of the group, or `NONE`."""
+    """Model of each group, or `NONE`, [I + G]."""
     home: Indices
-    """[I], instance whose current queue has the group; see `homes`."""
+    """Instance whose current queue has each group, as in `homes`, [I]."""
     device: Indices
-    """[G], kind of device of each instance."""
+    """Kind of device of each instance, [G]."""
     activate_s: Floats
-    """[G, M], activation time of each model on each instance."""
+    """Activation time of each model on each instance, [G, M]."""
     error_var: Floats
-    """[D, M], squared relative error of the throughput."""
+    """Squared relative error of the throughput of each model on each kind of device, [D, M]."""
     setup_cost: float
-    """Cost per second of setup."""
+    """Cost per second of drains and activations."""
     move_cost: float
-    """Cost per moved group."""
+    """Cost of each group that moves to another instance."""
     served: Indices
-    """Groups that some instance may serve, by model."""
+    """Groups that some instance may serve, sorted by model."""
     first_served: Indices
-    """[M + 1], index into `served` where each model begins."""
+    """Index into `served` at which the groups of each model begin, [M + 1]."""
     normal: Floats
 
 
 def tables_of(problem: PlanningProblem) -> Tables:
-    """The problem's constants; takes a few milliseconds."""
+    """Compute the constants of a planning problem for kernels, which takes a few milliseconds."""
     instances, objective = problem.instances, problem.objective
     model = problem.groups.model
     served = np.flatnonzero(servable(problem))

@@ -6,23 +6,26 @@ from solver.planning.problem.problem import QueueOrder
 from solver.planning.search.annealing import Annealer
 
 MOVES_AT_ONCE = 500
-"""Number of moves between two readings of the clock; they take some milliseconds."""
+"""Number of annealing moves between two readings of the clock; the moves take some milliseconds."""
 _WARM = (0.002, 0.0003)
 """
 First and last temperature of a search that keeps most of the plan in force. All temperatures of
 this module are relative to the mean weight of a group.
 """
 _COLD = (0.1, 0.003)
-"""First and last temperature of one long search for a new plan."""
+"""First and last temperature of a single long search for a new plan."""
 _TRIED, _FINISHED = (0.1, 0.01), (0.02, 0.003)
-"""First and last temperatures of each trial, and of the final phase from the best trial."""
+"""First and last temperatures of each trial search, and of the final search from the best trial."""
 _MOST_TRIALS = 4
 _TRYING = 0.6
-"""Share of the budget for all trials together."""
+"""Share of the time budget for all trial searches together."""
 _LEAST_PER_PAIR = 1.5
-"""Least moves of a trial over the squared number of groups; below this, one search is better."""
+"""
+Least number of moves of a trial, divided by the squared number of groups; with fewer moves, a
+single search is better.
+"""
 _MEASURED = 0.02
-"""Share of the budget in which the rate of moves is measured."""
+"""Share of the time budget in which the rate of moves is measured."""
 
 
 class Search:
@@ -43,14 +46,17 @@ class Search:
         self._num_groups = num_groups
         self._spent = spent
         self.num_moves = 0
-        """Number of changes that were tried."""
+        """Number of changes of the plan that were tried."""
 
     def from_plan(self) -> None:
-        """Search near the initial plan, at low temperatures."""
+        """Search for better plans near the initial plan, at low temperatures."""
         self._cool(*_WARM, until=1.0)
 
     def everywhere(self, start: QueueOrder) -> None:
-        """Search for a new plan; each trial begins at *start*, the current plan of the annealer."""
+        """
+        Search for a new plan; each trial search begins at *start*, the current plan of the
+        annealer.
+        """
         trials = self._num_trials()
         if trials == 1:
             self._cool(*_COLD, until=1.0)
@@ -63,7 +69,7 @@ class Search:
         self._cool(*_FINISHED, until=1.0)
 
     def _num_trials(self) -> int:
-        """Largest number of trials of which each has enough moves; 1 means a single search."""
+        """Largest number of trial searches that all have enough moves; 1 means a single search."""
         before, begun = self.num_moves, self._spent()
         self._cool(_COLD[0], _COLD[0], until=min(1.0, begun + _MEASURED))
         share = self._spent() - begun
@@ -74,7 +80,8 @@ class Search:
 
     def _cool(self, first: float, last: float, *, until: float) -> None:
         """
-        Anneal from temperature *first* to *last*, until a share *until* of the budget is used.
+        Anneal from temperature *first* to *last*, until the share *until* of the time budget is
+        used.
         """
         begun = now = self._spent()
         while now < until:

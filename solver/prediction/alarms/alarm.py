@@ -8,7 +8,7 @@ from msgspec import Meta
 
 
 class AlarmChange(Enum):
-    """Change of an alarm's state."""
+    """Change of an alarm's state: raised or cleared."""
 
     RAISED = "raised"
     CLEARED = "cleared"
@@ -26,7 +26,9 @@ class AlarmOptions(msgspec.Struct, frozen=True, kw_only=True):
     clear_below: Annotated[float, Meta(gt=1)] = 1.2
     """Level below which the alarm is cleared; must be below `raise_above`."""
     patience: Annotated[int, Meta(ge=1)] = 5
-    """Number of consecutive levels beyond a threshold that raise or clear the alarm."""
+    """
+    Number of consecutive levels beyond a threshold after which the alarm is raised or cleared.
+    """
 
     def __post_init__(self) -> None:
         if not self.clear_below < self.raise_above:
@@ -49,7 +51,10 @@ class Alarm:
         self.raised = False
 
     def observe(self, level: float) -> AlarmChange | None:
-        """Observe *level*; return the change of the alarm, or None. NaN never changes the alarm."""
+        """
+        Process the level *level*; return the change of the alarm, or None. NaN never changes the
+        alarm.
+        """
         options = self._options
         beyond = level < options.clear_below if self.raised else level > options.raise_above
         self._in_a_row = self._in_a_row + 1 if beyond else 0
@@ -60,6 +65,6 @@ class Alarm:
         return AlarmChange.RAISED if self.raised else AlarmChange.CLEARED
 
     def reset(self) -> AlarmChange | None:
-        """Clear the alarm and forget earlier levels, because levels are no longer known."""
+        """Clear the alarm and drop earlier levels, because levels are no longer known."""
         was_raised, self.raised, self._in_a_row = self.raised, False, 0
         return AlarmChange.CLEARED if was_raised else None

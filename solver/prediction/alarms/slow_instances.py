@@ -10,12 +10,12 @@ from solver.prediction.alarms.alarm import Alarm, AlarmChange, AlarmOptions
 from solver.prediction.calibration.pace import Pace
 
 MEMORY_S = 60.0
-"""An instance that computed nothing for this long is forgotten, together with its alarm."""
+"""Time without iterations after which an instance and its alarm are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """An alarm that was raised or cleared."""
+    """A slowness alarm of an instance that was raised or cleared."""
 
     instance_id: InstanceId
     change: AlarmChange
@@ -28,13 +28,13 @@ class _Watched:
     alarm: Alarm
     pace: Pace = field(default_factory=Pace)
     fresh: bool = False
-    """True if the instance computed an iteration since the last judgement."""
+    """True if the instance computed an iteration since the last call of `judge`."""
     seen_at: UnixTime = -math.inf
 
 
 class SlowInstances:
     """
-    Compares instances that should be equally fast, and finds the slow ones.
+    Compares instances that should be equally fast, and finds the slow instances.
 
     The pace of an instance is the median ratio of measured to predicted times of its latest
     iterations, so that the work of an iteration and single pauses do not matter. The level of an
@@ -53,11 +53,11 @@ class SlowInstances:
         self._options = options
         self._watched: dict[InstanceId, _Watched] = {}
         self.levels: Mapping[InstanceId, float] = {}
-        """Levels of all instances at the last judgement."""
+        """Level of each instance at the last call of `judge`."""
 
     @property
     def slow(self) -> frozenset[InstanceId]:
-        """Instances whose alarm is raised."""
+        """Instances whose slowness alarm is raised."""
         return frozenset(name for name, each in self._watched.items() if each.alarm.raised)
 
     def observe(self, instance_id: InstanceId, multiples: Iterable[float]) -> None:
@@ -75,7 +75,9 @@ class SlowInstances:
                 watched.fresh = True
 
     def judge(self, now: UnixTime) -> tuple[Judged, ...]:
-        """Judge all instances; return the alarms that changed since the last call."""
+        """
+        Compare all instances with their peers; return the alarms that changed since the last call.
+        """
         changes = [*self._forget(now)]
         self.levels = self._levels()
         for name, watched in self._watched.items():
@@ -90,7 +92,7 @@ class SlowInstances:
         return tuple(changes)
 
     def _levels(self) -> dict[InstanceId, float]:
-        """Levels of the instances with a known pace and with peers of known pace."""
+        """Levels of the instances whose own pace and peers' pace are known."""
         paces = {
             name: pace
             for name, each in self._watched.items()
@@ -104,7 +106,9 @@ class SlowInstances:
         return levels
 
     def _forget(self, now: UnixTime) -> Iterator[Judged]:
-        """Drop instances that were silent for too long; return their alarms, which are cleared."""
+        """
+        Drop instances that were silent for too long; return their alarms, which are now cleared.
+        """
         for watched in self._watched.values():
             if watched.fresh:
                 watched.seen_at = now

@@ -13,7 +13,8 @@ from solver.prediction.prefill.features import (
 
 _PROMPT_EDGES_TOKENS = (512, 2048, 8192)
 """
-Limits of the prompt classes: one chunk, a few chunks, a few seconds. Each is four times the last.
+Limits of the prompt classes: one chunk, a few chunks, a few seconds. Each limit is four times the
+limit before.
 """
 _HEAVY_BACKLOG_TOKENS = 4096
 """Prefill backlog from which load is heavy: about eight chunks."""
@@ -29,11 +30,12 @@ class Load(IntEnum):
 
 class Bucket(NamedTuple):
     """
-    A regime as a tuple. A prefix of the tuple is a coarser regime; the empty tuple is all requests.
+    Class of similar requests (regime), as a tuple. A prefix of the tuple is a coarser regime; the
+    empty tuple is all requests.
     """
 
     prompt: int
-    """Class of the prompt's size; 0 is the shortest."""
+    """Class of the prompt's size; class 0 has the shortest prompts."""
     locality: Locality
     load: Load
 

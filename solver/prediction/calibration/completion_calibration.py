@@ -14,25 +14,31 @@ LEVEL = 0.9
 _EDGE = float(normal_quantile((1 + LEVEL) / 2))
 """Upper end of the interval of `LEVEL`, in standard deviations from the median."""
 _MEMORY = 300.0
-"""Number of groups after which an old group weighs 1/e."""
+"""Number of groups after which the outcome of an old group has weight 1/e."""
 _WINDOW = 900
-"""Number of groups in the window; the oldest group weighs a twentieth."""
+"""Number of groups whose outcomes are kept; the oldest has a weight of 1/20."""
 _TRUSTED = 50.0
 """
 Weight of the assumption that forecasts are right in the mean, as a number of groups. Consecutive
 groups wait behind the same requests and have similar errors, so a few groups prove little.
 """
 _STEP = 0.005
-"""Change of the allowed share of missed times after each outcome."""
+"""Change of the allowed share of times outside their intervals after each outcome."""
 _MISSES = (0.005, 0.5)
 _LEAST = 20
-"""Least groups for a correction; the 0.9 quantile of fewer groups is their largest or undefined."""
+"""
+Least number of groups for a correction; the 0.9 quantile of fewer groups is their largest value or
+undefined.
+"""
 _LEAST_S, _MOST_S = 1e-3, 1e9
-"""Bounds of times, so that the logarithm of any measured time is finite."""
+"""Bounds of times, with which the logarithm of every measured time is finite."""
 _LEAST_LOG_SD = 0.01
 """Least spread of the logarithm: no forecast is exact, and a certain time can also be corrected."""
 _MOST_LOG_SD = 1.0
-"""Largest spread: an interval from a fifth to five times the median; wider means would diverge."""
+"""
+Largest spread of the logarithm: an interval from a fifth to five times the median; larger spreads
+would let means diverge.
+"""
 _SPREAD = (0.05, 20.0)
 _RATIO = (1e-3, 1e3)
 _BINS = 10
@@ -55,28 +61,26 @@ _OUTCOME = np.dtype(
     ]
 )
 """
-One outcome: logarithm of the actual time over the uncorrected predicted median; one over the
-predicted variance of this logarithm; coverage by the intervals before and after the correction;
-corrected probability of at most the actual time.
+One outcome of a predicted time: logarithm of the actual time over the uncorrected predicted median;
+one over the predicted variance of this logarithm; coverage by the intervals before and after the
+correction; corrected probability of at most the actual time.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationReport:
-    """Accuracy of recent predictions; older ones weigh less."""
+    """Accuracy of recent predictions of times; older predictions have less weight."""
 
     count: int
-    """Outcomes in the window."""
+    """Number of outcomes in the window."""
     mean_ratio: float
-    """Mean ratio of actual to predicted time; above 1, forecasts were too early."""
+    """Mean ratio of actual to predicted time; above 1 if predicted times are too early."""
     spread: float
-    """Ratio of actual to predicted deviations, at the watched level."""
+    """Ratio of actual to predicted deviations at the level of the calibrated interval."""
     raw_coverage: float
-    """Share of actual times within the uncorrected interval of the watched level."""
+    """Share of actual times within the uncorrected interval of the calibrated level."""
     coverage: float
-    """
-    Share of actual times within the interval of the watched level, as corrected when predicted.
-    """
+    """Share of actual times within the corrected interval of the calibrated level."""
     histogram: tuple[float, ...]
     """
     Share of actual times in each decile of the corrected distribution, lowest decile first
@@ -121,12 +125,12 @@ class CompletionCalibration:
         self._misses = 1 - LEVEL
         self._window = window
         self._outcomes = np.empty(0, _OUTCOME)
-        """Oldest first."""
+        """Outcomes of predicted times, oldest first."""
         self._found: tuple[float, float] | None = None
-        """`_factors` of `_outcomes`, computed on demand."""
+        """Correction factors of `_outcomes`; computed by `_factors` when they are needed."""
 
     def predict(self, raw: TimeDistribution) -> PredictedTime:
-        """*raw*, of any shape, together with its corrected times."""
+        """Predicted times *raw*, of any shape, together with the corrected times."""
         if len(self._outcomes) < self._least:
             return PredictedTime(raw, raw)
         ratio, spread = self._factors()
@@ -137,7 +141,7 @@ class CompletionCalibration:
 
     def observe(self, predicted: PredictedTime, actual_s: Seconds) -> None:
         """
-        Learn from an outcome.
+        Learn from the outcome of a predicted time.
 
         Args:
             predicted: One predicted time, as returned by `predict` before the outcome.
@@ -162,7 +166,10 @@ class CompletionCalibration:
         self._found = None
 
     def report(self) -> CalibrationReport | None:
-        """Accuracy of the outcomes in the window; none before the first outcome."""
+        """
+        Accuracy of the predicted times whose outcomes are in the window; none before the first
+        outcome.
+        """
         if not len(self._outcomes):
             return None
         outcomes, weights = self._outcomes, self._weights()
@@ -187,7 +194,9 @@ class CompletionCalibration:
         return np.asarray(np.exp(-age / _MEMORY))
 
     def _factors(self) -> tuple[float, float]:
-        """Correction factors of the median and of the logarithm's standard deviation."""
+        """
+        Correction factors of the predicted median and of the standard deviation of the logarithm.
+        """
         if self._found is None:
             self._found = self._computed_factors()
         return self._found

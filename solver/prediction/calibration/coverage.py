@@ -8,7 +8,7 @@ from shared.contracts.base import Seconds
 from solver.prediction.calibration.buckets import Bucket
 
 ALL = ()
-"""Regime that contains all requests, reported in addition to the single regimes."""
+"""Regime that contains all requests; it is reported in addition to the single regimes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,15 +21,18 @@ class CoverageOptions:
     low quantile, even before the calibration has followed.
     """
     under_coverage: float = 0.05
-    """Share of requests that may exceed their quantile in addition to 1 - `level` (delta)."""
+    """
+    Share of requests (delta) that may exceed their quantile in addition to the expected share 1 -
+    `level`.
+    """
     patience: float = 17.0
     """Logarithm of the number of correctly covered requests per false alarm, approximately."""
     regained: float = 0.5
     """Share of *under_coverage* below which predictions are trusted again, 0..1."""
     window: int = 200
     """
-    Number of requests over which coverage is reported, and over which it must be good again before
-    predictions regain trust.
+    Number of requests over which coverage is reported; it must be good over as many requests before
+    predictions are trusted again.
     """
 
 
@@ -41,7 +44,9 @@ class RegimeResiduals:
     covered: float
     """Share of requests within their quantile, 0..1."""
     residual_s: Seconds
-    """Mean of predicted minus actual times; negative if predictions are optimistic."""
+    """
+    Mean prediction error, predicted minus actual time; negative if predictions are optimistic.
+    """
 
 
 _DEFAULT = CoverageOptions()
@@ -88,7 +93,8 @@ class CoverageMonitor:
 
     def observe(self, bucket: Bucket, predicted_s: Seconds, actual_s: Seconds) -> None:
         """
-        Count a request that got its first token; also while predictions are not trusted.
+        Count a request that had its first token; call this method also while predictions are not
+        trusted.
 
         Args:
             bucket: The request's regime.
@@ -112,7 +118,9 @@ class CoverageMonitor:
             self._excess = 0.0
 
     def residuals(self) -> dict[tuple[int, ...], RegimeResiduals]:
-        """Residuals of each bucket and of `ALL`, for operators; takes O(window)."""
+        """
+        Coverage and prediction errors of each regime and of `ALL`, for operators; takes O(window).
+        """
         regimes: dict[tuple[int, ...], list[_Outcome]] = {}
         for outcome in self._outcomes:
             regimes.setdefault(ALL, []).append(outcome)

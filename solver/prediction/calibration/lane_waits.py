@@ -23,31 +23,36 @@ Least wait that is tracked: arrivals and waiting requests are counted by differe
 second apart, so shorter waits cannot be measured.
 """
 _MOST_FOLLOWED = 8
-"""
-Maximum number of tracked forecasts per plan; each takes a quarter of a millisecond.
-"""
+"""Maximum number of tracked wait forecasts per plan; each takes a quarter of a millisecond."""
 _MOST_PENDING = 256
-"""Maximum number of tracked forecasts per lane; the oldest are dropped."""
+"""Maximum number of tracked wait forecasts per lane; the oldest forecasts are dropped."""
 _FORGET_S = 7200.0
 
 
 class LaneCount(NamedTuple):
-    """Number of arrivals of a lane since counting began, and number of requests that wait now."""
+    """Number of requests that arrived in a lane since counting began, and number that wait now."""
 
     arrived: float
     waiting: float
     pulled_s: Seconds = 0.0
     """
-    Time from leaving the lane to the turn: instances first begin the work that they have pulled.
+    Time from the end of the wait in the lane to the start of service: instances first begin the
+    work that they have pulled.
     """
     overflow: float = 0.0
-    """Number of waiting requests in the overflow queue, which later requests pass."""
+    """
+    Number of waiting requests in the lane's overflow queue; later requests of the lane are served
+    before them.
+    """
 
 
 class _Pending(NamedTuple):
     predicted: PredictedTime
     turn_at_left: float
-    """Number of requests that have left the lane at the predicted turn."""
+    """
+    Number of requests that will have left the lane when a forecast's request is predicted to be
+    served.
+    """
     at: UnixTime
 
 
@@ -61,11 +66,11 @@ class _Lane:
 
 class LaneWaits:
     """
-    Corrects forecasts of waits in lanes by the waits that turned out.
+    Corrects forecasts of waits in lanes by the actual waits.
 
-    A lane is first in, first out: a request that comes as number n leaves it as number n, and its
-    turn comes after the work pulled before. The numbers of arrivals and of departures are known for
-    every lane, so single requests are not tracked.
+    A lane is first in, first out: the n-th request that arrives is the n-th request that leaves,
+    and it is served after the work that was pulled before. The numbers of arrivals and of
+    departures are known for every lane, so single requests are not tracked.
 
     Args:
         calibration: Learns from the outcomes; by default a new calibration.
@@ -77,11 +82,11 @@ class LaneWaits:
 
     def counted(self, counts: Mapping[str, LaneCount], now: UnixTime) -> None:
         """
-        Learn from lanes whose turns have come.
+        Learn from tracked forecasts whose requests have been served.
 
         The tracked forecasts of a lane are dropped when its number of arrivals decreases, because
         other groupers now count the lane. The forecasts are also dropped while the lane has
-        overflow, because overflow requests leave it out of order.
+        overflow, because overflow requests leave the lane out of order.
         """
         for name, count in counts.items():
             lane = self._lanes.setdefault(name, _Lane())
@@ -98,9 +103,7 @@ class LaneWaits:
                 del self._lanes[name]
 
     def give_up(self) -> None:
-        """
-        Drop tracked forecasts after a gap in counting, because the times of turns are unknown.
-        """
+        """Drop tracked forecasts after a gap in counting, because the actual waits are unknown."""
         for lane in self._lanes.values():
             lane.pending.clear()
 
@@ -108,7 +111,7 @@ class LaneWaits:
         self, lanes: Sequence[str], waits: TimeDistribution, now: UnixTime
     ) -> TimeDistribution:
         """
-        Corrected waits of requests that come to *lanes* now; some of the forecasts are tracked.
+        Corrected waits of requests that enter *lanes* now; some of these forecasts are tracked.
 
         Args:
             lanes: Names of lanes; only lanes that were counted before are tracked.
@@ -124,7 +127,7 @@ class LaneWaits:
         return predicted.corrected
 
     def report(self) -> CalibrationReport | None:
-        """Accuracy of predicted waits; none before the first turn has come."""
+        """Accuracy of predicted waits; none before the first tracked request has been served."""
         return self._calibration.report()
 
     def _worth_following(

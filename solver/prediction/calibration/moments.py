@@ -1,4 +1,4 @@
-"""Running mean and spread with forgetting."""
+"""Running mean and standard deviation in which old samples lose weight."""
 
 import math
 
@@ -43,7 +43,7 @@ class RunningMoments:
         self._squares = self._keep * self._squares + step * (value - self._mean)
 
     def value(self) -> Moments | None:
-        """The moments, or None before the first sample."""
+        """The mean and standard deviation, or None before the first sample."""
         if self.count == 0:
             return None
         variance = max(0.0, self._squares / self._weight)

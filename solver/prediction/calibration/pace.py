@@ -5,17 +5,19 @@ from collections import deque
 
 _WINDOW = 128
 """
-Number of latest requests in the median. Half of them decide, so the median follows a change within
-64 requests. With fewer requests, the median would follow before wrong predictions are detected, and
-would itself have a larger error.
+Number of latest requests over which the median is computed. Half of them decide, so the median
+follows a change within 64 requests. With fewer requests, the median would follow before wrong
+predictions are detected, and would itself have a larger error.
 """
 _LEAST = 16
-"""Least number of requests for a median; with fewer, it depends on single requests."""
+"""
+Least number of requests for a median; with fewer requests, the median depends on single requests.
+"""
 
 
 class Pace:
     """
-    Median of the latest scores; until there are enough scores, the start value if there is one.
+    Median of the latest scores; the start value, if there is one, until there are enough scores.
     """
 
     def __init__(self) -> None:
@@ -28,7 +30,7 @@ class Pace:
         self._start = value
 
     def observe(self, score: float) -> None:
-        """Add one request's logarithm of actual time over predicted time."""
+        """Add the logarithm of a request's actual time over its predicted time."""
         self._window.append(score)
         insort(self._sorted, score)
         if len(self._window) > _WINDOW:

@@ -15,7 +15,7 @@ from solver.prediction.calibration.residuals import Residuals
 from solver.prediction.prefill.quantile_trees import Prediction
 
 SNAPSHOT_VERSION = 1
-"""Increased when the meaning of buckets or scores changes."""
+"""Version of snapshots, increased when the meaning of buckets or scores changes."""
 _WINDOW = 512
 """
 Number of requests in the window: old residuals are forgotten after this many requests, and 25
@@ -23,14 +23,14 @@ requests are above the 0.95 quantile.
 """
 _LEAST = 60
 """
-Least number of requests of a bucket that is corrected by itself: three times the minimum for a 0.95
+Least number of requests of a bucket that has its own correction: three times the minimum for a 0.95
 quantile, so that ranks are fine enough.
 """
 _LEAST_S = 1e-6
 _MOST_S = 1e6
-"""Bounds of times, so that the factor of any measured time is finite."""
+"""Upper bound of times, with which the correction factor of every measured time is finite."""
 _MOST_SCORE = 2.01 * math.log(_MOST_S / _LEAST_S)
-"""Bound of the difference of two scores, with a margin for rounding."""
+"""Bound of the difference of two scores, with a margin for rounding errors."""
 
 
 class BucketedCalibration:
@@ -76,7 +76,9 @@ class BucketedCalibration:
         self._seen: dict[str, int] = {}
 
     def correct(self, prediction: Prediction, buckets: Sequence[Bucket]) -> Prediction:
-        """*prediction*, each candidate corrected by its bucket; quantiles stay in order."""
+        """
+        Return *prediction* with each candidate corrected by its bucket; quantiles remain in order.
+        """
         pace = self._pace.value
         if pace is None or self._all.count < self._least or not buckets:
             return prediction
@@ -170,7 +172,9 @@ class BucketedCalibration:
             self._cells[prefix].remove(residual)
 
     def _cell_of(self, bucket: Bucket) -> Residuals:
-        """The finest cell with enough residuals; the cell of all requests if no cell has enough."""
+        """
+        The finest regime with enough residuals; the regime of all requests if no regime has enough.
+        """
         for prefix in _prefixes(bucket):
             cell = self._cells.get(prefix)
             if cell is not None and cell.count >= self._least:
@@ -179,7 +183,7 @@ class BucketedCalibration:
 
 
 def _prefixes(bucket: tuple[int, int, int]) -> tuple[tuple[int, ...], ...]:
-    """The cells of *bucket* and of its coarser regimes, the finest first."""
+    """The regimes that contain *bucket*, from the finest to the coarsest."""
     return (bucket[:3], bucket[:2], bucket[:1], ())
 
 

@@ -1,4 +1,4 @@
-"""Residuals of one regime, sorted."""
+"""Prediction errors of one regime, sorted."""
 
 import math
 from bisect import bisect_left, insort
@@ -23,11 +23,11 @@ class Residuals:
         self._mean_s = 0.0
         self._actual_s = 0.0
         self._factors: list[float] = []
-        """Cached correction factors; empty if they must be computed again."""
+        """Cached correction factors; empty if the factors must be computed again."""
         self.count = 0
 
     def add(self, residual: Residual) -> None:
-        """Add a residual."""
+        """Add the prediction error of one request."""
         for scores, score in zip(self._scores, residual.scores, strict=True):
             insort(scores, score)
         self._mean_s += residual.mean_s
@@ -36,7 +36,7 @@ class Residuals:
         self.count += 1
 
     def remove(self, residual: Residual) -> None:
-        """Remove a residual that was added before."""
+        """Remove the prediction error of a request that was added before."""
         for scores, score in zip(self._scores, residual.scores, strict=True):
             del scores[bisect_left(scores, score)]
         self._factors = []

@@ -1,4 +1,4 @@
-"""Comparison of predictions with their outcomes, with forgetting."""
+"""Comparison of predictions with their outcomes; old outcomes lose weight."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from shared.contracts.estimates import Calibration
 from solver.prediction.calibration.moments import RunningMoments
 
 LEAST_JUDGED = 20
-"""Least number of outcomes for a meaningful coverage."""
+"""Least number of outcomes from which a coverage is meaningful."""
 
 
 class RunningCalibration:
@@ -25,18 +25,19 @@ class RunningCalibration:
         self._at = 0.0
 
     def observe(self, residual: float, *, at: UnixTime) -> None:
-        """Add an outcome at time *at*; *residual* is the predicted minus the actual value."""
+        """Add an outcome at time *at*; *residual* is the predicted value minus the actual value."""
         self._residuals.observe(residual)
         self._at = max(self._at, at)
 
     def covered(self, level: float, share: float) -> None:
         """
-        Add one outcome to the coverage of *level*; *share* is 1 if its quantile covered it, else 0.
+        Add one outcome to the coverage of *level*; *share* is 1 if the quantile covered the
+        outcome, else 0.
         """
         self._covered[level].observe(share)
 
     def value(self) -> Calibration | None:
-        """Current values, or None before the first outcome."""
+        """Current bias, spread and coverage, or None before the first outcome."""
         residuals = self._residuals.value()
         if residuals is None:
             return None

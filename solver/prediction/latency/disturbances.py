@@ -9,11 +9,16 @@ Indices = NDArray[np.int64]
 
 _LEAST_OF_A_KIND = 16
 _LEAST_OF_THE_LARGEST = 4
-"""Least observations of the largest kind; the median of fewer may be a disturbed observation."""
+"""
+Least number of observations of the kind with the largest size; the median of fewer may be a
+disturbed observation.
+"""
 _SPREADS = 5.0
-"""Number of median deviations from which an observation has no weight; 3.4 standard deviations."""
+"""
+Number of median deviations from which an observation has no weight; equals 3.4 standard deviations.
+"""
 _LEAST_SPREAD = 0.02
-"""Least assumed spread of logarithms; a smaller measured spread is due to chance."""
+"""Least assumed spread of logarithms; a smaller measured spread occurs by chance."""
 
 
 def kinds_of(sizes: Floats) -> Indices:

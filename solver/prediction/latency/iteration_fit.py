@@ -13,25 +13,29 @@ _WINDOW = 512
 _ANCHOR_WEIGHT = 0.05
 """Weight of the prior: the number of iterations that it counts as."""
 _TRUSTED_ERRORS = 3.0
-"""Multiple of the median error beyond which an iteration counts as disturbed and weighs less."""
+"""Multiple of the median error above which an iteration counts as disturbed and has less weight."""
 _LEAST_ERROR = 0.02
 _SWEEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class IterationWork:
-    """Computation of one iteration."""
+    """Amount of computation in one iteration."""
 
     tokens: int
     pairs: float
-    """Sum over the iteration's prefills of n·(before + n/2), for n tokens after *before* others."""
+    """
+    Sum of n·(before + n/2) over the iteration's prefills; n tokens are computed after *before*
+    tokens.
+    """
     context_tokens: int
     """Previously computed tokens that the requests of the iteration attend to."""
 
 
 class IterationFit:
     """
-    Robust least squares on an engine's latest iterations, regularised by a prior.
+    Robust least-squares fit of a latency model to an engine's latest iterations, regularised by a
+    prior.
 
     Residuals are relative, so that short decode iterations count as much as long prefills.
     Coefficients that the iterations do not determine stay at the prior: with few kinds of batches,
@@ -76,12 +80,14 @@ class IterationFit:
         self.count += 1
 
     def fit(self) -> LatencyCoefficients:
-        """The current coefficients, none of them negative."""
+        """The current coefficients of the latency model, none of them negative."""
         self._multiples = self._solve()
         return coefficients_of(self._multiples * self._prior)
 
     def _solve(self) -> Floats:
-        """Coefficients as multiples of the prior: least squares, reweighted by Huber's rule."""
+        """
+        Fitted coefficients as multiples of the prior: least squares, reweighted by Huber's rule.
+        """
         size = min(self.count, len(self._durations_s))
         terms = self._terms[:size] * self._prior
         durations_s = self._durations_s[:size]

@@ -17,16 +17,20 @@ from solver.prediction.least_squares import Floats, non_negative
 
 NUM_TERMS = 5
 _REACH = 2.0
-"""Length of the buffer in multiples of the memory; older iterations would weigh under an eighth."""
+"""
+Length of the buffer of iterations in multiples of the memory; older iterations would weigh under
+1/8.
+"""
 _SWEEPS = 20
 """
-Maximum number of sweeps; each is a fit without the iterations that the last fit found disturbed.
+Maximum number of sweeps; a sweep is a fit without the iterations that the last sweep found
+disturbed.
 """
 _SETTLED = 1e-3
-"""Sweeps have converged when the relative change of every fitted time is below this."""
+"""Relative change of fitted times below which sweeps have converged."""
 _LEAST_SHARE = 0.02
 _LEAST_S = 1e-6
-"""Least time; shorter times are below a clock's resolution."""
+"""Least time of an iteration; shorter times are below the resolution of clocks."""
 _JUDGED = 512
 """Number of the latest predictions whose errors are reported."""
 _BELIEVED_TOKENS = (1, 8, 64, 256, 512, 1024, 2048)
@@ -48,7 +52,8 @@ def sum_of_terms(
     coefficients: LatencyCoefficients, tokens: Times, context: Times, pairs: Times
 ) -> Times:
     """
-    Sum of all terms, with pairs as in `predict_batch_s`, but without the lower bound `constant_s`.
+    Sum of all terms of the latency model, without the lower bound `constant_s`; pairs as in
+    `predict_batch_s`.
     """
     return (
         coefficients.constant_s
@@ -68,7 +73,7 @@ def predict_s(
     coefficients: LatencyCoefficients, *, compute_tokens: Times, context_tokens: Times
 ) -> Times:
     """
-    Predicted duration of an iteration, or float64[n] of n iterations; monotone in both arguments.
+    Predicted duration of one iteration, or float64[n] for n iterations; monotone in both arguments.
     """
     pairs = one_prefills_pairs(compute_tokens, context_tokens)
     return sum_of_terms(coefficients, compute_tokens, context_tokens, pairs)
@@ -91,7 +96,8 @@ def predict_batch_s(
     Args:
         compute_tokens: Tokens of prefills and decodes.
         context_tokens: Previously computed tokens that all prefills and decodes attend to.
-        prefill_pairs: Sum over prefills of n·(before + n/2), for n tokens after *before* others.
+        prefill_pairs: Sum of n·(before + n/2) over the prefills; n tokens are computed after
+            *before* tokens.
     """
     total_s = sum_of_terms(coefficients, compute_tokens, context_tokens, prefill_pairs)
     return max(coefficients.constant_s, total_s)
@@ -115,13 +121,13 @@ def coefficients_of(solution: Floats) -> LatencyCoefficients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionErrors:
-    """Relative errors of the latest predictions."""
+    """Relative errors of the latest predictions of iteration times."""
 
     median: float
-    """Median of the absolute errors."""
+    """Median of the absolute relative errors."""
     p95: float
     bias: float
-    """Median of the signed errors; negative if predictions are too low."""
+    """Median of the signed relative errors; negative if predictions are too low."""
     count: int
 
 
@@ -223,9 +229,7 @@ class OnlineLatencyFit:
         self._num_written += 1
 
     def fit(self) -> LatencyCoefficients | None:
-        """
-        The current coefficients, or None before there are enough iterations to determine them.
-        """
+        """The current coefficients; None until there are enough iterations to determine them."""
         if self._num_written < 2 * NUM_TERMS:
             return None
         size = min(self._num_written, len(self._terms))
@@ -250,7 +254,7 @@ class OnlineLatencyFit:
         return errors_of(self._errors)
 
     def _solve(self, terms: Floats) -> Floats:
-        """float64[NUM_TERMS]: fitted coefficients, none negative."""
+        """Fitted coefficients of the terms, float64[NUM_TERMS], none negative."""
         size = len(terms)
         durations_s = self._durations_s[:size]
         ages = (self._num_written - 1 - np.arange(size)) % len(self._terms)
@@ -274,7 +278,7 @@ class OnlineLatencyFit:
 
 
 def _medians_s(durations_s: Floats, kinds: Indices, weights: Floats) -> Floats:
-    """float64[n]: the median of each value's kind."""
+    """Median of each value's kind, float64[n]."""
     medians_s = [
         weighted_median(durations_s[kinds == kind], weights[kinds == kind])
         for kind in range(int(kinds.max()) + 1)

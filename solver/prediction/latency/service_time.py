@@ -8,7 +8,7 @@ from shared.contracts.requests import QueuedRequest
 from solver.prediction.latency.latency_model import predict_batch_s, predict_s
 
 DEFAULT_TOKEN_S = 0.002
-"""Prior time per token, before anything was measured."""
+"""Time per token that is assumed before anything was measured."""
 CHUNK_TOKENS = 512
 ALL_APPLICATIONS = "*"
 RESIDUAL_SHARE = 0.1
@@ -20,7 +20,7 @@ The share is low on purpose: operations that wait for such a run then wait only 
 
 
 def predicted_prefill_s(request: QueuedRequest, profile: Profile | None) -> Seconds:
-    """Time to the first token when the request runs alone, in chunks of 512 tokens."""
+    """Predicted time to the first token if the request runs alone, in chunks of 512 tokens."""
     tokens = request.prompt_tokens + len(request.progress.token_ids)
     if profile is None or profile.latency is None:
         return 0.0
@@ -35,7 +35,7 @@ def predicted_prefill_s(request: QueuedRequest, profile: Profile | None) -> Seco
 
 
 def predicted_decode_s(request: QueuedRequest, profile: Profile | None) -> Seconds:
-    """Time from first token to last when the request runs alone."""
+    """Predicted time from the first token to the last token if the request runs alone."""
     if profile is None or profile.latency is None:
         return 0.0
     tokens = predicted_output_tokens(request, profile) - len(request.progress.token_ids)
@@ -60,7 +60,7 @@ def predicted_rest_s(
 
 
 def _decode_s(latency: LatencyCoefficients, tokens: float, *, context_tokens: int) -> Seconds:
-    """Time of *tokens* consecutive decodes; the first decode has *context_tokens* of context."""
+    """Time of *tokens* consecutive decodes; the first decode has a context of *context_tokens*."""
     one_s = predict_batch_s(
         latency,
         compute_tokens=1,
@@ -71,13 +71,14 @@ def _decode_s(latency: LatencyCoefficients, tokens: float, *, context_tokens: in
 
 
 def predicted_output_tokens(request: QueuedRequest, profile: Profile | None) -> float:
-    """Mean answer length of the application, at most the request's limit."""
+    """Mean answer length of the request's application, at most the request's limit."""
     return predicted_answer(request, profile).mean
 
 
 def predicted_answer(request: QueuedRequest, profile: Profile | None) -> Moments:
     """
-    Predicted tokens of the answer, at most the request's limit; the limit if nothing is known.
+    Predicted length of the answer in tokens, at most the request's limit; the limit if nothing is
+    known.
     """
     limit = request.sampling.max_tokens
     lengths = _lengths(request, profile)
@@ -88,7 +89,7 @@ def predicted_answer(request: QueuedRequest, profile: Profile | None) -> Moments
 
 def capped(lengths: Moments, *, limit_tokens: float) -> Moments:
     """
-    Moments of answers whose request allows *limit_tokens*.
+    Moments of the answer length if the request allows at most *limit_tokens*.
 
     The standard deviation is bounded by the largest possible value for lengths between 0 and the
     limit (Bhatia and Davis 2000). The standard deviation is 0 if the limit cuts all answers.
@@ -99,7 +100,7 @@ def capped(lengths: Moments, *, limit_tokens: float) -> Moments:
 
 
 def _lengths(request: QueuedRequest, profile: Profile | None) -> OutputTokens | None:
-    """Moments of the answer's length; None if unknown, or if answers end only at their limit."""
+    """Moments of the answer's length; None if unknown, or if answers only end at their limit."""
     if profile is None or request.sampling.ignore_eos:
         return None
     lengths = profile.output_tokens
@@ -107,7 +108,7 @@ def _lengths(request: QueuedRequest, profile: Profile | None) -> OutputTokens | 
 
 
 def tokens_s(tokens: float, profile: Profile | None) -> Seconds:
-    """Time that a busy instance needs for *tokens*."""
+    """Time that a busy instance needs to compute *tokens*."""
     if profile is None or not profile.token_rate_per_s:
         return tokens * DEFAULT_TOKEN_S
     return tokens / profile.token_rate_per_s

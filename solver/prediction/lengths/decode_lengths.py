@@ -12,7 +12,7 @@ from solver.prediction.latency.service_time import ALL_APPLICATIONS
 from solver.prediction.lengths.length_sketch import LengthDistribution, LengthSketch, log_normal
 
 LEVELS = (0.5, 0.9, 0.99)
-"""Levels of the reported quantiles."""
+"""Levels of the reported quantiles of answer lengths."""
 PRIOR = Moments(mean=128.0, sd=192.0, count=0)
 """
 Moments of an answer's length, assumed before the first answer of a model.
@@ -24,13 +24,13 @@ POOLED_REQUESTS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Length of one answer, and what ended it."""
+    """Length of one answer, and the reason of its end."""
 
     tokens: int
     max_tokens: float = math.inf
-    """Token limit of the request, if known."""
+    """Token limit of the answer's request, if known."""
     cut: bool = False
-    """True if a limit ended the answer, not the model."""
+    """True if a limit ended the answer; False if the model ended it."""
 
     @property
     def limit_tokens(self) -> float:
@@ -42,13 +42,15 @@ class _History:
     sketch: LengthSketch
     calibration: RunningCalibration
     earlier: OutputTokens | None = None
-    """Estimate adopted from an earlier estimator process."""
+    """
+    Estimate of the application's answer lengths that was adopted from an earlier estimator process.
+    """
     count: int = 0
     estimate: OutputTokens | None = None
-    """Current estimate; None if it must be computed."""
+    """Current estimate of the application's answer lengths; None if it must be computed."""
 
     def observe(self, answer: Answer) -> None:
-        """Learn the length of an answer."""
+        """Learn the length of an answer of the application."""
         if answer.cut:
             self.sketch.observe_cut(answer.tokens)
         else:
@@ -57,7 +59,7 @@ class _History:
         self.estimate = None
 
     def judge(self, predicted: OutputTokens, answer: Answer, at: UnixTime) -> None:
-        """Add the errors of *predicted* for this answer."""
+        """Add the errors of the prediction *predicted* for this answer."""
         limit = answer.limit_tokens
         self.calibration.observe(min(predicted.mean, limit) - answer.tokens, at=at)
         for level, tokens in predicted.quantiles:
@@ -145,7 +147,7 @@ class DecodeLengths:
 
     @property
     def num_applications(self) -> int:
-        """Number of applications with their own history."""
+        """Number of applications with their own history of answer lengths."""
         return len(self._applications)
 
     def restore(self, earlier: Mapping[str, OutputTokens]) -> None:
@@ -168,7 +170,8 @@ class DecodeLengths:
 
     def _touched(self, application: str) -> list[_History]:
         """
-        Return the application's history, and mark it as the latest; empty if no history is kept.
+        Return the application's history, and mark it as the latest; an empty history if none is
+        kept.
         """
         history = self._applications.pop(application, None) or self._history()
         self._applications[application] = history

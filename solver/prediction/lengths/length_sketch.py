@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 GROWTH = 1.05
-"""Ratio of the longest to the shortest length of a bin; lengths up to 20 have a bin each."""
+"""Ratio of the longest to the shortest length of a bin; each length up to 20 has its own bin."""
 LONGEST_TOKENS = 2**20
 """Largest length that is distinguished; longer answers count as this length."""
 
@@ -29,14 +29,14 @@ _EVENTS, _SUMS, _SQUARES, _CUTS = range(4)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthDistribution:
-    """Probability distribution of lengths, in bins."""
+    """Probability distribution of answer lengths, in bins."""
 
     mass: Floats
-    """float64[NUM_BINS], sums to 1."""
+    """Probability of each bin of lengths, float64[NUM_BINS]; the sum is 1."""
     tokens: Floats
-    """float64[NUM_BINS]: mean length in each bin."""
+    """Mean length in each bin, float64[NUM_BINS]."""
     squares: Floats
-    """float64[NUM_BINS]: mean squared length in each bin."""
+    """Mean squared length in each bin, float64[NUM_BINS]."""
 
     @property
     def mean_tokens(self) -> float:
@@ -90,14 +90,14 @@ class LengthSketch:
         self._cells = np.zeros((4, NUM_BINS))
 
     def observe(self, tokens: int) -> None:
-        """Count an answer that the model ended after *tokens*; 0 counts as 1."""
+        """Count an answer that the model ended after *tokens* tokens; 0 tokens count as 1."""
         tokens = min(max(1, tokens), LONGEST_TOKENS)
         self._cells *= self._keep
         place = bisect_left(_LONGEST, tokens)
         self._cells[:_CUTS, place] += (1.0, tokens, tokens * tokens)
 
     def observe_cut(self, tokens: int) -> None:
-        """Count an answer that was cut at its limit of *tokens*."""
+        """Count an answer that was cut at its limit of *tokens* tokens."""
         self._cells *= self._keep
         self._cells[_CUTS, bisect_left(_LONGEST, min(max(1, tokens), LONGEST_TOKENS))] += 1.0
 

@@ -8,13 +8,14 @@ from shared.contracts.requests import QueuedRequest
 from solver.prediction.latency.service_time import ALL_APPLICATIONS
 
 LEVEL = 0.9
-"""Level of the quantile that is assumed as the answer length."""
+"""Level of the quantile that is assumed as the length of an answer."""
 
 
 @dataclass(slots=True)
 class PredictedWork:
     """
-    Prompt plus a high quantile of the answer, at most the request's limit.
+    Predicts the work of a request: prompt plus a high quantile of the answer length, at most the
+    request's limit.
 
     Limits are often far above the lengths of answers, so work classes by limits would only reflect
     the usual settings of clients.
@@ -36,7 +37,7 @@ class PredictedWork:
             self._lengths[profile.model] = profile.output_tokens
 
     def tokens(self, request: QueuedRequest) -> int:
-        """Total prompt and answer tokens to compute for *request*."""
+        """Predicted number of prompt and answer tokens to compute for *request*."""
         limit = request.sampling.max_tokens
         lengths = self._lengths.get(request.model.base, {})
         predicted = lengths.get(request.application) or lengths.get(ALL_APPLICATIONS)

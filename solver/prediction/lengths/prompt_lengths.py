@@ -11,9 +11,11 @@ from solver.prediction.least_squares import Floats, non_negative
 _PRIOR_WEIGHT = 0.5
 """Weight of the prior: the number of prompts that it counts as."""
 _MESSAGE_TOKENS = 50.0
-"""Tokens of a usual message; determines the weight of a template's tokens in the prior."""
+"""Assumed tokens of a message; determines the weight of the chat template's tokens in the prior."""
 _MAX_DEVIATION = 8.0
-"""Prompts that are longer or shorter than predicted by more than this factor are not learned."""
+"""
+Largest ratio between the actual and the predicted length of a prompt from which the model learns.
+"""
 
 
 @dataclass(slots=True)
@@ -50,7 +52,7 @@ class PromptLengths:
 
     def tokens(self, model: ModelName, text: PromptText, *, bytes_per_token: float) -> int:
         """
-        Predicted length of *text*, at least 1.
+        Predicted length of *text* in tokens, at least 1.
 
         Args:
             model: Model whose tokenizer is used.
@@ -62,7 +64,7 @@ class PromptLengths:
     def observe(
         self, model: ModelName, text: PromptText, tokens: int, *, bytes_per_token: float
     ) -> None:
-        """Learn that *text* has *tokens* tokens; empty texts are ignored."""
+        """Learn that *text* has *tokens* tokens; an empty text is ignored."""
         if tokens <= 0 or text.num_bytes <= 0:
             return
         believed = 1 / bytes_per_token
@@ -76,7 +78,7 @@ class PromptLengths:
         lengths.tokens_per_byte, lengths.tokens_per_message = _solve(lengths, believed)
 
     def bytes_per_token(self) -> dict[ModelName, float]:
-        """Learned bytes per token; infinite if the fit assigns all tokens to templates."""
+        """Learned bytes per token; infinite if the fit assigns all tokens to the chat template."""
         return {
             model: 1 / lengths.tokens_per_byte if lengths.tokens_per_byte > 0 else np.inf
             for model, lengths in self._models.items()

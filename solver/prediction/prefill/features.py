@@ -23,7 +23,7 @@ FEATURES: tuple[str, ...] = (
     "prefill_backlog_tokens",
     "kv_utilization",
 )
-"""Columns of a feature matrix."""
+"""Names of the columns of a feature matrix."""
 
 PROMPT_COLUMN = FEATURES.index("prompt_tokens")
 CACHED_COLUMN = FEATURES.index("cached_tokens")
@@ -53,7 +53,7 @@ class RequestFeatures:
 
     prompt_tokens: int
     max_tokens: int
-    """Limit of generated tokens."""
+    """Maximum number of tokens that the request may generate."""
     temperature: float = 1.0
     top_p: float = 1.0
     is_interactive: bool = True
@@ -63,17 +63,18 @@ class RequestFeatures:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceFeatures:
     """
-    Features of one candidate for one request: its last report, and cached tokens as tracked here.
+    Features of one candidate instance for one request: the instance's last report, and the tokens
+    that the router assumes to be cached.
     """
 
     cached_tokens: int = 0
     """Longest prefix of the prompt that is known to be cached on the instance."""
     running: int = 0
-    """Active sequences."""
+    """Number of active sequences of the instance."""
     prefill_backlog_tokens: int = 0
-    """Prompt tokens of the instance, assigned or waiting, that are not computed yet."""
+    """Number of the instance's prompt tokens, assigned or waiting, that are not computed yet."""
     kv_utilization: float = 0.0
-    """Used share of the KV cache, 0..1."""
+    """Used share of the instance's KV cache, 0..1."""
 
 
 def locality_of(cached_tokens: int, prompt_tokens: int) -> Locality:
@@ -94,7 +95,10 @@ def locality_of(cached_tokens: int, prompt_tokens: int) -> Locality:
 def feature_matrix(
     request: RequestFeatures, instances: Sequence[InstanceFeatures]
 ) -> NDArray[np.float64]:
-    """float64[num_candidates, num_features]: a row per candidate, columns as in `FEATURES`."""
+    """
+    Matrix of features with one row per candidate, float64[num_candidates, num_features], columns as
+    in `FEATURES`.
+    """
     prompt = request.prompt_tokens
     matrix = np.empty((len(instances), len(FEATURES)))
     matrix[:, :CACHED_COLUMN] = (

@@ -19,7 +19,7 @@ Least samples of a fit: twenty samples are above the 0.95 quantile. With fewer s
 this quantile would be arbitrary.
 """
 _LEAST_S = 1e-6
-"""Least time; shorter times are below a clock's resolution."""
+"""Least prefill time of a sample; shorter times are below the resolution of clocks."""
 
 
 def fit_quantile_trees(
@@ -79,7 +79,10 @@ def _check(features: Floats, prefill_s: Floats, levels: Sequence[float]) -> None
 
 
 def _scale_of(features: Floats, prefill_s: Floats) -> Floats:
-    """float64[NUM_SCALE_TERMS]: seconds per term, none negative and the first one positive."""
+    """
+    Fitted seconds per term of the scale, float64[NUM_SCALE_TERMS], none negative, the first term
+    positive.
+    """
     shares = scale_terms(features) / prefill_s[:, None]
     scale = non_negative(shares.T @ shares, shares.sum(axis=0), ridge=1e-9)
     scale[0] = max(scale[0], _LEAST_S)
@@ -88,7 +91,8 @@ def _scale_of(features: Floats, prefill_s: Floats) -> Floats:
 
 def _model(seed: int, *, loss: str, quantile: float | None) -> HistGradientBoostingRegressor:
     """
-    Fit the trees of one output; their size allows 16 candidates in tens of microseconds.
+    Fit the trees of one output; trees of this size are evaluated for 16 candidates in tens of
+    microseconds.
 
     The depth is limited, because the deepest path determines the time of all candidates. A leaf has
     enough samples that two of them are above the 0.95 quantile.
@@ -124,7 +128,7 @@ def _trees_of(
 
 
 def _forest_of(outputs: list[list[NDArray[np.void]]]) -> Forest:
-    """Concatenate all trees into one flat forest."""
+    """Concatenate all trees into flat arrays."""
     trees = [tree for output in outputs for tree in output]
     flat = [_breadth_first(tree) for tree in trees]
     roots = np.cumsum([0, *(len(tree) for tree in trees)])[:-1]

@@ -9,22 +9,26 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 HELD_OUT = 5
-"""One in this many samples is held out: the latest samples, which resemble future requests most."""
+"""
+Inverse of the share of samples that are held out: the latest samples, which resemble future
+requests most.
+"""
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """Quantiles of one level, compared with measured times."""
+    """Quality of the quantiles of one level, compared with measured times."""
 
     level: float
     loss_s: float
-    """Mean pinball loss; the true quantile minimises it."""
+    """Mean pinball loss in seconds; the true quantile minimises the loss."""
     coverage: float
-    """Share of requests within the quantile, 0..1."""
+    """Share of requests whose measured time is within the quantile, 0..1."""
 
 
 def num_training_of(num_samples: int) -> int:
     """
-    Number of oldest samples used for training; the other samples of *num_samples* are held out.
+    Number of the oldest of *num_samples* samples that are used for training; the others are held
+    out.
     """
     return num_samples - num_samples // HELD_OUT
 
@@ -65,7 +69,7 @@ def judge(quantiles_s: Floats, prefill_s: Floats, levels: Sequence[float]) -> tu
 
 def relative_loss(judged: Sequence[Judged], other: Sequence[Judged]) -> float | None:
     """
-    Mean ratio of the losses of *judged* and *other* over common levels; None without any.
+    Mean ratio of the losses of *judged* and *other* over common levels; None without common levels.
 
     Ratios are averaged, because losses of different levels differ by a factor of a few.
     """

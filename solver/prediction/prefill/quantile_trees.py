@@ -20,15 +20,15 @@ from solver.prediction.prefill.tree_walk import (
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Prefill times of one request at several candidates."""
+    """Predicted prefill times of one request at several candidate instances."""
 
     quantiles_s: NDArray[np.float64]
-    """float64[num_candidates, num_levels]; rows never decrease."""
+    """Quantiles of the prefill time, float64[num_candidates, num_levels]; no row decreases."""
     mean_s: NDArray[np.float64]
-    """float64[num_candidates]."""
+    """Mean prefill times in seconds, float64[num_candidates]."""
 
     def of(self, candidate: int) -> Self:
-        """The prediction for one candidate, with one row."""
+        """The prediction for one candidate, as a prediction with one row."""
         rows = slice(candidate, candidate + 1)
         return type(self)(self.quantiles_s[rows], self.mean_s[rows])
 
@@ -48,13 +48,13 @@ class QuantileTrees(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     schema_version: int
     features: tuple[str, ...]
     levels: tuple[float, ...]
-    """Rising, 0..1."""
+    """Quantile levels of the trees, rising, 0..1."""
     scale: Floats
-    """float64[NUM_SCALE_TERMS], seconds per term of `tree_walk.scale_terms`."""
+    """Seconds per term of `tree_walk.scale_terms`, float64[NUM_SCALE_TERMS]."""
     baselines: Floats
-    """float64[num_outputs], start value of each output, to which its trees add."""
+    """Start value of each output, to which the trees add, float64[num_outputs]."""
     forest: Forest
-    """Trees of all outputs."""
+    """Trees of all outputs: the quantiles and the mean."""
 
     def predict(self, features: NDArray[np.float64]) -> Prediction:
         """
@@ -88,7 +88,7 @@ class _Header(msgspec.Struct):
 
 
 def encode(trees: QuantileTrees) -> bytes:
-    """The trees as JSON bytes; equal trees give equal bytes."""
+    """Encode the trees as JSON bytes; equal trees give equal bytes."""
     return msgspec.json.encode(trees, enc_hook=_listed)
 
 
@@ -118,7 +118,7 @@ def _listed(array: Any) -> Any:
 
 
 def _array(array_type: Any, values: Any) -> Any:
-    """Copy into a new array: kernels are compiled for writable, contiguous arrays."""
+    """Copy *values* into a new array: kernels are compiled for writable, contiguous arrays."""
     element = get_args(get_args(array_type)[1])[0]
     if not isinstance(values, list):
         raise TypeError("expected a list of numbers")
@@ -133,7 +133,8 @@ def _array(array_type: Any, values: Any) -> Any:
 
 def _check(trees: QuantileTrees) -> None:
     """
-    Check all indices once: kernels do not check, and an index out of range would crash a kernel.
+    Check all indices of the trees once: an index out of range would crash a kernel, and kernels do
+    not check.
     """
     outputs = len(trees.levels) + 1
     # Signed, so that differences do not wrap around.

@@ -1,5 +1,6 @@
 """
-Kernels that evaluate flat trees; compiled in advance, because the router runs them per request.
+Kernels that evaluate flat trees; the kernels are compiled in advance, because the router runs them
+for each request.
 
 `solver.planning.search` describes the cache of compiled kernels.
 """
@@ -24,12 +25,15 @@ Indices = NDArray[np.uint32]
 
 NUM_SCALE_TERMS = 5
 _MOST = 1e9
-"""Limit of each feature in the scale, in tokens or sequences; keeps squares finite."""
+"""
+Upper bound of each feature in the scale, in tokens or sequences; with the bound, squares remain
+finite.
+"""
 
 
 @inlined
 def _bounded(value: float) -> float:
-    """*value* limited to 0.._MOST; NaN becomes 0."""
+    """Limit *value* to the range 0.._MOST; NaN becomes 0."""
     if value > 0.0:
         return min(value, _MOST)
     return 0.0
@@ -71,29 +75,34 @@ def scale_terms(features: Floats) -> Floats:
 
 
 class Forest(NamedTuple):
-    """Flat trees of several outputs."""
+    """Trees of several outputs in flat arrays."""
 
     starts: Indices
-    """int32[num_outputs + 1]: an output's trees are from `starts[o]` up to `starts[o + 1]`."""
+    """
+    Index of the first tree of each output o: its trees are from `starts[o]` up to `starts[o + 1]`,
+    int32[num_outputs + 1].
+    """
     roots: Indices
-    """int32[num_trees], root nodes."""
+    """Root node of each tree, int32[num_trees]."""
     depths: Indices
-    """int32[num_trees], maximum number of splits."""
+    """Maximum number of splits on a path of each tree, int32[num_trees]."""
     split: Indices
-    """int32[num_nodes], the feature that is compared."""
+    """Feature that each node compares, int32[num_nodes]."""
     child: Indices
-    """int32[num_nodes], the first of two adjacent children; of a leaf, itself."""
+    """
+    First of the two adjacent children of each node, int32[num_nodes]; a leaf is its own child.
+    """
     value: Floats
     """
-    float64[num_nodes], the threshold, above which the second child follows; of a leaf, the amount
-    it adds.
+    Threshold of each node, float64[num_nodes]: the second child follows for larger values. For a
+    leaf, the amount that it adds to the output.
     """
 
 
 @kernel
 def walk(features: Floats, forest: Forest) -> Floats:
     """
-    Sums of the leaves that each row ends at: float64[num_rows, num_outputs].
+    Sum of the leaves that each row reaches, float64[num_rows, num_outputs].
 
     All rows descend a tree in lockstep, and rows at a leaf stay there: without a branch that
     depends on the data, several steps run in parallel.
@@ -123,10 +132,10 @@ def prefill_times(
     features: Floats, scale: Floats, baselines: Floats, sums: Floats, times_s: Floats
 ) -> None:
     """
-    Seconds from sums of leaves, written to *times_s*: quantiles first, the mean last.
+    Convert sums of leaves to seconds, written to *times_s*: quantiles first, the mean last.
 
     Quantiles are of logarithms of multiples of the scale, the mean is of multiples. A quantile is
-    never below that of a lower level, and nothing is negative.
+    never below the quantile of a lower level, and no time is negative.
 
     Args:
         features: float64[num_rows, num_features].
@@ -151,7 +160,7 @@ def prefill_times(
 
 
 def compile_kernels() -> None:
-    """Run each kernel once: immediate from the cache, a few seconds to compile."""
+    """Run each kernel once: immediate if compiled kernels are cached, otherwise a few seconds."""
     features = np.zeros((1, len(FEATURES)))
     one, none = np.ones(1), np.zeros(1, dtype=np.uint32)
     sums = walk(features, Forest(np.array([0, 1], dtype=np.uint32), none, none, none, none, one))

@@ -8,7 +8,7 @@ from solver.scheduling.engine.latency import LatencyTable
 
 @dataclass(slots=True)
 class PlannedBatch:
-    """Work planned for an iteration so far."""
+    """Work that is planned for an iteration so far."""
 
     tokens: int = 0
     pairs: float = 0.0

@@ -1,5 +1,5 @@
 """
-Best effort beside work with targets: its limits, and which KV it gives up (ConServe §4.2).
+Best-effort work beside work with targets: its limits, and the KV that it gives up (ConServe §4.2).
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ class Allowance:
 
     def admits(self, entry: Entry) -> bool:
         """
-        Return True if all decodes stay within their share of the iteration when *entry* starts.
+        Return True if all decodes remain within their share of the iteration when *entry* starts.
         """
         if self._most_s == inf:
             return True
@@ -70,7 +70,7 @@ class Allowance:
         return self._latency.predict_s(self._num_running + 1, 0.0, context_tokens) <= self._most_s
 
     def count(self, entry: Entry) -> None:
-        """Count *entry* as started."""
+        """Count the best-effort request *entry* as started."""
         self._num_running += 1
         self._context_tokens += entry.prefill_tokens
 
@@ -109,7 +109,10 @@ class FirstTokens:
 
 
 def freed_tokens(entry: Entry, run: RunningView) -> int:
-    """KV tokens that a victim frees: those that it holds, and those reserved for its prompt."""
+    """
+    KV tokens that are freed when a request is preempted: tokens that it holds or that are reserved
+    for its prompt.
+    """
     return run.num_computed_tokens + (entry.prefill_tokens if run.is_prefill else 0)
 
 

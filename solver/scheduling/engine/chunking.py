@@ -11,7 +11,8 @@ from solver.scheduling.engine.options import SchedulingOptions
 
 TILE_TOKENS = 128
 """
-Tile of the kernels: iteration time steps up just above each multiple of this number of tokens.
+Number of tokens in a tile of the engine's kernels: iteration time rises in a step just above each
+multiple of this number.
 """
 
 
@@ -44,7 +45,8 @@ def decode_slack_s(entry: Entry, output_tokens: int, now: UnixTime) -> Seconds:
 
 def steady_limit_s(entry: Entry, output_tokens: int, now: UnixTime) -> Seconds:
     """
-    Like `decode_slack_s`, but the limit of an interactive decode is always its TBT target.
+    Longest iteration that one decode tolerates permanently: as `decode_slack_s`, but always the TBT
+    target for an interactive decode.
 
     Source: ConServe §4.2, algorithm 1: one TBT target for every iteration.
     Decided: the limit also applies after a late first token, because later gaps can still be met.
@@ -64,7 +66,8 @@ def budget_tokens(
     most_tokens: int,
 ) -> int:
     """
-    Prefill tokens of the iteration according to *options*; other parameters as in `chunk_tokens`.
+    Prefill tokens of the next iteration according to *options*; other parameters as in
+    `chunk_tokens`.
     """
     if not options.dynamic_chunking:
         return max(0, min(options.fixed_chunk_tokens, most_tokens) - decodes.tokens)

@@ -22,30 +22,32 @@ class RequestView:
     request_id: RequestId
     arrived_at: UnixTime
     prompt_tokens: int
-    """Tokens to prefill: the prompt and the tokens of earlier runs."""
+    """Number of tokens to prefill: the prompt and the tokens of earlier runs."""
     max_tokens: int
-    """Maximum number of output tokens still to come."""
+    """Maximum number of output tokens that the request may still generate."""
     slo: Slo
     importance: Importance = Importance.HIGH
     tenant: TenantId | None = None
     application: str = "*"
-    """Application of the request, `*` if unknown; predicts the answer length."""
+    """Application of the request, `*` if unknown, from which the answer length is predicted."""
 
     @property
     def deadline_at(self) -> UnixTime:
-        """Deadline that is used for queueing; infinite for best effort."""
+        """Deadline of the request that is used for queueing; infinite for best effort."""
         return self.slo.planning_deadline_at(self.arrived_at)
 
 
 class RunningView(Protocol):
-    """A running request as the engine sees it now; read-only, valid only during `decide`."""
+    """
+    A running request in its current state on the engine; read-only, valid only during `decide`.
+    """
 
     @property
     def request_id(self) -> RequestId: ...
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Tokens that must be computed before the next output token."""
+        """Number of tokens that must be computed before the request's next output token."""
         ...
 
     @property
@@ -53,7 +55,7 @@ class RunningView(Protocol):
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated in this run."""
+        """Number of tokens that the request has generated in this run."""
         ...
 
     @property
@@ -62,7 +64,7 @@ class RunningView(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchState:
-    """The engine before an iteration."""
+    """State of the engine before an iteration."""
 
     running: Sequence[RunningView]
     num_waiting: int
@@ -82,24 +84,26 @@ class IterationDecision:
     at the first request that gets no KV. The iterator is invalid after the next call on the policy.
     """
     token_budget: int
-    """Maximum number of computed tokens, decodes included; at least 1."""
+    """Maximum number of tokens computed in the iteration, decodes included; at least 1."""
     per_request_cap: int | None = None
-    """Maximum number of tokens of one prefill."""
+    """Maximum number of tokens that one prefill computes in the iteration."""
     held: frozenset[RequestId] = frozenset()
     """Running prefills that pause in this iteration and keep their KV. Decodes cannot be held."""
     preempted: frozenset[RequestId] = frozenset()
-    """Running requests that lose their KV and wait again; preempted before the iteration."""
+    """Running requests that lose their KV before the iteration and wait again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationOutcome:
-    """What the engine did with a decision."""
+    """Result of an iteration: the effects of a decision on requests."""
 
     iteration: Iteration
     admitted: tuple[RequestId, ...] = ()
-    """Requests that waited and now run."""
+    """Requests that waited before the iteration and now run."""
     preempted: tuple[RequestId, ...] = ()
-    """Requests that ran and now wait again, by the decision or for lack of KV."""
+    """
+    Requests that ran before the iteration and now wait again, by the decision or for lack of KV.
+    """
 
 
 class SchedulingPolicy(Protocol):
@@ -110,7 +114,7 @@ class SchedulingPolicy(Protocol):
     """
 
     def add(self, request: RequestView) -> None:
-        """Add a request that arrived and waits."""
+        """Add a request that arrived at the engine and waits."""
         ...
 
     def remove(self, request_id: RequestId) -> None:

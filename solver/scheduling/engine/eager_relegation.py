@@ -5,7 +5,7 @@ from shared.contracts.base import Seconds
 
 class LoadLevel:
     """
-    A switch with hysteresis: on from *on_s* of waiting work, off again below *off_s*.
+    A binary state with hysteresis: on from *on_s* seconds of waiting work, off again below *off_s*.
 
     Differs: QoServe names low and high load without giving bounds.
     """
@@ -16,7 +16,7 @@ class LoadLevel:
         self.is_on = False
 
     def observe(self, backlog_s: Seconds) -> None:
-        """Update the switch: the waiting work takes *backlog_s* now."""
+        """Update the binary state; the waiting work takes *backlog_s* now."""
         if backlog_s > self._on_s:
             self.is_on = True
         elif backlog_s < self._off_s:

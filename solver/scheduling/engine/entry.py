@@ -1,4 +1,4 @@
-"""State of each request in the composed policy."""
+"""State of each request in the composed scheduling policy."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -22,11 +22,14 @@ class Rank(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """State of one request from `add` to `remove`; only `qoserve` and its parts modify it."""
+    """
+    State of one request in the policy, from `add` to `remove`; only `qoserve` and its parts modify
+    it.
+    """
 
     view: RequestView
     place: int
-    """Order of arrival at the engine; breaks ties."""
+    """Number of the request in the order of arrival at the engine; breaks ties."""
     qos_class: QosClass = field(init=False)
     deadline_at: UnixTime = field(init=False)
     """
@@ -41,18 +44,19 @@ class Entry:
     waiting: bool = True
     version: int = 0
     """
-    Increased when the entry leaves a heap, so that its copies in heaps are recognised as stale.
+    Version of the entry, increased when it leaves a heap, so that its copies in heaps are
+    recognised as stale.
     """
     prefill_tokens: int = field(init=False)
-    """Remaining prefill tokens while the request waits."""
+    """Number of prefill tokens left while the request waits."""
     decode_tokens: float = 0.0
-    """Expected tokens of the answer."""
+    """Expected number of tokens of the answer."""
     output_tokens: int = 0
-    """Output tokens so far."""
+    """Number of output tokens so far."""
     service_s: Seconds = 0.0
-    """Fairness term of the request's key."""
+    """Fairness term of the request's key, in seconds."""
     first_token_late: bool | None = None
-    """True if the first token was late; none before the first decode."""
+    """True if the first token of the request was late; none before the first decode."""
 
     def __post_init__(self) -> None:
         slo = self.view.slo

@@ -13,7 +13,8 @@ from solver.prediction.latency.iteration_fit import IterationFit, IterationWork
 
 STEP_TOKENS = 8
 """
-Largest distance of measured points between which time is a step, because kernels compute tiles.
+Largest distance of measured points between which iteration time is a step, because kernels compute
+tiles.
 """
 
 
@@ -43,7 +44,8 @@ class LatencyTable:
 
     def predict_s(self, tokens: int, pairs: float, context_tokens: float) -> Seconds:
         """
-        Predicted duration of an iteration; extrapolated by the table's average time per token.
+        Predicted duration of an iteration; above the table's range, extrapolated by its mean time
+        per token.
         """
         attention_s = self.pair_s * pairs + self.context_s * context_tokens
         if tokens < len(self.tokens_s):
@@ -51,7 +53,10 @@ class LatencyTable:
         return self.tokens_s[-1] * tokens / self.max_tokens + attention_s
 
     def tokens_within(self, limit_s: Seconds) -> int:
-        """Most tokens whose table time is at most *limit_s*; -1 if even zero tokens take longer."""
+        """
+        Largest number of tokens whose table time is at most *limit_s*; -1 if even zero tokens take
+        longer.
+        """
         return bisect_right(self.tokens_s, limit_s) - 1
 
     @classmethod
@@ -65,7 +70,8 @@ class LatencyTable:
         context_s: Seconds = 0.0,
     ) -> "LatencyTable":
         """
-        A table through measured *points*, at least two, extrapolated in proportion at its ends.
+        A latency table through measured *points*, at least two, extrapolated in proportion at its
+        ends.
 
         Where measured times fall with more tokens, the table is constant: a time is never below
         that of fewer tokens.
@@ -87,10 +93,11 @@ class LatencyTable:
         cls, coefficients: LatencyCoefficients, *, max_tokens: int
     ) -> "LatencyTable":
         """
-        The table of a fitted latency model.
+        The latency table of a fitted latency model.
 
-        The table equals the model for one prefill. For a mixed batch it does not: there the context
-        of a decode only costs the time to read it, not a share of the prefills' attention.
+        The table equals the model for one prefill. For a mixed batch the table differs from the
+        model: the context of a decode only costs the time to read it, not a share of the prefills'
+        attention.
         """
         squared_s = coefficients.attention_s - coefficients.cross_s / 2
         # Vectorised, because engine cores make a new table while they serve.
@@ -101,9 +108,12 @@ class LatencyTable:
 
 
 _FIRST_FIT = 16
-"""Number of iterations before the first fit."""
+"""Number of iterations before the latency model is fitted for the first time."""
 _FIT_PERIOD = 64
-"""Number of iterations between fits; each fit builds a table of all token counts."""
+"""
+Number of iterations between two fits of the latency model; each fit builds a table of all token
+counts.
+"""
 
 
 class OnlineLatencyModel:
@@ -120,11 +130,11 @@ class OnlineLatencyModel:
         self._max_tokens = max_tokens
         self._next_fit = _FIRST_FIT
         self.coefficients = prior
-        """Coefficients of the current table."""
+        """Latency coefficients of the current table."""
         self.table = LatencyTable.from_coefficients(prior, max_tokens=max_tokens)
 
     def observe(self, work: IterationWork, duration_s: Seconds) -> LatencyTable | None:
-        """Learn from an iteration; return a new table after each fit."""
+        """Learn from an iteration; return a new latency table after each fit, else None."""
         self._fit.observe(work, duration_s)
         if self._fit.count < self._next_fit:
             return None

@@ -13,13 +13,13 @@ class RunningIteration:
     predicted_s: Seconds
     """Predicted duration of the whole iteration."""
     decodes_s: Seconds = 0.0
-    """Predicted time of the decodes alone; 0 if the iteration has no prefill."""
+    """Predicted time of the iteration's decodes alone; 0 if the iteration has no prefill."""
     online_tokens: int = 0
     offline_tokens: int = 0
     """Tokens of requests without a target, which a safepoint may drop."""
 
     def left_s(self, now: float) -> Seconds:
-        """Predicted time to the end of the iteration; 0 if the predicted end has passed."""
+        """Predicted time to the end of the iteration; 0 if its predicted end has passed."""
         return max(0.0, self.began_at + self.predicted_s - now)
 
     @property
@@ -38,7 +38,7 @@ def preempts(
     prefill_s: Seconds = 0.0,
 ) -> bool:
     """
-    Return True if the offline part of *iteration* is to be dropped at its next safepoint.
+    Return True if the offline part of *iteration* should be dropped at the next safepoint.
 
     Args:
         iteration: The iteration that runs while an online request arrives.

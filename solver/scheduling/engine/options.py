@@ -19,7 +19,7 @@ class SchedulingOptions:
     overload_mode: bool = True
     """True: in an overload, work of low importance is ordered as if it were due later."""
     preemption: bool = True
-    """True: a waiting request may pause a running prefill of lower priority."""
+    """True: the policy may pause a running prefill for a waiting request of higher priority."""
     max_chunk_tokens: int = 4096
     """
     Maximum tokens of one iteration, decodes included.
@@ -29,22 +29,25 @@ class SchedulingOptions:
     iteration.
     """
     fixed_chunk_tokens: int = 256
-    """Chunk size if dynamic chunking is disabled."""
+    """Chunk size in tokens if dynamic chunking is disabled."""
     low_work_weight_s_per_token: Seconds = 0.001
     high_work_weight_s_per_token: Seconds = 0.008
-    """QoServe's alpha (eqs 4-5) at low and at high load."""
+    """
+    Weight of remaining work in the key at high load (QoServe's alpha, eqs 4-5);
+    `low_work_weight_s_per_token` at low load.
+    """
     high_load_s: Seconds = 3.0
-    """Predicted time of the waiting prefills from which the high weight applies."""
+    """Predicted time of the waiting prefills from which the high work weight applies."""
     low_load_s: Seconds = 0.5
-    """Predicted time of the waiting prefills below which the low weight applies."""
+    """Predicted time of the waiting prefills below which the low work weight applies."""
     overload_s: Seconds = 30.0
     """Predicted time of the waiting prefills at which the overload mode begins."""
     recovered_s: Seconds = 3.0
     """Predicted time of the waiting prefills below which the overload mode ends."""
     unimportant_delay_s: Seconds = 500.0
-    """Delay of the assumed deadline of work of low importance in the overload mode."""
+    """Delay that is added to the deadlines of low-importance work in the overload mode."""
     latency_margin: float = 0.0
-    """Share of each slack that is reserved for errors of the latency model."""
+    """Share of each time limit that is reserved for errors of the latency model."""
     iteration_limit_s: Seconds = math.inf
     """Longest iteration while interactive work is running (ConServe's TBT budget)."""
     steady_pace: bool = False
@@ -66,21 +69,28 @@ class SchedulingOptions:
     default_decode_tokens: int = 128
     """Expected answer length of an application without history."""
     fairness_weight: float = 0.0
-    """Delay in the key, in seconds per second of engine time that the tenant used before."""
+    """
+    Delay in a request's key, in seconds per second of engine time that its tenant used before.
+    """
     aging_bound_s: Seconds = 7200.0
     """Age from which relegated and best-effort work gets a guaranteed share of iterations."""
     aged_share: int = 16
-    """One in this many iterations begins with the oldest request older than `aging_bound_s`."""
+    """
+    Inverse of the share of iterations that begin with the oldest request older than
+    `aging_bound_s`.
+    """
 
     @property
     def work_weights(self) -> tuple[Seconds, ...]:
-        """Work weights by load level; a single weight if the load is not used."""
+        """Work weights by load level; a single weight if the load level is not used."""
         low, high = self.low_work_weight_s_per_token, self.high_work_weight_s_per_token
         return (low,) if low == high else (low, high)
 
 
 def _fixed_weight(options: SchedulingOptions) -> SchedulingOptions:
-    """The paper's setting for steady load: a work weight of 8 ms per token at any load."""
+    """
+    Options with QoServe's setting for steady load: a work weight of 8 ms per token at any load.
+    """
     return replace(options, low_work_weight_s_per_token=options.high_work_weight_s_per_token)
 
 

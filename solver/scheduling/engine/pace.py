@@ -8,7 +8,9 @@ from solver.scheduling.engine.latency import LatencyTable
 
 _SMOOTHING = 0.05
 _LEARN_TOKENS = 64
-"""Least prefill tokens of an iteration from which the time per prefill token is learned."""
+"""
+Least number of prefill tokens in an iteration from which the time per prefill token is learned.
+"""
 _STALL_FACTOR = 10.0
 """A duration above this multiple of the predicted or usual one counts as a stall."""
 
@@ -32,7 +34,7 @@ class EnginePace:
         self._num_prefills = 1
 
     def observe(self, iteration: Iteration) -> None:
-        """Learn from an iteration that was executed."""
+        """Learn from an iteration that the engine executed."""
         if iteration.duration_s <= 0:
             return
         duration_s = self._without_stall_s(iteration)
@@ -45,7 +47,9 @@ class EnginePace:
             self.token_s += _share(self._num_prefills) * (token_s - self.token_s)
 
     def _without_stall_s(self, iteration: Iteration) -> Seconds:
-        """Duration of *iteration*, bounded, because a single stall does not make the host slow."""
+        """
+        Duration of *iteration*, bounded, so that a single stall does not make the host appear slow.
+        """
         usual_s = _STALL_FACTOR * self.iteration_s
         if iteration.duration_s <= usual_s:
             return iteration.duration_s
@@ -71,5 +75,7 @@ class EnginePace:
 
 
 def _share(count: int) -> float:
-    """Weight of the newest of *count* observations; the first observations have equal weights."""
+    """
+    Weight of the newest of *count* observations; the first observations all have equal weights.
+    """
     return max(_SMOOTHING, 1 / count)

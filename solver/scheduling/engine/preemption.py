@@ -1,4 +1,4 @@
-"""Selective preemption: choice of the running prefills that pause or give up their KV."""
+"""Selective preemption: selects running prefills that pause or give up their KV."""
 
 from collections.abc import Sequence
 
@@ -24,8 +24,9 @@ def shared_cap(remaining: Sequence[int], budget_tokens: int) -> int | None:
     """
     Maximum tokens per prefill with which all prefills in *remaining* share the budget fully.
 
-    None if the budget suffices for all prefills. An engine gives tokens to running prefills in the
-    order of their admission. The maximum leaves tokens for a later prefill with higher priority.
+    The result is None if the budget suffices for all prefills. An engine gives tokens to running
+    prefills in the order of their admission. The maximum leaves tokens for a later prefill with
+    higher priority.
     """
     if sum(remaining) <= budget_tokens:
         return None

@@ -15,11 +15,13 @@ class Ordering(Enum):
     SRPF = "srpf"
     """Shortest remaining prefill first."""
     HYBRID = "hybrid"
-    """QoServe: deadline plus weighted remaining work."""
+    """QoServe's hybrid key: deadline plus weighted remaining work."""
     QUARTZ = "quartz"
-    """QUARTZ: size, aged by arrival: `s + λ·a`, where a is the arrival time."""
+    """
+    QUARTZ's key: size, aged by arrival: `s + λ·a`, where s is the size and a is the arrival time.
+    """
     COMBINED = "combined"
-    """The hybrid key plus a delay for the engine time that the tenant used before."""
+    """The hybrid key of QoServe plus a delay for the engine time that the tenant used before."""
 
 
 AGING_WEIGHT = 0.2

@@ -54,7 +54,7 @@ class QoServePolicy:
         """Longest iteration with which the latest interactive work meets its TBT targets."""
 
     def set_latency(self, latency: LatencyTable) -> None:
-        """Use *latency* for decisions from now on."""
+        """Use the latency table *latency* for decisions from now on."""
         self._pace.latency = latency
 
     def rank(self, request_id: RequestId) -> Rank:
@@ -141,7 +141,8 @@ class QoServePolicy:
         self, now: UnixTime, batch: BatchState
     ) -> tuple[PlannedBatch, list[_Held], list[_Held], Seconds]:
         """
-        Work of the decodes, running prefills, best-effort decodes, and time limit of the iteration.
+        Work of the iteration's decodes, running prefills, best-effort decodes, and the iteration's
+        time limit.
         """
         entries = self._entries
         decode_limit_s = self._decode_limit_s
@@ -174,7 +175,8 @@ class QoServePolicy:
 
     def _order(self, selection: Selection) -> Iterator[RequestId]:
         """
-        The chosen requests, then more requests, because cached prefixes may leave tokens for them.
+        Yield the selected requests, then more requests, because cached prefixes may leave tokens
+        for them.
         """
         for entry in tuple(self._offered):
             yield entry.view.request_id
@@ -216,5 +218,5 @@ class DecodeHistory:
             self._expected[application] = over_approximation(value)
 
     def expected_tokens(self, application: str, max_tokens: int) -> float:
-        """Length assumed for planning, at most *max_tokens*."""
+        """Answer length that is assumed for planning, at most *max_tokens*."""
         return min(max_tokens, self._expected.get(application, self._default_tokens))

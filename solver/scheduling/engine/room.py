@@ -7,12 +7,13 @@ from solver.scheduling.engine.decision import BatchState, RunningView
 from solver.scheduling.engine.entry import Entry
 
 BLOCK_TOKENS = 16
-"""Tokens of a KV block; a request may need up to one block more than its tokens."""
+"""Tokens of a KV block; a request may need up to one block more than its number of tokens."""
 
 
 class Room:
     """
-    Room for new requests; KV for running prefills and for the next tokens of decodes is reserved.
+    KV and running slots for new requests; KV for running prefills and for the next tokens of
+    decodes is reserved.
 
     Args:
         batch: State before the iteration.
@@ -23,28 +24,28 @@ class Room:
         self._tokens = batch.free_kv_tokens - num_decodes * BLOCK_TOKENS
         self._num_seats = batch.max_running - len(batch.running)
         self.missing_for_decodes = -self._tokens
-        """KV tokens that are missing for the next tokens of decodes."""
+        """Number of KV tokens that are missing for the next tokens of decodes."""
 
     def keep(self, tokens: int) -> None:
         """Reserve *tokens* of KV that a running prefill will need."""
         self._tokens -= tokens + BLOCK_TOKENS
 
     def fits(self, entry: Entry, *, reserve_tokens: int) -> bool:
-        """Return True if *entry* may begin and *reserve_tokens* of KV stay free."""
+        """Return True if *entry* may begin and leaves *reserve_tokens* of KV free."""
         needed = entry.prefill_tokens + BLOCK_TOKENS
         return self._num_seats > 0 and needed <= self._tokens - reserve_tokens
 
     def missing(self, entry: Entry) -> int:
-        """KV tokens that are missing for *entry* to begin."""
+        """Number of KV tokens that are missing for *entry* to begin."""
         return entry.prefill_tokens + BLOCK_TOKENS - self._tokens
 
     def take(self, entry: Entry) -> None:
-        """Take a slot and the KV for *entry*, which begins."""
+        """Take a running slot and KV for *entry*, which begins."""
         self._tokens -= entry.prefill_tokens + BLOCK_TOKENS
         self._num_seats -= 1
 
     def release(self, victims: Iterable[tuple[Entry, RunningView]]) -> None:
-        """Free the slots and the KV of *victims*."""
+        """Free the running slots and the KV of *victims*."""
         for victim, run in victims:
             self._tokens += freed_tokens(victim, run)
             self._num_seats += 1

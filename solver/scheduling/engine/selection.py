@@ -65,10 +65,10 @@ class Selection:
         self._blocked = False
         self._first_tokens = FirstTokens(options, pace.latency)
         self.budget_tokens = 0
-        """Prefill tokens of the iteration."""
+        """Number of prefill tokens of the iteration."""
 
     def choose(self, prefills: list[_Held]) -> None:
-        """Fill the token budget; *prefills* are the running prefills."""
+        """Fill the token budget of the iteration; *prefills* are the running prefills."""
         self._prefills = prefills
         self._resting = {run.request_id: (entry, run) for entry, run in prefills}
         for entry, view in prefills:
@@ -115,7 +115,7 @@ class Selection:
             self._first_tokens.count(entry, planned, self._now)
 
     def held(self) -> frozenset[RequestId]:
-        """Running prefills that were not chosen."""
+        """Running prefills that were not selected for the iteration."""
         return frozenset(self._resting) - frozenset(self._victims)
 
     def preempted(self) -> frozenset[RequestId]:
@@ -123,13 +123,19 @@ class Selection:
         return frozenset(self._victims)
 
     def cap(self) -> int | None:
-        """Maximum tokens per prefill, if the engine's own order would starve a chosen prefill."""
+        """
+        Maximum number of tokens per prefill, if the engine's own order would starve a selected
+        prefill.
+        """
         if sum(self._remaining) <= self.budget_tokens or self._last_in_engine() == self._last:
             return None
         return shared_cap(self._remaining, self.budget_tokens)
 
     def one_more(self) -> Entry | None:
-        """Choose another waiting request if there is room, and return it; else None."""
+        """
+        Select another waiting request if there is room, and return it; return None if there is no
+        room.
+        """
         if self._blocked:
             return None
         item = self._waiting.first()
@@ -141,7 +147,10 @@ class Selection:
     def _part(
         self, entry: Entry, planned: PlannedBatch, before_tokens: int, left_tokens: int
     ) -> int:
-        """Tokens of *entry* that the iteration can compute in addition to the *planned* work."""
+        """
+        Number of tokens of *entry* that the iteration can compute in addition to the *planned*
+        work.
+        """
         # The budget already includes the context of the first prefill.
         budgeted = not before_tokens or planned.tokens == self._decodes.tokens
         limit_s = inf if budgeted else self._limit_s
@@ -160,7 +169,7 @@ class Selection:
 
     def _ranked(self, prefills: list[_Held]) -> list[_Candidate]:
         """
-        Regular running prefills, the best last; prefills of other ranks are left to `_rank_later`.
+        Regular running prefills, the best last; `_rank_later` ranks the prefills of other ranks.
         """
         regular = []
         for place, (entry, run) in enumerate(prefills):
@@ -190,7 +199,10 @@ class Selection:
         return (float(entry.rank), key, place, entry, run)
 
     def _next(self, running: list[_Candidate]) -> tuple[Entry, RunningView | None] | None:
-        """The best candidate; waiting requests that will be late are relegated first."""
+        """
+        The best candidate for the iteration; waiting requests that will be late are relegated
+        first.
+        """
         while True:
             item = None if self._blocked else self._first_waiting()
             if self._later and not running and (item is None or item[0] > Rank.REGULAR):
@@ -295,7 +307,7 @@ class Selection:
         self._allowance.count(entry)
 
     def _last_in_engine(self) -> RequestId | None:
-        """The request to which the engine gives tokens last."""
+        """The running prefill to which the engine gives tokens last."""
         if self._offered:
             return self._offered[-1].view.request_id
         for _, run in reversed(self._prefills):

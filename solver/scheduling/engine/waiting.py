@@ -41,7 +41,7 @@ class WaitingHeap:
         return entry.place in self._entries
 
     def push(self, entry: Entry) -> None:
-        """Add *entry*, which is in no heap."""
+        """Add *entry*, which must not be in a heap."""
         self._entries[entry.place] = entry
         self.tokens += entry.prefill_tokens
         for key, heap in zip(self._keys, self._heaps, strict=True):
@@ -50,7 +50,7 @@ class WaitingHeap:
                 self._drop_stale(heap)
 
     def discard(self, entry: Entry) -> None:
-        """Remove *entry* from the queue."""
+        """Discard *entry* from the heap."""
         del self._entries[entry.place]
         entry.version += 1
         self.tokens -= entry.prefill_tokens
@@ -98,7 +98,7 @@ class WaitingWork:
 
     @property
     def level(self) -> int:
-        """Index of the current work weight."""
+        """Index of the work weight at the current load level."""
         return int(self._load.is_on) if len(self._keys) > 1 else 0
 
     @property
@@ -106,7 +106,7 @@ class WaitingWork:
         return self._overload.is_on
 
     def key(self, entry: Entry) -> float:
-        """The key of *entry* at the current load level."""
+        """The sort key of *entry* at the current load level."""
         if entry.rank is Rank.BEST_EFFORT:
             return _arrival(entry)
         key = self._keys[self.level](entry)
@@ -116,7 +116,8 @@ class WaitingWork:
 
     def observe(self, token_s: Seconds) -> None:
         """
-        Update the load level and the overload mode; a prefill token currently takes *token_s*.
+        Update the load level and the overload mode; a prefill token currently takes *token_s*
+        seconds.
         """
         important_s = self._important.tokens * token_s
         all_s = important_s + self._unimportant.tokens * token_s
@@ -138,7 +139,7 @@ class WaitingWork:
                 return
 
     def first(self) -> tuple[int, float, Entry] | None:
-        """Rank, key and entry of the next request; None when no request waits."""
+        """Rank, key and entry of the request to be served next; None if no request waits."""
         level = self.level
         high = self._important.peek(level)
         low = self._unimportant.peek(level)
@@ -172,7 +173,7 @@ class WaitingWork:
 
     @property
     def _delay_s(self) -> Seconds:
-        """Delay of the assumed deadline of unimportant work; 0 outside the overload mode."""
+        """Delay that is added to the deadlines of unimportant work; 0 outside the overload mode."""
         return self._options.unimportant_delay_s if self._overload.is_on else 0.0
 
     def _heap(self, entry: Entry) -> WaitingHeap:

@@ -64,7 +64,7 @@ class Container:
 
 
 def seconds(text: str) -> float:
-    """A duration of the compose file."""
+    """Convert a duration of the compose file to seconds."""
     number, unit = re.fullmatch(r"(\d+)(s|m)", text).groups()  # type: ignore[union-attr]  # else the test fails
     return int(number) * {"s": 1, "m": 60}[unit]
 

@@ -37,7 +37,10 @@ log = structlog.get_logger()
 
 _MAX_ITERATIONS = 4096
 _MAX_LAG_S = 0.1
-"""Maximum lag behind real time that the engine makes up; a longer lag is ignored."""
+"""
+Maximum lag behind real time for which the engine compensates; the part of a lag above it is
+ignored.
+"""
 _IDLE_S = 0.001
 
 
@@ -61,7 +64,7 @@ class SimulatedEngine(AnsweringBackend):
         self._core: SimulatedEngineCore | None = None
         self._passage = Passage(settings)
         self._ended = EngineTotals()
-        """Totals of models that were active before."""
+        """Totals of the models that were active before the current model."""
         self._limits = SchedulingParameters(
             token_budget=settings.token_budget, max_running=settings.max_running
         )
@@ -83,7 +86,7 @@ class SimulatedEngine(AnsweringBackend):
         )
 
     async def prepare(self) -> None:
-        """No-op."""
+        """No-op: the simulated engine needs no preparation."""
 
     async def start(self) -> None:
         if self._loop_task is None:
@@ -96,7 +99,7 @@ class SimulatedEngine(AnsweringBackend):
         if activation is None:
             return 0.0
         if self._streams:
-            raise EngineError(f"{len(self._streams)} requests are running")
+            raise EngineError(f"the model cannot change: {len(self._streams)} requests are running")
         self._residency.is_activating = True
         try:
             duration_s = await self._models.load(activation)
@@ -206,7 +209,7 @@ class SimulatedEngine(AnsweringBackend):
             )
 
     def _totals(self) -> EngineTotals:
-        """Totals of all models so far."""
+        """Totals of the backend over all models that have been active so far."""
         if self._core is None:
             return self._ended
         scheduling = self._core.totals + self._passage.totals
@@ -230,7 +233,7 @@ class SimulatedEngine(AnsweringBackend):
         self._ended = self._totals()
         self._core = None
         self._residency.clear()
-        self._fail_streams("the engine died under the request")
+        self._fail_streams("the engine died while the request ran")
 
     async def _serve(self) -> None:
         try:
@@ -240,7 +243,9 @@ class SimulatedEngine(AnsweringBackend):
             self._die()
 
     async def _iterate_forever(self) -> None:
-        """Run iterations while there is work; each iteration lasts its simulated time."""
+        """
+        Run iterations of the engine while there is work; each iteration lasts its simulated time.
+        """
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -263,7 +268,9 @@ class SimulatedEngine(AnsweringBackend):
             self._deliver(core, result)
 
     def _deliver(self, core: SimulatedEngineCore, result: IterationResult) -> None:
-        """Push tokens to their open streams; a request's first token ends its prefill."""
+        """
+        Push new tokens to the streams of their requests; a request's first token ends its prefill.
+        """
         now = self._clock.now()
         for each in result.outputs:
             prefill_s = core.prefill_times.end(each.request_id, now) or 0.0

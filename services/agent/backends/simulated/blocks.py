@@ -11,7 +11,7 @@ def block_hashes(
     token_ids: Tokens, block_tokens: int, parents: Sequence[BlockHash] = ()
 ) -> list[BlockHash]:
     """
-    One hash per full block, each covering all tokens up to its end.
+    Return one hash per full KV block; each hash covers all tokens up to the end of its block.
 
     Args:
         token_ids: The whole sequence.
@@ -48,11 +48,14 @@ class BlockPool:
 
     @property
     def utilization(self) -> float:
-        """Share of blocks in use, 0..1."""
+        """Share of KV blocks in use, 0..1."""
         return 1.0 - len(self._free) / self._num_blocks
 
     def cached_prefix(self, hashes: Sequence[BlockHash]) -> list[int]:
-        """The blocks of the longest cached prefix of *hashes*; adds no user to them."""
+        """
+        The blocks of the longest cached prefix of *hashes*; the blocks' numbers of users stay
+        unchanged.
+        """
         blocks = []
         for content in hashes:
             block = self._by_content.get(content)
@@ -63,19 +66,20 @@ class BlockPool:
 
     def num_unused(self, blocks: Sequence[int]) -> int:
         """
-        Number of free blocks among *blocks*: the decrease of free blocks when *blocks* are taken.
+        Number of free blocks among *blocks*, by which the free blocks decrease when *blocks* are
+        taken.
         """
         return sum(self._users[block] == 0 for block in blocks)
 
     def take(self, blocks: Sequence[int]) -> None:
-        """Add a user to each of *blocks*."""
+        """Add one user to each of the KV blocks *blocks*."""
         for block in blocks:
             if self._users[block] == 0:
                 del self._free[block]
             self._users[block] += 1
 
     def allocate(self, count: int) -> list[int] | None:
-        """Allocate *count* empty blocks, or none if fewer are free."""
+        """Allocate *count* empty KV blocks; allocate none if fewer than *count* are free."""
         if count > len(self._free):
             return None
         blocks = []
@@ -88,19 +92,24 @@ class BlockPool:
         return blocks
 
     def remember(self, block: int, content: BlockHash) -> None:
-        """Register *content* of the full *block*; only the first of equal blocks is registered."""
+        """
+        Register *content* as the content of the full *block*; of equal blocks only the first is
+        registered.
+        """
         if content not in self._by_content:
             self._forget(block)
             self._by_content[content] = block
             self._content[block] = content
 
     def forget_unused(self) -> None:
-        """Discard the content of free blocks."""
+        """Discard the cached content of all free KV blocks."""
         for block in self._free:
             self._forget(block)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference to each of a sequence's *blocks*; the last one is reused first."""
+        """
+        Remove one user from each of a sequence's *blocks*; the last block is allocated again first.
+        """
         for block in reversed(blocks):
             self._users[block] -= 1
             if self._users[block] == 0:

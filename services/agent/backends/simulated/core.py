@@ -66,7 +66,7 @@ class SimulatedEngineCore:
         ends the request's prefill.
         """
         self.last_budget_tokens = 0
-        """Token budget of the last iteration."""
+        """Token budget of the engine's last iteration."""
 
     @property
     def num_running(self) -> int:
@@ -82,7 +82,7 @@ class SimulatedEngineCore:
         return self.memory.pool.utilization
 
     def limit(self, *, token_budget: int, max_running: int) -> None:
-        """Change the limits; values above those of the settings have no effect."""
+        """Change the engine's limits; values above the limits in the settings have no effect."""
         self._token_budget = max(1, min(token_budget, self._settings.token_budget))
         self.max_running = max(1, min(max_running, self._settings.max_running))
 
@@ -121,7 +121,7 @@ class SimulatedEngineCore:
         )
 
     def abort(self, request_id: RequestId) -> None:
-        """Remove the request and free its KV; unknown ids are ignored."""
+        """Remove a request from the engine and free its KV; unknown ids are ignored."""
         run = self._waiting.pop(request_id, None)
         if run is None:
             run = next((run for run in self._running if run.request_id == request_id), None)
@@ -134,16 +134,19 @@ class SimulatedEngineCore:
 
     def clear_caches(self) -> None:
         """
-        Drop all KV that no running request owns; running requests are copied to host memory again.
+        Drop all KV that no running request owns; the KV of running requests is copied to host
+        memory again.
         """
         self.memory.clear(self._running)
 
     def iterate(self, now: UnixTime) -> IterationResult:
-        """Begin an iteration at *now* and complete it."""
+        """Begin an iteration at time *now* and complete it immediately."""
         return self.finish(self.begin(now))
 
     def begin(self, now: UnixTime) -> Pass:
-        """Select the work of the iteration that begins at *now*, and allocate its memory."""
+        """
+        Select the work of the iteration that begins at time *now*, and allocate KV for the work.
+        """
         schedule = Schedule(self._policy.decide(now, self._batch_state()), self._token_budget)
         self.last_budget_tokens = schedule.budget_tokens
         stopped = [run for run in self._running if run.request_id in schedule.decision.preempted]
@@ -178,10 +181,7 @@ class SimulatedEngineCore:
         return begun
 
     def finish(self, begun: Pass) -> IterationResult:
-        """
-        Complete the parts of *begun* that were not dropped; requests aborted meanwhile get no
-        output.
-        """
+        """Complete the parts of *begun* that were not dropped; aborted requests get no output."""
         iteration = begun.iteration()
         outputs = (self._advance(run, count) for run, count in begun.parts if not run.ended)
         return IterationResult(
@@ -213,7 +213,9 @@ class SimulatedEngineCore:
         )
 
     def _schedule_running(self, schedule: Schedule) -> list[Run]:
-        """Schedule tokens of running requests; return the requests preempted for lack of KV."""
+        """
+        Schedule tokens of running requests; return the requests that were preempted for lack of KV.
+        """
         starved: list[Run] = []
         index = 0
         # Victims are removed from the end, so entries before the index stay.
@@ -233,7 +235,7 @@ class SimulatedEngineCore:
         return starved
 
     def _admit(self, schedule: Schedule) -> list[Run]:
-        """Start waiting requests in the policy's order, until a request does not fit."""
+        """Start waiting requests in the policy's order until a request does not fit into the KV."""
         admitted: list[Run] = []
         for request_id in schedule.decision.order:
             if schedule.budget_tokens == 0 or len(self._running) >= self.max_running:

@@ -14,7 +14,7 @@ _ALL = 1 << 60
 
 
 class HostMemory:
-    """Copies the same KV at the same points as vLLM's engine core with Headway's KV connector."""
+    """Copies the same KV to host memory at the same points as vLLM with Headway's KV connector."""
 
     def __init__(self, settings: SimulatedSettings) -> None:
         self._index = HostIndex(settings.host_kv_tokens // settings.block_tokens)
@@ -33,11 +33,16 @@ class HostMemory:
         return self._index.num_slots * self._block_bytes
 
     def restorable(self, hashes: Sequence[BlockHash], first: int) -> int:
-        """Number of consecutive blocks of *hashes* from index *first* on that have copies."""
+        """
+        Number of consecutive KV blocks of *hashes*, from index *first* on, that have host copies.
+        """
         return max(0, self._index.num_known(hashes) - first)
 
     def restore(self, hashes: Sequence[BlockHash], first: int) -> None:
-        """Restore the blocks of *hashes* from index *first* on; all of them must have copies."""
+        """
+        Restore the KV blocks of *hashes* from index *first* on; all of these blocks must have host
+        copies.
+        """
         self._index.touch(hashes)
         count = len(hashes) - first
         self._due_s += count * self._block_copy_s
@@ -49,7 +54,10 @@ class HostMemory:
         )
 
     def save(self, run: Run, num_full: int) -> None:
-        """Copy the first *num_full* blocks of *run* to host memory if they have no copy there."""
+        """
+        Copy the first *num_full* KV blocks of *run* to host memory, except blocks that have a host
+        copy.
+        """
         if not run.request.checkpointed or num_full <= run.num_saved:
             return
         hashes = run.hashes[:num_full]
@@ -78,16 +86,18 @@ class HostMemory:
         self._claims.leave(_origin(run))
 
     def release(self, run: Run) -> None:
-        """Release the copies of *run*, whose answer is complete."""
+        """Release the host copies of the KV of *run*, whose answer is complete."""
         self._claims.finish(_origin(run))
 
     def take_due_s(self) -> Seconds:
-        """Return the time of copies since the last call, which is added to the next iteration."""
+        """
+        Return the duration of KV copies since the last call, which is added to the next iteration.
+        """
         due_s, self._due_s = self._due_s, 0.0
         return due_s
 
     def clear(self) -> None:
-        """Drop all copies."""
+        """Drop all KV copies in host memory."""
         self._index.clear()
         self._claims.clear()
 

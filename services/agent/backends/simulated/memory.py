@@ -11,7 +11,7 @@ from services.agent.backends.simulated.run import Run
 
 class KvMemory:
     """
-    KV of current runs, and cached KV of earlier ones.
+    KV of current runs, and cached KV of earlier runs.
 
     Args:
         settings: Sizes of blocks and memory, and the time of copies.
@@ -24,7 +24,7 @@ class KvMemory:
 
     def begin(self, run: Run) -> bool:
         """
-        Allocate blocks for all known tokens of *run*; false if free memory is too small.
+        Allocate blocks for all known tokens of *run*; return False if free memory is too small.
 
         Sets `num_computed_tokens` to the KV that was found: cached blocks, then blocks restored
         from host memory.
@@ -46,8 +46,7 @@ class KvMemory:
 
     def grow(self, run: Run, count: int) -> bool:
         """
-        Allocate blocks for *count* more tokens; false, without a change, if too few blocks are
-        free.
+        Allocate KV for *count* more tokens; if memory is too small, return False without a change.
         """
         end = run.num_computed_tokens + count
         blocks = self.pool.allocate(max(0, -(-end // self._block_tokens) - len(run.blocks)))
@@ -57,7 +56,9 @@ class KvMemory:
         return True
 
     def compute(self, run: Run, count: int) -> None:
-        """Record *count* more tokens of *run* as computed; `grow` has allocated their blocks."""
+        """
+        Record that *count* more tokens of *run* are computed; `grow` has allocated their KV blocks.
+        """
         size = self._block_tokens
         first_full = run.num_computed_tokens // size
         run.num_computed_tokens += count
@@ -68,18 +69,23 @@ class KvMemory:
             self.pool.remember(run.blocks[index], run.hashes[index])
 
     def save(self, run: Run) -> None:
-        """Copy the full blocks of *run* to host memory if the run is checkpointed."""
+        """Copy the full KV blocks of *run* to host memory if the run is checkpointed."""
         self.host.save(run, run.num_computed_tokens // self._block_tokens)
 
     def clear(self, running: Iterable[Run]) -> None:
-        """Drop KV that none of *running* owns; all host copies are dropped and made again."""
+        """
+        Drop KV that no run of *running* owns, and copy the KV of these runs to host memory again.
+        """
         self.pool.forget_unused()
         self.host.clear()
         for run in running:
             run.num_saved = 0
 
     def _restore(self, run: Run, usable: Sequence[BlockHash]) -> int:
-        """Restore blocks after the last block of *run*; the caller ensures that they fit."""
+        """
+        Restore KV blocks after the last block of *run*; the caller ensures that they fit into
+        memory.
+        """
         first = len(run.blocks)
         count = self.host.restorable(usable, first)
         blocks = self.pool.allocate(count) or []

@@ -16,7 +16,7 @@ _ENGINE_OVERHEAD_BYTES = 512 << 20
 
 class SimulatedModels:
     """
-    Active, parked and cold models.
+    The active model, parked models and cold models of a simulated engine.
 
     Args:
         entries: Models that can be activated.
@@ -37,7 +37,7 @@ class SimulatedModels:
         )
 
     async def load(self, activation: Activation) -> Seconds:
-        """Wait for the simulated time of *activation*; the caller calls `activated` after it."""
+        """Wait for the simulated time of *activation*; afterwards the caller calls `activated`."""
         self.residency.drop(activation.drop)
         duration_s = self._activation_s[activation.path]
         await asyncio.sleep(duration_s * self._time_scale)

@@ -70,7 +70,7 @@ class Passage:
         """
         Register an arrived request with targets, and preempt the running iteration if necessary.
 
-        The iteration is preempted if the request would be late otherwise.
+        The iteration is preempted if the request would be late without the preemption.
 
         Args:
             slack_s: Real time until the first token of this request is due.
@@ -89,7 +89,10 @@ class Passage:
                 self.preempt()
 
     def preempt(self) -> bool:
-        """Preempt the iteration at its next safepoint; return whether it has best-effort work."""
+        """
+        Preempt the iteration at its next safepoint; return whether the iteration has best-effort
+        work.
+        """
         if self._running is None or not self._running[1].offline_tokens:
             return False
         if not self._wanted.is_set():
@@ -101,7 +104,8 @@ class Passage:
         """
         Wait until the iteration is preempted or over.
 
-        Returns the time of the safepoint at which it is preempted, or infinity if it is not.
+        Returns the time of the safepoint at which the iteration is preempted, or infinity without a
+        preemption.
         """
         offline_tokens = begun.offline_tokens
         if not offline_tokens or self._interval >= 1 or due <= begun_at:

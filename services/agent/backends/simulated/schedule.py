@@ -16,7 +16,7 @@ from solver.scheduling.engine.decision import IterationDecision
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """One token of one request, available when its iteration is over."""
+    """One token of one request; the token is available when its iteration is over."""
 
     request_id: RequestId
     token_id: int
@@ -26,7 +26,7 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationResult:
-    """One iteration; empty if the policy held all requests that could run."""
+    """Result of one iteration; empty if the policy held all requests that could run."""
 
     duration_s: Seconds
     outputs: tuple[TokenOutput, ...]
@@ -42,24 +42,26 @@ class Schedule:
         self.budget_tokens = max(1, min(decision.token_budget, max_budget_tokens))
 
     def is_held(self, run: Run) -> bool:
-        """True if the policy holds *run*; decodes are never held."""
+        """True if the policy holds *run* in this iteration; a run that decodes is never held."""
         return run.is_prefill and run.request_id in self.decision.held
 
     def share(self, run: Run) -> int:
-        """Number of tokens that *run* may compute within the remaining budget."""
+        """
+        Number of tokens that *run* may compute within the remaining token budget of the iteration.
+        """
         count = min(len(run.tokens) - run.num_computed_tokens, self.budget_tokens)
         cap = self.decision.per_request_cap
         return count if cap is None or not run.is_prefill else min(count, max(1, cap))
 
     def take(self, run: Run, count: int) -> None:
-        """Schedule *count* tokens of *run*; the KV for them is already allocated."""
+        """Schedule *count* tokens of *run*, for which KV is already allocated."""
         self.parts.append((run, count))
         self.budget_tokens -= count
 
 
 @dataclass(slots=True)
 class Pass:
-    """A running iteration; its results become valid when it is over."""
+    """An iteration in progress; its results become valid when the iteration is over."""
 
     parts: list[tuple[Run, int]]
     latency: LatencyCoefficients
@@ -67,7 +69,7 @@ class Pass:
     """Time of the KV copies that precede the iteration."""
 
     def iteration(self) -> EngineIteration:
-        """Telemetry record of the iteration; its time is zero if nothing is computed."""
+        """Telemetry record of the iteration; its duration is zero if nothing is computed."""
         computed = iteration_of(self.parts, self.latency)
         if not self.parts:
             return computed
@@ -75,12 +77,13 @@ class Pass:
 
     @property
     def offline_tokens(self) -> int:
-        """Scheduled tokens of requests without targets."""
+        """Number of scheduled tokens of requests without targets."""
         return sum(count for run, count in self.parts if run.best_effort)
 
     def drop_offline(self) -> int:
         """
-        Remove best-effort requests; return the number of their scheduled tokens.
+        Remove the best-effort requests from the iteration; return the number of their scheduled
+        tokens.
 
         As in vLLM, the other requests are then computed from the first layer.
         """

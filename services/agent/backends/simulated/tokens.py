@@ -48,7 +48,7 @@ class TokenSource:
         self._mean_output_tokens = mean_output_tokens
 
     def next(self, *, may_stop: bool) -> int:
-        """The next token; it is a stop token only if *may_stop*."""
+        """Return the next token of the answer; a stop token is possible only if *may_stop*."""
         drawn = int.from_bytes(self._hash.digest(), "little")
         if may_stop and self._stops and drawn % self._mean_output_tokens == 0:
             token = self._stops[0]
