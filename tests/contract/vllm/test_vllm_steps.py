@@ -46,7 +46,10 @@ pytestmark = [
 SCHEDULERS = {"fcfs": "RecordedFcfs", "edf": "RecordedEdf", "qoserve": "RecordedQoserve"}
 OUTPUTS = (1, 7, 16, 40, 90)
 NUM_REQUESTS = 40
-LOADS = ((0.03, 1.0), (0.01, 1.0), (0.0, 1.0), (0.06, 3.0), (0.1, 9.0), (0.2, 30.0))
+LOADS = (
+    *((0.03, 1.0), (0.01, 1.0), (0.0, 1.0), (0.01, 0.5), (0.02, 2.0)),
+    *((0.0, 2.0), (0.06, 3.0), (0.1, 9.0), (0.2, 30.0)),
+)
 """
 Loads: seconds between requests, and factor of the requests' targets.
 
