@@ -47,7 +47,7 @@ def _lengths(state: EstimatorState) -> Iterator[tuple[Labels, DecodeLengths]]:
 
 
 def _field(estimate: PredictionErrors | Calibration | Moments | None, name: str) -> float | None:
-    """The field *name* of an estimate; None if there is no estimate."""
+    """The field *name* of an estimate; None without an estimate."""
     return None if estimate is None else float(getattr(estimate, name))
 
 

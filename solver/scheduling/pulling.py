@@ -166,7 +166,7 @@ class PullOrder:
         )
 
     def inbox_at(self) -> UnixTime:
-        """Time at which the inbox should be polled again; infinite if there is no inbox."""
+        """Time at which the inbox should be polled again; infinite without an inbox."""
         return self._asleep_until(self._inbox) if self._inbox else math.inf
 
     @property

@@ -156,12 +156,18 @@ class MeshCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
                 self._outputs.put_nowait(last_output(request, final, rest))
             else:
                 self._refuse(request_id, final.error, call)
-        except Exception as error:  # noqa: BLE001 - any error ends this request alone
+        except MeshError as error:
+            self._refuse(request_id, error_info(error), call)
+        except Exception as error:  # a bug or a damaged output ends this request alone
+            log.exception("relay.broken", request_id=request_id)
             self._refuse(request_id, error_info(error), call)
         finally:
             self._relays.pop(request_id, None)
 
     def _refuse(self, request_id: str, info: ErrorInfo, call: Call) -> None:
+        """End a request with an error, unless it has been stopped or cancelled here."""
+        if request_id not in self._relays:
+            return
         call.failure = call.failure or info
         self._fail(request_id, RequestFailedError(info))
 

@@ -76,7 +76,7 @@ class Response:
         """Outcome of the call after the end of the application."""
         if self.call is not None and self.call.failure is not None:
             return outcome_of(self.call.failure)
-        if self._status is None:
+        if self._status is None or not self._ended:
             return Outcome.CANCELLED
         return Outcome.REFUSED if self._status in ERROR_STATUSES else Outcome.COMPLETED
 

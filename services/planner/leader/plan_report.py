@@ -39,7 +39,7 @@ def cause_of(planned: Planned) -> str | None:
 
 
 def advice_of(state: LeaderState) -> tuple[AdvisedInstances, ...]:
-    """Advised number of instances per kind of device; the current number if there is no advice."""
+    """Advised number of instances per kind of device; without advice, the current number."""
     present = Counter(device_of(each) for each in state.instances.values())
     known = {each.device: each for each in state.advice}
     return tuple(

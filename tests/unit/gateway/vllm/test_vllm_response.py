@@ -154,3 +154,10 @@ async def test_error_after_the_first_part_ends_the_stream(response: Response, cl
 
 async def test_response_that_never_starts_counts_as_cancelled(response: Response):
     assert response.outcome() is Outcome.CANCELLED
+
+
+async def test_stream_that_does_not_end_counts_as_cancelled(response: Response):
+    await started(response, SSE)
+    await part(response, b"data: {}\n\n")
+
+    assert response.outcome() is Outcome.CANCELLED

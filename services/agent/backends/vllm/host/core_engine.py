@@ -72,7 +72,7 @@ class CoreEngine:
         self._receivers[request.request_id] = receiver
         try:
             await self._client.add_request_async(request)
-        except BaseException:
+        except BaseException:  # also when cancelled: the core never answers this request
             del self._receivers[request.request_id]
             raise
         if self._reading is None:
