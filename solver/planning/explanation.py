@@ -19,8 +19,8 @@ from solver.planning.problem.problem import NONE, Floats, Ints, PlanningProblem,
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherPlace:
     """
-    The cheapest position of a group in one virtual queue, for a group that leaves its current
-    queue.
+    The cheapest position in one virtual queue to which a group could move, with the cost of the
+    move.
     """
 
     instance: int
@@ -61,8 +61,8 @@ def explain(
     Explanations of all groups of *order*, the likeliest to be late first.
 
     Args:
-        most: Number of groups, from the first, for which alternative positions are computed; one
-            group takes some hundreds of microseconds per waiting group.
+        most: Number of groups, from the first, for which alternative positions are computed;
+            explaining a group takes some hundreds of microseconds per waiting group.
         others: Maximum number of alternative positions reported for each group.
     """
     late, turns = late_probability(problem, order), turns_s(problem, order)

@@ -24,12 +24,12 @@ def lane_forecasts(
     """
     Forecasts of all lanes with waiting requests; a new request is behind all requests of its lane.
 
-    The turn of a new request comes when all of the lane's groups in the plan are done: a lane is
-    first in, first out, regardless of the order of its groups in the plan. A new request passes the
-    groups that consist of overflow. A lane that no instance serves has an infinite wait, published
-    as none. All instances that have a group of the lane in the plan, or have its model active,
-    serve further requests. The spread of the wait comes from the work before the request and from
-    the throughput (`solver.prediction.completion`).
+    The turn of a new request comes when all of the lane's groups in the plan are done. A lane is
+    first in, first out, regardless of the order of its groups in the plan. A new request overtakes
+    the groups that consist of overflow. A lane that no instance serves has an infinite wait,
+    published as none. All instances that have a group of the lane in the plan, or have its model
+    active, serve further requests. The spread of the wait comes from the work before the request
+    and from the throughput (`solver.prediction.completion`).
     """
     late, turns_var_s2 = late_probability(problem, order), turns_var(problem, order, done=1.0)
     groups, device = problem.groups, problem.instances.device
@@ -44,7 +44,7 @@ def lane_forecasts(
     def passing(lane: str, numbers: list[int]) -> tuple[int, float]:
         """
         Last group of the lane before a new request, and the share of this group that the request
-        passes.
+        overtakes.
         """
         in_turn = sorted(numbers, key=lambda number: done_s[number])
         waiting = np.cumsum(groups.num_requests[in_turn])
@@ -84,8 +84,9 @@ def empty_lane_forecasts(
     Forecasts of empty lanes, so that the waits in a burst into one of them are predicted.
 
     The next request of a lane waits for an instance that has the lane's model active. The instance
-    first begins the work that it has pulled and the work of other lanes with deadlines no later.
-    Lanes of models that are active on no instance are left out: a plan has to load these models.
+    first begins the work that it has pulled and the work of other lanes with deadlines no later
+    than that of the request. Lanes of models that are active on no instance are left out: a plan
+    has to load these models.
 
     Args:
         typical: One typical request of each empty lane, as a group.
@@ -143,7 +144,7 @@ def forecast_now(
             first.
 
     Decided: QLM runs its estimator for each request and needs no update. Here planning takes as
-    long as a burst, so a burst would be admitted by a forecast made before the burst.
+    long as a burst, so a whole burst would be admitted by a forecast from before the burst.
     """
     if forecast.wait_s is None:
         return forecast
@@ -176,9 +177,9 @@ def retry_after_s(forecast: LaneForecast, time_left_s: Seconds) -> Seconds:
     """
     Time after which a request with *time_left_s* to its deadline would be in time in this lane.
 
-    The result is the time for the part of the lane's work that must be done before, if no request
-    is added. The result is the time for all of the lane's work if the request would be late without
-    any wait.
+    The result is the time until the lane's wait has become short enough, if no request is added. If
+    the request would be late even without a wait, the result is the time for all of the lane's
+    work.
     """
     if forecast.wait_s is None:
         return _MOST_RETRY_S

@@ -18,8 +18,8 @@ from solver.planning.search.trials import Search
 
 _MOST_INSERTED = 64
 """
-Maximum number of new groups that are inserted at their best positions, which are searched among all
-positions; further groups are dispatched.
+Maximum number of new groups for which all positions are searched. With more new groups, each new
+group goes to the end of a queue, by the rule of `dispatch`.
 """
 
 
@@ -58,8 +58,8 @@ def generate(
         seed: Seed of the search; equal seeds with equal numbers of moves give equal plans.
 
     Source: QLM §7, which gives its program to a solver.
-    Differs: the plan in force is improved by annealing on the true objective. The best plan is kept
-    outside the search, so that there is a plan at any time and in any overload.
+    Differs: the plan in force is improved by annealing on the true objective. The best plan so far
+    is kept, so that there is a plan at any time and in any overload.
     """
     begun_at = clock()
     tables, state = _kept(problem)

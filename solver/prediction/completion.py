@@ -163,8 +163,8 @@ def waiting_time(
     if output is not None:
         now = service.batch if running is None else np.asarray(running, np.float64)
         left = _remainder(output)
-        # The requests that run at the turn include requests that run now, until as many requests
-        # have begun as run together.
+        # Share of the requests running at the turn that do not run now: all of them, once as many
+        # requests have begun as run together.
         others = np.minimum(1.0, ahead.num_requests / max(1.0, service.batch))
         mean = np.maximum(0.0, mean + (now - service.batch) * left.mean)
         variance = variance + others * (now + service.batch) * left.variance

@@ -34,7 +34,7 @@ def non_negative(matrix: Floats, vector: Floats, *, ridge: ArrayLike = 0.0) -> F
 
 
 def _solved(matrix: Floats, vector: Floats) -> Floats:
-    """Return the same as `non_negative`, for a matrix whose diagonal is near 1."""
+    """The x >= 0 that minimises x·matrix·x/2 - vector·x, for a matrix whose diagonal is near 1."""
     size = len(vector)
     solution = np.zeros(size)
     active = np.zeros(size, dtype=bool)

@@ -81,7 +81,7 @@ class ServiceParameters:
     inefficiency: float = 1.0
     """Factor epsilon by which prefills and preemptions slow down decoding; 1 or more."""
     batch: float = 1.0
-    """Number of requests that run together while others wait."""
+    """Number of requests that run together while other requests wait."""
 
     def __post_init__(self) -> None:
         if not 0 < self.token_rate_per_s < math.inf:

@@ -65,7 +65,7 @@ class _Instance:
         return max(0.0, expected_s)
 
     def engine_wait_s(self, now: UnixTime) -> Seconds:
-        """Return the same as `Backlog.engine_wait_s`."""
+        """Mean time until the engine has done its part of the expected work; at least 0."""
         count = self.num_outstanding
         if count <= 0:
             return 0.0
@@ -142,7 +142,8 @@ class Backlog:
 
     def give_up(self, request_id: RequestId, now: UnixTime) -> None:
         """
-        Drop a request whose first token will not come or not be known; ignore unknown requests.
+        Drop a request whose first token will not come, or will not be reported; ignore unknown
+        requests.
 
         The pace of its instance does not change.
         """

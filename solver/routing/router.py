@@ -94,7 +94,8 @@ class Router:
         Choose an instance for *request*, and queue the request for the instance (algorithm 1, lines
         1-10).
 
-        The router must have an instance. An earlier dispatch of the same request no longer counts.
+        The router must have an instance. If the request was submitted before, this call first
+        finishes the earlier submission.
         """
         self.finish(request.request_id, now)
         instance_ids = candidate_set(

@@ -11,8 +11,8 @@ WORK_WEIGHT_S_PER_TOKEN = 0.016
 """
 Delay of a lane's head per token of its work, by which shorter requests are pulled first.
 
-Differs: twice QoServe's alpha under load. Pulling then serves as many requests in time in an
-overload as an engine that sees all requests; a larger weight delays long requests also at loads at
+Differs: twice QoServe's alpha under load. In an overload, pulling then serves as many requests in
+time as an engine that sees all requests. A larger weight would delay long requests also at loads at
 which all requests can be in time.
 """
 _SMOOTHING = 0.05
@@ -92,7 +92,7 @@ class PullOrder:
     work.
 
     The deadline of a head is estimated. FIFO inside a lane is EDF up to one band, so the deadline
-    of the last pulled request is a lower bound of the next deadline; before the first pull, the
+    of the last pulled request is a lower bound of the next deadline. Before the first pull, the
     lower edge of the band is the bound. The work of a head is assumed to be the mean of earlier
     requests, because a lane has work of one class. Empty sources are not polled until a notice
     comes or *poll_s* has passed.

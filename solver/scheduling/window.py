@@ -1,12 +1,16 @@
 """The window: a bounded number of pulled requests that wait for the engine, in exact order."""
 
 import heapq
+import math
 from collections.abc import Iterator
 
 from shared.contracts.base import RequestId, Seconds, UnixTime
 from shared.contracts.requests import QueuedRequest
 from solver.scheduling.engine.entry import Rank
 from solver.scheduling.keys import PriorityKey, edf_key, rank_of
+
+GROWTH = 0.25
+"""Least expected rest of an answer, as a share of the tokens that it has so far."""
 
 
 class Window:
@@ -24,7 +28,7 @@ class Window:
         self._keys: dict[str, PriorityKey] = {}
         self._counts: dict[Rank, int] = dict.fromkeys(Rank, 0)
         self.tokens = 0
-        """Number of prompt and output tokens that the waiting requests may need."""
+        """Number of prompt and output tokens that the waiting requests are expected to need."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -93,6 +97,17 @@ class Window:
         return heap[0] if heap else None
 
 
-def tokens_needed(request: QueuedRequest) -> int:
-    """Maximum number of KV tokens that a request needs: at the end of its answer."""
-    return request.prompt_tokens + request.sampling.max_tokens
+def tokens_needed(request: QueuedRequest, *, generated: int = 0) -> int:
+    """
+    Number of KV tokens that a request is expected to need at the end of its answer.
+
+    Limits of answers are often the whole context, so that rooms for limits would leave engines
+    nearly empty. The rest of an answer is expected to be at least `GROWTH` of its tokens so far.
+
+    Args:
+        request: The request, with the progress of its earlier runs.
+        generated: Tokens of the answer so far, if more than the progress.
+    """
+    so_far = max(generated, request.progress.num_tokens)
+    answer = max(request.answer_tokens, so_far + math.ceil(GROWTH * so_far))
+    return request.prompt_tokens + min(request.sampling.max_tokens, answer)

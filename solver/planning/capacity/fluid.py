@@ -14,7 +14,10 @@ from ortools.math_opt.python.mathopt import fast_sum
 from solver.planning.problem.problem import Floats, PlanningProblem
 
 _PARTS = 4
-"""Number of parts into which each group's work is divided; a part is due with its last request."""
+"""
+Number of parts into which each group's work is divided; each part is due when its last request is
+due.
+"""
 _STEPS = 12
 """Number of distinct deadlines; each deadline is rounded up to the latest deadline of its step."""
 _ROUNDING = 1e-6
@@ -38,9 +41,9 @@ def least_added(problem: PlanningProblem, spare: SpareInstance, *, tolerance: fl
     Lower bound of the number of instances like *spare* that serve nearly all work in time.
 
     Work is a fluid: any part of it may run on any instance at any time, once the work's model is
-    active on the instance. All times are means. A fraction of an instance takes that fraction of a
-    swap's time. Best-effort work does not count. Work that would be late even at the head of a
-    queue does not count.
+    active on the instance. All times are means. Half an instance, for example, needs half the time
+    of a swap. Best-effort work does not count. Work that would be late even at the head of a queue
+    does not count.
 
     Args:
         problem: Work of the current instances.

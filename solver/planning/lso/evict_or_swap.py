@@ -71,9 +71,9 @@ def recompute_s(costs: KvCosts, context_tokens: int) -> Seconds:
     Time of one prefill of the whole context, which delays other requests; 0 if nothing was
     measured.
 
-    Decided: a context costs as many full chunks as it fills, and the number is not rounded up. The
-    iteration that gives the next token runs in either case, so a short context saves no constant.
-    The cost is convex in the context, so there is one crossover between eviction and swap-out.
+    Decided: the number of chunks of a context is not rounded up. The iteration that generates the
+    next token runs in either case, so a partial chunk adds no iteration. The cost is convex in the
+    context, so there is one crossover between eviction and swap-out.
     """
     if costs.latency is None:
         return 0.0

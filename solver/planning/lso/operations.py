@@ -10,7 +10,7 @@ from shared.contracts.base import ModelName, RequestId, Seconds
 class Rule(Enum):
     """Rule that selects an LLM serving operation, as a sentence with placeholders for figures."""
 
-    ORDERED = "an operator ordered it"
+    ORDERED = "an operator ordered the operation"
     INITIAL = "the settings name {model} as the first model"
     PLANNED = "{model} heads the virtual queue"
     PLANNED_CHEAPEST = (
@@ -28,13 +28,13 @@ class Rule(Enum):
         "{new} replaces {old}: draining {drain_s:.3g} s and recomputing {recompute_s:.3g} s "
         "is cheapest"
     )
-    MODEL_LEAVES = "its KV belongs to {model}, which leaves the instance"
-    DRAIN_OVER = "it was still running after {drain_s:.3g} s of draining"
+    MODEL_LEAVES = "the request's KV belongs to {model}, which leaves the instance"
+    DRAIN_OVER = "the request was still running after {drain_s:.3g} s of draining"
     HEAD_NEEDS_ROOM = "the head lacks {lack_tokens} tokens and {lack_slots} slots; {verdict}"
-    ROOM_AGAIN = "the head leaves room for its {tokens} tokens"
-    LEASE_ENDED = "its swap-out lease of {lease_s:.3g} s ended"
-    LATE = "its deadline passed while it waited in the engine"
-    PULL_ROOM = "there is room for {count} more"
+    ROOM_AGAIN = "the head leaves room for the request's {tokens} tokens"
+    LEASE_ENDED = "the request's swap-out lease of {lease_s:.3g} s ended"
+    LATE = "the request's deadline passed while the request waited in the engine"
+    PULL_ROOM = "there is room for {count} more requests"
 
 
 @dataclass(frozen=True, slots=True)

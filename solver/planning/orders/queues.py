@@ -15,7 +15,7 @@ Each group that some instance may serve is in exactly one queue; other groups ar
 """
 
 Choice = Callable[["Queues", int, Ints], int]
-"""Selects the group that an instance takes next, from the indices of groups, int[1 or more]."""
+"""Selects the group that an instance serves next, from the indices of groups, int[1 or more]."""
 
 
 class Queues:
@@ -81,7 +81,7 @@ def given_out(problem: PlanningProblem, ranking: Iterable[int]) -> QueueOrder:
     """
     Assign the groups in the order of *ranking*, each to the instance that would finish it first.
 
-    A model swap takes its time, but the choice of the instance ignores this time.
+    The times include model swaps, but the choice of the instance ignores the time of a swap.
     """
     queues = Queues(problem)
     for group in ranking:
@@ -94,8 +94,8 @@ def given_out(problem: PlanningProblem, ranking: Iterable[int]) -> QueueOrder:
 
 def dispatched(problem: PlanningProblem, choose: Choice) -> QueueOrder:
     """
-    Plan in which the instance that is free first takes the group from *choose*, until no group is
-    left.
+    Plan in which the instance that is free first gets the group that *choose* selects, until no
+    group is left.
     """
     queues = Queues(problem)
     left = np.arange(problem.num_groups, dtype=np.int32)

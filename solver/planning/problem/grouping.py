@@ -29,7 +29,10 @@ class GroupId(NamedTuple):
 
     lane: str
     number: int
-    """Number of the group: it holds the lane's requests from request number · size on."""
+    """
+    Number of the group within its lane; the group begins at the lane's request number `number` ·
+    group size.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +90,8 @@ def group_size(
     Source: QLM §4, §8.3.
     Differs: serving a group may take at most `TIME_LEFT_SHARE` of the time left to its deadline.
     Otherwise a group of hundreds of requests would take longer than a chat may wait, and would
-    occupy one instance while others are idle. Sizes are powers of two, so that small changes of the
-    average batch do not change groups.
+    occupy one instance while other instances are idle. Sizes are powers of two, so that small
+    changes of the average batch do not change groups.
     """
     most = max(1.0, batch_multiple * average_batch)
     if math.isfinite(lane.time_left_s):

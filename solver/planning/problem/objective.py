@@ -283,7 +283,11 @@ def _turn_var(walk: _Walk, done: float) -> Floats:
 
 
 def _normal_cdf(value: Floats, sd: Floats) -> Floats:
-    """Normal distribution with mean 0 and *sd* at *value*; a step above 0 where *sd* is 0."""
+    """
+    Probability that a normal variable with mean 0 and deviation *sd* is below *value*.
+
+    If *sd* is 0, the probability is 1 for a *value* above 0, else 0.
+    """
     certain = sd == 0
     scaled = np.where(certain, 0.0, value) / np.where(certain, 1.0, sd)
     probability = [0.5 * math.erfc(-z / math.sqrt(2)) for z in scaled]
@@ -298,8 +302,8 @@ def _sum_before(values: Floats) -> Floats:
 def _check(problem: PlanningProblem, order: QueueOrder) -> None:
     count = np.bincount(order.groups, minlength=problem.num_groups)
     if not np.array_equal(count, servable(problem)):
-        raise ValueError("a plan must hold each group that some instance may serve exactly once")
+        raise ValueError("a plan must contain exactly once each group that some instance may serve")
     instance = instance_of(problem, order)[order.groups]
     model = problem.groups.model[order.groups]
     if not np.isfinite(problem.instances.activate_s[instance, model]).all():
-        raise ValueError("a plan must not give a group to an instance that may not serve it")
+        raise ValueError("the plan assigns a group to an instance that may not serve the group")

@@ -40,8 +40,10 @@ class _Source:
 @dataclass(slots=True)
 class Audit:
     """
-    Counts of queues; they correct the expected numbers after reports that include everything before
-    the counts.
+    Counts of queues by the broker.
+
+    When every source has sent a report that includes its operations before the counts, the counts
+    correct the expected numbers.
     """
 
     began_at: UnixTime
@@ -78,7 +80,7 @@ class QueueCounts:
         self._queues: dict[str, _Queue] = {}
         self._sources: dict[str, _Source] = {}
         self._audits: list[Audit] = []
-        """Audits that wait for reports; each audit has other queues."""
+        """Audits that wait for reports; no two audits contain the same queue."""
 
     @property
     def queues(self) -> frozenset[str]:
@@ -101,7 +103,7 @@ class QueueCounts:
 
     def observe(self, source: str, totals: Mapping[str, QueueTotal], now: UnixTime) -> None:
         """
-        Process a report of *source*, whose notices may have overtaken the report.
+        Process a report of *source*; newer notices of *source* may have arrived before the report.
         """
         known = self._sources.get(source)
         if known is None:
@@ -218,7 +220,7 @@ class QueueCounts:
         known.changed_at = now
 
     def _settle(self, now: UnixTime) -> None:
-        """Finish the audits after whose counts each source that still reports has reported."""
+        """Finish the audits for which every active source has sent a report after the counts."""
         reported_at = min(
             (source.at for source in self._sources.values() if source.at > now - SILENT_S),
             default=now,

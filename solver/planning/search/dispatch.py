@@ -41,8 +41,9 @@ def dispatch(
     """
     Make a plan: the instance that is free first takes the group with the highest priority.
 
-    The priority is weight over work. The priority falls by a factor e for each *slack_scale* times
-    the mean work of slack, and for each *setup_scale* times the mean activation time of setup.
+    The priority is weight over work, reduced by slack and by setup time. Slack of *slack_scale*
+    times the mean work divides the priority by e, and so does a setup time of *setup_scale* times
+    the mean activation time.
 
     Source: the ATCS rule (Lee, Bhaskaran and Pinedo 1997), computed with logarithms.
     Differs: a group in which no request can be in time comes after groups that can be in time.

@@ -49,8 +49,8 @@ def between(tables: Tables, state: State, here: Run, there: Run, allowance: floa
     """
     Exchange a run of groups in one queue with a run in another queue.
 
-    Returns the same as `within`; also `TOO_MUCH` if an instance may not serve a group that it would
-    get.
+    Returns the added cost when it is no more than *allowance*; else `TOO_MUCH`, and the plan is
+    unchanged. The result is also `TOO_MUCH` if an instance may not serve a group that it would get.
     """
     price = _price(tables, state, here, there.instance)
     price += _price(tables, state, there, here.instance)

@@ -41,9 +41,9 @@ class SlowInstances:
     instance is its pace over the median pace of its peers.
 
     Decided: no paper defines a slow instance. An instance is compared with its peers and not with
-    the latency model alone, because the model is learned from all instances: if one of two
-    instances is twice as slow, least squares give the paces 0.8 and 1.7. So an instance without
-    peers is never slow, and if most instances are slow, their pace is the norm.
+    the latency model alone, because the model is learned from all instances. If one of two
+    instances is twice as slow, least squares result in the paces 0.8 and 1.7. So an instance
+    without peers is never slow, and if most instances are slow, their pace is the norm.
 
     Args:
         options: Thresholds of levels.

@@ -23,7 +23,7 @@ Weight of the assumption that forecasts are right in the mean, as a number of gr
 groups wait behind the same requests and have similar errors, so a few groups prove little.
 """
 _STEP = 0.005
-"""Change of the allowed share of times outside their intervals after each outcome."""
+"""Step by which each outcome changes the allowed share of times outside their intervals."""
 _MISSES = (0.005, 0.5)
 _LEAST = 20
 """
@@ -61,9 +61,12 @@ _OUTCOME = np.dtype(
     ]
 )
 """
-One outcome of a predicted time: logarithm of the actual time over the uncorrected predicted median;
-one over the predicted variance of this logarithm; coverage by the intervals before and after the
-correction; corrected probability of at most the actual time.
+Fields of one outcome of a predicted time.
+
+`log_ratio` is the logarithm of the actual time over the uncorrected predicted median, and
+`precision` is one over the predicted variance of this logarithm. `raw_covered` and `covered` state
+whether the interval before and after the correction contained the actual time. `probability` is the
+corrected probability of at most the actual time.
 """
 
 

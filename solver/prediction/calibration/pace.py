@@ -5,9 +5,11 @@ from collections import deque
 
 _WINDOW = 128
 """
-Number of latest requests over which the median is computed. Half of them decide, so the median
-follows a change within 64 requests. With fewer requests, the median would follow before wrong
-predictions are detected, and would itself have a larger error.
+Number of latest requests over which the median is computed.
+
+Half of the window decides the median, so it follows a change within 64 requests. With a shorter
+window, the median would follow before wrong predictions are detected, and would itself have a
+larger error.
 """
 _LEAST = 16
 """

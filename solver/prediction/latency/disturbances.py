@@ -30,8 +30,9 @@ def kinds_of(sizes: Floats) -> Indices:
 
     Returns:
         int64[n], numbers of kinds from 0 on without gaps. A kind has at least 16 observations,
-        unless there is only one kind. For the largest kind 4 are enough if some sizes are over
-        twice those of the kind before, because merged they would count as disturbed.
+        unless there is only one kind. For the largest kind, 4 observations are enough if some of
+        their sizes are over twice those of the kind before. In a merged kind they would count as
+        disturbed.
     """
     powers = np.floor(np.log2(np.maximum(sizes, 1.0))).astype(np.int64)
     counts = np.bincount(powers)

@@ -20,7 +20,9 @@ class FullBatch(NamedTuple):
 
 
 def batch_size(max_running: int, kv_capacity_tokens: float, tokens: float) -> float:
-    """Number of requests of *tokens* each that an instance computes at once while others wait."""
+    """
+    Number of requests of *tokens* each that an instance computes at once while other requests wait.
+    """
     return min(float(max_running), max(1.0, kv_capacity_tokens / tokens))
 
 

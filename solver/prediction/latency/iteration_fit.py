@@ -41,9 +41,9 @@ class IterationFit:
     Coefficients that the iterations do not determine stay at the prior: with few kinds of batches,
     linear and quadratic time cannot be distinguished.
 
-    Compared with `latency_model.OnlineLatencyFit`, an engine always has the pairs of each prefill,
-    so the long context of a decode is not mistaken for the context of a prefill. The fit also has a
-    prior, because an engine must predict from its first iteration on.
+    Unlike `latency_model.OnlineLatencyFit`, this fit always gets the pairs of each prefill, so the
+    long context of a decode is not mistaken for the context of a prefill. It also has a prior,
+    because an engine must predict from its first iteration on.
 
     Args:
         prior: Coefficients before the first iteration; no term may be negative.
@@ -52,7 +52,8 @@ class IterationFit:
 
     def __init__(self, prior: LatencyCoefficients, *, window: int = _WINDOW) -> None:
         pair_s = prior.cross_s
-        # A term of 0 could never be learned: coefficients are multiples of the prior's.
+        # Raise terms of 0, which could never be learned: fitted coefficients are multiples of the
+        # prior's.
         self._prior = np.maximum(
             [
                 prior.constant_s,

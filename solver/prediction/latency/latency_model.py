@@ -39,9 +39,9 @@ _RIDGE = (1e-13, 1e-10, 1e-9, 1e-9, 1e-9)
 """
 Ridge of each term: decides between terms that the iterations do not distinguish.
 
-Undetermined time is assigned to the constant first, then to the linear term, then to others. The
-first iterations of an engine often have one token each: if their time were assigned to tokens, a
-full batch would be predicted to take seconds.
+Undetermined time is assigned to the constant first, then to the linear term, then to the other
+terms. The first iterations of an engine often have one token each: if their time were assigned to
+tokens, a full batch would be predicted to take seconds.
 """
 
 
@@ -150,10 +150,10 @@ class OnlineLatencyFit:
     Robust non-negative least squares over the latest iterations; older iterations weigh less.
 
     Residuals are relative, so that short decode iterations count as much as long prefills.
-    Iterations that differ from most others of their size (a pause, a model that loads, a burst of
-    another process) have little or no weight, even if there are hundreds in a row. A lasting change
-    of the engine is accepted when most of the weight supports it: after at most *memory*
-    iterations.
+    Iterations that differ from most iterations of their size have little or no weight, even if
+    there are hundreds in a row. Causes are a pause, a model that loads, or a burst of another
+    process. A lasting change of the engine is accepted when most of the weight supports it: after
+    at most *memory* iterations.
 
     If iterations report pairs, the cross term counts only the context of prefills. An iteration
     without reported pairs counts as if all its context belonged to one prefill. If no iteration

@@ -21,7 +21,7 @@ The share is low on purpose: operations that wait for such a run then wait only 
 
 def predicted_prefill_s(request: QueuedRequest, profile: Profile | None) -> Seconds:
     """Predicted time to the first token if the request runs alone, in chunks of 512 tokens."""
-    tokens = request.prompt_tokens + len(request.progress.token_ids)
+    tokens = request.prompt_tokens + request.progress.num_tokens
     if profile is None or profile.latency is None:
         return 0.0
     whole, rest = divmod(tokens, CHUNK_TOKENS)
@@ -38,7 +38,7 @@ def predicted_decode_s(request: QueuedRequest, profile: Profile | None) -> Secon
     """Predicted time from the first token to the last token if the request runs alone."""
     if profile is None or profile.latency is None:
         return 0.0
-    tokens = predicted_output_tokens(request, profile) - len(request.progress.token_ids)
+    tokens = predicted_output_tokens(request, profile) - request.progress.num_tokens
     return _decode_s(profile.latency, tokens, context_tokens=request.prompt_tokens)
 
 
@@ -77,14 +77,13 @@ def predicted_output_tokens(request: QueuedRequest, profile: Profile | None) -> 
 
 def predicted_answer(request: QueuedRequest, profile: Profile | None) -> Moments:
     """
-    Predicted length of the answer in tokens, at most the request's limit; the limit if nothing is
-    known.
+    Predicted length of the answer in tokens, at most the request's limit; the expected length from
+    the request's arrival if the profile has none.
     """
-    limit = request.sampling.max_tokens
     lengths = _lengths(request, profile)
     if lengths is None:
-        return Moments(mean=limit, sd=0.0, count=0)
-    return capped(lengths, limit_tokens=limit)
+        return Moments(mean=request.answer_tokens, sd=0.0, count=0)
+    return capped(lengths, limit_tokens=request.sampling.max_tokens)
 
 
 def capped(lengths: Moments, *, limit_tokens: float) -> Moments:

@@ -47,7 +47,7 @@ class _History:
     """
     count: int = 0
     estimate: OutputTokens | None = None
-    """Current estimate of the application's answer lengths; None if it must be computed."""
+    """Current estimate of the application's answer lengths; None until it is computed again."""
 
     def observe(self, answer: Answer) -> None:
         """Learn the length of an answer of the application."""

@@ -9,16 +9,17 @@ from solver.prediction.latency.service_time import ALL_APPLICATIONS
 
 LEVEL = 0.9
 """Level of the quantile that is assumed as the length of an answer."""
+UNKNOWN_TOKENS = 256
+"""Length of answers that is assumed before the estimator knows the lengths of a model's answers."""
 
 
 @dataclass(slots=True)
 class PredictedWork:
     """
-    Predicts the work of a request: prompt plus a high quantile of the answer length, at most the
-    request's limit.
+    Predicts the length of an answer: a high quantile, at most the request's limit.
 
-    Limits are often far above the lengths of answers, so work classes by limits would only reflect
-    the usual settings of clients.
+    Limits are often far above the lengths of answers, so work classes and rooms by limits would
+    only reflect the usual settings of clients.
 
     Decided: QLM §6 clusters by lengths without defining them. Here the length is a high quantile:
     with mean lengths, unexpectedly long answers would delay the short answers of their class.
@@ -36,12 +37,18 @@ class PredictedWork:
             self._versions[profile.model] = profile.version
             self._lengths[profile.model] = profile.output_tokens
 
-    def tokens(self, request: QueuedRequest) -> int:
-        """Predicted number of prompt and answer tokens to compute for *request*."""
+    def answer_tokens(self, request: QueuedRequest) -> int:
+        """
+        Predicted number of tokens of the answers to *request*, at most the request's limit; 0 if
+        the model pools.
+        """
+        if request.input_lengths:
+            return 0
         limit = request.sampling.max_tokens
+        if request.sampling.ignore_eos:
+            return limit
         lengths = self._lengths.get(request.model.base, {})
         predicted = lengths.get(request.application) or lengths.get(ALL_APPLICATIONS)
         quantile = None if predicted is None else dict(predicted.quantiles).get(LEVEL)
-        if quantile is None or request.sampling.ignore_eos:
-            return request.prompt_tokens + limit
-        return request.prompt_tokens + min(limit, round(quantile))
+        tokens = UNKNOWN_TOKENS if quantile is None else max(1, round(quantile))
+        return min(limit, request.num_answers * tokens)

@@ -33,10 +33,13 @@ BACKLOG_COLUMN = FEATURES.index("prefill_backlog_tokens")
 
 _PARTIAL_SHARE = 0.1
 """
-Cached share of a prompt that a shared system prompt reaches; a shared first block alone is less.
+Cached share of a prompt from which its locality is PARTIAL. A shared system prompt usually reaches
+this share, a shared first block alone does not.
 """
 _HIGH_SHARE = 0.5
-"""Cached share of a prompt from which most of the prefill is saved."""
+"""
+Cached share of a prompt from which its locality is HIGH, because most of the prefill is saved.
+"""
 
 
 class Locality(IntEnum):

@@ -55,7 +55,8 @@ def fit_quantile_trees(
     features = np.ascontiguousarray(features, dtype=np.float64)
     scale = _scale_of(features, np.maximum(prefill_s, _LEAST_S))
     ratios = np.maximum(prefill_s, _LEAST_S) / (scale_terms(features) @ scale)
-    # On a busy machine, threads wait for one another a hundred times as long as they compute.
+    # Use one thread: on a busy machine, threads wait for one another a hundred times as long as
+    # they compute.
     with threadpool_limits(limits=1):
         models = [
             _model(seed, loss="quantile", quantile=level).fit(features, np.log(ratios))
@@ -148,8 +149,8 @@ def _forest_of(outputs: list[list[NDArray[np.void]]]) -> Forest:
 
 def _breadth_first(nodes: NDArray[np.void]) -> tuple[NDArray[np.void], Indices]:
     """
-    Order of a tree's nodes with siblings adjacent, and for each node its first child; a leaf's is
-    itself.
+    Order of a tree's nodes with siblings adjacent, and for each node its first child; a leaf is its
+    own child.
     """
     order = [0]
     child = np.arange(len(nodes), dtype=np.uint32)

@@ -137,7 +137,7 @@ def _check(trees: QuantileTrees) -> None:
     not check.
     """
     outputs = len(trees.levels) + 1
-    # Signed, so that differences do not wrap around.
+    # Use signed integers, so that differences do not wrap around.
     starts, roots, depths, split, child = (
         indices.astype(np.int64) for indices in trees.forest[:-1]
     )

@@ -24,7 +24,7 @@ class Allowance:
     Decided: best effort leaves a share of the KV free, so that requests with targets begin
     immediately and do not preempt best-effort requests that have just begun.
     Decided: running decodes are computed in every iteration and cannot be held, so their number is
-    limited when offline requests begin: the decodes of all running requests at their full context
+    limited when offline requests begin. The decodes of all running requests at their full context
     take at most a share of the iteration limit. The limit is that of the latest interactive work,
     even if no interactive work runs, so that the engine is not too full when the next interactive
     request comes.

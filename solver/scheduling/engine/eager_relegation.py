@@ -16,7 +16,7 @@ class LoadLevel:
         self.is_on = False
 
     def observe(self, backlog_s: Seconds) -> None:
-        """Update the binary state; the waiting work takes *backlog_s* now."""
+        """Update whether the engine is overloaded, when its waiting work takes *backlog_s*."""
         if backlog_s > self._on_s:
             self.is_on = True
         elif backlog_s < self._off_s:

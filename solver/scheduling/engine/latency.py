@@ -13,8 +13,8 @@ from solver.prediction.latency.iteration_fit import IterationFit, IterationWork
 
 STEP_TOKENS = 8
 """
-Largest distance of measured points between which iteration time is a step, because kernels compute
-tiles.
+Largest distance of two measured points between which the time is a step instead of a ramp, because
+kernels compute whole tiles.
 """
 
 
@@ -23,8 +23,8 @@ class LatencyTable:
     """
     Time of one iteration: a table over tokens, plus attention.
 
-    duration_s = tokens_s[tokens] + pair_s·pairs + context_s·context, where *pairs* is the sum
-    over prefills of n·(before + n/2) for n tokens computed after *before* others, and *context*
+    duration_s = tokens_s[tokens] + pair_s·pairs + context_s·context, where *pairs* is the sum over
+    prefills of n·(before + n/2) for n tokens computed after *before* other tokens, and *context*
     counts the tokens that all requests attend to.
 
     Args:

@@ -33,17 +33,19 @@ class SchedulingOptions:
     low_work_weight_s_per_token: Seconds = 0.001
     high_work_weight_s_per_token: Seconds = 0.008
     """
-    Weight of remaining work in the key at high load (QoServe's alpha, eqs 4-5);
-    `low_work_weight_s_per_token` at low load.
+    Weight of remaining work in the key at high load (QoServe's alpha, eqs 4-5). At low load, the
+    weight is `low_work_weight_s_per_token`.
     """
     high_load_s: Seconds = 3.0
-    """Predicted time of the waiting prefills from which the high work weight applies."""
+    """
+    Predicted duration of the waiting prefills at and above which the high work weight applies.
+    """
     low_load_s: Seconds = 0.5
-    """Predicted time of the waiting prefills below which the low work weight applies."""
+    """Predicted duration of the waiting prefills below which the low work weight applies."""
     overload_s: Seconds = 30.0
-    """Predicted time of the waiting prefills at which the overload mode begins."""
+    """Predicted duration of the waiting prefills at which the overload mode begins."""
     recovered_s: Seconds = 3.0
-    """Predicted time of the waiting prefills below which the overload mode ends."""
+    """Predicted duration of the waiting prefills below which the overload mode ends."""
     unimportant_delay_s: Seconds = 500.0
     """Delay that is added to the deadlines of low-importance work in the overload mode."""
     latency_margin: float = 0.0
@@ -57,7 +59,10 @@ class SchedulingOptions:
     False: a request that is ahead of its deadlines allows longer gaps (QoServe eq. 2).
     """
     best_effort_kv_reserve: float = 0.0
-    """Share of the KV that best-effort work leaves free for others when it starts."""
+    """
+    Share of the KV that best-effort work leaves free for other work when a best-effort request
+    starts.
+    """
     best_effort_decode_share: float = math.inf
     """
     Share of the iteration limit that all decodes may take when another best-effort request starts.

@@ -15,7 +15,7 @@ from solver.scheduling.engine.room import Room
 from solver.scheduling.engine.waiting import WaitingWork
 
 _FIRST = -1
-"""Rank of a request that is served before all others in this iteration."""
+"""Rank of a request that is served before all other requests in this iteration."""
 
 _Candidate = tuple[float, float, int, Entry, RunningView]
 _Held = tuple[Entry, RunningView]
@@ -179,7 +179,7 @@ class Selection:
                 regular.append(self._candidate(place, entry, run))
             else:
                 self._later.append((place, entry, run))
-        # Places differ, so that the sort never compares entries.
+        # The places of entries differ, so the sort never compares the entries themselves.
         regular.sort(reverse=True)
         return regular
 
