@@ -27,8 +27,8 @@ def queue_arguments(spec: QueueSpec) -> dict[str, Argument]:
         "x-dead-letter-routing-key": spec.dead_letter_routing_key,
         "x-max-length": spec.max_length,
         "x-max-length-bytes": spec.max_length_bytes,
-        # Keeps dead letters if the broker stops halfway; RabbitMQ requires reject-publish with it,
-        # even on an unbounded queue.
+        # The strategy at-least-once keeps dead letters if the broker stops halfway. RabbitMQ
+        # requires reject-publish with this strategy, even on an unbounded queue.
         "x-dead-letter-strategy": "at-least-once" if at_least_once else None,
         "x-overflow": overflow if bounded or at_least_once else None,
         "x-single-active-consumer": spec.single_active_consumer or None,

@@ -1,11 +1,13 @@
 """
-The durable list of work queues, in which a new leader finds those that exist.
+The durable list of work queues, from which a new leader learns which queues exist.
 
-A process adds a queue after it has declared the queue and before it publishes the first request, so
-each queue with requests is in the list. The leader replaces the messages of the list by one, and
-leaves out queues that it found absent or deleted after it had read these messages. A queue that is
-created again is in a later message. Messages are acknowledged after their replacement is confirmed,
-so a crash loses no name; repeated names are harmless.
+A process adds a queue after declaring it and before publishing the first request to it, so the list
+contains each queue with requests.
+
+The leader replaces all messages of the list by one message. It leaves out queues that it found
+absent or deleted after reading the old messages. If such a queue is created again, a later message
+names it. The leader acknowledges the old messages after the broker has confirmed the new one, so a
+crash loses no name. Repeated names are harmless.
 """
 
 from collections.abc import AsyncIterator
@@ -42,12 +44,18 @@ async def list_queue(broker: Broker, queue: str) -> None:
     await _publish(broker, QueuesListed(queues=(queue,)))
 
 
+async def mark_complete(broker: Broker) -> None:
+    """State that the list has every queue; returns when the broker has confirmed this."""
+    await _publish(broker, QueuesListed(queues=(), complete=True))
+
+
 @asynccontextmanager
 async def rewriting(broker: Broker) -> AsyncIterator[ListedQueues]:
     """
-    Context with the contents of the list, whose final value replaces the messages read.
+    Context with the contents of the list; at its end, the changed contents replace the messages
+    that were read.
 
-    After an error the messages stay in the list.
+    After an error the old messages stay in the list.
     """
     taken: list[Delivery] = []
     try:

@@ -131,8 +131,8 @@ async def declare(broker: Broker) -> None:
     """
     Create every exchange, queue and binding of the mesh; idempotent.
 
-    A user without permission to declare must come from `ops/rabbitmq/definitions.json`, which also
-    creates the table.
+    Does nothing if the user may not declare them: an operator must then import
+    `ops/rabbitmq/definitions.json`.
     """
     with suppress(BrokerAccessError):
         for exchange in EXCHANGES:

@@ -2,8 +2,9 @@
 Publishing to work queues, which are created when they are needed and retired when they are idle.
 
 The leader deletes a queue only while it holds the queue's lock and every process that publishes to
-work queues has released the queue: it has no publish to the queue in progress, and must take the
-lock before its next one. So no message can be on its way to a queue that is being deleted.
+work queues has released the queue. A process that has released a queue has no publish to it in
+progress, and takes the lock before its next publish to it. So no message can be on its way to a
+queue that is being deleted.
 """
 
 import asyncio
@@ -14,11 +15,11 @@ from contextlib import asynccontextmanager, contextmanager
 import structlog
 
 from shared.broker import topology
-from shared.broker.lane_notify import notify_nonempty
 from shared.broker.protocol import Broker, OutMessage, PublishOutcome
 from shared.broker.queue_list import list_queue
-from shared.broker.retry import publish_until_confirmed, until_available
-from shared.contracts.base import Seconds
+from shared.broker.retry import publish_until_confirmed, send_best_effort, until_available
+from shared.contracts.base import Seconds, encode
+from shared.contracts.control import LaneNonempty
 from shared.contracts.errors import BrokerAccessError, BrokerConflictError, MeshError
 
 log = structlog.get_logger()
@@ -53,11 +54,11 @@ class WorkQueues:
         Publish until the broker answers; create *queue* if it does not exist.
 
         Returns:
-            The broker's answer; `UNROUTABLE` only if the queue is deleted again and again.
+            The broker's answer; `UNROUTABLE` only if the queue was deleted again during the call.
 
         Raises:
-            BrokerConflictError: The queue exists with other properties, or the user may not
-                create it.
+            BrokerConflictError: The queue exists with other properties, or the user may not create
+                it.
         """
         with self._entry(queue):
             outcome = PublishOutcome.UNROUTABLE
@@ -80,7 +81,7 @@ class WorkQueues:
 
     async def notify(self, queue: str) -> None:
         """Notify agents and the leader that *queue* got requests."""
-        await notify_nonempty(self._broker, queue, source=self.source, put=self.put[queue])
+        await _notify_nonempty(self._broker, queue, source=self.source, put=self.put[queue])
 
     async def lock(self, queue: str) -> bool:
         """
@@ -119,7 +120,7 @@ class WorkQueues:
 
     @property
     def released(self) -> tuple[str, ...]:
-        """Queues that the leader may delete as far as this process is concerned."""
+        """Queues that this process has released, so that the leader may delete them."""
         return tuple(sorted(self._released))
 
     @contextmanager
@@ -135,11 +136,14 @@ class WorkQueues:
 
     @asynccontextmanager
     async def _lock(self, queue: str) -> AsyncIterator[None]:
-        """Take the lock of *queue*; a retirement of the queue that is in progress ends."""
+        """
+        Context with the lock of *queue*; if the queue is being retired, the retirement ends first.
+        """
         lock = self._creating.setdefault(queue, asyncio.Lock())
         if lock.locked():
-            # If this process retires the queue, its leader keeps the queue at this notice.
-            await notify_nonempty(self._broker, queue)
+            # The leader in this process may hold the lock to retire the queue; the notice makes it
+            # keep the queue.
+            await _notify_nonempty(self._broker, queue)
         async with lock:
             await until_available(lambda: self._acquire(queue))
             try:
@@ -149,8 +153,9 @@ class WorkQueues:
 
     async def _acquire(self, queue: str) -> None:
         while not await lock_work_queue(self._broker, queue):
-            # The leader that retires the queue keeps the queue when it gets the notice.
-            await notify_nonempty(self._broker, queue)
+            # Another process's leader may be retiring the queue; the notice makes it keep the
+            # queue.
+            await _notify_nonempty(self._broker, queue)
             await asyncio.sleep(LOCK_RETRY_S)
 
 
@@ -178,3 +183,22 @@ async def unlock_work_queue(broker: Broker, queue: str) -> None:
         await broker.delete_queue(topology.lock_of(queue).name)
     except MeshError as error:  # the lock ends with the connection
         log.warning("queue.unlock_failed", queue=queue, error=str(error))
+
+
+async def _notify_nonempty(broker: Broker, queue: str, *, source: str = "", put: int = 0) -> None:
+    """
+    Notify agents and the leader that *queue* is not empty. If the notice is lost, the polls of
+    agents and the audits of the leader detect the messages later.
+
+    Args:
+        broker: Broker that carries the notice.
+        queue: Queue that got requests.
+        source: Publisher of the requests, as in its reports; empty before they are published.
+        put: Number of requests that *source* has published to *queue* since its start.
+    """
+    notice = OutMessage(
+        body=encode(LaneNonempty(queue=queue, source=source, put=put)),
+        kind="lane.nonempty.v1",
+        persistent=False,
+    )
+    await send_best_effort(broker, topology.CONTROL, topology.CONTROL_LANE, notice)

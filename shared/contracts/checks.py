@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from shared.api.calls import call_size
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.models import ModelEntry
@@ -18,6 +19,8 @@ class IngressLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Smallest TTFT target; a request with a lower target is refused as infeasible."""
     min_tbt_s: float = 0.001
     max_stop_chars: int = 256
+    max_answers: int = 128
+    """Largest number of answers of one call, which are generated on one instance."""
 
 
 def check_body_size(body: bytes, limits: IngressLimits) -> None:
@@ -150,6 +153,8 @@ def effective_sampling(
 
 def prompt_text(request: InferenceRequest | QueuedRequest) -> PromptText | None:
     """Size of the prompt text that must be tokenized; None for a prompt of token ids."""
+    if isinstance(request, QueuedRequest) and request.call is not None:
+        return call_size(request.call).text
     if isinstance(request.prompt, tuple):
         return None
     num_bytes = len((request.prompt or "").encode())

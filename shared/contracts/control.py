@@ -58,7 +58,10 @@ class LaneNonempty(Message, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     queue: str
     source: str = ""
-    """Name of the publisher, as in its reports; empty if the publisher sends no reports."""
+    """
+    Name of the publisher, as in its reports; empty if a publisher still waits for the queue's lock.
+    Only the leader acts on notices without a source: it keeps the queue.
+    """
     put: int = 0
     """Number of requests that `source` has published to `queue` since its start."""
 

@@ -57,11 +57,13 @@ class CapacityError(MeshError):
     Args:
         message: Text for the sender.
         retry_after_s: Time in seconds after which a retry will probably be admitted.
+        status: Equivalent HTTP status: 429 for a limit of the sender, 503 for one of the service.
     """
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    def __init__(self, message: str, *, retry_after_s: float, status: int = 429) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.status = status
 
 
 class EngineError(MeshError):

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from shared.contracts.base import Value
 from shared.contracts.qos import Importance, Slo
@@ -77,6 +77,51 @@ class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Exact prompt length; set by trusted publishers only."""
     engine: EnginePayload | None = None
     """vLLM's encoded request; used only from trusted publishers."""
+    input_lengths: tuple[int, ...] = ()
+    """
+    Number of tokens of each input of a pooling model; used only from trusted publishers.
+    """
+
+
+class CallRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    Body of a message to `headway.requests` in the form of HTTP.
+
+    `body` may also contain `slo`, `deadline`, `importance` and `application`, as over HTTP; the
+    fields here have precedence.
+    """
+
+    endpoint: str
+    """Path of the endpoint in vLLM's API; see `shared.api.calls.ENDPOINTS`."""
+    body: Raw
+    """Body for the endpoint, a JSON object."""
+    model: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    """Model of the request, if `body` names none."""
+
+    id: Identifier | None = None
+    """Request id, the same on every retry; the default is the AMQP message id."""
+    slo: Slo | None = None
+    deadline: float | None = None
+    """
+    Absolute deadline of the request's completion, Unix seconds; short form of `slo.deadline_at`.
+    """
+    tenant: Label | None = None
+    """
+    Tenant of the request, if a trusted publisher sends it; otherwise the authenticated user is the
+    tenant.
+    """
+    application: Label | None = None
+    """Name of a group of requests with similar output lengths, for the estimator."""
+    importance: Importance | None = None
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    """
+    Priority: higher values are served first. The default is that of `body`, where lower values are
+    served first, as in vLLM.
+    """
+    reply: ReplyMode | None = None
+    """The default is `stream` if `body` asks for a stream, else `final`."""
+    arrived_at: float | None = None
+    """Time at which the request reached the mesh; used only from trusted publishers."""
 
 
 class QueueItem(Value, frozen=True, kw_only=True, omit_defaults=True):

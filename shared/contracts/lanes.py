@@ -45,7 +45,10 @@ class QueuesListed(Message, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     queues: tuple[str, ...]
     complete: bool = False
-    """True if a leader has written all names; publishers of requests add single names."""
+    """
+    True if this and the other messages have all names: a leader has counted the queues, or the
+    broker is new. Publishers of requests add single names.
+    """
 
 
 class LaneKey(Value, frozen=True, kw_only=True, order=True):

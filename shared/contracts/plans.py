@@ -62,7 +62,10 @@ class LaneForecast(Value, frozen=True, kw_only=True, omit_defaults=True):
     lane.
     """
     wait_sd_s: Seconds | None = None
-    """Standard deviation of `wait_s`; None without a forecast wait, or from older leaders."""
+    """
+    Standard deviation of the time whose mean is `wait_s`; None without a forecast of the wait, or
+    from older leaders.
+    """
     late_probability: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Probability that the last waiting group of the lane is late."""
     request_s: Seconds = 0.0
@@ -73,7 +76,7 @@ class LaneForecast(Value, frozen=True, kw_only=True, omit_defaults=True):
     target limits.
     """
     tail_sd_s: Seconds = 0.0
-    """Standard deviation of `tail_s`."""
+    """Standard deviation of the time whose mean is `tail_s`."""
 
 
 class LanesForecast(
@@ -129,8 +132,7 @@ class PlacedGroup(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Mean time until the request group is served."""
     wait_sd_s: Seconds | None = None
     """
-    Standard deviation of `wait_s`, the mean time until the request group is served; None if
-    unknown.
+    Standard deviation of the time until the request group is served, in seconds; None if unknown.
     """
     time_left_s: Seconds | None = None
     """Time to the deadline of the request group's oldest request; None for best effort."""

@@ -48,6 +48,15 @@ class Slo(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Absolute deadline of the request's completion, Unix seconds."""
 
     @property
+    def at_once(self) -> "Slo":
+        """
+        The same targets for an answer that comes in one piece: the time to the first token is the
+        time to the whole answer.
+        """
+        targets = [target for target in (self.ttft_s, self.ttlt_s) if target is not None]
+        return Slo(ttlt_s=min(targets, default=None), deadline_at=self.deadline_at)
+
+    @property
     def qos_class(self) -> QosClass:
         if self.ttft_s is not None:
             return QosClass.INTERACTIVE

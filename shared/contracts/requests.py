@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shared.contracts.base import (
     InstanceId,
@@ -71,10 +71,10 @@ class Sampling(Value, frozen=True, kw_only=True, omit_defaults=True):
     ignore_eos: bool = False
 
 
-class EnginePayload(Value, frozen=True, kw_only=True):
+class EnginePayload(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
-    vLLM's encoded request without the tokens of the prompt. Only gateways with vLLM's application
-    and engine hosts decode it.
+    vLLM's encoded request without the tokens of the prompt, or the list of these requests if the
+    model pools. Only gateways with vLLM's application and engine hosts decode it.
 
     Its structs are positional, so that another version of vLLM cannot decode it.
     """
@@ -83,6 +83,27 @@ class EnginePayload(Value, frozen=True, kw_only=True):
     """Version of vLLM that encoded the request."""
     parts: tuple[bytes, ...]
     """Buffers of vLLM's encoder: the request, and one buffer per large tensor."""
+    digest: str = ""
+    """
+    Digest of the model's files and parsers at the gateway (`shared.models.digest`); an engine with
+    other files refuses the request. Empty: not compared.
+    """
+
+
+class ApiCall(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    A request in the form of HTTP. An engine host makes the prompts and the response from it.
+
+    A call has several answers if its body has several prompts or asks for several answers.
+    """
+
+    endpoint: str
+    """Path of the endpoint in vLLM's API."""
+    body: Raw
+    """Body for the endpoint, without the fields of the mesh; it is not streamed."""
+    num_answers: int = 1
+    deltas: bool = False
+    """True if the chunks of the answers contain text."""
 
 
 class ReplyMode(Enum):
@@ -94,11 +115,20 @@ class ReplyMode(Enum):
     """Only the final reply, which contains the whole answer."""
 
 
+class FinishReason(Enum):
+    """Reason for which the generation of an answer ended, in vLLM's terms."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    REPETITION = "repetition"
+    """The answer repeats itself, which the request asked the engine to detect."""
+
+
 class StepDetails(Value, frozen=True, array_like=True):
     """vLLM's encoded output of one step, for outputs with more than token ids."""
 
     num_tokens: int
-    """Number of the answer's tokens that the step generated."""
+    """Number of the answer's tokens that the step generated; 0 for the output of a pooled input."""
     parts: tuple[bytes, ...]
     """Buffers of vLLM's encoder."""
 
@@ -111,6 +141,15 @@ class Progress(Value, frozen=True, kw_only=True, omit_defaults=True):
     late_tokens: int = 0
     max_tbt_s: Seconds | None = None
     details: tuple[StepDetails, ...] = ()
+    finish_reason: FinishReason | None = None
+    """Set in `children` only, for an answer that is complete."""
+    children: tuple["Progress", ...] = ()
+    """Progress of each answer of a call, in the response's order; then `token_ids` is empty."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all answers."""
+        return len(self.token_ids) + sum(len(child.token_ids) for child in self.children)
 
 
 class Attempts(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -145,10 +184,14 @@ class QueuedRequest(
     model: ModelRef
     prompt: str | Tokens | None = None
     messages: tuple[ChatMessage, ...] | None = None
-    """Chat messages of the prompt; exactly one of `messages` and `prompt` is set."""
+    """Chat messages of the prompt; exactly one of `messages`, `prompt` and `call` is set."""
     prompt_tokens: int
-    """Prompt length: exact if the prompt is token ids, else estimated at ingress."""
+    """
+    Length of all prompts: exact if they are token ids or an engine host has rendered them, else
+    estimated at ingress.
+    """
     sampling: Sampling
+    """Parameters of the answer; of a call, only the seed and the limit of all its answers."""
     slo: Slo
     arrived_at: UnixTime
     grouped_at: UnixTime
@@ -176,6 +219,28 @@ class QueuedRequest(
     """Wait that the plan in force predicted at grouping; None if there was no forecast."""
     payload: EnginePayload | None = None
     """All parameters of the generation; None: `sampling` has all of them."""
+    expected_tokens: int | None = None
+    """
+    Expected length of the answer, a high quantile that is at most `sampling.max_tokens`; None in
+    messages of older versions.
+    """
+    call: ApiCall | None = None
+
+    input_lengths: tuple[int, ...] = ()
+    """
+    Number of tokens of each input, whose tokens `prompt` has in order, if the model pools; empty if
+    it generates.
+    """
+
+    @property
+    def num_answers(self) -> int:
+        return 1 if self.call is None else self.call.num_answers
+
+    @property
+    def answer_tokens(self) -> int:
+        """Expected length of the answer in tokens; the limit if nothing was predicted."""
+        limit = self.sampling.max_tokens
+        return limit if self.expected_tokens is None else min(limit, self.expected_tokens)
 
     @property
     def deadline_at(self) -> UnixTime:
@@ -196,6 +261,13 @@ class RunStarted(Message, frozen=True, kw_only=True, omit_defaults=True, tag="ru
     instance_id: InstanceId
     offset: int = 0
     at: UnixTime
+    offsets: tuple[int, ...] = ()
+    """Offset of each answer, if earlier runs of a call have begun several answers."""
+
+    def offset_of(self, child: int) -> int:
+        """Index of the first token that the run adds to an answer."""
+        offsets = self.offsets or (self.offset,)
+        return offsets[child] if child < len(offsets) else 0
 
 
 class TokenChunk(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -210,6 +282,10 @@ class TokenChunk(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
     Text that the chunk's tokens complete; the joined texts of a run's chunks are the run's text.
     """
+    details: tuple[StepDetails, ...] = ()
+    """Details of all of `token_ids`, by step, if the request asks for more than tokens."""
+    child: int = 0
+    """Index of the answer, if a call has several."""
 
 
 class TokensEmitted(
@@ -219,13 +295,6 @@ class TokensEmitted(
 
     instance_id: InstanceId
     chunks: tuple[TokenChunk, ...]
-
-
-class FinishReason(Enum):
-    """Reason for which the generation of an answer ended, in OpenAI's terms."""
-
-    STOP = "stop"
-    LENGTH = "length"
 
 
 class Usage(Value, frozen=True, kw_only=True):
@@ -250,6 +319,15 @@ class Timings(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Forecast, made at grouping, of the time from `grouped_at` to `submitted_at`."""
 
 
+class ChildAnswer(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """One answer of a call."""
+
+    token_ids: Tokens
+    text: str = ""
+    """Text of the tokens, if the chunks contain text; the response has the parsed answer."""
+    finish_reason: FinishReason
+
+
 class RequestCompleted(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="request.completed.v1"
 ):
@@ -272,7 +350,14 @@ class RequestCompleted(
     attempts: Attempts = Attempts()
     engine: str
     details: tuple[StepDetails, ...] = ()
-    """Details of all tokens, e.g. log probabilities; empty if the request asks for none."""
+    """
+    Details of all tokens, e.g. log probabilities, or the output of each pooled input; empty if the
+    request asks for none.
+    """
+    response: Raw | UnsetType = UNSET
+    """Response of the call's endpoint; then `token_ids`, `text` and `details` are empty."""
+    children: tuple[ChildAnswer, ...] = ()
+    """All answers of a call, in the order of the response."""
 
 
 class ErrorInfo(Value, frozen=True, kw_only=True, omit_defaults=True):

@@ -35,7 +35,7 @@ class Prefill(Value, frozen=True, kw_only=True, array_like=True):
 class PrefillsObserved(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="prefills.observed.v1"
 ):
-    """First tokens that requests of one instance had recently, published within milliseconds."""
+    """First tokens of recent requests on one instance, published within milliseconds."""
 
     instance_id: InstanceId
     incarnation: str
@@ -193,4 +193,4 @@ class RouterState(Message, frozen=True, kw_only=True, omit_defaults=True, tag="r
     Prediction errors of this router since its last message; periodically all its prediction errors.
     """
     trusts: tuple[RoutingTrust, ...] = ()
-    """Quality of this router's predictions, for operators only."""
+    """Quality of this router's predictions per engine and device; only shown to operators."""

@@ -89,7 +89,7 @@ class PullState(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Predicted waiting time `backlog_s` with each long prefill counted in full."""
     max_backlog_s: Seconds = 0.0
     tokens: int = 0
-    """Number of KV tokens that the pulled requests may need."""
+    """Number of KV tokens that the pulled requests are expected to need."""
     max_tokens: int = 0
     room: bool = False
     """True if the instance may pull one more request."""
@@ -123,7 +123,7 @@ class InstanceStatus(
     draining: bool = False
     takes_in: bool = True
     """
-    True if the instance takes requests for its model; False while it drains, swaps or restarts.
+    True if the instance accepts requests for its model; False while it drains, swaps or restarts.
     """
     totals: InstanceTotals = InstanceTotals()
     pulled_by_lane: dict[str, int] = {}
@@ -168,7 +168,8 @@ class LaneTotal(Value, frozen=True, kw_only=True, omit_defaults=True):
     lane: str
     requests: int
     prompt_tokens: int
-    max_tokens: int
+    expected_tokens: int = 0
+    """Sum of the expected lengths of answers; 0 in reports of older groupers."""
     squared_prompt_tokens: float = 0.0
     interactive: int = 0
     """Number of requests with a deadline for the first token."""
@@ -258,8 +259,8 @@ class EngineIteration(Iteration, frozen=True, kw_only=True, array_like=True):
 
     prefill_pairs: float
     """
-    Sum of n·(before + n/2) over the iteration's prefills, for n tokens that are computed after
-    *before* earlier ones.
+    Sum of n·(before + n/2) over the iteration's prefills, where a prefill computes n tokens
+    after *before* earlier tokens.
     """
 
     def timed(self) -> Iteration:

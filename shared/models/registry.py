@@ -23,25 +23,34 @@ class ModelRegistry:
         entries: Base models; names, aliases and adapter names must not clash.
 
     Raises:
-        SettingsError: Two models have the same name.
+        SettingsError: Two models have the same name, or the fields of a model contradict its task.
     """
 
     def __init__(self, entries: Iterable[ModelEntry]) -> None:
         self._entries: dict[ModelName, ModelEntry] = {}
         self._refs: dict[str, ModelRef] = {}
         for entry in entries:
-            self._entries[entry.name] = entry
-            for name in (entry.name, *entry.aliases):
-                self._add(ModelRef(name=name, base=entry.name, revision=entry.revision))
-            for name in entry.adapters:
-                self._add(
-                    ModelRef(name=name, base=entry.name, adapter=name, revision=entry.revision)
-                )
+            self.add(entry)
 
-    def _add(self, ref: ModelRef) -> None:
-        if ref.name in self._refs:
-            raise SettingsError(f"two models in the registry have the name {ref.name!r}")
-        self._refs[ref.name] = ref
+    def add(self, entry: ModelEntry) -> None:
+        """
+        Add a base model with its aliases and adapters.
+
+        Raises:
+            SettingsError: Another model has one of the names, or the model's fields contradict its
+                task; nothing is added.
+        """
+        _check_task(entry)
+        plain = ModelRef(name=entry.name, base=entry.name, revision=entry.revision)
+        replace = msgspec.structs.replace
+        refs = [plain, *(replace(plain, name=alias) for alias in entry.aliases)]
+        refs += [replace(plain, name=name, adapter=name) for name in entry.adapters]
+        names = [ref.name for ref in refs]
+        for name in names:
+            if name in self._refs or names.count(name) > 1:
+                raise SettingsError(f"two models in the registry have the name {name!r}")
+        self._refs |= {ref.name: ref for ref in refs}
+        self._entries[entry.name] = entry
 
     @classmethod
     def load(cls, path: Path) -> "ModelRegistry":
@@ -49,8 +58,8 @@ class ModelRegistry:
         Load the registry from a JSON file `{"models": [...]}`; model paths become absolute.
 
         Raises:
-            SettingsError: The file is missing or not valid JSON, has an unknown field, or contains
-                a name twice.
+            SettingsError: The file is missing or not valid JSON, has an unknown field, contains a
+                name twice, or has a model whose fields contradict its task.
         """
         try:
             file = msgspec.json.decode(path.read_bytes(), type=_RegistryFile)
@@ -94,6 +103,26 @@ class ModelRegistry:
     def bases(self) -> tuple[ModelName, ...]:
         """All base models."""
         return tuple(self._entries)
+
+
+def _check_task(entry: ModelEntry) -> None:
+    """
+    Check the fields of a model that depend on its task.
+
+    Raises:
+        SettingsError: A pooling model has a parser, or `engine_args` select the task.
+    """
+    for name in ("runner", "task"):
+        if name in entry.engine_args:
+            raise SettingsError(
+                f"engine_args of model {entry.name!r} must not have {name!r}; set the model's task"
+            )
+    for name in ("tool_parser", "reasoning_parser"):
+        if entry.pools and getattr(entry, name) is not None:
+            raise SettingsError(
+                f"model {entry.name!r} with the task {entry.task!r} generates no text, so it takes "
+                f"no {name}"
+            )
 
 
 def write_registry(path: Path, entries: Iterable[ModelEntry]) -> None:

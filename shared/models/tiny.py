@@ -13,6 +13,7 @@ import msgspec
 from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
 from shared.models.registry import write_registry
+from shared.models.tiny_image import TinyImageArchitecture
 from shared.models.tiny_tokenizer import EOS_IDS, write_tokenizer
 from shared.models.tiny_weights import TinyArchitecture
 
@@ -26,6 +27,29 @@ TINY_MODELS = {
         architecture="Qwen2ForCausalLM", model_type="qwen2", seed=3, qkv_bias=True
     ),
 }
+TINY_POOLING_MODELS = {
+    "tiny-embed": TinyArchitecture(
+        architecture="LlamaForCausalLM", model_type="llama", seed=4, task="embed"
+    ),
+    "tiny-classify": TinyArchitecture(
+        architecture="LlamaForSequenceClassification",
+        model_type="llama",
+        seed=5,
+        task="classify",
+        num_labels=3,
+    ),
+    "tiny-score": TinyArchitecture(
+        architecture="LlamaForSequenceClassification",
+        model_type="llama",
+        seed=6,
+        task="classify",
+        num_labels=1,
+    ),
+}
+"""Models that make vectors, scores of three classes, and one score for a pair of texts."""
+TINY_IMAGE_MODELS = {"tiny-idefics3": TinyImageArchitecture(seed=7)}
+"""Models that read images and generate text."""
+AnyArchitecture = TinyArchitecture | TinyImageArchitecture
 MAX_MODEL_LEN = 4096
 
 
@@ -38,7 +62,7 @@ def make_tiny_models(
     directory: Path,
     *,
     weights: bool = True,
-    models: Mapping[str, TinyArchitecture] = TINY_MODELS,
+    models: Mapping[str, AnyArchitecture] = TINY_MODELS,
 ) -> Path:
     """
     Create tiny models under *directory*, unless they exist.
@@ -71,7 +95,7 @@ def _fresh(path: Path, *, weights: bool) -> bool:
     return stamp.version == _VERSION and (stamp.weights or not weights)
 
 
-def _make(path: Path, architecture: TinyArchitecture, *, weights: bool) -> None:
+def _make(path: Path, architecture: AnyArchitecture, *, weights: bool) -> None:
     """
     Create one model in a temporary directory, and move it into place.
 
@@ -79,9 +103,12 @@ def _make(path: Path, architecture: TinyArchitecture, *, weights: bool) -> None:
     """
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
-        config = msgspec.json.format(msgspec.json.encode(architecture.config()), indent=2)
-        (draft / "config.json").write_bytes(config)
-        write_tokenizer(draft)
+        (draft / "config.json").write_bytes(_formatted(architecture.config()))
+        reads_images = isinstance(architecture, TinyImageArchitecture)
+        write_tokenizer(draft, reads_images=reads_images)
+        if isinstance(architecture, TinyImageArchitecture):
+            for name, content in architecture.processor_files().items():
+                (draft / name).write_bytes(_formatted(content))
         if weights:
             architecture.save_weights(draft / "model.safetensors")
         stamp = _Stamp(version=_VERSION, weights=weights)
@@ -98,11 +125,16 @@ def _make(path: Path, architecture: TinyArchitecture, *, weights: bool) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _entry(name: str, architecture: TinyArchitecture) -> ModelEntry:
+def _formatted(content: dict[str, object]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(content), indent=2)
+
+
+def _entry(name: str, architecture: AnyArchitecture) -> ModelEntry:
     return ModelEntry(
         name=ModelName(name),
         path=name,
         architecture=architecture.architecture,
+        task=architecture.task,
         max_model_len=MAX_MODEL_LEN,
         eos_token_ids=EOS_IDS,
         weight_bytes=architecture.weight_bytes,

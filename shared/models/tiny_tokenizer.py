@@ -22,11 +22,36 @@ SPECIAL_TOKENS = (
 """Special tokens; the id of a token is its position in this tuple."""
 BOS_ID = SPECIAL_TOKENS.index("<|bos|>")
 EOS_IDS = (SPECIAL_TOKENS.index("<|eos|>"), SPECIAL_TOKENS.index("<|end|>"))
+IMAGE_TOKENS = (
+    "<fake_token_around_image>",
+    "<image>",
+    "<end_of_utterance>",
+    "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
+)
+"""Tokens after those of all models, in the vocabulary of models that read images."""
+IMAGE_ID = VOCAB_SIZE + IMAGE_TOKENS.index("<image>")
 
 _CHAT_TEMPLATE = """{{ bos_token }}
 {%- for message in messages %}
     {%- set role = 'system' if message['role'] == 'developer' else message['role'] %}
     {{- '<|' + role + '|>' + message['content'] + '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|assistant|>' }}
+{%- endif %}"""
+
+_IMAGE_CHAT_TEMPLATE = """{{ bos_token }}
+{%- for message in messages %}
+    {%- set role = 'system' if message['role'] == 'developer' else message['role'] %}
+    {{- '<|' + role + '|>' }}
+    {%- if message['content'] is string %}{{ message['content'] }}
+    {%- else %}
+        {%- for part in message['content'] %}
+            {{- '<image>' if part['type'] == 'image' else part['text'] }}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<|end|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|assistant|>' }}
@@ -67,15 +92,24 @@ def train_tokenizer() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def write_tokenizer(directory: Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`, with a chat template."""
-    train_tokenizer().save(str(directory / "tokenizer.json"))
+def write_tokenizer(directory: Path, *, reads_images: bool = False) -> None:
+    """
+    Write `tokenizer.json` and `tokenizer_config.json`, with a chat template.
+
+    Args:
+        directory: Directory of the model.
+        reads_images: True to add the tokens of images to the vocabulary and to the template.
+    """
+    tokenizer = train_tokenizer()
+    if reads_images:
+        tokenizer.add_special_tokens(list(IMAGE_TOKENS))
+    tokenizer.save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<|bos|>",
         "eos_token": "<|eos|>",
         "pad_token": "<|pad|>",
-        "chat_template": _CHAT_TEMPLATE,
+        "chat_template": _IMAGE_CHAT_TEMPLATE if reads_images else _CHAT_TEMPLATE,
     }
     (directory / "tokenizer_config.json").write_bytes(
         msgspec.json.format(msgspec.json.encode(config), indent=2)

@@ -1,10 +1,13 @@
 """Random weights for the tiny models, written without a deep-learning library."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from shared.contracts.models import ModelTask
 from shared.models.tiny_tokenizer import BOS_ID, EOS_IDS, VOCAB_SIZE
 
 _SPREAD = 0.15
@@ -30,10 +33,16 @@ class TinyArchitecture(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: int = 1
     head_size: int = 64
     qkv_bias: bool = False
+    task: ModelTask = "generate"
+    vocab_size: int = VOCAB_SIZE
+    num_labels: int = 0
+    """Number of classes; 0: the model has a token for each output instead."""
 
     def config(self) -> dict[str, object]:
         """Content of the model's `config.json`."""
+        labels = {str(label): f"label-{label}" for label in range(self.num_labels)}
         return {
+            **({"id2label": labels} if labels else {}),
             "architectures": [self.architecture],
             "model_type": self.model_type,
             "hidden_size": self.hidden_size,
@@ -43,7 +52,7 @@ class TinyArchitecture(msgspec.Struct, frozen=True, kw_only=True):
             "num_key_value_heads": self.num_kv_heads,
             "head_dim": self.head_size,
             "hidden_act": "silu",
-            "vocab_size": VOCAB_SIZE,
+            "vocab_size": self.vocab_size,
             "max_position_embeddings": MAX_POSITIONS,
             "rms_norm_eps": 1e-5,
             "rope_theta": 10000.0,
@@ -57,7 +66,7 @@ class TinyArchitecture(msgspec.Struct, frozen=True, kw_only=True):
         """Weight name in the checkpoint -> shape of the weight."""
         queries, keys = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         shapes: dict[str, tuple[int, ...]] = {
-            "model.embed_tokens.weight": (VOCAB_SIZE, self.hidden_size)
+            "model.embed_tokens.weight": (self.vocab_size, self.hidden_size)
         }
         for layer in range(self.num_layers):
             prefix = f"model.layers.{layer}"
@@ -75,13 +84,16 @@ class TinyArchitecture(msgspec.Struct, frozen=True, kw_only=True):
             for name in ("input_layernorm", "post_attention_layernorm"):
                 shapes[f"{prefix}.{name}.weight"] = (self.hidden_size,)
         shapes["model.norm.weight"] = (self.hidden_size,)
-        shapes["lm_head.weight"] = (VOCAB_SIZE, self.hidden_size)
+        if self.num_labels:
+            shapes["score.weight"] = (self.num_labels, self.hidden_size)
+        else:
+            shapes["lm_head.weight"] = (self.vocab_size, self.hidden_size)
         return shapes
 
     @property
     def weight_bytes(self) -> int:
         """Size of the model's weights in float32, in bytes."""
-        return 4 * sum(int(np.prod(shape)) for shape in self.shapes().values())
+        return size_of(self.shapes())
 
     def save_weights(self, path: Path) -> None:
         """
@@ -90,14 +102,37 @@ class TinyArchitecture(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ImportError: safetensors is not installed; it is installed with the engine.
         """
-        # Imported here, since configurations and tokenizers can be written without it.
-        from safetensors.numpy import save_file  # noqa: PLC0415
+        save_random_weights(path, self.shapes(), self.seed)
 
-        chance = np.random.default_rng(self.seed)
-        weights = {
-            name: np.ones(shape, np.float32)
-            if name.endswith("norm.weight")
-            else chance.normal(0.0, _SPREAD, shape).astype(np.float32)
-            for name, shape in self.shapes().items()
-        }
-        save_file(weights, path, metadata={"format": "pt"})
+
+def size_of(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Size of weights of the *shapes* in float32, in bytes."""
+    return 4 * sum(int(np.prod(shape)) for shape in shapes.values())
+
+
+def save_random_weights(path: Path, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
+    """
+    Write `random_weights` to the safetensors file *path*.
+
+    Raises:
+        ImportError: safetensors is not installed; it is installed with the engine.
+    """
+    # Imported here, since configurations and tokenizers can be written without it.
+    from safetensors.numpy import save_file  # noqa: PLC0415
+
+    save_file(random_weights(shapes, seed), path, metadata={"format": "pt"})
+
+
+def random_weights(
+    shapes: Mapping[str, tuple[int, ...]], seed: int
+) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
+    """
+    Weights of the *shapes*, which depend on the seed only; the scales of normalizations are 1.
+    """
+    chance = np.random.default_rng(seed)
+    return {
+        name: np.ones(shape, np.float32)
+        if name.endswith("norm.weight")
+        else chance.normal(0.0, _SPREAD, shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }

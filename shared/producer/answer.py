@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from shared.contracts.base import InstanceId, RunId
-from shared.contracts.requests import TokenChunk, Tokens
+from shared.contracts.requests import RunStarted, TokenChunk, Tokens
 
 
 class DivergenceError(Exception):
@@ -11,12 +11,9 @@ class DivergenceError(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class ReplicaRun:
-    """State of one run of a request, as seen by the producer."""
+class RunPart:
+    """One run's part of one answer, as seen by the producer."""
 
-    run_id: RunId
-    instance_id: InstanceId
-    hop: int
     position: int
     """Index in the answer of the first token of the run's next chunk."""
     text_at: int | None
@@ -25,6 +22,37 @@ class ReplicaRun:
     """
     broken: bool = False
     """True after a batch of the run's tokens was lost; later tokens of the run are then ignored."""
+
+
+@dataclass(slots=True)
+class ReplicaRun:
+    """State of one run of a request, as seen by the producer."""
+
+    started: RunStarted
+    _parts: dict[int, RunPart] = field(default_factory=dict)
+
+    @property
+    def run_id(self) -> RunId:
+        return self.started.run_id
+
+    @property
+    def instance_id(self) -> InstanceId:
+        return self.started.instance_id
+
+    @property
+    def hop(self) -> int:
+        return self.started.hop
+
+    def part(self, child: int, answer: "Answer") -> RunPart:
+        """The run's part of an answer, which at first continues *answer* as it is now."""
+        if child not in self._parts:
+            offset = self.started.offset_of(child)
+            self._parts[child] = RunPart(
+                position=offset,
+                text_at=answer.text_position(offset),
+                broken=offset > len(answer.token_ids),
+            )
+        return self._parts[child]
 
 
 @dataclass(slots=True)
@@ -43,7 +71,7 @@ class Answer:
         """Return the text position after *offset* tokens, if known."""
         return self._text_length_at.get(offset)
 
-    def extend(self, run: ReplicaRun, chunk: TokenChunk) -> tuple[Tokens, str]:
+    def extend(self, run: RunPart, chunk: TokenChunk) -> tuple[Tokens, str]:
         """
         Add the next chunk of *run*, which starts at `run.position`.
 

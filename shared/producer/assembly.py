@@ -6,16 +6,20 @@ agents die and requests move between instances. This state machine combines thei
 answer. The state machine does no IO; the caller executes its effects.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 from shared.contracts.base import RequestId, RunId
 from shared.contracts.control import StopReason
 from shared.contracts.requests import (
+    ChildAnswer,
     ErrorInfo,
     Reply,
     RequestCompleted,
     RequestFailed,
     RunStarted,
+    StepDetails,
     TokenChunk,
     Tokens,
     TokensEmitted,
@@ -33,7 +37,7 @@ CANCELLED = ErrorInfo(
 
 class RequestAssembly:
     """
-    Emits every token position exactly once, and exactly one `Finished`.
+    State machine that emits every token position exactly once, and exactly one `Finished`.
 
     Args:
         request_id: Id of the request; callers pass only replies about this request.
@@ -47,7 +51,8 @@ class RequestAssembly:
         self._streaming = streaming
         self._diverged = False
         self._silence_s = silence_s
-        self._answer = Answer()
+        self._answers: defaultdict[int, Answer] = defaultdict(Answer)
+        """Index of an answer -> the answer; only calls have several."""
         self._current: ReplicaRun | None = None
         self._superseded: set[RunId] = set()
         self._held: RequestFailed | None = None
@@ -90,16 +95,22 @@ class RequestAssembly:
         if self._stop_reason or run is None or chunk.run_id != run.run_id:
             return []
         self._last_sign_at = now
-        if not self._streaming or self._diverged or run.broken:
+        answer = self._answers[chunk.child]
+        part = run.part(chunk.child, answer)
+        if not self._streaming or self._diverged or part.broken:
             return []
-        if chunk.offset != run.position or not chunk.token_ids:
-            # A chunk behind the run's position is a repeated batch. Chunks ahead of it or across
-            # it, and text without tokens, cannot be placed: the final reply contains all of them.
-            run.broken = chunk.offset + len(chunk.token_ids) > run.position or (
+        if chunk.offset != part.position or not chunk.token_ids:
+            # A chunk that ends at or before the run's position is a repeated batch. A chunk that
+            # ends after it, or has text without tokens, cannot be placed; the final reply contains
+            # all tokens.
+            part.broken = chunk.offset + len(chunk.token_ids) > part.position or (
                 not chunk.token_ids and bool(chunk.text)
             )
             return []
-        return self._new(self._answer.extend, run, chunk)
+        known = len(answer.token_ids)
+        effects = self._new(chunk.child, answer.extend, part, chunk)
+        details = details_from(chunk, known)
+        return [replace(e, details=details) if isinstance(e, NewTokens) else e for e in effects]
 
     def cancel(self, now: float) -> list[Effect]:
         """Cancel the request for its consumer; a run that starts later is stopped."""
@@ -134,16 +145,11 @@ class RequestAssembly:
             self._superseded.add(started.run_id)
             return [stop]
         # At the same hop the newer run may be the same broker message, redelivered because the
-        # older run's agent died: stopping the newer run would lose the request.
+        # older run's agent died. Stopping the newer run would then lose the request.
         self._last_sign_at = now
-        self._current = ReplicaRun(
-            run_id=started.run_id,
-            instance_id=started.instance_id,
-            hop=started.hop,
-            position=started.offset,
-            text_at=self._answer.text_position(started.offset),
-            broken=started.offset > len(self._answer.token_ids),
-        )
+        self._current = ReplicaRun(started)
+        for child, answer in self._answers.items():
+            self._current.part(child, answer)
         if old is None:
             return []
         self._superseded.add(old.run_id)
@@ -154,21 +160,28 @@ class RequestAssembly:
     def _on_completed(self, final: RequestCompleted) -> list[Effect]:
         if self._stop_reason:
             return []
-        tail = (
-            [] if self._diverged else self._new(self._answer.complete, final.token_ids, final.text)
-        )
+        tail: list[Effect] = []
+        wholes: tuple[ChildAnswer | RequestCompleted, ...] = final.children or (final,)
+        for child, whole in enumerate(wholes):
+            if not self._diverged:
+                complete = self._answers[child].complete
+                tail += self._new(child, complete, whole.token_ids, whole.text)
         return tail + self._finish(final, StopReason.COMPLETED)
 
-    def _new(self, take: Callable[..., tuple[Tokens, str]], *given: object) -> list[Effect]:
-        """Add tokens and text to the answer with *take*; return the effects."""
-        known = len(self._answer.token_ids)
+    def _new(
+        self, child: int, take: Callable[..., tuple[Tokens, str]], *given: object
+    ) -> list[Effect]:
+        """Add tokens and text to an answer with *take*; return the effects."""
+        known = len(self._answers[child].token_ids)
         try:
             tokens, text = take(*given)
         except DivergenceError:
             # Emitted tokens cannot be withdrawn: from here on only the final reply counts.
             self._diverged = True
             return [Diverged()]
-        return [NewTokens(offset=known, token_ids=tokens, text=text)] if tokens or text else []
+        if not tokens and not text:
+            return []
+        return [NewTokens(offset=known, token_ids=tokens, text=text, child=child)]
 
     def _on_failed(self, failed: RequestFailed, now: float) -> list[Effect]:
         if self._stop_reason:
@@ -176,8 +189,8 @@ class RequestAssembly:
         run = self._current
         if run is None or failed.run_id == run.run_id:
             return self._finish(failed, StopReason.COMPLETED)
-        # The start message of a run may get lost, so a failure of an unknown run may end the
-        # request; only failures of replaced runs certainly do not.
+        # A run's start message may be lost, so a failure of an unknown run may end the request. A
+        # failure of a superseded run never does.
         if failed.run_id not in self._superseded and self._held is None:
             self._held = failed
             self._last_sign_at = max(self._last_sign_at, now)
@@ -185,6 +198,21 @@ class RequestAssembly:
 
     def _finish(self, final: RequestCompleted | RequestFailed, reason: StopReason) -> list[Effect]:
         self._stop_reason = reason
-        self._answer = Answer()
+        self._answers.clear()
         self._held = None
         return [Finished(final=final)]
+
+
+def details_from(chunk: TokenChunk, known: int) -> tuple[StepDetails, ...]:
+    """
+    Details of the steps of *chunk* after the first *known* tokens of the answer; empty if a step
+    has tokens before and after that position.
+    """
+    position, steps = chunk.offset, iter(chunk.details)
+    for step in steps:
+        if position >= known:
+            return (step, *steps)
+        position += step.num_tokens
+        if position > known:
+            return ()
+    return ()

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from shared.contracts.base import InstanceId, RunId
 from shared.contracts.control import StopReason
-from shared.contracts.requests import Final, Tokens
+from shared.contracts.requests import Final, StepDetails, Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTokens:
     """
-    Effect: the next part of the answer; successive parts have no gap and no overlap.
+    Effect: the next part of an answer; successive parts have no gap and no overlap.
 
     The text of a part's tokens can come with a later part.
     """
@@ -19,6 +19,10 @@ class NewTokens:
     """Index of the first token in the answer."""
     token_ids: Tokens
     text: str
+    details: tuple[StepDetails, ...] = ()
+    """Details of all of `token_ids`, or none; the final has the details of all tokens."""
+    child: int = 0
+    """Index of the answer, if a call has several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

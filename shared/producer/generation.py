@@ -14,7 +14,7 @@ class RunDivergedError(MeshError):
     """
     A replayed run contradicts tokens that were already emitted; the stream cannot continue.
 
-    `Generation.final` still returns the complete answer of the run that finishes.
+    `Generation.final` still returns the complete answer when a run finishes.
     """
 
     code = "run_diverged"
@@ -49,7 +49,7 @@ class Generation:
         while not self._parts:
             if self._diverged:
                 raise RunDivergedError(
-                    "a replayed run gave tokens that differ from those sent before"
+                    "a replayed run generated tokens that differ from those sent before"
                 )
             if self._final.done():
                 raise StopAsyncIteration
@@ -63,9 +63,9 @@ class Generation:
 
     async def cancel(self) -> None:
         """
-        Cancel the request, wherever it is; it ends as failed with the code `cancelled`.
+        Cancel the request, wherever it is; the request ends as failed with the code `cancelled`.
 
-        The request ends for its consumer at once; awaiting the call only waits for the broker's
+        The request ends for its consumer immediately; the call then only waits for the broker's
         answer. No-op if the request has ended.
         """
         await self._cancel(self.request_id)

@@ -1,4 +1,4 @@
-"""Requests of one producer that are in progress; passes replies to their generations. No IO."""
+"""Requests of one producer that are in progress; passes replies to their generations without IO."""
 
 from dataclasses import dataclass
 

@@ -21,7 +21,7 @@ from shared.contracts.errors import (
     ContractError,
     TransientError,
 )
-from shared.contracts.ingress import InferenceRequest
+from shared.contracts.ingress import CallRequest, InferenceRequest
 from shared.contracts.qos import QosClass, Slo
 from shared.contracts.requests import ReplyMode
 from shared.producer.generation import Generation
@@ -35,9 +35,10 @@ REQUEST_KIND = "inference.request.v1"
 """AMQP type of a request message, whose body has no tag (as in llm-d-async)."""
 TRACEPARENT_HEADER = "traceparent"
 FULL_RETRY_AFTER_S = 5.0
+Request = InferenceRequest | CallRequest
 
 
-def routing_key(body: InferenceRequest) -> str:
+def routing_key(body: Request) -> str:
     """
     Routing key that selects the global queue of *body*.
 
@@ -50,9 +51,9 @@ def routing_key(body: InferenceRequest) -> str:
 
 class Producer:
     """
-    Publishes requests, and returns for each a `Generation` with its answer.
+    Publishes requests, and returns a `Generation` with the answer for each request.
 
-    All requests share one reply queue; their number is not limited.
+    All requests share one reply queue; the number of requests is not limited.
 
     Args:
         broker: Connected client, which the producer does not close. The topology must exist.
@@ -129,7 +130,7 @@ class Producer:
         return len(self._outstanding)
 
     async def submit(
-        self, body: InferenceRequest, *, reply: ReplyMode, traceparent: str | None = None
+        self, body: Request, *, reply: ReplyMode, traceparent: str | None = None
     ) -> Generation:
         """
         Publish a request durably, and receive its replies.
@@ -168,8 +169,7 @@ class Producer:
                 give_up_after_s=self._give_up_after_s,
             )
         except BaseException:
-            # The request may have arrived, but no consumer waits for its answer any more, so it is
-            # cancelled.
+            # The request may have reached the mesh, but its consumer no longer waits, so cancel it.
             self._give_up(request_id)
             raise
         match outcome:
@@ -186,7 +186,7 @@ class Producer:
 
     def _message(
         self,
-        body: InferenceRequest,
+        body: Request,
         request_id: RequestId,
         reply: ReplyMode,
         traceparent: str | None,

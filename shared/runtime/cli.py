@@ -74,6 +74,8 @@ class ServiceCli(Generic[S]):
     Checks settings that fit the schema; raises `SettingsError` if the service cannot run with them.
     """
     verbs: Sequence[Verb[S]] = ()
+    run_options: Sequence[tuple[str, str]] = ()
+    """Settings that `run` also takes as options: name and help text."""
 
     def main(self, argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
         """
@@ -90,7 +92,8 @@ class ServiceCli(Generic[S]):
                 service=self.service,
                 environ=os.environ,
                 file=arguments.config,
-                overrides=dict(_assignment(text) for text in arguments.set),
+                overrides=dict(_assignment(text) for text in arguments.set)
+                | self._option_values(arguments),
             )
             self.check(settings)
             return self._dispatch(settings, arguments)
@@ -103,6 +106,10 @@ class ServiceCli(Generic[S]):
         except MeshError as error:
             print(f"headway-{self.service}: {error}", file=sys.stderr)
             return EXIT_FAILED
+
+    def _option_values(self, arguments: argparse.Namespace) -> dict[str, str]:
+        values = {name: getattr(arguments, name, None) for name, _ in self.run_options}
+        return {name: value for name, value in values.items() if value is not None}
 
     def _dispatch(self, settings: S, arguments: argparse.Namespace) -> int:
         match arguments.verb:
@@ -159,7 +166,10 @@ class ServiceCli(Generic[S]):
             ("health", "check if the running service is ready"),
             ("topology", "print the exchanges and queues that the mesh uses"),
         ):
-            add(name, text)
+            parsed = add(name, text)
+            if name == "run":
+                for option, help_text in self.run_options:
+                    parsed.add_argument(f"--{option}", metavar="VALUE", help=help_text)
         for verb in self.verbs:
             verb.arguments(add(verb.name, verb.help))
         return parser

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import uvicorn
@@ -40,6 +40,8 @@ class Health:
     metrics: CollectorRegistry = field(default_factory=CollectorRegistry)
     reasons: dict[str, str] = field(default_factory=lambda: {"start": "starting"})
     """Cause -> reason for which the service is not ready; empty if the service is ready."""
+    details: Callable[[], dict[str, object]] = dict
+    """Further fields of the answer to /health."""
 
     @property
     def ready(self) -> bool:
@@ -61,7 +63,7 @@ def health_app(health: Health) -> Starlette:
     """ASGI application of /health, /ready and /metrics."""
 
     async def alive(_request: Request) -> Response:
-        return JSONResponse({"status": "ok", "service": health.service})
+        return JSONResponse({"status": "ok", "service": health.service} | health.details())
 
     async def ready(_request: Request) -> Response:
         return JSONResponse(
@@ -84,14 +86,23 @@ class QuietServer(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serve_http(app: object, *, host: str, port: int) -> AsyncIterator[None]:
+async def serve_http(
+    app: object, *, host: str, port: int, shared: bool = False
+) -> AsyncIterator[None]:
     """
     Context in which the ASGI *app* is served.
+
+    Args:
+        app: ASGI application.
+        host: Address of this machine.
+        port: Port.
+        shared: True if other processes may listen on the same port; the kernel divides the
+            connections among them.
 
     Raises:
         SettingsError: The address is not available; the message contains the reason.
     """
-    sock = _listening(host, port)  # early connections wait instead of being refused
+    sock = _listening(host, port, shared=shared)  # early connections wait instead of being refused
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # any ASGI app
         host=host,
@@ -114,10 +125,20 @@ async def serve_http(app: object, *, host: str, port: int) -> AsyncIterator[None
         sock.close()
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def check_port(host: str, port: int, *, shared: bool) -> None:
+    """
+    Check that `serve_http` could listen.
+
+    Raises:
+        SettingsError: The address is not available; the message contains the reason.
+    """
+    _listening(host, port, shared=shared).close()
+
+
+def _listening(host: str, port: int, *, shared: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        return socket.create_server((host, port), family=family, reuse_port=shared)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise SettingsError(

@@ -45,6 +45,6 @@ def configure_logging(*, level: str, service: str) -> None:
     )
     structlog.contextvars.bind_contextvars(service=service)
     logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr)
-    # Our event `broker.lost` covers reconnects; the library's tracebacks add nothing.
+    # Headway's event `broker.lost` covers reconnects; the library's tracebacks add nothing.
     logging.getLogger("aio_pika").setLevel(logging.CRITICAL)
     logging.getLogger("aiormq").setLevel(logging.CRITICAL)

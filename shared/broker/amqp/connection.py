@@ -123,7 +123,7 @@ class AmqpConnection:
                     on_return_raises=confirms,
                     timeout=self.timeout_s,
                 )
-            # The declared type lacks the timeouts and `wait` that its only implementation has.
+            # The declared type lacks `timeouts` and `wait`, which its only implementation has.
             return cast("Channel", channel)
 
     def _next_number(self, connection: AbstractConnection) -> int:
@@ -145,7 +145,7 @@ class AmqpConnection:
         """
         Context with a channel for calls that may fail; raises the errors of `amqp_errors`.
 
-        The channel is reused only after success, since the broker closes it with each error.
+        The channel is reused only after success, since the broker closes a channel with each error.
         """
         with amqp_errors(what):
             channel = self._idle.pop() if self._idle else None

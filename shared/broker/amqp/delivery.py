@@ -76,7 +76,8 @@ class DeliveryChannel:
                         if how is Settlement.ACK:
                             await self.raw.basic_ack(tag, wait=False)
                         else:
-                            # Not basic.nack: from 4.3 on it does not count as a delivery.
+                            # basic.reject, since RabbitMQ 4.3 and later do not count a requeue by
+                            # basic.nack as a delivery.
                             await self.raw.basic_reject(
                                 tag, requeue=how is Settlement.REQUEUE, wait=False
                             )

@@ -35,8 +35,8 @@ def amqp_errors(what: str) -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError as error:
-        # aiormq raises CancelledError in tasks that wait on a dying connection; passed on, it would
-        # end a service's task as if it had been cancelled.
+        # aiormq raises CancelledError in tasks that wait on a dying connection. Without this check,
+        # the error would end a service's task like a real cancellation.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise

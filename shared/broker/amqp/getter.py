@@ -37,7 +37,7 @@ class _QueueChannels:
 
 class AmqpGetter:
     """
-    Takes single messages from queues.
+    Gets single messages from queues by `basic.get`.
 
     Args:
         connection: Connection that receives deliveries.

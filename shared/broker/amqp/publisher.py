@@ -66,8 +66,8 @@ class AmqpPublisher:
         """Publish a message without a publisher confirm, as `Broker.send` specifies."""
         with amqp_errors(f"send to {exchange!r}"):
             channel = await self._channel(confirms=False)
-            # Waits until the socket takes the bytes, so that the buffer stays bounded; does not
-            # wait for the broker's answer.
+            # This call waits until the socket accepts the bytes, which bounds the buffer, but not
+            # for the broker's answer.
             await channel.basic_publish(
                 message.body,
                 exchange=exchange,

@@ -110,7 +110,10 @@ class AmqpRestorer:
         return not errors
 
     def _restorations(self) -> Iterator[Awaitable[None]]:
-        """Yield restorations to await one by one; others may be removed while one is awaited."""
+        """
+        Yield restorations, which the caller awaits one by one; what was removed meanwhile is
+        skipped.
+        """
         for each in (*self._queues, *self._bindings):
             if each in self._missing:
                 yield self._put_back(each)

@@ -92,7 +92,7 @@ class AmqpSubscription:
         channel.raw.closing.add_done_callback(lambda _: self._break())
 
     async def cancel(self) -> None:
-        # Shielded: a cancelled call would close the channel under running handlers.
+        # Shield `_stop`, since its cancellation would close the channel under running handlers.
         await asyncio.shield(self._tasks.spawn(self._stop(), name=f"cancel {self.queue}"))
         await self._tasks.wait()
         if self._channel is not None:
@@ -117,7 +117,7 @@ class AmqpSubscription:
                         self._tag, timeout=self._connection.timeout_s
                     )
             except MeshError as error:
-                # The channel is gone, and the consumer with it.
+                # The channel is closed, so the broker has removed the consumer.
                 log.debug("subscription.cancel_failed", queue=self.queue, error=str(error))
 
     def _break(self) -> None:

@@ -45,7 +45,7 @@ class MemorySubscription:
 
     @property
     def has_credit(self) -> bool:
-        """True if the consumer can take one more unsettled delivery."""
+        """True if the prefetch allows one more unsettled delivery to this consumer."""
         return self.unsettled < self._prefetch
 
     def push(self, delivery: Delivery) -> None:

@@ -1,0 +1,203 @@
+"""
+Rules for calls, which are requests in the form of HTTP: an endpoint of vLLM's API and a body.
+
+Only an engine host makes prompts of a body; until then, the body's text determines sizes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from shared.contracts.errors import ContractError
+from shared.contracts.ingress import Label, RequestedSlo
+from shared.contracts.qos import Importance
+from shared.contracts.requests import ApiCall, PromptText
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+"""Endpoints of vLLM's API that generate answers."""
+OWN_FIELDS = ("slo", "deadline", "importance", "application")
+REFUSED_FIELDS = (
+    *("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "session_id", "use_beam_search"),
+    *("data_parallel_rank", "routed_experts_prompt_start", "mm_payload", "return_mm_kwargs"),
+    *("prompt_embeds", "mm_processor_kwargs", "media_io_kwargs"),
+)
+"""Fields of vLLM's bodies that would control the engine, or that engines of the mesh lack."""
+GRAMMAR_FIELDS = ("structured_outputs", "response_format", "tools", "text", "output_config")
+"""Fields of which vLLM makes grammars."""
+MAX_GRAMMAR_BYTES = 128 << 10
+"""Maximum size of each of these fields: making a grammar takes time where it is made."""
+
+COMPLETIONS = "/v1/completions"
+COMPLETION_TOKENS = 16
+"""vLLM's limit of a completion that sets none; answers of other endpoints may fill the context."""
+_TEXTS = ("content", "text", "arguments", "input", "output", "thinking")
+"""Fields of messages whose text becomes a part of the prompt."""
+CallFields = Mapping[str, Raw]
+"""Fields of a body, whose values are not decoded, so that they remain as they are."""
+
+
+class CallBody(Struct, frozen=True, kw_only=True):
+    """Fields of a body that the mesh reads; vLLM's application reads the other fields."""
+
+    model: str
+    stream: bool | None = None
+    priority: int | None = None
+    """As in vLLM, lower values are served first."""
+    service_tier: str | None = None
+    slo: RequestedSlo | None = None
+    deadline: float | None = None
+    importance: Importance | None = None
+    application: Label | None = None
+
+
+def check_endpoint(endpoint: str) -> None:
+    """
+    Check that *endpoint* generates answers.
+
+    Raises:
+        ContractError: It does not; the message names the endpoints that do.
+    """
+    if endpoint not in ENDPOINTS:
+        raise ContractError(
+            f"endpoint {endpoint[:80]!r} is not supported: must be one of {', '.join(ENDPOINTS)}",
+            code="unsupported_parameter",
+            param="endpoint",
+        )
+
+
+def call_fields(body: bytes) -> dict[str, Raw]:
+    """
+    The fields of a body.
+
+    Raises:
+        ContractError: The body is not a JSON object, or has a field that would control the engine
+            or that is too large.
+    """
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ContractError(
+            f"the body must be a JSON object: {error}", code="invalid_json"
+        ) from error
+    for name in REFUSED_FIELDS:
+        # False and empty values ask for nothing.
+        if name in fields and msgspec.json.decode(fields[name]):
+            raise ContractError(
+                f"{name} is not supported", code="unsupported_parameter", param=name
+            )
+    for name in GRAMMAR_FIELDS:
+        if name in fields and len(bytes(fields[name])) > MAX_GRAMMAR_BYTES:
+            raise ContractError(
+                f"{name} is too large: the limit is {MAX_GRAMMAR_BYTES} bytes", param=name
+            )
+    return fields
+
+
+def call_body(fields: CallFields) -> CallBody:
+    """
+    The fields that the mesh reads.
+
+    Raises:
+        ContractError: A field of the mesh has the wrong type; the message names it.
+    """
+    known = {name: value for name, value in fields.items() if name in CallBody.__struct_fields__}
+    try:
+        return msgspec.json.decode(msgspec.json.encode(known), type=CallBody)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        param = text.rpartition("`$.")[2].rstrip("`") if "`$." in text else "model"
+        raise ContractError(text, param=param) from error
+
+
+def forwarded(fields: CallFields) -> Raw:
+    """The body for vLLM's application: without the fields of the mesh, and not streamed."""
+    dropped = {"priority", *OWN_FIELDS}
+    if bytes(fields.get("stream", b"")) == b"true":
+        dropped |= {"stream", "stream_options"}
+    kept = {name: value for name, value in fields.items() if name not in dropped}
+    return Raw(msgspec.json.encode(kept))
+
+
+class _Sized(msgspec.Struct, frozen=True):
+    """Fields that determine sizes. vLLM's application refuses invalid ones."""
+
+    messages: Any = None
+    prompt: Any = None
+    input: Any = None
+    instructions: Any = None
+    system: Any = None
+    tools: Any = None
+    n: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSize:
+    """Sizes of a call."""
+
+    text: PromptText | None
+    """Text of all prompts; None if they are token ids."""
+    prompt_tokens: int
+    """Number of token ids of all prompts."""
+    num_prompts: int
+    num_answers: int
+    max_tokens: int | None
+    """Limit of each answer; None: the rest of the context."""
+
+
+def call_size(call: ApiCall) -> CallSize:
+    """The sizes that the body of *call* states; fields that are invalid count as missing."""
+    body = msgspec.json.decode(call.body, type=_Sized)
+    prompts = _prompts(body.prompt)
+    texts = [each for each in prompts if isinstance(each, str)]
+    messages = [
+        *_items(body.system),
+        *_items(body.instructions),
+        *_items(body.messages),
+        *_items(body.input),
+    ]
+    num_bytes = sum(_num_bytes(each) for each in (*texts, *messages))
+    num_bytes += len(msgspec.json.encode(body.tools)) if body.tools else 0
+    ids = [each for each in prompts if isinstance(each, list)]
+    default = COMPLETION_TOKENS if call.endpoint == COMPLETIONS else None
+    limits = (body.max_completion_tokens, body.max_tokens, body.max_output_tokens)
+    return CallSize(
+        text=PromptText(num_bytes=num_bytes, num_messages=len(messages)) if num_bytes else None,
+        prompt_tokens=sum(map(len, ids)),
+        num_prompts=max(1, len(prompts)),
+        num_answers=max(1, len(prompts)) * (_positive(body.n) or 1),
+        max_tokens=next((limit for limit in map(_positive, limits) if limit), default),
+    )
+
+
+def _prompts(prompt: Any) -> list[Any]:
+    """The prompts of a completion: texts, or lists of token ids."""
+    if not isinstance(prompt, list):
+        return [] if prompt is None else [prompt]
+    return [prompt] if all(isinstance(each, int) for each in prompt) else prompt
+
+
+def _items(messages: Any) -> list[Any]:
+    if messages is None:
+        return []
+    return messages if isinstance(messages, list) else [messages]
+
+
+def _num_bytes(part: Any) -> int:
+    """Size of the text in a message or in a part of one."""
+    if isinstance(part, str):
+        return len(part.encode())
+    if isinstance(part, list):
+        return sum(map(_num_bytes, part))
+    if isinstance(part, dict):
+        return sum(_num_bytes(part[name]) for name in _TEXTS if name in part)
+    return 0
+
+
+def _positive(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

@@ -1,0 +1,51 @@
+"""Models that are added to the registry file while a process runs."""
+
+from pathlib import Path
+
+import structlog
+
+from shared.contracts.base import Seconds
+from shared.contracts.errors import SettingsError
+from shared.contracts.models import ModelEntry
+from shared.models.registry import ModelRegistry
+
+log = structlog.get_logger()
+PERIOD_S: Seconds = 0.3
+"""Period of looking for additions."""
+
+
+class RegistryAdditions:
+    """
+    Finds models that were added to a registry file. Changes of known models and removals need a
+    restart of the process.
+
+    Args:
+        path: The registry file.
+        registry: Models that the process knows.
+    """
+
+    def __init__(self, path: Path, registry: ModelRegistry) -> None:
+        self._path = path
+        self._registry = registry
+        self._version = self._current()
+
+    def read(self) -> tuple[ModelEntry, ...]:
+        """Entries of new models, if the file has changed; an invalid file is logged and skipped."""
+        version = self._current()
+        if version == self._version:
+            return ()
+        self._version = version
+        try:
+            found = ModelRegistry.load(self._path)
+        except SettingsError as error:
+            log.warning("registry.refused", path=str(self._path), error=str(error))
+            return ()
+        known = self._registry.bases
+        return tuple(found.entry(base) for base in found.bases if base not in known)
+
+    def _current(self) -> tuple[int, int] | None:
+        try:
+            state = self._path.stat()
+        except OSError:
+            return None
+        return state.st_mtime_ns, state.st_size
