@@ -15,7 +15,7 @@ class LaneCounter:
     """Totals that one grouper has counted for one lane."""
 
     prompt_tokens: int = 0
-    max_tokens: int = 0
+    expected_tokens: int = 0
     squared_prompt_tokens: float = 0.0
     interactive: int = 0
     time_left_s: Seconds = 0.0
@@ -30,7 +30,7 @@ class LaneCounter:
     def add(self, request: QueuedRequest, *, at: UnixTime) -> None:
         """Count one request that enters the lane."""
         self.prompt_tokens += request.prompt_tokens
-        self.max_tokens += request.sampling.max_tokens
+        self.expected_tokens += request.answer_tokens
         self.squared_prompt_tokens += float(request.prompt_tokens) ** 2
         self.interactive += request.slo.qos_class is QosClass.INTERACTIVE
         deadline_at = request.slo.planning_deadline_at(request.arrived_at)
@@ -42,7 +42,7 @@ class LaneCounter:
             lane=lane,
             requests=self.arrivals.total,
             prompt_tokens=self.prompt_tokens,
-            max_tokens=self.max_tokens,
+            expected_tokens=self.expected_tokens,
             squared_prompt_tokens=self.squared_prompt_tokens,
             interactive=self.interactive,
             time_left_s=self.time_left_s,

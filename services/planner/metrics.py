@@ -51,7 +51,7 @@ class LeaderMetrics:
         )
         self.solve_s = Histogram(
             "headway_planner_plan_solve_seconds",
-            "Time of the plan generator, for published plans",
+            "Time that the plan generator took for a published plan",
             buckets=SECONDS,
             registry=registry,
         )
@@ -132,7 +132,7 @@ ROUTING: tuple[Series[Routing], ...] = (
     ),
     gauge(
         "headway_planner_routing_waiting",
-        "Requests that wait in the grouper until an instance can take them",
+        "Requests that wait in the grouper until it can send them to an instance",
         lambda routing: routing.num_waiting,
     ),
     gauge(
@@ -160,7 +160,7 @@ ROUTING: tuple[Series[Routing], ...] = (
     ),
     gauge(
         "headway_planner_prefill_residual_seconds",
-        "Mean of predicted minus actual prefill times in seconds; negative is optimistic",
+        "Mean of predicted minus actual prefill times in seconds; negative if predicted too short",
         lambda routing: (
             ((each.model, trust.engine, trust.device), trust.residual_s)
             for each in routing.routers
@@ -211,7 +211,7 @@ ACTIVE_LEADER: tuple[Series[LeaderState], ...] = (
     ),
     gauge(
         "headway_planner_lane_requests",
-        "Requests that wait in a lane or a companion queue, by reports and audits",
+        "Requests that wait in a lane or a companion queue, as known from reports and audits",
         lambda state: _bounded(state.waiting),
         "lane",
     ),
@@ -222,7 +222,7 @@ ACTIVE_LEADER: tuple[Series[LeaderState], ...] = (
     ),
     counter(
         "headway_planner_queue_audits",
-        "Audits: counts of queues at the broker, which correct the leader's counts",
+        "Audits, in which the leader counts queues at the broker to correct its own counts",
         lambda state: state.counts.audits,
     ),
     counter(
@@ -253,7 +253,7 @@ ACTIVE_LEADER: tuple[Series[LeaderState], ...] = (
     ),
     gauge(
         "headway_planner_advised_instances",
-        "Instances of a device that the load needs; the current number if it is enough",
+        "Advised number of instances of a device; the current number if it is enough",
         lambda state: (((each.device,), each.advised) for each in advice_of(state)),
         "device",
     ),

@@ -29,11 +29,13 @@ from services.planner.settings import Settings
 from services.planner.state import GrouperState, LeaderState
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher
+from shared.broker.declaring import declare_topology
 from shared.broker.protocol import BindingSpec, Broker, DeliveryHandler
 from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import Seconds
 from shared.contracts.errors import SettingsError
 from shared.contracts.telemetry import source_name
+from shared.models.additions import PERIOD_S, RegistryAdditions
 from shared.models.registry import ModelRegistry
 from shared.runtime.cli import Ports
 from shared.runtime.stall_detector import PERIOD_S as ATTENTION_PERIOD_S
@@ -75,11 +77,12 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     name = f"planner-{os.getpid()}-{secrets.token_hex(3)}"
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(ports.open_broker(f"headway-{name}"))
-        await topology.declare(broker)
+        await declare_topology(broker)
         async with asyncio.TaskGroup() as tasks:
             planner = _Planner(ports, broker, registry, name, tasks, stack, stop)
             if "grouper" in ports.settings.roles:
                 await planner.start_grouper()
+                tasks.create_task(planner.add_models(), name="add-models")
             if "leader" in ports.settings.roles:
                 await planner.start_leader()
             ports.health.started()
@@ -104,6 +107,21 @@ class _Planner:
         self._tasks, self._stack, self._stop = tasks, stack, stop
         self._incarnation = secrets.token_hex(6)
         self._queues = WorkQueues(broker, source_name(name, self._incarnation))
+
+    async def add_models(self) -> None:
+        """Accept requests for models that are added to the registry file, until the stop."""
+        additions = RegistryAdditions(Path(self._ports.settings.registry), self._registry)
+
+        async def check() -> None:
+            for entry in additions.read():
+                try:
+                    self._registry.add(entry)
+                except SettingsError as error:
+                    log.warning("model.refused", model=entry.name, error=str(error))
+                else:
+                    log.info("model.added", model=entry.name)
+
+        await every(PERIOD_S, check, stop=self._stop)
 
     async def start_grouper(self) -> None:
         ports, broker, settings = self._ports, self._broker, self._ports.settings.grouper
@@ -160,8 +178,8 @@ class _Planner:
         settings = self._ports.settings.grouper.routing
         routing_metrics(self._ports.health.metrics, routing)
         self._broker.on_connection_lost(routing.on_connection_lost)
-        # The end of consuming waits for requests in progress, so no request may still wait for its
-        # turn then.
+        # When the process stops consuming, it waits for requests in progress. `close` therefore
+        # first releases the requests that wait to be sent.
         self._stack.callback(routing.close)
         self._repeat("routing.dispatch", DISPATCH_PERIOD_S, routing.dispatch)
         self._repeat("routing.share_work", settings.work_period_s, routing.share_work)

@@ -17,8 +17,8 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     policy: str = "pull"
     """
-    Routing policy: `pull` (no routing) or another; `headway-planner check-config` refuses unknown
-    names.
+    Routing policy: `pull` (no routing) or the name of a policy; `headway-planner check-config`
+    refuses unknown names.
     """
     scope: Literal["interactive", "all"] = "interactive"
     """Requests that are routed to instances; instances pull the other requests."""
@@ -57,6 +57,11 @@ class GrouperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
     trusted_users: tuple[str, ...] = ("guest", "headway-gateway")
     """Authenticated publishers whose `tenant`, `arrived_at` and `prompt_tokens` are trusted."""
+    calls_of_items: bool = False
+    """
+    True if all engines are vLLM: a message of llm-d-async with the endpoint of a call is a call.
+    False: its payload is read as text or tokens, whatever its endpoint is.
+    """
     anonymous_tenant: str = "anonymous"
     """Tenant of messages without an authenticated user."""
     max_tenant_share: Annotated[float, Meta(gt=0, le=1)] = 0.6
@@ -129,13 +134,14 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Minimum time that a model stays active before it may be swapped."""
     reserved_deadline_s: Annotated[float, Meta(gt=0)] = 5.0
     """
-    Deadline up to which a request makes its model express, which reserves capacity for it.
+    Upper limit of deadlines, in time from arrival, that make a lane express. The plan reserves
+    capacity for the models of express lanes.
     """
     reserved_lease_s: Annotated[float, Meta(ge=0)] = 10.0
     """
-    Time (lease) for which an express model keeps its instance after its last request with a short
-    deadline. During the lease, another model gets the instance only for requests whose deadlines no
-    instance without a lease can meet.
+    Lease: time for which an express model keeps its instance after its last express request. During
+    the lease, another model gets the instance only for requests whose deadlines no instance without
+    a lease can meet.
     """
 
     @property

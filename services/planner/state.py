@@ -201,8 +201,8 @@ class LeaderState:
 
     def copied(self) -> "LeaderState":
         """
-        A copy of the inputs of a snapshot; messages can change the original while a snapshot is
-        made.
+        A copy of the inputs of a snapshot, since messages may change the original while the
+        snapshot is made.
         """
         return replace(
             self,

@@ -50,7 +50,7 @@ def _check_lane(
         return
     forecast = state.forecast(request.lane, now)
     if forecast is None or (forecast.wait_s is not None and forecast.wait_s <= forecast.request_s):
-        return  # This request would be served next: it cannot be late because the lane is full.
+        return  # This request would be served next, so the length of the lane cannot make it late.
     late = late_with(forecast, left_s)
     if late >= settings.refuse_late_from:
         raise CapacityError(

@@ -1,4 +1,7 @@
-"""The grouper: validates, admits and classifies requests, publishes them to lanes, acknowledges."""
+"""
+The grouper: validates, admits and classifies requests, publishes them to lanes, and acknowledges
+them.
+"""
 
 import asyncio
 
@@ -46,7 +49,7 @@ class Grouper:
         settings: Limits and shares.
         state: State of the grouper, published every second.
         sender: Name of this process in its reports.
-        queues: The work queues of this process; its `source` names the process as reports do.
+        queues: The work queues of this process; its `source` is the process's name in reports.
         incarnation: Part of the name that is unique to this start of the process.
         routing: Chooses instances; None: instances pull all requests.
     """
@@ -98,7 +101,8 @@ class Grouper:
 
     async def _take(self, delivery: Delivery) -> None:
         request = self._intake.accept(delivery, self._clock.now())
-        # A duplicate may be acknowledged only after the first one is confirmed in its lane.
+        # A duplicate may be acknowledged only after the broker has confirmed the first request in
+        # its lane.
         key = identity(request.tenant, request.request_id)
         while (other := self._under_way.get(key)) is not None:
             await other.wait()
@@ -124,8 +128,8 @@ class Grouper:
             request = self._routing.stamped(request)
         # Decided once, when the request arrives: later requests of its tenant do not change it.
         above_share = self.state.shares.above_share(request.tenant, tokens)
-        # Counted before any await: concurrent requests of a burst must see each other in the
-        # totals, and the message that reports the end of a request must find it there.
+        # Count before any await: concurrent requests of a burst must see the new total, and the
+        # message about the end of this request must find it in the total.
         is_new = self.state.admit(request.request_id, request.tenant, tokens, at=now)
         try:
             queue = await (self._overflowed(request) if above_share else self._placed(request))

@@ -7,7 +7,17 @@ from typing import Any
 
 import msgspec
 
+from services.planner.grouper.calls import (
+    Asked,
+    asked_call,
+    call_of_item,
+    call_sampling,
+    refuse_beside_body,
+)
 from services.planner.settings import GrouperSettings
+from shared.api.calls import ENDPOINTS, CallSize
+from shared.api.pooling import NO_SAMPLING, check_inputs, check_task
+from shared.api.unsupported import UnsupportedFields, refuse_unsupported
 from shared.broker.protocol import Delivery
 from shared.contracts.base import Decoder, RequestId, TenantId, UnixTime
 from shared.contracts.checks import (
@@ -19,12 +29,11 @@ from shared.contracts.checks import (
     prompt_text,
 )
 from shared.contracts.errors import ContractError
-from shared.contracts.ingress import InferenceRequest, QueueItem, RequestedTargets
+from shared.contracts.ingress import CallRequest, InferenceRequest, QueueItem, RequestedTargets
 from shared.contracts.lanes import LaneLayout
 from shared.contracts.models import ModelEntry
-from shared.contracts.requests import QueuedRequest, ReplyMode
+from shared.contracts.requests import QueuedRequest, ReplyMode, Sampling
 from shared.contracts.telemetry import RequestObserved
-from shared.contracts.unsupported import UnsupportedFields, refuse_unsupported
 from shared.models.registry import ModelRegistry
 from solver.planning.lanes import lane_for
 from solver.prediction.lengths.predicted_work import PredictedWork
@@ -32,6 +41,7 @@ from solver.prediction.lengths.prompt_lengths import PromptLengths
 
 MAX_ID_BYTES = 128
 _decode_body: Decoder[InferenceRequest] = Decoder(InferenceRequest)
+_decode_call: Decoder[CallRequest] = Decoder(CallRequest)
 _decode_item: Decoder[QueueItem] = Decoder(QueueItem)
 _check_targets: Decoder[RequestedTargets] = Decoder(RequestedTargets)
 _decode_unsupported: Decoder[msgspec.Struct] = Decoder(UnsupportedFields)
@@ -42,6 +52,7 @@ class _Probe(msgspec.Struct):
 
     id: Any = None
     payload: Any = None
+    endpoint: Any = None
 
 
 _decode_probe: Decoder[_Probe] = Decoder(_Probe)
@@ -61,7 +72,7 @@ class Intake:
     lengths: PromptLengths
     """Model that predicts the token count of prompts that arrive as text."""
     work: PredictedWork = field(default_factory=PredictedWork)
-    """Predicts the work of a request, which determines the request's lane."""
+    """Predicts the lengths of answers, which are a part of the work that determines lanes."""
 
     def accept(self, delivery: Delivery, now: UnixTime) -> QueuedRequest:
         """
@@ -79,19 +90,24 @@ class Intake:
         """
         limits = self.settings.limits
         check_body_size(delivery.body, limits)
-        body = self._body(delivery)
+        asked = self._asked(delivery)
+        body = asked.body
         trusted = delivery.user_id in self.settings.trusted_users
         if not trusted:
-            body = msgspec.structs.replace(body, arrived_at=None, prompt_tokens=None, engine=None)
-        check_prompt(body)
+            body = msgspec.structs.replace(
+                body, arrived_at=None, prompt_tokens=None, engine=None, input_lengths=()
+            )
+        if asked.call is None:
+            check_prompt(body)
         model = self.registry.resolve(body.model)
         entry = self.registry.entry(model.base)
+        check_task(body, entry)
         arrived_at = now if body.arrived_at is None else min(now, body.arrived_at)
         slo = effective_slo(body, now=now, limits=limits)
-        prompt_tokens = self._prompt_tokens(body, entry)
-        sampling = effective_sampling(body, entry=entry, prompt_tokens=prompt_tokens, limits=limits)
-        if sampling.temperature > 0 and sampling.seed is None:
-            sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(31))
+        if entry.pools:
+            slo = slo.at_once
+        prompt_tokens = self._prompt_tokens(body, asked.size, entry)
+        sampling = self._sampling(body, asked.size, entry, prompt_tokens)
         importance = effective_importance(body)
         deadline_at = slo.planning_deadline_at(arrived_at)
         request = QueuedRequest(
@@ -113,21 +129,36 @@ class Intake:
             reply_mode=body.reply or ReplyMode.STREAM,
             traceparent=_header(delivery, "traceparent"),
             payload=body.engine,
+            call=asked.call,
+            input_lengths=body.input_lengths,
         )
+        expected_tokens = self.work.answer_tokens(request)
         lane = lane_for(
             model=model.base,
             importance=importance,
             time_left_s=deadline_at - now if math.isfinite(deadline_at) else math.inf,
-            work_tokens=self.work.tokens(request),
+            work_tokens=prompt_tokens + expected_tokens,
             layout=self.layout,
         )
-        return msgspec.structs.replace(request, lane=lane.queue_name)
+        return msgspec.structs.replace(
+            request, lane=lane.queue_name, expected_tokens=expected_tokens
+        )
 
-    def _body(self, delivery: Delivery) -> InferenceRequest:
-        if _decode_probe(delivery.body).payload is None:
-            _check_targets(delivery.body)
+    def _asked(self, delivery: Delivery) -> Asked:
+        """The request in a delivery, in one of its three forms."""
+        probe = _decode_probe(delivery.body)
+        if probe.payload is not None:
+            if self.settings.calls_of_items and probe.endpoint in ENDPOINTS:
+                return asked_call(call_of_item(delivery.body), self.settings.limits)
+            return Asked(self._item(delivery))
+        _check_targets(delivery.body)
+        if probe.endpoint is None:
             refuse_unsupported(_decode_unsupported(delivery.body))
-            return _decode_body(delivery.body)
+            return Asked(_decode_body(delivery.body))
+        refuse_beside_body(delivery.body)
+        return asked_call(_decode_call(delivery.body), self.settings.limits)
+
+    def _item(self, delivery: Delivery) -> InferenceRequest:
         item = _decode_item(delivery.body)
         try:
             msgspec.convert(item.payload, RequestedTargets)
@@ -142,21 +173,45 @@ class Intake:
             reply=body.reply or ReplyMode.FINAL,
         )
 
-    def _prompt_tokens(self, body: InferenceRequest, entry: ModelEntry) -> int:
+    def _sampling(
+        self,
+        body: InferenceRequest,
+        size: CallSize | None,
+        entry: ModelEntry,
+        prompt_tokens: int,
+    ) -> Sampling:
+        """Sampling of a request, with a seed if it is random."""
+        if entry.pools:
+            check_inputs(body, entry)
+            return NO_SAMPLING
+        if size is not None:
+            sampling = call_sampling(size, entry=entry, prompt_tokens=prompt_tokens)
+        else:
+            sampling = effective_sampling(
+                body, entry=entry, prompt_tokens=prompt_tokens, limits=self.settings.limits
+            )
+        if sampling.temperature > 0 and sampling.seed is None:
+            sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(31))
+        return sampling
+
+    def _prompt_tokens(
+        self, body: InferenceRequest, size: CallSize | None, entry: ModelEntry
+    ) -> int:
         """
         Prompt length in tokens: from a trusted publisher, else exact, else a capped prediction.
         """
         if body.prompt_tokens is not None:
             return body.prompt_tokens
-        text = prompt_text(body)
+        text = prompt_text(body) if size is None else size.text
         if text is None:
-            return len(body.prompt or ())
+            return len(body.prompt or ()) if size is None else max(1, size.prompt_tokens)
         predicted = self.lengths.tokens(entry.name, text, bytes_per_token=entry.bytes_per_token)
-        # Only the serving instance, which counts exactly, may limit the answer or refuse the
-        # request; a predicted prompt length must do neither.
+        # Only the serving instance counts exactly. A predicted prompt length must neither limit the
+        # answer nor refuse the request.
         limits = self.settings.limits
         answer = body.max_completion_tokens or body.max_tokens or limits.default_max_tokens
-        return min(predicted, max(1, entry.max_model_len - answer))
+        num_prompts = 1 if size is None else size.num_prompts
+        return min(predicted, num_prompts * max(1, entry.max_model_len - answer))
 
     def learn(self, observed: RequestObserved) -> None:
         """
@@ -193,5 +248,5 @@ def request_id_of(delivery: Delivery) -> RequestId:
     known = body_id or delivery.message_id or delivery.correlation_id
     if not known:
         return RequestId(f"req-{secrets.token_hex(12)}")
-    # In bytes: it becomes part of a message id, which AMQP limits to 255 bytes.
+    # Limit the id in bytes: it becomes part of a message id, which AMQP limits to 255 bytes.
     return RequestId(known.encode()[:MAX_ID_BYTES].decode(errors="ignore"))

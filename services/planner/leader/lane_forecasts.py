@@ -41,7 +41,7 @@ async def forecasts_of(
         counted_at: Time of the lane counts on which *planned* is based.
     """
     lanes = corrected_forecasts(waits, review.forecasts, counted_at)
-    # In a thread, since there may be hundreds of lanes.
+    # Compute this in a thread, since there may be hundreds of lanes.
     empty = await asyncio.to_thread(
         lambda known, covered: empty_lane_forecasts(
             planned.snapshot,

@@ -1,7 +1,7 @@
 """
 The leader makes plans and numbers them with epochs.
 
-Exactly one leader is active, and requests do not depend on it.
+Exactly one leader is active. Agents serve requests even without a leader.
 """
 
 import asyncio
@@ -73,13 +73,14 @@ class Leader:
         """Record that this process received a delivery and is thus the active consumer."""
         if self.state.active_since is None:
             now = self.state.active_since = self.clock.now()
-            # A process that does not lead receives no statuses: silence of instances counts from
-            # now.
+            # A process that does not lead receives no statuses, so the silence of instances counts
+            # only from now.
             self.state.seen_at = dict.fromkeys(self.state.seen_at, now)
             self.claims.restart_grace(now)
             self.waits.give_up()
             self._sent_at = self._audited_at = -math.inf
-            # Notices and reports were missed: what they would have changed is unknown.
+            # This process has missed notices and reports, so it does not know which counts have
+            # changed.
             self.state.counts = QueueCounts()
             log.info("leader.elected", leader_id=self.leader_id)
 
@@ -87,7 +88,8 @@ class Leader:
         """Give up the leader role after a lost connection, but keep the view of the cluster."""
         if self.state.active_since is not None:
             self.state.active_since = None
-            # Another leader may plan meanwhile: later plans need a new epoch.
+            # Another leader may plan in the meantime, so later plans of this process need a new
+            # epoch.
             self.state.plans.clear()
             log.info("leader.deposed", leader_id=self.leader_id)
 
@@ -105,7 +107,8 @@ class Leader:
         self.waits.counted(lane_counts(self.state), self.clock.now())
         if now - since < self.settings.settle_s:
             return
-        # In a thread, and solving in a process, so that the event loop continues.
+        # Build the snapshot in a thread and solve in a process, so that neither blocks the event
+        # loop.
         snapshot = await asyncio.to_thread(
             cluster_snapshot,
             self.state.copied(),
@@ -114,10 +117,10 @@ class Leader:
             now=now,
         )
         if not snapshot.instances:
-            return  # no instance, or all are draining
+            return  # there is no instance, or all instances drain
         planned = await self.planner.plan(snapshot)
         if not self.state.leads:
-            return  # deposed meanwhile
+            return  # this process has lost the leader role meanwhile
         solve_s = self.clock.now() - now
         self._take(planned, now=now, solve_s=solve_s)
         await self._publish(planned, now=now, solve_s=solve_s)
@@ -223,10 +226,12 @@ class Leader:
 
     async def _audit(self, now: UnixTime) -> None:
         """
-        Count the queues whose numbers are in doubt, from time to time all that exist.
+        Count the queues whose known counts may be wrong; every `audit_period_s`, count all existing
+        queues.
 
-        The list of work queues also names queues whose notices were lost. Queues in doubt that are
-        neither listed nor noticed hold no requests, and are not counted: most are deleted.
+        Queues whose notices were lost are found in the list of work queues. A queue with a doubtful
+        count that is in neither the list nor a notice holds no requests. It is not counted, because
+        most of these queues are deleted.
         """
         counts = self.state.counts
         audits = now - self._audited_at >= self.settings.audit_period_s

@@ -92,7 +92,7 @@ class InboxClaims:
         self._deleted[instance_id] = now
 
     async def _drain(self, queue: str) -> None:
-        with suppress(QueueNotFoundError):  # another leader has deleted it
+        with suppress(QueueNotFoundError):  # another leader has deleted the inbox
             while (delivery := await self.broker.get(queue)) is not None:
                 await self._return(delivery)
 

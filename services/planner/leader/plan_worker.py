@@ -146,7 +146,8 @@ class PlanWorker:
         return answer
 
     def _start(self) -> None:
-        # Spawned: this process has threads, which a forked one would not have.
+        # Spawn the worker: a forked process would lack the threads of this one, but copy the locks
+        # that they hold.
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
@@ -159,7 +160,8 @@ class PlanWorker:
         )
 
     async def _stop(self) -> None:
-        # Killed without a request to stop: it may be stuck, and none of its state is needed.
+        # Kill the process without asking it to stop: it may be stuck, and none of its state is
+        # needed.
         self._process.kill()
         await asyncio.wait((self._ready,))
         await asyncio.to_thread(self._process.join)

@@ -48,7 +48,7 @@ def mixes_of(state: LeaderState) -> dict[ModelName, tuple[float, float]]:
             if model is not None and total.requests:
                 of_model = sums.setdefault(model, [0, 0, 0])
                 for place, value in enumerate(
-                    (total.requests, total.prompt_tokens, total.max_tokens)
+                    (total.requests, total.prompt_tokens, total.expected_tokens)
                 ):
                     of_model[place] += value
     return {

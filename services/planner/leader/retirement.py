@@ -17,12 +17,13 @@ log = structlog.get_logger()
 QUEUES_AT_ONCE = 32
 SETTLE_S: Seconds = 2.0
 """
-Time after the notice before any queue is deleted; a process that has just started reports during
-this time.
+Time after the retirement notice before any queue is deleted; a process that has just started
+reports during this time.
 """
 PATIENCE_S: Seconds = 10.0
 """
-Time after the retirement notice; queues that some process has not released until then are kept.
+Time after the retirement notice at which the leader keeps the queues that a process has not
+released.
 """
 
 
@@ -37,10 +38,13 @@ class Retirement:
     """
     Deletes idle work queues in rounds, each of which takes a few seconds.
 
-    A queue is deleted only if its totals have not changed for `idle_s`, all processes that publish
-    to queues have released it since the notice, the broker counts neither ready messages nor
-    holders of unsettled ones, and this process has held its lock all the time (`WorkQueues`). A
-    process that has been silent for `idle_s` counts as gone.
+    A round begins with a notice that names the queues to delete. A queue is deleted only under four
+    conditions. Its totals have not changed for `idle_s`. All processes that publish to queues have
+    released it since the notice. The broker counts neither ready messages nor consumers in it; a
+    client that holds unsettled messages counts as a consumer. This process has held the lock of the
+    queue since the notice (`WorkQueues`).
+
+    A process that has been silent for `idle_s` counts as gone.
     """
 
     broker: Broker
@@ -73,7 +77,9 @@ class Retirement:
             await self._keep(set(self._retiring), counts, now)
 
     async def abandon(self) -> None:
-        """Release the locks of a retirement round, which another leader may repeat."""
+        """
+        Release the locks of the current retirement round; another leader may repeat the round.
+        """
         for queue in tuple(self._retiring):
             self._retiring.discard(queue)
             await self.queues.unlock(queue)
@@ -104,7 +110,8 @@ class Retirement:
         async with rewriting(self.broker) as listed:
             for queue in released:
                 depth = await self.broker.depth(queue)
-                # Unsettled messages would be lost with the queue if their holder died.
+                # Do not delete: unsettled messages would be lost with the queue if their consumer
+                # died.
                 if depth is not None and (depth.ready or depth.consumers):
                     used.add(queue)
                 elif self._is_idle(queue, counts):
@@ -121,14 +128,17 @@ class Retirement:
             log.info("queues.retired", queues=sorted(deleted))
 
     def _is_released(self, queue: str) -> bool:
-        """Return whether each process has released *queue* since the notice."""
+        """Return whether each process has released *queue* since the retirement notice."""
         return queue in self.queues.released and all(
             publisher.at > self._began_at and queue in publisher.released
             for publisher in self._publishers.values()
         )
 
     async def _keep(self, queues: set[str], counts: QueueCounts, now: UnixTime) -> None:
-        """End the retirement of *queues* without deleting them, until they are idle again."""
+        """
+        End the retirement of *queues* without deleting them; they retire again after `idle_s`
+        without use.
+        """
         for queue in sorted(queues):
             counts.noticed(queue, now)
             self._retiring.discard(queue)

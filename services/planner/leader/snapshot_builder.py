@@ -210,7 +210,7 @@ def _statistics(
         ),
         interactive=2 * sum(total.interactive for total in totals) > num,
         prompt_tokens=Spread(prompt, math.sqrt(max(0.0, squares - prompt**2))),
-        output_tokens=output_tokens(state, key.model, sum(t.max_tokens for t in totals) / num),
+        output_tokens=output_tokens(state, key.model, sum(t.expected_tokens for t in totals) / num),
     )
 
 
@@ -241,7 +241,7 @@ def _instance(status: InstanceStatus, rates: Rates, *, lock_s: Seconds) -> Insta
     others_s = [
         entry.activate_s for entry in status.models if entry.residency is not Residency.ACTIVE
     ]
-    # Reactivating the active model costs time only if another one was active in between.
+    # Reactivating the active model costs time only if another model was active in between.
     back_s = sum(others_s) / len(others_s) if others_s else 0.0
     swap_s = sum(entry.activate_s for entry in status.models if entry.model == status.activating)
     active = ServiceRates()
@@ -276,7 +276,7 @@ def lane_arrivals(state: LeaderState, layout: LaneLayout) -> Iterator[LaneArriva
             key = _lane(total.lane)
             if key is None or not total.requests:
                 continue
-            answer = output_tokens(state, key.model, total.max_tokens / total.requests).mean
+            answer = output_tokens(state, key.model, total.expected_tokens / total.requests).mean
             yield LaneArrivals(
                 model=key.model,
                 least_left_s=band_lower_edge_s(key.band, layout),

@@ -34,7 +34,10 @@ from solver.routing.request import RoutedRequest
 from solver.routing.router import Router
 
 LEFT_MEMORY_S = 60.0
-"""Time after which all routers have recorded that an instance left and has no pending work."""
+"""
+Time after which an instance that left is forgotten; by then all routers have recorded that it left
+without pending work.
+"""
 SENT_MEMORY_S = 3600.0
 """
 Time after which a sent request counts as ended.
@@ -91,7 +94,8 @@ class ModelRouter:
         self._left_at.pop(instance_id, None)
         if instance_id not in self.router.instances:
             self.router.change_instances([*self.router.instances, instance_id], now)
-        # Agents restart their counters; their clocks continue, but may be ahead of this one.
+        # Time stamps order the reports, since restarted agents restart their counters. The agent's
+        # clock may be ahead of this one.
         at = min(status.at, now)
         load = InstanceLoad(
             seq=_seq_at(at),
@@ -233,7 +237,9 @@ class ModelRouter:
                 continue
 
     def take_samples(self, now: UnixTime) -> list[PrefillsSampled]:
-        """Training samples for the estimator: prefills observed since the last call."""
+        """
+        Return the prefills observed since the last call, as training samples for the estimator.
+        """
         taken, self._samples = self._samples, {}
         return [
             PrefillsSampled(

@@ -97,9 +97,10 @@ class Routing:
 
     def stamped(self, request: QueuedRequest) -> QueuedRequest:
         """
-        Copy of *request* with the prefix hashes by which its prefix is found in engines' caches.
+        Copy of *request* with the prefix hashes by which its prefix is found in engines' caches;
+        the inputs of a pooling model have no common prefix.
         """
-        if not self._takes(request):
+        if request.input_lengths or not self._takes(request):
             return request
         prefix = prefix_hashes(request.prompt, request.messages)
         return msgspec.structs.replace(request, prefix=prefix)
@@ -174,7 +175,8 @@ class Routing:
 
     def on_profile(self, profile: Profile) -> None:
         """
-        Use the first latency model with enough samples to predict prefills, until trees arrive.
+        Use the first latency model with enough samples to predict prefills; the trees replace it
+        when they arrive.
         """
         model = self._models.get(profile.model)
         key = (profile.engine, profile.device)
@@ -184,8 +186,8 @@ class Routing:
         if model.router.prefills.version(key).startswith("prior") and (
             restored or profile.num_iterations >= LEAST_ITERATIONS
         ):
-            # The version is a digest of the coefficients: routers that started at other times have
-            # adopted other latency models, whose residuals do not apply here.
+            # The version is a digest of the coefficients. Routers that started at other times use
+            # other latency models, whose residuals do not apply here.
             content = crc32(encode(profile.latency))
             model.router.prefills.use(
                 key, LatencyPrefills(profile.latency, LEVELS), f"latency {content:08x} {key}"
@@ -229,7 +231,10 @@ class Routing:
                 model.give_up(now - self._settings.max_wait_s, now)
 
     async def share_work(self) -> None:
-        """Publish new sends and ends of requests immediately to other groupers."""
+        """
+        Publish to other groupers immediately which requests this grouper has sent and which have
+        ended.
+        """
         now = self._clock.now()
         # Copied, since models may be added during an await.
         for model in list(self._models.values()):

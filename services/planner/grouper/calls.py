@@ -1,0 +1,135 @@
+"""Reads calls, whose prompts only an engine host makes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from shared.api.calls import (
+    CallSize,
+    call_body,
+    call_fields,
+    call_size,
+    check_endpoint,
+    forwarded,
+)
+from shared.api.unsupported import WITHOUT_EFFECT
+from shared.contracts.base import Decoder
+from shared.contracts.checks import IngressLimits
+from shared.contracts.errors import ContractError
+from shared.contracts.ingress import CallRequest, Identifier, InferenceRequest
+from shared.contracts.models import ModelEntry
+from shared.contracts.qos import Slo
+from shared.contracts.requests import ApiCall, ReplyMode, Sampling
+
+MAX_PRIORITY = 1000
+_OF_BODY = sorted(
+    {*InferenceRequest.__struct_fields__, *WITHOUT_EFFECT} - {*CallRequest.__struct_fields__}
+)
+"""Fields that a call has inside its body only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as its producer published it."""
+
+    body: InferenceRequest
+    """The request; of a call, the fields of the mesh."""
+    call: ApiCall | None = None
+    size: CallSize | None = None
+
+
+_Beside = msgspec.defstruct("_Beside", [(name, Any, msgspec.UNSET) for name in _OF_BODY])
+_decode_beside: Decoder[msgspec.Struct] = Decoder(_Beside)
+
+
+def refuse_beside_body(message: bytes) -> None:
+    """
+    Check that a call has the fields of its endpoint inside `body`.
+
+    Raises:
+        ContractError: It has one beside; the message names the field.
+    """
+    beside = _decode_beside(message)
+    for name in _OF_BODY:
+        if getattr(beside, name) is not msgspec.UNSET:
+            raise ContractError(
+                f"{name} must be inside body, since the request has an endpoint", param=name
+            )
+
+
+class _CallItem(msgspec.Struct, frozen=True):
+    """A message of llm-d-async whose payload is the body for its endpoint."""
+
+    id: Identifier
+    payload: msgspec.Raw
+    endpoint: str
+    deadline: float | None = None
+
+
+_decode_item: Decoder[_CallItem] = Decoder(_CallItem)
+
+
+def call_of_item(message: bytes) -> CallRequest:
+    """
+    The call in a message of llm-d-async.
+
+    Raises:
+        ContractError: The message has no id, or a field has the wrong type.
+    """
+    item = _decode_item(message)
+    return CallRequest(
+        endpoint=item.endpoint, body=item.payload, id=item.id, deadline=item.deadline
+    )
+
+
+def asked_call(request: CallRequest, limits: IngressLimits) -> Asked:
+    """
+    The call that a producer published.
+
+    Raises:
+        ContractError: The endpoint or a field of the mesh is invalid, or there are too many
+            answers. vLLM's application checks the other fields of the body.
+    """
+    check_endpoint(request.endpoint)
+    fields = call_fields(bytes(request.body))
+    if request.model is not None:
+        fields.setdefault("model", msgspec.Raw(msgspec.json.encode(request.model)))
+    body = call_body(fields)
+    is_streamed = bool(body.stream)
+    call = ApiCall(endpoint=request.endpoint, body=forwarded(fields), deltas=is_streamed)
+    size = call_size(call)
+    if size.num_answers > limits.max_answers:
+        raise ContractError(
+            f"the body asks for {size.num_answers} answers; the limit is {limits.max_answers}",
+            param="n" if size.num_prompts <= limits.max_answers else "prompt",
+        )
+    priority = -(body.priority or 0) if request.priority is None else request.priority
+    if abs(priority) > MAX_PRIORITY:
+        raise ContractError(
+            f"priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}", param="priority"
+        )
+    of_mesh = InferenceRequest(
+        model=body.model,
+        id=request.id,
+        slo=_slo(request, body.slo),
+        deadline=request.deadline if request.deadline is not None else body.deadline,
+        tenant=request.tenant,
+        application=request.application or body.application,
+        importance=request.importance or body.importance,
+        service_tier=body.service_tier,
+        priority=priority,
+        reply=request.reply or (ReplyMode.STREAM if is_streamed else ReplyMode.FINAL),
+        arrived_at=request.arrived_at,
+    )
+    return Asked(of_mesh, msgspec.structs.replace(call, num_answers=size.num_answers), size)
+
+
+def _slo(request: CallRequest, of_body: Slo | None) -> Slo | None:
+    return of_body if request.slo is None else request.slo
+
+
+def call_sampling(size: CallSize, *, entry: ModelEntry, prompt_tokens: int) -> Sampling:
+    """The limit of all answers of a call; an engine host has the other parameters."""
+    room = max(1, entry.max_model_len - prompt_tokens // size.num_prompts)
+    return Sampling(max_tokens=size.num_answers * min(room, size.max_tokens or room))
