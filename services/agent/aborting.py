@@ -17,7 +17,10 @@ def end_run(state: AgentState, engine: EngineBackend, run: Run, ending: Ending) 
 
 
 async def give_back(state: AgentState, pulled: Pulled) -> None:
-    """Return an unsettled request unchanged to its queue, which limits repeated deliveries."""
+    """
+    Return an unsettled request unchanged to its queue; the queue's delivery limit bounds the
+    repeats.
+    """
     pulled.leaving = True
     if pulled.deliveries:
         state.depart(pulled.request.request_id, "returned when its ending failed")

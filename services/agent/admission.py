@@ -23,7 +23,10 @@ from solver.scheduling.relegation import is_infeasible
 from solver.scheduling.window import tokens_needed
 
 SUSPECT_CRASHES = 2
-"""Number of engine crashes during a request's runs after which the request runs without others."""
+"""
+Number of engine crashes during a request's runs after which the request runs without other
+requests.
+"""
 CHECK_PERIOD_S = 0.1
 Started = asyncio.Task[tuple[LsoResult, ...]] | None
 _LEAVES_ROOM = (Ending.EVICTED, Ending.SWAPPED_OUT)
@@ -63,9 +66,7 @@ class Admission:
         self._handing_back: Started = None
 
     async def work(self, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
-        """
-        Start waiting requests until *stop* is set; each started run becomes a task of *tasks*.
-        """
+        """Start waiting requests until *stop* is set; each run is a task of the group *tasks*."""
         self._tasks = tasks
         while not stop.is_set():
             self._state.admit_wake.clear()
@@ -117,7 +118,8 @@ class Admission:
         pulled = self._state.release(request_id)
         assert pulled is not None  # noqa: S101 - the window and `pulled` agree
         assert self._tasks is not None  # noqa: S101 - only `work` and what it allows come here
-        # Begin the run synchronously, so that no model swap finds the instance empty in between.
+        # Begin the run synchronously. If a model swap ran before `begin`, it would count the
+        # instance as empty.
         run = self._runner.begin(pulled)
         run.on_begin = self._state.pull_wake.set
         self._tasks.create_task(self._runner.run(run), name=f"run:{request_id}")
@@ -128,17 +130,18 @@ class Admission:
         them.
 
         The engine serves late requests last, so they would occupy the window without limit. The
-        engine reports only how many runs wait; this method assumes that these are the newest runs
-        without a token.
+        engine reports only the number of waiting runs. This method assumes that they are the newest
+        runs without a token.
         """
         num_waiting = self._engine.snapshot().waiting
         loop_s = asyncio.get_running_loop().time()
         if not num_waiting or loop_s < self._count_again_at or _under_way(self._handing_back):
             return
-        # For a moment, the engine's count of waiting requests includes requests that have left.
+        # The engine updates its count of waiting requests late, so it may still include evicted
+        # requests.
         self._count_again_at = loop_s + CHECK_PERIOD_S
         now = self._clock.now()
-        waiting = [run for run in self._state.runs.values() if not run.begun]
+        waiting = [run for run in self._state.runs.values() if not run.answer.begun]
         late = tuple(
             run.request.request_id
             for run in waiting[-num_waiting:]
@@ -169,8 +172,8 @@ class Admission:
         """
         Return the first regular request of the window if it fits.
 
-        Aged best-effort requests ahead of this request must not block the slots that are reserved
-        for regular requests.
+        A best-effort request that precedes it through aging must not block the slots that are
+        reserved for regular requests.
         """
         head = self._state.window.peek_rank(Rank.REGULAR)
         if head is None or self._must_wait(head) or not self._fits(head):
@@ -206,8 +209,8 @@ class Admission:
 
     def _has_best_effort_room(self) -> bool:
         """
-        True if best-effort work may take a free slot of the engine; some slots are for urgent
-        requests.
+        True if best-effort work may take a free slot of the engine; some slots are reserved for
+        urgent requests.
         """
         best_effort = self._state.running_count(Rank.BEST_EFFORT)
         best_effort += self._state.running_count(Rank.RELEGATED)
@@ -227,7 +230,8 @@ class Admission:
         plan = self._state.plan
         queue = plan.queue.segments if plan is not None else ()
         if not queue or queue[0].model != head.model.base:
-            # In this case, only best-effort work waits behind the head.
+            # The plan's active segment is not of the head's model, so only best-effort work waits
+            # behind the head.
             queue = (Segment(model=head.model.base),)
         change = HeadChange(old_head=None, queue=queue)
         lsos = lso_actions(change, situation, rules=(make_room,))

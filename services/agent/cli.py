@@ -88,7 +88,9 @@ async def _emptied(
         status = await next_status(broker, instance_id)
         if status is None:
             if not exits:
-                print(f"instance {instance_id!r} stopped reporting: has it died?", file=sys.stderr)
+                print(
+                    f"instance {instance_id!r} stopped reporting; it may have died", file=sys.stderr
+                )
             return exits
         if status.draining and status.running + status.waiting == 0:
             return True

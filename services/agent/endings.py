@@ -7,11 +7,10 @@ import structlog
 
 from services.agent.outbox import Outbox
 from services.agent.state import AgentState, Pulled, Run, SwappedOut
-from services.agent.verdicts import details_of, return_queue, verdict_of, with_progress
 from shared.broker.protocol import Settlement
 from shared.contracts.base import RequestId
 from shared.contracts.checks import prompt_text
-from shared.contracts.lanes import relegated_name
+from shared.contracts.lanes import LaneKey, relegated_name
 from shared.contracts.requests import (
     ErrorInfo,
     FinishReason,
@@ -67,44 +66,43 @@ class Endings:
         self._evict_hold_s = evict_hold_s
         self.swap_lease_s = swap_lease_s
 
-    async def complete(self, run: Run, *, text: str, prompt_tokens: int) -> None:
+    async def complete(self, run: Run, *, prompt_tokens: int) -> None:
         """Deliver a final reply with the whole answer."""
         request, now = run.request, self._clock.now()
-        verdict = verdict_of(run, finished_at=now)
+        verdict = run.answer.verdict(finished_at=now)
         final = RequestCompleted(
             request_id=request.request_id,
             run_id=run.run_id,
             instance_id=self._state.instance_id,
             model=request.model.name,
-            token_ids=tuple(run.token_ids),
-            text=text,
-            finish_reason=run.finish_reason or FinishReason.STOP,
+            token_ids=(),
+            text="",
+            finish_reason=run.answer.finish_reason or FinishReason.STOP,
             usage=Usage(
                 prompt_tokens=prompt_tokens,
-                completion_tokens=len(run.token_ids),
-                total_tokens=prompt_tokens + len(run.token_ids),
-                cached_tokens=run.cached_tokens,
+                completion_tokens=run.answer.num_tokens,
+                total_tokens=prompt_tokens + run.answer.num_tokens,
+                cached_tokens=run.answer.cached_tokens,
             ),
             timings=Timings(
                 arrived_at=request.arrived_at,
                 grouped_at=request.grouped_at,
                 pulled_at=run.pulled.pulled_at,
                 submitted_at=run.submitted_at,
-                first_token_at=run.first_token_at or now,
+                first_token_at=run.answer.first_token_at or now,
                 finished_at=now,
                 predicted_wait=request.predicted_wait,
             ),
             verdict=verdict,
             attempts=request.attempts,
             engine=self._engine,
-            details=details_of(run),
         )
-        await self._outbox.final(request.reply_to, final)
+        await self._outbox.final(request.reply_to, run.answer.written_into(final))
         await self._settle(run.pulled, "completed")
         totals = self._state.totals
         totals.completed += 1
         totals.prompt_tokens += prompt_tokens
-        totals.output_tokens += len(run.token_ids)
+        totals.output_tokens += run.answer.num_tokens
         await self._observed(
             run.pulled,
             run,
@@ -117,9 +115,9 @@ class Endings:
             request_id=request.request_id,
             model=request.model.base,
             tenant=request.tenant,
-            ttft_s=round((run.first_token_at or now) - request.arrived_at, 4),
+            ttft_s=round((run.answer.first_token_at or now) - request.arrived_at, 4),
             ttlt_s=round(now - request.arrived_at, 4),
-            output_tokens=len(run.token_ids),
+            output_tokens=run.answer.num_tokens,
             attained=verdict.attained,
             hop=request.attempts.hop,
         )
@@ -197,12 +195,13 @@ class Endings:
         log.info(
             "request.evicted",
             request_id=request.request_id,
-            tokens=len(request.progress.token_ids),
+            tokens=request.progress.num_tokens,
         )
 
     async def swap_out(self, run: Run) -> None:
         """
-        Keep a request whose run was removed from the engine, unacknowledged and with its progress.
+        Keep the unacknowledged request of a run that was removed from the engine, with its
+        progress.
 
         The request's hop stays the same, since no other instance may run the request. A request
         that this instance could not resume is evicted instead.
@@ -221,7 +220,7 @@ class Endings:
         state.swap_out(
             SwappedOut(
                 pulled=run.pulled,
-                context_tokens=request.prompt_tokens + len(run.token_ids),
+                context_tokens=request.prompt_tokens + run.answer.num_tokens,
                 lease_until=now + self.swap_lease_s,
                 resume_at=now + run.rest_s,
             )
@@ -229,7 +228,7 @@ class Endings:
         if run.rest_s == 0.0:
             state.unrest(request.request_id)
         state.totals.swapped_out += 1
-        log.info("request.swapped_out", request_id=request.request_id, tokens=len(run.token_ids))
+        log.info("request.swapped_out", request_id=request.request_id, tokens=run.answer.num_tokens)
 
     async def crashed(self, run: Run) -> None:
         """Requeue a request after an engine crash, and increment the request's crash count."""
@@ -242,8 +241,8 @@ class Endings:
         await self._requeue(run.pulled, request, "returned when the engine died")
 
     async def _requeue(self, pulled: Pulled, request: QueuedRequest, how: str) -> None:
-        # The instance that pulls the requeued message next may be this one: it must not merge that
-        # message into the old copy, which is leaving.
+        # This instance may pull the requeued message next. It must not merge that message into the
+        # old copy, which is leaving.
         pulled.leaving = True
         if request.reply_to is not None:
             await self._outbox.flush(request.reply_to)
@@ -266,6 +265,7 @@ class Endings:
         counted_tokens: int | None = None,
     ) -> None:
         request = pulled.request
+        num_tokens = run.answer.num_tokens if run else 0
         await self._observe(
             RequestObserved(
                 request_id=RequestId(request.request_id),
@@ -277,24 +277,39 @@ class Endings:
                 tenant=request.tenant,
                 qos_class=request.slo.qos_class,
                 prompt_tokens=counted_tokens or request.prompt_tokens,
-                output_tokens=len(run.token_ids) if run else 0,
+                # The mean of a call's answers: lengths of single answers are predicted from it.
+                output_tokens=num_tokens // request.num_answers,
                 arrived_at=request.arrived_at,
                 pulled_at=pulled.pulled_at,
                 submitted_at=run.submitted_at if run else 0.0,
-                first_token_at=(run.first_token_at or 0.0) if run else 0.0,
+                first_token_at=(run.answer.first_token_at or 0.0) if run else 0.0,
                 finished_at=self._clock.now(),
                 attained=attained,
                 outcome=outcome,
                 evictions=request.attempts.evictions,
                 crashes=request.attempts.crashes,
-                cached_tokens=run.cached_tokens if run else 0,
+                cached_tokens=run.answer.cached_tokens if run else 0,
                 relegated=request.attempts.relegated,
-                max_tbt_s=run.max_tbt_s if run else 0.0,
+                max_tbt_s=run.answer.max_tbt_s if run else 0.0,
                 prompt_text=prompt_text(request) if counted_tokens else None,
-                finish_reason=run.finish_reason if run else None,
-                max_tokens=request.sampling.max_tokens,
+                finish_reason=run.answer.finish_reason if run else None,
+                max_tokens=request.sampling.max_tokens // request.num_answers,
                 ignore_eos=request.sampling.ignore_eos,
                 grouped_at=request.grouped_at,
                 predicted_wait=request.predicted_wait,
             )
         )
+
+
+def with_progress(run: Run) -> QueuedRequest:
+    """Copy of the request with the run's progress, from which another run can resume."""
+    return msgspec.structs.replace(run.request, progress=run.answer.progress())
+
+
+def return_queue(request: QueuedRequest) -> str:
+    """
+    Queue in which an interrupted request waits to run again, ahead of the requests in its lane.
+    """
+    if request.attempts.relegated:
+        return relegated_name(request.model.base)
+    return LaneKey.parse(request.lane).resume_name

@@ -48,12 +48,16 @@ class Context:
 
 
 async def on_lane_nonempty(message: LaneNonempty, ctx: Context, _delivery: Delivery) -> None:
-    ctx.residency.noticed(message.queue)
+    # A notice without a source is for the leader: a publisher waits for the queue's lock. The queue
+    # may be in creation then, and RabbitMQ closes connections that poll such a queue.
+    if message.source:
+        ctx.residency.noticed(message.queue)
 
 
 async def on_queues_retiring(message: QueuesRetiring, ctx: Context, _delivery: Delivery) -> None:
     """
-    Release queues that the leader is about to delete, stop polling them, and report the release.
+    Release queues that the leader is about to delete, stop polling them, and report this to the
+    leader.
     """
     ctx.queues.release(message.queues)
     ctx.residency.retiring(message.queues)

@@ -1,5 +1,5 @@
 """
-Work that an instance has pulled and not begun, in seconds and tokens, and the bounds of this work.
+Work that an instance has pulled but not begun, in seconds and tokens, and the bounds of this work.
 """
 
 import math

@@ -165,7 +165,7 @@ class AgentMetrics(Collector):
             ("scheduler_preemptions", "Requests that lost their KV", scheduling.preempted),
             (
                 "scheduler_relegations",
-                "Requests that were relegated as late when they ended",
+                "Ended requests that the scheduling policy had relegated as late",
                 scheduling.relegated,
             ),
             (

@@ -23,11 +23,14 @@ from shared.runtime.tasks import pause
 log = structlog.get_logger()
 LOOK_PERIOD_S = 0.5
 LEAST_WAIT_S = 1.0
-"""Waiting time after which work counts as not served by any instance."""
+"""
+Minimum time for which work must wait before the instance concludes that no other instance serves
+it.
+"""
 WAIT_SPREAD_S = 2.0
 """
-Range of an additional waiting time that differs per instance, since all instances detect the same
-work at once.
+Range of an additional waiting time that differs for each instance, so that instances do not act
+simultaneously.
 """
 
 
@@ -36,7 +39,8 @@ class Orphanhood:
     Detects when an instance has no plan and no work, and selects the model to activate then.
 
     Time in which the process was stalled or disconnected does not count, since no plan could
-    arrive. A notice only names a queue to check; the queue must really contain waiting work.
+    arrive. A notice only names a queue; the instance acts only if the queue still contains waiting
+    work.
 
     Args:
         state: State of the agent.
@@ -95,8 +99,7 @@ class Orphanhood:
         state, now = self._state, self._clock.now()
         missed_s = self._attention.missed_s()
         if self._was_lost or not self._broker.connected:
-            # Leaders may have lost their connection as well: wait the full patience for their
-            # plans.
+            # The leader may have lost its connection also: wait the full patience for its plans.
             self._was_lost = False
             state.plan_at = self._busy_at = now
             self._waiting.clear()
@@ -104,8 +107,8 @@ class Orphanhood:
             state.plan_at = min(now, state.plan_at + missed_s)
             self._busy_at = min(now, self._busy_at + missed_s)
             self._waiting.clear()
-        # Short work may begin and end between two checks; the number of pulled requests includes
-        # it.
+        # Also compare the number of pulled requests, since short work may begin and end between two
+        # checks.
         if state.runs or state.num_waiting or state.totals.pulled != self._num_pulled:
             self._num_pulled = state.totals.pulled
             self.busy()
@@ -135,7 +138,10 @@ class Orphanhood:
         return next((model for model in models if model in self._servable), None)
 
     async def look(self) -> ModelName | None:
-        """Check the queues that notices named; return a model whose work has waited long enough."""
+        """
+        Check the queues that notices named; return a model whose work has waited long enough, if
+        any.
+        """
         now = self._clock.now()
         if now < self._look_at:
             return None
@@ -145,12 +151,13 @@ class Orphanhood:
         except MeshError as error:
             log.warning("orphan.look_failed", error=str(error))
             ready = []
-        # A queue whose depth is not returned in time counts as empty, which only causes a delay.
+        # A queue counts as empty if the broker does not return its depth in time; this only delays
+        # the detection.
         self._waiting = {queue: self._waiting.get(queue, now) for queue in ready}
         due = [(at, queue) for queue, at in self._waiting.items() if now - at >= self._wait_s]
         if not due:
             return None
-        self._waiting.clear()  # the waiting time restarts, whatever the outcome
+        self._waiting.clear()  # the waiting time restarts after each claim, successful or not
         return model_of(min(due)[1])
 
     def _others(self) -> list[str]:
@@ -167,8 +174,8 @@ class Orphanhood:
         """
         Claim *model*, so that only one instance activates it without a plan.
 
-        Yields whether this instance has the claim. Other instances check the work again later, when
-        it may be served.
+        Yields whether this instance has the claim. An instance without the claim checks the work
+        again later; the claimant may serve it meanwhile.
         """
         spec = topology.claim_queue(model)
         try:
@@ -185,7 +192,8 @@ class Orphanhood:
         finally:
             try:
                 await self._broker.delete_queue(spec.name)
-            except MeshError as error:  # the claim ends with the connection, or expires
+            # the broker deletes the claim with the connection or when it expires
+            except MeshError as error:
                 log.warning("orphan.claim_failed", model=model, error=str(error))
 
     def _on_connection_lost(self) -> None:

@@ -45,7 +45,8 @@ class Outbox:
         self._broker = broker
         self._queues = queues
         self._instance_id = instance_id
-        self._pending: dict[str, dict[str, TokenChunk]] = {}
+        self._pending: dict[str, dict[tuple[str, int], TokenChunk]] = {}
+        """Reply destination -> run and index of the answer -> the answer's new tokens."""
 
     async def run_started(self, reply_to: str, message: RunStarted) -> None:
         """Publish that a run has begun, before its tokens."""
@@ -64,8 +65,8 @@ class Outbox:
     def add_tokens(self, reply_to: str, chunk: TokenChunk) -> None:
         """Add tokens of a run to the next batch for the run's reply destination."""
         pending = self._pending.setdefault(reply_to, {})
-        known = pending.get(chunk.run_id)
-        pending[chunk.run_id] = (
+        known = pending.get((chunk.run_id, chunk.child))
+        pending[chunk.run_id, chunk.child] = (
             chunk
             if known is None
             else TokenChunk(
@@ -74,6 +75,8 @@ class Outbox:
                 offset=known.offset,
                 token_ids=known.token_ids + chunk.token_ids,
                 text=known.text + chunk.text,
+                details=known.details + chunk.details,
+                child=chunk.child,
             )
         )
 
@@ -85,12 +88,15 @@ class Outbox:
     async def _flush_confirmed(self, reply_to: str) -> None:
         """Send the batched tokens of one destination and wait for the broker's confirmation."""
         if (message := self._gathered(reply_to)) is not None:
-            # If the broker is unavailable, these tokens are dropped: the final reply contains them.
+            # If the broker is unavailable, drop these tokens; the final reply also contains them.
             with contextlib.suppress(BrokerUnavailableError):
                 await self._broker.publish(topology.REPLIES, reply_to, message)
 
     def _gathered(self, reply_to: str) -> OutMessage | None:
-        """Take the batched tokens of one destination as one message."""
+        """
+        Remove and return the batched tokens of one destination as one message; None if there are
+        none.
+        """
         chunks = self._pending.pop(reply_to, None)
         if not chunks:
             return None

@@ -161,7 +161,8 @@ class Puller:
 
     def _next_source(self) -> Source | None:
         if not may_pull(self._state):
-            # Requests in the inbox wait for this instance only: `_take` returns them to their lane.
+            # The inbox holds requests that only this instance reads, so pull them; `_take` returns
+            # them to their lanes.
             return self._state.order.inbox(self._clock.now())
         held, bounds = self._room()
         if not has_room(held, bounds):
@@ -203,8 +204,9 @@ class Puller:
         """
         Merge a pulled message into the held request with the same id.
 
-        A newer copy replaces a held request that has not run here. If the held request has run
-        here, the newer copy is handed back. A message of another producer is always handed back.
+        A newer copy replaces a held request that has not run on this instance. If the held request
+        has run here, the newer copy is handed back. A message with the same id from another
+        producer is always handed back.
         """
         old, new = known.request, pulled.request
         same = (old.tenant, old.reply_to) == (new.tenant, new.reply_to)
@@ -217,8 +219,8 @@ class Puller:
             self._state.hold(known)
         else:
             # A request of another producer, or a newer copy of a running request, returns to its
-            # resume queue. If the newer copy were dropped, and the producer stopped the older run
-            # as superseded, the request would be lost.
+            # resume queue. Dropping the newer copy could lose the request: the producer may stop
+            # the older run as superseded.
             resume = LaneKey.parse(new.lane).resume_name
             self._state.order.hold(resume, now + self._settings.evict_hold_s)
             await self._endings.hand_back(pulled)
@@ -240,6 +242,6 @@ class Puller:
         profile = self._state.profile
         if profile is None or profile.latency is None:
             return 0.0
-        tokens = predicted_output_tokens(request, profile) - len(request.progress.token_ids)
+        tokens = predicted_output_tokens(request, profile) - request.progress.num_tokens
         one_s = predict_s(profile.latency, compute_tokens=BUSY_TOKENS, context_tokens=0)
         return max(0.0, tokens) * busy_token_s(predicted_s=one_s, pace_s=self._state.pace_s)

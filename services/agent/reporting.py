@@ -64,9 +64,10 @@ class Reporter:
         state, snapshot = self._state, self._engine.snapshot()
         identity = self._engine.identity
         running_tokens = sum(
-            run.request.sampling.max_tokens - len(run.token_ids) for run in state.runs.values()
+            run.tokens_needed - run.request.prompt_tokens - run.answer.num_tokens
+            for run in state.runs.values()
         )
-        backlog_tokens = state.window.tokens + max(0, running_tokens)
+        backlog_tokens = state.window.tokens + running_tokens
         return InstanceStatus(
             instance_id=state.instance_id,
             incarnation=state.incarnation,

@@ -153,7 +153,7 @@ class ModelResidency:
         return self._orphanhood.noticed_model() or self._lost
 
     def _may_adopt(self) -> bool:
-        """Return whether this instance may activate another model that has waiting work."""
+        """Return whether this instance may activate a model that it selects by waiting work."""
         state = self._state
         if state.draining or state.swapping or state.model is None or self._ordered is not None:
             return False
@@ -167,7 +167,7 @@ class ModelResidency:
         if model is None:
             return
         async with self._orphanhood.claim(model) as is_ours:
-            # A plan or work may have arrived during the request to the broker.
+            # A plan or work may have arrived while the broker answered the claim.
             if is_ours and self._may_adopt():
                 log.info("model.adopted", model=model, instead_of=self._state.model)
                 await self._follow(model)
@@ -211,7 +211,7 @@ class ModelResidency:
         """
         Swap to the first model of *queue*; after a failure, set the time of the next attempt.
 
-        If no model is active, the next attempt follows soon.
+        Without an active model, the next attempt follows after `RESTART_PAUSE_S`.
         """
         head = queue[0].model
         result = await self._swap(queue)
@@ -253,7 +253,7 @@ class ModelResidency:
         await poll_until(lambda: not self._state.runs)
 
     async def hand_back_window(self) -> None:
-        """Return all requests in the window to their queues. Pulling must be stopped."""
+        """Return all requests in the window to their queues. The caller has stopped pulling."""
         await self._runs.hand_back_window()
 
     async def _revive(self, stop: asyncio.Event) -> None:
@@ -263,8 +263,8 @@ class ModelResidency:
         log.error("engine.died", instance_id=state.instance_id, runs=len(state.runs))
         async with self._executor.exclusive():
             with state.swap():
-                # Another instance may serve the waiting requests meanwhile; this engine may never
-                # return.
+                # Return the waiting requests, so that other instances can serve them if this engine
+                # does not restart.
                 await self.hand_back_window()
                 while not stop.is_set() and not await self._restarted():
                     await pause(stop, RESTART_PAUSE_S)
@@ -282,8 +282,9 @@ class ModelResidency:
 
     async def _reactivate(self) -> None:
         """
-        Activate the former model of a restarted engine; after a failure, the next plan or order
-        applies.
+        Activate the former model of a restarted engine.
+
+        After a failure, the next plan or the operator's next order selects the model.
         """
         model = self._state.model
         try:

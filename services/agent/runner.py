@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import msgspec
 import structlog
 
 from services.agent.aborting import give_back
 from services.agent.answer import AnswerText
-from services.agent.backends.base import EngineBackend, EngineRequest
+from services.agent.backends.base import Capability, EngineBackend, EngineCall, EngineRequest
+from services.agent.call_answer import CallAnswer, CallText
 from services.agent.endings import CANCELLED_ERROR, Endings
 from services.agent.outbox import Outbox
 from services.agent.state import AgentState, Ending, Pulled, Run
@@ -18,12 +20,10 @@ from shared.contracts.models import ModelEntry
 from shared.contracts.qos import QosClass, Slo
 from shared.contracts.requests import (
     ErrorInfo,
-    FinishReason,
     QueuedRequest,
     ReplyMode,
     RunStarted,
     Sampling,
-    TokenChunk,
     Tokens,
 )
 from shared.contracts.routing import Prefill
@@ -33,7 +33,7 @@ from shared.runtime.clock import Clock
 log = structlog.get_logger()
 
 MAX_CRASHES = 3
-"""Number of crashes after which a request that ran alone counts as the cause of the crashes."""
+"""Number of crashes after which a request that ran alone is failed as the cause of the crashes."""
 INLINE_PROMPT_LENGTH = 4096
 """
 Prompt length in characters or token ids above which a thread processes the prompt.
@@ -76,17 +76,9 @@ class Runner:
         self._clock = clock
 
     def begin(self, pulled: Pulled) -> Run:
-        """Register a request that was just taken from the window as running."""
-        progress = pulled.request.progress
-        run = self._state.runs[pulled.request.request_id] = Run(
-            pulled=pulled,
-            submitted_at=self._clock.now(),
-            token_ids=list(progress.token_ids),
-            details=list(progress.details),
-            first_token_at=progress.first_token_at,
-            late_tokens=progress.late_tokens,
-            max_tbt_s=progress.max_tbt_s or 0.0,
-        )
+        """Register a request as running; the caller has just removed it from the window."""
+        run = Run(pulled=pulled, submitted_at=self._clock.now())
+        self._state.runs[pulled.request.request_id] = run
         return run
 
     async def run(self, run: Run) -> None:
@@ -104,9 +96,7 @@ class Runner:
 
     async def _execute(self, run: Run) -> None:
         try:
-            prompt = await self._prompt(run)
-            sampling = self._sampling(run, prompt)
-            text = await self._generate(run, prompt, sampling)
+            prompt_tokens = await self._answer(run)
         except ContractError as error:
             info = ErrorInfo(
                 message=str(error), code=error.code, param=error.param, status=error.status
@@ -125,11 +115,26 @@ class Runner:
             )
             await self._endings.fail(run.pulled, info, run=run)
         else:
-            await self._on_end(run, text, len(prompt))
+            await self._on_end(run, prompt_tokens)
 
-    async def _on_end(self, run: Run, text: str, prompt_tokens: int) -> None:
-        if run.finish_reason is not None:
-            await self._endings.complete(run, text=text, prompt_tokens=prompt_tokens)
+    async def _answer(self, run: Run) -> int:
+        """Generate the answer of a run, or the answers of a call; return the prompt's length."""
+        answer = run.answer
+        if isinstance(answer, CallAnswer):
+            request = self._call_request(run, answer)
+            await self._started(run)
+            await self._generate(run, request)
+            return answer.prompt_tokens
+        prompt = await self._prompt(run)
+        sampling = self._sampling(run, prompt)
+        await self._started(run)
+        if not answer.resume(self._text_of(run.request), max_tokens=sampling.max_tokens):
+            await self._generate(run, self._engine_request(run, prompt, sampling))
+        return len(prompt)
+
+    async def _on_end(self, run: Run, prompt_tokens: int) -> None:
+        if run.answer.finish_reason is not None:
+            await self._endings.complete(run, prompt_tokens=prompt_tokens)
         elif run.ending is Ending.EVICTED:
             await self._endings.evict(run)
         elif run.ending is Ending.SWAPPED_OUT:
@@ -143,14 +148,14 @@ class Runner:
         if isinstance(error, NotActiveError):
             # The request is valid; it arrived while the active model was being changed.
             run.ending = run.ending or Ending.EVICTED
-            await self._on_end(run, "", 0)
+            await self._on_end(run, 0)
             return
         if not error.engine_dead:
             info = ErrorInfo(message=str(error), code="engine_refused", status=400)
             await self._endings.fail(run.pulled, info, run=run)
             return
         if run.ending in (Ending.STOPPED, Ending.CANCELLED):
-            await self._on_end(run, "", 0)
+            await self._on_end(run, 0)
         elif run.request.attempts.crashes + 1 >= MAX_CRASHES:
             info = ErrorInfo(
                 message=f"the engine crashed {MAX_CRASHES} times while this request ran, the "
@@ -178,6 +183,8 @@ class Runner:
         """
         The request's sampling parameters, limited to the output length that the prompt leaves.
         """
+        if run.request.input_lengths:
+            return run.request.sampling
         entry = self._entries[run.request.model.base]
         room = entry.max_model_len - len(prompt)
         if room < 1:
@@ -190,61 +197,85 @@ class Runner:
         sampling = run.request.sampling
         return msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
 
-    async def _generate(self, run: Run, prompt: Tokens, sampling: Sampling) -> str:
-        """Stream the tokens of a run until the run ends; return the whole text of the answer."""
-        request = run.request
-        streaming = request.reply_mode is ReplyMode.STREAM and request.reply_to is not None
-        if streaming and request.reply_to is not None:
-            await self._outbox.run_started(
-                request.reply_to,
-                RunStarted(
-                    request_id=request.request_id,
-                    run_id=run.run_id,
-                    hop=request.attempts.hop,
-                    instance_id=self._state.instance_id,
-                    offset=len(run.token_ids),
-                    at=self._clock.now(),
-                ),
-            )
-        answer = AnswerText(self._tokenizers[request.model.base].decoder(), sampling.stop)
-        _, _, stopped = answer.push(run.token_ids)
-        if stopped or len(run.token_ids) >= sampling.max_tokens:
-            run.finish_reason = FinishReason.STOP if stopped else FinishReason.LENGTH
-            answer.end()
-            return answer.whole
+    async def _generate(self, run: Run, request: EngineRequest) -> None:
+        """Stream the tokens of a run until the run ends."""
         if run.ending is not None:
-            return answer.whole  # the run ended before it reached the engine: nothing to abort
-        async for output in self._engine.generate(self._engine_request(run, prompt, sampling)):
-            offset = len(run.token_ids)
-            token_ids, new_text, stopped = answer.push(output.token_ids)
-            is_first = run.first_token_at is None and bool(token_ids)
-            run.on_tokens(token_ids, self._clock.now())
-            run.details += output.details
-            run.cached_tokens = run.cached_tokens or output.cached_tokens
-            run.finish_reason = FinishReason.STOP if stopped else output.finish_reason
-            if run.finish_reason is not None:
-                new_text += answer.end()
-            if streaming and request.reply_to is not None and token_ids:
-                chunk = TokenChunk(
-                    request_id=request.request_id,
-                    run_id=run.run_id,
-                    offset=offset,
-                    token_ids=token_ids,
-                    text=new_text,
-                )
-                self._outbox.add_tokens(request.reply_to, chunk)
+            return  # the run ended before it reached the engine: nothing to abort
+        answer, reply_to = run.answer, _stream_to(run.request)
+        async for output in self._engine.generate(request):
+            is_first, begins = answer.first_token_at is None, not answer.begun
+            chunk = answer.push(output, run.run_id, self._clock.now())
+            if isinstance(answer, CallAnswer):
+                run.pulled.request = answer.with_counted_prompts(run.request)
+            if chunk is not None and begins and run.on_begin is not None:
+                run.on_begin()
+            if chunk is not None and reply_to is not None:
+                self._outbox.add_tokens(reply_to, chunk)
                 # The last tokens are sent with the final reply, which uses another channel and
                 # waits for them.
-                if offset == len(request.progress.token_ids) and run.finish_reason is None:
-                    await self._outbox.flush(request.reply_to)
-            if is_first:
-                await self._prefilled(prefill_of(run, len(prompt), output.prefill_s))
-            if stopped and output.finish_reason is None:
+                if begins and answer.finish_reason is None:
+                    await self._outbox.flush(reply_to)
+            if is_first and answer.first_token_at is not None:
+                prompt_tokens = len(request.prompt) or run.request.prompt_tokens
+                await self._prefilled(prefill_of(run, prompt_tokens, output.prefill_s))
+            if answer.finish_reason is not None and not output.is_last:
                 await self._engine.abort(run.engine_id)
                 break
-        return answer.whole
+
+    async def _started(self, run: Run) -> None:
+        """Publish the start of a run, if the producer reads a stream."""
+        reply_to = _stream_to(run.request)
+        if reply_to is None:
+            return
+        offsets = run.answer.offsets
+        started = RunStarted(
+            request_id=run.request.request_id,
+            run_id=run.run_id,
+            hop=run.request.attempts.hop,
+            instance_id=self._state.instance_id,
+            offset=offsets[0] if offsets else 0,
+            at=self._clock.now(),
+            offsets=offsets if len(offsets) > 1 else (),
+        )
+        await self._outbox.run_started(reply_to, started)
+
+    def _text_of(self, request: QueuedRequest) -> AnswerText | None:
+        """Decoder of the answer's text; None if the producer and the engine make the text."""
+        if request.payload and Capability.PAYLOAD in self._engine.identity.capabilities:
+            return None
+        tokenizer = self._tokenizers[request.model.base]
+        return AnswerText(tokenizer.decoder(), request.sampling.stop)
+
+    def _call_request(self, run: Run, answer: CallAnswer) -> EngineRequest:
+        """
+        The engine's request for a call.
+
+        Raises:
+            ContractError: The engine answers no calls.
+        """
+        request = run.request
+        call = request.call
+        if call is None or Capability.CALLS not in self._engine.identity.capabilities:
+            raise ContractError(
+                f"endpoint is not supported: instance {self._state.instance_id} has an engine "
+                "without vLLM",
+                code="unsupported_parameter",
+                param="endpoint",
+            )
+        tokenizer = self._tokenizers[request.model.base]
+        answer.resume((lambda: CallText(tokenizer.decoder())) if call.deltas else None)
+        return replace(
+            self._engine_request(run, (), request.sampling),
+            call=EngineCall(
+                endpoint=call.endpoint,
+                body=bytes(call.body),
+                seed=request.sampling.seed or 0,
+                children=request.progress.children,
+            ),
+        )
 
     def _engine_request(self, run: Run, prompt: Tokens, sampling: Sampling) -> EngineRequest:
+        """The engine's request, which continues after the request's progress."""
         request = run.request
         entry = self._entries[request.model.base]
         slo = engine_slo(request, self._clock.now())
@@ -254,7 +285,7 @@ class Runner:
             model=request.model.base,
             prompt=prompt,
             sampling=sampling,
-            progress=tuple(run.token_ids),
+            progress=request.progress.token_ids,
             stop_token_ids=() if sampling.ignore_eos else entry.eos_token_ids,
             slo=slo,
             arrived_at=request.arrived_at,
@@ -263,10 +294,17 @@ class Runner:
             application=request.application,
             adapter=request.model.adapter,
             payload=request.payload,
-            # Runs that may lose their KV to interactive work are checkpointed: ConServe's harvested
-            # requests.
-            checkpointed=run.pulled.checkpointed or slo.qos_class is not QosClass.INTERACTIVE,
+            input_lengths=request.input_lengths,
+            # Checkpoint the runs that may lose their KV to interactive work, as ConServe does for
+            # harvested requests.
+            checkpointed=not request.input_lengths
+            and (run.pulled.checkpointed or slo.qos_class is not QosClass.INTERACTIVE),
         )
+
+
+def _stream_to(request: QueuedRequest) -> str | None:
+    """Reply queue of a producer that reads a stream."""
+    return request.reply_to if request.reply_mode is ReplyMode.STREAM else None
 
 
 def prefill_of(run: Run, prompt_tokens: int, prefill_s: Seconds) -> Prefill:
@@ -276,9 +314,9 @@ def prefill_of(run: Run, prompt_tokens: int, prefill_s: Seconds) -> Prefill:
         request_id=request.request_id,
         tenant=request.tenant,
         prompt_tokens=prompt_tokens,
-        cached_tokens=run.cached_tokens,
+        cached_tokens=run.answer.cached_tokens,
         prefill_s=prefill_s,
-        at=run.first_token_at or 0.0,
+        at=run.answer.first_token_at or 0.0,
         prefix=request.prefix,
     )
 
@@ -298,6 +336,7 @@ def engine_slo(request: QueuedRequest, now: UnixTime) -> Slo:
         return Slo()
     if slo.ttft_s is None or request.progress.first_token_at is None:
         return slo
-    next_s = slo.ttft_s + len(request.progress.token_ids) * (slo.tbt_s or 0.0)
+    num_tokens = request.progress.num_tokens // request.num_answers
+    next_s = slo.ttft_s + num_tokens * (slo.tbt_s or 0.0)
     again_s = now - request.arrived_at + slo.ttft_s
     return msgspec.structs.replace(slo, ttft_s=max(next_s, again_s))

@@ -28,6 +28,7 @@ from services.agent.settings import Settings
 from services.agent.state import AgentState
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher
+from shared.broker.declaring import declare_topology
 from shared.broker.protocol import BindingSpec, Broker
 from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import InstanceId, ModelName
@@ -48,8 +49,8 @@ INBOX_PERIOD_S = 1.0
 """
 Period of declaring the instance's inbox again, equal to the status period.
 
-A leader that considers the instance dead deletes the inbox. The next status makes routers use the
-instance again, which then needs its inbox.
+A leader that considers the instance dead deletes the inbox. After the next status, routers send
+requests to the inbox again.
 """
 LEASE_CHECK_S = 0.1
 PULLS_PERIOD_S = 0.2
@@ -73,7 +74,9 @@ def check(settings: Settings) -> None:
 def _servable(settings: Settings, registry: ModelRegistry) -> dict[ModelName, ModelEntry]:
     names = settings.models or registry.bases
     unknown = [
-        name for name in (*names, settings.initial_model) if name and name not in registry.bases
+        name
+        for name in (*names, *settings.warm_models, settings.initial_model)
+        if name and name not in registry.bases
     ]
     if unknown:
         known = ", ".join(registry.bases)
@@ -98,7 +101,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         broker = await stack.enter_async_context(
             ports.open_broker(f"headway-agent-{settings.instance_id}")
         )
-        await topology.declare(broker)
+        await declare_topology(broker)
         await _Agent(ports, broker, engine, entries).run(stop, stack)
     log.info("service.stopped", instance_id=settings.instance_id)
 
@@ -227,14 +230,9 @@ class _Agent:
         # Before the first pull: RabbitMQ closes a connection that queries a queue while it is
         # created.
         await self._declare_inbox()
-        if settings.initial_model is not None:
-            initial = Activate(
-                model=ModelName(settings.initial_model),
-                reason=because(Rule.INITIAL, model=settings.initial_model),
-            )
-            (activated,) = await self._executor.run(initial)
-            if not activated.ok:
-                raise EngineError(f"initial_model {settings.initial_model!r}: {activated.message}")
+        for name in (*settings.warm_models, settings.initial_model):
+            if name is not None:
+                await self._load(ModelName(name))
         stopped = asyncio.Event()
         """Set after the drain; ends the loops that must run during the drain."""
         async with asyncio.TaskGroup() as tasks:
@@ -273,10 +271,22 @@ class _Agent:
             await self._reporter.report()
             stopped.set()
 
+    async def _load(self, model: ModelName) -> None:
+        """
+        Activate *model* at the start, which makes the model before it warm.
+
+        Raises:
+            EngineError: The engine cannot load the model.
+        """
+        initial = Activate(model=model, reason=because(Rule.INITIAL, model=model))
+        (activated,) = await self._executor.run(initial)
+        if not activated.ok:
+            raise EngineError(f"model {model!r} cannot be loaded: {activated.message}")
+
     async def _declare_inbox(self) -> None:
         """
-        Declare the instance's inbox periodically, since a leader that considered the instance dead
-        has deleted it.
+        Declare the instance's inbox periodically, because a leader that considers the instance dead
+        deletes it.
         """
         await topology.declare_work_queue(self._broker, inbox_name(self._state.instance_id))
 

@@ -67,6 +67,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Base models that this instance may serve; empty means all models of the registry."""
     initial_model: str | None = None
     """Model that the agent activates at start, before the first plan."""
+    warm_models: tuple[str, ...] = ()
+    """
+    Models that the agent loads before `initial_model`, so that the first swap to each of them is a
+    warm start, if the host memory for warm models has room.
+    """
     pull: PullSettings = PullSettings()
     lso: LsoSettings = LsoSettings()
     flush_period_s: Annotated[float, Meta(gt=0, le=1)] = 0.04

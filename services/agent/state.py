@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 
+from services.agent.answer import AnswerStream
+from services.agent.call_answer import CallAnswer
 from shared.broker.protocol import Delivery
 from shared.contracts.base import InstanceId, ModelName, RequestId, RunId, Seconds, UnixTime
 from shared.contracts.estimates import Profile
 from shared.contracts.plans import PlanPublished
-from shared.contracts.requests import FinishReason, QueuedRequest, StepDetails
+from shared.contracts.requests import QueuedRequest
 from shared.contracts.telemetry import InstanceTotals
 from solver.scheduling.engine.entry import Rank
 from solver.scheduling.keys import rank_of
@@ -73,26 +75,20 @@ class Run:
     pulled: Pulled
     run_id: RunId = field(default_factory=lambda: RunId(secrets.token_hex(8)))
     submitted_at: UnixTime = 0.0
-    token_ids: list[int] = field(default_factory=list)
-    """All tokens of the answer, including those of earlier runs."""
-    details: list[StepDetails] = field(default_factory=list)
-    """Details of the tokens, including those of earlier runs."""
-    text: str = ""
-    first_token_at: UnixTime | None = None
-    last_token_at: UnixTime | None = None
-    late_tokens: int = 0
-    max_tbt_s: float = 0.0
-    cached_tokens: int = 0
-    finish_reason: FinishReason | None = None
     ending: Ending | None = None
     on_begin: Callable[[], None] | None = None
     """Called at this run's first tokens."""
     rest_s: Seconds = 0.0
     """Minimum time outside the window after the request of this run is swapped out."""
     kept: bool = False
-    """True if the run was swapped out, so that the agent keeps the request."""
+    """True if the agent keeps the request, because its run was swapped out."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the run has ended and its outcome on this instance is complete."""
+    answer: AnswerStream | CallAnswer = field(init=False)
+
+    def __post_init__(self) -> None:
+        request = self.pulled.request
+        self.answer = AnswerStream(request) if request.call is None else CallAnswer(request)
 
     @property
     def request(self) -> QueuedRequest:
@@ -108,24 +104,9 @@ class Run:
         return RequestId(f"{self.request.request_id}/{self.run_id}")
 
     @property
-    def begun(self) -> bool:
-        """True once this run has generated a token, so that it no longer waits in the engine."""
-        return len(self.token_ids) > len(self.request.progress.token_ids)
-
-    def on_tokens(self, token_ids: tuple[int, ...], now: UnixTime) -> None:
-        """Compare the times of new tokens with their deadlines (QoServe eq. 2)."""
-        slo, arrived_at = self.request.slo, self.request.arrived_at
-        begins = not self.begun and bool(token_ids)
-        if self.last_token_at is not None:
-            self.max_tbt_s = max(self.max_tbt_s, now - self.last_token_at)
-        if self.first_token_at is None:
-            self.first_token_at = now
-        for token in token_ids:
-            self.token_ids.append(token)
-            self.late_tokens += now > slo.token_deadline_at(arrived_at, len(self.token_ids))
-        self.last_token_at = now
-        if begins and self.on_begin is not None:
-            self.on_begin()
+    def tokens_needed(self) -> int:
+        """Number of KV tokens that this run is expected to need at its end."""
+        return tokens_needed(self.request, generated=self.answer.num_tokens)
 
 
 @dataclass(slots=True)
@@ -293,7 +274,7 @@ class AgentState:
         return self.pulls.total()
 
     def uses(self, queue: str) -> bool:
-        """Return whether a request pulled from *queue* is held, or one is being pulled."""
+        """Return whether this agent holds or is pulling a request from *queue*."""
         held = (
             *self.pulled.values(),
             *(run.pulled for run in self.runs.values()),
@@ -314,10 +295,10 @@ class AgentState:
 
     def not_begun(self) -> list[QueuedRequest]:
         """Held requests that wait in the window or in the engine."""
-        submitted = [run.request for run in self.runs.values() if not run.begun]
+        submitted = [run.request for run in self.runs.values() if not run.answer.begun]
         return [*self.window, *submitted]
 
     @property
     def running_tokens(self) -> int:
-        """Maximum number of KV tokens that all current runs together need when they end."""
-        return sum(tokens_needed(run.request) for run in self.runs.values())
+        """Number of KV tokens that all current runs together are expected to need."""
+        return sum(run.tokens_needed for run in self.runs.values())

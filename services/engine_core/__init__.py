@@ -1,5 +1,5 @@
 """
-Encoding of vLLM's engine-core messages in messages of the mesh.
+vLLM's API application over another engine core, and the encoding of that core's messages.
 
 The gateway's vLLM front and the agent's engine host import this package, which imports vLLM.
 """

@@ -16,6 +16,10 @@ def import_architectures(architectures: Iterable[str]) -> None:
     if not current_platform.is_cpu():
         return
     for architecture in architectures:
-        lazy = ModelRegistry.models.get(architecture)
-        if lazy is not None:
-            ModelRegistry.register_model(architecture, lazy.load_model_cls())
+        # VLLM makes classifiers of classes that generate.
+        base = architecture.replace("ForSequenceClassification", "ForCausalLM")
+        for name in (architecture, base):
+            lazy = ModelRegistry.models.get(name)
+            if lazy is not None:
+                ModelRegistry.register_model(name, lazy.load_model_cls())
+                break

@@ -1,10 +1,15 @@
-"""Part of a backend that answers requests: it checks them and streams their tokens."""
+"""The part of a backend that answers requests: it checks the requests and streams their tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable
 
-from services.agent.backends.base import EngineOutput, EngineRequest
-from services.agent.backends.checks import check_request, finished_already, vocab_size_of
+from services.agent.backends.base import EngineIdentity, EngineOutput, EngineRequest
+from services.agent.backends.checks import (
+    check_call,
+    check_request,
+    finished_already,
+    vocab_size_of,
+)
 from services.agent.backends.residency import ResidencyTable
 from services.agent.backends.stream import OutputStream
 from shared.contracts.base import ModelName, RequestId
@@ -32,10 +37,13 @@ class AnsweringBackend(ABC):
             self._require_alive()
             raise NotActiveError(f"model {request.model!r} is not active")
         entry = self._entries[request.model]
-        if reason := finished_already(entry, request):
+        if request.call is not None:
+            check_call(request, self.identity.capabilities)
+        elif reason := finished_already(entry, request):
             yield EngineOutput(token_ids=(), finish_reason=reason)
             return
-        check_request(entry, request, self._vocab_sizes[request.model])
+        else:
+            check_request(entry, request, self._vocab_sizes[request.model])
         if request.request_id in self._streams:
             raise EngineError(f"request {request.request_id} is running already")
         self._submit(request)
@@ -52,6 +60,10 @@ class AnsweringBackend(ABC):
         stream = self._streams.get(request_id)
         if stream is not None:
             self._leave(request_id, stream)
+
+    @property
+    @abstractmethod
+    def identity(self) -> EngineIdentity: ...
 
     @abstractmethod
     def _require_alive(self) -> object:
@@ -71,9 +83,7 @@ class AnsweringBackend(ABC):
         """End a run inside the engine."""
 
     def _answered(self, request: EngineRequest) -> None:  # noqa: B027 - need not do anything
-        """
-        Called when the request *request* has new tokens, and when the stream of its tokens ends.
-        """
+        """Called when the request *request* has new tokens, and when its token stream ends."""
 
     def _leave(self, request_id: RequestId, stream: OutputStream) -> None:
         """Remove a run; abort it in the engine if it has not ended."""

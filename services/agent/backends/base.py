@@ -14,7 +14,14 @@ from typing import Protocol
 from services.agent.backends.totals import CheckpointTotals, SchedulingTotals
 from shared.contracts.base import ModelName, RequestId, Seconds, TenantId, UnixTime
 from shared.contracts.qos import Importance, Slo
-from shared.contracts.requests import EnginePayload, FinishReason, Sampling, StepDetails, Tokens
+from shared.contracts.requests import (
+    EnginePayload,
+    FinishReason,
+    Progress,
+    Sampling,
+    StepDetails,
+    Tokens,
+)
 from shared.contracts.telemetry import EngineIteration, ModelState
 
 
@@ -37,6 +44,13 @@ class Capability(Enum):
     """The backend reports the iterations of its engine."""
     WARM_START = "warm_start"
     """The backend can load models into host memory before their activation, and unload them."""
+    PAYLOAD = "payload"
+    """
+    The backend reads vLLM's encoded requests and ends their answers, also at stop strings. It needs
+    no text of these answers.
+    """
+    CALLS = "calls"
+    """The backend makes the prompts and the response of a call with vLLM's application."""
 
 
 _ALWAYS = frozenset(
@@ -54,6 +68,18 @@ def capabilities_with(optional: Mapping[Capability, object]) -> frozenset[Capabi
     Return the capabilities common to all backends, and the *optional* ones whose value is true.
     """
     return _ALWAYS | {capability for capability, present in optional.items() if present}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCall:
+    """A call that a run answers."""
+
+    endpoint: str
+    body: bytes
+    seed: int
+    """Seed of random answers whose body has none; each answer has another seed."""
+    children: tuple[Progress, ...] = ()
+    """Progress of each answer that earlier runs have begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,23 +106,40 @@ class EngineRequest:
     """Application of the request; answers of one application have similar lengths. `*`: unknown."""
     priority: int | None = None
     """
-    Priority for engines that order by priority, higher first; None: derived from the QoS class.
+    Priority for engines that order by priority, higher first. None: the backend derives it from the
+    QoS class.
     """
     adapter: str | None = None
     payload: EnginePayload | None = None
     """All sampling parameters, for vLLM; None: `sampling` has all of them."""
+    call: EngineCall | None = None
+    """The call; then `prompt` and `progress` are empty, and `sampling` is not used."""
+    input_lengths: tuple[int, ...] = ()
+    """
+    Number of tokens of each input, whose tokens `prompt` has in order, if the model pools. The
+    engine then generates nothing: its only output has the details of each input, in their order, or
+    none if it cannot compute them.
+    """
     checkpointed: bool = False
     """True if the run's KV is copied to host memory; ignored by backends without checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOutput:
-    """New tokens of a run, in order. The last output of a run has `finish_reason`."""
+    """
+    New tokens of a run, in order. The last output of a run has `finish_reason`.
+
+    In a run of a call, outputs with `child` are those of its answers, each of which ends with a
+    `finish_reason`; the last output of the run has `response`.
+    """
 
     token_ids: Tokens
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
-    """Prompt tokens that were not computed because their KV was cached; set on the first output."""
+    """
+    Prompt tokens whose KV was cached, so that the engine did not compute them; set on the first
+    output.
+    """
     prefill_s: Seconds = 0.0
     """
     Time from first scheduling to first token, without preempted time. Set on the first output, if
@@ -104,6 +147,17 @@ class EngineOutput:
     """
     details: tuple[StepDetails, ...] = ()
     """Details of all of `token_ids`, or none."""
+    child: int | None = None
+    """Index of the answer of a call."""
+    prompt_tokens: int = 0
+    """Length of the answer's prompt; set on the first output of an answer of a call."""
+    response: bytes | None = None
+    """The response of a call."""
+
+    @property
+    def is_last(self) -> bool:
+        """True for the last output of a run."""
+        return self.response is not None or (self.finish_reason is not None and self.child is None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +284,7 @@ class EngineBackend(Protocol):
 
         Raises:
             NotActiveError: Another model is active, or is being activated.
+            ContractError: The body of a call is invalid; the error has vLLM's status and field.
             EngineError: A sampling field is not supported, or the engine died during the request
                 (`engine_dead`).
         """
@@ -237,9 +292,10 @@ class EngineBackend(Protocol):
 
     async def abort(self, request_id: RequestId) -> None:
         """
-        End a run and free its KV. The run's iterator still yields the tokens generated so far.
+        End a run and free its KV.
 
-        Unknown and finished requests are ignored.
+        The run's iterator still yields the tokens that the engine generated before. Unknown and
+        finished requests are ignored.
         """
         ...
 
@@ -283,7 +339,10 @@ class EngineBackend(Protocol):
         ...
 
     def drain_iterations(self) -> tuple[EngineIteration, ...]:
-        """Return the iterations since the last call; if there are too many, only the newest."""
+        """
+        Return the iterations since the last call; if there are more than the buffer holds, only the
+        newest.
+        """
         ...
 
     @property

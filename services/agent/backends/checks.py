@@ -4,14 +4,16 @@ from pathlib import Path
 
 import msgspec
 
-from services.agent.backends.base import EngineRequest
-from shared.contracts.errors import EngineError
+from services.agent.backends.base import Capability, EngineRequest
+from shared.contracts.errors import EngineError, UnsupportedError
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import FinishReason, Tokens
 
 
 class _ModelConfig(msgspec.Struct, frozen=True):
-    vocab_size: int
+    vocab_size: int | None = None
+    text_config: "_ModelConfig | None" = None
+    """Configuration of the language model, if the model also reads images."""
 
 
 def vocab_size_of(entry: ModelEntry) -> int | None:
@@ -22,7 +24,7 @@ def vocab_size_of(entry: ModelEntry) -> int | None:
         )
     except (OSError, msgspec.DecodeError):
         return None
-    return config.vocab_size
+    return (config.text_config or config).vocab_size
 
 
 def stop_tokens(entry: ModelEntry, request: EngineRequest) -> Tokens:
@@ -38,8 +40,8 @@ def finished_already(entry: ModelEntry, request: EngineRequest) -> FinishReason 
     """
     Finish reason if the progress already is a complete answer; None otherwise.
 
-    The progress is complete if an earlier engine crashed after the last token and before the final
-    reply.
+    The progress is complete if an earlier engine crashed after the last token and before the agent
+    sent the final reply.
     """
     progress = request.progress
     if (
@@ -65,12 +67,15 @@ def check_request(entry: ModelEntry, request: EngineRequest, vocab_size: int | N
         EngineError: The request has an adapter, an empty or too long prompt, or a token outside the
             vocabulary.
     """
-    if request.adapter is not None:
-        raise EngineError(f"adapter {request.adapter!r}: this backend serves base models only")
+    _check_adapter(request)
     num_tokens = len(request.prompt) + len(request.progress)
     if num_tokens == 0:
         raise EngineError("the prompt is empty")
-    if num_tokens >= entry.max_model_len:
+    if entry.pools != bool(request.input_lengths):
+        raise EngineError(f"{entry.name} does not serve this request: its task is {entry.task}")
+    if entry.pools:
+        _check_lengths(entry, request)
+    elif num_tokens >= entry.max_model_len:
         raise EngineError(
             f"{num_tokens} tokens of prompt and progress leave no room for output within the "
             f"model's limit of {entry.max_model_len}"
@@ -78,6 +83,34 @@ def check_request(entry: ModelEntry, request: EngineRequest, vocab_size: int | N
     tokens = request.prompt + request.progress
     if min(tokens) < 0 or (vocab_size is not None and max(tokens) >= vocab_size):
         raise EngineError(f"a token id is outside the model's vocabulary of {vocab_size}")
+
+
+def check_call(request: EngineRequest, capabilities: frozenset[Capability]) -> None:
+    """
+    Reject a call that the backend cannot answer. vLLM checks its tokens after it was rendered.
+
+    Raises:
+        UnsupportedError: The backend answers no calls.
+        EngineError: The request has an adapter.
+    """
+    if Capability.CALLS not in capabilities:
+        raise UnsupportedError("this engine answers no requests with an endpoint")
+    _check_adapter(request)
+
+
+def _check_adapter(request: EngineRequest) -> None:
+    if request.adapter is not None:
+        raise EngineError(f"adapter {request.adapter!r}: this backend serves base models only")
+
+
+def _check_lengths(entry: ModelEntry, request: EngineRequest) -> None:
+    lengths = request.input_lengths
+    if min(lengths) < 1 or sum(lengths) != len(request.prompt) or request.progress:
+        raise EngineError("the lengths of the inputs do not agree with the tokens of the prompt")
+    if max(lengths) > entry.max_model_len:
+        raise EngineError(
+            f"an input has {max(lengths)} tokens; the model's limit is {entry.max_model_len}"
+        )
 
 
 def output_room(entry: ModelEntry, request: EngineRequest) -> int:

@@ -27,9 +27,9 @@ UNLIMITED_TOKENS = 1 << 40
 """
 Free KV that is reported to a policy after an iteration that computed nothing.
 
-After such an iteration the engine had no room for the request that the policy selected. With this
-value the policy offers its first request regardless of free KV, and the engine decides whether the
-request fits.
+Such an iteration means that the engine had no room for the request that the policy selected. With
+this value the policy offers its first request regardless of free KV, and the engine decides whether
+the request fits.
 """
 _ASSUMED_BLOCK_TOKENS = 16
 """Tokens that policies add to a request's size, since KV is allocated in blocks."""

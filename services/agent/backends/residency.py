@@ -8,7 +8,8 @@ from shared.contracts.telemetry import ActivationPath, ModelState, Residency
 
 _EXCESS_DECAY = 0.1
 """
-Share of a path's measured excess over its prior time that is removed when another path is taken.
+Share by which a path's measured time approaches its prior time each time the instance takes another
+path.
 """
 
 
@@ -104,8 +105,9 @@ class ResidencyTable:
 
     def donor(self, model: ModelName) -> ModelName | None:
         """
-        The model of equal shape that was active least recently; its engine can load *model*'s
-        weights.
+        The model of equal shape that was active least recently; None if there is none.
+
+        The engine of this donor can load the weights of *model*.
         """
         shape = self._footprints[model].shape
         if not shape:
@@ -220,7 +222,9 @@ class ResidencyTable:
 
     def _decay_excess(self, model: ModelName, path: ActivationPath) -> None:
         """
-        Reduce the measured excess of a path that was not taken, since the excess may be an outlier.
+        Move the measured times of a path that was not taken toward the prior, if they exceed it.
+
+        A single long time may be an outlier, and no new measurement would correct it.
         """
         prior_s = self._prior_s[path]
         for key in ((model, path), (None, path)):

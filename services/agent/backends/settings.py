@@ -12,7 +12,9 @@ NonNegativeSeconds = Annotated[float, Meta(ge=0)]
 
 
 class SimulatedSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of the simulated engine, whose iterations take the times of a latency profile."""
+    """
+    Settings of the simulated engine, whose iterations take as long as a latency model predicts.
+    """
 
     latency: LatencyCoefficients = LatencyCoefficients(
         constant_s=0.005, linear_s=4e-5, attention_s=1e-8, context_s=2e-7
@@ -37,7 +39,7 @@ class SimulatedSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     host_copy_s_per_token: NonNegativeSeconds = 1e-6
     """Time to copy KV to host memory or back."""
     mean_output_tokens: Annotated[int, Meta(ge=2)] = 128
-    """Mean length of answers that end by no limit and no stop condition."""
+    """Mean length, in tokens, of answers that end with the model's end token."""
     first_token: Annotated[int, Meta(ge=0)] = 8
     """Smallest token id that the simulated engine generates; lower ids are special tokens."""
     vocab_size: Annotated[int, Meta(ge=64)] = 512
@@ -63,8 +65,9 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Interpreter that has vLLM installed; None selects the agent's own interpreter."""
     warm_bytes: Annotated[int, Meta(ge=0)] = 2 << 30
     """
-    Host memory for warm models: parked engines and held weights, without the active model. On a
-    GPU, a parked engine keeps its weights in host memory and has no KV.
+    Host memory for warm models (parked engines and held weights); the active model does not count.
+
+    On a GPU, a parked engine keeps its weights in host memory and has no KV.
     """
     kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
     """KV memory of each vLLM engine; None: 128 MiB on a CPU, vLLM's default on a GPU."""

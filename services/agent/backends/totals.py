@@ -31,13 +31,13 @@ class SchedulingTotals(_Sum):
     Number of requests that lost their KV because the policy preempted them or memory was short.
     """
     relegated: int = 0
-    """Number of requests that were relegated at their end."""
+    """Number of ended requests that the scheduling policy had relegated."""
     layer_preemptions: int = 0
     """Number of iterations whose best-effort part was dropped on demand, between two layers."""
     dropped_tokens: int = 0
     """Number of best-effort tokens that were scheduled in an iteration and then dropped."""
     yield_s: Seconds = 0.0
-    """Total time from each demand for preemption between layers to the safepoint that followed."""
+    """Sum of the times from each demand for layer preemption to the safepoint that follows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import msgspec
 from shared.contracts.base import ModelName
 from shared.contracts.errors import EngineError
 from shared.contracts.models import ModelEntry
+from shared.models.digest import tokenizer_digest
 
 _WEIGHTS = ("*.safetensors", "*.bin")
 _NAMES_ONLY = ("_name_or_path", "transformers_version", "torch_dtype_origin")
@@ -33,8 +34,8 @@ def engine_shape(entry: ModelEntry) -> str:
     """
     Digest of a model's configuration: equal for models whose engines differ only in their weights.
 
-    Empty, which counts as equal to no other digest, when the model has no readable `config.json`,
-    or has adapters, which an engine would keep.
+    The digest is empty if the model has no readable `config.json`, or has adapters, which an engine
+    would keep. An empty digest equals no other digest.
     """
     try:
         config = msgspec.json.decode((Path(entry.path) / "config.json").read_bytes(), type=dict)
@@ -44,7 +45,9 @@ def engine_shape(entry: ModelEntry) -> str:
         return ""
     for name in _NAMES_ONLY:
         config.pop(name, None)
-    about = (config, entry.architecture, entry.max_model_len, entry.engine_args)
+    text = tokenizer_digest(entry)  # engines make grammars and find stop strings in text
+    task, longest = entry.task, entry.max_model_len
+    about = (config, entry.architecture, task, longest, entry.engine_args, text)
     return hashlib.blake2b(msgspec.json.encode(about, order="deterministic")).hexdigest()
 
 

@@ -61,7 +61,10 @@ OPERATIONS: dict[type[Message], Callable[[Any], Lso]] = {
         token_budget=command.token_budget, max_running=command.max_running
     ),
 }
-"""Command -> the operation that executes it. Activating a model needs several, so it is absent."""
+"""
+Command -> function that returns the operation for it. Activating a model needs several operations,
+so its command is absent.
+"""
 
 
 class LsoCommands:
@@ -114,8 +117,8 @@ class LsoCommands:
             known = asyncio.get_running_loop().create_future()
             self._remember(command.command_id, known)
             known.set_result(await self._executed(command))
-        # Several equal commands may wait for this result: cancelling one must not cancel it for the
-        # others.
+        # Equal commands wait for the same task; `shield` keeps it running for the other commands if
+        # one is cancelled.
         answer = await asyncio.shield(known)
         if command.reply_to is not None:
             await send_best_effort(
@@ -137,7 +140,7 @@ class LsoCommands:
             result = await self._run(command)
         except LsoRefusedError as error:
             result = LsoResult(outcome=LsoOutcome.REFUSED, message=str(error))
-        # The operator waits for an answer; a repeated command is answered as well.
+        # Answer in any case, because the operator waits; the operator may also repeat the command.
         except Exception as error:
             log.exception("lso.broken", kind=_kind(command))
             message = f"{type(error).__name__}: {error}"

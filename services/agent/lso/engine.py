@@ -8,7 +8,7 @@ from solver.planning.lso.operations import Preempt, SetScheduling
 
 PREEMPTS = "preempt inside a forward pass"
 NO_LIMIT = 2**31 - 1
-"""Value of an engine limit without an effect, since an engine applies the lower of two limits."""
+"""Value that turns a limit off: an engine applies the lower of its own limit and this one."""
 
 
 class EngineOperations:

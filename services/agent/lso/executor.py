@@ -94,14 +94,16 @@ class LsoExecutor:
         ahead = [lso for lso in lsos if not lso.background]
         results = await self.run(*ahead)
         if all(result.outcome is not LsoOutcome.FAILED for result in results):
-            # Start the operations of each track separately, so that no operation waits for one that
-            # it does not depend on.
+            # Start the operations of each track separately, so that an operation waits only for
+            # operations on its track.
             for tracks in dict.fromkeys(lso.tracks for lso in lsos if lso.background):
                 self.start(*(lso for lso in lsos if lso.background and lso.tracks == tracks))
         return tuple(zip(ahead, results, strict=False))
 
     async def within(self, lso: Lso) -> LsoResult:
-        """Execute the operation *lso* as a part of the operation in progress on the same tracks."""
+        """
+        Execute the operation *lso* inside the operation in progress, which holds the same tracks.
+        """
         log.info("lso.started", kind=lso.kind, why=lso.reason.text, **_named(lso))
         loop = asyncio.get_running_loop()
         started_s = loop.time()

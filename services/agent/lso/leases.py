@@ -12,7 +12,7 @@ class SwapLeases:
     Ends the rest period and the lease of each swapped-out request.
 
     Args:
-        lease_s: Length of every lease, for the text of the reason.
+        lease_s: Duration of every lease in seconds, for the logged reason.
     """
 
     def __init__(

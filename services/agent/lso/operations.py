@@ -19,7 +19,10 @@ from shared.runtime.clock import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """Implementations of operations that the activation of models uses besides the executor."""
+    """
+    Implementations of operations; the activation of models uses them directly, without the
+    executor.
+    """
 
     runs: RunOperations
     models: ModelOperations

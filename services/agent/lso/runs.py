@@ -1,6 +1,7 @@
 """
-LLM serving operations on requests (evict, swap out, swap in, checkpoint), and their joint use to
-empty an instance.
+LLM serving operations on requests (evict, swap out, swap in, checkpoint).
+
+The agent combines them to empty an instance.
 """
 
 import asyncio
@@ -54,7 +55,7 @@ class RunOperations:
         executor.register(ClearCaches, self._clear)
 
     async def hand_back_window(self) -> None:
-        """Return all requests in the window to their queues. Pulling must be stopped."""
+        """Return all requests in the window to their queues. The caller has stopped pulling."""
         state = self._state
         await poll_until(lambda: state.pulling == 0)
         for request_id in (*state.pulled, *state.swapped_out):
@@ -105,7 +106,7 @@ class RunOperations:
         if count == 0:
             return already(f"{_names(lso.request_ids)} had already ended")
         return LsoResult(
-            message=f"{count} returned with their progress, {tokens} tokens to compute again",
+            message=f"{count} requeued with their progress; {tokens} tokens must be computed again",
             num_bytes=self._observer.kv_bytes(tokens),
         )
 
@@ -139,7 +140,8 @@ class RunOperations:
         tokens = _context_tokens(run)
         return LsoResult(
             message=(
-                f"removed from the engine with {tokens} tokens; resumed here when there is room"
+                f"removed from the engine with {tokens} tokens; this instance resumes the "
+                "request when there is room"
             ),
             num_bytes=self._observer.kv_bytes(tokens),
         )
@@ -180,7 +182,7 @@ class RunOperations:
                     "KV is kept from the next run on; to begin now, swap the request out and in"
                 )
             )
-        return LsoResult(message="KV is kept from the first run on this instance on")
+        return LsoResult(message="KV is kept, beginning with the first run on this instance")
 
     async def _clear(self, _lso: ClearCaches) -> LsoResult:
         before = self._engine.snapshot().host_kv_bytes
@@ -217,11 +219,11 @@ class RunOperations:
 
 
 def _left_by(run: Run, ending: Ending) -> bool:
-    return run.ending is ending and run.finish_reason is None
+    return run.ending is ending and run.answer.finish_reason is None
 
 
 def _context_tokens(run: Run) -> int:
-    return run.request.prompt_tokens + len(run.token_ids)
+    return run.request.prompt_tokens + run.answer.num_tokens
 
 
 def _names(request_ids: tuple[RequestId, ...]) -> str:

@@ -83,7 +83,7 @@ class Observer:
         state, snapshot = self._state, self._engine.snapshot()
         pull = pull_state(state, snapshot, self._bounds)
         staying = [run for run in state.runs.values() if run.ending is None]
-        held_tokens = sum(tokens_needed(run.request) for run in staying)
+        held_tokens = sum(run.tokens_needed for run in staying)
         return Situation(
             active=state.model,
             costs=self.costs(snapshot),
@@ -147,8 +147,8 @@ class Observer:
         return RunningWork(
             request_id=request.request_id,
             lane=request.lane,
-            context_tokens=request.prompt_tokens + len(run.token_ids),
-            held_tokens=tokens_needed(request),
+            context_tokens=request.prompt_tokens + run.answer.num_tokens,
+            held_tokens=run.tokens_needed,
             gives_way=rank_of(request) is not Rank.REGULAR,
             remaining_s=remaining_s,
             slack_s=self._slack_s(run, remaining_s),
@@ -162,15 +162,15 @@ class Observer:
         if remaining_s is None or rank_of(request) is not Rank.REGULAR:
             return math.inf
         slo, arrived_at = request.slo, request.arrived_at
-        next_due_at = slo.token_deadline_at(arrived_at, len(run.token_ids) + 1)
+        next_due_at = slo.token_deadline_at(arrived_at, run.answer.num_tokens + 1)
         return min(next_due_at, slo.completion_deadline_at(arrived_at) - remaining_s) - now
 
     def _remaining_s(self, run: Run) -> Seconds | None:
         profile = self._state.profile
         if profile is None or profile.latency is None:
             return None
-        left_s = predicted_rest_s(run.request, profile, output_tokens=len(run.token_ids))
-        return left_s if run.begun else left_s + predicted_prefill_s(run.request, profile)
+        left_s = predicted_rest_s(run.request, profile, output_tokens=run.answer.num_tokens)
+        return left_s if run.answer.begun else left_s + predicted_prefill_s(run.request, profile)
 
     def _window_demand(self) -> Demand:
         waiting = [request for request in self._state.window if rank_of(request) is Rank.REGULAR]

@@ -21,6 +21,8 @@ class _Config(msgspec.Struct, frozen=True):
     dtype: str | None = None
     torch_dtype: str | None = None
     """Name of the field `dtype` in older `config.json` files."""
+    text_config: "_Config | None" = None
+    """Fields of the language model, if the model also reads images."""
 
 
 def kv_bytes_per_token(entry: ModelEntry) -> int:
@@ -35,6 +37,7 @@ def kv_bytes_per_token(entry: ModelEntry) -> int:
         config = msgspec.json.decode(body, type=_Config)
     except (OSError, msgspec.DecodeError):
         return 0
+    config = config.text_config or config
     heads = config.num_key_value_heads or config.num_attention_heads
     width = config.head_dim or (config.hidden_size // max(1, config.num_attention_heads))
     element_bytes = _BYTES.get(config.dtype or config.torch_dtype or "", _DEFAULT_BYTES)

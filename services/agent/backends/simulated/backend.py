@@ -189,6 +189,8 @@ class SimulatedEngine(AnsweringBackend):
         core = self._core
         if core is None:
             raise EngineError("the engine died: injected fault", engine_dead=True)
+        if len(request.prompt) > self._settings.kv_capacity_tokens:
+            raise EngineError("the inputs together exceed the KV of the simulated engine")
         core.add(request)
         self._work.set()
         self._on_arrival(core, request)
@@ -278,7 +280,7 @@ class SimulatedEngine(AnsweringBackend):
             if stream is not None:
                 stream.push(
                     EngineOutput(
-                        token_ids=(each.token_id,),
+                        token_ids=each.token_ids,
                         finish_reason=each.finish_reason,
                         cached_tokens=each.cached_tokens,
                         prefill_s=prefill_s,

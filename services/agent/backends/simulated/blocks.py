@@ -53,8 +53,8 @@ class BlockPool:
 
     def cached_prefix(self, hashes: Sequence[BlockHash]) -> list[int]:
         """
-        The blocks of the longest cached prefix of *hashes*; the blocks' numbers of users stay
-        unchanged.
+        The blocks of the longest cached prefix of *hashes*. This method does not add a user to the
+        blocks.
         """
         blocks = []
         for content in hashes:
@@ -66,8 +66,8 @@ class BlockPool:
 
     def num_unused(self, blocks: Sequence[int]) -> int:
         """
-        Number of free blocks among *blocks*, by which the free blocks decrease when *blocks* are
-        taken.
+        Number of free blocks among *blocks*. Taking *blocks* reduces the free blocks by this
+        number.
         """
         return sum(self._users[block] == 0 for block in blocks)
 

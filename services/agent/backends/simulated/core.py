@@ -62,8 +62,8 @@ class SimulatedEngineCore:
         """Counters of the scheduling policy."""
         self.prefill_times = PrefillTimes()
         """
-        Prefill times by the clock that is passed to `begin`. The code that delivers a first token
-        ends the request's prefill.
+        Measures prefill times by the times that the caller passes to `begin`. The code that
+        delivers a request's first token ends the measurement.
         """
         self.last_budget_tokens = 0
         """Token budget of the engine's last iteration."""
@@ -161,8 +161,8 @@ class SimulatedEngineCore:
         for run in admitted:
             if not run.num_output_tokens:
                 self.prefill_times.begin(run.request_id, now)
-        # The policy's choice does not fit memory. In the next iteration no request is held, and the
-        # first in order starts if there is room.
+        # The selected requests do not fit into memory. In the next iteration no request is held,
+        # and the first request in order starts if there is room.
         self._stalled = not schedule.parts
         begun = Pass(
             schedule.parts,
@@ -218,7 +218,7 @@ class SimulatedEngineCore:
         """
         starved: list[Run] = []
         index = 0
-        # Victims are removed from the end, so entries before the index stay.
+        # Preempted requests are removed from the end of the list, so entries before the index stay.
         while index < len(self._running) and schedule.budget_tokens > 0:
             run = self._running[index]
             index += 1
@@ -270,7 +270,7 @@ class SimulatedEngineCore:
         if run.num_computed_tokens < len(run.tokens):
             self.memory.save(run)
             return None
-        token, finish_reason = run.generate()
+        token_ids, finish_reason = run.generate()
         cached, run.cached_tokens = run.cached_tokens or 0, 0
         if finish_reason is not None:
             self._running.remove(run)
@@ -278,4 +278,4 @@ class SimulatedEngineCore:
             self._leave(run)
         else:
             self.memory.save(run)
-        return TokenOutput(run.request_id, token, finish_reason, cached)
+        return TokenOutput(run.request_id, token_ids, finish_reason, cached)

@@ -14,7 +14,10 @@ _ALL = 1 << 60
 
 
 class HostMemory:
-    """Copies the same KV to host memory at the same points as vLLM with Headway's KV connector."""
+    """
+    Copies KV to host memory; selects the same blocks at the same times as Headway's KV connector
+    for vLLM.
+    """
 
     def __init__(self, settings: SimulatedSettings) -> None:
         self._index = HostIndex(settings.host_kv_tokens // settings.block_tokens)
@@ -63,8 +66,8 @@ class HostMemory:
         hashes = run.hashes[:num_full]
         known = self._index.num_known(hashes)
         count = len(self._index.store(hashes)) if known >= run.num_saved else 0
-        # Copies that were dropped with another run are made again; once host memory is full, no
-        # further blocks of this run are saved.
+        # Blocks whose copies the index dropped with another run are copied again. Once host memory
+        # is full, no further blocks of this run are saved.
         run.num_saved = num_full
         if known + count < num_full:
             run.num_saved = known if self._index.num_used < self._index.num_slots else _ALL

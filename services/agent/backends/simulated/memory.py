@@ -26,12 +26,13 @@ class KvMemory:
         """
         Allocate blocks for all known tokens of *run*; return False if free memory is too small.
 
-        Sets `num_computed_tokens` to the KV that was found: cached blocks, then blocks restored
-        from host memory.
+        Sets `num_computed_tokens` to the tokens whose KV exists: in cached blocks, then in blocks
+        restored from host memory.
         """
         size = self._block_tokens
         run.hashes = block_hashes(tuple(run.tokens), size, run.hashes)
-        # The last token is always computed: it gives the first output.
+        # The last token is always computed, because its computation generates the first output
+        # token.
         usable = run.hashes[: (len(run.tokens) - 1) // size]
         hits = self.pool.cached_prefix(usable)
         needed = -(-len(run.tokens) // size) - len(hits)

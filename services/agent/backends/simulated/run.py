@@ -23,7 +23,8 @@ class Run:
     """Tokens of the prompt, of the progress, and of this run's output."""
     num_prefill_tokens: int
     """
-    Tokens to compute before the run's next token is generated; after a preemption, all tokens.
+    Tokens to compute before the run generates its next token; after a preemption, all tokens of the
+    run.
     """
     room_tokens: int
     """Tokens that this run may generate."""
@@ -42,7 +43,7 @@ class Run:
     hashes: list[BlockHash] = field(default_factory=list)
     """Hashes of the run's full KV blocks so far."""
     num_saved: int = 0
-    """Number of blocks with a host copy, counted since the run was last given KV."""
+    """Number of blocks with a host copy, counted since KV was last allocated for the run."""
 
     @property
     def is_prefill(self) -> bool:
@@ -54,17 +55,21 @@ class Run:
         self.num_computed_tokens = self.num_saved = 0
         self.blocks.clear()
 
-    def generate(self) -> tuple[int, FinishReason | None]:
+    def generate(self) -> tuple[Tokens, FinishReason | None]:
         """
         Generate the run's next token; the output has a finish reason if the token is the last.
+
+        Runs of a pooling model end without a token.
         """
+        if self.request.input_lengths:
+            return (), FinishReason.STOP
         index = len(self.request.progress) + self.num_output_tokens
         may_stop = index >= self.request.sampling.min_tokens
         token = self.source.next(may_stop=may_stop)
         self.tokens.append(token)
         self.num_output_tokens += 1
         if may_stop and token in self.stops:
-            return token, FinishReason.STOP
+            return (token,), FinishReason.STOP
         if self.num_output_tokens >= self.room_tokens:
-            return token, FinishReason.LENGTH
-        return token, None
+            return (token,), FinishReason.LENGTH
+        return (token,), None

@@ -24,9 +24,9 @@ class Passage:
     """
     Executes an engine's iterations in real time.
 
-    Safepoints are evenly spaced, and a preemption takes effect at the next one. Best-effort
-    requests lose what the iteration computed for them. The other requests are then computed from
-    the first layer, as in vLLM.
+    Safepoints are evenly spaced, and a preemption takes effect at the next one. The computation for
+    best-effort requests in the iteration is then lost. The other requests are computed from the
+    first layer, as in vLLM.
     """
 
     def __init__(self, settings: SimulatedSettings) -> None:
@@ -45,7 +45,7 @@ class Passage:
 
     async def spend(self, begun: Pass, begun_at: float) -> float:
         """
-        Wait until *begun* is computed, or after a preemption its remaining part.
+        Wait until *begun* is computed; after a preemption, until its remaining part is computed.
 
         Args:
             begun: The iteration; a preemption removes its best-effort part.
@@ -104,8 +104,8 @@ class Passage:
         """
         Wait until the iteration is preempted or over.
 
-        Returns the time of the safepoint at which the iteration is preempted, or infinity without a
-        preemption.
+        Returns the time of the safepoint at which the iteration is preempted; infinity if it is not
+        preempted.
         """
         offline_tokens = begun.offline_tokens
         if not offline_tokens or self._interval >= 1 or due <= begun_at:

@@ -8,7 +8,7 @@ from msgspec import structs
 from services.agent.backends.simulated.run import Run
 from shared.contracts.base import RequestId, Seconds
 from shared.contracts.estimates import LatencyCoefficients
-from shared.contracts.requests import FinishReason
+from shared.contracts.requests import FinishReason, Tokens
 from shared.contracts.telemetry import EngineIteration
 from solver.prediction.latency.latency_model import predict_batch_s
 from solver.scheduling.engine.decision import IterationDecision
@@ -16,10 +16,13 @@ from solver.scheduling.engine.decision import IterationDecision
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """One token of one request; the token is available when its iteration is over."""
+    """
+    One generated token of one request, or none if the model pools; available when its iteration is
+    over.
+    """
 
     request_id: RequestId
-    token_id: int
+    token_ids: Tokens
     finish_reason: FinishReason | None
     cached_tokens: int
 
@@ -85,7 +88,7 @@ class Pass:
         Remove the best-effort requests from the iteration; return the number of their scheduled
         tokens.
 
-        As in vLLM, the other requests are then computed from the first layer.
+        The engine then computes the other requests again from the first layer, as vLLM does.
         """
         dropped = self.offline_tokens
         self.parts = [(run, count) for run, count in self.parts if not run.best_effort]

@@ -25,7 +25,7 @@ class TokenSource:
         stops: Tokens that end the answer.
         first_token: Smallest ordinary token id; lower ids are special.
         vocab_size: Exclusive upper bound of token ids.
-        mean_output_tokens: Mean length of answers that end by no limit and no stop condition.
+        mean_output_tokens: Mean length of answers that end with a token of *stops*.
     """
 
     def __init__(

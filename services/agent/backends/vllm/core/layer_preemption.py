@@ -173,7 +173,8 @@ class LayerPreemptible(PolicyDriven):
 
     def _take_back(self, request: Any, part: DroppablePart) -> None:
         if part.depends:
-            # The KV of the dropped part begins with incomplete blocks of another request.
+            # The KV of the dropped part begins with blocks of another request, which that request
+            # has not completed.
             self.running.remove(request)
             self._preempt_request(request, time.monotonic())
             return
@@ -181,7 +182,8 @@ class LayerPreemptible(PolicyDriven):
         request.is_prefill_chunk = is_prefill(request)
         if request.is_prefill_chunk:
             self._inflight_prefills.add(request)
-        # Without this correction the blocks would never enter the prefix cache again.
+        # vLLM must cache these blocks again after their computation; it skips the blocks that this
+        # count includes.
         cached = self._manager().num_cached_block
         full = part.kept_tokens // self.block_size
         if cached.get(request.request_id, 0) > full:

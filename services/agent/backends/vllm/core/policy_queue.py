@@ -13,8 +13,8 @@ class PolicyQueue(RequestQueue):  # type: ignore[misc]  # vLLM is untyped to myp
     Waiting requests by id; the head is the first request in the current order that still waits.
 
     vLLM reads only heads and stops at the first request that gets no KV, so it never reads the
-    whole order. When the order is exhausted, the queue is false in a boolean context even if it
-    still holds requests: the policy does not start these now.
+    whole order. After the last request in the order, the queue is false in a boolean context even
+    if it still holds requests, because the policy does not start those requests now.
     """
 
     def __init__(self) -> None:

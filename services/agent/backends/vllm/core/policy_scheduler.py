@@ -68,14 +68,16 @@ class PolicyDriven(Timed):
         if not self._stalled:
             self._hold(decision)
         self.waiting.begin(decision.order)
+        if self.computes_whole_prompts:
+            return
         self.max_num_scheduled_tokens = max(
             1, min(decision.token_budget, self.max_num_scheduled_tokens)
         )
         self.scheduler_config.long_prefill_token_threshold = decision.per_request_cap or 0
 
     def on_scheduled(self, work: ScheduledWork, admitted: list[str]) -> None:
-        # vLLM could not do what the policy wanted. In the next iteration no request is held, and
-        # the first in order starts if vLLM finds room.
+        # vLLM computed nothing: the selected request does not fit. In the next iteration no request
+        # is held, and the first request in order starts if vLLM has room.
         self._stalled = not work.tokens and not self.in_flight
         # Report admissions and preemptions immediately instead of with the iteration's time: with
         # asynchronous scheduling the next decision precedes that time.
@@ -111,13 +113,13 @@ class PolicyDriven(Timed):
         """
         Hold the prefills that *decision* holds.
 
-        Held prefills stay at the end of the running list: an abort finds them there, and vLLM frees
-        their KV first when a decode needs KV. vLLM skips a request until its eligible step, a field
-        that vLLM itself sets for decodes only.
+        Held prefills stay at the end of the running list. vLLM looks there for aborted requests,
+        and frees their KV first when a decode needs KV. vLLM skips a request until its eligible
+        step, a field that vLLM itself sets for decodes only.
         """
         for request in self.running if decision.held else ():
             if request.request_id in decision.held and is_prefill(request):
-                # `schedule` increments it before it compares.
+                # `schedule` increments `current_step` before it compares the step with this field.
                 request.next_decode_eligible_step = self.current_step + 2
                 self.totals.held += 1
 
@@ -148,7 +150,7 @@ class PolicyDriven(Timed):
             max_running=self.max_num_active_reqs,
             max_budget_tokens=self.max_num_scheduled_tokens,
             free_kv_tokens=UNLIMITED_TOKENS
-            if self._stalled
+            if self._stalled or not self.has_kv
             else free_tokens(pool.get_num_free_blocks(), self.block_size),
         )
 

@@ -15,6 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from services.agent.backends.base import EngineLoad
 from services.agent.backends.totals import CheckpointTotals, SchedulingTotals
+from services.agent.backends.vllm.core.repetition import CountsRepetitions
 from services.agent.backends.vllm.core.structured_outputs import Structured
 from services.agent.backends.vllm.core.work import ScheduledWork, work_of
 from services.agent.backends.vllm.kv.connector import HostKvConnector
@@ -46,6 +47,7 @@ class Timed:
         self.current_step: int
         self.prev_step_scheduled_req_ids: set[str]
         self.block_size: int
+        self.max_model_len: int
         self.max_num_scheduled_tokens: int
         self.max_num_active_reqs: int
         self.settings = core_settings(self.vllm_config.additional_config)
@@ -56,6 +58,10 @@ class Timed:
         """
         self.last_end = 0.0
         """End of the last iteration, by the performance counter."""
+        self.computes_whole_prompts = not self.scheduler_config.enable_chunked_prefill
+        """True for models whose prompts cannot be divided, e.g. encoders."""
+        self.has_kv = bool(self.kv_cache_config.kv_cache_groups)
+        """False for models without KV, e.g. encoders."""
         self.totals = SchedulingTotals()
         """Counters of the scheduling policy."""
         self._prefills = PrefillTimeReporter()
@@ -67,6 +73,8 @@ class Timed:
     def apply_limits(self) -> None:
         """Set the token budget and the limit of running requests from the next iteration on."""
         token_budget, max_running = self._stats.limits()
+        if self.computes_whole_prompts:
+            token_budget = self._largest_budget  # a smaller one would never start a longer prompt
         self.max_num_scheduled_tokens = min(
             token_budget or self._largest_budget, self._largest_budget
         )
@@ -124,21 +132,32 @@ class Timed:
         finished = super().finish_requests(*args, **kwargs)  # type: ignore[misc]  # a mixin
         for request in finished:
             self._prefills.times.forget(request.request_id)
-        # After the last abort there may be no further iteration to publish the freed memory.
+        # No iteration may follow the last abort, so publish the freed memory now.
         self._publish()
         return finished
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         done: bool = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]  # a mixin
         if self.connector is not None:
-            # Regardless of the caller's argument: weights may have changed.
+            # Reset the connector's cache regardless of the caller's argument, because the weights
+            # may have changed.
             self.connector.reset_cache()
         if not done:
-            # vLLM does nothing while requests run, but blocks that they do not own can be dropped.
+            # vLLM resets nothing while requests run, but this method can drop the blocks that no
+            # request owns.
             pool = self.kv_cache_manager.block_pool
             pool.evict_blocks({block.block_id for block in pool.blocks if block.ref_cnt == 0})
         self._publish()
         return done
+
+    def _capacity_tokens(self) -> int:
+        """Tokens for which the engine has KV, or that it may compute at once if it has none."""
+        capacity: int = (
+            self.kv_cache_config.num_blocks * self.block_size
+            if self.has_kv
+            else self._largest_active * self.max_model_len
+        )
+        return capacity
 
     def _publish(self) -> None:
         host = self.connector if isinstance(self.connector, HostKvConnector) else None
@@ -148,7 +167,7 @@ class Timed:
                 running=running,
                 waiting=waiting,
                 kv_utilization=self.kv_cache_manager.usage,
-                kv_capacity_tokens=self.kv_cache_config.num_blocks * self.block_size,
+                kv_capacity_tokens=self._capacity_tokens(),
                 token_budget=self.max_num_scheduled_tokens,
                 scheduling=self.totals,
                 checkpoints=CheckpointTotals() if host is None else host.totals,
@@ -158,9 +177,9 @@ class Timed:
         )
 
 
-class TimedScheduler(Timed, Structured, Scheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
-    """vLLM's synchronous scheduler with telemetry, limits and resumable structured outputs."""
+class TimedScheduler(Timed, Structured, CountsRepetitions, Scheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
+    """vLLM's synchronous scheduler with telemetry, limits and resumable answers."""
 
 
-class AsyncTimedScheduler(Timed, Structured, AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
-    """vLLM's asynchronous scheduler with telemetry, limits and resumable structured outputs."""
+class AsyncTimedScheduler(Timed, Structured, CountsRepetitions, AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped to mypy
+    """vLLM's asynchronous scheduler with telemetry, limits and resumable answers."""

@@ -27,7 +27,7 @@ class ResumingGrammars(StructuredOutputManager):  # type: ignore[misc]  # vLLM i
             return
         try:
             if not hasattr(self, "tokenizer"):
-                # vLLM's own constructor also makes the reasoning parser and the thread pool.
+                # vLLM's own constructor also creates the reasoning parser and the thread pool.
                 StructuredOutputManager.__init__(self, _with_tokenizer(self.vllm_config))
             super().grammar_init(request)
         except Exception as error:  # noqa: BLE001 - the core reports the reason with the request
@@ -36,7 +36,11 @@ class ResumingGrammars(StructuredOutputManager):  # type: ignore[misc]  # vLLM i
             request.structured_output_request.grammar = failed
 
     def _create_grammar(self, request: Any) -> Any:
-        """Called in the thread pool, before the request is scheduled."""
+        """
+        Create the request's grammar in the state after the progress.
+
+        vLLM calls this method in the thread pool, before it schedules the request.
+        """
         grammar = super()._create_grammar(request)
         if not grammar.accept_tokens(request.request_id, self._constrained_progress(request)):
             raise ValueError("the tokens of earlier runs do not follow the grammar")
@@ -51,7 +55,8 @@ class ResumingGrammars(StructuredOutputManager):  # type: ignore[misc]  # vLLM i
             return []
         structured, reasoner = request.structured_output_request, self._get_reasoner(request)
         if reasoner is not None and structured.reasoning_ended is None:
-            # Without this line an end of reasoning in the progress counts as one in the prompt.
+            # Set this explicitly: vLLM would count an end of reasoning in the progress as one in
+            # the prompt.
             structured.reasoning_ended = reasoner.is_reasoning_end(prompt[:begin])
         start, _ = self._get_constraint_bounds(request, progress, spec_tokens_committed=True)
         if start > len(progress):  # the reasoning has not ended
@@ -72,8 +77,8 @@ class Structured:
     """
     Mixin over a vLLM scheduler for structured outputs.
 
-    vLLM gives each scheduler the manager that the engine core uses, so the manager's class is
-    replaced here.
+    The engine core creates the manager and passes it to the scheduler, so this class replaces the
+    class of the manager.
     """
 
     requests: dict[str, Any]
@@ -86,7 +91,10 @@ class Structured:
         )
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM's; outputs of requests whose grammar failed have the error as `stop_reason`."""
+        """
+        Call vLLM's method; write the error of a failed grammar into `stop_reason` of the request's
+        output.
+        """
         errors = {
             request_id: self.requests[request_id].structured_output_request.grammar
             for request_id in self.grammar_compile_error_reqs & self.requests.keys()

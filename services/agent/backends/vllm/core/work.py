@@ -1,4 +1,8 @@
-"""Work of an engine core's iterations, and its requests as policies read them; imports no vLLM."""
+"""
+The work of iterations in an engine core, and its requests in the form that policies read.
+
+Imports no vLLM.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,7 +13,7 @@ from solver.prediction.latency.iteration_fit import IterationWork
 
 
 class ScheduledWork(NamedTuple):
-    """One iteration, from `schedule` to `update_from_output`."""
+    """The work of one iteration, created in `schedule` and used in `update_from_output`."""
 
     begun: float
     """Start time, by the performance counter."""
@@ -39,7 +43,9 @@ class ScheduledWork(NamedTuple):
 
 
 class RunningRequest(NamedTuple):
-    """A vLLM request as policies read it: `solver.scheduling.engine.decision.RunningView`."""
+    """
+    A vLLM request in the form that policies read: `solver.scheduling.engine.decision.RunningView`.
+    """
 
     request_id: RequestId
     num_prefill_tokens: int
@@ -49,7 +55,7 @@ class RunningRequest(NamedTuple):
 
 
 def is_prefill(request: Any) -> bool:
-    """True if more than the scheduled tokens must be computed before the next output token."""
+    """True if tokens before the next output token remain to be computed after this iteration."""
     return bool(request.num_computed_tokens < request.headway_prefill_tokens)
 
 

@@ -14,6 +14,7 @@ from services.agent.backends.vllm.shared.workers import (
     WITHOUT_SAFEPOINTS,
 )
 from shared.contracts.models import ModelEntry
+from shared.models.processors import has_processor
 
 CPU_KV_CACHE_BYTES = 128 << 20
 _CPU_BLOCK_TOKENS = 32
@@ -84,15 +85,14 @@ def engine_arguments(
         is_cpu: True if vLLM runs on a CPU; selects the defaults of settings that are None.
         stats_path: File of the engine's `StatsWriter`.
     """
+    layers = 0 if entry.pools else safepoint_layers(settings, is_cpu=is_cpu)
     arguments: dict[str, Any] = {
         "model": entry.path,
-        # Lets parked engines release the device.
+        # Sleeping engines release the device's memory.
         "enable_sleep_mode": not is_cpu,
         "max_model_len": entry.max_model_len,
         # The engine core loads a tokenizer for its first structured output.
         "skip_tokenizer_init": True,
-        # An engine core has one backend for all requests. This one supports all kinds of grammars.
-        "structured_outputs_config": {"backend": "xgrammar"},
         "enforce_eager": settings.eager,
         "dtype": settings.dtype or ("float32" if is_cpu else "auto"),
         "max_num_seqs": settings.max_running,
@@ -110,7 +110,7 @@ def engine_arguments(
                     policy="fcfs" if settings.policy == "stock" else settings.policy,
                     scheduling=settings.scheduling,
                     latency=settings.latency,
-                    safepoint_layers=safepoint_layers(settings, is_cpu=is_cpu),
+                    safepoint_layers=layers,
                     safepoints_required=settings.safepoint_layers is not None,
                 )
             )
@@ -118,8 +118,8 @@ def engine_arguments(
         "enable_log_requests": False,
         "disable_log_stats": True,
     }
-    if safepoint_layers(settings, is_cpu=is_cpu):
-        # Set these also with asynchronous scheduling: the host then reports why safepoints do not
+    if layers:
+        # Also set these with asynchronous scheduling: the host then reports why safepoints do not
         # work.
         arguments |= {"scheduler_cls": _PREEMPTIBLE, "worker_cls": SAFEPOINT_WORKERS[is_cpu]}
     kv_cache_bytes = settings.kv_cache_bytes or (CPU_KV_CACHE_BYTES if is_cpu else None)
@@ -128,9 +128,44 @@ def engine_arguments(
     block_tokens = settings.block_tokens or (_CPU_BLOCK_TOKENS if is_cpu else None)
     if block_tokens is not None:
         arguments["block_size"] = block_tokens
+    if entry.pools:
+        return arguments | _pooling(entry, settings) | entry.engine_args
     if has_checkpoints(settings, is_cpu=is_cpu):
         arguments["kv_transfer_config"] = _checkpoints(settings)
-    return arguments | entry.engine_args
+    if entry.reasoning_parser is not None:
+        # The gateway's parser, so that no grammar restricts the reasoning.
+        arguments["reasoning_parser"] = entry.reasoning_parser
+        arguments["skip_tokenizer_init"] = False  # the parser reads its tokens from the tokenizer
+    if has_processor(entry):
+        # Images arrive complete, and the engine core processes an image to measure its memory.
+        arguments |= {"mm_processor_cache_gb": 0, "skip_tokenizer_init": False}
+    return arguments | entry.engine_args | {"structured_outputs_config": _grammars(entry)}
+
+
+def _pooling(entry: ModelEntry, settings: VllmSettings) -> dict[str, Any]:
+    """
+    Arguments for a pooling model, which has no safepoints and no copies of KV: its requests are
+    short, and some models have no KV.
+    """
+    return {
+        "runner": "pooling",
+        # None: vLLM caches prefixes of those models that support it.
+        "enable_prefix_caching": None if settings.prefix_caching else False,
+        # Some models compute each input in one iteration.
+        "max_num_batched_tokens": max(
+            settings.token_budget, settings.max_running, entry.max_model_len
+        ),
+    }
+
+
+def _grammars(entry: ModelEntry) -> dict[str, Any]:
+    """
+    Keyword arguments of `StructuredOutputsConfig`.
+
+    An engine core has one backend for all requests; `xgrammar` supports all kinds of grammars.
+    """
+    own = entry.engine_args.get("structured_outputs_config") or {}
+    return {"backend": "xgrammar"} | own
 
 
 def without_safepoints(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from services.agent.backends.answering import AnsweringBackend
 from services.agent.backends.base import (
     Capability,
     EngineIdentity,
-    EngineOutput,
     EngineRequest,
     EngineSnapshot,
     SchedulingParameters,
@@ -18,29 +17,30 @@ from services.agent.backends.base import (
 )
 from services.agent.backends.checks import stop_tokens
 from services.agent.backends.settings import VllmSettings
-from services.agent.backends.stream import OutputStream
 from services.agent.backends.vllm.front.arguments import has_checkpoints, safepoint_layers
 from services.agent.backends.vllm.front.link import HostLink
 from services.agent.backends.vllm.front.models import EngineModels
 from services.agent.backends.vllm.front.process import vllm_unavailable_reason
+from services.agent.backends.vllm.front.run_streams import deliver, end_call
 from services.agent.backends.vllm.front.telemetry import EngineTelemetry
 from services.agent.backends.vllm.shared.wire import (
     Abort,
+    CallAnswered,
     ClearCaches,
     EngineDied,
     HostEvent,
     HostReady,
+    Models,
     Outputs,
     Reply,
     RunFailed,
-    RunOutput,
     Submit,
 )
 from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError, UnsupportedError
 from shared.contracts.models import ModelEntry
-from shared.contracts.requests import FinishReason, StepDetails
 from shared.contracts.telemetry import EngineIteration
+from shared.models.digest import model_digest
 
 log = structlog.get_logger()
 
@@ -59,6 +59,7 @@ class VllmEngine(AnsweringBackend):
         self._telemetry = EngineTelemetry()
         self._models = EngineModels(entries, settings, self._telemetry)
         super().__init__(entries, self._models.residency)
+        self._digests = {entry.name: model_digest(entry) for entry in self._entries.values()}
         self._settings = settings
         self._launching = asyncio.Lock()
         self._link: HostLink | None = None
@@ -97,6 +98,7 @@ class VllmEngine(AnsweringBackend):
             raise EngineError("the engine host ended before it was ready", engine_dead=True)
         self._host = await self._link.ready()
         self._models.on_host(is_cpu=self._host.is_cpu)
+        self._link.send(Models(tuple(self._entries.values())))
         self._alive = True
         log.info("engine.started", duration_s=round(time.monotonic() - begun, 3))
 
@@ -180,11 +182,28 @@ class VllmEngine(AnsweringBackend):
         return self._link
 
     def _submit(self, request: EngineRequest) -> None:
+        self._check_digest(request)
         stops = stop_tokens(self._entries[request.model], request)
         self._require_alive().send(Submit(request, stops))
+        if request.call is not None:
+            return  # the length of its prompt is not known yet
         monitor = self._telemetry.monitor(request.model)
         if monitor is not None:
             monitor.arrived(request)
+
+    def _check_digest(self, request: EngineRequest) -> None:
+        """
+        Refuse requests that a gateway rendered with other files or parsers than this engine has.
+
+        Raises:
+            EngineError: The digests differ.
+        """
+        theirs = request.payload.digest if request.payload else ""
+        if theirs and theirs != self._digests[request.model]:
+            raise EngineError(
+                f"the gateway and this engine have different files or parsers of {request.model}: "
+                "their registries and model directories must be equal"
+            )
 
     def _answered(self, request: EngineRequest) -> None:
         monitor = self._telemetry.monitor(request.model)
@@ -199,6 +218,10 @@ class VllmEngine(AnsweringBackend):
         match event:
             case Outputs():
                 self._on_outputs(event)
+            case CallAnswered():
+                stream = self._streams.get(RequestId(event.request_id))
+                if stream is not None:
+                    end_call(event, stream)
             case RunFailed():
                 stream = self._streams.get(RequestId(event.request_id))
                 if stream is not None:
@@ -239,6 +262,8 @@ def identity_of(settings: VllmSettings, host: HostReady | None) -> EngineIdentit
     is_cpu = host is None or host.is_cpu
     capabilities = capabilities_with(
         {
+            Capability.PAYLOAD: True,
+            Capability.CALLS: True,
             Capability.CHECKPOINT: has_checkpoints(settings, is_cpu=is_cpu),
             Capability.LAYER_PREEMPTION: safepoint_layers(settings, is_cpu=is_cpu),
         }
@@ -247,23 +272,3 @@ def identity_of(settings: VllmSettings, host: HostReady | None) -> EngineIdentit
         return EngineIdentity(engine="vllm", device="unknown", capabilities=capabilities)
     version = host.version.partition("+")[0]  # without the build suffix
     return EngineIdentity(engine=f"vllm-{version}", device=host.device, capabilities=capabilities)
-
-
-_FINISHES = frozenset({"", *(reason.value for reason in FinishReason)})
-"""Valid finish reasons; vLLM also has `abort`, `error` and `repetition`."""
-
-
-def deliver(run: RunOutput, stream: OutputStream) -> None:
-    """Push the new tokens of *run* to its stream, or its failure."""
-    if run.finish not in _FINISHES:
-        stream.fail(EngineError(f"the engine ended the run: {run.finish}"))
-        return
-    stream.push(
-        EngineOutput(
-            token_ids=run.token_ids,
-            finish_reason=FinishReason(run.finish) if run.finish else None,
-            cached_tokens=run.cached_tokens,
-            prefill_s=run.prefill_s,
-            details=(StepDetails(len(run.token_ids), run.details),) if run.details else (),
-        )
-    )

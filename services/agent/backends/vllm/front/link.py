@@ -176,7 +176,7 @@ class HostLink:
             self._ready.set_exception(
                 EngineError(f"the engine host ended with status {status} before it was ready")
             )
-            # `ready` reads it; without this line asyncio warns if `ready` was never called.
+            # Retrieve the exception, since asyncio would log a warning if `ready` was never called.
             self._ready.exception()
         if not self._closing:
             message = f"the engine host ended with status {status}"

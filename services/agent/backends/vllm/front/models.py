@@ -145,7 +145,8 @@ class EngineModels:
             self._measured(model, await self._loaded(link, command))
             fits = self.residency.room_for_engine(model)
         finally:
-            # Also after a cancellation, which would otherwise leave an unknown engine in the host.
+            # Drop the engine after a cancellation also, since it would remain in the host
+            # unrecorded.
             if not fits:
                 self._telemetry.forget((model,))
                 link.send(Drop((model,)))
@@ -230,9 +231,9 @@ class EngineModels:
             self.residency.measured(model, host_bytes + self._later_bytes(self._entries[model]))
 
     def _later_bytes(self, entry: ModelEntry) -> int:
-        """Host memory that an engine allocates after its creation."""
+        """Host memory that an engine allocates after its creation, in bytes."""
         if not self._is_cpu:
-            return weight_bytes(entry)  # allocated when the engine sleeps
+            return weight_bytes(entry)  # this memory is allocated when the engine sleeps
         copies = has_checkpoints(self._settings, is_cpu=True)
         return host_kv_bytes(self._settings) if copies else 0
 

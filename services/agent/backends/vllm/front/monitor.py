@@ -30,7 +30,8 @@ class ArrivalMonitor(SafepointFront):
 
     def arrived(self, request: EngineRequest) -> None:
         """
-        Register *request*, which was sent to the engine; demand a preemption if it would be late.
+        Register *request*, which was sent to the engine; demand a preemption if *request* would be
+        late.
         """
         if request.slo.qos_class is QosClass.BEST_EFFORT:
             return
@@ -39,8 +40,8 @@ class ArrivalMonitor(SafepointFront):
         tokens = len(request.prompt) + len(request.progress)
         predicted_s = predict_s(coefficients, compute_tokens=tokens, context_tokens=0)
         self._prefills_s[request.request_id] = predicted_s
-        # Without the constant cost of an iteration: only the request's own tokens make it late in
-        # any case.
+        # Subtract the constant cost of an iteration, which the request pays even after a
+        # preemption.
         prefill_s = predicted_s - coefficients.constant_s
         online_s = sum(self._prefills_s.values())
         self.announce(Wish(now, demand_of(request.request_id), now + slack_s, online_s, prefill_s))

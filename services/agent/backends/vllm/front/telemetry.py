@@ -66,7 +66,7 @@ class EngineTelemetry:
         return self._engines[model][0].drain() if model in self._engines else ()
 
     def limit(self, model: ModelName | None, limits: SchedulingParameters | None = None) -> None:
-        """Apply *limits* to *model*'s engine; if None, the previous limits."""
+        """Apply *limits* to *model*'s engine; without *limits*, apply the previous limits again."""
         self._limits = limits or self._limits
         if model in self._engines and self._limits is not None:
             self._engines[model][0].limit(
@@ -81,15 +81,15 @@ class EngineTelemetry:
         """
         Remove the shared files of engines that have ended.
 
-        An engine that is about to end still has its files open. An engine that is being created for
-        an abandoned activation fails without its files.
+        An engine that is about to end still has its files open. If an activation is abandoned while
+        its engine is being created, the creation fails without the files.
         """
         for model in models:
             if model in self._engines:
                 engine = self._engines.pop(model)
                 self._ended += _totals_of(engine)
-                # The files occupy memory where /tmp is in memory. The host has already read a
-                # refusal: the event that ended the engine includes it.
+                # The files occupy memory where /tmp is in memory. The file with a refusal is no
+                # longer needed: the event that ended the engine contains its reason.
                 for path in _files(engine[0].path):
                     path.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""One engine core: its client, and the task that gives outputs of the core to their receivers."""
+"""One engine core: its client, and the task that passes the core's outputs to their receivers."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -20,9 +20,9 @@ _CHECK_PERIOD_S = 0.1
 class Receiver(Protocol):
     """Receives the outputs of one request."""
 
-    def on_output(self, output: Any) -> None:
+    def on_output(self, output: Any) -> bool:
         """
-        Process an `EngineCoreOutput`.
+        Process an `EngineCoreOutput`; return True if the request has ended for the receiver.
 
         Raises:
             Exception: The output is invalid; the request is then aborted.
@@ -36,7 +36,8 @@ class CoreEngine:
     """
     A running engine core.
 
-    Outputs are passed on as vLLM encoded them: the receivers read token ids, and no text is made.
+    Outputs are passed on in vLLM's encoding: the receivers read token ids, and nothing is
+    detokenized.
 
     Args:
         client: vLLM's asynchronous `EngineCoreClient`, whose processes run.
@@ -47,8 +48,12 @@ class CoreEngine:
         self.requests = requests
         self._client = client
         self._receivers: dict[str, Receiver] = {}
+        self._tasks: tuple[str, ...] | None = None
         self._reading: asyncio.Task[None] | None = None
-        """Exists from the first request on: engines are also created in threads without a loop."""
+        """
+        Task that reads outputs; None until the first request, since a thread without a loop may
+        create the engine.
+        """
 
     @property
     def errored(self) -> bool:
@@ -62,9 +67,20 @@ class CoreEngine:
         manager = getattr(self._client.resources, "engine_manager", None)
         return tuple(getattr(manager, "processes", ()))
 
+    async def tasks(self) -> tuple[str, ...]:
+        """
+        What the model makes of its inputs, in vLLM's words.
+
+        Raises:
+            EngineDeadError: The core has died.
+        """
+        if self._tasks is None:
+            self._tasks = tuple(await self._answered(self._client.get_supported_tasks_async()))
+        return self._tasks
+
     async def submit(self, request: Any, receiver: Receiver) -> None:
         """
-        Send a request that `requests` built to the core; *receiver* gets its outputs.
+        Send *request*, which `requests` has built, to the core; *receiver* gets its outputs.
 
         Raises:
             EngineDeadError: The core has died.
@@ -79,7 +95,7 @@ class CoreEngine:
             self._reading = asyncio.create_task(self._read(), name="read-engine-core")
 
     async def abort(self, request_id: str) -> None:
-        """End a request, whose receiver gets nothing more; ended requests are ignored."""
+        """End a request, whose receiver then gets no further calls; ended requests are ignored."""
         if self._receivers.pop(request_id, None) is not None:
             with suppress(EngineDeadError):
                 await self._client.abort_requests_async([request_id])
@@ -114,7 +130,8 @@ class CoreEngine:
 
     async def reset_caches(self) -> bool:
         """
-        Drop all KV that no request owns, on the device and in host memory.
+        Drop all KV that no request owns, on the device and in host memory, and embeddings of
+        images.
 
         Returns:
             False if requests own KV.
@@ -122,10 +139,12 @@ class CoreEngine:
         Raises:
             EngineDeadError: The core has died.
         """
+        if self.requests.reads_images:
+            await self._answered(self._client.reset_encoder_cache_async())
         return await self._answered(self._client.reset_prefix_cache_async(reset_connector=True))
 
     def shutdown(self) -> None:
-        """Kill the core's processes; receivers get nothing more."""
+        """Kill the core's processes; receivers get no further calls."""
         self._receivers.clear()
         with suppress(EngineDeadError):
             self._client.shutdown(timeout=0)
@@ -148,22 +167,24 @@ class CoreEngine:
                     await self._deliver(output)
         except EngineDeadError as error:
             self._lose_requests(error)
-        except Exception as error:  # vLLM cannot decode the outputs, and reads no further ones
+        except Exception as error:  # vLLM cannot decode the outputs and then reads no more
             log.exception("outputs.rejected")
             self._lose_requests(EngineDeadError(str(error)))
 
     async def _deliver(self, output: Any) -> None:
         receiver = self._receivers.get(output.request_id)
-        if receiver is None:  # aborted
+        if receiver is None:  # the request was aborted
             return
         try:
-            receiver.on_output(output)
+            ended = receiver.on_output(output)
         except Exception as error:  # noqa: BLE001 - one bad output ends only its own request
             await self.abort(output.request_id)
             receiver.on_error(error)
         else:
             if output.finished:
                 self._receivers.pop(output.request_id, None)
+            elif ended:
+                await self.abort(output.request_id)
 
     def _lose_requests(self, error: EngineDeadError) -> None:
         receivers, self._receivers = self._receivers, {}

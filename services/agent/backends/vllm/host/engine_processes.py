@@ -1,8 +1,8 @@
 """
 Forks engine cores from a fork server: a process that only imports vLLM.
 
-The engine host cannot fork them itself, because it has threads: a lock that a thread holds during
-the fork, such as the lock of the log, would stay locked in the engine core.
+The engine host cannot fork engine cores itself, because it has threads. A lock that a thread holds
+during the fork, such as the lock of the log, would stay locked in the engine core.
 """
 
 import contextlib
@@ -61,8 +61,8 @@ def forked_cleanly() -> Iterator[None]:
 
 def _run(environment: Mapping[str, str], target: Callable[..., None], **kwargs: Any) -> None:
     for name, value in environment.items():
-        # Do not write equal values again: the process title is located next to the environment's
-        # memory.
+        # Do not write equal values again: the write could overwrite the process title, which is
+        # located next to the environment's memory.
         if os.environ.get(name) != value:
             os.environ[name] = value
     target(**kwargs)

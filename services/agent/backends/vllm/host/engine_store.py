@@ -55,8 +55,8 @@ class EngineStore:
                 await self._reload(command)
             engine = await self._awake(command)
         except BaseException as error:
-            # Also after a cancellation: the engine may be half created, half awake, or have unknown
-            # weights.
+            # Run this after a cancellation also: the engine may be half created, half awake, or
+            # have unknown weights.
             self.shut_down(command.model)
             self.shut_down(command.donor)
             if isinstance(error, Exception):

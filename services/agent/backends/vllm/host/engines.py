@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 import vllm
-from vllm.config import KVTransferConfig
+from vllm.config import KVTransferConfig, StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
@@ -75,12 +75,9 @@ def make_engine(engine_args: dict[str, Any]) -> CoreEngine:
     Raises:
         Exception: Any error of vLLM, e.g. for unsupported arguments or models.
     """
-    transfer = engine_args.get("kv_transfer_config")
-    if isinstance(transfer, dict):
-        engine_args = engine_args | {"kv_transfer_config": KVTransferConfig(**transfer)}
-    config = AsyncEngineArgs(**engine_args).create_engine_config()
+    config = AsyncEngineArgs(**(engine_args | _nested(engine_args))).create_engine_config()
     if config.parallel_config.worker_cls in SAFEPOINT_WORKERS.values():
-        # Checked here, the reason reaches the front; a core that refuses to start cannot report it.
+        # Check here, because a core that refuses to start cannot report its reason to the front.
         refusal = safepoint_refusal(config)
         if refusal is not None and core_settings(config.additional_config).safepoints_required:
             raise ValueError(refusal)
@@ -101,6 +98,16 @@ def make_engine(engine_args: dict[str, Any]) -> CoreEngine:
             raise
         raise ValueError(reason) from error
     return CoreEngine(client, requests)
+
+
+def _nested(engine_args: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that vLLM expects as objects."""
+    types = {
+        "kv_transfer_config": KVTransferConfig,
+        "structured_outputs_config": StructuredOutputsConfig,
+    }
+    given = {name: engine_args[name] for name in types if isinstance(engine_args.get(name), dict)}
+    return {name: types[name](**values) for name, values in given.items()}
 
 
 @contextlib.contextmanager

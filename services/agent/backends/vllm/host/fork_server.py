@@ -2,8 +2,8 @@
 Prepares a host's fork server; only the fork server imports this module.
 
 On a CPU the server imports the modules that engine cores need, so that starting a core takes only a
-fork. On a GPU engine cores are spawned, and importing models could initialize the device; the
-server therefore ends.
+fork. On a GPU engine cores are spawned, so the server is not needed and ends. Importing models
+there could initialize the device.
 """
 
 import importlib

@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 async def serve(connected: socket.socket, architectures: list[str]) -> None:
     """Import vLLM, report that, and serve until the agent ends or sends a stop."""
-    # Local import: importing this module only for its name must not import vLLM.
+    # Import `describe` here, so that an import of this module for its name does not import vLLM.
     from services.agent.backends.vllm.host.engines import describe  # noqa: PLC0415
     from services.agent.backends.vllm.host.serving import EngineHost  # noqa: PLC0415
     from services.agent.backends.vllm.shared.wire import Connection, HostCommand  # noqa: PLC0415
@@ -65,9 +65,10 @@ def main(arguments: list[str] | None = None) -> int:
         log.error("host.failed", reason=f"cannot import vLLM: {error}")
         return 1
     finally:
-        # The agent also does this, unless it was killed.
+        # The agent also removes this directory, unless the agent was killed.
         shutil.rmtree(options.scratch, ignore_errors=True)
-        # Ends engines that did not end by themselves; this process is the group's leader.
+        # Terminate engines that have not ended by themselves: this process leads their process
+        # group, and ignores the signal itself.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Makes vLLM's sampling parameters of a run. Runs in the engine host."""
+"""Creates vLLM's sampling parameters for a run. Runs in the engine host."""
 
 from typing import Any
 
@@ -15,21 +15,15 @@ from services.agent.backends.vllm.shared.workers import draws_by_position
 _NUM_SEEDS = 1 << 63
 
 
-def sampling_params(
-    command: Submit,
-    encoded: EngineCoreRequest | None,
-    *,
-    config: Any,
-    generation_config: dict[str, Any],
+def answer_params(
+    command: Submit, encoded: EngineCoreRequest | None, generation_config: dict[str, Any]
 ) -> SamplingParams:
     """
-    Sampling parameters of a run for vLLM.
+    Sampling parameters of the whole answer of which a run generates the rest.
 
     Args:
         command: The run.
-        encoded: The request in the run's payload, which this function changes; None: the run has
-            Headway's sampling fields only.
-        config: `VllmConfig` of the run's engine.
+        encoded: The request in the run's payload; None: the run has Headway's sampling fields only.
         generation_config: The model's `generation_config.json`, which may have end tokens.
 
     Raises:
@@ -38,20 +32,33 @@ def sampling_params(
     if encoded is None:
         params = _converted(command)
         params.update_from_generation_config(generation_config)
-    elif encoded.sampling_params is None:
+        return params
+    if encoded.sampling_params is None:
         raise ValueError("the encoded request has no sampling parameters")
-    else:
-        params = encoded.sampling_params
-    _begin_after_progress(params, command.request, config)
-    params.extra_args = (params.extra_args or {}) | {
-        QOS_KEY: msgspec.to_builtins(qos_of(command.request))
-    }
+    return encoded.sampling_params
+
+
+def run_params(params: SamplingParams, request: EngineRequest, config: Any) -> SamplingParams:
+    """
+    Sampling parameters of the run that continues an answer.
+
+    Args:
+        params: Parameters of the whole answer.
+        request: The run.
+        config: `VllmConfig` of the run's engine.
+
+    Raises:
+        ValueError: The progress already has the largest number of tokens.
+    """
+    params = params.clone()
+    _begin_after_progress(params, request, config)
+    params.extra_args = (params.extra_args or {}) | {QOS_KEY: msgspec.to_builtins(qos_of(request))}
     return params
 
 
 def _converted(command: Submit) -> SamplingParams:
     """
-    Headway's sampling fields as vLLM's, for the whole answer.
+    Convert Headway's sampling fields, which apply to the whole answer, to vLLM's.
 
     The agent handles stop strings, since the engine processes tokens only.
     """
@@ -68,7 +75,7 @@ def _converted(command: Submit) -> SamplingParams:
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
         stop_token_ids=list(command.stop_token_ids),
-        # Without a tokenizer the engine knows no end token except those above.
+        # The engine has no tokenizer, so `stop_token_ids` must contain all end tokens.
         ignore_eos=sampling.ignore_eos,
         detokenize=False,
     )
@@ -81,8 +88,8 @@ def _begin_after_progress(params: SamplingParams, request: EngineRequest, config
     vLLM counts output tokens per run, so the limits are reduced by the tokens of the progress.
 
     Differs: some engines draw all tokens of a run from one generator in sequence. There a resumed
-    random answer differs from an uninterrupted one: the run gets another seed, because the
-    request's own seed would repeat the first draws.
+    random answer differs from an uninterrupted one. The run gets another seed than the request,
+    because the request's seed would repeat the first draws.
 
     Raises:
         ValueError: The progress already has the largest number of tokens.
@@ -93,6 +100,6 @@ def _begin_after_progress(params: SamplingParams, request: EngineRequest, config
     params.max_tokens -= offset
     params.min_tokens = max(0, params.min_tokens - offset)
     if offset:
-        params.prompt_logprobs = None  # an earlier run has returned them
+        params.prompt_logprobs = None  # an earlier run has returned the prompt's log probabilities
     if params.seed is not None and not draws_by_position(config):
         params.seed = seed_at(params.seed, offset)

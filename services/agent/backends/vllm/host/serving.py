@@ -6,18 +6,25 @@ from itertools import count
 import structlog
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from services.agent.backends.base import EngineCall, EngineRequest
+from services.agent.backends.vllm.host.calls.applications import Applications
+from services.agent.backends.vllm.host.calls.call_run import CallRun
+from services.agent.backends.vllm.host.core_engine import CoreEngine
 from services.agent.backends.vllm.host.engine_store import EngineStore
+from services.agent.backends.vllm.host.pooled_run import PooledRun
 from services.agent.backends.vllm.host.runs import Run
 from services.agent.backends.vllm.shared.core_ids import core_id
 from services.agent.backends.vllm.shared.wire import (
     Abort,
     Activate,
+    CallAnswered,
     ClearCaches,
     Connection,
     Drop,
     EngineDied,
     HostCommand,
     HostEvent,
+    Models,
     Outputs,
     Reply,
     RunFailed,
@@ -40,9 +47,12 @@ class EngineHost:
         self._store = EngineStore()
         self._loading = asyncio.Lock()
         """Lock: engines are created one at a time, because creation changes the environment."""
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, Run | PooledRun] = {}
         self._numbers = count()
         self._pending: list[RunOutput] = []
+        self._applications = Applications()
+        self._calls: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        """Run of a call -> its model and its task."""
 
     async def run(self) -> None:
         """Serve until the front ends or sends a stop."""
@@ -56,6 +66,7 @@ class EngineHost:
 
     def close(self) -> None:
         """Shut down all engines; blocks until their processes have ended."""
+        self._applications.close()
         self._store.close()
 
     async def _on_command(self, command: HostCommand, group: asyncio.TaskGroup) -> None:
@@ -64,7 +75,13 @@ class EngineHost:
                 group.create_task(self._load(command), name=f"load-{command.model}")
             case Drop():
                 group.create_task(self._drop(command), name="drop")
-            # In order: an abort never overtakes its run. vLLM's client sends without waiting.
+            case Models():
+                self._applications.know(command.entries)
+            case Submit() if (call := command.request.call) is not None:
+                task = group.create_task(self._answer(command.request, call), name="answer a call")
+                self._calls[command.request.request_id] = command.request.model, task
+            # Execute these commands in order, so that an abort never overtakes its run. vLLM's
+            # client sends without waiting.
             case Submit():
                 await self._submit(command)
             case Abort():
@@ -103,23 +120,72 @@ class EngineHost:
         if engine is None:
             self._send(RunFailed(request.request_id, "the model has no engine"))
             return
-        run = Run(
-            request,
-            core_id(request.request_id, next(self._numbers)),
-            engine,
-            on_output=self._on_output,
-            on_error=self._on_error,
-        )
+        try:
+            run = await self._built(command, engine)
+        except EngineDeadError as error:
+            self._report_death(request.model, str(error))
+            return
+        except Exception as error:  # noqa: BLE001 - the front gets every refusal of vLLM
+            self._send(RunFailed(request.request_id, str(error)))
+            return
         self._runs[run.run_id] = run
         try:
-            await engine.submit(engine.requests.build(command, run.core_id), run)
-        except Exception as error:  # noqa: BLE001 - whatever vLLM dislikes goes to the front
+            await run.begin()
+        except Exception as error:  # noqa: BLE001 - the front gets every failure of vLLM
             self._on_error(run, error)
 
+    async def _built(self, command: Submit, engine: CoreEngine) -> Run | PooledRun:
+        """
+        The run of *command*, with its checked requests.
+
+        Raises:
+            EngineDeadError: The core died before it reported its tasks.
+            Exception: The request is invalid.
+        """
+        request = command.request
+        if request.input_lengths:
+            names = tuple(self._core_id(request) for _ in request.input_lengths)
+            inputs = engine.requests.build_pooled(command, names, await engine.tasks())
+            return PooledRun(
+                request, inputs, engine, on_output=self._on_output, on_error=self._on_error
+            )
+        built, end = engine.requests.build(command, self._core_id(request))
+        return Run(request, built, engine, end, on_output=self._on_output, on_error=self._on_error)
+
+    def _core_id(self, request: EngineRequest) -> str:
+        return core_id(request.request_id, next(self._numbers))
+
+    async def _answer(self, request: EngineRequest, call: EngineCall) -> None:
+        """Run a call, and send its response."""
+        engine = self._store.get(request.model)
+        if engine is None:
+            self._send(RunFailed(request.request_id, "the model has no engine"))
+            return
+        run = CallRun(
+            request,
+            call,
+            engine,
+            self._numbers,
+            on_output=self._on_output,
+            on_death=self._on_error,
+        )
+        try:
+            status, body = await run.response(self._applications)
+        except Exception as error:  # any error of vLLM's application must reach the front as text
+            log.exception("call.failed", request_id=request.request_id)
+            self._send(RunFailed(request.request_id, f"vLLM's application failed: {error}"))
+        else:
+            self._send(CallAnswered(request.request_id, status, body))
+        finally:
+            self._calls.pop(request.request_id, None)
+
     async def _abort(self, command: Abort) -> None:
+        if (call := self._calls.pop(command.request_id, None)) is not None:
+            call[1].cancel()
+            return
         run = self._runs.pop(command.request_id, None)
         if run is not None:
-            await run.engine.abort(run.core_id)
+            await run.abort()
 
     async def _clear_caches(self) -> None:
         try:
@@ -131,14 +197,17 @@ class EngineHost:
             self._send(Reply())
 
     def _on_output(self, output: RunOutput) -> None:
-        """Send *output* together with all other outputs of the same turn of the event loop."""
+        """
+        Collect *output* with all other outputs of this turn of the event loop, to send them
+        together.
+        """
         if output.finish:
             self._runs.pop(output.request_id, None)
         if not self._pending:
             asyncio.get_running_loop().call_soon(self._flush)
         self._pending.append(output)
 
-    def _on_error(self, run: Run, error: Exception) -> None:
+    def _on_error(self, run: Run | PooledRun, error: Exception) -> None:
         """End *run*, and report its failure or the death of its engine."""
         self._runs.pop(run.run_id, None)
         if isinstance(error, EngineDeadError):
@@ -168,3 +237,6 @@ class EngineHost:
             self._send(EngineDied(model, message))
             self._store.shut_down(model)
             self._runs = {name: run for name, run in self._runs.items() if run.model != model}
+            for of_model, task in tuple(self._calls.values()):
+                if of_model == model:
+                    task.cancel()

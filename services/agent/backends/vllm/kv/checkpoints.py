@@ -134,7 +134,7 @@ class Checkpoints:
                 continue
             computed = run.request.num_computed_tokens
             full = (computed + count) // self._block_tokens
-            # Aborted work is computed again.
+            # Tokens of an aborted iteration are computed and saved again.
             run.num_noted = min(run.num_noted, computed // self._block_tokens)
             if full > run.num_noted:
                 block_ids = block_ids_of(request_id)[run.num_noted : full]
@@ -195,7 +195,7 @@ class Checkpoints:
             end, request.num_computed_tokens // self._block_tokens, len(request.block_hashes)
         )
         if full < end:
-            # The rest was aborted, or its tokens are not known yet.
+            # The blocks after `full` were aborted, or vLLM does not know their tokens yet.
             run.num_noted = min(run.num_noted, full)
         if full <= first or run.is_left:
             return
@@ -204,8 +204,9 @@ class Checkpoints:
         slots = self._index.store(hashes) if known >= first else []
         self._saves += map(Transfer, block_ids[known - first :], slots)
         if known + len(slots) < full:
-            # Either shared copies were dropped with a finished request, and are made again, or host
-            # memory has no room for the request: then existing copies still shorten a restore, and
-            # evicting others for more would cost too much.
+            # If host memory is full, no further blocks of this run are saved: the existing copies
+            # still shorten a restore, and evicting copies of other requests would cost too much. If
+            # it is not full, shared copies were dropped with a finished request, and are made
+            # again.
             run.num_noted = known
             run.is_left = self._index.num_used == self._index.num_slots

@@ -166,7 +166,7 @@ class HostKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         except ValueError as error:
             if self._required:
                 raise refusal(self._vllm_config.additional_config, str(error)) from error
-            # Without a store nothing is reported, so nothing is ever saved.
+            # A worker without a store reports nothing, so the scheduler never saves a block.
             log.warning("checkpoints.refused", reason=str(error))
 
     def handle_preemptions(self, kv_connector_metadata: HostKvMetadata) -> None:

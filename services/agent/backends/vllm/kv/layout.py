@@ -23,7 +23,7 @@ def obstacle(vllm_config: Any, kv_cache_config: Any, host_kv_bytes: int) -> str 
         return "only models with full attention in all layers keep all KV in blocks"
     size = block_bytes(kv_cache_config)
     if host_kv_bytes < size:
-        return f"{host_kv_bytes} bytes do not hold one block of {size}"
+        return f"{host_kv_bytes} bytes do not hold one block of {size} bytes"
     return None
 
 

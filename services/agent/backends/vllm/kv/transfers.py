@@ -21,7 +21,7 @@ class Transfers:
     """
 
     step: int
-    """Number of the iteration; an iteration that is executed again repeats no copies."""
+    """Number of the iteration; copies are not repeated when the iteration is executed again."""
     saves: tuple[Transfer, ...] = ()
     loads: tuple[Transfer, ...] = ()
     cleared: bool = False

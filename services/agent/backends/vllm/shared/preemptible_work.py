@@ -25,9 +25,12 @@ class DroppablePart:
 
     request_id: str
     kept_tokens: int
-    """Number of the request's tokens that were computed before the iteration."""
+    """Number of the request's tokens that earlier iterations have computed."""
     blocks: tuple[int, ...]
-    """KV blocks of the request, from the first block that is incomplete without the part."""
+    """
+    KV blocks of the request, beginning with the first block that stays incomplete if the part is
+    dropped.
+    """
     depends: bool = False
     """True if the request uses blocks that another request must compute in the same iteration."""
 

@@ -24,7 +24,8 @@ class PrefillTimeReporter:
     def annotate(self, outputs: Iterable[Any], now: float) -> None:
         """Write prefill times into an iteration's *outputs*."""
         for output in outputs:
-            prefill_s = self.times.end(output.request_id, now) if output.new_token_ids else None
+            is_first = output.new_token_ids or output.pooling_output is not None
+            prefill_s = self.times.end(output.request_id, now) if is_first else None
             if prefill_s is not None:
                 output.kv_transfer_params = (output.kv_transfer_params or {}) | {_KEY: prefill_s}
             if output.finish_reason is not None:

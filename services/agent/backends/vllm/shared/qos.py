@@ -60,7 +60,9 @@ def read_qos(extra_args: dict[str, object] | None) -> RequestQos:
 
 
 def qos_in_core(request: Any) -> RequestQos:
-    """Quality of service of a vLLM request in the engine core, which samples or pools."""
+    """
+    Quality of service of a vLLM request in the engine core, for both sampling and pooling requests.
+    """
     if request.sampling_params is not None:
         return read_qos(request.sampling_params.extra_args)
     return read_qos(request.pooling_params.extra_kwargs)

@@ -96,10 +96,10 @@ def is_awaited(
     wish: Wish, iteration: RunningIteration, *, arrived: Container[int], now: float
 ) -> bool:
     """
-    Return whether a request on its way to the engine core would preempt the new *iteration*.
+    Return whether *wish*, which is not in the engine core yet, would preempt the new *iteration*.
 
-    Without this check, an iteration that begins just before the request arrives would delay the
-    request. This happens in particular right after a preemption.
+    Without this check, an iteration that begins just before the request arrives would delay it, in
+    particular right after a preemption.
 
     Args:
         wish: The request that the front announced last.
@@ -177,7 +177,7 @@ class SafepointCore(SharedFile):
         self.record["totals"] = (cuts, tokens + dropped_tokens, yield_s)
 
     def cut_at(self, number: int) -> float | None:
-        """Time at which iteration *number* was preempted; None if it was not."""
+        """Time at which iteration *number* was preempted; None if it was not preempted."""
         return float(self.record["cut_at"]) if self.record["cut"] == number else None
 
 

@@ -9,7 +9,8 @@ import msgspec
 
 from services.agent.backends.base import EngineRequest
 from shared.contracts.base import Seconds
-from shared.contracts.requests import Tokens
+from shared.contracts.models import ModelEntry
+from shared.contracts.requests import StepDetails, Tokens
 
 T = TypeVar("T")
 
@@ -48,12 +49,21 @@ class Drop(_Frame, frozen=True, array_like=True, tag=True):
     models: tuple[str, ...]
 
 
+class Models(_Frame, frozen=True, array_like=True, tag=True):
+    """Registry entries of the models whose calls the host answers; sent before all calls."""
+
+    entries: tuple[ModelEntry, ...]
+
+
 class Submit(_Frame, frozen=True, array_like=True, tag=True):
     """Run a request. Limits count all tokens of the answer, not of the run."""
 
     request: EngineRequest
     stop_token_ids: Tokens
-    """All tokens that end the answer; not used if the request has a payload, which has its own."""
+    """
+    All tokens that end the answer; ignored if the request has a payload, which has its own stop
+    tokens.
+    """
 
 
 class Abort(_Frame, frozen=True, array_like=True, tag=True):
@@ -70,7 +80,7 @@ class Shutdown(_Frame, frozen=True, array_like=True, tag=True):
     """Shut down all engines and exit."""
 
 
-HostCommand = Activate | Warm | Drop | Submit | Abort | ClearCaches | Shutdown
+HostCommand = Activate | Warm | Drop | Models | Submit | Abort | ClearCaches | Shutdown
 
 
 class HostReady(_Frame, frozen=True, array_like=True, tag=True):
@@ -98,7 +108,7 @@ class Reply(_Frame, frozen=True, array_like=True, tag=True):
 
 
 class RunOutput(msgspec.Struct, frozen=True, array_like=True):
-    """New tokens of one run; `finish` is `stop`, `length` or empty."""
+    """New tokens of one run; `finish` is a `FinishReason` or empty."""
 
     request_id: str
     token_ids: Tokens
@@ -106,8 +116,12 @@ class RunOutput(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int = 0
     prefill_s: Seconds = 0.0
     """Prefill time, sent with the first tokens; 0 if the engine did not report it."""
-    details: tuple[bytes, ...] = ()
-    """Buffers of vLLM's encoded output, if it has more than token ids."""
+    details: tuple[StepDetails, ...] = ()
+    """vLLM's encoded outputs, if they have more than token ids."""
+    child: int | None = None
+    """Index of the answer of a call."""
+    prompt_tokens: int = 0
+    """Length of the answer's prompt in tokens; sent with the first answer to each prompt."""
 
 
 class Outputs(_Frame, frozen=True, array_like=True, tag=True):
@@ -123,6 +137,14 @@ class RunFailed(_Frame, frozen=True, array_like=True, tag=True):
     message: str
 
 
+class CallAnswered(_Frame, frozen=True, array_like=True, tag=True):
+    """The end of a run of a call: vLLM's response, or its error with a status from 400 on."""
+
+    request_id: str
+    status: int
+    body: bytes
+
+
 class EngineDied(_Frame, frozen=True, array_like=True, tag=True):
     """The model's engine has died with all its runs; the host continues to run."""
 
@@ -130,7 +152,7 @@ class EngineDied(_Frame, frozen=True, array_like=True, tag=True):
     message: str
 
 
-HostEvent = HostReady | Reply | Outputs | RunFailed | EngineDied
+HostEvent = HostReady | Reply | Outputs | CallAnswered | RunFailed | EngineDied
 
 
 class Connection(Generic[T]):

@@ -16,8 +16,8 @@ def draws_by_position(config: Any) -> bool:
     """
     Return whether an engine of this `VllmConfig` draws each token by seed and position.
 
-    vLLM's model runner V2 draws this way, and runner V1 with Headway's workers. Runner V1 with
-    vLLM's own workers draws all tokens of a run from one generator.
+    vLLM's model runner V2 draws by seed and position. So does runner V1 with Headway's workers.
+    Runner V1 with vLLM's own workers draws all tokens of a run from one generator.
     """
     worker = config.parallel_config.worker_cls
     return bool(config.use_v2_model_runner) or worker in {CPU_WORKER, *SAFEPOINT_WORKERS.values()}

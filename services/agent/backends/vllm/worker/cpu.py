@@ -7,8 +7,8 @@ from services.agent.backends.vllm.worker.safepoints import Safepoints
 
 
 class CpuWorker(Resumable, CPUWorker):  # type: ignore[misc]  # vLLM is untyped to mypy
-    """Worker that draws the tokens of a resumed answer as those of an uninterrupted one."""
+    """Worker whose random draws are the same for a resumed answer as for an uninterrupted one."""
 
 
 class CpuSafepointWorker(Safepoints, CpuWorker):
-    """Worker with safepoints; each layer is computed when it is called."""
+    """Worker with safepoints; the CPU computes each layer when the layer is called."""

@@ -20,8 +20,8 @@ class Resumable:
     Mixin over a worker with model runner V1: a resumed answer equals an uninterrupted one.
 
     The request's seed and the token's position determine each draw of a random answer, so no draw
-    depends on earlier draws or on their engine. Penalties count the progress as output, although
-    vLLM receives it as prompt.
+    depends on earlier draws or on their engine. Penalties and bad words count the progress as
+    output, although vLLM receives it as prompt.
 
     Differs: plain V1 makes all draws of a run from one generator in sequence. On a CPU it rewinds
     that generator when a random request's prompt takes more than one iteration, and the engine
@@ -40,7 +40,10 @@ class Resumable:
 
 @contextmanager
 def _placed_draws(runner: Any) -> Iterator[None]:
-    """Reseed generators of rows by position; rows without a new token get no generator."""
+    """
+    Context in which the generators of rows are seeded by position; rows without a new token have no
+    generator.
+    """
     batch = runner.input_batch
     generators: dict[int, Any] = batch.generators
     unfinished = np.nonzero(runner.discard_request_mask.np[: batch.num_reqs])[0]
@@ -56,28 +59,59 @@ def _placed_draws(runner: Any) -> Iterator[None]:
 
 @contextmanager
 def _counted_progress(runner: Any) -> Iterator[None]:
-    """For rows with penalties, put the progress before the output tokens of this run."""
+    """
+    Context in which penalties and bad words count the progress before the output tokens of a run.
+    """
     batch = runner.input_batch
     metadata = batch.sampling_metadata
-    if metadata.no_penalties:
+    if metadata.no_penalties and not metadata.bad_words_token_ids:
         yield
         return
-    # With asynchronous scheduling the last token of a list is a placeholder, which vLLM replaces in
-    # its own lists only.
+    # With asynchronous scheduling the last token of a list is a placeholder. vLLM replaces it only
+    # in its own lists, so update them before copying.
     batch.update_async_output_token_ids()
     states = [runner.requests[request_id] for request_id in batch.req_ids]
     outputs = [
         [*_progress_of(state), *own]
         for state, own in zip(states, metadata.output_token_ids, strict=True)
     ]
-    batch.sampling_metadata = replace(metadata, output_token_ids=outputs)
+    holder = metadata.thinking_budget_state_holder
+    batch.sampling_metadata = replace(
+        metadata,
+        output_token_ids=outputs,
+        thinking_budget_state_holder=holder
+        and RunTokens(holder, [len(_progress_of(state)) for state in states]),
+    )
     try:
         yield
     finally:
         batch.sampling_metadata = metadata
 
 
+class RunTokens:
+    """
+    A holder of thinking budgets that gets the tokens of the run only: it counts the reasoning in
+    the progress as a part of the prompt.
+
+    Args:
+        holder: vLLM's `ThinkingBudgetStateHolder`.
+        num_progress: Number of tokens of earlier runs before the output tokens, by row.
+    """
+
+    def __init__(self, holder: Any, num_progress: list[int]) -> None:
+        self._holder = holder
+        self._num_progress = num_progress
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._holder, name)
+
+    def update_state(self, output_token_ids: list[list[int]], *args: Any, **kwargs: Any) -> None:
+        """Pass on the output tokens without the progress."""
+        own = zip(output_token_ids, self._num_progress, strict=True)
+        self._holder.update_state([row[skipped:] for row, skipped in own], *args, **kwargs)
+
+
 def _progress_of(state: Any) -> list[int]:
-    """The last tokens of the prompt, which an earlier run generated."""
+    """The progress of a request: the last tokens of its prompt, which an earlier run generated."""
     count = read_qos(state.sampling_params.extra_args).progress_tokens
     return list(state.prompt_token_ids[len(state.prompt_token_ids) - count :])

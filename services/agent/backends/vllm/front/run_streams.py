@@ -1,0 +1,65 @@
+"""Puts the host's events of runs into the streams of these runs."""
+
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from services.agent.backends.base import EngineOutput
+from services.agent.backends.stream import OutputStream
+from services.agent.backends.vllm.shared.wire import CallAnswered, RunOutput
+from shared.contracts.errors import ContractError, EngineError
+from shared.contracts.requests import FinishReason
+
+_FINISHES = frozenset({"", *(reason.value for reason in FinishReason)})
+"""Valid finish reasons; vLLM also has `abort` and `error`."""
+
+
+class _Error(msgspec.Struct, frozen=True):
+    """An error object of OpenAI's or Anthropic's API."""
+
+    message: str = ""
+    param: str | None = None
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: _Error | None = None
+    detail: Any = None
+
+
+def deliver(run: RunOutput, stream: OutputStream) -> None:
+    """Push the new tokens of *run*, or its failure, to *stream*."""
+    if run.finish not in _FINISHES:
+        stream.fail(EngineError(f"the engine ended the run: {run.finish}"))
+        return
+    stream.push(
+        EngineOutput(
+            token_ids=run.token_ids,
+            finish_reason=FinishReason(run.finish) if run.finish else None,
+            cached_tokens=run.cached_tokens,
+            prefill_s=run.prefill_s,
+            details=run.details,
+            child=run.child,
+            prompt_tokens=run.prompt_tokens,
+        )
+    )
+
+
+def end_call(answered: CallAnswered, stream: OutputStream) -> None:
+    """End the stream of a call with its response or its error."""
+    if answered.status < HTTPStatus.BAD_REQUEST:
+        stream.push(EngineOutput(token_ids=(), response=answered.body))
+    else:
+        stream.fail(_error_of(answered))
+
+
+def _error_of(answered: CallAnswered) -> ContractError:
+    try:
+        body = msgspec.json.decode(answered.body, type=_ErrorBody)
+    except msgspec.DecodeError:
+        body = _ErrorBody()
+    error = body.error or _Error(str(body.detail or ""))
+    message = error.message or f"vLLM answered with status {answered.status}"
+    if answered.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return ContractError(message, code="internal_error", status=answered.status)
+    return ContractError(message, param=error.param, status=answered.status)

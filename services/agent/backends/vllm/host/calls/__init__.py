@@ -1,0 +1,1 @@
+"""Calls: requests that vLLM's application renders and answers in the engine host."""

@@ -1,0 +1,171 @@
+"""An engine core for vLLM's application whose requests run in the engines of the host."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Protocol
+
+import structlog
+from vllm.exceptions import GracefulHTTPError
+from vllm.tasks import SupportedTask
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.core_client import EngineCoreClient
+
+from services.engine_core.encoding import encode_request
+from services.engine_core.engine_client import Fail
+from services.engine_core.steps import AnswerSteps
+from shared.contracts.requests import EnginePayload, FinishReason, StepDetails, Tokens
+from shared.producer.effects import NewTokens
+
+log = structlog.get_logger()
+
+_NUM_SEEDS = 1 << 31
+_NOT_COMPARED = ""
+"""Digest of the model: the application and the engine read the same files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A complete answer."""
+
+    token_ids: Tokens
+    details: tuple[StepDetails, ...]
+    finish_reason: FinishReason
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """One request that vLLM's application makes of a call."""
+
+    index: int
+    prompt: Tokens
+    payload: EnginePayload
+    answer: Callable[[Answered], object]
+    """Completes the request; may be called from another thread."""
+    refuse: Callable[[str], object]
+    """Ends the request with an error of its sender; may be called from another thread."""
+
+
+class Caller(Protocol):
+    """The call in whose context vLLM's application runs."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def tenant(self) -> str | None: ...
+
+    def begin(self, child: Child) -> None:
+        """Run a request; called from the application's thread, in the order of the answers."""
+
+
+@dataclass(slots=True)
+class _Current:
+    caller: Caller
+    num_requests: int = 0
+    """Number of requests so far, which the application makes in the order of the answers."""
+
+
+_current: ContextVar[_Current] = ContextVar("call")
+
+
+def in_context_of(caller: Caller) -> None:
+    """Run the requests of the current task, and of tasks that it creates, for *caller*."""
+    _current.set(_Current(caller))
+
+
+class CallCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped to mypy
+    """
+    Gives vLLM's requests to their calls, and replays each answer when it is complete.
+
+    Args:
+        loop: Event loop of the application.
+        tasks: Kinds of requests that the model serves.
+        fail: Ends one request of the application with an error.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        tasks: tuple[SupportedTask, ...],
+        fail: Fail,
+    ) -> None:
+        self._loop = loop
+        self._supported_tasks = tasks
+        self._fail = fail
+        self._outputs: asyncio.Queue[EngineCoreOutput] = asyncio.Queue()
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        """
+        Run *request* for the current call.
+
+        Raises:
+            GracefulHTTPError: Engines of the mesh do not take such requests.
+        """
+        current = _current.get()
+        index, current.num_requests = current.num_requests, current.num_requests + 1
+        if request.sampling_params is None:
+            raise GracefulHTTPError("only generation is supported", HTTPStatus.BAD_REQUEST)
+        _with_seed(request, current.caller.seed + index)
+        if request.cache_salt:  # equal salts of two tenants share no prefixes
+            request.cache_salt = f"{current.caller.tenant}/{request.cache_salt}"
+        soon = self._loop.call_soon_threadsafe
+        current.caller.begin(
+            Child(
+                index=index,
+                prompt=tuple(request.prompt_token_ids or ()),
+                payload=encode_request(request, _NOT_COMPARED),
+                answer=lambda answer: soon(self._replay, request, answer),
+                refuse=lambda message: soon(self._refuse, request.request_id, message),
+            )
+        )
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        """The next outputs, all that are present; never raises."""
+        outputs = [await self._outputs.get()]
+        while not self._outputs.empty():
+            outputs.append(self._outputs.get_nowait())
+        return EngineCoreOutputs(outputs=outputs)
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        """No-op: requests are complete when vLLM gets their answers."""
+
+    async def cancel(self, request_ids: Iterable[str]) -> None:
+        """No-op: the call ends its runs itself."""
+
+    async def get_supported_tasks_async(self) -> tuple[SupportedTask, ...]:
+        return self._supported_tasks
+
+    async def reset_mm_cache_async(self) -> None:
+        """No-op: there is no cache of processed images."""
+
+    def shutdown(self, timeout: float | None = None) -> None:  # vLLM's signature
+        """No-op: the engines belong to the host."""
+
+    def _replay(self, request: EngineCoreRequest, answer: Answered) -> None:
+        steps = AnswerSteps(request)
+        whole = NewTokens(offset=0, token_ids=answer.token_ids, text="", details=answer.details)
+        try:
+            outputs = steps.of(whole) + steps.last(answer, cached_tokens=answer.cached_tokens)
+        except Exception as error:  # damaged details end this request alone
+            log.exception("answer.broken", request_id=request.request_id)
+            self._fail(request.request_id, error)
+        else:
+            for output in outputs:
+                self._outputs.put_nowait(output)
+
+    def _refuse(self, request_id: str, message: str) -> None:
+        self._fail(request_id, GracefulHTTPError(message, HTTPStatus.BAD_REQUEST))
+
+
+def _with_seed(request: EngineCoreRequest, seed: int) -> None:
+    """Set a seed for random sampling, so that a run that is repeated samples the same tokens."""
+    params = request.sampling_params
+    if params.temperature > 0 and params.seed is None:
+        # A copy: without a seed, all answers to one prompt share their parameters.
+        request.sampling_params = params.clone()
+        request.sampling_params.seed = seed % _NUM_SEEDS

@@ -1,0 +1,192 @@
+"""Runs of calls in the engine host."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+import msgspec
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from services.agent.backends.base import EngineCall, EngineRequest
+from services.agent.backends.vllm.host.calls.applications import Applications
+from services.agent.backends.vllm.host.calls.call_core import Answered, Child
+from services.agent.backends.vllm.host.core_engine import CoreEngine
+from services.agent.backends.vllm.host.runs import Run
+from services.agent.backends.vllm.shared.core_ids import core_id
+from services.agent.backends.vllm.shared.wire import RunOutput, Submit
+from shared.contracts.base import RequestId
+from shared.contracts.requests import FinishReason, Progress
+
+
+class CallRun:
+    """
+    One run of a call: vLLM's application makes its requests, the engine runs what of their answers
+    is missing, and the application makes the response of the answers.
+
+    Args:
+        request: The run.
+        call: Its call.
+        engine: Engine of the run's model.
+        numbers: Numbers of runs in the engine's core.
+        on_output: Called with each output of an answer.
+        on_death: Called with the error if the engine has died.
+    """
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        call: EngineCall,
+        engine: CoreEngine,
+        numbers: "count[int]",
+        *,
+        on_output: Callable[[RunOutput], None],
+        on_death: Callable[[Run, Exception], None],
+    ) -> None:
+        self._request = request
+        self._call = call
+        self._engine = engine
+        self._numbers = numbers
+        self._on_output = on_output
+        self._on_death = on_death
+        self._loop = asyncio.get_running_loop()
+        self._children: asyncio.Queue[Child] = asyncio.Queue()
+        self._runs: list[Run] = []
+        self._last_prompt: tuple[int, ...] = ()
+
+    @property
+    def seed(self) -> int:
+        return self._call.seed
+
+    @property
+    def tenant(self) -> str | None:
+        return self._request.tenant
+
+    def begin(self, child: Child) -> None:
+        """Run a request of the application; called from the application's thread."""
+        self._loop.call_soon_threadsafe(self._children.put_nowait, child)
+
+    async def response(self, applications: Applications) -> tuple[int, bytes]:
+        """
+        Run the call to its response: status and body.
+
+        Raises:
+            Exception: vLLM's application failed.
+        """
+        runs = asyncio.create_task(self._run_children(), name="run the answers of a call")
+        try:
+            return await applications.respond(
+                self._request.model, self._call.endpoint, self._call.body, self
+            )
+        finally:
+            runs.cancel()
+            for run in self._runs:
+                await run.abort()
+
+    async def _run_children(self) -> None:
+        while True:
+            await self._run_child(await self._children.get())
+
+    async def _run_child(self, child: Child) -> None:
+        known = self._call.children
+        progress = known[child.index] if child.index < len(known) else Progress()
+        answer = ChildRun(child, progress, on_output=self._send, on_death=self._on_death)
+        self._report_prompt(child)
+        if progress.finish_reason is not None:
+            answer.complete(progress.finish_reason)
+            return
+        request = self._request_of(child, progress)
+        name = core_id(request.request_id, next(self._numbers))
+        try:
+            built, end = self._engine.requests.build(Submit(request, ()), name)
+            run = Run(
+                request,
+                built,
+                self._engine,
+                end,
+                on_output=answer.on_output,
+                on_error=answer.on_error,
+            )
+            self._runs.append(run)
+            await run.begin()
+        except EngineDeadError as error:
+            answer.on_error(run, error)
+        except Exception as error:  # noqa: BLE001 - the application gets every refusal of vLLM
+            child.refuse(str(error))
+
+    def _send(self, child: Child, output: RunOutput) -> None:
+        """Send an output of a child as one of the call."""
+        named = {"request_id": self._request.request_id, "child": child.index}
+        self._on_output(msgspec.structs.replace(output, **named))
+
+    def _report_prompt(self, child: Child) -> None:
+        """Report the length of a prompt, unless it is that of the answer before."""
+        if child.prompt != self._last_prompt:
+            self._last_prompt = child.prompt
+            self._send(child, RunOutput("", (), prompt_tokens=len(child.prompt)))
+
+    def _request_of(self, child: Child, progress: Progress) -> EngineRequest:
+        """The run of one answer, with the parameters that the application has made."""
+        return replace(
+            self._request,
+            request_id=RequestId(f"{self._request.request_id}/{child.index}"),
+            origin=RequestId(f"{self._request.origin or ''}/{child.index}"),
+            prompt=child.prompt,
+            progress=progress.token_ids,
+            payload=child.payload,
+            call=None,
+        )
+
+
+class ChildRun:
+    """
+    Collects one answer of a call, which continues after its progress.
+
+    Args:
+        child: The request for the answer.
+        progress: Progress of the answer.
+        on_output: Called with each output of the engine.
+        on_death: Called with the run and the error if the engine has died.
+    """
+
+    def __init__(
+        self,
+        child: Child,
+        progress: Progress,
+        *,
+        on_output: Callable[[Child, RunOutput], None],
+        on_death: Callable[[Run, Exception], None],
+    ) -> None:
+        self._child = child
+        self._send = on_output
+        self._on_death = on_death
+        self._token_ids = list(progress.token_ids)
+        self._details = list(progress.details)
+        self._cached_tokens = 0
+
+    def on_output(self, output: RunOutput) -> None:
+        """Append an output of the engine; with a finish reason, the answer is complete."""
+        self._token_ids += output.token_ids
+        self._details += output.details
+        self._cached_tokens = self._cached_tokens or output.cached_tokens
+        self._send(self._child, output)
+        if output.finish:
+            self.complete(FinishReason(output.finish))
+
+    def on_error(self, run: Run, error: Exception) -> None:
+        """End the call with an error, unless the engine has died with all its runs."""
+        if isinstance(error, EngineDeadError):
+            self._on_death(run, error)
+        else:
+            self._child.refuse(str(error))
+
+    def complete(self, reason: FinishReason) -> None:
+        """Return the answer to the application."""
+        self._child.answer(
+            Answered(
+                token_ids=tuple(self._token_ids),
+                details=tuple(self._details),
+                finish_reason=reason,
+                cached_tokens=self._cached_tokens,
+            )
+        )

@@ -1,0 +1,122 @@
+"""vLLM's asynchronous engine without an engine process."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
+
+import structlog
+from vllm.config import VllmConfig
+from vllm.renderers import renderer_from_config
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineGenerateError
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor
+
+log = structlog.get_logger()
+
+Fail = Callable[[str, Exception], None]
+"""Ends one request of the API server with an error."""
+
+
+class CoreClient(Protocol):
+    """vLLM's client of an engine core, with one more method."""
+
+    def add_request_async(self, request: EngineCoreRequest) -> Awaitable[None]: ...
+
+    def get_output_async(self) -> Awaitable[EngineCoreOutputs]:
+        """The next outputs; never raises."""
+
+    def abort_requests_async(self, request_ids: list[str]) -> Awaitable[None]:
+        """End requests whose answer is complete for vLLM, e.g. at a stop string."""
+
+    def cancel(self, request_ids: Iterable[str]) -> Awaitable[None]:
+        """End requests whose client has left."""
+
+
+class EngineClient(AsyncLLM):  # type: ignore[misc]  # vLLM is untyped to mypy
+    """
+    The engine that vLLM's application calls for one model.
+
+    `AsyncLLM` starts an engine in its constructor, which this class therefore does not call.
+
+    Args:
+        config: vLLM's configuration of the model; its device and parallelism are not used.
+        core: Makes the client of the engine core for the configuration; the client may end requests
+            with an error.
+    """
+
+    def __init__(self, config: VllmConfig, core: Callable[[VllmConfig, Fail], CoreClient]) -> None:
+        self.vllm_config = config
+        self.model_config = config.model_config
+        self.scheduler_config = config.scheduler_config
+        self.observability_config = config.observability_config
+        self.log_requests = self.log_stats = False
+        self.logger_manager = self.profiler = self.admission_stats = None
+        self.renderer = renderer_from_config(config)
+        self.input_processor = InputProcessor(config, self.renderer)
+        self.output_processor = OutputProcessor(
+            self.renderer.tokenizer, log_stats=False, stream_interval=1
+        )
+        self.core = core(config, self._fail)
+        self.engine_core = self.core
+        self._client_count = 1
+        self.output_handler: asyncio.Task[None] | None = None
+
+    @property
+    def errored(self) -> bool:
+        """False: without engines, requests wait in the queue."""
+        return False
+
+    @property
+    def is_running(self) -> bool:
+        return True
+
+    async def abort(
+        self,
+        request_id: str | Iterable[str],
+        internal: bool = False,  # noqa: FBT001, FBT002 - vLLM's signature
+    ) -> None:
+        """End requests whose client has left, also in the mesh."""
+        ids = (request_id,) if isinstance(request_id, str) else tuple(request_id)
+        await self.core.cancel(self.output_processor.abort_requests(ids, internal))
+
+    def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002 - vLLM's signature
+        """
+        Stop the processing of outputs; `AsyncLLM.shutdown` would also end the process's metrics.
+        """
+        if (handler := getattr(self, "output_handler", None)) is not None:
+            handler.cancel()
+
+    def _run_output_handler(self) -> None:
+        """
+        Start the processing of outputs. An output that cannot be processed ends its own request
+        only, while in `AsyncLLM` it ends all requests.
+        """
+        if self.output_handler is None:
+            self.output_handler = asyncio.create_task(self._process(), name="outputs of vLLM")
+
+    async def _process(self) -> None:
+        while True:
+            outputs = await self.core.get_output_async()
+            await self._processed(outputs)
+
+    async def _processed(self, outputs: EngineCoreOutputs) -> None:
+        for output in outputs.outputs:
+            try:
+                processed = self.output_processor.process_outputs([output], outputs.timestamp)
+            except Exception as error:
+                log.exception("output.broken", request_id=output.request_id)
+                self._fail(output.request_id, EngineGenerateError(str(error)))
+                await self.core.cancel((output.request_id,))
+            else:
+                await self.core.abort_requests_async(processed.reqs_to_abort)
+
+    def _fail(self, request_id: str, error: Exception) -> None:
+        """End one request with *error*; its consumer raises the error."""
+        state = self.output_processor.request_states.get(request_id)
+        if state is None:
+            return
+        if state.queue is not None:
+            state.queue.put(error)
+        self.output_processor.abort_requests((request_id,), internal=True)
