@@ -47,7 +47,8 @@ async def show(settings: Settings, arguments: argparse.Namespace) -> int:
             await asyncio.sleep(settings.refresh_period_s + 1.0)
     if not heard.profiles:
         print(
-            "no profile received: is an estimator running, and has work been done?", file=sys.stderr
+            "no profile received: is an estimator running, and has it received telemetry?",
+            file=sys.stderr,
         )
         return EXIT_FAILED
     profiles = [profile for _, profile in sorted(heard.profiles.items())]

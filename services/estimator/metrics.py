@@ -153,7 +153,7 @@ SERIES: tuple[Series[EstimatorState], ...] = (
     ),
     gauge(
         "headway_estimator_output_coverage_ratio",
-        "Share of answers within their predicted quantile, if their limit is above it",
+        "Share of answers within their predicted quantile; answers with a lower limit do not count",
         lambda state: _by_level(
             (model, calibration.coverage)
             for model, lengths in _lengths(state)

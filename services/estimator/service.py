@@ -21,6 +21,7 @@ from services.estimator.trees.auto_fit import OwnFits
 from services.estimator.trees.sample_store import SampleStore
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher
+from shared.broker.declaring import declare_topology
 from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_best_effort
 from shared.contracts.base import encode
@@ -51,7 +52,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         broker = await stack.enter_async_context(
             ports.open_broker(f"headway-estimator-{os.getpid()}")
         )
-        await topology.declare(broker)
+        await declare_topology(broker)
         subscription = await broker.consume(
             topology.ESTIMATOR, Dispatcher(HANDLERS, state).handle, prefetch=256
         )
@@ -68,7 +69,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
             await raise_alarms(broker, state.watch, ports.clock.now())
 
         async def reload_trees() -> None:
-            # In a thread: the first trees need half a second of imports.
+            # Run this in a thread: the first trees import modules for half a second.
             found = await asyncio.to_thread(state.trees.look)
             for artefact in found:
                 log.info("trees.loaded", model=artefact.model, version=artefact.version)

@@ -22,7 +22,7 @@ def answer_of(observed: RequestObserved) -> Answer | None:
     """
     Length of a completed answer, and whether a limit cut the answer; None with `ignore_eos`.
 
-    With end tokens ignored, the model did not determine the length.
+    With `ignore_eos`, end tokens are ignored, so the model did not determine the length.
     """
     if observed.ignore_eos:
         return None
@@ -35,7 +35,8 @@ def answer_of(observed: RequestObserved) -> Answer | None:
 
 def began_once(observed: RequestObserved) -> bool:
     """
-    True if a request's first token came after its last submission, and no engine crashed before.
+    True if the request's first token came from its last submission to an engine, and no engine
+    crashed.
     """
     return observed.first_token_at >= observed.submitted_at and not observed.crashes
 
@@ -45,7 +46,7 @@ def judge_wait(calibration: RunningCalibration, observed: RequestObserved) -> No
     Compare the predicted wait of a request with its actual wait.
 
     Requests that have no prediction, were relegated, or began more than once are ignored. If both
-    waits are below `WAIT_RESOLUTION_S`, the request counts for no quantile.
+    waits are below `WAIT_RESOLUTION_S`, the request does not affect the coverage of quantiles.
     """
     forecast = observed.predicted_wait
     in_turn = observed.grouped_at and not observed.relegated and began_once(observed)

@@ -13,6 +13,7 @@ CLI = ServiceCli(
     description="OpenAI-compatible HTTP interface of the mesh.",
     settings_type=Settings,
     serve=serve,
+    run_options=(("workers", "number of processes that serve the port (default: 1)"),),
     verbs=(
         Verb(
             name="tail",

@@ -23,6 +23,7 @@ TYPES = {
     499: "cancelled",
     504: "timeout_error",
 }
+ANTHROPIC_TYPES = {404: "not_found_error", 413: "request_too_large", 500: "api_error"}
 BROKER_RETRY_AFTER_S = 5.0
 INTERNAL_ERROR = "internal_error"
 
@@ -45,7 +46,7 @@ def error_info(error: Exception) -> ErrorInfo:
             return ErrorInfo(
                 message=str(error),
                 code="over_capacity",
-                status=429,
+                status=error.status,
                 retry_after_s=error.retry_after_s,
             )
         case TransientError() | BrokerConflictError():
@@ -86,8 +87,14 @@ def error_body(info: ErrorInfo) -> bytes:
     )
 
 
+def anthropic_error_body(info: ErrorInfo) -> bytes:
+    """JSON of *info* in the format of Anthropic's API."""
+    kind = ANTHROPIC_TYPES.get(info.status) or type_for(info.status)
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": info.message}})
+
+
 def error_headers(info: ErrorInfo) -> dict[str, str]:
-    """Header `retry-after` in whole seconds, at least one; no header if a retry makes no sense."""
+    """Header `retry-after` in whole seconds, at least 1; no header if *info* has no retry delay."""
     if info.retry_after_s is None:
         return {}
     return {"retry-after": str(max(1, ceil(info.retry_after_s)))}

@@ -3,41 +3,77 @@
 import asyncio
 import importlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import structlog
 
 from services.gateway.routes import build_app
 from services.gateway.state import Gateway
 from shared.contracts.errors import SettingsError
+from shared.contracts.models import ModelEntry
+from shared.models.registry import ModelRegistry
 from shared.runtime.health import Health
 
+log = structlog.get_logger()
+Front = Literal["light", "vllm"]
 ENVIRONMENT = {
     "VLLM_TARGET_DEVICE": "cpu",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-"""Variables for vLLM in the gateway, which needs no device; the process's own take precedence."""
+"""
+Variables for vLLM in the gateway, which needs no device; variables that the process already has
+take precedence.
+"""
+
+
+def front_of(registry: ModelRegistry) -> Front:
+    """
+    Front for the setting `auto`: `vllm` if vLLM is installed and a model of *registry* has weights,
+    which only real engines need.
+    """
+    paths = (Path(registry.entry(base).path) for base in registry.bases)
+    has_weights = any(next(path.glob("*.safetensors"), None) for path in paths)
+    return "vllm" if has_weights and find_spec("vllm") is not None else "light"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFront:
+    """A front that serves."""
+
+    application: Any
+    """ASGI application."""
+    add: Callable[[ModelEntry], Awaitable[None]]
+    """Prepares the front for a model that is about to be added to the registry."""
 
 
 @asynccontextmanager
-async def open_front(front: str, gateway: Gateway, health: Health) -> AsyncIterator[Any]:
+async def open_front(gateway: Gateway, health: Health) -> AsyncIterator[OpenFront]:
     """
-    Context with the ASGI application of the front *front*, `light` or `vllm`.
+    Context with the gateway's front.
 
     Raises:
         SettingsError: vLLM cannot be imported.
     """
+    front = gateway.settings.front
+    if front == "auto":
+        front = front_of(gateway.registry)
+    log.info("front.selected", front=front)
     if front == "light":
-        yield build_app(gateway, health)
+        yield OpenFront(build_app(gateway, health), gateway.intake.add)
         return
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
-        # In a thread, since the import takes seconds: the broker needs heartbeats.
+        # Import in a thread: the import takes seconds, and heartbeats to the broker must continue.
         module = await asyncio.to_thread(importlib.import_module, "services.gateway.vllm.front")
     except ImportError as error:
         raise SettingsError(f"front `vllm` cannot import vLLM: {error}") from error
-    async with module.vllm_front(gateway, health) as application:
-        yield application
+    async with module.vllm_front(gateway, health) as (application, add):
+        yield OpenFront(application, add)

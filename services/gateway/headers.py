@@ -15,7 +15,7 @@ DEADLINE = "x-headway-deadline"
 OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 FAIRNESS_ID = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 PRIORITY = "x-headway-priority"
-PRIORITY_LOWER_FIRST = "x-request-priority"
+PRIORITY_LOWER_FIRST = ("x-request-priority", "x-vllm-priority")
 IMPORTANCE = "x-headway-importance"
 APPLICATION = "x-headway-application"
 TIMEOUT = "x-request-timeout-seconds"
@@ -52,7 +52,7 @@ def parse_hints(headers: Mapping[str, str]) -> Hints:
     Parse *headers*, whose names are in lower case; the first of several aliases is used.
 
     Raises:
-        ContractError: A header does not accept its value; `param` is the name of the header.
+        ContractError: A header has an invalid value; `param` is the name of the header.
     """
     return Hints(
         ttft_s=_milliseconds(headers, TTFT),
@@ -102,9 +102,10 @@ def _priority(headers: Mapping[str, str]) -> int | None:
     """
     Parse the priority of a request; requests with higher values are served first.
 
-    In production-stack's header, lower values are served first. Headway's header takes precedence.
+    In the headers of production-stack and vLLM, lower values are served first. Headway's header
+    takes precedence.
     """
-    for name, sign in ((PRIORITY, 1), (PRIORITY_LOWER_FIRST, -1)):
+    for name, sign in ((PRIORITY, 1), *((name, -1) for name in PRIORITY_LOWER_FIRST)):
         if name in headers:
             try:
                 return sign * int(headers[name])

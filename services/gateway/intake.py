@@ -1,6 +1,7 @@
 """Converts an HTTP body and headers to a valid request of the mesh."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from services.gateway.openai import (
 )
 from services.gateway.settings import Settings
 from services.gateway.slo import requested_slo
+from shared.api.pooling import check_task
 from shared.contracts.base import ModelName, TenantId, UnixTime
 from shared.contracts.checks import (
     check_prompt,
@@ -25,6 +27,7 @@ from shared.contracts.checks import (
 )
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
+from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
 
@@ -54,13 +57,17 @@ class Intake:
         *,
         settings: Settings,
         registry: ModelRegistry,
-        tokenizers: Mapping[ModelName, Tokenizer],
+        tokenizers: dict[ModelName, Tokenizer],
         new_seed: Callable[[], int],
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._tokenizers = tokenizers
         self._new_seed = new_seed
+
+    async def add(self, entry: ModelEntry) -> None:
+        """Load the tokenizer of a model that is about to be added to the registry."""
+        self._tokenizers[entry.name] = await asyncio.to_thread(Tokenizer.load, Path(entry.path))
 
     def accept(
         self,
@@ -86,6 +93,7 @@ class Intake:
         entry = self._registry.entry(ref.base)
         ingress = self._with_hints(to_ingress(body), body, hints)
         check_prompt(ingress)
+        check_task(ingress, entry)
         limits = self._settings.limits
         slo = effective_slo(ingress, now=arrived_at, limits=limits)
         importance = effective_importance(ingress)

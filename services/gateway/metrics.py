@@ -24,14 +24,14 @@ class GatewayMetrics:
         )
         self.ttft_s = Histogram(
             "headway_gateway_request_ttft_seconds",
-            "Time from arrival to the first token, at the gateway",
+            "Time from a request's arrival at the gateway to its first token",
             ("qos_class",),
             buckets=SECONDS,
             registry=registry,
         )
         self.e2e_s = Histogram(
             "headway_gateway_request_e2e_seconds",
-            "Time from arrival to the whole answer, at the gateway",
+            "Time from a request's arrival at the gateway to its whole answer",
             ("qos_class",),
             buckets=SECONDS,
             registry=registry,

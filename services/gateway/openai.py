@@ -6,11 +6,11 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from shared.api.unsupported import UnsupportedFields, refuse_unsupported
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest, Label, RequestedSlo
 from shared.contracts.qos import Importance
 from shared.contracts.requests import ChatMessage, Tokens
-from shared.contracts.unsupported import UnsupportedFields, refuse_unsupported
 
 MAX_PRIORITY = 1000
 SAME_IN_INGRESS = (

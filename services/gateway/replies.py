@@ -30,6 +30,7 @@ def headway_of(final: RequestCompleted) -> dict[str, Any]:
         "max_tbt_s": None if verdict.max_tbt_s is None else round(verdict.max_tbt_s, 6),
         "late_tokens": verdict.late_tokens,
         "evictions": attempts.evictions,
+        "hops": attempts.hop,
         "relegated": attempts.relegated,
     }
 
@@ -67,7 +68,7 @@ class Renderer:
             "created": created,
             "model": model,
         }
-        # With usage requested, it is null in all chunks but the last one.
+        # If the client requested usage, all chunks but the last contain a null `usage`.
         self._usage = {"usage": None} if include_usage else {}
 
     def whole(self, final: RequestCompleted) -> bytes:

@@ -38,7 +38,7 @@ def build_app(gateway: Gateway, health: Health) -> Litestar:
 
     @get("/v1/models/{name:path}")
     async def model(request: AnyRequest, name: FromPath[str]) -> ModelObject:
-        # A parameter of type `path`, since model names may contain slashes.
+        # The parameter has the type `path`, since model names may contain slashes.
         gateway.tenants.authenticate(request.headers.get("authorization"))
         return model_object(gateway.registry, str(name).removeprefix("/"))
 

@@ -6,15 +6,19 @@ from pathlib import Path
 
 import structlog
 
-from services.gateway.front import open_front
+from services.gateway.front import OpenFront, open_front
+from services.gateway.instances import Instances, followed
 from services.gateway.intake import Intake, load_tokenizers
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.opening import Opening
 from services.gateway.settings import Settings
 from services.gateway.state import Gateway
 from services.gateway.tenants import Tenants
-from shared.broker import topology
+from services.gateway.workers import serve_workers
 from shared.broker.connect import broker_user
+from shared.broker.declaring import declare_topology
 from shared.broker.protocol import Broker
+from shared.models.additions import PERIOD_S, RegistryAdditions
 from shared.models.registry import ModelRegistry
 from shared.producer.producer import Producer
 from shared.runtime.cli import Ports
@@ -36,10 +40,13 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         BrokerUnavailableError: The broker does not answer at start-up.
     """
     settings = ports.settings
+    if settings.workers > 1:
+        await serve_workers(ports, stop)
+        return
     registry = ModelRegistry.load(Path(settings.registry))
     tokenizers = await asyncio.to_thread(load_tokenizers, registry)
     async with ports.open_broker("gateway") as broker:
-        await topology.declare(broker)
+        await declare_topology(broker)
         async with Producer(
             broker,
             name="gateway",
@@ -68,14 +75,42 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 clock=ports.clock,
                 stop=stop,
             )
+            instances = Instances(registry=registry, clock=ports.clock)
+            ports.health.details = lambda: {"models": instances.by_model()}
             async with (
-                open_front(settings.front, gateway, ports.health) as app,
-                serve_http(app, host=settings.host, port=settings.port),
+                followed(broker, instances),
+                serve_http(
+                    opening := Opening(ports.health),
+                    host=settings.host,
+                    port=settings.port,
+                    shared=settings.share_port,
+                ),
+                open_front(gateway, ports.health) as front,
             ):
+                opening.application = front.application
                 log.info("service.started", host=settings.host, port=settings.port)
                 ports.health.started()
+                adding = asyncio.create_task(_add_models(gateway, front), name="add-models")
                 await _until_drained(gateway, broker, ports.health)
+                await adding
     log.info("service.stopped")
+
+
+async def _add_models(gateway: Gateway, front: OpenFront) -> None:
+    """Serve models that are added to the registry file, until the gateway stops."""
+    additions = RegistryAdditions(Path(gateway.settings.registry), gateway.registry)
+
+    async def check() -> None:
+        for entry in additions.read():
+            try:
+                await front.add(entry)
+                gateway.registry.add(entry)
+            except Exception as error:  # a model that cannot be served must not stop the others
+                log.exception("model.refused", model=entry.name, error=str(error))
+            else:
+                log.info("model.added", model=entry.name)
+
+    await every(PERIOD_S, check, stop=gateway.stop)
 
 
 async def _until_drained(gateway: Gateway, broker: Broker, health: Health) -> None:

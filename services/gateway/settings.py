@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from shared.api.images import ImageLimits
 from shared.contracts.checks import IngressLimits
 from shared.contracts.qos import Slo
 from shared.runtime.settings import ServiceSettings
@@ -26,10 +27,18 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535)] = 8000
     """HTTP port of the API, which also serves /health, /ready and /metrics."""
-    front: Literal["light", "vllm"] = "light"
+    workers: Annotated[int, Meta(ge=1, le=64)] = 1
+    """
+    Number of processes that serve the port. Limits on requests and tenants apply to each of them.
+    With a `health_port`, worker N serves /metrics on `health_port` + 1 + N.
+    """
+    share_port: bool = False
+    """True: other gateways on this machine may listen on the same port."""
+    front: Literal["auto", "light", "vllm"] = "auto"
     """
     Application that reads requests and writes answers: `vllm` is vLLM's own, with all of its
-    fields; `light` serves text alone and does not need vLLM.
+    fields; `light` serves text alone and does not need vLLM. `auto` is `vllm` where vLLM is
+    installed and a model has weights.
     """
     api_keys: dict[str, str] = msgspec.field(default_factory=dict)
     """API key -> tenant. Empty: no authentication; all requests belong to `default_tenant`."""
@@ -39,7 +48,17 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     True: take the tenant from `x-llm-d-inference-fairness-id`, a header that only a proxy may set.
     """
     max_outstanding_per_tenant: Annotated[int, Meta(ge=1)] = 1024
-    """Maximum number of open requests of one tenant at this gateway; further requests get 429."""
+    """
+    Maximum number of open requests of one tenant at this gateway; further requests are refused with
+    status 429.
+    """
+    max_rendering: Annotated[int, Meta(ge=1)] = 32
+    """Maximum number of requests that the front `vllm` checks and tokenizes at once."""
+    max_waiting_to_render: Annotated[int, Meta(ge=0)] = 1024
+    """
+    Maximum number of requests that wait for it; tenants take turns. Further requests are refused
+    with status 503.
+    """
     default_stream_slo: Slo = Slo(ttft_s=2.0, tbt_s=0.2)
     """SLO of streamed requests that set no SLO."""
     default_slo: Slo = Slo(ttlt_s=60.0)
@@ -48,6 +67,14 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """SLOs by name, for `x-llm-d-inference-objective`; `async` and `batch` are read as
     `non_interactive` and `best_effort`."""
     limits: IngressLimits = IngressLimits()
+    images: ImageLimits = ImageLimits()
+    """Limits on the images of a request to the front `vllm`; `limits.max_body_bytes` also applies,
+    to the body and to the encoded request, which has the pixels that the model reads."""
+    allowed_media_hosts: tuple[str, ...] = ()
+    """
+    Hosts whose http and https URLs of images are read, for all models; the registry has hosts for
+    each model. Redirects are not followed.
+    """
     publish_timeout_s: PositiveS = 5.0
     """Time limit for publishing a request to the broker; after it, the gateway answers with 503."""
     body_timeout_s: PositiveS = 30.0

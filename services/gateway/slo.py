@@ -30,9 +30,9 @@ def requested_slo(body: Targeted, hints: Hints, settings: Settings) -> Slo:
     """
     The SLO that a request specifies, before validation.
 
-    The SLO is the body's `slo`, or without one that of the objective. Targets in headers and the
-    body's `deadline` override single fields. A request without any of these fields and headers gets
-    the default; an empty `slo` object means best effort.
+    The body's `slo` is used; without it, the SLO of the request's objective. Targets in headers and
+    the body's `deadline` override single fields. A request without any of these fields and headers
+    gets the default; an empty `slo` object means best effort.
 
     Raises:
         ContractError: The objective is unknown.

@@ -8,6 +8,7 @@ from itertools import count
 from services.gateway.settings import Settings
 from shared.broker import topology
 from shared.broker.connect import open_broker
+from shared.broker.declaring import declare_topology
 from shared.broker.listening import listening
 from shared.contracts.base import Decoder
 from shared.contracts.telemetry import RequestObserved
@@ -30,7 +31,7 @@ async def tail(settings: Settings, arguments: argparse.Namespace) -> int:
 
     async def main(stop: asyncio.Event) -> None:
         async with open_broker(settings.amqp_url, client_name="gateway tail") as broker:
-            await topology.declare(broker)
+            await declare_topology(broker)
             queue = topology.temporary_queue("tail")
             bindings = [(topology.TELEMETRY, topology.OBSERVED_REQUEST_KEY)]
             async with listening(broker, queue, _decode, bindings, observed.put_nowait):

@@ -17,8 +17,12 @@ OF_ONE_REQUEST = (
     "--ttlt",
     "--application",
     "--importance",
+    "--endpoint",
+    "--body",
 )
 """Arguments of `submit` that describe one request; requests in a file contain these values."""
+OF_BODY = ("prompt", "--max-tokens", "--temperature")
+"""Arguments of `submit` that a body for an endpoint contains."""
 
 
 def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
@@ -40,7 +44,7 @@ def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
 
     def verb(name: str, text: str, *, json: bool = True) -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=text, description=text, formatter_class=HelpFormatter)
-        # The value may contain a password, which help must not print.
+        # Do not show the default in the help: the URL may contain a password.
         made.add_argument(
             "--amqp-url",
             default=amqp_url,
@@ -67,7 +71,7 @@ def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
     )
     _dead_letter(verb("dead-letter", "list, requeue or delete dead-lettered requests"))
     verbs.add_parser("plan", help=("show, explain or compare plans; same as headway-planner plan"))
-    verbs.add_parser("profile", help="measure an engine, for the simulator")
+    verbs.add_parser("profile", help="measure an engine, and write a profile for the simulator")
     verbs.add_parser(
         "simulate",
         help=("predict the number of GPUs that a workload needs, and its SLO violations"),
@@ -116,6 +120,14 @@ def _up(up: argparse.ArgumentParser) -> None:
         help=("port of the gateway, which listens on this machine only"),
     )
     up.add_argument(
+        "--front",
+        default="auto",
+        choices=("auto", "light", "vllm"),
+        help="HTTP application of the gateway: `vllm` has all endpoints and fields of `vllm "
+        "serve`, `light` serves text and needs no vLLM; default: `vllm` where it is installed and "
+        "a model has weights",
+    )
+    up.add_argument(
         "--log-dir",
         type=Path,
         default=Path(".headway/up"),
@@ -126,7 +138,10 @@ def _up(up: argparse.ArgumentParser) -> None:
 
 def _submit(submit: argparse.ArgumentParser) -> None:
     submit.add_argument("prompt", nargs="?", help=("text of the prompt, or - for standard input"))
-    submit.add_argument("--model", help=("name in the registry; required unless --file is given"))
+    submit.add_argument(
+        "--model",
+        help="name in the registry; required unless --file or --endpoint is given",
+    )
     submit.add_argument(
         "--max-tokens", type=int, metavar="N", help="maximum length of the answer, in tokens"
     )
@@ -155,6 +170,17 @@ def _submit(submit: argparse.ArgumentParser) -> None:
         help=("deliver only the whole answer, without streaming tokens"),
     )
     submit.add_argument(
+        "--endpoint",
+        metavar="PATH",
+        help="endpoint of the HTTP API, e.g. /v1/chat/completions, for --body",
+    )
+    submit.add_argument(
+        "--body",
+        metavar="JSON",
+        help="body for --endpoint, or @FILE to read it from a file (@- for standard input); "
+        "prints the response",
+    )
+    submit.add_argument(
         "--file",
         type=Path,
         metavar="JSONL",
@@ -169,13 +195,20 @@ def check_submit(options: argparse.Namespace) -> None:
     Raises:
         SettingsError: An argument would be ignored; the message names it.
     """
-    if options.file is None:
-        return
-    for argument in OF_ONE_REQUEST:
-        if getattr(options, argument.removeprefix("--").replace("-", "_")) is not None:
-            raise SettingsError(
-                f"{argument} has no effect on the requests of --file: set it in each line"
-            )
+    given = [name for name in OF_ONE_REQUEST if _value(options, name) is not None]
+    if options.file is not None and given:
+        raise SettingsError(
+            f"{given[0]} has no effect on the requests of --file: set it in each line"
+        )
+    if (options.endpoint is None) != (options.body is None):
+        raise SettingsError("--endpoint and --body need each other")
+    of_body = [name for name in OF_BODY if name in given]
+    if options.endpoint is not None and of_body:
+        raise SettingsError(f"{of_body[0]} has no effect with --endpoint: set it in --body")
+
+
+def _value(options: argparse.Namespace, argument: str) -> object:
+    return getattr(options, argument.removeprefix("--").replace("-", "_"))
 
 
 def _dead_letter(dead_letter: argparse.ArgumentParser) -> None:

@@ -18,11 +18,19 @@ from services.mesh.checkout_verbs import PROGRAMS, run_from_checkout
 from services.mesh.launch import mesh_of
 from services.mesh.queues import ask_leader, count_queues, meaning_of
 from services.mesh.spec import AgentSpec, MeshSpec
-from services.mesh.submit import all_completed, read_requests, submit_all, submit_one
+from services.mesh.submit import (
+    all_completed,
+    call_request,
+    is_streamed,
+    read_requests,
+    submit_all,
+    submit_one,
+)
 from services.mesh.top import watch
 from services.planner.cli import main as planner
 from shared.broker import topology
 from shared.broker.connect import broker_user
+from shared.broker.declaring import declare_topology
 from shared.contracts.errors import (
     BrokerUnavailableError,
     ContractError,
@@ -35,6 +43,7 @@ from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import ReplyMode, RequestFailed
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import make_tiny_models
+from shared.producer.producer import Request
 from shared.runtime.cli import broker_factory, print_data
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_NO_BROKER, EXIT_OK, EXIT_USAGE
 from shared.runtime.logging import configure_logging
@@ -58,6 +67,7 @@ async def up(options: Options) -> int:
         registry=registry,
         log_dir=options.log_dir,
         gateway_port=options.port,
+        gateway={"front": options.front},
         agents=tuple(
             AgentSpec(
                 instance_id=f"agent-{number}",
@@ -102,16 +112,21 @@ async def submit(options: Options) -> int:
             requests = read_requests(options.file)
             finals = await submit_all(broker, requests, user_id=user_id)
             return EXIT_OK if all_completed(finals) else EXIT_FAILED
-        reply = ReplyMode.FINAL if options.final or options.json else ReplyMode.STREAM
+        request = _request(options)
+        shows_text = is_streamed(request) and not (options.final or options.json)
         final = await submit_one(
-            broker, _request(options), reply=reply, user_id=user_id, show=_shower(options)
+            broker,
+            request,
+            reply=ReplyMode.STREAM if shows_text else ReplyMode.FINAL,
+            user_id=user_id,
+            show=_shower(options),
         )
     if options.json:
         print_data(final, as_json=True)
     elif isinstance(final, RequestFailed):
         print(f"\n{final.error.code}: {final.error.message}", file=sys.stderr)
     else:
-        print()
+        print("" if shows_text or not final.response else bytes(final.response).decode())
         verdict, usage = final.verdict, final.usage
         print(
             f"{final.instance_id}: {usage.prompt_tokens} + {usage.completion_tokens} tokens, "
@@ -132,9 +147,20 @@ def _shower(options: Options) -> Callable[[str], None]:
     return show
 
 
-def _request(options: Options) -> InferenceRequest:
+def _request(options: Options) -> Request:
+    slo = Slo(ttft_s=options.ttft, tbt_s=options.tbt, ttlt_s=options.ttlt)
+    importance = None if options.importance is None else Importance(options.importance)
+    if options.endpoint is not None:
+        return call_request(
+            options.endpoint,
+            options.body,
+            model=options.model,
+            application=options.application,
+            importance=importance,
+            slo=None if slo == Slo() else slo,
+        )
     if options.model is None or options.prompt is None:
-        raise SettingsError("submit needs --model and a prompt, or --file")
+        raise SettingsError("submit needs --model and a prompt, --endpoint and --body, or --file")
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     return InferenceRequest(
         model=options.model,
@@ -142,15 +168,15 @@ def _request(options: Options) -> InferenceRequest:
         max_tokens=options.max_tokens,
         temperature=options.temperature,
         application=options.application,
-        importance=None if options.importance is None else Importance(options.importance),
-        slo=Slo(ttft_s=options.ttft, tbt_s=options.tbt, ttlt_s=options.ttlt),
+        importance=importance,
+        slo=slo,
     )
 
 
 async def top(options: Options) -> int:
     """Show the state of the mesh."""
     async with broker_factory(options.amqp_url)("headway-top") as broker:
-        await topology.declare(broker)
+        await declare_topology(broker)
         duration_s = 2.0 if options.once or options.json else float("inf")
         view = await watch(broker, duration_s=duration_s, live=not (options.once or options.json))
     if options.json:

@@ -104,8 +104,8 @@ async def process(
         Summaries of the selected dead letters.
     """
     letters: list[DeadLetter] = []
-    # Take all dead letters before the first is published again, since that one may return to this
-    # queue immediately. Queues order returned messages by time of return.
+    # Get all dead letters before the first is published again, since it may return to this queue
+    # immediately. Queues order returned messages by time of return.
     held = [delivery async for delivery in _take(broker, limit)]
     for delivery in held:
         letter = describe(delivery)

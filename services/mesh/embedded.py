@@ -1,6 +1,6 @@
 """
-A mesh in one process over the in-process broker; the services are the same, and nothing must be
-installed.
+A mesh in one process over the in-process broker; its services run unchanged, without an external
+broker.
 """
 
 import asyncio
@@ -80,8 +80,9 @@ class EmbeddedMesh(Mesh):
         """
         task = self._tasks.pop(name)
         task.cancel()
-        # Before Python 3.12 a loop may miss the cancellation: `wait_for` returns instead if its
-        # event is set at the same time. The service's body is cancelled by now and does not drain.
+        # Set the stop event, since a loop may miss the cancellation: before Python 3.12, `wait_for`
+        # returns instead if its event is set at the same time. The service's body is cancelled by
+        # now and does not drain.
         self._stops.pop(name).set()
         await asyncio.gather(task, return_exceptions=True)
 

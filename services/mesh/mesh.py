@@ -51,7 +51,7 @@ class Mesh(ABC):
 
     @abstractmethod
     def open_broker(self, client_name: str) -> AbstractAsyncContextManager[Broker]:
-        """Open a client of the mesh's broker."""
+        """Open a client of the mesh's broker under the name *client_name*."""
 
     async def stop(self) -> None:
         """

@@ -71,7 +71,7 @@ def meaning_of(queue: str, layout: LaneLayout) -> str:
     """
     Describe the requests in a lane or companion queue; empty for other queues.
 
-    Queues of other layouts are described without their edges.
+    The description of a queue of another layout has no limits of deadlines and tokens.
     """
     kind = queue.partition(".")[0]
     if kind == "relegated":

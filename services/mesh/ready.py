@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from services.mesh.spec import MeshSpec
 from shared.broker import topology
+from shared.broker.declaring import declare_topology
 from shared.broker.listening import listening
 from shared.broker.protocol import Broker
 from shared.contracts.base import Decoder
@@ -41,7 +42,7 @@ async def wait_ready(
         else:
             groupers.add(message.sender)
 
-    await topology.declare(broker)
+    await declare_topology(broker)
     queue = topology.temporary_queue("ready")
     bindings = [(topology.TELEMETRY, key) for key in (topology.STATUS_KEYS, topology.LANES_KEY)]
     wanted = {agent.instance_id for agent in spec.agents}

@@ -4,16 +4,18 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import msgspec
 
 from services.planner.grouper.refusals import error_info
+from shared.api.calls import call_fields
 from shared.broker.protocol import Broker
 from shared.broker.retry import Backoff
 from shared.contracts.base import Decoder, RequestId, Seconds
 from shared.contracts.errors import CapacityError, ContractError, MeshError
-from shared.contracts.ingress import InferenceRequest
+from shared.contracts.ingress import CallRequest, InferenceRequest
 from shared.contracts.requests import (
     ErrorInfo,
     Final,
@@ -22,7 +24,7 @@ from shared.contracts.requests import (
     RequestFailed,
 )
 from shared.producer.generation import Generation
-from shared.producer.producer import Producer
+from shared.producer.producer import Producer, Request
 from shared.runtime.clock import SystemClock
 
 PATIENCE_S = 120.0
@@ -31,24 +33,71 @@ Time for which a request of a file is retried while the broker or the request's 
 """
 _BACKOFF = Backoff(max_s=5.0)
 _decode: Decoder[InferenceRequest] = Decoder(InferenceRequest)
+_decode_call: Decoder[CallRequest] = Decoder(CallRequest)
 
 
-def read_requests(file: Path) -> list[InferenceRequest]:
+class _Form(msgspec.Struct, frozen=True):
+    """The field that distinguishes the forms of requests."""
+
+    endpoint: Any = None
+
+
+_decode_form: Decoder[_Form] = Decoder(_Form)
+
+
+def decode_request(line: bytes) -> Request:
+    """
+    The request in *line*, in either form.
+
+    Raises:
+        ContractError: The request is invalid.
+    """
+    return (_decode if _decode_form(line).endpoint is None else _decode_call)(line)
+
+
+def call_request(endpoint: str, body: str, **fields: Any) -> CallRequest:
+    """
+    The request for an endpoint.
+
+    Args:
+        endpoint: Path of the endpoint.
+        body: JSON, or `@` and the name of a file with JSON; `@-` is standard input.
+        fields: Other fields of the request.
+
+    Raises:
+        ContractError: The body cannot be read, or is not a JSON object.
+    """
+    raw = body.encode() if not body.startswith("@") else _contents(Path(body[1:]))
+    call_fields(raw)
+    return CallRequest(endpoint=endpoint, body=msgspec.Raw(raw), **fields)
+
+
+def is_streamed(request: Request) -> bool:
+    """Return whether the answer's text can be shown as it arrives."""
+    if isinstance(request, InferenceRequest):
+        return True
+    return bool(call_fields(bytes(request.body)).get("stream") == msgspec.Raw(b"true"))
+
+
+def _contents(file: Path) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise ContractError(f"cannot read {file}: {error}", param="file") from error
+
+
+def read_requests(file: Path) -> list[Request]:
     """
     Requests in a JSON-lines file; `-` reads standard input.
 
     Raises:
         ContractError: A request is invalid; the message names the line.
     """
-    try:
-        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    except OSError as error:
-        raise ContractError(f"cannot read {file}: {error}", param="file") from error
-    requests = []
-    for number, line in enumerate(data.splitlines(), start=1):
+    requests: list[Request] = []
+    for number, line in enumerate(_contents(file).splitlines(), start=1):
         if line.strip():
             try:
-                requests.append(_decode(line))
+                requests.append(decode_request(line))
             except ContractError as error:
                 raise ContractError(f"{file}, line {number}: {error}") from error
     return requests
@@ -56,22 +105,23 @@ def read_requests(file: Path) -> list[InferenceRequest]:
 
 async def submit_one(
     broker: Broker,
-    request: InferenceRequest,
+    request: Request,
     *,
     reply: ReplyMode,
     user_id: str | None,
     show: Callable[[str], None],
 ) -> Final:
     """
-    Publish one request, call *show* with the answer's text as it arrives, and return the final
-    reply.
+    Publish one request, call *show* with the text of its first answer as it arrives, and return
+    the final reply.
     """
     clock = SystemClock()
     async with Producer(broker, name="cli", clock=clock, user_id=user_id) as producer:
         generation = await producer.submit(request, reply=reply)
         try:
             async for part in generation:
-                show(part.text)
+                if part.child == 0:
+                    show(part.text)
             return await generation.final()
         except asyncio.CancelledError:
             await generation.cancel()
@@ -80,7 +130,7 @@ async def submit_one(
 
 async def submit_all(
     broker: Broker,
-    requests: Iterable[InferenceRequest],
+    requests: Iterable[Request],
     *,
     user_id: str | None,
     concurrency: int = 64,
@@ -99,7 +149,7 @@ async def submit_all(
         broker, name="cli", clock=SystemClock(), user_id=user_id, give_up_after_s=patience_s
     ) as producer:
 
-        async def one(request: InferenceRequest) -> Final:
+        async def one(request: Request) -> Final:
             async with limit:
                 final = await _final_of(producer, request, patience_s)
             print(msgspec.json.encode(final).decode(), flush=True)  # noqa: T201 - the output
@@ -111,7 +161,7 @@ async def submit_all(
     return [task.result() for task in tasks]
 
 
-async def _final_of(producer: Producer, request: InferenceRequest, patience_s: Seconds) -> Final:
+async def _final_of(producer: Producer, request: Request, patience_s: Seconds) -> Final:
     """The final reply of the mesh, or a local error for a request that could not be published."""
     request_id = RequestId(request.id or f"req-{uuid4().hex}")
     named = msgspec.structs.replace(request, id=request_id)
@@ -123,9 +173,7 @@ async def _final_of(producer: Producer, request: InferenceRequest, patience_s: S
     return await generation.final()
 
 
-async def _published(
-    producer: Producer, request: InferenceRequest, patience_s: Seconds
-) -> Generation:
+async def _published(producer: Producer, request: Request, patience_s: Seconds) -> Generation:
     """
     Publish a request; retry while the global queue is full.
 

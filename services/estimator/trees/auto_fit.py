@@ -27,7 +27,7 @@ class OwnFits:
     Runs `headway-estimator fit` when there are enough new samples.
 
     The command runs in a separate process at the lowest priority, since it uses a core for seconds
-    and loads large libraries. The estimator loads the resulting artefacts like any others.
+    and loads large libraries. The estimator loads the resulting artefacts like any other artefacts.
 
     Args:
         settings: Settings of the estimator; without `profile_dir` no fit runs.

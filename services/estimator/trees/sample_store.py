@@ -94,7 +94,8 @@ class SampleStore:
             counts[LATEST] += count
             self.num_taken += count
         except OSError as error:
-            # A part may have been written: the next write reads the files again.
+            # A part of the message may have been written, so the next write counts the samples in
+            # the files again.
             self._counts.pop(key, None)
             self.refused[DISK] += count
             log.warning("samples.lost", count=count, error=str(error))

@@ -1,5 +1,7 @@
 """One HTTP request, as it passes through vLLM's application to the mesh and back."""
 
+import asyncio
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -11,14 +13,15 @@ from shared.contracts.requests import ErrorInfo, RequestCompleted
 @dataclass(slots=True, kw_only=True)
 class Call:
     """
-    Fields of one HTTP request that vLLM's application does not have, and its results in the mesh.
+    One HTTP request to vLLM's application: the fields that the application does not pass on, and
+    the results from the mesh.
 
     One call makes several requests of the mesh if it has several prompts or asks for several
     answers.
     """
 
     call_id: str
-    """Id of the call; ids of its requests begin with it."""
+    """Id of the call; the ids of the call's requests begin with this id."""
     model: str
     """Model name that the client sent."""
     tenant: TenantId
@@ -27,12 +30,16 @@ class Call:
     importance: Importance
     stream: bool
     priority: int = 0
-    """Higher values are served first."""
+    """Priority of the call's requests; higher values are served first."""
     application: str | None = None
     traceparent: str | None = None
     finals: list[RequestCompleted] = field(default_factory=list)
     failure: ErrorInfo | None = None
     """Error of the first request that failed in the mesh."""
+    stopping: set[asyncio.Task[None]] = field(default_factory=set)
+    """Tasks that wait for the finals of requests that vLLM has ended, e.g. at a stop string."""
+    rendered: Callable[[], None] = lambda: None
+    """Called when vLLM has rendered the prompt, at the first request of the call."""
     _requests: int = 0
 
     def new_request_id(self) -> RequestId:

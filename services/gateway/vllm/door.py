@@ -8,6 +8,7 @@ from uuid import uuid4
 import msgspec
 import structlog
 
+from services.engine_core.media import ImageReads, current_reads
 from services.gateway.errors import error_info
 from services.gateway.headers import REQUEST_ID, Hints, parse_hints
 from services.gateway.openai import MAX_PRIORITY
@@ -15,12 +16,13 @@ from services.gateway.outcomes import Outcome
 from services.gateway.slo import requested_slo
 from services.gateway.state import Gateway
 from services.gateway.vllm.call import Call, current
-from services.gateway.vllm.response import Response
-from shared.contracts.base import ModelName, TenantId
+from services.gateway.vllm.render_slots import RenderSlots
+from services.gateway.vllm.response import ANTHROPIC, OPENAI, Response
+from shared.api.calls import OWN_FIELDS, CallBody, CallFields, call_body, call_fields
+from shared.contracts.base import ModelName, Seconds, TenantId
 from shared.contracts.checks import effective_importance, effective_slo
 from shared.contracts.errors import ContractError, MeshError, TransientError
-from shared.contracts.ingress import InferenceRequest, Label, RequestedSlo
-from shared.contracts.qos import Importance
+from shared.contracts.ingress import InferenceRequest
 from shared.contracts.requests import ErrorInfo
 
 log = structlog.get_logger()
@@ -33,25 +35,19 @@ ROUTES: Mapping[str, str] = {
     "/v1/messages/count_tokens": "count_tokens",
     "/tokenize": "tokenize",
     "/detokenize": "detokenize",
+    "/v1/embeddings": "embeddings",
+    "/v2/embed": "embeddings",
+    "/pooling": "pooling",
+    "/classify": "classify",
+    "/score": "score",
+    "/v1/score": "score",
+    "/rerank": "rerank",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
 }
 """Path of an open route of vLLM's application -> label of metrics. All other routes are closed."""
-OWN_FIELDS = ("slo", "deadline", "importance", "application")
-REFUSED_FIELDS = ("kv_transfer_params", "vllm_xargs", "session_id", "data_parallel_rank")
-"""Fields of vLLM's bodies that would control the engine."""
-
-
-class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of a request body that the mesh reads; vLLM's application reads the others."""
-
-    model: str
-    stream: bool | None = None
-    priority: int | None = None
-    """As in vLLM, lower values are served first."""
-    service_tier: str | None = None
-    slo: RequestedSlo | None = None
-    deadline: float | None = None
-    importance: Importance | None = None
-    application: Label | None = None
+REFUSED_HEADERS = ("x-data-parallel-rank", "x-session-id")
+"""Headers of vLLM that would control the engine."""
 
 
 class Door:
@@ -66,6 +62,10 @@ class Door:
     def __init__(self, gateway: Gateway, applications: Mapping[ModelName, Any]) -> None:
         self._gateway = gateway
         self._applications = applications
+        settings = gateway.settings
+        self._rendering = RenderSlots(
+            slots=settings.max_rendering, max_waiting=settings.max_waiting_to_render
+        )
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answer one POST request to a route in `ROUTES`."""
@@ -73,7 +73,8 @@ class Door:
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         call_id = f"req-{uuid4().hex}"
-        response = Response(send, call_id, headers.get(REQUEST_ID))
+        errors = ANTHROPIC if scope["path"].startswith("/v1/messages") else OPENAI
+        response = Response(send, call_id, headers.get(REQUEST_ID), errors)
         logged = log.bind(request_id=call_id, endpoint=ROUTES[scope["path"]])
         outcome = Outcome.CANCELLED
         try:
@@ -103,19 +104,35 @@ class Door:
         tenant = gateway.tenants.effective(tenant, hints)
         with gateway.tenants.slot(tenant):
             raw = await self._read(receive)
-            fields = _decoded(raw)
-            body = _converted(fields)
+            fields = call_fields(raw)
+            body = call_body(fields)
+            _refuse_headers(headers)
             call = self._call(body, hints, tenant, call_id)
-            application = self._applications[gateway.registry.resolve(body.model).base]
+            base = gateway.registry.resolve(body.model).base
+            application = self._applications[base]
+            current_reads.set(self._image_reads(base))
             response.call = call
             forwarded = Forwarded(scope, receive, _forwarded(raw, fields))
-            return await self._run(application, call, forwarded, response)
+            longest_s = gateway.settings.request_timeout_s
+            limit_s = min(hints.timeout_s or longest_s, longest_s)
+            async with self._rendering.slot(tenant) as call.rendered:
+                return await self._run(application, call, forwarded, response, limit_s)
+
+    def _image_reads(self, base: ModelName) -> ImageReads:
+        settings = self._gateway.settings
+        own = self._gateway.registry.entry(base).allowed_media_hosts
+        hosts = {host.lower() for host in (*settings.allowed_media_hosts, *own)}
+        return ImageReads(settings.images, hosts)
 
     async def _run(
-        self, application: Any, call: Call, request: "Forwarded", response: Response
+        self,
+        application: Any,
+        call: Call,
+        request: "Forwarded",
+        response: Response,
+        limit_s: Seconds,
     ) -> Outcome:
-        """Run vLLM's application in the context of *call*."""
-        limit_s = self._gateway.settings.request_timeout_s
+        """Run vLLM's application in the context of *call*, for at most *limit_s*."""
         token = current.set(call)
         try:
             async with asyncio.timeout(limit_s):
@@ -127,7 +144,7 @@ class Door:
             current.reset(token)
         return response.outcome()
 
-    def _call(self, body: Body, hints: Hints, tenant: TenantId, call_id: str) -> Call:
+    def _call(self, body: CallBody, hints: Hints, tenant: TenantId, call_id: str) -> Call:
         """
         Fields of the call that the mesh needs.
 
@@ -197,37 +214,21 @@ def _api_key(headers: Mapping[str, str]) -> str | None:
     return None if key is None else f"Bearer {key}"
 
 
-def _decoded(raw: bytes) -> dict[str, Any]:
+def _refuse_headers(headers: Mapping[str, str]) -> None:
     """
-    Decode a body, whose fields vLLM's application checks.
+    Refuse vLLM's headers that would control the engine.
 
     Raises:
-        ContractError: The body is not a JSON object, or has a field that would control the engine.
+        ContractError: A header is not supported; `param` is its name.
     """
-    try:
-        fields = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ContractError(f"the body is not valid JSON: {error}", code="invalid_json") from error
-    if not isinstance(fields, dict):
-        raise ContractError("the body must be a JSON object", code="invalid_json")
-    for name in REFUSED_FIELDS:
-        if fields.get(name) is not None:
+    for name in REFUSED_HEADERS:
+        if name in headers:
             raise ContractError(
-                f"{name} is not supported", code="unsupported_parameter", param=name
+                f"header {name} is not supported", code="unsupported_parameter", param=name
             )
-    return fields
 
 
-def _converted(fields: dict[str, Any]) -> Body:
-    try:
-        return msgspec.convert(fields, Body)
-    except msgspec.ValidationError as error:
-        text = str(error)
-        param = text.rpartition("`$.")[2].rstrip("`") if "`$." in text else None
-        raise ContractError(text, param=param) from error
-
-
-def _forwarded(raw: bytes, fields: dict[str, Any]) -> bytes:
+def _forwarded(raw: bytes, fields: CallFields) -> bytes:
     """The body for vLLM's application, without the mesh's fields."""
     dropped = {"priority", *OWN_FIELDS} & fields.keys()
     if not dropped:

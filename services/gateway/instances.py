@@ -1,0 +1,54 @@
+"""Instances of the mesh, as their statuses report them to a gateway."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from shared.broker import topology
+from shared.broker.listening import listening
+from shared.broker.protocol import Broker
+from shared.contracts.base import Decoder, InstanceId, ModelName, Seconds, UnixTime
+from shared.contracts.telemetry import InstanceStatus
+from shared.models.registry import ModelRegistry
+from shared.runtime.clock import Clock
+
+SILENCE_S: Seconds = 5.0
+"""Time without a status after which an instance counts as lost."""
+_decode: Decoder[InstanceStatus] = Decoder(InstanceStatus)
+
+
+@dataclass(slots=True, kw_only=True)
+class Instances:
+    """Last status of each instance."""
+
+    registry: ModelRegistry
+    clock: Clock
+    _statuses: dict[InstanceId, tuple[UnixTime, InstanceStatus]] = field(default_factory=dict)
+
+    def on_status(self, status: InstanceStatus) -> None:
+        """Record a status."""
+        self._statuses[status.instance_id] = (self.clock.now(), status)
+
+    def by_model(self) -> dict[ModelName, dict[str, int]]:
+        """
+        Base model -> `serving`, the number of instances on which the model is active, and `able`,
+        the number of instances that can activate it or serve it.
+        """
+        since = self.clock.now() - SILENCE_S
+        statuses = [status for at, status in self._statuses.values() if at >= since]
+        return {
+            base: {
+                "serving": sum(status.model == base for status in statuses),
+                "able": sum(base in {each.model for each in s.models} for s in statuses),
+            }
+            for base in self.registry.bases
+        }
+
+
+@asynccontextmanager
+async def followed(broker: Broker, instances: Instances) -> AsyncIterator[None]:
+    """Context in which *instances* gets every status."""
+    queue = topology.temporary_queue("gateway")
+    bindings = [(topology.TELEMETRY, topology.STATUS_KEYS)]
+    async with listening(broker, queue, _decode, bindings, instances.on_status):
+        yield
