@@ -25,8 +25,8 @@ def broker_for(requested: str | None) -> Iterator[tuple[str, str]]:
     Yield a broker for the duration of the block, and a line that describes it.
 
     Args:
-        requested: AMQP URL, `embedded`, `private`, or None for the best available broker: the
-            broker at HEADWAY_AMQP_URL or on localhost if it answers, else a private node if
+        requested: AMQP URL, `embedded`, `private`, or None for the best available broker. The best
+            is the broker at HEADWAY_AMQP_URL or on localhost if it answers, else a private node if
             rabbitmq-server is installed, else the embedded broker.
 
     Raises:
@@ -102,7 +102,7 @@ def _scratch_vhost(url: str) -> Iterator[str]:
         run_ctl([ctl, "-q", "add_vhost", name])
         run_ctl([ctl, "-q", "set_permissions", "-p", name, user, ".*", ".*", ".*"])
     except BrokerUnavailableError:
-        yield url  # no permission to administer the broker
+        yield url  # the user may not administer the broker
         return
     try:
         yield parts._replace(path=f"/{name}").geturl()

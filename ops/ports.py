@@ -1,10 +1,29 @@
-"""Free TCP ports on loopback."""
+"""Ports of this machine."""
 
+import random
 import socket
+
+FIRST, LAST = 20_000, 32_000
+"""
+Below the ports that Linux gives to outgoing connections: such a connection could take a port before
+the server that needs it has started.
+"""
+_TRIES = 100
 
 
 def free_port() -> int:
-    """Return a port that is free at the time of the call."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """
+    Return a TCP port of 127.0.0.1 on which nothing listens.
+
+    Raises:
+        OSError: No tried port is free.
+    """
+    for _ in range(_TRIES):
+        port = random.SystemRandom().randint(FIRST, LAST)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no free port from {FIRST} to {LAST}")

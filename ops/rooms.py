@@ -7,7 +7,7 @@ Limits on folder sizes, tiny modules and waits in tests: `python -m ops.rooms` c
 - Unit and property tests neither sleep nor poll wall time, except modules that are marked
   `virtual_time` or call `run_virtually`, and helpers that only these modules import.
 
-`LATER` lists folders that the limits omit until a planned rewrite.
+`LATER` lists folders to which the limits do not apply until a planned rewrite.
 """
 
 import ast
@@ -36,7 +36,7 @@ LATER = (
     "tests/unit/ops/sim",
     "tests/unit/solver/scheduling/*",
 )
-"""Folders that the limits omit; `/*` is a folder without its sub-folders."""
+"""Folders to which the limits do not apply yet; `/*` is a folder without its sub-folders."""
 _VIRTUAL = re.compile(r"^pytestmark = .*\bvirtual_time\b|\brun_virtually\(", re.MULTILINE)
 _ENTRIES = re.compile(r"(?:ops|services|shared|solver)(?:\.\w+)+")
 
@@ -76,7 +76,7 @@ def _names_in(node: ast.AST) -> Iterator[str]:
 
 
 def is_later(path: Path, root: Path = ROOT) -> bool:
-    """True if *path* is in a folder that the limits omit until a later rewrite."""
+    """True if *path* is in a folder to which the limits do not apply until a later rewrite."""
     folder = path.relative_to(root).parent.as_posix()
     return any(
         folder == place.removesuffix("/*")

@@ -97,7 +97,7 @@ def wants_vllm(*, chosen: bool | None) -> bool:
     elif chosen is not None:
         NO_VLLM.touch()
         VLLM_REASON.write_text(
-            "it was left out when .venv was set up; `make setup VLLM=yes` installs it"
+            "vLLM was left out when .venv was set up; `make setup VLLM=yes` installs it"
         )
     return not NO_VLLM.exists()
 

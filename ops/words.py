@@ -43,6 +43,7 @@ SUGGESTIONS = {
 
 ALLOWED: tuple[tuple[str, str], ...] = (
     ("CHANGELOG.md", "| queue `headway.obituaries` |"),
+    ("shared/broker/declaring.py", 'EARLIER_QUEUE = "headway.obituaries"'),
     ("CHANGELOG.md", "| message fields `foretold`;"),
     ("tests/contract/messages/test_golden_messages.py", 'assert "foretold" in json.loads(body)'),
     ("tests/contract/messages/earlier/request.queued.v1.0-1-0.json", '"foretold"'),

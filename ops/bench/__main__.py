@@ -18,7 +18,7 @@ from shared.runtime.logging import configure_logging
 BENCHES = (
     "overhead", "backlog", "pulling", "lanes", "qoserve", "conserve", "qlm", "fleet", "engine",
     "lso", "planner", "quartz", "routed", "completion", "router_cost", "scheduler_cost",
-    "latency_model",
+    "latency_model", "surface",
 )  # fmt: skip
 """
 Modules of this package that have a function `run`; a module is imported when its benchmark runs.
@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
         "name",
         nargs="?",
         choices=sorted(BENCHES + BY_NAME),
-        help=f"default: all except {', '.join(BY_NAME)}",
+        help=f"benchmark to run; default: all except {', '.join(BY_NAME)}",
     )
     made.add_argument("--quick", action="store_true", help="smaller run in under 50 s")
     made.add_argument("--seed", type=int, default=0)

@@ -61,7 +61,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     classes: str = "table3"
     """Name of the set of request classes, a key of `CLASS_SETS`."""
     shares: tuple[float, ...] | None = None
-    """Share of each request class; empty: equal shares."""
+    """Share of each request class; None: equal shares."""
     only_class: str | None = None
     """The only request class that sends requests; None: all classes send requests."""
     wave: tuple[float, float] | None = None
@@ -113,7 +113,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def code_of() -> Callable[[Cell], bytes]:
-    """The digest of the code on which every cell depends."""
+    """
+    Function that returns the digest of the code on which a cell depends; all cells depend on the
+    same code.
+    """
     code = code_digest([__name__], data=["ops/sim/profiles"])
     return lambda _: code
 

@@ -37,7 +37,8 @@ async def chat(
     """
     Send a chat completion over a new connection and read its stream.
 
-    Events are parsed after the stream ends, so that reading one stream hardly delays the others.
+    Events are parsed after the stream ends, so that reading one stream hardly delays the other
+    streams.
 
     Raises:
         EngineError: The status is not 200, or the stream ends early.

@@ -1,4 +1,7 @@
-"""One model's load: groups behind queues of several lengths, predicted before service."""
+"""
+Load on one model: groups that arrive behind queues of several lengths are predicted before they are
+served.
+"""
 
 import asyncio
 import time
@@ -71,7 +74,7 @@ class ModelLoad:
     """
     One model's queue, held at a sequence of lengths; the producer counts the requests.
 
-    Service of a request begins when the agent gives it to the engine, as soon as the engine has
+    Service of a request begins when the agent submits it to the engine, as soon as the engine has
     room for one more request.
     """
 
@@ -201,7 +204,7 @@ class ModelLoad:
         served = ServedRequest(
             prompt_tokens=prompt,
             output_tokens=output,
-            # `submitted_at` is that of the last run, which may begin after the first token.
+            # `submitted_at` is the time of the last run, which may begin after the first token.
             begun_at=min(timings.submitted_at, timings.first_token_at),
             first_token_at=timings.first_token_at,
             finished_at=timings.finished_at,

@@ -36,7 +36,7 @@ _VLLM: dict[str, Any] = {"policy": "fcfs", "max_running": BATCH, "prefix_caching
 
 
 def agents(engine: str) -> tuple[AgentSpec, ...]:
-    """One agent for each model, which no other agent serves: first come, first served."""
+    """One agent for each model. An agent serves only its model, first come, first served."""
     settings = msgspec.to_builtins(_SIMULATED) if engine == "simulated" else _VLLM
     return tuple(
         AgentSpec(

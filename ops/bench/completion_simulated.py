@@ -1,4 +1,7 @@
-"""Groups behind queues of several lengths on simulated engines, predicted before service."""
+"""
+Simulated engines: groups that arrive behind queues of several lengths are predicted before they are
+served.
+"""
 
 from collections import deque
 from collections.abc import Sequence

@@ -25,14 +25,14 @@ def agent_pids(mesh: ProcessMesh) -> tuple[int, ...]:
 
 def give_cores(pids: Sequence[int]) -> int:
     """
-    Pin each of these processes, with all its descendants, to a separate core.
+    Pin each process of *pids*, with all its descendants, to a separate core.
 
     In production, each instance has its own device. Here engines share cores, and the kernel's
     scheduler determines their speed: without pinning, one of two engines on two cores is often
     twice as fast as the other for some seconds. Other processes are not pinned.
 
     Returns:
-        Pinned processes; empty if there are fewer cores than processes.
+        Number of pinned processes; 0 if there are fewer cores than processes.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < len(pids):

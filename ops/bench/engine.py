@@ -1,9 +1,9 @@
 """
 Headway's policy inside vLLM's engine against stock vLLM, on this machine's CPU.
 
-Before Headway's policy runs, the bench sets targets and load: targets are fixed multiples of the
-times of unloaded stock vLLM, and at the load stock FCFS misses about half of the targets. Stock
-runs with the chunk that misses least at this load, and its `priority` policy also with the best
+Before Headway's policy runs, the bench sets targets and load. Targets are fixed multiples of the
+times of unloaded stock vLLM. At the load, stock FCFS misses about half of the targets. Stock runs
+with the chunk that misses least at this load, and its `priority` policy also with the best
 priorities. Then the arms alternate under equal loads, in pairs. Each pair first searches for the
 load again with stock FCFS, because a machine's speed drifts. A quick run omits the `priority`
 policy.
@@ -51,10 +51,13 @@ time.
 """
 _STEP = 1.2
 """
-Factor between consecutive loads of the search for a load, until the missed share crosses one half.
+Factor between consecutive loads of the search, which ends when half of the requests are late.
 """
 _TRIAL = 1000
-"""Number (for the seed) of the load in trials with stock; loads of pairs are numbered from 0."""
+"""
+Number of the load in trials with stock vLLM; the number and the seed determine the load. Loads of
+pairs are numbered from 0.
+"""
 LEAST_MISSED = 0.3
 """
 Smallest acceptable share of targets missed by stock FCFS; at a lower share, the load cannot

@@ -125,7 +125,7 @@ async def serve(
 async def serve_alone(
     engine: EngineBackend, model: ModelName, load: Sequence[Planned]
 ) -> list[Served]:
-    """Serve *requests* one after another."""
+    """Serve the requests of *load* one after another."""
     served = []
     for index, planned in enumerate(load):
         each = Served(planned, Slo(), time.time())

@@ -42,7 +42,10 @@ async def run(
     quick: bool,
     broker: str | None,  # noqa: ARG001 - nothing here needs one
 ) -> Result:
-    """Find targets with stock FCFS, and the load with the arm with the reserve; then compare."""
+    """
+    Determine the targets with stock FCFS, and the load with the arm that reserves time; then
+    compare the arms.
+    """
     reason = vllm_unavailable_reason()
     if reason is not None:
         raise SettingsError(reason)
@@ -59,7 +62,7 @@ async def run(
         async with engines(Path(directory), arms=models) as engine:
             slos, capacity_rps = await unloaded(engine, fcfs, sizes, seed, result)
             bench = Bench(engine, slos, sizes, seed)
-            for arm in arms.values():  # trains the latency model; is not measured
+            for arm in arms.values():  # warm-up of the latency model, not measured
                 await arm.activate(engine)
                 load = planned_load(seed=seed + 3000, rate_rps=1.0, duration_s=10.0)
                 await serve_alone(engine, arm.model, load)

@@ -68,7 +68,11 @@ RATE_RPS = 26.0
 DURATION_S, QUICK_S = 90.0, 12.0
 SETTLE_S = 3.0
 """Time within which a new leader makes its first plan."""
-ANSWER_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 300.0
+"""
+Time without an answer after which a request counts as lost; it exceeds the waits of late requests,
+which are served last.
+"""
 MOST_POINTS = 3.0
 
 
@@ -115,7 +119,8 @@ class Served:
 
     class_name: str
     attained: bool
-    lost: bool = False
+    lost: str = ""
+    """Reason for which the request has no answer; empty if it has one."""
 
 
 async def serve(
@@ -130,10 +135,12 @@ async def serve(
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 generation = await producer.submit(body_of(number, each), reply=ReplyMode.FINAL)
                 final = await generation.final()
-        except (TimeoutError, MeshError):
-            return Served(each.arrival.class_name, attained=False, lost=True)
+        except (TimeoutError, MeshError) as error:
+            reason = f"request {number} at {each.arrival.arrived_at:.1f} s: {error!r}"
+            return Served(each.arrival.class_name, attained=False, lost=reason)
         if not isinstance(final, RequestCompleted):
-            return Served(each.arrival.class_name, attained=False, lost=True)
+            reason = f"request {number}: {final.error.code}: {final.error.message}"
+            return Served(each.arrival.class_name, attained=False, lost=reason)
         return Served(each.arrival.class_name, attained=final.verdict.attained)
 
     async def kill() -> None:
@@ -210,8 +217,11 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
     for name, by_class in shares.items():
         result.figures[f"in time, {name}, %"] = by_class
     result.figures["requests"] = len(work)
+    for each in served:
+        if each.lost:
+            say(f"without an answer: {each.lost}")
     result.lines += [
-        Line(name="lost requests", value=sum(each.lost for each in served), bound=0),
+        Line(name="lost requests", value=sum(bool(each.lost) for each in served), bound=0),
         Line(
             name="attainment, served and simulated, points apart",
             value=abs(shares["served"]["all"] - shares["simulated"]["all"]),

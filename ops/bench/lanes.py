@@ -1,9 +1,11 @@
 """
-Misses by the number of work classes: agents that pull from lanes, against engines with full view.
+Share of missed targets by number of work classes, if agents pull from lanes or engines see all
+requests.
 
-Three arms of four replicas serve the same arrivals: replicas that pull from lanes of the default
-layout, replicas that pull from lanes of two work classes (divided at 2,048 tokens), and a round
-robin to engines that see all of their requests. Loads are near or above the arms' capacity.
+Three arms of four replicas serve the same arrivals. In the first arm, replicas pull from lanes of
+the default layout. In the second arm, they pull from lanes of two work classes (divided at 2,048
+tokens). In the third arm, a round robin assigns requests to engines that see all of their requests.
+Loads are near or above the arms' capacity.
 """
 
 from collections.abc import Iterator

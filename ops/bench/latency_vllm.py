@@ -34,8 +34,8 @@ SMALL = TinyArchitecture(
 """
 Model for vLLM with random weights.
 
-A decode takes 6 ms, mostly in the layers. A decode of a tiny model takes 2 ms, mostly in Python;
-this time is up to 50 % longer in the ten iterations after a prefill, and varies by 25 % with the
+A decode takes 6 ms, mostly in the layers. A decode of a tiny model takes 2 ms, mostly in Python.
+This time is up to 50 % longer in the ten iterations after a prefill, and varies by 25 % with the
 caches of a shared processor.
 """
 _ALONE = 6

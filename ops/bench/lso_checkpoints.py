@@ -35,8 +35,8 @@ Number of tokens generated before the abort; meanwhile the engine saves the requ
 
 async def restoring(engine: VllmEngine, result: Result, *, quick: bool) -> None:
     """
-    Time from resuming a request to its next token, by the context that must be restored or
-    recomputed.
+    Measure the time from resuming a request to its next token, by the context that must be restored
+    or recomputed.
     """
     contexts = CONTEXTS[3:6:2] if quick else CONTEXTS
     rounds = 1 if quick else 7

@@ -47,7 +47,10 @@ DEEP = TinyArchitecture(
     num_layers=16,
     head_size=32,
 )
-"""Model with as many layers as small production models; safepoints are some layers apart."""
+"""
+Model with as many layers as small production models, so that its safepoints are several layers
+apart.
+"""
 LARGEST_BUDGET, MAX_RUNNING, MAX_MODEL_LEN = 2048, 64, 8192
 _ids = count()
 

@@ -51,7 +51,9 @@ best.
 
 
 async def first_tokens(engine: VllmEngine, result: Result, *, seed: int, quick: bool) -> None:
-    """TTFT of short online requests that arrive while long offline prompts are computed."""
+    """
+    Measure the TTFT of short online requests that arrive while long offline prompts are computed.
+    """
     rounds, arrivals, repeats = (1, 10, 1) if quick else (8, 40, 4)
     alone = [await _alone_s(engine, name, repeats=repeats) for name in ARMS]
     ttft_s = max(

@@ -1,9 +1,9 @@
 """
 The simulated engine behind HTTP in one process: the baseline of `ops.bench overhead`.
 
-A server without queues that has the same HTTP server, tokenizer, engine and answer format as a
-mesh. `python -m ops.bench.one_process REGISTRY PORT ENGINE` runs the server until a signal;
-ENGINE is the engine's settings as JSON.
+The process has no queues, but the same HTTP server, tokenizer, engine and answer format as a mesh.
+`python -m ops.bench.one_process REGISTRY PORT ENGINE` runs the server until a signal; ENGINE is the
+engine's settings as JSON.
 """
 
 import argparse

@@ -6,9 +6,9 @@ prompts, to the gateway of a mesh and to `ops.bench.one_process`. Rounds alterna
 arms; the bench reports the median, lowest and highest value of each figure over the rounds. The
 last part sends all streams concurrently.
 
-CPU time counts every process of the mesh and of RabbitMQ, with children, from the begin to the end
-of a round; nothing is subtracted. While the other arm is measured, the mesh stays up and idle, and
-the bench reports its idle CPU time. Other processes of the machine slow the mesh more than the
+CPU time counts every process of the mesh and of RabbitMQ, with children, from the beginning to the
+end of a round; nothing is subtracted. While the other arm is measured, the mesh stays up and idle,
+and the bench reports its idle CPU time. Other processes of the machine slow the mesh more than the
 single process; the bench reports their CPU share by round.
 """
 

@@ -76,7 +76,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Seed of the planning problem, and of the search for a plan."""
     budget_s: float = 0.0
     """
-    Search budget; for `replan`, of the plan in force; for `routing`, wall time of OR-Tools.
+    Search budget. For `replan`, the budget of the search for the plan in force; for `routing`, the
+    wall time of OR-Tools.
     """
 
     def problem(self) -> PlanningProblem:

@@ -225,8 +225,8 @@ def _batch(
 
 def _drain_s(model: Ints, tokens: Floats) -> Floats:
     """
-    Drain time of groups: the last requests of a batch decode longer than the others; A10 batches
-    are smaller.
+    Drain time of groups: the last requests of a batch decode longer than its other requests, and an
+    A10 has smaller batches.
     """
     decode_s = tokens * _of_kind(model, "batch_size") / _of_kind(model, "tokens_per_s")
     return np.outer(np.array([0.8, 1.2]), decode_s)

@@ -36,7 +36,7 @@ class MeshCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     Offered work, as a share of the instances' capacity without any swap.
 
-    Computed from the profile, so that it is known before any system runs.
+    This capacity is computed from the profile, so that it is known before any system runs.
     """
     instances: int = 6
     a10: int = 0

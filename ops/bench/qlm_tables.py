@@ -21,10 +21,13 @@ PAPER = {
     "16": "baselines fall as the queue grows, QLM does not",
     "18": "delta 4: nearly no loss against 1; 16 is too coarse",
     "19": "5 ms a request at 400,000 requests",
-    "20": "EDF meets all SLOs from 3x, SHEPHERD from 5x, vLLM from 11x",
-    "21": "W_A: ours much higher; W_B: like EDF and vLLM, SHEPHERD lower",
+    "20": "EDF meets all SLOs from 3 times the SLOs on, SHEPHERD from 5, vLLM from 11 times",
+    "21": "W_A: QLM much higher; W_B: like EDF and vLLM, SHEPHERD lower",
 }  # fmt: skip
-"""Numbers in the paper's text, by figure; the axes of its figures are missing in our copy."""
+"""
+Numbers in the paper's text, by figure; the axes of the figures are missing in the copy that was
+used.
+"""
 
 Label = Callable[[MeshCell], float]
 LABELS: dict[str, tuple[str, Label]] = {

@@ -21,7 +21,7 @@ ALPHAS = {1: "qoserve-1ms", 4: "qoserve-4ms", 8: "qoserve"}
 ALPHA_LOADS_RPS = (4.0, 5.0, 6.0)
 DEFAULT = "adaptive"
 CHALLENGERS = ("quartz", "combined")
-"""Policies with which the default policy is compared; it must not be worse."""
+"""Policies with which the default policy is compared; the default policy must not be worse."""
 MIXES = ("code", "conversation", "sharegpt")
 SHARED = (*BASELINES, "qoserve+curve")
 PREFILL_POLICIES = ("sarathi-fcfs:8192", "sarathi-edf:8192", "prefill")

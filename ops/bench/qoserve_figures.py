@@ -25,23 +25,23 @@ def numbered(found: Found, seed: int) -> Rows:
 
 
 _PAPER: dict[str, str] = {
-    "Fig 7": "ours 1.5-2.4x of FCFS, 1.2-1.4x of EDF; code: EDF 2.75, ours 3.65",
-    "Fig 8": "ours above both, by less than in figure 7",
+    "Fig 7": "QoServe 1.5-2.4x of FCFS, 1.2-1.4x of EDF; code: EDF 2.75, QoServe 3.65",
+    "Fig 8": "QoServe above both, by less than in figure 7",
     "Fig 9": "tokens up to 2500 while there is slack",
-    "Fig 10": "ours serves up to 40 % more load at p95",
-    "Fig 11": "ours without violations up to 30 % above EDF's load",
-    "Fig 13": "ours: important in time, 3900 at most if relegated; baselines up to 5582",
+    "Fig 10": "QoServe serves up to 40 % more load at p95",
+    "Fig 11": "QoServe without violations up to 30 % above EDF's load",
+    "Fig 13": "QoServe: important in time, 3900 at most if relegated; baselines up to 5582",
     "Fig 14": "a higher weight: lower median, more violations among the long",
-    "Fig 15a": "goodput 0.26 of Medha, 0.32 of ours",
-    "Fig 15b": "ours always fewer",
+    "Fig 15a": "goodput 0.26 of Medha, 0.32 of QoServe",
+    "Fig 15b": "QoServe always needs fewer GPUs",
     "Table 6, 70-15-15": (
-        "FCFS 4835 4844 4826 (100 %), EDF 3354 4215 6034 (98 %), ours 0.77 425 1625 (5 %)"
+        "FCFS 4835 4844 4826 (100 %), EDF 3354 4215 6034 (98 %), QoServe 0.77 425 1625 (5 %)"
     ),
     "Table 6, 15-15-70": (
-        "FCFS 4835 4844 4826 (100 %), EDF 1801 2622 4436 (82.8 %), ours 0.78 4.7 1028 (0.5 %)"
+        "FCFS 4835 4844 4826 (100 %), EDF 1801 2622 4436 (82.8 %), QoServe 0.78 4.7 1028 (0.5 %)"
     ),
-    "§4.4.2": "EDF 3.7, ours 5",
-    "Niyama Fig 7a": "13-32 % fewer",
+    "§4.4.2": "EDF 3.7, QoServe 5",
+    "Niyama Fig 7a": "Niyama needs 13-32 % fewer GPUs",
 }
 
 

@@ -10,10 +10,10 @@ Found = Mapping[Cell, Mapping[str, Any]]
 Rows = dict[str, dict[str, Any]]
 
 _PAPER: dict[str, dict[str, Any]] = {
-    "Table 4": {"paper": "silo 7+3+3: 0.24 %, ours on 10: 0 %"},
+    "Table 4": {"paper": "silo 7+3+3: 0.24 %, QoServe on 10: 0 %"},
     "Table 5, goodput": {"paper": "edf 2.75, dc 3.3, dc+er 3.6, qoserve 3.65"},
     "Table 5, % missed": {"paper": "edf 100, dc 74, dc+er 26, qoserve 16"},
-    "Fig 12": {"paper": "FCFS 81.88, EDF 84.12, ours 8.64 (important 0)"},
+    "Fig 12": {"paper": "FCFS 81.88, EDF 84.12, QoServe 8.64 (important 0)"},
 }
 
 

@@ -29,7 +29,7 @@ At the judged load, Jain's index is above 0.99 under every policy, because the o
 matters to tenants only while capacity is scarce.
 """
 SCALES = {"7B": 1.0, "14B": 2.0, "32B": 4.0}
-"""Sizes of the paper's models, as multiples of the times of an 8B model; targets do not change."""
+"""Iteration time of each model of the paper, as a multiple of that of an 8B model."""
 SWEEP = (0.6, 0.8, 1.0, 1.2)
 """Loads of the load sweep, as multiples of the judged load."""
 LIGHT_LOAD = 0.4

@@ -37,8 +37,8 @@ ENGINE_LIMITS: Mapping[str, dict[str, Any]] = {
 """
 Settings of the engines in both arms; other settings have their defaults.
 
-The simulated engine takes about 25 ms for an iteration, like the tiny models on a CPU, so that the
-fleet serves some twenty requests per second and the mesh's own CPU time is small in comparison.
+The simulated engine takes about 25 ms for an iteration, like the tiny models on a CPU. So the fleet
+serves some twenty requests per second, and the mesh's own CPU time is small in comparison.
 """
 
 
@@ -56,6 +56,8 @@ class Arm:
     """
     engine_policy: Mapping[str, str] = field(default_factory=dict)
     """Scheduling policy of each engine backend; empty: the default policy."""
+    warm_models: tuple[str, ...] = ()
+    """Models that each agent holds warm at the start, beside its initial model."""
     fixed_models: bool = False
     """True: each agent serves its initial model only; False: every agent may serve every model."""
     initial_models: tuple[str, ...] = (MODELS[0],) * NUM_AGENTS
@@ -74,6 +76,8 @@ class Arm:
             registry=registry,
             log_dir=log_dir / self.name,
             gateway_port=free_port(),
+            # The demo compares orders of service; vLLM's application would need a third core.
+            gateway={"front": "light"},
             planner=dict(self.planner),
             layout=self.layout,
             agents=tuple(
@@ -82,6 +86,7 @@ class Arm:
                     engine=engine,
                     settings={
                         "initial_model": initial,
+                        "warm_models": list(self.warm_models),
                         "models": [initial] if self.fixed_models else [],
                         "drain_timeout_s": 2.0,
                         "engine": {engine: limits},
@@ -128,5 +133,7 @@ FCFS = Arm(
     # One lane per model: short and long requests are not separated.
     layout=LaneLayout(num_work_classes=1),
 )
-HEADWAY = Arm(name="headway", title="Headway")
+# Both models are loaded at the start, as in a fleet that moves between models: a cold start of vLLM
+# takes both cores of a small machine for 20 s.
+HEADWAY = Arm(name="headway", title="Headway", warm_models=MODELS[1:])
 ARMS = (FCFS, HEADWAY)

@@ -38,7 +38,7 @@ class AgentTotals:
 
     async def on_message(self, delivery: Delivery) -> None:
         """Store the status of an agent."""
-        with contextlib.suppress(ContractError):  # kinds that are not counted
+        with contextlib.suppress(ContractError):  # messages of other kinds are not counted
             status = _decode(delivery.body)
             self.statuses[status.instance_id, status.incarnation] = status
         await delivery.settle(Settlement.ACK)

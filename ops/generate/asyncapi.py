@@ -9,7 +9,7 @@ import msgspec
 from shared.broker import topology
 from shared.contracts.base import Message, tag_of
 from shared.contracts.control import RequestCancel, RunStop
-from shared.contracts.ingress import InferenceRequest, QueueItem
+from shared.contracts.ingress import CallRequest, InferenceRequest, QueueItem
 from shared.contracts.requests import (
     RequestCompleted,
     RequestFailed,
@@ -20,7 +20,7 @@ from shared.contracts.requests import (
 ASYNCAPI_VERSION = "3.0.0"
 CONTRACT_VERSION = "1.0.0"
 
-REQUESTS: tuple[type[msgspec.Struct], ...] = (InferenceRequest, QueueItem)
+REQUESTS: tuple[type[msgspec.Struct], ...] = (InferenceRequest, CallRequest, QueueItem)
 REPLIES: tuple[type[Message], ...] = (RunStarted, TokensEmitted, RequestCompleted, RequestFailed)
 CONTROLS: tuple[type[Message], ...] = (RunStop, RequestCancel)
 

@@ -22,6 +22,11 @@ _WORK = r"(?:lock\.)?(?:lane|overflow|resume|relegated|inbox)\..*"
 _COMPANIONS = r"(?:lock\.)?(?:resume|relegated|inbox)\..*"
 _REPLY = r"reply\..*"
 
+_OMITTED = (topology.WORK_QUEUES,)
+"""
+Queues that planners create: without this queue, they know that the broker has no work queues.
+"""
+
 Definitions = dict[str, Any]
 
 
@@ -204,6 +209,7 @@ def definitions(*, vhost: str = "/", passwords: dict[str, str] | None = None) ->
                 "arguments": queue_arguments(spec),
             }
             for spec in topology.QUEUES
+            if spec.name not in _OMITTED
         ],
         "bindings": [
             {
@@ -215,6 +221,7 @@ def definitions(*, vhost: str = "/", passwords: dict[str, str] | None = None) ->
                 "arguments": {},
             }
             for spec in topology.BINDINGS
+            if spec.queue not in _OMITTED
         ],
     }
 

@@ -55,7 +55,10 @@ def parser() -> argparse.ArgumentParser:
     )
     load_group = p.add_argument_group("workload")
     load_group.add_argument(
-        "--trace", type=Path, metavar="CSV", help="trace in Azure's format, which gives the lengths"
+        "--trace",
+        type=Path,
+        metavar="CSV",
+        help="trace in Azure's format, from which lengths are taken",
     )
     load_group.add_argument(
         "--match",
@@ -101,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     engine.add_argument(
         "--policy", type=values.policy, default="adaptive", metavar="NAME",
-        help=f"of engines: {', '.join(policy_names())}",
+        help=f"policy of the engines: {', '.join(policy_names())}",
     )  # fmt: skip
     engine.add_argument(
         "--replicas",

@@ -93,13 +93,13 @@ class _Puller:
         self._best_effort: dict[RequestId, SimRequest] = {}
 
     def hold(self, request: SimRequest) -> None:
-        """Give a pulled request *request* to the engine."""
+        """Submit the pulled request *request* to the engine."""
         self._regular[request.request_id] = request
         self._regular_s += self._counted_s(request)
         self.replica.add(request)
 
     def hold_best_effort(self, request: SimRequest) -> None:
-        """Give a relegated or best-effort *request* to the engine."""
+        """Submit a relegated or best-effort *request* to the engine."""
         self._best_effort[request.request_id] = request
         self.replica.add_relegated(request)
 
@@ -107,7 +107,8 @@ class _Puller:
         """
         Remove requests that have a first token from the window.
 
-        Call it only between iterations: an iteration updates the engine's state at its begin.
+        Call this method only between iterations, because an iteration updates the engine's state at
+        its start.
         """
         for request in [r for r in self._regular.values() if r.first_token_at is not None]:
             self._drop(request)
@@ -142,7 +143,7 @@ class _Puller:
         )
 
     def is_infeasible(self, request: SimRequest, now: UnixTime) -> bool:
-        """True if *request*, not relegated, would be late on this replica."""
+        """True if *request* is not relegated and would be late on this replica."""
         loaded = is_loaded(self.held(), self._bounds)
         return self._forecast.is_infeasible(
             request, now, BUSY_TOKENS if loaded else 1, self.replica.totals.pace_s

@@ -49,7 +49,7 @@ def build(
     low_share: float = 0.0,
 ) -> list[Arrival]:
     """
-    Give each arrival a random class, and importance `low` to *low_share* of each class.
+    Assign a random class to each arrival, and importance `low` to *low_share* of each class.
 
     Returns:
         Requests in order of arrival.
@@ -154,7 +154,10 @@ def resampled(
     classes: Sequence[TrafficClass] = CLASSES,
     low_share: float = 0.0,
 ) -> list[Arrival]:
-    """A workload at *times* with pairs of lengths drawn from the trace with replacement."""
+    """
+    A workload that arrives at the times *arrived_at*; pairs of lengths are drawn from the trace
+    with replacement.
+    """
     rows = random.integers(0, len(trace.prompts), size=len(arrived_at))
     return build(
         random,

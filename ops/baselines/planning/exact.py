@@ -167,7 +167,8 @@ class _Program:
 
     def _late(self, group: int) -> None:
         """
-        Return one cost for each milestone that is reached too late (equations 11 and 12, soft).
+        Add a cost for each milestone of *group* that is reached too late (equations 11 and 12,
+        soft).
         """
         groups, milestones = self._problem.groups, self._problem.objective.milestones
         if np.isinf(groups.deadline_s[group]):
@@ -184,7 +185,7 @@ class _Program:
                 )
 
     def _tardy(self, group: int) -> None:
-        """Cost of the tardiness of the group's last request, capped at `max_tardiness`."""
+        """Add the cost of the tardiness of the group's last request, capped at `max_tardiness`."""
         groups, objective = self._problem.groups, self._problem.objective
         if np.isinf(groups.deadline_s[group] + groups.slo_s[group]):
             return
@@ -202,7 +203,9 @@ class _Program:
             self.model.add(tardy >= over).only_enforce_if(self._serves[g, group], ~lost)
 
     def _waiting(self) -> None:
-        """Cost of the waiting time of best-effort groups, each until its last request ends."""
+        """
+        Add the cost of the waiting time of best-effort groups, each until its last request ends.
+        """
         problem = self._problem
         rate = problem.objective.waiting / scales_of(problem).queue_s
         for i in (i for i in self._starts if np.isinf(problem.groups.deadline_s[i])):
@@ -221,7 +224,7 @@ def _ticks(seconds: float) -> int:
 
 
 def _longest_s(problem: PlanningProblem, setups_s: list[Floats]) -> float:
-    """Upper bound of the time at which a plan ends that leaves no instance idle."""
+    """Upper bound of the end of every plan in which no instance is idle."""
     devices = problem.instances.device
     most_s = np.zeros(problem.num_groups)
     for device, before_s in zip(devices, setups_s, strict=True):

@@ -113,8 +113,10 @@ def _program(
     problem: PlanningProblem, demand_s: Floats, kinds: list[_Kind], hosted: int
 ) -> tuple[mathopt.Model, dict[tuple[int, int], mathopt.Variable]]:
     """
-    Number of instances of each kind that host each model; an instance hosts at most *hosted*
-    models.
+    The integer program, and its variables: the number of instances of each kind that host each
+    model.
+
+    An instance hosts at most *hosted* models.
     """
     model = mathopt.Model()
     hosts = {

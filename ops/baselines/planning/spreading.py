@@ -33,7 +33,7 @@ def by_chance(problem: PlanningProblem, random: np.random.Generator) -> QueueOrd
     Assign each group to a random instance that may serve it.
 
     Source: QLM §8.3, the random policy.
-    Differs: as for `round_robin`.
+    Differs: inside a queue, EDF with model batching replaces the authors' generator.
     """
     queues: list[list[int]] = [[] for _ in range(problem.num_instances)]
     able_of = Queues(problem).able

@@ -23,7 +23,10 @@ def by_deadline(request: MeshRequest) -> float:
 
 
 def by_deadline_and_work(request: MeshRequest) -> float:
-    """The agents' order of lane heads: by deadline; at equal deadlines, smaller prompts first."""
+    """
+    Sort key of lane heads, as in agents: the deadline plus a delay for each token of the request's
+    work.
+    """
     return by_deadline(request) + WORK_WEIGHT_S_PER_TOKEN * request.work_tokens
 
 

@@ -12,8 +12,8 @@ class Decodes:
     """
     The requests of one engine that get a token in every iteration.
 
-    A request's counters are valid only after `runs` or `leave`. A heap gives the request that ends
-    next.
+    A request's counters are valid only after `runs` or `leave`. A heap sorts the requests by the
+    iteration in which they end.
     """
 
     def __init__(self, latency: LatencyTable) -> None:

@@ -1,9 +1,9 @@
 """
 One engine with continuous batching, in time proportional to the number of changes.
 
-Decodes are counted, not iterated: a heap gives the request that ends next, and consecutive
-decode-only iterations are computed together. A test checks that the iterations equal those of
-`ops.sim.engine.SimulatedReplica` with first come, first served and blocks of one token.
+Decodes are counted, not iterated: a heap sorts requests by the iteration in which they end, and
+consecutive decode-only iterations are computed together. A test checks that the iterations equal
+those of `ops.sim.engine.SimulatedReplica` with first come, first served and blocks of one token.
 """
 
 import math
@@ -196,7 +196,10 @@ class BatchEngine:
         return starved
 
     def _starve(self) -> MeshRequest:
-        """Take the KV of the request that began last, which waits again; return this request."""
+        """
+        Take the KV from the request that began last, so that the request waits again; return this
+        request.
+        """
         prefills = self._prefills
         victim = prefills[next(reversed(prefills))] if prefills else self._decodes.last()
         self.evict(victim)

@@ -233,7 +233,7 @@ class MeshInstance:
         engine.add(request, now)
 
     def _other_head(self) -> tuple[Segment, ...]:
-        """Segments of the virtual queue if its head requires a model swap now, else None."""
+        """Segments of the virtual queue if its head requires a model swap now; else empty."""
         engine = self.engine
         if self._conduct.looks_ahead:
             idle = engine is None or not engine.num_unfinished

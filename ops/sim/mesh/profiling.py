@@ -30,7 +30,8 @@ def measured(
     fleet: Fleet, arrivals: Mapping[ModelName, Sequence[Arrival]], *, max_running: int
 ) -> dict[tuple[str, ModelName], Measured]:
     """
-    Profiles by device and model; the first requests of each model, all waiting, are served.
+    Profiles by device and model. Each profile is measured on an engine that serves the model's
+    first requests, all of which wait at the start.
 
     Args:
         fleet: Models and devices to profile.

