@@ -81,7 +81,7 @@ def rabbit_servers(
 
 @pytest.fixture(params=[MEMORY, *RABBIT_PARAMS])
 async def broker_rig(request: Any) -> AsyncIterator[BrokerRig]:
-    """Every broker implementation, in its own namespace."""
+    """A rig of each broker implementation, in a separate namespace."""
     if request.param == MEMORY:
         memory = MemoryRig()
         yield memory
@@ -103,7 +103,7 @@ def rabbit_url(request: Any, rabbit_servers: Callable[[str], RabbitServer]) -> I
 
 @pytest.fixture
 async def rabbit_rig(rabbit_url: str) -> AsyncIterator[RabbitRig]:
-    """RabbitMQ only, in its own virtual host."""
+    """A rig of RabbitMQ in a separate virtual host."""
     rig = RabbitRig(rabbit_url)
     yield rig
     await rig.close()

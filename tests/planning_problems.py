@@ -108,9 +108,11 @@ def a_random_problem(
     seed: int, *, num_groups: int, num_instances: int, num_models: int
 ) -> PlanningProblem:
     """
-    Random problems with every feature: two types of devices, models that some or all instances
-    cannot serve, best effort, deadlines in the past, deterministic times, and a running plan with
-    new groups and lost instances.
+    Random problems with every feature.
+
+    There are two types of devices, models that some or all instances cannot serve, best effort,
+    deadlines in the past, and deterministic times. The running plan has new groups and lost
+    instances.
     """
     random = np.random.default_rng(seed)
     shape = (2, num_groups)

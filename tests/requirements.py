@@ -9,7 +9,7 @@ import pytest
 
 
 def absent(what: str, requirement: str) -> NoReturn:
-    """Skip, or fail if HEADWAY_REQUIRE lists *requirement*."""
+    """Skip the test, or fail it if the variable HEADWAY_REQUIRE lists *requirement*."""
     if requirement in os.environ.get("HEADWAY_REQUIRE", "").split(","):
         pytest.fail(f"{what}, and HEADWAY_REQUIRE lists {requirement}", pytrace=False)
     pytest.skip(what, allow_module_level=True)

@@ -1,6 +1,7 @@
 """Meshes for end-to-end tests, and their requests."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ def mesh_spec(
     agents: int = 2,
     registry: Path | None = None,
     agent_settings: dict[str, Any] | None = None,
+    gateway: dict[str, Any] | None = None,
     **fields: Any,
 ) -> MeshSpec:
     """A small mesh; every agent starts with tiny-llama active."""
@@ -42,6 +44,7 @@ def mesh_spec(
         registry=registry or make_tiny_models(directory / "models", weights=engine == "vllm"),
         log_dir=directory / "log",
         gateway_port=free_port(),
+        gateway={"front": "light"} | (gateway or {}),
         agents=tuple(
             AgentSpec(
                 instance_id=f"a{number}",
@@ -165,3 +168,17 @@ async def depths(broker: Broker, mesh: ProcessMesh) -> dict[str, int]:
         depth = await broker.depth(inbox)
         ready[inbox] = 0 if depth is None else depth.ready
     return {queue: count for queue, count in ready.items() if count}
+
+
+def tool_registry(directory: Path) -> Path:
+    """A registry of tiny models with a parser of tool calls and with compact JSON."""
+    path = make_tiny_models(directory, weights=True)
+    registry = json.loads(path.read_text())
+    for model in registry["models"]:
+        model["tool_parser"] = "hermes"
+        model["engine_args"] = {
+            # Without this setting models with random weights write whitespace without end.
+            "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}
+        }
+    path.write_text(json.dumps(registry))
+    return path

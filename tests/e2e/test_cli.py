@@ -36,7 +36,7 @@ class Ran:
 
 
 async def run(mesh: ProcessMesh, module: str, *arguments: str, limit_s: float = 60.0) -> Ran:
-    """`python -m services.<module> …` in the mesh's environment."""
+    """Run `python -m services.<module> …` in the mesh's environment."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -232,7 +232,7 @@ async def test_dead_letters_are_listed_retried_and_dropped(mesh: ProcessMesh) ->
         await eventually(dead_lettered)
         peeked = await run(mesh, "mesh", "dead-letter", "peek", "--json")
         again = await run(mesh, "mesh", "dead-letter", "requeue", "--id", "broken-1", "--json")
-        await eventually(dead_lettered)  # refused and dead-lettered again
+        await eventually(dead_lettered)  # the requeued request is refused and dead-lettered again
         refused = await run(mesh, "mesh", "dead-letter", "purge")
         one = await run(mesh, "mesh", "dead-letter", "peek", "--id", "broken-2", "--json")
         none = await run(mesh, "mesh", "dead-letter", "peek", "--id", "broken-3", "--json")
@@ -254,7 +254,7 @@ async def test_dead_letters_are_listed_retried_and_dropped(mesh: ProcessMesh) ->
 @pytest.mark.slow
 async def test_a_drained_instance_takes_nothing_more_and_others_serve(mesh: ProcessMesh) -> None:
     reported = "--set", "instance_id=a1", "--json"
-    # Draining it again changes nothing.
+    # Draining the instance again changes nothing.
     drained = await run_until(mesh, lambda ran: bool(ran.json), "agent", "drain", *reported)
     answers = [await submit(mesh, "--json", f"after the drain {n}") for n in range(4)]
 

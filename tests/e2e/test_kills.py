@@ -78,7 +78,7 @@ async def kill(mesh: ProcessMesh, name: str) -> None:
 
 
 async def havoc(mesh: ProcessMesh, node: PrivateNode, undisturbed: asyncio.Event) -> None:
-    """One kill after another, each under load."""
+    """Kill one process after another, and restart the broker, while the mesh is under load."""
     await undisturbed.wait()
     await kill(mesh, "agent-a0")
     await asyncio.sleep(1.0)
@@ -94,8 +94,8 @@ async def havoc(mesh: ProcessMesh, node: PrivateNode, undisturbed: asyncio.Event
     await asyncio.sleep(1.0)
     await asyncio.to_thread(node.stop)
     await asyncio.to_thread(node.start)
-    # A supervisor would restart them: on a busy machine they may have exited while the broker was
-    # stopped.
+    # A supervisor would restart these processes: on a busy machine they may have exited while the
+    # broker was stopped.
     for name in ("agent-a0", "grouper-0", "gateway"):
         if not mesh.processes[name].running:
             await mesh.processes[name].start()

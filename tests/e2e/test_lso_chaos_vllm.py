@@ -153,7 +153,7 @@ async def test_random_commands_lose_duplicate_and_change_no_answer(
         stormy = await ask_slowly(producer, requests, known)
         raging.cancel()
         await asyncio.wait([raging])
-        # It was not ended earlier by an error of its own.
+        # No error has ended the storm before its cancellation.
         assert raging.cancelled()
         after = [await rested(broker, agent) for agent in AGENTS]
         await only_left(broker, mesh, {})
@@ -188,7 +188,8 @@ async def rested(broker: Broker, agent: InstanceId) -> InstanceStatus:
     """Wait until the instance is idle with cleared caches; return its status."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            with suppress(BrokerUnavailableError):  # no answer for seconds; it recovers
+            # the broker may not answer for seconds; it recovers
+            with suppress(BrokerUnavailableError):
                 await order(broker, LsoClear(instance_id=agent), timeout_s=10.0)
                 status = await next_status(broker, agent)
                 if status is not None and is_at_rest(status):

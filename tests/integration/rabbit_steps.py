@@ -30,7 +30,8 @@ async def take(broker: Broker, queue: str) -> Delivery:
         try:
             delivery = await broker.get(queue)
         except BrokerUnavailableError:
-            # A quorum queue without a leader after a restart closes the connection.
+            # After a restart, RabbitMQ closes a connection that uses a quorum queue without a
+            # leader.
             return False
         taken.extend([delivery] if delivery is not None else [])
         return delivery is not None

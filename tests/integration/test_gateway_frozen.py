@@ -24,7 +24,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 
 BODY = json.dumps({"model": "tiny-llama", "prompt": "hello", "max_tokens": 4}).encode()
 FROZEN_S = 7.0
-"""Longer than the 5 s limit of a confirmed publish and than typical HTTP keep-alive times."""
+"""
+Duration of a freeze; longer than the 5 s limit of a confirmed publish and than typical HTTP
+keep-alive times.
+"""
 
 
 @dataclass(frozen=True)

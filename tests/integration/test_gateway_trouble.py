@@ -19,7 +19,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def hang(request: Request) -> None:
-    """A mesh that starts the run and then hangs."""
+    """Behave as a mesh that starts the run and then hangs."""
     await request.start()
     await request.tokens(0, "He")
 

@@ -29,7 +29,7 @@ def test_simulated_engine_gives_a_profile_that_the_simulator_reads(
 
     assert code == 0
     assert found.name == "tiny-llama/simulated"
-    # The simulated engine's own: 5 ms and 40 us per token.
+    # These are the times of the simulated engine: 5 ms, and 40 us per token.
     assert found.latency.predict_s(256, 256 * 128, 0) == pytest.approx(0.0159, rel=0.05)
     assert report["profile"]["num_iterations"] == sum(each["samples"] for each in report["cells"])
     assert report["profile"]["latency_error"] < 0.05

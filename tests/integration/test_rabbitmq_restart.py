@@ -55,8 +55,8 @@ class TestBrokerRestart:
         for body in (b"a", b"b", b"c"):
             await broker.publish("x", "work", OutMessage(body=body))
         held = await take(broker, "work")
-        # RabbitMQ 3.10 writes the list of its quorum queues some seconds late: one declared just
-        # before a kill never answers again.
+        # RabbitMQ 3.10 writes the list of its quorum queues some seconds late. A queue declared
+        # just before a kill never answers again.
         await asyncio.to_thread(private_node.ctl, "eval", "[dets:sync(T) || T <- dets:all()].")
         await asyncio.to_thread(getattr(private_node, how))
         await eventually(lambda: not broker.connected)

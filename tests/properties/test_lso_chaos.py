@@ -197,7 +197,11 @@ async def served(
 
 
 def a_name(rig: AgentRig, load: list[QueuedRequest], number: int) -> RequestId:
-    """A request that runs or rests on the agent, or None: operations on others are rejected."""
+    """
+    Id of a request that runs or is swapped out on the agent.
+
+    If there is none, the id of any request of the load; the agent then rejects the operation.
+    """
     here = [*rig.state.runs, *rig.state.swapped_out]
     return here[number % len(here)] if here else load[number].request_id
 

@@ -44,7 +44,7 @@ class Leader:
         self.counts.observe(SOURCE, {}, self.now)
 
     async def hear(self, queues: WorkQueues, *, pulled: int = 0, after_s: float = 1.0) -> None:
-        """Take in a report of the grouper, and do one round."""
+        """Process a report of the grouper, and execute one round."""
         self.now += after_s
         totals = {queue: QueueTotal(put) for queue, put in queues.put.items()}
         if pulled:

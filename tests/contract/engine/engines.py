@@ -6,6 +6,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -144,15 +145,16 @@ def vllm_rig(directory: Path, **fields: Any) -> EngineRig:
     )
     engine = VllmEngine(tiny_entries(directory, weights=True), settings)
 
-    async def kill() -> None:
-        """Kill the serving engine core; the host survives."""
-        cores = [pid for pid in group_members(engine.host_pid or 0) if is_engine_core(pid)]
-        assert cores
-        for pid in cores:
-            with suppress(ProcessLookupError):  # the process has ended meanwhile
-                os.kill(pid, signal.SIGKILL)
+    return EngineRig(engine, partial(kill_cores, engine))
 
-    return EngineRig(engine, kill)
+
+async def kill_cores(engine: VllmEngine) -> None:
+    """Kill the engine cores of *engine*; the host survives."""
+    cores = [pid for pid in group_members(engine.host_pid or 0) if is_engine_core(pid)]
+    assert cores
+    for pid in cores:
+        with suppress(ProcessLookupError):  # the process has ended meanwhile
+            os.kill(pid, signal.SIGKILL)
 
 
 def vllm_policy_rig(directory: Path) -> EngineRig:

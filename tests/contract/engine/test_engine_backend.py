@@ -88,7 +88,10 @@ async def test_the_prefill_is_timed_from_its_first_chunk_to_the_first_token(rig:
     reported: list[float] = []
 
     async def run() -> float:
-        """Return after the first output of a run, which then runs to its end."""
+        """
+        Serve one request; set *begun* at its first output, and return the time to that output in
+        seconds.
+        """
         asked_at, first_s = time.monotonic(), 0.0
         async for output in rig.engine.generate(rig.request(prompt_of(40, first=82), greedy(60))):
             first_s = first_s or time.monotonic() - asked_at

@@ -13,7 +13,7 @@ from shared.contracts.base import Decoder, Message, ModelName, encode, tag_of
 from shared.contracts.estimates import Calibration, OutputTokens, Profile
 from shared.contracts.plans import LaneForecast, LanesForecast
 from shared.contracts.requests import QueuedRequest
-from shared.contracts.telemetry import IterationsObserved, RequestObserved
+from shared.contracts.telemetry import IterationsObserved, LanesObserved, RequestObserved
 from tests.contract.messages.golden_messages import EXAMPLES, GOLDEN, golden_file
 
 
@@ -75,6 +75,14 @@ def test_observations_of_older_agents_have_no_finish_reason():
     observed = decode((GOLDEN / "request.observed.v1.json").read_bytes())
 
     assert (observed.finish_reason, observed.max_tokens, observed.ignore_eos) == (None, 0, False)
+
+
+def test_lane_totals_of_older_groupers_have_no_expected_tokens():
+    decode: Decoder[LanesObserved] = Decoder(LanesObserved)
+    body = (GOLDEN / "lanes.observed.v1.json").read_bytes()
+    (total,) = decode(body.replace(b"expected_tokens", b"max_tokens")).lanes
+
+    assert (total.requests, total.expected_tokens) == (32, 0)
 
 
 def test_iterations_of_older_agents_have_no_prefill_pairs():

@@ -57,7 +57,7 @@ class StructuredRig(EngineRig):
 @asynccontextmanager
 async def structured_rig(directory: Path) -> AsyncIterator[StructuredRig]:
     """A backend with `PLAIN`, `OTHER` and `THINKING`; all may be warm together."""
-    kill = vllm_rig(directory).kill  # skips or fails without vLLM
+    kill = vllm_rig(directory).kill  # without vLLM, the test is skipped or fails
     base = next(each for each in tiny_entries(directory, weights=True) if each.name == LLAMA)
     settings = VllmSettings(log_path=str(directory / "vllm.log"), warm_bytes=4 << 30)
     engine = VllmEngine(_variants(base, directory), settings)
@@ -86,11 +86,7 @@ def _variants(base: ModelEntry, directory: Path) -> tuple[ModelEntry, ...]:
             scheduler_cls="tests.contract.structured.spoiled_outputs.SpoilingScheduler",
             enable_prefix_caching=False,
         ),
-        variant(
-            THINKING,
-            str(thinking),
-            structured_outputs_config=grammars | {"reasoning_parser": "deepseek_r1"},
-        ),
+        msgspec.structs.replace(variant(THINKING, str(thinking)), reasoning_parser="deepseek_r1"),
     )
 
 

@@ -141,7 +141,7 @@ async def test_grammars_begin_after_the_reasoning_of_earlier_runs(rig: Structure
     thoughts = prompt_of(7)
     ending: dict[str, Any] = {
         "structured_outputs": CASES["json_schema"].constraint,
-        # As soon as the reasoning may end, it ends.
+        # The bias ends the reasoning as soon as it may end.
         "logit_bias": {END_THINKING: 100.0},
     }
     rest = await rig.constrained(THINKING, prompt, thoughts, **ending)

@@ -45,7 +45,7 @@ async def checkpointing(
     directory: Path, models: Callable[[ModelEntry], tuple[ModelEntry, ...]]
 ) -> AsyncIterator[EngineRig]:
     """A backend for variants of the tiny model, made by *models*; all may be warm together."""
-    kill = vllm_rig(directory).kill  # skips or fails without vLLM
+    kill = vllm_rig(directory).kill  # without vLLM, the test is skipped or fails
     base = next(each for each in tiny_entries(directory, weights=True) if each.name == LLAMA)
     settings = VllmSettings(
         log_path=str(directory / "vllm.log"),
@@ -84,7 +84,7 @@ def variants(base: ModelEntry) -> tuple[ModelEntry, ...]:
             SMALL,
             enable_prefix_caching=False,
             scheduler_cls="services.agent.backends.vllm.core.scheduler.TimedScheduler",
-            # Not a multiple of a block.
+            # The size is not a multiple of a block.
             kv_transfer_config=host_memory(SMALL_BLOCKS * BLOCK_BYTES + 1000),
         ),
         variant(
@@ -159,7 +159,7 @@ async def begun(rig: EngineRig, prompt: Tokens, tokens: int, model: ModelName) -
                 break
         await rig.settled()
         # On a busy machine the answer may have ended before the abort reached the engine, even if
-        # that is not visible here. It then leaves no copies.
+        # that is not visible here. The request then leaves no copies.
         decodes = sum(each.num_decodes for each in rig.engine.drain_iterations())
         if decodes < ANSWER_TOKENS - 2:
             return tuple(progress)

@@ -12,7 +12,7 @@ class _Recording(PolicyScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Its latency model is not updated, so that a replay needs only the record.
+        # The policy's latency model is not updated, so that a replay needs only the record.
         self._policy = recording(recorded_policy(self.name))
 
 

@@ -81,7 +81,8 @@ async def test_an_abort_inside_a_prefill_keeps_the_computed_part(
     for _ in range(ROUNDS):
         await rig.engine.clear_caches()
         computed, host_kv_bytes = await aborted_early(rig, prompt, model)
-        # On a busy machine the answer may have ended before the abort; it then leaves no copies.
+        # On a busy machine the answer may have ended before the abort; the request then leaves no
+        # copies.
         if computed < 900 + ANSWER_TOKENS - 1:
             break
     full = computed // BLOCK_TOKENS
@@ -181,7 +182,7 @@ async def test_the_copies_stay_within_their_budget(rig: EngineRig) -> None:
         while not all(task.done() for task in answers):
             used.append(measured.now.host_kv_bytes)
             await asyncio.sleep(0.002)
-    # Includes a sequence that exceeds the budget.
+    # The load includes a sequence that exceeds the budget of copies.
     long = prompt_of(900, first=90)
     whole = (await rig.ask(long, greedy(100), model=SMALL)).token_ids
     progress = await begun(rig, long, 2, SMALL)

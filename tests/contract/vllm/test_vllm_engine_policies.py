@@ -42,7 +42,8 @@ PATIENT = Slo(ttft_s=20, tbt_s=1)
 ROUNDS = 5
 """Maximum number of attempts: on a busy machine the requests may not overlap."""
 
-# vLLM disables asynchronous scheduling on CPUs. It works there; this interpreter keeps it.
+# Asynchronous scheduling works on CPUs, but vLLM disables it there; this interpreter keeps it
+# enabled.
 KEEP_ASYNC = """
 import runpy, sys
 from vllm.platforms.cpu import CpuPlatform
@@ -80,7 +81,8 @@ def variants(base: ModelEntry) -> tuple[ModelEntry, ...]:
             "asynchronous",
             async_scheduling=True,
             scheduler_cls=f"{PACKAGE}.core.policy_scheduler.AsyncPolicyScheduler",
-            # Our worker has safepoints, which need iterations that end before the next is decided.
+            # Headway's worker has safepoints, which need iterations that end before the next is
+            # decided.
             worker_cls="auto",
         ),
         variant(
@@ -99,7 +101,7 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EngineR
     python = directory / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} {directory}/keep_async.py "$@"\n')
     python.chmod(0o755)
-    kill = vllm_rig(directory).kill  # skips or fails without vLLM
+    kill = vllm_rig(directory).kill  # without vLLM, the test is skipped or fails
     base = next(each for each in tiny_entries(directory, weights=True) if each.name == LLAMA)
     settings = VllmSettings(
         python=str(python),
@@ -148,7 +150,8 @@ class Load:
             model=self._model,
             slo=slo,
             arrived_at=time.time(),
-            # Requests that may lose their KV have it restored from the host.
+            # Requests that may lose their KV are checkpointed, so that the KV is restored from the
+            # host.
             checkpointed=slo == Slo(),
         )
         self.answers[name] = answer.token_ids

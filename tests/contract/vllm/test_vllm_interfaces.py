@@ -68,6 +68,7 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "add_request_async": ["request"],
         "abort_requests_async": ["request_ids"],
         "get_output_async": [],
+        "get_supported_tasks_async": [],
         "reset_prefix_cache_async": ["reset_running_requests", "reset_connector"],
         "collective_rpc_async": ["method", "timeout", "args", "kwargs"],
         "sleep_async": ["level", "mode"],
@@ -89,6 +90,28 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "_get_constraint_bounds": ["request", "spec_tokens", "spec_tokens_committed"],
     },
     _BATCH: {"update_async_output_token_ids": []},
+    f"{_V1}.engine.detokenizer:IncrementalDetokenizer": {
+        "from_new_request": ["tokenizer", "request"],
+        "update": ["new_token_ids", "stop_terminated"],
+        "num_output_tokens": [],
+    },
+    f"{_V1}.sample.thinking_budget_state:ThinkingBudgetStateHolder": {
+        "update_state": ["output_token_ids", "spec_token_ids", "repeat_indices"],
+        "has_tracked_requests": [],
+    },
+    f"{_V1}.engine.async_llm:AsyncLLM": {
+        "abort": ["request_id", "internal"],
+        "_run_output_handler": [],
+        "shutdown": ["timeout"],
+    },
+    f"{_V1}.engine.output_processor:OutputProcessor": {
+        "process_outputs": [
+            *("engine_core_outputs", "engine_core_timestamp", "iteration_stats"),
+            "weight_version",
+        ],
+        "abort_requests": ["request_ids", "internal"],
+    },
+    f"{_V1}.engine.output_processor:RequestOutputCollector": {"put": ["output"]},
     f"{_V1}.core.kv_cache_manager:KVCacheManager": {"evict_blocks": ["block_ids"]},
     f"{_V1}.core.block_pool:BlockPool": {"get_num_free_blocks": [], "evict_blocks": ["block_ids"]},
 }
@@ -99,7 +122,7 @@ FIELDS: dict[str, list[str]] = {
         *("requests", "running", "waiting", "current_step", "block_size", "connector"),
         *("max_num_scheduled_tokens", "max_num_active_reqs", "prev_step_scheduled_req_ids"),
         *("kv_cache_manager", "kv_cache_config", "scheduler_config", "_inflight_prefills"),
-        *("structured_output_manager", "grammar_compile_error_reqs"),
+        *("structured_output_manager", "grammar_compile_error_reqs", "max_model_len"),
     ],
     f"{_V1}.request:Request": [
         *("num_computed_tokens", "num_in_flight_tokens", "num_output_placeholders"),
@@ -112,7 +135,12 @@ FIELDS: dict[str, list[str]] = {
         "num_cached_block",
         "req_to_blocks",
     ],
-    f"{_V1}.sample.metadata:SamplingMetadata": ["no_penalties", "output_token_ids"],
+    f"{_V1}.sample.metadata:SamplingMetadata": [
+        *("no_penalties", "output_token_ids", "bad_words_token_ids"),
+        "thinking_budget_state_holder",
+    ],
+    f"{_V1}.engine.output_processor:OutputProcessor": ["request_states"],
+    f"{_V1}.engine.output_processor:RequestState": ["queue"],
     f"{_V1}.core.sched.output:SchedulerOutput": [
         *("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens"),
         *("total_num_scheduled_tokens", "finished_req_ids", "free_encoder_mm_hashes"),
@@ -131,13 +159,16 @@ FIELDS: dict[str, list[str]] = {
     ],
     f"{_V1}.engine:EngineCoreOutput": [
         *("request_id", "new_token_ids", "finish_reason", "stop_reason", "prefill_stats"),
-        *("kv_transfer_params", "finished"),
+        *("kv_transfer_params", "finished", "pooling_output"),
     ],
     f"{_V1}.metrics.stats:PrefillStats": ["num_cached_tokens"],
     f"{_V1}.engine.input_processor:InputProcessor": ["generation_config_fields"],
     f"{_V1}.structured_output:StructuredOutputManager": ["tokenizer", "vllm_config"],
     f"{_V1}.structured_output.request:StructuredOutputRequest": ["reasoning_ended", "grammar"],
-    "vllm.pooling_params:PoolingParams": ["extra_kwargs"],
+    "vllm.pooling_params:PoolingParams": ["extra_kwargs", "task", "late_interaction_params"],
+    f"{_V1}.kv_cache_interface:KVCacheConfig": ["kv_cache_groups", "num_blocks"],
+    "vllm.config:SchedulerConfig": ["enable_chunked_prefill"],
+    "vllm.config:ModelConfig": ["embedding_size", "hf_config", "runner_type"],
 }
 """Attributes that the class declares or sets."""
 

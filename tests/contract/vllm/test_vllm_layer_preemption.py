@@ -44,14 +44,14 @@ ROUNDS = 5
 """Maximum number of attempts until one answer has enough cuts."""
 HASTY_ROUNDS = 20
 """Maximum number of attempts until a request arrives early enough to cut an iteration."""
-BEGINNINGS = 50
+BEGINNINGS = 100
 """Maximum number of attempts until a cut hits the iteration in which the requests begin."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EngineRig]:
     directory = tmp_path_factory.mktemp("models")
-    kill = vllm_rig(directory).kill  # skips or fails without vLLM
+    kill = vllm_rig(directory).kill  # without vLLM, the test is skipped or fails
     base = next(each for each in tiny_entries(directory, weights=True) if each.name == LLAMA)
     variants = {
         CACHING: {},

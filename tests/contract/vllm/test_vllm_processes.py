@@ -60,7 +60,7 @@ def killed_group() -> Iterator[list[int]]:
 async def test_a_killed_agent_leaves_no_engine_behind(
     tmp_path: Path, killed_group: list[int]
 ) -> None:
-    vllm_rig(tmp_path)  # skips or fails without vLLM
+    vllm_rig(tmp_path)  # without vLLM, the test is skipped or fails
     with (
         # A short path, because sockets in it have a length limit.
         tempfile.TemporaryDirectory(prefix="hw-") as temporary,
@@ -73,7 +73,7 @@ async def test_a_killed_agent_leaves_no_engine_behind(
         ) as front,
     ):
         assert front.stdout is not None
-        # Log lines come first.
+        # Log lines precede the line with the process id.
         host = next((int(line) for line in front.stdout if line.strip().isdigit()), 0)
         assert host > 0
         killed_group.append(host)

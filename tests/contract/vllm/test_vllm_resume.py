@@ -31,7 +31,9 @@ pytestmark = [
 
 NUM_TOKENS = 60
 CUTS = (7, 33)
-"""Approximate answer tokens at which the first, and then the second, engine evicts it."""
+"""
+Answer tokens after which the run is aborted on the first and on the second engine, approximately.
+"""
 PROMPT_TOKENS = 150
 SMALL_BUDGET = 64
 """Token budget of the second engine, with which a prompt takes several iterations."""

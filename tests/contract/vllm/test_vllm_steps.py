@@ -68,7 +68,7 @@ class RecordedEngine:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RecordedEngine]:
     directory = tmp_path_factory.mktemp("models")
-    kill = vllm_rig(directory).kill  # skips or fails without vLLM
+    kill = vllm_rig(directory).kill  # without vLLM, the test is skipped or fails
     base = next(each for each in tiny_entries(directory, weights=True) if each.name == LLAMA)
     limits = {
         "max_model_len": 1024,

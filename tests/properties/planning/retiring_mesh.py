@@ -299,7 +299,7 @@ class Mesh:
         self.strikes: dict[str, int] = {}
         """Queue -> publisher that begins to use it while the leader's deletion is on its way."""
         self.late_strikes: dict[str, int] = {}
-        """Same, with a publish that begins when the retirement begins."""
+        """Queue -> publisher that begins to use the queue when its retirement begins."""
         self._held_up: dict[str, asyncio.Event] = {}
         self.publishers: list[Publisher] = []
         self.agents: list[Agent] = []

@@ -101,7 +101,8 @@ def test_two_audits_without_traffic_correct_any_wrong_count(
 ):
     world = World()
     world.run(before)
-    world.ready = max(0, world.ready + fault)  # e.g. redelivered, or dropped by an operator
+    # e.g. requests were redelivered, or an operator dropped them
+    world.ready = max(0, world.ready + fault)
     world.run(after)
     world.all_report()
     for _ in range(2):

@@ -78,7 +78,7 @@ def joined(parts: list[list[Taken]]) -> list[Taken]:
 
 
 async def take(mesh: Mesh, step: Step, index: int, queue: str) -> None:
-    """Take one step."""
+    """Execute *step* with the process *index* and *queue*."""
     agent = mesh.agents[index % NUM_AGENTS]
     match step:
         case Step.PUBLISH:
@@ -102,7 +102,7 @@ async def take(mesh: Mesh, step: Step, index: int, queue: str) -> None:
 
 
 async def fail(mesh: Mesh, step: Step, index: int, queue: str) -> None:
-    """Cause the failure of a step."""
+    """Cause the failure that *step* names."""
     match step:
         case Step.DEAFEN | Step.HEAR:
             mesh.publishers[index].deaf = step is Step.DEAFEN
@@ -117,7 +117,9 @@ async def fail(mesh: Mesh, step: Step, index: int, queue: str) -> None:
 
 
 async def run(seed: int, taken: list[Taken]) -> Mesh:
-    """Take all steps, then check that nothing is lost, stuck or unusable."""
+    """
+    Execute all steps, then check that no request is lost or stuck, and that all queues can be used.
+    """
     mesh = Mesh(seed)
     await mesh.start()
     for step, index, queue, pause_s in taken:

@@ -108,7 +108,10 @@ def overtakers(policy: RoutingOptions, *, seconds: float) -> list[float]:
 
 
 def test_a_long_request_is_served_once_its_age_outweighs_its_size():
-    """Size 1.2 s, quantile 1.5 times as large, aging 0.2 s per second: served within 8 s."""
+    """
+    A request of size 1.2 s and a quantile 1.5 times as large is served within 8 s, with aging of
+    0.2 s per second.
+    """
     before = overtakers(replace(VARIANTS["default"], late_penalty_s=0.0), seconds=60)
 
     assert before
@@ -153,7 +156,9 @@ def test_a_late_request_lets_a_bounded_number_of_others_go_first(
 
 
 def test_with_the_papers_aging_a_long_request_waits_almost_a_minute():
-    """With aging of 0.02 s per second (QUARTZ's lambda), size 1.2 s waits for 50 to 61 s."""
+    """
+    With aging of 0.02 s per second (QUARTZ's lambda), a request of size 1.2 s waits for 50 to 61 s.
+    """
     before = overtakers(VARIANTS["no-fairness"], seconds=120)
 
     assert 50 < max(before) <= 61

@@ -72,7 +72,7 @@ def test_slowness_is_independent_of_order_and_common_factors(
     pairs = list(zip(names, by_number, strict=True))
     shuffled = list(pairs)
     random.shuffle(shuffled)
-    # Not exactly at a threshold, where rounding decides.
+    # The ratios are not exactly at a threshold, where rounding decides.
     ratios = [one / other for one in by_number for other in by_number]
     near = [r for r in ratios if abs(r / thresholds.raise_above - 1) < 1e-6]
     first = slow_after(thresholds.patience, thresholds, dict(pairs))

@@ -149,7 +149,7 @@ def test_offline_work_never_begins_in_the_kv_reserve(arrivals: list[Arrival]) ->
 
 
 class Cutting(LayerwiseReplica):
-    """Assert that a cut costs no online request a token."""
+    """Assert that each online request of a cut iteration still gets its token."""
 
     def _compute(self, now: UnixTime, work: Work) -> tuple[Seconds, Work]:
         duration_s, done = super()._compute(now, work)

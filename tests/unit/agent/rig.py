@@ -63,14 +63,16 @@ class AgentRig(AgentParts):
         return Pulled(request=request, deliveries=[delivery], pulled_at=self.clock.now())
 
     async def running(self, request: QueuedRequest) -> tuple[Run, asyncio.Task[None]]:
-        """A request on the scripted engine."""
+        """
+        Start *request* on the scripted engine; return its run, and the task that executes the run.
+        """
         run = self.runner.begin(await self.pulled(request))
         task = asyncio.create_task(self.runner.run(run), name=f"run:{request.request_id}")
         await self.engine.began(request.request_id)
         return run, task
 
     async def hold(self, request: QueuedRequest) -> None:
-        """A request in the window."""
+        """Put *request* into the window."""
         self.state.hold(await self.pulled(request))
 
     def sources(self, *queues: str, kind: SourceKind = SourceKind.LANE) -> None:

@@ -16,7 +16,7 @@ from services.agent.backends.base import (
 )
 from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError, NotActiveError, UnsupportedError
-from shared.contracts.requests import FinishReason
+from shared.contracts.requests import FinishReason, StepDetails
 from shared.contracts.telemetry import EngineIteration, ModelState, Residency
 from tests.brokers import eventually
 from tests.queued import MODEL, OTHER
@@ -69,9 +69,21 @@ class ScriptedEngine:
         *tokens: int,
         finish: FinishReason | None = None,
         cached_tokens: int = 0,
+        details: tuple[StepDetails, ...] = (),
     ) -> None:
         """Generate *tokens* in one output."""
-        output = EngineOutput(token_ids=tokens, finish_reason=finish, cached_tokens=cached_tokens)
+        self.output(
+            request_id,
+            EngineOutput(
+                token_ids=tokens,
+                finish_reason=finish,
+                cached_tokens=cached_tokens,
+                details=details,
+            ),
+        )
+
+    def output(self, request_id: str, output: EngineOutput) -> None:
+        """Return an output of the engine to the agent."""
         self._streams[RequestId(request_id)].put_nowait(output)
 
     def refuse(self, request_id: str) -> None:
@@ -123,7 +135,7 @@ class ScriptedEngine:
                 if isinstance(item, Exception):
                     raise item
                 yield item
-                if item.finish_reason is not None:
+                if item.is_last:
                     return
         finally:
             self._streams.pop(name, None)

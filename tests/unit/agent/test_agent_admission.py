@@ -117,7 +117,7 @@ async def test_best_effort_yields_to_work_with_a_reachable_slo(rig: AgentRig):
         rig.engine.emit("f0", 20, 21, 22)
         rig.engine.emit("f1", 20)
         rig.engine.emit("f2", 20, 21)
-        await eventually(lambda: len(rig.state.runs["f2"].token_ids) == 2)  # type: ignore[index]  # a NewType
+        await eventually(lambda: len(rig.state.runs["f2"].answer.token_ids) == 2)  # type: ignore[index]  # a NewType
         await hold_all(rig, a_request("urgent"))
         await rig.engine.began("urgent")
         assert await rested(rig) == {"f0", "f2", "urgent"}
@@ -191,7 +191,7 @@ async def test_returned_request_waits_until_its_last_run_is_over(rig: AgentRig):
 
 
 async def test_request_counts_as_running_once_it_leaves_the_window(rig: AgentRig):
-    """A model swap must not find the instance empty while a request moves to the engine."""
+    """A model swap must not count the instance as empty while a request moves to the engine."""
     await hold_all(rig, a_request("r"))
     created: list[int] = []
 
@@ -214,7 +214,7 @@ async def test_late_request_leaves_an_engine_in_which_requests_wait(rig: AgentRi
         await rig.engine.began("begun")
         await rig.engine.began("waits")
         rig.engine.emit("begun", 20)
-        await eventually(lambda: rig.state.runs["begun"].begun)  # type: ignore[index]  # a NewType
+        await eventually(lambda: rig.state.runs["begun"].answer.begun)  # type: ignore[index]  # a NewType
         rig.clock.advance(60.0)
         await eventually(lambda: set(rig.state.runs) == {"begun"})
         back = await rig.requeued(lane_of().resume_name)

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from services.agent.aborting import end_run
+from services.agent.backends.base import EngineOutput
 from services.agent.endings import CANCELLED_ERROR
 from services.agent.state import Ending as RunEnding
 from services.agent.state import Pulled, Run
-from services.agent.verdicts import progress_of, verdict_of
 from shared.broker import topology
 from shared.contracts.lanes import relegated_name
 from shared.contracts.qos import Slo
@@ -27,9 +27,9 @@ RELEGATED = relegated_name(MODEL)
 
 
 def run_of(pulled: Pulled, *tokens: int) -> Run:
-    run = Run(pulled=pulled, submitted_at=NOW, finish_reason=FinishReason.LENGTH)
-    if tokens:
-        run.on_tokens(tokens, NOW + 1)
+    run = Run(pulled=pulled, submitted_at=NOW)
+    run.answer.push(EngineOutput(token_ids=tokens), run.run_id, NOW + 1)
+    run.answer.finish_reason = FinishReason.LENGTH
     return run
 
 
@@ -37,7 +37,7 @@ Ending = Callable[[AgentRig, Pulled], Awaitable[None]]
 
 
 async def complete(rig: AgentRig, pulled: Pulled) -> None:
-    await rig.endings.complete(run_of(pulled, 20), text="x", prompt_tokens=3)
+    await rig.endings.complete(run_of(pulled, 20), prompt_tokens=3)
 
 
 async def fail(rig: AgentRig, pulled: Pulled) -> None:
@@ -119,7 +119,7 @@ async def test_evicted_request_carries_progress_and_the_eviction(rig: AgentRig):
     run = run_of(pulled, 20, 21)
     await rig.endings.evict(run)
     back = await rig.requeued(RESUME)
-    assert back.progress == progress_of(run)
+    assert back.progress == run.answer.progress()
     assert back.progress.token_ids == (20, 21)
     attempts = back.attempts
     assert (attempts.evictions, attempts.evicted_by, attempts.evicted_at) == (1, "i1", NOW)
@@ -162,7 +162,7 @@ async def test_tokens_of_an_evicted_run_precede_the_next_run(rig: AgentRig):
     run, task = await rig.running(request)
     for token in (20, 21):
         rig.engine.emit("r", token)
-    await eventually(lambda: len(run.token_ids) == 2)
+    await eventually(lambda: len(run.answer.token_ids) == 2)
     rig.broker.sent.clear()
     rig.broker.attempts.clear()
     rig.broker.down.add(topology.LANES)
@@ -294,24 +294,29 @@ def test_verdicts_follow_equations_1_to_3(
     pulled = Pulled(request=a_request(slo=slo), deliveries=[], pulled_at=NOW)
     run = Run(pulled=pulled)
     for at in token_times_s:
-        run.on_tokens((20,), NOW + at)
-    verdict = verdict_of(run, finished_at=NOW + token_times_s[-1])
+        push(run, NOW + at)
+    verdict = run.answer.verdict(finished_at=NOW + token_times_s[-1])
     assert (verdict.attained, verdict.late_tokens) == (attained, late_tokens)
     assert verdict.ttft_s == pytest.approx(token_times_s[0])
     assert verdict.ttlt_s == pytest.approx(token_times_s[-1])
 
 
+def push(run: Run, at: float) -> None:
+    run.answer.push(EngineOutput(token_ids=(20,)), run.run_id, at)
+
+
 def test_verdict_of_a_run_without_tokens_uses_its_end():
     pulled = Pulled(request=a_request(slo=Slo(ttft_s=2.0)), deliveries=[], pulled_at=NOW)
-    verdicts = [verdict_of(Run(pulled=pulled), finished_at=NOW + at).attained for at in (1, 3)]
+    verdicts = [Run(pulled=pulled).answer.verdict(finished_at=NOW + at).attained for at in (1, 3)]
     assert verdicts == [True, False]
 
 
 def test_longest_pause_is_kept_across_runs():
     pulled = Pulled(request=a_request(slo=BATCH), deliveries=[], pulled_at=NOW)
-    run = Run(pulled=pulled, max_tbt_s=0.7)
+    run = Run(pulled=pulled)
+    run.answer.max_tbt_s = 0.7
     for at in (1.0, 1.5, 1.6):
-        run.on_tokens((20,), NOW + at)
-    assert run.max_tbt_s == 0.7
-    run.on_tokens((20,), NOW + 9.6)
-    assert run.max_tbt_s == pytest.approx(8.0)
+        push(run, NOW + at)
+    assert run.answer.max_tbt_s == 0.7
+    push(run, NOW + 9.6)
+    assert run.answer.max_tbt_s == pytest.approx(8.0)

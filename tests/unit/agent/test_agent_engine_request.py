@@ -55,6 +55,17 @@ async def test_request_that_may_be_displaced_is_checkpointed(
     assert seen.checkpointed is checkpointed
 
 
+async def test_inputs_reach_the_engine_and_are_not_checkpointed(rig: AgentRig):
+    _, task = await rig.running(
+        a_request("r", slo=Slo(), prompt=(10, 11, 12), input_lengths=(1, 2))
+    )
+    seen = await rig.engine.began("r")
+    task.cancel()
+
+    assert (seen.prompt, seen.input_lengths) == ((10, 11, 12), (1, 2))
+    assert not seen.checkpointed
+
+
 def resumed(slo: Slo, *, tokens: int) -> QueuedRequest:
     progress = Progress(token_ids=(7,) * tokens, first_token_at=NOW + 0.5)
     return a_request("r", slo=slo, arrived_at=NOW, progress=progress)

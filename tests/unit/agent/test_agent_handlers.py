@@ -40,14 +40,23 @@ async def test_a_notice_wakes_a_source(rig: AgentRig):
     rig.sources(LANE)
     rig.state.order.empty(LANE, rig.clock.now())
     rig.state.pull_wake.clear()
-    await rig.deliver(LaneNonempty(queue=LANE))
+    await rig.deliver(LaneNonempty(queue=LANE, source="grouper", put=1))
     assert rig.state.pull_wake.is_set()
     assert rig.state.order.next(rig.clock.now(), best_effort_room=False) is not None
 
 
+async def test_queue_in_creation_is_not_polled(rig: AgentRig):
+    """RabbitMQ closes a connection that polls a queue whose process has not started."""
+    rig.sources(LANE)
+    rig.state.order.empty(LANE, rig.clock.now())
+    rig.state.pull_wake.clear()
+    await rig.deliver(LaneNonempty(queue=LANE))
+    assert not rig.state.pull_wake.is_set()
+
+
 @pytest.mark.parametrize("queue", ["relegated", "lane.x", "resume.1.tiny-llama.x"])
 async def test_invalid_notice_is_ignored(rig: AgentRig, queue: str):
-    delivery = await rig.deliver(LaneNonempty(queue=queue))
+    delivery = await rig.deliver(LaneNonempty(queue=queue, source="grouper", put=1))
     assert delivery.settlements == [Settlement.REJECT]
 
 
@@ -164,7 +173,8 @@ async def test_snapshot_is_answered_with_a_status(rig: AgentRig):
     status = decode_status((await rig.far.take(statuses)).body)
     assert (status.instance_id, status.model, status.plan_epoch) == ("i1", MODEL, 7)
     assert (status.running, status.waiting) == (1, 1)
-    # 4 + 24 tokens wait, 24 are still to be generated; two milliseconds each by the prior.
+    # The waiting request needs 4 + 24 tokens, and the running request has 24 tokens left to
+    # generate. By the prior, each token takes two milliseconds.
     assert status.backlog_tokens == 52
     assert status.backlog_s == pytest.approx(0.104)
     await rig.engine.abort(run.request.request_id)

@@ -43,7 +43,7 @@ class TestEvict:
     async def test_run_is_returned_with_its_progress(self, able: AgentRig):
         ran, task = await able.running(a_request("r"))
         able.engine.emit("r", 20, 21)
-        await eventually(lambda: ran.token_ids == [20, 21])
+        await eventually(lambda: ran.answer.token_ids == [20, 21])
 
         result = await run_lso(able, Evict(request_ids=(R,)))
 

@@ -71,7 +71,7 @@ async def put_work(rig: AgentRig, model: ModelName = OTHER) -> str:
 
 
 async def looks(rig: AgentRig, seconds: float) -> ModelName | None:
-    """First model that a look finds within *seconds*; None if no look finds one."""
+    """First model that `look` returns within *seconds*; None if it returns no model."""
     for _ in range(round(seconds / LOOK_PERIOD_S)):
         if (model := await rig.orphanhood.look()) is not None:
             return model

@@ -148,7 +148,7 @@ async def test_infeasibility_of_batch_work_uses_the_pace_under_load(
         SLOW, latency=LatencyCoefficients(constant_s=0.15, linear_s=0.01)
     )
     rig.state.pace_s = pace_s
-    # 190 ms of prefill each: together more than half of the limit of held work.
+    # Each request needs 190 ms of prefill; together they exceed half of the limit of held work.
     for number in range(3):
         await rig.hold(a_request(f"held-{number}"))
     lane = await rig.put(a_request("r", slo=BATCH))

@@ -89,7 +89,7 @@ async def test_swap_hands_the_window_back_and_evicts_runs(rig: AgentRig):
     await rig.hold(a_request("waits"))
     run, task = await rig.running(a_request("runs"))
     rig.engine.emit("runs", 20)
-    await eventually(lambda: run.token_ids == [20])
+    await eventually(lambda: run.answer.token_ids == [20])
     async with following(rig):
         rig.residency.plan_changed(a_plan(OTHER))
         await eventually(lambda: rig.state.model == OTHER)
@@ -204,7 +204,7 @@ async def test_request_survives_the_engines_death(rig: AgentRig):
     """The request is requeued to its resume queue, and a new engine serves it."""
     run, task = await rig.running(a_request("r"))
     rig.engine.emit("r", 20)
-    await eventually(lambda: run.token_ids == [20])
+    await eventually(lambda: run.answer.token_ids == [20])
     rig.engine.die()
     await task
     rig.residency.noticed(RESUME)
@@ -313,7 +313,7 @@ async def test_swap_drains_or_evicts_whichever_is_predicted_cheaper(
         )
         ran, task = await rig.running(a_request("r", sampling=sampling(output_tokens)))
         rig.engine.emit("r", 20)
-        await eventually(lambda: ran.begun)
+        await eventually(lambda: ran.answer.begun)
         async with following(rig):
             rig.residency.plan_changed(a_plan(OTHER))
             if not evicted:

@@ -34,7 +34,7 @@ async def test_resumed_run_continues_where_the_first_ended(rig: AgentRig, done: 
     request = a_request("r", reply_to=REPLY, sampling=sampling(99, stop=("three",)))
     run, task = await rig.running(request)
     rig.engine.emit("r", *tokens[:done])
-    await eventually(lambda: len(run.token_ids) == done)
+    await eventually(lambda: len(run.answer.token_ids) == done)
     end_run(rig.state, rig.engine, run, Ending.EVICTED)
     await task
     first = await rig.replies()

@@ -92,7 +92,7 @@ async def test_first_tokens_are_sent_at_once_and_later_ones_batched(rig: AgentRi
     rig.engine.emit("r", 20)
     rig.engine.emit("r", 21)
     rig.engine.emit("r", 22)
-    await eventually(lambda: len(run.token_ids) == 3)
+    await eventually(lambda: len(run.answer.token_ids) == 3)
     before = await rig.replies()
     await rig.outbox.flush_all()
     after = await rig.replies()
@@ -244,7 +244,7 @@ async def test_ending_that_fails_after_its_ack_returns_no_request(
 async def test_engine_crash_returns_the_request_with_its_progress(rig: AgentRig):
     run, task = await rig.running(a_request("r", reply_to=REPLY))
     rig.engine.emit("r", 20, 21)
-    await eventually(lambda: len(run.token_ids) == 2)
+    await eventually(lambda: len(run.answer.token_ids) == 2)
     rig.engine.die()
     await task
     returned = await rig.requeued(RESUME)

@@ -40,7 +40,7 @@ async def begun(rig: AgentRig, request: QueuedRequest, *tokens: int) -> None:
     await rig.engine.began(request.request_id)
     rig.engine.emit(request.request_id, *tokens)
     run = rig.state.runs[request.request_id]
-    await eventually(lambda: run.token_ids == list(tokens))
+    await eventually(lambda: run.answer.token_ids == list(tokens))
 
 
 async def test_swapped_out_request_stays_unacknowledged_and_resumes(able: AgentRig):

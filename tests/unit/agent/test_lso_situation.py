@@ -111,7 +111,7 @@ async def test_slack_ends_at_the_next_token_or_the_completion_deadline(
     )
     run, task = await rig.running(a_request("r", sampling=sampling(25), **fields))
     rig.engine.emit("r", *range(5))
-    await eventually(lambda: len(run.token_ids) == 5)
+    await eventually(lambda: len(run.answer.token_ids) == 5)
 
     (work,) = rig.observer.situation().running
 
@@ -142,7 +142,7 @@ async def test_remaining_time_follows_from_the_expected_answer(
     request = a_request("r", sampling=sampling(2048, ignore_eos=False))
     run, task = await rig.running(request)
     rig.engine.emit("r", *[7] * num_tokens)
-    await eventually(lambda: len(run.token_ids) == num_tokens)
+    await eventually(lambda: len(run.answer.token_ids) == num_tokens)
 
     (work,) = rig.observer.situation().running
 

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from shared.api.unsupported import WITHOUT_EFFECT, UnsupportedFields, refuse_unsupported
 from shared.contracts.errors import ContractError
-from shared.contracts.unsupported import WITHOUT_EFFECT, UnsupportedFields, refuse_unsupported
 
 REFUSED = [
     ("structured_outputs", {"json": {}}),

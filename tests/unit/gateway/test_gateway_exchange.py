@@ -28,7 +28,7 @@ class Producer:
 
     async def submit(self, body: InferenceRequest, **_: object) -> None:
         self.given.append(body)
-        raise TransientError("not here")
+        raise TransientError("the broker is unavailable")
 
 
 class Request:

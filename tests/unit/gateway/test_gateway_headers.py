@@ -54,9 +54,9 @@ def test_deadline_in_seconds_is_refused():
     [
         ({PRIORITY: "5"}, 5),
         ({PRIORITY: "-5"}, -5),
-        ({PRIORITY_LOWER_FIRST: "5"}, -5),
-        ({PRIORITY_LOWER_FIRST: "-5"}, 5),
-        ({PRIORITY: "1", PRIORITY_LOWER_FIRST: "7"}, 1),
+        ({PRIORITY_LOWER_FIRST[0]: "5"}, -5),
+        ({PRIORITY_LOWER_FIRST[1]: "-5"}, 5),
+        ({PRIORITY: "1", PRIORITY_LOWER_FIRST[1]: "7"}, 1),
     ],
 )
 def test_header_priorities_are_converted_to_higher_first(headers: dict[str, str], priority: int):
@@ -96,7 +96,7 @@ def test_unknown_headers_are_passed_unchanged():
         (TBT[1], ""),
         (TTLT[0], "inf"),
         (PRIORITY, "1.5"),
-        (PRIORITY_LOWER_FIRST, "high"),
+        (PRIORITY_LOWER_FIRST[1], "high"),
         (IMPORTANCE, "medium"),
         (APPLICATION, "x" * 129),
         (TIMEOUT, "0"),

@@ -66,7 +66,7 @@ def test_random_request_without_a_seed_gets_a_seed(
         ({}, None, 0),
         ({}, 3, -3),
         ({}, -3, 3),
-        ({PRIORITY_LOWER_FIRST: "4"}, 3, -4),
+        ({PRIORITY_LOWER_FIRST[0]: "4"}, 3, -4),
         ({PRIORITY: "4"}, 3, 4),
     ],
 )

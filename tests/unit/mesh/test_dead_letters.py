@@ -26,7 +26,7 @@ async def broker() -> AsyncIterator[UnreliableBroker]:
 
 
 async def refused(broker: UnreliableBroker, name: str) -> None:
-    """A message dead-lettered by a grouper."""
+    """Publish a dead letter as a grouper does for a request that it refuses."""
     delivery = LooseDelivery(
         body=b'{"model": "m"}', message_id=name, queue=topology.GLOBAL_REST, reply_to="r"
     )
@@ -34,7 +34,7 @@ async def refused(broker: UnreliableBroker, name: str) -> None:
 
 
 async def poisoned(broker: UnreliableBroker, request: QueuedRequest) -> None:
-    """A request dead-lettered by an agent."""
+    """Publish a dead letter as an agent does for a poison request."""
     await broker.publish(
         topology.DEAD,
         request.lane,

@@ -69,6 +69,28 @@ def test_arguments_of_a_single_request_are_refused_with_a_file(
     assert f"{argument} has no effect" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (["--endpoint", "/v1/completions"], "--endpoint and --body need each other"),
+        (["--body", "{}", "--model", "m", "hello"], "--endpoint and --body need each other"),
+        (["--endpoint", "/v1/completions", "--body", "{}", "hello"], "prompt has no effect"),
+        (
+            ["--endpoint", "/v1/completions", "--body", "{}", "--max-tokens", "3"],
+            "--max-tokens has no effect with --endpoint: set it in --body",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("own_logging")
+def test_arguments_that_do_not_fit_an_endpoint_are_refused(
+    given: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+):
+    code = main(["submit", *given])
+
+    assert code == 2
+    assert reason in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_shows_no_password(
     verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

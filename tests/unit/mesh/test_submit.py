@@ -3,15 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
+from msgspec import Raw
 
-from services.mesh.submit import submit_all
+from services.mesh.submit import call_request, read_requests, submit_all
 from shared.broker import topology
 from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import Delivery, OutMessage, PublishOutcome, Settlement
 from shared.contracts.base import encode
-from shared.contracts.ingress import InferenceRequest
+from shared.contracts.errors import ContractError
+from shared.contracts.ingress import CallRequest, InferenceRequest
 from shared.contracts.requests import Final, RequestFailed
 from tests.deliveries import UnreliableBroker
 from tests.unit.producer.builders import completed
@@ -127,3 +130,31 @@ async def test_batch_survives_a_broker_outage_of_a_minute(
     monkeypatch.undo()
 
     assert codes(finals) == ["ok"]
+
+
+def test_request_for_an_endpoint_is_read_from_a_file(tmp_path: Path):
+    body = b'{"model": "m", "prompt": "x"}'
+    file = tmp_path / "body.json"
+    file.write_bytes(body)
+    read, given = (
+        call_request("/v1/completions", source, model="m") for source in (f"@{file}", body.decode())
+    )
+
+    assert read == given == CallRequest(endpoint="/v1/completions", body=Raw(body), model="m")
+
+
+@pytest.mark.parametrize("body", ["{", "[]", "@/no/such/file"])
+def test_unreadable_body_is_refused(body: str):
+    with pytest.raises(ContractError):
+        call_request("/v1/completions", body)
+
+
+def test_file_may_have_requests_in_both_forms(tmp_path: Path):
+    file = tmp_path / "requests.jsonl"
+    file.write_text(
+        '{"model": "m", "prompt": "x"}\n{"endpoint": "/v1/completions", "body": {"model": "m"}}\n'
+    )
+    own, call = read_requests(file)
+
+    assert isinstance(own, InferenceRequest)
+    assert isinstance(call, CallRequest)

@@ -135,6 +135,7 @@ def test_arms_differ_in_the_engine_by_the_policy_only(engine, tmp_path):
         assert f"agent-{spec.agents[0].instance_id}" == arm.killed_agent
         settings = [agent.settings for agent in spec.agents]
         assert tuple(each.pop("initial_model") for each in settings) == arm.initial_models
+        assert {tuple(each.pop("warm_models")) for each in settings} == {arm.warm_models}
         served = [each.pop("models") for each in settings]
         assert served == ([[m] for m in MODELS] if arm.fixed_models else [[], []])
         assert settings[0] == settings[1]

@@ -45,7 +45,7 @@ def table(document: Path, header: str) -> list[list[str]]:
 
 
 def names(document: Path, header: str) -> list[str]:
-    """Names in backticks in the first column."""
+    """Names in backticks in the first column of the table that `table` returns."""
     return [name for row in table(document, header) for name in re.findall(r"`([^`]+)`", row[0])]
 
 

@@ -34,8 +34,8 @@ class Engine:
     """
     A fake engine whose KV of a block is a digest of all tokens up to its end.
 
-    The engine allocates the block that was freed last, so that blocks change owners at once. The
-    engine writes garbage into the blocks of an aborted iteration.
+    The engine allocates the block that was freed last, so that blocks change owners immediately. It
+    writes garbage into the blocks of an aborted iteration.
     """
 
     def __init__(self, *, num_blocks: int = 64, num_slots: int = 64) -> None:
@@ -84,7 +84,8 @@ class Engine:
         self.store.carry_out(transfers)
         self._forward(counts, aborted)
         if aborted:
-            self.store.carry_out(transfers)  # repeated for the remaining requests
+            # the worker executes the transfers again for the remaining requests
+            self.store.carry_out(transfers)
         for name, count in counts.items():
             self.requests[name].num_computed_tokens += count * (name not in aborted)
         if set(counts) != aborted or not counts:

@@ -42,7 +42,7 @@ def drain(core: SimulatedEngineCore) -> tuple[dict[str, list[int]], list[EngineI
         assert result.iteration is not None
         iterations.append(result.iteration)
         for output in result.outputs:
-            answers.setdefault(output.request_id, []).append(output.token_id)
+            answers.setdefault(output.request_id, []).extend(output.token_ids)
     return answers, iterations
 
 

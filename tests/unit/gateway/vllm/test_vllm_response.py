@@ -7,7 +7,7 @@ import pytest
 
 from services.gateway.outcomes import Outcome
 from services.gateway.vllm.call import Call
-from services.gateway.vllm.response import Response
+from services.gateway.vllm.response import OPENAI, Response
 from shared.contracts.base import TenantId
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import ErrorInfo
@@ -59,7 +59,7 @@ def call() -> Call:
 
 @pytest.fixture
 def response(client: Client, call: Call) -> Response:
-    response = Response(client.send, "req-1", "mine")
+    response = Response(client.send, "req-1", "mine", OPENAI)
     response.call = call
     return response
 
@@ -96,6 +96,16 @@ async def test_results_of_several_requests_are_a_list(
 
     results = msgspec.json.decode(client.body)["headway"]
     assert [each["request_id"] for each in results] == ["req-1", "req-1-2"]
+
+
+async def test_answers_that_are_no_json_objects_are_unchanged(
+    response: Response, client: Client, call: Call
+):
+    call.finals.append(completed("run", request="req-1"))
+    await started(response, b"application/octet-stream")
+    await part(response, b"\x00\x01}", more=False)
+
+    assert client.body == b"\x00\x01}"
 
 
 async def test_failed_request_replaces_the_answer_of_the_application(

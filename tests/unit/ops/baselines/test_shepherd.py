@@ -16,7 +16,7 @@ FREE = Instance()
 
 
 def loads(*work_s: float) -> list[Group]:
-    """A problem with one group per model."""
+    """One group for each entry of *work_s*; each group has its own model."""
     return [Group(model=m, work_s=work) for m, work in enumerate(work_s)]
 
 

@@ -16,7 +16,7 @@ Figures = dict[Cell, dict[str, Any]]
 
 
 def tiny(cell: Cell) -> Figures:
-    """A half-minute version of *cell*."""
+    """Figures of *cell*, simulated for half a minute."""
     return {cell: measure(replace(cell, hours=1 / 120))}
 
 

@@ -57,7 +57,8 @@ def expected(stack, batch: Batch, ids, places):
             if batch.before_tokens:
                 known = slice(batch.decode_kv_tokens, batch.decode_kv_tokens + batch.before_tokens)
                 all_of_it = torch.ones(chunk, batch.before_tokens, dtype=torch.bool)
-                # Added, as documented in `LayerStack._prefill`.
+                # Attention over the chunk and attention over earlier tokens are added, as
+                # documented in `LayerStack._prefill`.
                 own = own + attention(
                     queries[first:], copy.keys[known], copy.values[known], all_of_it
                 )

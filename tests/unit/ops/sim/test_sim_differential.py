@@ -42,7 +42,8 @@ class Chancy:
     def decide(self, now: float, batch: BatchState) -> IterationDecision:
         self._turn += 1
         prefills = [run.request_id for run in batch.running if run.is_prefill]
-        # Only with enough free memory, because paused prefills that fill it would block everything.
+        # Pause prefills only while enough memory is free: paused prefills that fill the memory
+        # would block all requests.
         rest = self._turn % 3 if batch.free_kv_tokens >= KV // 2 else 0
         held = prefills[:rest] if len(prefills) > rest else []
         return IterationDecision(

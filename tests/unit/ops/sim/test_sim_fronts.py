@@ -70,7 +70,8 @@ def row_of(assignment: Assignment) -> NDArray[np.float64]:
 @pytest.fixture
 def _small_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    Trees fitted to a formula, because these tests check only the exchange between routers.
+    Replace the trees by trees fitted to a formula, because these tests check only the exchange
+    between routers.
     """
     known = requests_of(NOMINAL, 500, seed=1)
     trees = fit_quantile_trees(matrix_of(known), times_of(known), levels=LEVELS)

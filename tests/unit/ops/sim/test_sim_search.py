@@ -77,7 +77,7 @@ def test_if_no_rate_fails_the_upper_end_was_tried(start_rps: float | None) -> No
 def test_a_search_from_a_good_guess_takes_fewer_tries_than_halving(start_rps: float) -> None:
     _, tried = searched(smooth, start_rps)
 
-    # log2 of 20 / 0.05 is 8.6.
+    # Halving from 0 to 20 requests/s takes 9 tries, since log2(20 / 0.05) is 8.6.
     assert len(tried) <= 6
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from services.agent.backends.base import EngineOutput
 from services.agent.state import Pulled, Run
-from services.agent.verdicts import verdict_of
 from shared.broker import topology
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.qos import Slo
@@ -31,8 +31,8 @@ async def grouped_late(
 
 def attained(request: QueuedRequest, *, first_token_at: float) -> bool:
     run = Run(pulled=Pulled(request=request, deliveries=[], pulled_at=first_token_at))
-    run.on_tokens((20,), first_token_at)
-    return verdict_of(run, finished_at=first_token_at).attained
+    run.answer.push(EngineOutput(token_ids=(20,)), run.run_id, first_token_at)
+    return run.answer.verdict(finished_at=first_token_at).attained
 
 
 @pytest.mark.parametrize(("ttft_s", "in_time"), [(5.0, False), (7.0, True)])

@@ -351,5 +351,10 @@ async def test_reports_are_totals_that_only_grow(rig: GrouperRig):
     assert (first.seq, second.seq) == (1, 2)
     assert [(r.admitted, r.refused) for r in (first, second)] == [(1, 0), (2, 1)]
     (total,) = second.lanes
-    assert (total.lane, total.requests, total.prompt_tokens, total.max_tokens) == (LANE, 2, 6, 16)
+    assert (total.lane, total.requests, total.prompt_tokens, total.expected_tokens) == (
+        LANE,
+        2,
+        6,
+        16,
+    )
     assert total.arrivals == ((NOW, 1), (NOW + 1, 2))

@@ -172,9 +172,9 @@ async def test_share_is_decided_at_arrival(registry: ModelRegistry):
         await topology.declare_work_queue(rig.far, inbox_name(ONE))
         routing.on_status(status(ONE))
         await (await take(rig, "runs", **CHAT | {"prompt": [10] * 4000, "tenant": "other"}))
-        task = await take(rig, "waits", **CHAT | {"max_tokens": 3000})
+        task = await take(rig, "waits", **CHAT | {"max_tokens": 3000, "ignore_eos": True})
         await eventually(lambda: routing.num_waiting == 1)
-        await (await take(rig, "later", **BODY | {"max_tokens": 4000}))
+        await (await take(rig, "later", **BODY | {"max_tokens": 4000, "ignore_eos": True}))
         routing.close()
         await task
 

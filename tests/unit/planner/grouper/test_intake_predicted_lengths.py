@@ -61,7 +61,7 @@ def refusal(intake: Intake, **fields: Any) -> tuple[str | None, str | None]:
 def test_text_predicted_too_long_keeps_its_requested_answer(
     intake: Intake, text: dict[str, Any], asked: dict[str, Any], max_tokens: int
 ):
-    request = accepted(intake, **text, **asked)
+    request = accepted(intake, **text, **asked, ignore_eos=True)
 
     assert request.sampling.max_tokens == max_tokens
     assert tokens_needed(request) == MAX_MODEL_LEN

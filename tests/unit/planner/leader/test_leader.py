@@ -284,7 +284,7 @@ async def test_statuses_of_a_restarted_instance_count_from_one_again(cluster: Le
 
 
 async def test_requests_of_a_restarted_instance_are_counted_again(cluster: LeaderRig):
-    """Such an instance is not silent for long enough to be lost."""
+    """A restarted instance is not silent for long enough to count as lost."""
     leader = await settled(cluster)
     request = a_request()
     await leader.plan()
@@ -308,7 +308,7 @@ async def test_a_lanes_deadlines_follow_its_waiting_requests(cluster: LeaderRig)
             lane=lane,
             requests=1,
             prompt_tokens=4,
-            max_tokens=24,
+            expected_tokens=24,
             time_left_s=60.0,
             arrivals=((at, 1),),
         )
@@ -353,7 +353,7 @@ def test_lane_counter_provides_inputs_of_plans():
         request = a_request(slo=BATCH if second % 4 else CHAT, arrived_at=NOW)
         counter.add(request, at=NOW + second)
     total = counter.total("lane")
-    assert (total.requests, total.prompt_tokens, total.max_tokens) == (40, 160, 960)
+    assert (total.requests, total.prompt_tokens, total.expected_tokens) == (40, 160, 960)
     assert (total.squared_prompt_tokens, total.interactive) == (640.0, 10)
     assert total.arrivals[-3:] == tuple((NOW + second, second + 1) for second in (37, 38, 39))
 

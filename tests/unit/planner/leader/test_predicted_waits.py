@@ -80,7 +80,11 @@ async def test_lane_counts_combine_reports_and_queue_depths(cluster: LeaderRig):
                 layout=1,
                 lanes=(
                     LaneTotal(
-                        lane=request.lane, requests=8, prompt_tokens=50, max_tokens=50, routed=3
+                        lane=request.lane,
+                        requests=8,
+                        prompt_tokens=50,
+                        expected_tokens=50,
+                        routed=3,
                     ),
                 ),
             ),

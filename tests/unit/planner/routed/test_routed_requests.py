@@ -1,4 +1,7 @@
-"""Routed mode: a grouper sends requests to instances' inboxes when dispatched, or to lanes."""
+"""
+Routed mode: when its router dispatches a request, a grouper sends the request to an instance's
+inbox, else to a lane.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator

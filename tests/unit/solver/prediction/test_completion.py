@@ -50,7 +50,7 @@ def test_a_rate_error_spreads_long_waits_in_proportion():
 
 
 def test_an_engine_with_free_slots_takes_some_requests_at_once():
-    """An empty engine with 64 slots takes 64 requests without a wait."""
+    """An empty engine with 64 slots starts 64 requests without a wait."""
     ahead = Ahead.of(np.array([10.0, 1000.0]), OUTPUT)
     full = waiting_time(ahead, A100, output=OUTPUT)
     empty = waiting_time(ahead, A100, output=OUTPUT, running=0.0)
@@ -68,7 +68,7 @@ def test_running_requests_add_to_the_uncertainty():
 
 
 def test_completion_is_waiting_prefill_and_decode():
-    """Equations 1 and 4 for 338 tokens of 20 ms each, 1.5 times as long in a batch."""
+    """QLM's equations 1 and 4 for 338 tokens of 20 ms each, 1.5 times as long in a batch."""
     wait = TimeDistribution.of(10.0, 4.0)
     found = completion_time(wait, OUTPUT, A100)
 
@@ -91,7 +91,7 @@ def test_a_group_of_one_ends_with_its_request():
 
 @pytest.mark.parametrize("count", [4, 40, 400])
 def test_a_group_ends_with_its_last_request(count: int):
-    """Equation 5, compared with 4000 random groups."""
+    """QLM's equation 5 is compared with 4000 random groups."""
     random = np.random.default_rng(count)
     sigma = math.sqrt(math.log1p((300 / 338) ** 2))
     outputs = random.lognormal(math.log(338) - sigma**2 / 2, sigma, (4000, 50 + count))
@@ -119,7 +119,7 @@ def test_answers_of_equal_length_end_in_order():
 
 
 def test_a_limit_on_answers_bounds_the_last_one():
-    """The limit of 500 tokens takes 15 s; the last of 100 unlimited answers takes longer."""
+    """An answer of 500 tokens, the limit, takes 15 s; the last of 100 without limit takes more."""
     wait = TimeDistribution.of(7.0)
     free = GroupWork(num_requests=np.array(100.0), prompt=PROMPT, output=OUTPUT)
     limited = GroupWork(

@@ -200,7 +200,7 @@ def test_requests_sent_long_ago_are_forgotten():
     policy.submit(routed(9, at=100.0), 100.0)
 
     (sent,) = policy.dispatch(100.0)
-    assert sent.instance_id == X  # W still has the request that was assigned last
+    assert sent.instance_id == X  # Instance W still has the request that was assigned last.
 
 
 def test_a_request_routed_again_is_expected_once():

@@ -45,7 +45,9 @@ def test_a_single_tenant_is_never_above_its_share(tokens: list[int]):
 
 
 def test_a_tenant_beside_others_may_hold_its_share_and_no_more():
-    """Beside 400 tokens of others, 600 of 1000 are 60 %; 610 of 1010 are more."""
+    """
+    Beside 400 tokens of other tenants, 600 of 1000 tokens are 60 %; 610 of 1010 tokens are more.
+    """
     counted = shares()
     counted.admit("b", B, 400)
     counted.admit("a", A, 500)

@@ -23,6 +23,19 @@ def test_prompt_is_computed_in_chunks_of_the_budget() -> None:
     assert [it.prefill_pairs for it in iterations] == [512, 1536, 2560, 392, 0, 0]
 
 
+def test_a_pooled_request_ends_with_its_prefill_and_has_no_token() -> None:
+    core = core_of(token_budget=32)
+    core.add(request("a", length=70, max_tokens=1, input_lengths=(30, 40)))
+    core.add(request("b", length=16, max_tokens=4))
+    outputs = []
+    while core.num_running + core.num_waiting:
+        outputs += core.iterate(0.0).outputs
+
+    assert outputs[0] == TokenOutput(RequestId("a"), (), FinishReason.STOP, 0)
+    assert [output.request_id for output in outputs[1:]] == ["b"] * 4
+    assert core.kv_utilization == 0
+
+
 def test_decodes_come_before_prefill_chunks() -> None:
     core = core_of(token_budget=32)
     core.add(request("a", length=16, max_tokens=4))
@@ -179,5 +192,5 @@ def test_answers_end_with_an_end_token() -> None:
         outputs += core.iterate(0.0).outputs
 
     assert outputs[-1].finish_reason is FinishReason.STOP
-    assert outputs[-1].token_id in ENTRY.eos_token_ids
-    assert not {output.token_id for output in outputs[:-1]} & set(ENTRY.eos_token_ids)
+    assert outputs[-1].token_ids[0] in ENTRY.eos_token_ids
+    assert not {each.token_ids[0] for each in outputs[:-1]} & set(ENTRY.eos_token_ids)

@@ -56,7 +56,7 @@ def test_preempted_request_restarts_and_gives_the_same_answer() -> None:
     policy = Holding(preempt=True)
     core = SimulatedEngineCore(ENTRY, SimulatedSettings(), policy)
     core.add(request("a", length=32, max_tokens=8))
-    answer = [output.token_id for _ in range(3) for output in core.iterate(0.0).outputs]
+    answer = [each.token_ids[0] for _ in range(3) for each in core.iterate(0.0).outputs]
     policy.active = True
     core.iterate(0.0)
 

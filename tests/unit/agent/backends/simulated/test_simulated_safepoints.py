@@ -60,7 +60,7 @@ def answers_of(core: SimulatedEngineCore, cuts: list[bool]) -> tuple[dict[str, l
         result = core.finish(begun)
         computed += 0 if result.iteration is None else result.iteration.compute_tokens
         for output in result.outputs:
-            answers.setdefault(output.request_id, []).append(output.token_id)
+            answers.setdefault(output.request_id, []).extend(output.token_ids)
     return answers, computed
 
 

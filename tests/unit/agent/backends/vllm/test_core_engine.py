@@ -54,10 +54,11 @@ class Receiver:
         self.outputs: list[str] = []
         self.errors: list[Exception] = []
 
-    def on_output(self, output: Any) -> None:
+    def on_output(self, output: Any) -> bool:
         if output.content == "bad":
             raise ValueError("bad output")
         self.outputs.append(output.content)
+        return bool(output.content == "end")
 
     def on_error(self, error: Exception) -> None:
         self.errors.append(error)
@@ -174,3 +175,14 @@ async def test_a_planned_end_reports_no_errors(engine: Any) -> None:
 
     assert one.errors == []
     assert engine.errored
+
+
+async def test_requests_that_end_for_their_receiver_are_aborted(
+    engine: Any, client: Client
+) -> None:
+    (receiver,) = await submitted(engine, "one")
+    client.outputs.put_nowait([output("one", "end"), output("one", "late")])
+    await delivered()
+
+    assert receiver.outputs == ["end"]
+    assert client.aborted == ["one"]

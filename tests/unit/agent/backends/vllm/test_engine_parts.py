@@ -2,9 +2,11 @@
 
 import asyncio
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.agent.backends import registry
@@ -115,6 +117,45 @@ def test_the_vocabulary_is_not_checked_when_unknown() -> None:
     check_request(ENTRY, request((10**6,)), None)
     with pytest.raises(EngineError, match="vocabulary of 512"):
         check_request(ENTRY, request((10**6,)), 512)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "prompt", "message"),
+    [
+        ((), 3, "task is embed"),
+        ((2, 2), 3, "do not agree"),
+        ((0, 3), 3, "do not agree"),
+        ((65,), 65, "an input has 65 tokens"),
+        ((64, 64), 128, None),
+    ],
+)
+def test_inputs_of_pooling_models_are_checked(
+    lengths: tuple[int, ...], prompt: int, message: str | None
+) -> None:
+    entry = msgspec.structs.replace(ENTRY, task="embed", max_model_len=64)
+    asked = replace(request(), prompt=(10,) * prompt, input_lengths=lengths)
+    if message is None:
+        check_request(entry, asked, 512)
+        return
+    with pytest.raises(EngineError, match=message):
+        check_request(entry, asked, 512)
+
+
+def test_models_that_generate_refuse_inputs() -> None:
+    with pytest.raises(EngineError, match="task is generate"):
+        check_request(ENTRY, replace(request(), prompt=(10,), input_lengths=(1,)), None)
+
+
+def test_engines_of_pooling_models_have_no_copies_and_no_safepoints() -> None:
+    entry = msgspec.structs.replace(ENTRY, task="embed", max_model_len=9000)
+    arguments = engine_arguments(entry, VllmSettings(), is_cpu=True, stats_path=Path("/stats"))
+
+    assert arguments["runner"] == "pooling"
+    assert arguments["enable_prefix_caching"] is None
+    assert arguments["max_num_batched_tokens"] == 9000
+    assert arguments["additional_config"]["headway"]["safepoint_layers"] == 0
+    assert "PolicyScheduler" in arguments["scheduler_cls"]
+    assert "kv_transfer_config" not in arguments
 
 
 def test_unknown_backend_error_lists_the_known_backends() -> None:

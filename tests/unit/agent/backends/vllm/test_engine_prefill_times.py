@@ -15,6 +15,7 @@ class Output:
     def __init__(self, request_id: str, *token_ids: int) -> None:
         self.request_id = request_id
         self.new_token_ids = list(token_ids)
+        self.pooling_output: object | None = None
         self.kv_transfer_params: dict[str, object] | None = None
         self.finish_reason: str | None = None
 
@@ -59,6 +60,16 @@ def test_prefill_time_is_in_the_output_with_the_first_tokens():
     reported = [reported_prefill_s(each.kv_transfer_params) for each in (first, none_yet, second)]
     assert reported == [0.25, 0.0, 0.0]
     assert first.kv_transfer_params["other"] == 1
+
+
+def test_prefill_time_is_in_the_output_of_a_pooled_input():
+    reporter = PrefillTimeReporter()
+    reporter.times.begin("a", 1.0)
+    pooled = Output("a")
+    pooled.pooling_output, pooled.finish_reason = "vector", "stop"
+    reporter.annotate([pooled], 1.25)
+
+    assert reported_prefill_s(pooled.kv_transfer_params) == 0.25
 
 
 def test_no_state_of_finished_requests_is_kept():

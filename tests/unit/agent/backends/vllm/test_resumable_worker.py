@@ -32,6 +32,8 @@ class Generator:
 class Metadata:
     no_penalties: bool
     output_token_ids: list[list[int]] = field(default_factory=list)
+    bad_words_token_ids: dict[int, list[list[int]]] = field(default_factory=dict)
+    thinking_budget_state_holder: Any = None
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Seen:
 
     generators: dict[int, Any]
     outputs: list[list[int]]
+    holder: Any
 
 
 class VllmWorker:
@@ -51,8 +54,27 @@ class VllmWorker:
 
     def sample_tokens(self, grammar: object) -> object:
         batch = self.model_runner.input_batch
-        self.seen.append(Seen(dict(batch.generators), batch.sampling_metadata.output_token_ids))
+        metadata = batch.sampling_metadata
+        self.seen.append(
+            Seen(
+                dict(batch.generators),
+                metadata.output_token_ids,
+                metadata.thinking_budget_state_holder,
+            )
+        )
         return grammar
+
+
+class Holder:
+    """A fake holder of thinking budgets."""
+
+    outputs: list[list[int]]
+
+    def update_state(self, output_token_ids: list[list[int]], *_: Any, **__: Any) -> None:
+        self.outputs = output_token_ids
+
+    def has_tracked_requests(self) -> bool:
+        return True
 
 
 class Worker(Resumable, VllmWorker):
@@ -84,7 +106,11 @@ class Batch(SimpleNamespace):
 
 
 def worker_of(
-    *rows: Any, random: tuple[int, ...] = (), unfinished: tuple[int, ...] = (), penalties: bool
+    *rows: Any,
+    random: tuple[int, ...] = (),
+    unfinished: tuple[int, ...] = (),
+    penalties: bool,
+    bad_words: bool = False,
 ) -> Worker:
     """A worker with a generator for each row in *random*; *unfinished* rows still prefill."""
     mask = np.zeros(16, dtype=bool)
@@ -97,7 +123,8 @@ def worker_of(
         num_tokens_no_spec=np.array([len(r.prompt_token_ids) + len(r.output) for r in rows]),
         sampling_metadata=Metadata(
             no_penalties=not penalties,
-            output_token_ids=[each.output for each in rows] if penalties else [],
+            output_token_ids=[each.output for each in rows] if penalties or bad_words else [],
+            bad_words_token_ids={0: [[7]]} if bad_words else {},
         ),
     )
     runner = SimpleNamespace(
@@ -162,6 +189,27 @@ class TestPenalties:
         assert worker.seen[0].outputs == [[8, 9, 4], [6]]
         assert batch.sampling_metadata is before
         assert before.output_token_ids == [[4], [6]]
+
+    def test_bad_words_may_begin_in_the_progress(self) -> None:
+        worker = worker_of(
+            row("resumed", [1, 2, 3, 8, 9], progress=2, output=(4,)),
+            penalties=False,
+            bad_words=True,
+        )
+        worker.sample_tokens(None)
+
+        assert worker.seen[0].outputs == [[8, 9, 4]]
+
+    def test_thinking_budgets_count_the_progress_as_a_part_of_the_prompt(self) -> None:
+        worker = worker_of(row("resumed", [1, 8, 9], progress=2, output=(4,)), penalties=True)
+        metadata = worker.model_runner.input_batch.sampling_metadata
+        metadata.thinking_budget_state_holder = holder = Holder()
+        worker.sample_tokens(None)
+        seen = worker.seen[0].holder
+        seen.update_state(worker.seen[0].outputs, [], repeat_indices=None)
+
+        assert holder.outputs == [[4]]
+        assert seen.has_tracked_requests()
 
     def test_tokens_in_flight_are_known_before_they_are_copied(self) -> None:
         worker = worker_of(

@@ -33,7 +33,7 @@ def vllm_request(computed: int, *, until: float = 10.0) -> Any:
 
 
 class TestDroppable:
-    """Droppable parts at time 5, with blocks of 4 tokens."""
+    """Parts of an iteration that may be dropped at 5 s, with blocks of 4 tokens."""
 
     def parts(
         self,

@@ -32,7 +32,7 @@ def status(facts: LsoFacts | None, **fields: Any) -> InstanceStatus:
 
 
 def typical(known: Situation) -> Situation:
-    """Operations predicted from the totals of *known* only."""
+    """Situation that is rebuilt from the totals of *known* only."""
     return typical_situation(status(facts_of(known)), latency=known.costs.latency)
 
 

@@ -113,6 +113,6 @@ def test_an_unknown_kind_is_previewed_with_all_its_fields():
         lso="dance",
         subject="x, a, pace_s 0.25",
         requests=2,
-        reason="an operator ordered it",
+        reason="an operator ordered the operation",
         predicted_s=2.0,
     )

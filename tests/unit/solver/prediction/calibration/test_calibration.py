@@ -70,7 +70,7 @@ def test_enough_observations_correct_quantiles_and_mean():
 
 def test_each_candidate_is_corrected_by_its_bucket():
     calibration = at_pace()
-    for _ in range(10):  # Alternating, so that the pace does not change.
+    for _ in range(10):  # Slow and fast requests alternate, so that the pace does not change.
         observe(calibration, SHORT, 4.0)
         observe(calibration, LONG, 0.5)
         observe(calibration, LONG, 1.0)

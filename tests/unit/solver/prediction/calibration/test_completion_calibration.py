@@ -19,7 +19,10 @@ def taught(
     wider: float = 1.0,
     seed: int = 0,
 ) -> list[bool]:
-    """Observe *count* distorted times; for each, True if it was in its predicted interval."""
+    """
+    Observe *count* distorted times; return for each time whether its predicted interval contained
+    it.
+    """
     random = np.random.default_rng(seed)
     held = []
     for mean_s in random.uniform(5.0, 500.0, count):

@@ -16,7 +16,10 @@ def waits() -> LaneWaits:
 
 
 def queued_for(waits: LaneWaits, wait_s: float, *, rounds: int = 40, start: float = 0.0) -> None:
-    """A lane with a request every 2 s; each waits for *wait_s*, and 10 s are predicted."""
+    """
+    Count and predict a lane that gets a request every 2 s; each request waits for *wait_s*, and 10
+    s are predicted.
+    """
     for number in range(rounds):
         now = start + 2.0 * number
         arrived = number + 1

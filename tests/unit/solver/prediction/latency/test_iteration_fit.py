@@ -36,7 +36,10 @@ def serve(
     outliers: float = 0.0,
     decodes_only: bool = False,
 ) -> None:
-    """Iterations of some decodes and usually one chunk; a few take 8 times as long."""
+    """
+    Pass *count* iterations to *fit*. An iteration has some decodes and usually one chunk; a share
+    *outliers* of the iterations takes 8 times as long.
+    """
     chance = np.random.default_rng(3)
     for _ in range(count):
         decodes = int(chance.integers(1, 32))

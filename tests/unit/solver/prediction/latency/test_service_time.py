@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from shared.api.pooling import NO_SAMPLING
 from shared.contracts.base import ModelName
 from shared.contracts.estimates import LatencyCoefficients, Moments, OutputTokens, Profile
 from shared.contracts.requests import Progress, QueuedRequest
@@ -48,6 +49,17 @@ def test_progress_is_prefilled_again():
 def test_decode_takes_one_iteration_per_token():
     request = a_request(sampling=sampling(40), progress=Progress(token_ids=(7,) * 10))
     assert predicted_decode_s(request, PROFILE) == pytest.approx(30 * 0.011)
+
+
+def test_a_pooled_request_is_one_prefill():
+    pooled = a_request(
+        prompt_tokens=600, input_lengths=(300, 300), sampling=NO_SAMPLING, expected_tokens=0
+    )
+
+    assert predicted_prefill_s(pooled, PROFILE) == pytest.approx(0.02 + 0.6)
+    assert predicted_output_tokens(pooled, PROFILE) == 0
+    assert predicted_decode_s(pooled, PROFILE) == 0
+    assert predicted_rest_s(pooled, PROFILE, output_tokens=0) == 0
 
 
 def test_more_progress_than_expected_leaves_no_decode():

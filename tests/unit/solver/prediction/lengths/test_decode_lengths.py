@@ -76,7 +76,10 @@ def test_old_answer_lengths_are_forgotten():
 
 
 def test_cut_answers_count_as_longer_than_observed():
-    """Half of the answers were cut at 50; their expected length comes from the other half."""
+    """
+    A third of the answers were cut at 50 tokens; each of them counts as long as the answers that
+    continued beyond 50 tokens.
+    """
     known = lengths()
     for _ in range(500):
         known.observe("chat", Answer(50, 50, cut=True), at=0.0)

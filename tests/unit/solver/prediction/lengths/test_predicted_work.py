@@ -1,10 +1,10 @@
-"""Input of the work classification: prompt plus a high quantile of the answer."""
+"""Expected length of an answer: a high quantile that is at most the request's limit."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.contracts.estimates import OutputTokens, Profile
-from solver.prediction.lengths.predicted_work import PredictedWork
+from solver.prediction.lengths.predicted_work import UNKNOWN_TOKENS, PredictedWork
 from tests.clocks import NOW
 from tests.queued import MODEL, OTHER, a_request, sampling
 
@@ -21,34 +21,42 @@ def profile(version: int = 1, **by_application: float) -> Profile:
 
 
 def request(limit: int = 1000, **fields: object):  # type: ignore[no-untyped-def]
-    return a_request(prompt_tokens=100, sampling=sampling(limit, ignore_eos=False), **fields)
+    return a_request(sampling=sampling(limit, ignore_eos=False), **fields)
 
 
-def test_the_limit_counts_until_lengths_are_known():
-    assert PredictedWork().tokens(request()) == 1100
+def test_until_lengths_are_known_an_answer_has_the_assumed_length():
+    assert PredictedWork().answer_tokens(request()) == UNKNOWN_TOKENS
+    assert PredictedWork().answer_tokens(request(limit=50)) == 50
 
 
 def test_known_applications_use_their_lengths_and_others_the_pooled_lengths():
     work = PredictedWork()
     work.learn(profile(chat=200.0, every=400.0))
 
-    assert work.tokens(request(application="chat")) == 300
-    assert work.tokens(request(application="new")) == 500
-    assert work.tokens(request(base=OTHER)) == 1100
+    assert work.answer_tokens(request(application="chat")) == 200
+    assert work.answer_tokens(request(application="new")) == 400
+    assert work.answer_tokens(request(base=OTHER)) == UNKNOWN_TOKENS
 
 
-def test_predicted_work_respects_the_requests_limit():
+def test_expected_length_respects_the_requests_limit():
     work = PredictedWork()
     work.learn(profile(every=400.0))
 
-    assert work.tokens(request(limit=50)) == 150
+    assert work.answer_tokens(request(limit=50)) == 50
+
+
+def test_pooled_inputs_have_no_answer():
+    work = PredictedWork()
+    work.learn(profile(every=400.0))
+
+    assert work.answer_tokens(request(input_lengths=(4,))) == 0
 
 
 def test_answers_that_ignore_the_end_are_as_long_as_their_limit():
     work = PredictedWork()
     work.learn(profile(every=400.0))
 
-    assert work.tokens(a_request(prompt_tokens=100, sampling=sampling(900))) == 1000
+    assert work.answer_tokens(a_request(sampling=sampling(900))) == 900
 
 
 def test_an_older_profile_changes_nothing():
@@ -57,12 +65,12 @@ def test_an_older_profile_changes_nothing():
     work.learn(profile(version=1, every=40.0))
     work.learn(profile(version=3))
 
-    assert work.tokens(request()) == 500
+    assert work.answer_tokens(request()) == 400
 
 
-@given(st.floats(1, 1e5), st.integers(1, 10_000))
-def test_work_is_between_the_prompt_and_the_limit(p90: float, limit: int):
+@given(st.floats(0, 1e5), st.integers(1, 10_000))
+def test_expected_length_is_from_one_token_to_the_limit(p90: float, limit: int):
     work = PredictedWork()
     work.learn(profile(every=p90))
 
-    assert 100 < work.tokens(request(limit=limit)) <= 100 + limit
+    assert 1 <= work.answer_tokens(request(limit=limit)) <= limit

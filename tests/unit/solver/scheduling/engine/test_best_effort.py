@@ -21,7 +21,10 @@ def test_best_effort_takes_what_the_pace_leaves() -> None:
 
 
 def test_a_steady_pace_holds_regardless_of_saved_or_lost_time() -> None:
-    """Unlike QoServe, saved time is not used, and requests with a late first token count."""
+    """
+    With a steady pace, saved time is not spent, and a request with a late first token still sets a
+    limit; in QoServe both differ.
+    """
     steady, saving = Rig(), Rig(replace(OPTIONS, steady_pace=False))
     for rig in (steady, saving):
         rig.start("chat", CHAT, computed=1000, outputs=1)

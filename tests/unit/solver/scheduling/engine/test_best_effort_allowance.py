@@ -24,7 +24,7 @@ def allowance(
 
 
 def test_a_share_of_all_kv_is_reserved() -> None:
-    """The reserve is a share of 10,000 free and 20,000 used tokens."""
+    """The reserve is a tenth of all 30,000 tokens, of which 20,000 are used."""
     running = [Running(request_id=RequestId(name), num_computed_tokens=10_000) for name in "ab"]
 
     assert allowance(*running).kv_reserve_tokens == 3000

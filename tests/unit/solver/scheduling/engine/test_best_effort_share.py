@@ -43,7 +43,7 @@ def batch_of(*running: RunningView, free_kv_tokens: int = 1_000_000) -> BatchSta
 def started(
     policy: QoServePolicy, name: str, slo: Slo, prompt: int, arrived_at: float = 0.0
 ) -> Running:
-    """A running request that has just got its first token."""
+    """Start a request that has just got its first token; return the request."""
     add(policy, name, slo, prompt, arrived_at)
     assert RequestId(name) in list(policy.decide(arrived_at, batch_of()).order)
     nothing = Iteration(compute_tokens=0, context_tokens=0, num_decodes=0, duration_s=0.0)

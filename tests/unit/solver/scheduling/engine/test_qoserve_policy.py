@@ -57,7 +57,7 @@ class Rig:
     def start(
         self, name: str, slo: Slo, *, computed: int, prompt: int = 1000, outputs: int = 0
     ) -> None:
-        """A request that is already running."""
+        """Add a request that is already running."""
         self.wait(name, slo, prompt=prompt)
         for request_id in self.decide(0.0).order:
             if request_id == name:

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,9 +10,8 @@ import pytest
 import pytest_asyncio
 
 from services.mesh.processes import ProcessMesh
-from shared.models.tiny import make_tiny_models
 from tests.brokers import RabbitServer, rabbit_targets
-from tests.e2e.meshes import LLAMA, mesh_spec
+from tests.e2e.meshes import LLAMA, mesh_spec, tool_registry
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,20 +35,6 @@ CHAT: dict[str, Any] = {
 COMPLETION: dict[str, Any] = {"model": LLAMA, "prompt": "hello", "temperature": 0, "max_tokens": 6}
 
 
-def _registry(directory: Path) -> Path:
-    """Tiny models with a parser of tool calls and with compact JSON."""
-    path = make_tiny_models(directory, weights=True)
-    registry = json.loads(path.read_text())
-    for model in registry["models"]:
-        model["tool_parser"] = "hermes"
-        model["engine_args"] = {
-            # Without this setting models with random weights write whitespace without end.
-            "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}
-        }
-    path.write_text(json.dumps(registry))
-    return path
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def http(
     rabbit_servers: Callable[[str], RabbitServer], tmp_path_factory: pytest.TempPathFactory
@@ -63,7 +47,7 @@ async def http(
             directory,
             engine="vllm",
             agents=1,
-            registry=_registry(directory / "models"),
+            registry=tool_registry(directory / "models"),
             gateway={"front": "vllm"},
         )
         async with (

@@ -1,6 +1,8 @@
 """Stock clients against a mesh whose gateway has vLLM's own API application."""
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -10,7 +12,10 @@ import openai
 import pytest
 import pytest_asyncio
 
+from services.gateway.vllm.door import REFUSED_HEADERS, ROUTES
 from services.mesh.processes import ProcessMesh
+from shared.api.calls import MAX_GRAMMAR_BYTES, REFUSED_FIELDS
+from shared.models.tiny import TINY_MODELS, TINY_POOLING_MODELS, make_tiny_models
 from tests.brokers import RabbitServer, eventually, rabbit_targets
 from tests.e2e.meshes import LLAMA, QWEN, mesh_spec
 
@@ -20,6 +25,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 KEY = "secret-of-acme"
+EMBED = "tiny-embed"
 MESSAGES: list[Any] = [{"role": "user", "content": "Say something about queues."}]
 HEADERS = {"authorization": f"Bearer {KEY}"}
 
@@ -31,7 +37,10 @@ async def front(
     """A mesh with simulated engines and the front `vllm`."""
     gateway = {"front": "vllm", "api_keys": {KEY: "acme"}, "max_outstanding_per_tenant": 8}
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
-        spec = mesh_spec(url, tmp_path_factory.mktemp("mesh"), gateway=gateway)
+        directory = tmp_path_factory.mktemp("mesh")
+        models = TINY_MODELS | TINY_POOLING_MODELS
+        registry = make_tiny_models(directory / "models", weights=False, models=models)
+        spec = mesh_spec(url, directory, registry=registry, gateway=gateway)
         async with ProcessMesh(spec) as running:
             yield running
 
@@ -79,14 +88,37 @@ async def test_answer_ends_before_a_stop_string(client: openai.AsyncOpenAI):
     assert headway["request_id"].startswith("req-")
 
 
+async def test_last_event_has_the_results_after_a_stop_string(client: openai.AsyncOpenAI):
+    asked: dict[str, Any] = {"model": LLAMA, "prompt": "once", "max_tokens": 30, "temperature": 0}
+    text = (await client.completions.create(**asked)).choices[0].text
+    stream = await client.completions.create(**asked, stop=[text[8:11]], stream=True)
+    events = [event async for event in stream]
+
+    assert events[-1].choices[0].finish_reason == "stop"
+    assert events[-1].model_extra["headway"]["slo_attained"] in (True, False)
+
+
 async def test_several_answers_and_prompts_are_separate_requests(client: openai.AsyncOpenAI):
     two = await client.completions.create(
-        model=LLAMA, prompt=["one", "two"], n=2, max_tokens=4, temperature=0.7
+        model=LLAMA,
+        prompt=["one", "two"],
+        n=2,
+        max_tokens=4,
+        temperature=0.7,
+        extra_body={"ignore_eos": True},
     )
 
     assert [choice.index for choice in two.choices] == [0, 1, 2, 3]
     assert two.usage.completion_tokens == 16
     assert len({each["request_id"] for each in two.model_extra["headway"]}) == 4
+
+
+async def test_several_random_answers_differ(client: openai.AsyncOpenAI):
+    answers = await client.completions.create(
+        model=LLAMA, prompt="once", n=4, max_tokens=12, temperature=1.0
+    )
+
+    assert len({choice.text for choice in answers.choices}) > 1
 
 
 async def test_second_model_is_served_by_its_own_application(client: openai.AsyncOpenAI):
@@ -113,6 +145,28 @@ async def test_responses_api_answers(client: openai.AsyncOpenAI):
 
     assert response.usage is not None
     assert response.usage.output_tokens == 5
+
+
+async def test_simulated_engine_makes_no_vectors(http: httpx.AsyncClient):
+    answer = await http.post("/v1/embeddings", json={"model": EMBED, "input": ["one", "two"]})
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (501, "no_vectors")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": EMBED, "prompt": "x"}),
+        ("/v1/embeddings", {"model": LLAMA, "input": "x"}),
+        ("/classify", {"model": EMBED, "input": "x"}),
+    ],
+)
+async def test_models_have_the_routes_of_their_task(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any]
+):
+    answer = await http.post(path, json=body)
+
+    assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
 
 
 async def test_tokenizing_makes_no_request(http: httpx.AsyncClient):
@@ -162,12 +216,61 @@ async def test_invalid_body_is_refused_with_its_field(
     "path",
     [
         *("/scale_elastic_ep", "/v1/load_lora_adapter", "/inference/v1/generate", "/invocations"),
-        *("/v1/chat/completions/batch", "/openapi.json", "/load"),
+        *("/v1/chat/completions/batch", "/docs", "/load"),
     ],
 )
 async def test_other_routes_of_vllm_are_closed(http: httpx.AsyncClient, path: str):
     for method in ("GET", "POST"):
         assert (await http.request(method, path)).status_code == 404
+
+
+async def test_large_grammars_are_refused(http: httpx.AsyncClient):
+    grammar = {"choice": ["x" * 1000] * 200}
+    body = {"model": LLAMA, "prompt": "x", "structured_outputs": grammar}
+    answer = await http.post("/v1/completions", json=body)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "structured_outputs"
+    assert str(MAX_GRAMMAR_BYTES) in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", REFUSED_HEADERS)
+async def test_vllms_headers_that_control_the_engine_are_refused(
+    http: httpx.AsyncClient, name: str
+):
+    body = {"model": LLAMA, "prompt": "x"}
+    answer = await http.post("/v1/completions", json=body, headers={name: "1"})
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
+async def test_timeout_header_ends_the_request(http: httpx.AsyncClient):
+    body = {"model": LLAMA, "prompt": "x", "max_tokens": 4000, "ignore_eos": True}
+    headers = {"x-request-timeout-seconds": "0.2"}
+    answer = await http.post("/v1/completions", json=body, headers=headers)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+
+
+async def test_errors_of_the_messages_api_have_anthropics_form(http: httpx.AsyncClient):
+    body = {"model": "none", "messages": MESSAGES, "max_tokens": 5}
+    answer = await http.post("/v1/messages", json=body)
+
+    assert answer.status_code == 404
+    assert answer.json()["type"] == "error"
+    assert answer.json()["error"]["type"] == "not_found_error"
+
+
+async def test_openapi_document_has_the_open_routes_and_the_meshs_fields(http: httpx.AsyncClient):
+    document = (await http.get("/openapi.json")).json()
+    schemas = document["components"]["schemas"]
+    references = set(re.findall(r"#/components/schemas/([^\"]+)", json.dumps(document)))
+
+    assert document["paths"].keys() == ROUTES.keys()
+    assert references == schemas.keys()
+    for body in ("ChatCompletionRequest", "CompletionRequest", "ResponsesRequest"):
+        assert schemas[body]["properties"].keys() >= {"slo", "deadline", "importance"}
+        assert not schemas[body]["properties"].keys() & set(REFUSED_FIELDS)
 
 
 async def test_requests_without_a_valid_key_are_refused(front: ProcessMesh):
@@ -207,3 +310,27 @@ async def test_requests_above_the_tenants_limit_get_429_with_a_time(http: httpx.
 
     assert len(refused) >= 4
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+
+
+async def test_a_model_that_is_added_to_the_registry_is_served(
+    front: ProcessMesh, http: httpx.AsyncClient
+):
+    path = front.spec.registry
+    registry = json.loads(path.read_text())
+    added = registry["models"][0] | {"name": "added", "aliases": []}
+    path.write_text(json.dumps(registry | {"models": [*registry["models"], added]}))
+
+    async def served() -> bool:
+        answer = await http.post("/tokenize", json={"model": "added", "prompt": "hello"})
+        return answer.status_code == 200
+
+    await eventually(served)
+    names = [each["id"] for each in (await http.get("/v1/models")).json()["data"]]
+    assert "added" in names
+
+
+async def test_health_names_the_instances_of_each_model(http: httpx.AsyncClient):
+    models = (await http.get("/health")).json()["models"]
+
+    assert models[LLAMA]["able"] == models[QWEN]["able"] == models[EMBED]["able"] == 2
+    assert models[LLAMA]["serving"] + models[QWEN]["serving"] <= 2

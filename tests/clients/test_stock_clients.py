@@ -1,0 +1,179 @@
+"""Stock clients and frameworks against a mesh with real vLLM engines, two of which share work."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+import pytest_asyncio
+
+from services.mesh.processes import ProcessMesh
+from shared.models.tiny import TINY_MODELS, make_tiny_models
+from tests.brokers import RabbitServer, rabbit_targets
+from tests.differential.models import with_parsers
+from tests.e2e.meshes import LLAMA, mesh_spec
+from tests.requirements import program
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.rabbitmq,
+    pytest.mark.vllm,
+    pytest.mark.asyncio(loop_scope="module"),
+]
+HERE = Path(__file__).parent
+MESSAGES: list[Any] = [{"role": "user", "content": "Pick some items."}]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "kind": {"type": "string", "enum": ["new", "old"]},
+    },
+    "required": ["count", "kind"],
+    "additionalProperties": False,
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def url(
+    rabbit_servers: Callable[[str], RabbitServer], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[str]:
+    """Base URL of the gateway."""
+    directory = tmp_path_factory.mktemp("mesh")
+    models = {LLAMA: TINY_MODELS[LLAMA]}
+    registry = with_parsers(make_tiny_models(directory / "models", models=models))
+    with rabbit_servers(rabbit_targets()[0]).fresh_url() as broker:
+        spec = mesh_spec(
+            broker, directory, engine="vllm", registry=registry, gateway={"front": "vllm"}
+        )
+        async with ProcessMesh(spec):
+            yield spec.gateway_url
+
+
+def is_pick(arguments: object) -> bool:
+    return (
+        isinstance(arguments, dict)
+        and arguments.keys() == {"count", "kind"}
+        and 0 <= arguments["count"] <= 99
+        and arguments["kind"] in ("new", "old")
+    )
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:
+        yield client
+
+
+async def test_openais_python_client_parses_tools_and_schemas(client: openai.AsyncOpenAI) -> None:
+    tool = {"name": "pick", "parameters": SCHEMA, "strict": True}
+    tools: Any = [{"type": "function", "function": tool}]
+    asked: dict[str, Any] = {"model": LLAMA, "messages": MESSAGES, "temperature": 0.7, "seed": 3}
+    called = await client.chat.completions.create(
+        **asked, max_tokens=500, tools=tools, tool_choice="required", n=2
+    )
+    schema: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "pick", "schema": SCHEMA, "strict": True},
+    }
+    answered = await client.chat.completions.create(
+        **asked, max_tokens=120, response_format=schema, logprobs=True
+    )
+
+    assert len(called.choices) == 2
+    for choice in called.choices:
+        assert choice.message.tool_calls is not None
+        assert is_pick(json.loads(choice.message.tool_calls[0].function.arguments))
+    text = answered.choices[0].message.content or answered.choices[0].message.reasoning
+    assert is_pick(json.loads(text))
+
+
+async def test_anthropics_client_streams_the_whole_message(url: str) -> None:
+    asked: dict[str, Any] = {"model": LLAMA, "messages": MESSAGES, "max_tokens": 12}
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="x", max_retries=0) as client:
+        whole = await client.messages.create(**asked, extra_body={"temperature": 0})
+        async with client.messages.stream(**asked, extra_body={"temperature": 0}) as stream:
+            streamed = await stream.get_final_message()
+
+    assert [part.text for part in streamed.content] == [part.text for part in whole.content]
+    assert streamed.usage.output_tokens == whole.usage.output_tokens
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Interpreter with the Python frameworks, which need other versions of some packages."""
+    folder = tmp_path_factory.mktemp("python") / "venv"
+    venv.create(folder, with_pip=True)
+    interpreter = folder / "bin" / "python"
+    requirements = HERE / "python" / "requirements.txt"
+    command = (interpreter, "-m", "pip", "install", "--quiet", "--requirement", requirements)
+    subprocess.run(command, check=True)
+    return interpreter
+
+
+async def run_script(command: Sequence[str | Path], folder: Path, url: str) -> Any:
+    """The JSON object that a client prints."""
+    process = await asyncio.create_subprocess_exec(
+        *map(str, command),
+        cwd=folder,
+        env=os.environ | {"BASE_URL": f"{url}/v1", "MODEL": LLAMA, "SCHEMA": json.dumps(SCHEMA)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=sys.stderr,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    return json.loads(output.decode().splitlines()[-1])
+
+
+async def test_langchain_binds_tools_and_returns_structured_output(python: Path, url: str) -> None:
+    found = await run_script((python, "langchain_client.py"), HERE / "python", url)
+
+    assert found["call"]["name"] == "Pick"
+    assert 0 <= found["call"]["args"]["count"] <= 99
+    assert 0 <= found["found"]["count"] <= 99
+
+
+async def test_agents_sdk_loops_over_two_tool_calls(python: Path, url: str) -> None:
+    found = await run_script((python, "agents_client.py"), HERE / "python", url)
+    transcript = json.dumps(found["transcript"])
+
+    assert len(found["results"]) >= 2
+    assert found["final"] == found["results"][-1]
+    assert all(result in transcript for result in found["results"][:2])
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the Node clients and their packages."""
+    npm = program("npm", "npm")
+    folder = tmp_path_factory.mktemp("node") / "clients"
+    shutil.copytree(HERE / "node", folder)
+    options = ("--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error")
+    subprocess.run((npm, "install", *options), cwd=folder, check=True)
+    return folder
+
+
+async def test_openais_node_client_streams_and_calls_tools(node: Path, url: str) -> None:
+    found = await run_script(("node", "openai_client.js"), node, url)
+
+    assert found["streamed"] == (found["whole"] or "")
+    assert found["call"]["name"] == "pick"
+    assert is_pick(json.loads(found["call"]["arguments"]))
+    assert found["request"].startswith("req-")
+
+
+async def test_vercels_ai_sdk_runs_two_steps_with_tools(node: Path, url: str) -> None:
+    found = await run_script(("node", "ai_sdk.js"), node, url)
+
+    assert found["streamed"] == found["whole"]
+    assert len(found["picked"]) >= 2
+    assert all(is_pick(each) for each in found["picked"])
+    assert len(found["results"]) == len(found["picked"])

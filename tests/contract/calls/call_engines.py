@@ -1,0 +1,130 @@
+"""A vLLM engine that answers calls, and calls that are cut and continued."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from services.agent.backends.base import EngineCall, EngineOutput, EngineRequest
+from services.agent.backends.settings import VllmSettings
+from services.agent.backends.vllm.front.backend import VllmEngine
+from services.agent.call_answer import CallAnswer
+from shared.contracts.base import ModelName, RequestId, RunId
+from shared.contracts.requests import ApiCall, Progress, Sampling
+from tests.contract.engine.engines import LLAMA, tiny_entries, vllm_rig
+from tests.queued import a_request
+
+Response = dict[str, Any]
+CHANGING = ("id", "created", "created_at", "completed_at", "item_id", "call_id")
+"""Fields that differ between two responses to one body."""
+SEED = 11
+
+_ids = count()
+
+
+def stable(response: Any) -> Any:
+    """*response* without the fields that always differ."""
+    if isinstance(response, list):
+        return [stable(each) for each in response]
+    if isinstance(response, dict):
+        return {name: stable(each) for name, each in response.items() if name not in CHANGING}
+    return response
+
+
+@dataclass
+class CallRig:
+    """An engine on which *model* is active."""
+
+    engine: VllmEngine
+    model: ModelName = LLAMA
+
+    async def ask(
+        self,
+        endpoint: str,
+        body: dict[str, Any],
+        children: tuple[Progress, ...] = (),
+        *,
+        cut_after: int | None = None,
+    ) -> CallAnswer:
+        """
+        Run a call; its answers continue from their *children*, the progress of earlier runs.
+
+        Args:
+            cut_after: Number of new tokens of all answers after which the run is aborted.
+        """
+        api = ApiCall(endpoint=endpoint, body=msgspec.Raw(self._encoded(body)))
+        queued = a_request(prompt=None, call=api, progress=Progress(children=children))
+        answer = CallAnswer(queued)
+        answer.resume(None)
+        known = answer.num_tokens
+        request = self._request(endpoint, body, children)
+        async for output in self.engine.generate(request):
+            answer.push(output, RunId("run"), 0.0)
+            if cut_after is not None and answer.num_tokens - known >= cut_after:
+                await self.engine.abort(request.request_id)
+                break
+        return answer
+
+    async def response(
+        self, endpoint: str, body: dict[str, Any], children: tuple[Progress, ...] = ()
+    ) -> Response:
+        """The response to a call, without the fields that always differ."""
+        answer = await self.ask(endpoint, body, children)
+        assert answer.response is not None
+        response: Response = stable(json.loads(answer.response))
+        return response
+
+    async def outputs(
+        self, endpoint: str, body: dict[str, Any], children: tuple[Progress, ...]
+    ) -> list[EngineOutput]:
+        request = self._request(endpoint, body, children)
+        return [output async for output in self.engine.generate(request)]
+
+    async def settled(self) -> None:
+        """Wait until the engine has no request."""
+        async with asyncio.timeout(30):
+            while (state := self.engine.snapshot()).running + state.waiting:
+                await asyncio.sleep(0.01)
+
+    def _request(
+        self, endpoint: str, body: dict[str, Any], children: tuple[Progress, ...]
+    ) -> EngineRequest:
+        name = f"call-{next(_ids)}"
+        return EngineRequest(
+            request_id=RequestId(f"{name}/run"),
+            origin=RequestId(name),
+            model=self.model,
+            prompt=(),
+            sampling=Sampling(),
+            call=EngineCall(
+                endpoint=endpoint, body=self._encoded(body), seed=SEED, children=children
+            ),
+        )
+
+    def _encoded(self, body: dict[str, Any]) -> bytes:
+        return json.dumps({"model": self.model} | body).encode()
+
+
+@asynccontextmanager
+async def call_rig(directory: Path) -> AsyncIterator[CallRig]:
+    """An engine with a parser of tool calls, and with compact JSON."""
+    vllm_rig(directory)  # skips or fails without vLLM
+    base = next(each for each in tiny_entries(directory, weights=True) if each.name == LLAMA)
+    # Without this setting models with random weights write whitespace without end.
+    grammars = {"backend": "xgrammar", "disable_any_whitespace": True}
+    entry = msgspec.structs.replace(
+        base, tool_parser="hermes", engine_args={"structured_outputs_config": grammars}
+    )
+    engine = VllmEngine((entry,), VllmSettings(log_path=str(directory / "vllm.log")))
+    try:
+        await engine.start()
+        await engine.activate(LLAMA)
+        yield CallRig(engine)
+    finally:
+        await engine.close()

@@ -1,0 +1,50 @@
+"""Instances by model, as /health shows them."""
+
+from pathlib import Path
+
+import pytest
+
+from services.gateway.instances import SILENCE_S, Instances
+from shared.contracts.base import InstanceId, ModelName
+from shared.contracts.telemetry import InstanceStatus, ModelState, Residency
+from shared.models.registry import ModelRegistry
+from shared.models.tiny import make_tiny_models
+from tests.clocks import NOW, FakeClock
+from tests.queued import MODEL, OTHER
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> ModelRegistry:
+    return ModelRegistry.load(make_tiny_models(tmp_path, weights=False))
+
+
+def status(name: str, model: ModelName | None, *able: ModelName) -> InstanceStatus:
+    return InstanceStatus(
+        instance_id=InstanceId(name),
+        incarnation="i",
+        seq=1,
+        at=NOW,
+        engine="e",
+        device="d",
+        model=model,
+        models=tuple(ModelState(model=each, residency=Residency.COLD) for each in able),
+    )
+
+
+def test_models_have_the_instances_that_serve_or_can_activate_them(registry: ModelRegistry):
+    instances = Instances(registry=registry, clock=FakeClock(NOW))
+    instances.on_status(status("one", OTHER, MODEL, OTHER))
+    instances.on_status(status("one", MODEL, MODEL, OTHER))
+    instances.on_status(status("two", None, MODEL))
+
+    assert instances.by_model()[MODEL] == {"serving": 1, "able": 2}
+    assert instances.by_model()[OTHER] == {"serving": 0, "able": 1}
+
+
+def test_silent_instances_are_not_counted(registry: ModelRegistry):
+    clock = FakeClock(NOW)
+    instances = Instances(registry=registry, clock=clock)
+    instances.on_status(status("one", MODEL, MODEL))
+    clock.advance(SILENCE_S + 1)
+
+    assert instances.by_model()[MODEL] == {"serving": 0, "able": 0}
