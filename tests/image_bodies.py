@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -36,38 +37,36 @@ def data_url(seed: int, **shape: Any) -> str:
 
 def chat_body(parts: list[Any], **fields: Any) -> Body:
     """A chat of one message; texts and URLs of images are *parts*, in tuples for images."""
-    content = [
-        {"type": "image_url", "image_url": {"url": part[0]}}
-        if isinstance(part, tuple)
-        else {"type": "text", "text": part}
-        for part in parts
-    ]
-    messages = [{"role": "user", "content": content}]
+    messages = _user_message(
+        parts, "text", lambda url: {"type": "image_url", "image_url": {"url": url}}
+    )
     return {"messages": messages, "max_tokens": 12, "temperature": 0} | fields
 
 
 def responses_body(parts: list[Any], **fields: Any) -> Body:
     """As `chat_body`, for the endpoint of Responses."""
-    content = [
-        {"type": "input_image", "image_url": part[0], "detail": "auto"}
-        if isinstance(part, tuple)
-        else {"type": "input_text", "text": part}
-        for part in parts
-    ]
-    messages = [{"role": "user", "content": content}]
+    messages = _user_message(
+        parts,
+        "input_text",
+        lambda url: {"type": "input_image", "image_url": url, "detail": "auto"},
+    )
     return {"input": messages, "max_output_tokens": 12, "temperature": 0} | fields
 
 
 def messages_body(parts: list[Any], **fields: Any) -> Body:
     """As `chat_body`, for the endpoint of Messages."""
+    messages = _user_message(parts, "text", lambda url: {"type": "image", "source": _source(url)})
+    return {"messages": messages, "max_tokens": 12, "temperature": 0} | fields
+
+
+def _user_message(
+    parts: list[Any], text_type: str, image_part: Callable[[str], Body]
+) -> list[Body]:
     content = [
-        {"type": "image", "source": _source(part[0])}
-        if isinstance(part, tuple)
-        else {"type": "text", "text": part}
+        image_part(part[0]) if isinstance(part, tuple) else {"type": text_type, "text": part}
         for part in parts
     ]
-    messages = [{"role": "user", "content": content}]
-    return {"messages": messages, "max_tokens": 12, "temperature": 0} | fields
+    return [{"role": "user", "content": content}]
 
 
 def _source(url: str) -> Body:

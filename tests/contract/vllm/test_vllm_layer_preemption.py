@@ -279,7 +279,7 @@ async def together_with_cuts(rig: EngineRig, prompts: list[Tokens]) -> dict[Toke
         await rig.engine.set_scheduling(many)
         while num_cuts(rig) < first_cut + 5 and not all(task.done() for task in tasks.values()):
             await rig.engine.preempt_now()
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         await rig.engine.abort(request.request_id)
     return {prompt: task.result().token_ids for prompt, task in tasks.items()}
 
