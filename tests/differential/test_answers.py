@@ -20,12 +20,12 @@ def compared(field: str, expected: str, found: str) -> str | None:
         "x.arguments",
     ],
 )
-def test_empty_object_after_the_arguments_of_a_tool_is_no_difference(field: str):
+def test_empty_object_after_the_arguments_of_a_tool_is_ignored(field: str):
     assert compared(field, '{"count": 12', '{"count": 12{}') is None
     assert compared(field, '{"count": 12{}', '{"count": 12') is None
     assert compared(field, '{"count": 12', '{"count": 13{}') is not None
     assert compared(field, "", "{}") is not None
 
 
-def test_empty_object_after_text_is_a_difference():
+def test_empty_object_after_text_is_reported():
     assert compared("text", "a", "a{}") == "answer.text is 'a{}' instead of 'a'"

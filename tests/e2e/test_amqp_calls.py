@@ -184,7 +184,7 @@ async def example(mesh: ProcessMesh, name: str, *arguments: str) -> list[Any]:
 
 
 async def test_example_of_a_producer_prints_the_response(mesh: ProcessMesh):
-    body = {"model": LLAMA, "messages": TALK, "max_tokens": 5}
+    body = {"model": LLAMA, "messages": TALK, "max_tokens": 5, "temperature": 0}
     (response,) = await example(mesh, "amqp_call", CHAT, json.dumps(body))
     (refused,) = await example(mesh, "amqp_call", CHAT, json.dumps(body | {"top_p": 7}))
 
