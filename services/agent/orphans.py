@@ -4,7 +4,7 @@ Detects that no leader plans for an instance, and selects the model that the ins
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from zlib import crc32
 
@@ -57,7 +57,7 @@ class Orphanhood:
         *,
         state: AgentState,
         broker: Broker,
-        servable: tuple[ModelName, ...],
+        servable: Collection[ModelName],
         patience_s: Seconds,
         clock: Clock,
         stall_clock: Callable[[], Seconds] = time.time,

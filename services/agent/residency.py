@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Collection
 from dataclasses import replace
 
 import structlog
@@ -56,7 +57,7 @@ class ModelResidency:
         observer: Observer,
         operations: Operations,
         layout: LaneLayout,
-        servable: tuple[ModelName, ...],
+        servable: Collection[ModelName],
         orphanhood: Orphanhood,
         clock: Clock,
     ) -> None:

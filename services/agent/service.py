@@ -16,7 +16,7 @@ from services.agent.lso.executor import LsoExecutor
 from services.agent.lso.leases import SwapLeases
 from services.agent.lso.metrics import LsoMetrics
 from services.agent.lso.operations import register_operations
-from services.agent.lso.situation import ModelSizes, Observer
+from services.agent.lso.situation import Observer
 from services.agent.metrics import AgentMetrics
 from services.agent.orphans import Orphanhood
 from services.agent.outbox import Outbox
@@ -24,6 +24,7 @@ from services.agent.puller import Puller
 from services.agent.reporting import Reporter
 from services.agent.residency import ModelResidency
 from services.agent.runner import Runner
+from services.agent.servable import ServableModels, servable_entries
 from services.agent.settings import Settings
 from services.agent.state import AgentState
 from shared.broker import topology
@@ -36,8 +37,8 @@ from shared.contracts.errors import EngineError, SettingsError
 from shared.contracts.lanes import inbox_name
 from shared.contracts.models import ModelEntry
 from shared.contracts.telemetry import source_name
+from shared.models.additions import RegistryAdditions
 from shared.models.registry import ModelRegistry
-from shared.models.tokenizer import Tokenizer
 from shared.runtime.cli import Ports
 from shared.runtime.tasks import every
 from solver.planning.lso.operations import Activate, Rule, because
@@ -71,19 +72,6 @@ def check(settings: Settings) -> None:
         )
 
 
-def _servable(settings: Settings, registry: ModelRegistry) -> dict[ModelName, ModelEntry]:
-    names = settings.models or registry.bases
-    unknown = [
-        name
-        for name in (*names, *settings.warm_models, settings.initial_model)
-        if name and name not in registry.bases
-    ]
-    if unknown:
-        known = ", ".join(registry.bases)
-        raise SettingsError(f"models {unknown} are not in the registry; must be among: {known}")
-    return {ModelName(name): registry.entry(ModelName(name)) for name in names}
-
-
 async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     """
     Serve until *stop*, then drain: hand back the window, and finish or evict runs.
@@ -93,8 +81,11 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     """
     settings = ports.settings
     check(settings)
-    entries = _servable(settings, ModelRegistry.load(Path(settings.registry)))
-    engine = create_backend(settings.engine.backend, entries.values(), settings.engine, ports.clock)
+    registry = ModelRegistry.load(Path(settings.registry))
+    models = ServableModels(servable_entries(settings, registry))
+    engine = create_backend(
+        settings.engine.backend, models.entries.values(), settings.engine, ports.clock
+    )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
         await engine.start()
@@ -102,7 +93,8 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
             ports.open_broker(f"headway-agent-{settings.instance_id}")
         )
         await declare_topology(broker)
-        await _Agent(ports, broker, engine, entries).run(stop, stack)
+        additions = RegistryAdditions(Path(settings.registry), registry)
+        await _Agent(ports, broker, engine, models, additions).run(stop, stack)
     log.info("service.stopped", instance_id=settings.instance_id)
 
 
@@ -114,10 +106,12 @@ class _Agent:
         ports: Ports[Settings],
         broker: Broker,
         engine: EngineBackend,
-        entries: dict[ModelName, ModelEntry],
+        models: ServableModels,
+        additions: RegistryAdditions,
     ) -> None:
         settings, clock = ports.settings, ports.clock
         self._ports, self._broker, self._engine = ports, broker, engine
+        self._servable, self._additions = models, additions
         self._state = state = AgentState(
             instance_id=InstanceId(settings.instance_id),
             window=Window(aging_bound_s=settings.pull.aging_bound_s),
@@ -128,7 +122,7 @@ class _Agent:
         observer = Observer(
             state=state,
             engine=engine,
-            sizes=ModelSizes.of(entries),
+            sizes=models.sizes,
             settings=settings.lso,
             bounds=settings.pull.bounds,
             drain_limit_s=settings.swap_drain_s,
@@ -159,8 +153,8 @@ class _Agent:
             engine=engine,
             outbox=self._outbox,
             endings=self._endings,
-            tokenizers={name: Tokenizer.load(Path(entry.path)) for name, entry in entries.items()},
-            entries=entries,
+            tokenizers=models.tokenizers,
+            entries=models.entries,
             prefilled=self._reporter.prefilled,
             clock=clock,
         )
@@ -197,7 +191,7 @@ class _Agent:
         self._orphanhood = Orphanhood(
             state=state,
             broker=broker,
-            servable=tuple(entries),
+            servable=models.names,
             patience_s=settings.orphan_patience_s,
             clock=clock,
         )
@@ -208,7 +202,7 @@ class _Agent:
             observer=observer,
             operations=operations,
             layout=settings.layout,
-            servable=tuple(entries),
+            servable=models.names,
             orphanhood=self._orphanhood,
             clock=clock,
         )
@@ -256,6 +250,7 @@ class _Agent:
             tasks.create_task(
                 every(INBOX_PERIOD_S, self._declare_inbox, stop=stopped), name="inbox"
             )
+            tasks.create_task(self._additions.follow(stop, self._add), name="add-models")
             self._ports.health.started()
             log.info(
                 "service.started", instance_id=state.instance_id, engine=settings.engine.backend
@@ -270,6 +265,11 @@ class _Agent:
             await self._executor.close()
             await self._reporter.report()
             stopped.set()
+
+    async def _add(self, entry: ModelEntry) -> None:
+        """Add a model of the registry, unless the settings name the models to serve."""
+        if not self._ports.settings.models:
+            await self._servable.add(entry, self._engine)
 
     async def _load(self, model: ModelName) -> None:
         """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from services.gateway.front import OpenFront, open_front
+from services.gateway.front import open_front
 from services.gateway.instances import Instances, followed
 from services.gateway.intake import Intake, load_tokenizers
 from services.gateway.metrics import GatewayMetrics
@@ -18,7 +18,7 @@ from services.gateway.workers import serve_workers
 from shared.broker.connect import broker_user
 from shared.broker.declaring import declare_topology
 from shared.broker.protocol import Broker
-from shared.models.additions import PERIOD_S, RegistryAdditions
+from shared.models.additions import RegistryAdditions
 from shared.models.registry import ModelRegistry
 from shared.producer.producer import Producer
 from shared.runtime.cli import Ports
@@ -90,27 +90,11 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 opening.application = front.application
                 log.info("service.started", host=settings.host, port=settings.port)
                 ports.health.started()
-                adding = asyncio.create_task(_add_models(gateway, front), name="add-models")
+                additions = RegistryAdditions(Path(settings.registry), registry)
+                adding = asyncio.create_task(additions.follow(stop, front.add), name="add-models")
                 await _until_drained(gateway, broker, ports.health)
                 await adding
     log.info("service.stopped")
-
-
-async def _add_models(gateway: Gateway, front: OpenFront) -> None:
-    """Serve models that are added to the registry file, until the gateway stops."""
-    additions = RegistryAdditions(Path(gateway.settings.registry), gateway.registry)
-
-    async def check() -> None:
-        for entry in additions.read():
-            try:
-                await front.add(entry)
-                gateway.registry.add(entry)
-            except Exception as error:  # a model that cannot be served must not stop the others
-                log.exception("model.refused", model=entry.name, error=str(error))
-            else:
-                log.info("model.added", model=entry.name)
-
-    await every(PERIOD_S, check, stop=gateway.stop)
 
 
 async def _until_drained(gateway: Gateway, broker: Broker, health: Health) -> None:

@@ -35,7 +35,7 @@ from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import Seconds
 from shared.contracts.errors import SettingsError
 from shared.contracts.telemetry import source_name
-from shared.models.additions import PERIOD_S, RegistryAdditions
+from shared.models.additions import RegistryAdditions
 from shared.models.registry import ModelRegistry
 from shared.runtime.cli import Ports
 from shared.runtime.stall_detector import PERIOD_S as ATTENTION_PERIOD_S
@@ -111,17 +111,7 @@ class _Planner:
     async def add_models(self) -> None:
         """Accept requests for models that are added to the registry file, until the stop."""
         additions = RegistryAdditions(Path(self._ports.settings.registry), self._registry)
-
-        async def check() -> None:
-            for entry in additions.read():
-                try:
-                    self._registry.add(entry)
-                except SettingsError as error:
-                    log.warning("model.refused", model=entry.name, error=str(error))
-                else:
-                    log.info("model.added", model=entry.name)
-
-        await every(PERIOD_S, check, stop=self._stop)
+        await additions.follow(self._stop)
 
     async def start_grouper(self) -> None:
         ports, broker, settings = self._ports, self._broker, self._ports.settings.grouper

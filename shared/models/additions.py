@@ -1,5 +1,7 @@
 """Models that are added to the registry file while a process runs."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
@@ -8,6 +10,7 @@ from shared.contracts.base import Seconds
 from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
+from shared.runtime.tasks import every
 
 log = structlog.get_logger()
 PERIOD_S: Seconds = 0.3
@@ -28,6 +31,32 @@ class RegistryAdditions:
         self._path = path
         self._registry = registry
         self._version = self._current()
+
+    async def follow(
+        self,
+        stop: asyncio.Event,
+        prepare: Callable[[ModelEntry], Awaitable[None]] | None = None,
+    ) -> None:
+        """
+        Add new models to the registry until *stop*; a model that cannot be added is logged.
+
+        Args:
+            stop: Ends the search.
+            prepare: Called with each model before it is in the registry.
+        """
+
+        async def check() -> None:
+            for entry in self.read():
+                try:
+                    if prepare is not None:
+                        await prepare(entry)
+                    self._registry.add(entry)
+                except Exception as error:  # one model must not stop the others
+                    log.exception("model.refused", model=entry.name, error=str(error))
+                else:
+                    log.info("model.added", model=entry.name)
+
+        await every(PERIOD_S, check, stop=stop)
 
     def read(self) -> tuple[ModelEntry, ...]:
         """Entries of new models, if the file has changed; an invalid file is logged and skipped."""

@@ -32,6 +32,10 @@ class AnsweringBackend(ABC):
         self._residency = residency
         self._streams: dict[RequestId, OutputStream] = {}
 
+    def add(self, entry: ModelEntry) -> None:
+        self._entries[entry.name] = entry
+        self._vocab_sizes[entry.name] = vocab_size_of(entry)
+
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
         if request.model != self._residency.active or self._residency.is_activating:
             self._require_alive()

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from services.agent.backends.totals import CheckpointTotals, SchedulingTotals
 from shared.contracts.base import ModelName, RequestId, Seconds, TenantId, UnixTime
+from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import (
     EnginePayload,
@@ -236,6 +237,10 @@ class EngineBackend(Protocol):
         Raises:
             EngineError: The engine cannot start; the message says what to do.
         """
+        ...
+
+    def add(self, entry: ModelEntry) -> None:
+        """Add a model, which is cold; running requests are not affected."""
         ...
 
     async def activate(self, model: ModelName) -> Seconds:

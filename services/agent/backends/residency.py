@@ -78,6 +78,11 @@ class ResidencyTable:
         self.is_activating = False
         """True while the active model changes; the owner of this table writes the field."""
 
+    def add(self, model: ModelName, footprint: Footprint) -> None:
+        """Add a cold model."""
+        self._footprints[model] = footprint
+        self._engine_bytes[model] = footprint.engine_bytes
+
     @property
     def used_bytes(self) -> int:
         """Host memory of all warm models."""

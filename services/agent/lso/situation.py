@@ -1,8 +1,8 @@
 """The agent's situation: the input from which `solver.planning.lso.actions` selects operations."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from services.agent.backends.base import Capability, EngineBackend, EngineSnapshot
@@ -30,16 +30,21 @@ NO_BOUND = 1 << 60
 class ModelSizes:
     """Sizes of models in bytes; 0 if unknown."""
 
-    weights: Mapping[ModelName, int]
-    kv_per_token: Mapping[ModelName, int]
+    weights: dict[ModelName, int] = field(default_factory=dict)
+    kv_per_token: dict[ModelName, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, entries: Mapping[ModelName, ModelEntry]) -> "ModelSizes":
-        """Read the sizes of all models from the registry and the models' files."""
-        return cls(
-            weights={name: weight_bytes(entry) for name, entry in entries.items()},
-            kv_per_token={name: kv_bytes_per_token(entry) for name, entry in entries.items()},
-        )
+    def of(cls, entries: Iterable[ModelEntry]) -> "ModelSizes":
+        """The sizes of *entries*."""
+        sizes = cls()
+        for entry in entries:
+            sizes.add(entry)
+        return sizes
+
+    def add(self, entry: ModelEntry) -> None:
+        """Read the sizes of a model from the registry and the model's files."""
+        self.weights[entry.name] = weight_bytes(entry)
+        self.kv_per_token[entry.name] = kv_bytes_per_token(entry)
 
 
 class Observer:

@@ -58,6 +58,8 @@ class EngineRig:
 
     engine: EngineBackend
     kill: Callable[[], Awaitable[None]]
+    entries: tuple[ModelEntry, ...] = ()
+    """Models that the engine knows at its start."""
 
     @property
     def host_pid(self) -> int:
@@ -126,13 +128,14 @@ def simulated_rig(directory: Path) -> EngineRig:
     settings = SimulatedSettings(
         time_scale=0.2, cold_activation_s=0.1, warm_activation_s=0.05, crash_on_token=CRASH_TOKEN
     )
-    engine = SimulatedEngine(tiny_entries(directory, weights=False), settings, SystemClock())
+    entries = tiny_entries(directory, weights=False)
+    engine = SimulatedEngine(entries, settings, SystemClock())
 
     async def kill() -> None:
         with pytest.raises(EngineError, match="injected"):
             await EngineRig(engine, kill).ask((CRASH_TOKEN,), greedy())
 
-    return EngineRig(engine, kill)
+    return EngineRig(engine, kill, entries)
 
 
 def vllm_rig(directory: Path, **fields: Any) -> EngineRig:
@@ -143,9 +146,10 @@ def vllm_rig(directory: Path, **fields: Any) -> EngineRig:
     settings = VllmSettings(
         **({"log_path": str(directory / "vllm.log"), "policy": "stock"} | fields)
     )
-    engine = VllmEngine(tiny_entries(directory, weights=True), settings)
+    entries = tiny_entries(directory, weights=True)
+    engine = VllmEngine(entries, settings)
 
-    return EngineRig(engine, partial(kill_cores, engine))
+    return EngineRig(engine, partial(kill_cores, engine), entries)
 
 
 async def kill_cores(engine: VllmEngine) -> None:

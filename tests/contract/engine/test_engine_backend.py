@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -56,6 +57,21 @@ async def test_greedy_answers_are_deterministic(rig: EngineRig) -> None:
     assert first.token_ids == second.token_ids
     assert len(first.token_ids) == 24
     assert first.finish_reason is FinishReason.LENGTH
+
+
+async def test_an_added_model_can_be_activated(rig: EngineRig) -> None:
+    expected = await rig.ask(prompt_of(40), greedy(8))
+    (entry,) = (each for each in rig.entries if each.name == LLAMA)
+    added = ModelName("added")
+    rig.engine.add(msgspec.structs.replace(entry, name=added))
+    (state,) = (each for each in rig.engine.snapshot().models if each.model == added)
+
+    assert state.residency is Residency.COLD
+    await rig.engine.activate(added)
+    answer = await rig.ask(prompt_of(40), greedy(8), model=added)
+    assert len(answer.token_ids) == 8
+    if rig.engine.identity.engine == "vllm":  # simulated answers differ by model
+        assert answer.token_ids == expected.token_ids
 
 
 async def test_different_prompts_get_different_answers(rig: EngineRig) -> None:

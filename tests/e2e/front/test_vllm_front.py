@@ -130,18 +130,26 @@ async def test_second_model_is_served_by_its_own_application(client: openai.Asyn
 
 
 async def test_anthropics_client_gets_a_message(front: ProcessMesh):
+    asked: dict[str, Any] = {
+        "model": LLAMA,
+        "messages": MESSAGES,
+        "max_tokens": 5,
+        "extra_body": {"temperature": 0},
+    }
     async with anthropic.AsyncAnthropic(
         base_url=front.spec.gateway_url, api_key=KEY, max_retries=0
     ) as client:
-        message = await client.messages.create(model=LLAMA, messages=MESSAGES, max_tokens=5)
-        async with client.messages.stream(model=LLAMA, messages=MESSAGES, max_tokens=5) as stream:
+        message = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
             final = await stream.get_final_message()
 
     assert message.usage.output_tokens == final.usage.output_tokens == 5
 
 
 async def test_responses_api_answers(client: openai.AsyncOpenAI):
-    response = await client.responses.create(model=LLAMA, input="hello", max_output_tokens=5)
+    response = await client.responses.create(
+        model=LLAMA, input="hello", max_output_tokens=5, temperature=0
+    )
 
     assert response.usage is not None
     assert response.usage.output_tokens == 5
@@ -327,6 +335,11 @@ async def test_a_model_that_is_added_to_the_registry_is_served(
     await eventually(served)
     names = [each["id"] for each in (await http.get("/v1/models")).json()["data"]]
     assert "added" in names
+
+    body = {"model": "added", "prompt": "hello", "max_tokens": 4, "temperature": 0}
+    answer = await http.post("/v1/completions", json=body)  # served by an agent that activates it
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 4
 
 
 async def test_health_names_the_instances_of_each_model(http: httpx.AsyncClient):

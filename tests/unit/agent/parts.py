@@ -96,7 +96,7 @@ class AgentParts:
         self.observer = Observer(
             state=self.state,
             engine=backend,
-            sizes=sizes or ModelSizes.of({name: entries[name] for name in (MODEL, OTHER)}),
+            sizes=sizes or ModelSizes.of(entries[name] for name in (MODEL, OTHER)),
             settings=lso,
             bounds=self.pull.bounds,
             drain_limit_s=swap_drain_s,

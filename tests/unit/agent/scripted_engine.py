@@ -16,6 +16,7 @@ from services.agent.backends.base import (
 )
 from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError, NotActiveError, UnsupportedError
+from shared.contracts.models import ModelEntry
 from shared.contracts.requests import FinishReason, StepDetails
 from shared.contracts.telemetry import EngineIteration, ModelState, Residency
 from tests.brokers import eventually
@@ -53,6 +54,9 @@ class ScriptedEngine:
         self.iterations: tuple[EngineIteration, ...] = ()
         """Iterations that the next drain returns."""
         self._streams: dict[RequestId, asyncio.Queue[Item]] = {}
+
+    def add(self, entry: ModelEntry) -> None:
+        """No-op: the engine does not check models."""
 
     @property
     def running(self) -> set[str]:

@@ -1,5 +1,6 @@
 """Models that are added to a registry file while a process runs."""
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -7,13 +8,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from shared.contracts.base import ModelName
-from shared.contracts.errors import SettingsError
+from shared.contracts.errors import EngineError, SettingsError
+from shared.contracts.models import ModelEntry
 from shared.models.additions import RegistryAdditions
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import make_tiny_models
 from tests.queued import MODEL
 
-NEW = ModelName("new")
+NEW, OTHER_NEW = ModelName("new"), ModelName("other-new")
 
 
 @pytest.fixture
@@ -41,6 +43,25 @@ def test_new_models_are_returned_once(path: Path):
 
     assert registry.resolve("new").base == NEW
     assert additions.read() == ()
+
+
+async def test_a_model_that_cannot_be_prepared_is_logged_and_not_added(path: Path):
+    registry = ModelRegistry.load(path)
+    additions = RegistryAdditions(path, registry)
+    write(path, registry, NEW, OTHER_NEW)
+    stop = asyncio.Event()
+
+    async def prepare(entry: ModelEntry) -> None:
+        if entry.name == NEW:
+            raise EngineError("no tokenizer")
+        stop.set()
+
+    with capture_logs() as logs:
+        await additions.follow(stop, prepare)
+
+    assert NEW not in registry.bases
+    assert OTHER_NEW in registry.bases
+    assert [line["event"] for line in logs] == ["model.refused", "model.added"]
 
 
 def test_an_invalid_file_changes_nothing(path: Path):

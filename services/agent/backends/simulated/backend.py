@@ -92,6 +92,11 @@ class SimulatedEngine(AnsweringBackend):
         if self._loop_task is None:
             self._loop_task = asyncio.create_task(self._serve(), name="simulated-engine")
 
+    def add(self, entry: ModelEntry) -> None:
+        fitted = _fitted(entry, self._settings)
+        super().add(fitted)
+        self._models.add(fitted)
+
     async def activate(self, model: ModelName) -> Seconds:
         entry = self._require_known(model)
         self._require_alive()

@@ -36,6 +36,10 @@ class SimulatedModels:
             prior_s=self._activation_s,
         )
 
+    def add(self, entry: ModelEntry) -> None:
+        """Add a model, which is cold."""
+        self.residency.add(entry.name, _footprint(entry))
+
     async def load(self, activation: Activation) -> Seconds:
         """Wait for the simulated time of *activation*; afterwards the caller calls `activated`."""
         self.residency.drop(activation.drop)

@@ -102,6 +102,13 @@ class VllmEngine(AnsweringBackend):
         self._alive = True
         log.info("engine.started", duration_s=round(time.monotonic() - begun, 3))
 
+    def add(self, entry: ModelEntry) -> None:
+        super().add(entry)
+        self._digests[entry.name] = model_digest(entry)
+        self._models.add(entry)
+        if self._alive and self._link is not None:
+            self._link.send(Models((entry,)))
+
     async def activate(self, model: ModelName) -> Seconds:
         self._require_known(model)
         link = self._require_alive()

@@ -64,6 +64,11 @@ class EngineModels:
             prior_s=_PRIOR_S,
         )
 
+    def add(self, entry: ModelEntry) -> None:
+        """Add a model, which is cold."""
+        self._entries[entry.name] = entry
+        self.residency.add(entry.name, self._footprint(entry))
+
     def on_host(self, *, is_cpu: bool) -> None:
         """Record that the host has started, and whether its engines run on a CPU."""
         if is_cpu == self._is_cpu:
