@@ -187,7 +187,7 @@ def _equal_arguments(wanted: Json, given: Json, place: str) -> bool:
     vLLM appends it to arguments that end at the limit of tokens, if the last event of the stream
     has arguments; this depends on the number of tokens in that event.
     """
-    is_arguments = _ARGUMENTS.search(place) is not None
-    if not (is_arguments and isinstance(wanted, str) and isinstance(given, str)):
+    pair = [wanted or "", given or ""]
+    if _ARGUMENTS.search(place) is None or not all(isinstance(each, str) for each in pair):
         return False
-    return wanted.removesuffix("{}") == given.removesuffix("{}") != ""
+    return len({each.removesuffix("{}") for each in pair}) == 1
