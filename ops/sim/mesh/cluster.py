@@ -190,6 +190,11 @@ class Mesh:
             for number, queue in zip(planned_for, queues, strict=True):
                 if number not in self._lost:
                     self.instances[number].follow(queue.segments, now)
+        else:
+            # No plan follows, so an idle instance must swap to the models of its requests itself.
+            for number in planned_for:
+                if self.instances[number].ahead:
+                    self.instances[number].wake(now)
         for number in planned_for:
             self._settle(number)
 

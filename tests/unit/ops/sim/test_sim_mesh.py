@@ -54,6 +54,22 @@ def test_every_request_is_served_once_and_whole(arm: str):
     assert useful == outcome.tokens - outcome.wasted_tokens
 
 
+@pytest.mark.parametrize(("prompt", "output"), [(700, 1), (50, 200), (100, 20)])
+def test_an_instance_that_holds_all_requests_serves_its_models_one_by_one(prompt: int, output: int):
+    made = ARMS["no pulling"]
+    options = MeshOptions(
+        fleet=Fleet(devices=(A100,), models=TWO),
+        conduct=made.conduct,
+        planner=made.planner(0, 4.0),
+        until_s=1000.0,
+    )
+    one = arrival(prompt=prompt, output=output)
+    arrivals = [ModelArrival(model=model, arrival=one) for model in (A, B, A, B)]
+    outcome = simulate_mesh(arrivals, options)
+
+    assert all(each.finished_at is not None for each in outcome.requests)
+
+
 @pytest.mark.slow
 def test_equal_seeds_give_equal_runs():
     first, second = small("qlm"), small("qlm")
