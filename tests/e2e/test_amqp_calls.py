@@ -12,7 +12,10 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from services.agent.lso.ordering import order
 from services.mesh.processes import ProcessMesh
+from shared.contracts.base import InstanceId, RequestId
+from shared.contracts.control import EvictRequest, LsoAnswered, LsoOutcome
 from shared.contracts.ingress import CallRequest
 from shared.contracts.qos import Slo
 from shared.contracts.requests import Final, ReplyMode, RequestCompleted, RequestFailed
@@ -123,16 +126,20 @@ async def test_evicted_call_streams_each_token_of_each_answer_once(
     body |= {"ignore_eos": True}
     undisturbed = response_of(await final_of(producer, call(COMPLETIONS, body)))
     request = call(COMPLETIONS, body | {"stream": True}, id="evicted", slo=Slo(ttlt_s=600.0))
-    generation = await producer.submit(request, reply=ReplyMode.STREAM)
+    command = EvictRequest(instance_id=InstanceId("a0"), request_id=RequestId("evicted"))
     tokens: dict[int, list[int]] = {}
     evicting: asyncio.Task[Any] | None = None
-    async for part in generation:
-        tokens.setdefault(part.child, []).extend(part.token_ids)
-        if evicting is None:
-            verb = ("agent", "lso", "evict", "evicted", "--set", "instance_id=a0")
-            evicting = asyncio.create_task(run(mesh, *verb))
-    assert evicting is not None
-    assert (await evicting).code == 0
+    # Open before the run, so that the command arrives before the end of the run.
+    async with mesh.open_broker("headway-evictor") as broker:
+        generation = await producer.submit(request, reply=ReplyMode.STREAM)
+        async for part in generation:
+            tokens.setdefault(part.child, []).extend(part.token_ids)
+            if evicting is None:
+                evicting = asyncio.create_task(order(broker, command, timeout_s=30.0))
+        assert evicting is not None
+        answered = await evicting
+    assert isinstance(answered, LsoAnswered)
+    assert answered.outcome is LsoOutcome.DONE
     final = await generation.final()
 
     assert stable(response_of(final)) == stable(undisturbed)

@@ -11,6 +11,7 @@ import pytest_asyncio
 from services.agent.backends.base import SchedulingParameters
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.backend import VllmEngine
+from services.agent.backends.vllm.shared.safepoints import Wish
 from shared.contracts.base import ModelName
 from shared.contracts.errors import EngineError
 from shared.contracts.qos import Slo
@@ -44,8 +45,6 @@ ROUNDS = 5
 """Maximum number of attempts until one answer has enough cuts."""
 HASTY_ROUNDS = 20
 """Maximum number of attempts until a request arrives early enough to cut an iteration."""
-BEGINNINGS = 100
-"""Maximum number of attempts until a cut hits the iteration in which the requests begin."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -239,15 +238,11 @@ async def test_a_request_that_shares_dropped_blocks_is_dropped_with_them(rig: En
     """Two requests that vLLM admits in one iteration share blocks which it computes."""
     await rig.engine.activate(CACHING)
     before = rig.engine.snapshot().scheduling.preempted
-    found: dict[Tokens, Tokens] = {}
-    # The cut must hit the iteration in which the requests begin; on a busy machine a round may miss
-    # it.
-    for number in range(BEGINNINGS):
-        whole = [prompt_of(600, first=100 + 3 * number + index) for index in range(3)]
-        prompts = [part for prompt in whole for part in (prompt, prompt[:200])]
-        found |= await together_with_cuts(rig, prompts)
-        if rig.engine.snapshot().scheduling.preempted > before:
-            break
+    # Short, so that a pair fits into one iteration with any budget.
+    whole = [prompt_of(80, first=100 + index) for index in range(3)]
+    found = await answers_after_a_cut(
+        rig, [part for prompt in whole for part in (prompt, prompt[:60])]
+    )
     preempted = rig.engine.snapshot().scheduling.preempted - before
     await rig.engine.activate(NOT_CACHING)
     expected = {
@@ -258,8 +253,16 @@ async def test_a_request_that_shares_dropped_blocks_is_dropped_with_them(rig: En
     assert preempted > 0
 
 
-async def together_with_cuts(rig: EngineRig, prompts: list[Tokens]) -> dict[Tokens, Tokens]:
-    """Answers of best-effort requests that begin in one iteration, under up to five cuts."""
+async def answers_after_a_cut(rig: EngineRig, prompts: list[Tokens]) -> dict[Tokens, Tokens]:
+    """
+    Answers of best-effort requests that begin in one iteration, which is cut.
+
+    The iteration is cut because an urgent request is announced, which never arrives.
+    """
+    assert isinstance(rig.engine, VllmEngine)
+    monitor = rig.engine._telemetry.monitor(CACHING)
+    assert monitor is not None
+    before = rig.engine.snapshot().scheduling.preempted
     request = rig.request(CHAT, greedy(500), model=CACHING, slo=PATIENT, arrived_at=time.time())
     alone, many = (SchedulingParameters(token_budget=CHUNK_TOKENS, max_running=n) for n in (1, 64))
     begun = asyncio.Event()
@@ -275,13 +278,21 @@ async def together_with_cuts(rig: EngineRig, prompts: list[Tokens]) -> dict[Toke
         }
         while rig.engine.snapshot().waiting < len(prompts) and not chat.done():
             await asyncio.sleep(0.001)
-        first_cut = num_cuts(rig)
+        monitor.announce(urgent())
         await rig.engine.set_scheduling(many)
-        while num_cuts(rig) < first_cut + 5 and not all(task.done() for task in tasks.values()):
-            await rig.engine.preempt_now()
-            await asyncio.sleep(0)
+        while rig.engine.snapshot().scheduling.preempted == before and not all(
+            task.done() for task in tasks.values()
+        ):
+            monitor.announce(urgent())
+            await asyncio.sleep(0.001)
         await rig.engine.abort(request.request_id)
     return {prompt: task.result().token_ids for prompt, task in tasks.items()}
+
+
+def urgent() -> Wish:
+    """A request for which every iteration with best-effort work is cut."""
+    now = time.monotonic()
+    return Wish(announced_at=now, demand=1, deadline_at=now + 1, online_s=1e6, prefill_s=0.0)
 
 
 async def test_compiled_models_are_refused_with_the_reason(rig: EngineRig) -> None:
