@@ -328,18 +328,19 @@ async def test_a_model_that_is_added_to_the_registry_is_served(
     added = registry["models"][0] | {"name": "added", "aliases": []}
     path.write_text(json.dumps(registry | {"models": [*registry["models"], added]}))
 
+    body = {"model": "added", "prompt": "hello", "max_tokens": 4, "temperature": 0}
+    answers: list[httpx.Response] = []
+
     async def served() -> bool:
-        answer = await http.post("/tokenize", json={"model": "added", "prompt": "hello"})
-        return answer.status_code == 200
+        # The gateway may read the file before the planner does, which then refuses the request.
+        answers.append(await http.post("/v1/completions", json=body))
+        return answers[-1].status_code == 200
 
     await eventually(served)
     names = [each["id"] for each in (await http.get("/v1/models")).json()["data"]]
     assert "added" in names
-
-    body = {"model": "added", "prompt": "hello", "max_tokens": 4, "temperature": 0}
-    answer = await http.post("/v1/completions", json=body)  # served by an agent that activates it
-    assert answer.status_code == 200
-    assert answer.json()["usage"]["completion_tokens"] == 4
+    assert {each.status_code for each in answers} <= {200, 404}
+    assert answers[-1].json()["usage"]["completion_tokens"] == 4
 
 
 async def test_health_names_the_instances_of_each_model(http: httpx.AsyncClient):
