@@ -137,7 +137,7 @@ class LimitedMediaConnector(MediaConnector):  # type: ignore[misc]  # vLLM is un
                 allow_redirects=False,
                 max_bytes=reader.get_max_bytes(),
             )
-        except Exception as error:
+        except Exception as error:  # its HTTP clients raise many kinds of errors
             raise _fetch_error(image_url, error, reader.get_max_bytes()) from error
         return reader.load_bytes(data)
 
@@ -159,7 +159,7 @@ class LimitedMediaConnector(MediaConnector):  # type: ignore[misc]  # vLLM is un
                 allow_redirects=False,
                 max_bytes=reader.get_max_bytes(),
             )
-        except Exception as error:
+        except Exception as error:  # its HTTP clients raise many kinds of errors
             raise _fetch_error(image_url, error, reader.get_max_bytes()) from error
         return await asyncio.to_thread(reader.load_bytes, data)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from shared.contracts.base import Seconds
+from shared.contracts.base import ModelName, Seconds
 from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
@@ -31,6 +31,8 @@ class RegistryAdditions:
         self._path = path
         self._registry = registry
         self._version = self._current()
+        self._refused: dict[ModelName, str] = {}
+        """Model that could not be added -> the error that was logged."""
 
     async def follow(
         self,
@@ -38,7 +40,10 @@ class RegistryAdditions:
         prepare: Callable[[ModelEntry], Awaitable[None]] | None = None,
     ) -> None:
         """
-        Add new models to the registry until *stop*; a model that cannot be added is logged.
+        Add new models to the registry until *stop*.
+
+        A model that cannot be added is logged once for each error, and tried again: its files may
+        be copied after the registry file.
 
         Args:
             stop: Ends the search.
@@ -52,7 +57,10 @@ class RegistryAdditions:
                         await prepare(entry)
                     self._registry.add(entry)
                 except Exception as error:  # one model must not stop the others
-                    log.exception("model.refused", model=entry.name, error=str(error))
+                    self._version = None  # read the file again
+                    if self._refused.get(entry.name) != str(error):
+                        log.exception("model.refused", model=entry.name, error=str(error))
+                    self._refused[entry.name] = str(error)
                 else:
                     log.info("model.added", model=entry.name)
 

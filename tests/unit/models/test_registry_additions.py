@@ -64,6 +64,26 @@ async def test_a_model_that_cannot_be_prepared_is_logged_and_not_added(path: Pat
     assert [line["event"] for line in logs] == ["model.refused", "model.added"]
 
 
+async def test_a_model_whose_files_come_later_is_added(path: Path):
+    registry = ModelRegistry.load(path)
+    additions = RegistryAdditions(path, registry)
+    write(path, registry, NEW)
+    stop = asyncio.Event()
+    attempts: list[ModelName] = []
+
+    async def prepare(entry: ModelEntry) -> None:
+        attempts.append(entry.name)
+        if len(attempts) < 3:
+            raise EngineError("no tokenizer")
+        stop.set()
+
+    with capture_logs() as logs:
+        await additions.follow(stop, prepare)
+
+    assert NEW in registry.bases
+    assert [line["event"] for line in logs] == ["model.refused", "model.added"]
+
+
 def test_an_invalid_file_changes_nothing(path: Path):
     registry = ModelRegistry.load(path)
     additions = RegistryAdditions(path, registry)
