@@ -9,6 +9,7 @@ import structlog
 from services.agent.aborting import end_run
 from services.agent.backends.base import EngineBackend
 from services.agent.endings import CANCELLED_ERROR, Endings
+from services.agent.gateway_files import GatewayFiles
 from services.agent.lso.commands import LsoCommands
 from services.agent.reporting import Reporter
 from services.agent.residency import ModelResidency
@@ -19,6 +20,7 @@ from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import Message
 from shared.contracts.control import (
     DrainInstance,
+    GatewayModels,
     LaneNonempty,
     LsoCommand,
     QueuesRetired,
@@ -44,6 +46,7 @@ class Context:
     endings: Endings
     reporter: Reporter
     queues: WorkQueues
+    gateway_files: GatewayFiles
     stop: asyncio.Event
 
 
@@ -68,6 +71,10 @@ async def on_queues_retired(message: QueuesRetired, ctx: Context, _delivery: Del
     """Handle the end of a queue retirement: drop deleted queues, and poll kept queues again."""
     ctx.queues.forget(message.deleted + message.kept)
     ctx.residency.retired(deleted=message.deleted, kept=message.kept)
+
+
+async def on_gateway_models(message: GatewayModels, ctx: Context, _delivery: Delivery) -> None:
+    await ctx.gateway_files.observe(message)
 
 
 async def on_plan(message: PlanPublished, ctx: Context, _delivery: Delivery) -> None:
@@ -131,6 +138,7 @@ HANDLERS: dict[type[Message], Handler[Context]] = {
     LaneNonempty: on_lane_nonempty,
     QueuesRetiring: on_queues_retiring,
     QueuesRetired: on_queues_retired,
+    GatewayModels: on_gateway_models,
     PlanPublished: on_plan,
     Profile: on_profile,
     RunStop: on_run_stop,

@@ -49,7 +49,9 @@ def held_prefill_s(state: AgentState) -> Seconds:
 
 def may_pull(state: AgentState) -> bool:
     """Return whether the instance's state allows pulls, regardless of the bounds of pulled work."""
-    return not (state.draining or state.swapping or state.model is None)
+    return not (
+        state.draining or state.swapping or state.model is None or state.model in state.differing
+    )
 
 
 def bounds_now(engine: EngineSnapshot, bounds: PullBounds) -> PullBounds:

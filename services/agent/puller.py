@@ -193,7 +193,7 @@ class Puller:
         state.totals.pull(source.queue, request.grouped_at)
         if (request.request_id, request.reply_to) in state.cancelled:
             await self._endings.fail(pulled, CANCELLED_ERROR, dead_letter=False)
-        elif request.model.base != state.model or state.swapping or state.draining:
+        elif request.model.base != state.model or not may_pull(state):
             await self._endings.hand_back(pulled)
         elif self._is_infeasible(request, now):
             await self._endings.relegate(pulled)

@@ -176,7 +176,8 @@ class ModelResidency:
     def _segments(self) -> tuple[Segment, ...]:
         """Segments of the plan whose models this instance may serve."""
         segments = self._state.plan.queue.segments if self._state.plan is not None else ()
-        return tuple(segment for segment in segments if segment.model in self._servable)
+        able = [segment for segment in segments if segment.model in self._servable]
+        return tuple(segment for segment in able if segment.model not in self._state.differing)
 
     async def activate(self, model: ModelName) -> LsoResult:
         """

@@ -1,7 +1,7 @@
 """Executes one request on the engine, from its start to its outcome."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -50,6 +50,7 @@ class Runner:
         outbox: Publishes tokens.
         endings: Handles the outcome of each run.
         tokenizers: Tokenizers by base model.
+        digests: Digests of files and settings by base model.
         entries: Registry entries by base model.
         prefilled: Called when a request has its first token.
     """
@@ -62,6 +63,7 @@ class Runner:
         outbox: Outbox,
         endings: Endings,
         tokenizers: dict[ModelName, Tokenizer],
+        digests: Mapping[ModelName, str],
         entries: dict[ModelName, ModelEntry],
         prefilled: Callable[[Prefill], Awaitable[None]],
         clock: Clock,
@@ -71,6 +73,7 @@ class Runner:
         self._outbox = outbox
         self._endings = endings
         self._tokenizers = tokenizers
+        self._digests = digests
         self._entries = entries
         self._prefilled = prefilled
         self._clock = clock
@@ -125,12 +128,27 @@ class Runner:
             await self._started(run)
             await self._generate(run, request)
             return answer.prompt_tokens
+        self._check_digest(run.request)
         prompt = await self._prompt(run)
         sampling = self._sampling(run, prompt)
         await self._started(run)
         if not answer.resume(self._text_of(run.request), max_tokens=sampling.max_tokens):
             await self._generate(run, self._engine_request(run, prompt, sampling))
         return len(prompt)
+
+    def _check_digest(self, request: QueuedRequest) -> None:
+        """
+        Refuse a request that a gateway rendered with other files or parsers than this engine has.
+
+        Raises:
+            EngineError: The digests differ.
+        """
+        model, theirs = request.model.base, request.payload.digest if request.payload else ""
+        if theirs and theirs != self._digests[model]:
+            raise EngineError(
+                f"the gateway and this engine have different files or parsers of {model}: "
+                "their registries and model directories must be equal"
+            )
 
     async def _on_end(self, run: Run, prompt_tokens: int) -> None:
         if run.answer.finish_reason is not None:

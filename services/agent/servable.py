@@ -10,13 +10,14 @@ from services.agent.settings import Settings
 from shared.contracts.base import ModelName
 from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry
+from shared.models.digest import model_digest
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
 
 
 class ServableModels:
     """
-    Registry entries, tokenizers and sizes of the models that this instance may serve.
+    Registry entries, tokenizers, digests and sizes of the models that this instance may serve.
 
     Its mappings are live: they contain models that are added later.
     """
@@ -26,6 +27,8 @@ class ServableModels:
         self.tokenizers = {
             name: Tokenizer.load(Path(entry.path)) for name, entry in self.entries.items()
         }
+        self.digests = {name: model_digest(entry) for name, entry in self.entries.items()}
+        """Base model -> digest of the model's files and settings."""
         self.sizes = ModelSizes.of(self.entries.values())
 
     @property
@@ -43,6 +46,7 @@ class ServableModels:
         tokenizer = await asyncio.to_thread(Tokenizer.load, Path(entry.path))
         engine.add(entry)
         self.tokenizers[entry.name] = tokenizer
+        self.digests[entry.name] = model_digest(entry)
         self.sizes.add(entry)
         self.entries[entry.name] = entry
 

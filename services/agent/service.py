@@ -10,6 +10,7 @@ from services.agent.admission import Admission
 from services.agent.backends.base import EngineBackend
 from services.agent.backends.registry import BACKENDS, create_backend
 from services.agent.endings import Endings
+from services.agent.gateway_files import GatewayFiles
 from services.agent.handlers import HANDLERS, Context
 from services.agent.lso.commands import LsoCommands
 from services.agent.lso.executor import LsoExecutor
@@ -33,6 +34,7 @@ from shared.broker.declaring import declare_topology
 from shared.broker.protocol import BindingSpec, Broker
 from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import InstanceId, ModelName
+from shared.contracts.control import GATEWAY_PERIOD_S
 from shared.contracts.errors import EngineError, SettingsError
 from shared.contracts.lanes import inbox_name
 from shared.contracts.models import ModelEntry
@@ -154,6 +156,7 @@ class _Agent:
             outbox=self._outbox,
             endings=self._endings,
             tokenizers=models.tokenizers,
+            digests=models.digests,
             entries=models.entries,
             prefilled=self._reporter.prefilled,
             clock=clock,
@@ -206,6 +209,12 @@ class _Agent:
             orphanhood=self._orphanhood,
             clock=clock,
         )
+        self._gateway_files = GatewayFiles(
+            state=state,
+            digests=models.digests,
+            hand_back=self._residency.hand_back_window,
+            clock=clock,
+        )
         self._leases = SwapLeases(
             state=state, executor=executor, lease_s=settings.lso.swap_lease_s, clock=clock
         )
@@ -249,6 +258,10 @@ class _Agent:
             )
             tasks.create_task(
                 every(INBOX_PERIOD_S, self._declare_inbox, stop=stopped), name="inbox"
+            )
+            tasks.create_task(
+                every(GATEWAY_PERIOD_S, self._gateway_files.compare, stop=stop),
+                name="gateway-files",
             )
             tasks.create_task(self._additions.follow(stop, self._add), name="add-models")
             self._ports.health.started()
@@ -301,6 +314,7 @@ class _Agent:
             endings=self._endings,
             reporter=self._reporter,
             queues=self._queues,
+            gateway_files=self._gateway_files,
             stop=stop,
         )
         handle = Dispatcher(HANDLERS, context).handle

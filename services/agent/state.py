@@ -182,6 +182,11 @@ class AgentState:
     activating: ModelName | None = None
     """Model that is being activated; only `swap` writes it."""
     draining: bool = False
+    differing: frozenset[ModelName] = frozenset()
+    """
+    Models whose files differ from the gateways', so that this instance does not serve them; only
+    `GatewayFiles` writes it.
+    """
     noticed: dict[str, UnixTime] = field(default_factory=dict)
     """Queue that a notice named -> time of its last notice."""
     profiles: dict[ModelName, Profile] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,6 +14,7 @@ import structlog
 
 from services.gateway.routes import build_app
 from services.gateway.state import Gateway
+from shared.contracts.base import ModelName
 from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
@@ -51,6 +52,11 @@ class OpenFront:
     """ASGI application."""
     add: Callable[[ModelEntry], Awaitable[None]]
     """Prepares the front for a model that is about to be added to the registry."""
+    digests: Mapping[ModelName, str]
+    """
+    Base model -> digest of the files with which the front renders requests; contains models that
+    are added later. Empty if engines render the requests.
+    """
 
 
 @asynccontextmanager
@@ -66,7 +72,7 @@ async def open_front(gateway: Gateway, health: Health) -> AsyncIterator[OpenFron
         front = front_of(gateway.registry)
     log.info("front.selected", front=front)
     if front == "light":
-        yield OpenFront(build_app(gateway, health), gateway.intake.add)
+        yield OpenFront(build_app(gateway, health), gateway.intake.add, {})
         return
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -75,5 +81,5 @@ async def open_front(gateway: Gateway, health: Health) -> AsyncIterator[OpenFron
         module = await asyncio.to_thread(importlib.import_module, "services.gateway.vllm.front")
     except ImportError as error:
         raise SettingsError(f"front `vllm` cannot import vLLM: {error}") from error
-    async with module.vllm_front(gateway, health) as (application, add):
-        yield OpenFront(application, add)
+    async with module.vllm_front(gateway, health) as front:
+        yield OpenFront(*front)

@@ -29,17 +29,19 @@ class Instances:
         """Record a status."""
         self._statuses[status.instance_id] = (self.clock.now(), status)
 
-    def by_model(self) -> dict[ModelName, dict[str, int]]:
+    def by_model(self) -> dict[ModelName, dict[str, object]]:
         """
-        Base model -> `serving`, the number of instances on which the model is active, and `able`,
-        the number of instances that can activate it or serve it.
+        Base model -> `serving`, the number of instances on which the model is active; `able`, the
+        number of instances that can activate it or serve it; and `differing`, the instances that do
+        not serve it because their files or settings differ from the gateways'.
         """
         since = self.clock.now() - SILENCE_S
         statuses = [status for at, status in self._statuses.values() if at >= since]
         return {
             base: {
-                "serving": sum(status.model == base for status in statuses),
+                "serving": sum(s.model == base and base not in s.differing for s in statuses),
                 "able": sum(base in {each.model for each in s.models} for s in statuses),
+                "differing": sorted(s.instance_id for s in statuses if base in s.differing),
             }
             for base in self.registry.bases
         }

@@ -11,6 +11,7 @@ from services.gateway.instances import Instances, followed
 from services.gateway.intake import Intake, load_tokenizers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.opening import Opening
+from services.gateway.reporting import Reporter
 from services.gateway.settings import Settings
 from services.gateway.state import Gateway
 from services.gateway.tenants import Tenants
@@ -18,6 +19,7 @@ from services.gateway.workers import serve_workers
 from shared.broker.connect import broker_user
 from shared.broker.declaring import declare_topology
 from shared.broker.protocol import Broker
+from shared.contracts.control import GATEWAY_PERIOD_S
 from shared.models.additions import RegistryAdditions
 from shared.models.registry import ModelRegistry
 from shared.producer.producer import Producer
@@ -91,9 +93,13 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 log.info("service.started", host=settings.host, port=settings.port)
                 ports.health.started()
                 additions = RegistryAdditions(Path(settings.registry), registry)
+                report = Reporter(broker, front.digests).report
+                reporting = asyncio.create_task(
+                    every(GATEWAY_PERIOD_S, report, stop=stop), name="report-models"
+                )
                 adding = asyncio.create_task(additions.follow(stop, front.add), name="add-models")
                 await _until_drained(gateway, broker, ports.health)
-                await adding
+                await asyncio.gather(adding, reporting)
     log.info("service.stopped")
 
 

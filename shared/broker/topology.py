@@ -270,6 +270,8 @@ def control_keys(instance_id: str | None = None) -> tuple[str, ...]:
 CONTROL_LANE = "all.lane"
 CONTROL_RETIREMENT = "all.retirement"
 """Routing key of notices that queues are about to be retired or that a retirement has ended."""
+CONTROL_GATEWAYS = "all.gateways"
+"""Routing key of the gateways' reports about their models."""
 CONTROL_CANCEL = "all.cancel"
 CONTROL_PLAN = "plan.asked"
 

@@ -66,6 +66,21 @@ class LaneNonempty(Message, frozen=True, kw_only=True, omit_defaults=True, tag="
     """Number of requests that `source` has published to `queue` since its start."""
 
 
+class GatewayModels(
+    Message, frozen=True, kw_only=True, omit_defaults=True, tag="gateway.models.v1"
+):
+    """The models that one gateway renders requests for; published every `GATEWAY_PERIOD_S`."""
+
+    gateway: str
+    """Unique name of the gateway process."""
+    digests: dict[ModelName, str]
+    """Base model -> digest of the model's files and settings (`shared.models.digest`)."""
+
+
+GATEWAY_PERIOD_S: Seconds = 2.0
+"""Period of `GatewayModels`."""
+
+
 class QueuesRetiring(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="queues.retiring.v1"
 ):

@@ -111,6 +111,11 @@ class InstanceStatus(
     activating: ModelName | None = None
     """Model that is being activated; runs of the old model `model` may still finish until then."""
     models: tuple[ModelState, ...] = ()
+    """Models that the instance can serve."""
+    differing: tuple[ModelName, ...] = ()
+    """
+    Models that the instance does not serve because its files or settings differ from the gateways'.
+    """
     plan_epoch: int = 0
     running: int = 0
     waiting: int = 0

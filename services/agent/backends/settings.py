@@ -125,6 +125,8 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Time limit for the host process to import vLLM."""
     activate_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
     """Time limit for loading a model into the engine."""
+    grammar_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
+    """Time limit for compiling the grammar of a structured answer; beyond it, its request fails."""
     close_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
     """Time limit for an orderly shutdown of the engine; after it, all its processes are killed."""
     log_path: str | None = None

@@ -45,19 +45,22 @@ Add = Callable[[ModelEntry], Awaitable[None]]
 
 
 @asynccontextmanager
-async def vllm_front(gateway: Gateway, health: Health) -> AsyncIterator[tuple[Starlette, Add]]:
+async def vllm_front(
+    gateway: Gateway, health: Health
+) -> AsyncIterator[tuple[Starlette, Add, Mapping[ModelName, str]]]:
     """
-    Context with the ASGI application that serves every model of the registry, and a function that
-    prepares it for a model that is about to be added to the registry.
+    Context with the ASGI application that serves every model of the registry, a function that
+    prepares it for a model that is about to be added to the registry, and the models' digests.
     """
     registry = gateway.registry
     applications: dict[ModelName, Any] = {}
+    digests: dict[ModelName, str] = {}
     clients = []
 
     async def add(entry: ModelEntry) -> None:
         # In a thread, since the import of a model class takes seconds.
         await asyncio.to_thread(import_architectures, [entry.architecture])
-        digest = model_digest(entry)
+        digest = digests[entry.name] = await asyncio.to_thread(model_digest, entry)
         tasks = TASKS[entry.task]
 
         def core(config: VllmConfig, fail: Fail) -> MeshCoreClient:
@@ -80,7 +83,7 @@ async def vllm_front(gateway: Gateway, health: Health) -> AsyncIterator[tuple[St
         await add(registry.entry(base))
     log.info("front.ready", models=len(clients))
     try:
-        yield _routes(gateway, health, Door(gateway, applications), document), add
+        yield _routes(gateway, health, Door(gateway, applications), document), add, digests
     finally:
         for client in clients:
             client.shutdown()

@@ -55,12 +55,17 @@ class StructuredRig(EngineRig):
 
 
 @asynccontextmanager
-async def structured_rig(directory: Path) -> AsyncIterator[StructuredRig]:
-    """A backend with `PLAIN`, `OTHER` and `THINKING`; all may be warm together."""
+async def structured_rig(directory: Path, **settings: Any) -> AsyncIterator[StructuredRig]:
+    """
+    A backend with `PLAIN`, `OTHER` and `THINKING`; all may be warm together.
+
+    Args:
+        settings: Fields of `VllmSettings` that differ from the defaults.
+    """
     kill = vllm_rig(directory).kill  # without vLLM, the test is skipped or fails
     base = next(each for each in tiny_entries(directory, weights=True) if each.name == LLAMA)
-    settings = VllmSettings(log_path=str(directory / "vllm.log"), warm_bytes=4 << 30)
-    engine = VllmEngine(_variants(base, directory), settings)
+    fields = {"log_path": str(directory / "vllm.log"), "warm_bytes": 4 << 30} | settings
+    engine = VllmEngine(_variants(base, directory), VllmSettings(**fields))
     try:
         await engine.start()
         yield StructuredRig(engine, kill)

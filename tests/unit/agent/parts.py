@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from services.agent.admission import Admission
 from services.agent.backends.base import EngineBackend
 from services.agent.endings import Endings
+from services.agent.gateway_files import GatewayFiles
 from services.agent.handlers import HANDLERS, Context
 from services.agent.lso.commands import LsoCommands
 from services.agent.lso.executor import LsoExecutor
@@ -40,6 +41,8 @@ from tests.unit.agent.scripted_engine import ScriptedEngine
 EVICT_HOLD_S = 2.0
 PATIENCE_S = 10.0
 LEASE_S = 30.0
+DIGEST = "0123456789abcdef"
+"""Digest of each model's files at the agent."""
 
 
 class AgentParts:
@@ -121,12 +124,14 @@ class AgentParts:
             evict_hold_s=evict_hold_s,
             swap_lease_s=lso.swap_lease_s,
         )
+        self.digests = dict.fromkeys((MODEL, OTHER), DIGEST)
         self.runner = Runner(
             state=self.state,
             engine=backend,
             outbox=self.outbox,
             endings=self.endings,
             tokenizers=tokenizers,
+            digests=self.digests,
             entries=entries,
             prefilled=self.reporter.prefilled,
             clock=clock,
@@ -192,6 +197,12 @@ class AgentParts:
             broker=broker,
             clock=clock,
         )
+        self.gateway_files = GatewayFiles(
+            state=self.state,
+            digests=self.digests,
+            hand_back=self.residency.hand_back_window,
+            clock=clock,
+        )
         self.stop = asyncio.Event()
         self.handler = Dispatcher(
             HANDLERS,
@@ -203,6 +214,7 @@ class AgentParts:
                 endings=self.endings,
                 reporter=self.reporter,
                 queues=self.queues,
+                gateway_files=self.gateway_files,
                 stop=self.stop,
             ),
         )

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from services.gateway.instances import SILENCE_S, Instances
@@ -37,8 +38,8 @@ def test_models_have_the_instances_that_serve_or_can_activate_them(registry: Mod
     instances.on_status(status("one", MODEL, MODEL, OTHER))
     instances.on_status(status("two", None, MODEL))
 
-    assert instances.by_model()[MODEL] == {"serving": 1, "able": 2}
-    assert instances.by_model()[OTHER] == {"serving": 0, "able": 1}
+    assert instances.by_model()[MODEL] == {"serving": 1, "able": 2, "differing": []}
+    assert instances.by_model()[OTHER] == {"serving": 0, "able": 1, "differing": []}
 
 
 def test_silent_instances_are_not_counted(registry: ModelRegistry):
@@ -47,4 +48,14 @@ def test_silent_instances_are_not_counted(registry: ModelRegistry):
     instances.on_status(status("one", MODEL, MODEL))
     clock.advance(SILENCE_S + 1)
 
-    assert instances.by_model()[MODEL] == {"serving": 0, "able": 0}
+    assert instances.by_model()[MODEL] == {"serving": 0, "able": 0, "differing": []}
+
+
+def test_instances_with_other_files_are_named(registry: ModelRegistry):
+    instances = Instances(registry=registry, clock=FakeClock(NOW))
+    same, other = status("same", MODEL, MODEL, OTHER), status("other", MODEL, OTHER)
+    instances.on_status(same)
+    instances.on_status(msgspec.structs.replace(other, differing=(MODEL,)))
+
+    assert instances.by_model()[MODEL] == {"serving": 1, "able": 1, "differing": ["other"]}
+    assert instances.by_model()[OTHER] == {"serving": 0, "able": 2, "differing": []}

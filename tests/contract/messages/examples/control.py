@@ -4,6 +4,7 @@ from shared.contracts.base import Message
 from shared.contracts.control import (
     DrainInstance,
     EvictRequest,
+    GatewayModels,
     LaneNonempty,
     LsoActivate,
     LsoAnswered,
@@ -27,6 +28,7 @@ from tests.contract.messages.examples.lanes import LANE
 
 EXAMPLES: tuple[Message, ...] = (
     RunStop(request_id="r1", run_id="run1", reason=StopReason.DUPLICATE),
+    GatewayModels(gateway="gateway-1", digests={"tiny-llama": "0123456789abcdef"}),
     RequestCancel(request_id="r1", reply_to="reply.p1"),
     LaneNonempty(queue=LANE),
     QueuesRetiring(queues=(LANE,)),

@@ -11,7 +11,12 @@ from typing import Any
 from vllm.v1.engine import FinishReason
 from vllm.v1.structured_output import StructuredOutputManager
 
+from services.agent.backends.vllm.core.compile_threads import CompileThreads
+from services.agent.backends.vllm.shared.core_settings import core_settings
 from services.agent.backends.vllm.shared.qos import qos_in_core
+
+NUM_THREADS = 4
+"""Number of grammars that are compiled at once; more than one, since single ones may be slow."""
 
 
 class ResumingGrammars(StructuredOutputManager):  # type: ignore[misc]  # vLLM is untyped to mypy
@@ -29,6 +34,10 @@ class ResumingGrammars(StructuredOutputManager):  # type: ignore[misc]  # vLLM i
             if not hasattr(self, "tokenizer"):
                 # vLLM's own constructor also creates the reasoning parser and the thread pool.
                 StructuredOutputManager.__init__(self, _with_tokenizer(self.vllm_config))
+                settings = core_settings(self.vllm_config.additional_config)
+                self.executor = CompileThreads(
+                    limit_s=settings.grammar_timeout_s, num_threads=NUM_THREADS
+                )
             super().grammar_init(request)
         except Exception as error:  # noqa: BLE001 - the core reports the reason with the request
             failed: Future[Any] = Future()

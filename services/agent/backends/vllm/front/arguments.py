@@ -110,6 +110,7 @@ def engine_arguments(
                     policy="fcfs" if settings.policy == "stock" else settings.policy,
                     scheduling=settings.scheduling,
                     latency=settings.latency,
+                    grammar_timeout_s=settings.grammar_timeout_s,
                     safepoint_layers=layers,
                     safepoints_required=settings.safepoint_layers is not None,
                 )

@@ -40,7 +40,6 @@ from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError, UnsupportedError
 from shared.contracts.models import ModelEntry
 from shared.contracts.telemetry import EngineIteration
-from shared.models.digest import model_digest
 
 log = structlog.get_logger()
 
@@ -59,7 +58,6 @@ class VllmEngine(AnsweringBackend):
         self._telemetry = EngineTelemetry()
         self._models = EngineModels(entries, settings, self._telemetry)
         super().__init__(entries, self._models.residency)
-        self._digests = {entry.name: model_digest(entry) for entry in self._entries.values()}
         self._settings = settings
         self._launching = asyncio.Lock()
         self._link: HostLink | None = None
@@ -104,7 +102,6 @@ class VllmEngine(AnsweringBackend):
 
     def add(self, entry: ModelEntry) -> None:
         super().add(entry)
-        self._digests[entry.name] = model_digest(entry)
         self._models.add(entry)
         if self._alive and self._link is not None:
             self._link.send(Models((entry,)))
@@ -189,7 +186,6 @@ class VllmEngine(AnsweringBackend):
         return self._link
 
     def _submit(self, request: EngineRequest) -> None:
-        self._check_digest(request)
         stops = stop_tokens(self._entries[request.model], request)
         self._require_alive().send(Submit(request, stops))
         if request.call is not None:
@@ -197,20 +193,6 @@ class VllmEngine(AnsweringBackend):
         monitor = self._telemetry.monitor(request.model)
         if monitor is not None:
             monitor.arrived(request)
-
-    def _check_digest(self, request: EngineRequest) -> None:
-        """
-        Refuse requests that a gateway rendered with other files or parsers than this engine has.
-
-        Raises:
-            EngineError: The digests differ.
-        """
-        theirs = request.payload.digest if request.payload else ""
-        if theirs and theirs != self._digests[request.model]:
-            raise EngineError(
-                f"the gateway and this engine have different files or parsers of {request.model}: "
-                "their registries and model directories must be equal"
-            )
 
     def _answered(self, request: EngineRequest) -> None:
         monitor = self._telemetry.monitor(request.model)

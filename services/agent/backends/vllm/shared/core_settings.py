@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from services.agent.backends.policies import PolicyName, SchedulingSettings
+from shared.contracts.base import Seconds
 from shared.contracts.estimates import LatencyCoefficients
 
 CONFIG_KEY = "headway"
@@ -23,6 +24,8 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scheduling: SchedulingSettings
     latency: LatencyCoefficients
     """Prior of the latency model."""
+    grammar_timeout_s: Seconds
+    """Time limit for compiling one grammar."""
     safepoint_layers: int = 0
     """Layers between safepoints; 0 for an engine without safepoints."""
     safepoints_required: bool = False

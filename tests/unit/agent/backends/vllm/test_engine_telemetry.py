@@ -19,6 +19,7 @@ def additional_config(stats_path: str) -> dict[str, dict[str, object]]:
             "policy": "fcfs",
             "scheduling": {},
             "latency": latency,
+            "grammar_timeout_s": 10.0,
         }
     }
 
