@@ -210,10 +210,12 @@ class Admission:
     def _has_best_effort_room(self) -> bool:
         """
         True if best-effort work may take a free slot of the engine; some slots are reserved for
-        urgent requests.
+        regular requests while such requests run.
         """
         best_effort = self._state.running_count(Rank.BEST_EFFORT)
         best_effort += self._state.running_count(Rank.RELEGATED)
+        if best_effort == len(self._state.runs):
+            return True
         limit = self._settings.best_effort_running_share * self._engine.snapshot().max_running
         return best_effort < max(1, int(limit))
 

@@ -43,7 +43,7 @@ from shared.models.additions import RegistryAdditions
 from shared.models.registry import ModelRegistry
 from shared.runtime.cli import Ports
 from shared.runtime.tasks import every
-from solver.planning.lso.operations import Activate, Rule, because
+from solver.planning.lso.operations import Activate, Rule, Warm, because
 from solver.scheduling.pulling import PullOrder
 from solver.scheduling.window import Window
 
@@ -233,9 +233,8 @@ class _Agent:
         # Before the first pull: RabbitMQ closes a connection that queries a queue while it is
         # created.
         await self._declare_inbox()
-        for name in (*settings.warm_models, settings.initial_model):
-            if name is not None:
-                await self._load(ModelName(name))
+        if settings.initial_model is not None:
+            await self._load(ModelName(settings.initial_model))
         stopped = asyncio.Event()
         """Set after the drain; ends the loops that must run during the drain."""
         async with asyncio.TaskGroup() as tasks:
@@ -264,6 +263,7 @@ class _Agent:
                 name="gateway-files",
             )
             tasks.create_task(self._additions.follow(stop, self._add), name="add-models")
+            tasks.create_task(self._warm(), name="warm-models")
             self._ports.health.started()
             log.info(
                 "service.started", instance_id=state.instance_id, engine=settings.engine.backend
@@ -286,7 +286,7 @@ class _Agent:
 
     async def _load(self, model: ModelName) -> None:
         """
-        Activate *model* at the start, which makes the model before it warm.
+        Activate *model* at the start.
 
         Raises:
             EngineError: The engine cannot load the model.
@@ -295,6 +295,19 @@ class _Agent:
         (activated,) = await self._executor.run(initial)
         if not activated.ok:
             raise EngineError(f"model {model!r} cannot be loaded: {activated.message}")
+
+    async def _warm(self) -> None:
+        """
+        Load the warm models of the settings while the instance serves; it is ready afterwards.
+
+        A model that cannot be loaded is logged, and is loaded when it is activated.
+        """
+        health, names = self._ports.health, self._ports.settings.warm_models
+        health.set("warm", f"loading {', '.join(names)}" if names else None)
+        for name in names:
+            model = ModelName(name)
+            await self._executor.run(Warm(model=model, reason=because(Rule.SET_WARM, model=model)))
+        health.set("warm", None)
 
     async def _declare_inbox(self) -> None:
         """

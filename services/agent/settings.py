@@ -25,7 +25,8 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Quantile level at which `max_backlog_s` bounds predicted work; 0.5 selects the mean."""
     best_effort_running_share: Annotated[float, Meta(gt=0, le=1)] = 0.75
     """
-    Share of the engine's running slots for best-effort work; other slots are for urgent requests.
+    Share of the engine's running slots that best-effort and relegated work may fill while regular
+    requests run; without regular requests, it may fill all slots.
     """
     poll_s: Annotated[float, Meta(gt=0)] = 1.0
     """Period of polling an empty queue for which no notice has arrived."""
@@ -69,8 +70,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Model that the agent activates at start, before the first plan."""
     warm_models: tuple[str, ...] = ()
     """
-    Models that the agent loads before `initial_model`, so that the first swap to each of them is a
-    warm start, if the host memory for warm models has room.
+    Models that the agent loads into host memory at the start, while it serves `initial_model`, so
+    that the first swap to each of them is a warm start. The agent is ready when they are loaded.
     """
     pull: PullSettings = PullSettings()
     lso: LsoSettings = LsoSettings()

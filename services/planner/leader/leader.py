@@ -81,7 +81,7 @@ class Leader:
             self._sent_at = self._audited_at = -math.inf
             # This process has missed notices and reports, so it does not know which counts have
             # changed.
-            self.state.counts = QueueCounts()
+            self.state.counts = QueueCounts(now)
             log.info("leader.elected", leader_id=self.leader_id)
 
     def deposed(self) -> None:

@@ -1,12 +1,13 @@
 """Table of QLM §5: the LLM serving operations that a change of the virtual queue requires."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from shared.contracts.base import ModelName, Seconds
 from shared.contracts.plans import Segment
 from shared.contracts.telemetry import Residency
 from solver.planning.lso.evict_or_swap import Choice, evict_or_swap, recompute_s
-from solver.planning.lso.model_swap import DrainPlan, Leaving, cheapest_drain
+from solver.planning.lso.model_swap import DrainPlan, Leaving, cheapest_drain, drain_limit_s
 from solver.planning.lso.operations import (
     Activate,
     Cool,
@@ -195,6 +196,7 @@ def drain_plan(situation: Situation, queue: Sequence[Segment] = ()) -> DrainPlan
     Evicted runs need another activation of their model, unless the queue contains the model anyway.
     """
     comes_back = situation.active in _models(queue)
+    activate_s = situation.activate_s.get(queue[0].model, math.inf) if queue else math.inf
     return cheapest_drain(
         [
             Leaving(
@@ -205,7 +207,7 @@ def drain_plan(situation: Situation, queue: Sequence[Segment] = ()) -> DrainPlan
             )
             for work in situation.running
         ],
-        limit_s=situation.drain_limit_s,
+        limit_s=drain_limit_s(situation.drain_limit_s, activate_s),
         return_s=0.0 if comes_back else situation.return_s,
     )
 

@@ -8,6 +8,8 @@ from shared.contracts.base import RequestId, Seconds
 
 PATIENCE = 1.5
 """Time limit of a drain, as a multiple of the drain's predicted time."""
+LEAST_LIMIT_S: Seconds = 1.0
+"""Longest drain before a model that is activated faster than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,16 @@ class DrainPlan:
     def total_s(self) -> Seconds:
         """Cost that is minimised: waiting, recomputing, and activating the replaced model again."""
         return self.predicted_s + self.recompute_s + self.return_s
+
+
+def drain_limit_s(most_s: Seconds, activate_s: Seconds) -> Seconds:
+    """
+    Longest drain before a model that takes *activate_s* to activate; at most *most_s*.
+
+    Decided: a drain takes no longer than the activation, because the slots that become free are
+    idle meanwhile and the head's requests wait. So a drain at most doubles the time of a swap.
+    """
+    return min(most_s, max(LEAST_LIMIT_S, activate_s))
 
 
 def cheapest_drain(

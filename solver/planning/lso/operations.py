@@ -12,6 +12,7 @@ class Rule(Enum):
 
     ORDERED = "an operator ordered the operation"
     INITIAL = "the settings name {model} as the first model"
+    SET_WARM = "the settings name {model} as a warm model"
     PLANNED = "{model} heads the virtual queue"
     PLANNED_CHEAPEST = (
         "{model} heads the virtual queue; cheapest are {drain_s:.3g} s of draining, "

@@ -60,16 +60,22 @@ class QueueCounts:
 
     Every process that publishes to queues or pulls from them is a source. A source reports monotone
     totals, so that lost reports are harmless. The expected number of waiting requests is the sum of
-    all changes of these totals. The first totals of a source are a baseline, since it is unknown
-    how much of them earlier counts include; its queues are then `due` for an audit.
+    all changes of these totals. The first totals of a source that existed before these counts are a
+    baseline, since it is unknown how much of them earlier counts include. A source that is first
+    seen later than `SILENT_S` after the begin is new, so all of its totals are changes. In both
+    cases its queues are `due` for an audit.
 
     An audit is a real count. Operations of sources continue meanwhile: *u* requests that move
     between the reports before and after the count make the expectation at the time of the count
     uncertain by u / 2. A larger difference is drift and is corrected; a queue without traffic is
     corrected exactly.
+
+    Args:
+        began_at: Time from which all reports and notices are processed here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, began_at: UnixTime = math.inf) -> None:
+        self._began_at = began_at
         self.due: set[str] = set()
         """Queues that need an audit, i.e. a real count."""
         self.drift: int = 0
@@ -79,6 +85,8 @@ class QueueCounts:
         """Number of queues that were deleted."""
         self._queues: dict[str, _Queue] = {}
         self._sources: dict[str, _Source] = {}
+        self._forgotten: set[str] = set()
+        """Names of lost sources, which may return."""
         self._audits: list[Audit] = []
         """Audits that wait for reports; no two audits contain the same queue."""
 
@@ -107,12 +115,13 @@ class QueueCounts:
         """
         known = self._sources.get(source)
         if known is None:
-            self._sources[source] = _Source(dict(totals), now)
+            is_new = now - self._began_at > SILENT_S and source not in self._forgotten
+            known = _Source({} if is_new else dict(totals), now)
+            self._sources[source] = known
             self.due.update(totals)
-        else:
-            known.at = now
-            for queue, total in totals.items():
-                self._change(known, queue, total, now)
+        known.at = now
+        for queue, total in totals.items():
+            self._change(known, queue, total, now)
         self._settle(now)
 
     def put(self, source: str, queue: str, total: int, now: UnixTime) -> None:
@@ -156,7 +165,8 @@ class QueueCounts:
     def forget(self, source: str) -> None:
         """Drop a lost source; the numbers that it reported stay in the counts."""
         self.suspect(source)
-        self._sources.pop(source, None)
+        if self._sources.pop(source, None) is not None:
+            self._forgotten.add(source)
 
     def removed(self, queue: str) -> None:
         """Record that *queue* was deleted."""

@@ -70,19 +70,30 @@ async def test_request_larger_than_the_engine_runs_alone(rig: AgentRig):
 
 
 async def test_best_effort_leaves_slots_for_urgent_arrivals(rig: AgentRig):
-    """Best-effort requests get three quarters of eight slots."""
-    await hold_all(rig, *best_effort_work(8))
+    """Beside a regular request, best-effort requests get three quarters of eight slots."""
+    await hold_all(rig, a_request("regular"), *best_effort_work(8))
     async with admitting(rig):
-        assert len(await rested(rig)) == 6
+        assert len(await rested(rig)) == 1 + 6
         await hold_all(rig, a_request("urgent"))
         assert "urgent" in await rested(rig)
 
 
+async def test_best_effort_fills_an_engine_without_regular_requests(rig: AgentRig):
+    await hold_all(rig, *best_effort_work(10))
+    async with admitting(rig):
+        assert len(await rested(rig)) == rig.engine.max_running == 8
+        await hold_all(rig, a_request("urgent"))
+        await rig.engine.began("urgent")
+
+
 async def test_aged_best_effort_also_leaves_slots_for_urgent_arrivals(rig: AgentRig):
     old = NOW - 2 * rig.pull.aging_bound_s
-    await hold_all(rig, *(a_request(f"f{n}", slo=BEST_EFFORT, arrived_at=old) for n in range(8)))
+    aged = [a_request(f"f{n}", slo=BEST_EFFORT, arrived_at=old) for n in range(8)]
+    await hold_all(rig, a_request("regular"))
     async with admitting(rig):
-        assert len(await rested(rig)) == 6
+        await rig.engine.began("regular")
+        await hold_all(rig, *aged)
+        assert len(await rested(rig)) == 1 + 6
         await hold_all(rig, a_request("urgent"))
         assert "urgent" in await rested(rig)
 
@@ -92,11 +103,10 @@ async def test_relegated_work_counts_as_best_effort(
 ):
     pull = PullSettings(best_effort_running_share=0.5)
     async with open_agent(registry, tokenizers, pull=pull) as rig:
-        await hold_all(
-            rig, *best_effort_work(3), *(a_request(f"r{n}", relegated=True) for n in range(3))
-        )
+        relegated = [a_request(f"r{n}", relegated=True) for n in range(3)]
+        await hold_all(rig, a_request("regular"), *best_effort_work(3), *relegated)
         async with admitting(rig):
-            assert await rested(rig) == {"r0", "r1", "r2", "f0"}
+            assert await rested(rig) == {"regular", "r0", "r1", "r2", "f0"}
 
 
 async def test_one_best_effort_request_may_always_run(rig: AgentRig):

@@ -43,6 +43,26 @@ class TestModelSwap:
         assert isinstance(lso, Activate)
         assert 0.01 <= lso.drain_s <= 0.05
 
+    @pytest.mark.parametrize(
+        ("activate_s", "kinds"),
+        [
+            (0.1, ["evict", "activate"]),
+            (1.5, ["evict", "activate"]),
+            (2.5, ["activate"]),
+            (None, ["activate"]),
+        ],
+    )
+    def test_no_run_outlasts_the_activation_of_the_head(
+        self, activate_s: float | None, kinds: list[str]
+    ):
+        """The run would be late elsewhere, and ends in 2 s; an unknown time does not limit it."""
+        work = (running("r", remaining_s=2.0, slack_s=0.5),)
+        times = {} if activate_s is None else {B: activate_s}
+
+        lsos = actions((segment(B), segment(A)), running=work, activate_s=times)
+
+        assert [kind for kind, _ in brief(lsos)] == kinds
+
     def test_without_predictions_the_drain_limit_applies(self):
         (lso,) = actions((segment(B),), running=(running("r", remaining_s=None),))
 

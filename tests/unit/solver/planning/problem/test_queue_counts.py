@@ -2,7 +2,7 @@
 
 import pytest
 
-from solver.planning.problem.queue_counts import SETTLE_S, QueueCounts, QueueTotal
+from solver.planning.problem.queue_counts import SETTLE_S, SILENT_S, QueueCounts, QueueTotal
 
 LANE = "lane"
 
@@ -73,6 +73,24 @@ def test_first_report_is_a_baseline_and_needs_an_audit():
     assert (counts.waiting(), counts.due, counts.drift) == ({LANE: 40}, set(), 0)
     reported(counts, "grouper", 1.0, put=101)
     assert counts.waiting() == {LANE: 41}
+
+
+def test_all_totals_of_a_source_that_starts_later_are_changes():
+    """An agent that replaces a killed one pulls before its first report."""
+    counts = QueueCounts(0.0)
+    reported(counts, "grouper", 0.0)
+    reported(counts, "grouper", SILENT_S + 1.0, put=9)
+    reported(counts, "agent", SILENT_S + 1.0, pulled=7)
+    assert (counts.waiting(), counts.due) == ({LANE: 2}, {LANE})
+
+
+def test_first_report_of_a_lost_source_that_returns_is_a_baseline():
+    counts = QueueCounts(0.0)
+    reported(counts, "agent", 0.0)
+    reported(counts, "agent", 1.0, put=9)
+    counts.forget("agent")
+    reported(counts, "agent", SILENT_S + 1.0, put=9)
+    assert (counts.waiting(), counts.due) == ({LANE: 9}, {LANE})
 
 
 def test_audit_of_a_quiet_queue_corrects_exactly():
