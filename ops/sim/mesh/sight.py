@@ -14,7 +14,6 @@ from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.estimates import LatencyCoefficients
 from solver.planning.lso.actions import drain_plan
 from solver.planning.lso.evict_or_swap import KvCosts
-from solver.planning.lso.model_swap import drain_limit_s
 from solver.planning.lso.situation import Demand, RunningWork, Situation, SwappedWork
 from solver.planning.problem.grouping import Spread
 from solver.planning.problem.snapshot import InstanceView, ServiceRates
@@ -42,7 +41,6 @@ def situation_of(instance: "MeshInstance", sight: Sight, now: UnixTime) -> Situa
     """Situation of the instance at the time *now*."""
     engine, conduct = instance.engine, sight.conduct
     waiting = [] if engine is None else [run for run in engine.waiting() if not run.relegated]
-    activate_s = instance.weights.return_s(instance.active)
     kept_bytes = sum(run.kept_tokens for run in instance.swapped) * _kv_bytes(instance, sight)
     return Situation(
         active=instance.active,
@@ -60,7 +58,7 @@ def situation_of(instance: "MeshInstance", sight: Sight, now: UnixTime) -> Situa
         host_kv_free_bytes=max(0, conduct.host_kv_bytes - kept_bytes),
         warm_set=instance.weights.warm_set(instance.active),
         drain_limit_s=conduct.drain_limit_s,
-        return_s=drain_limit_s(conduct.drain_limit_s, activate_s) + activate_s,
+        return_s=conduct.drain_limit_s + instance.weights.return_s(instance.active),
     )
 
 

@@ -16,7 +16,6 @@ from shared.contracts.models import ModelEntry
 from shared.contracts.telemetry import Residency
 from shared.runtime.clock import Clock
 from solver.planning.lso.evict_or_swap import KvCosts
-from solver.planning.lso.model_swap import drain_limit_s
 from solver.planning.lso.situation import Demand, RunningWork, Situation, SwappedWork, WarmSet
 from solver.prediction.latency.service_time import predicted_prefill_s, predicted_rest_s
 from solver.scheduling.engine.entry import Rank
@@ -146,8 +145,7 @@ class Observer:
         others_s = [
             entry.activate_s for entry in snapshot.models if entry.residency is not Residency.ACTIVE
         ]
-        activate_s = fmean(others_s) if others_s else 0.0
-        return drain_limit_s(self._drain_limit_s, activate_s) + activate_s
+        return self._drain_limit_s + (fmean(others_s) if others_s else 0.0)
 
     def _work(self, run: Run) -> RunningWork:
         request, remaining_s = run.request, self._remaining_s(run)

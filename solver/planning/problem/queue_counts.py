@@ -8,6 +8,11 @@ from shared.contracts.base import UnixTime
 
 SETTLE_S = 0.5
 """Time after a count until each report includes all operations from before the count."""
+FIRST_RECOUNT_S, MOST_RECOUNT_S = 2.0, 30.0
+"""
+Time from an audit to the next count of a queue whose number is in doubt; it doubles each time,
+up to the second value.
+"""
 SILENT_S = 10.0
 """
 Age of a source's last report from which an audit does not wait for another report of the source.
@@ -29,6 +34,12 @@ class _Queue:
     """Number of requests that the source has put into and pulled from the queue."""
     changed_at: UnixTime = 0.0
     audited: bool = False
+    doubt_s: float = 0.0
+    """
+    Time from the next inexact audit to a recount; 0 if nothing is known that could falsify the
+    number.
+    """
+    recount_at: UnixTime = math.inf
 
 
 @dataclass(slots=True)
@@ -68,7 +79,8 @@ class QueueCounts:
     An audit is a real count. Operations of sources continue meanwhile: *u* requests that move
     between the reports before and after the count make the expectation at the time of the count
     uncertain by u / 2. A larger difference is drift and is corrected; a queue without traffic is
-    corrected exactly.
+    corrected exactly. A queue from which a lost source pulled is counted again at growing intervals
+    until an audit is exact.
 
     Args:
         began_at: Time from which all reports and notices are processed here.
@@ -159,8 +171,12 @@ class QueueCounts:
         Mark the queues from which *source* pulled as due for an audit, as unsettled requests may
         have returned.
         """
-        if (known := self._sources.get(source)) is not None:
-            self.due.update(queue for queue, total in known.totals.items() if total.pulled)
+        if (known := self._sources.get(source)) is None:
+            return
+        for name in (name for name, total in known.totals.items() if total.pulled):
+            self.due.add(name)
+            if (queue := self._queues.get(name)) is not None:
+                queue.doubt_s = FIRST_RECOUNT_S
 
     def forget(self, source: str) -> None:
         """Drop a lost source; the numbers that it reported stay in the counts."""
@@ -238,9 +254,13 @@ class QueueCounts:
         settled = [audit for audit in self._audits if reported_at >= audit.at + SETTLE_S]
         self._audits = [audit for audit in self._audits if audit not in settled]
         for audit in settled:
-            self._correct(audit)
+            self._correct(audit, now)
+        for name, queue in self._queues.items():
+            if queue.recount_at <= now:
+                queue.recount_at = math.inf
+                self.due.add(name)
 
-    def _correct(self, audit: Audit) -> None:
+    def _correct(self, audit: Audit, now: UnixTime) -> None:
         for name, count in audit.counted.items():
             if (queue := self._queues.get(name)) is None:
                 continue
@@ -250,3 +270,8 @@ class QueueCounts:
                 correction = round(difference)
                 queue.expected += correction
                 self.drift += abs(correction)
+            if queue.moved == moved:
+                queue.doubt_s = 0.0
+            elif queue.doubt_s:
+                queue.recount_at = now + queue.doubt_s
+                queue.doubt_s = min(MOST_RECOUNT_S, 2 * queue.doubt_s)

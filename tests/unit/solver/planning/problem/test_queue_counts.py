@@ -2,7 +2,13 @@
 
 import pytest
 
-from solver.planning.problem.queue_counts import SETTLE_S, SILENT_S, QueueCounts, QueueTotal
+from solver.planning.problem.queue_counts import (
+    FIRST_RECOUNT_S,
+    SETTLE_S,
+    SILENT_S,
+    QueueCounts,
+    QueueTotal,
+)
 
 LANE = "lane"
 
@@ -128,6 +134,30 @@ def test_audit_waits_for_all_sources_that_still_report():
     assert counts.waiting() == {LANE: 5}
     reported(counts, "agent", 21.5)
     assert counts.waiting() == {LANE: 4}
+
+
+def test_a_queue_of_a_lost_source_is_counted_until_an_audit_is_exact():
+    """Three requests return from the lost agent; others move, so the first audit is inexact."""
+    counts = started("grouper", "agent")
+    reported(counts, "grouper", 1.0, put=10)
+    reported(counts, "agent", 1.0, pulled=10)
+    audited(counts, 0, 1.0)
+    reported(counts, "grouper", 1.9, put=10)
+    reported(counts, "agent", 1.9, pulled=10)
+    counts.forget("agent")
+    audit = counts.begin_audit([LANE], 2.0)
+    reported(counts, "grouper", 2.2, put=20)
+    counts.counted(audit, {LANE: 8}, 2.2)
+    reported(counts, "grouper", 3.0, put=20)
+    assert (counts.waiting(), counts.due) == ({LANE: 10}, set())
+
+    reported(counts, "grouper", 3.0 + FIRST_RECOUNT_S, put=20)
+    assert counts.due == {LANE}
+    audited(counts, 13, 5.5)
+    reported(counts, "grouper", 6.5, put=20)
+    assert (counts.waiting(), counts.due, counts.drift) == ({LANE: 13}, set(), 3)
+    reported(counts, "grouper", 60.0, put=20)
+    assert counts.due == set()
 
 
 def test_queue_that_does_not_exist_is_dropped_unless_it_was_used_meanwhile():
