@@ -263,7 +263,9 @@ class _Agent:
                 name="gateway-files",
             )
             tasks.create_task(self._additions.follow(stop, self._add), name="add-models")
-            tasks.create_task(self._warm(), name="warm-models")
+            if settings.warm_models:
+                self._ports.health.set("warm", f"loading {', '.join(settings.warm_models)}")
+                tasks.create_task(self._warm(), name="warm-models")
             self._ports.health.started()
             log.info(
                 "service.started", instance_id=state.instance_id, engine=settings.engine.backend
@@ -302,12 +304,10 @@ class _Agent:
 
         A model that cannot be loaded is logged, and is loaded when it is activated.
         """
-        health, names = self._ports.health, self._ports.settings.warm_models
-        health.set("warm", f"loading {', '.join(names)}" if names else None)
-        for name in names:
+        for name in self._ports.settings.warm_models:
             model = ModelName(name)
             await self._executor.run(Warm(model=model, reason=because(Rule.SET_WARM, model=model)))
-        health.set("warm", None)
+        self._ports.health.set("warm", None)
 
     async def _declare_inbox(self) -> None:
         """

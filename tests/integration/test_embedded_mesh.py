@@ -15,15 +15,20 @@ from ops.ports import free_port
 from services.mesh.embedded import EmbeddedMesh
 from services.mesh.queues import count_queues
 from services.mesh.spec import EMBEDDED, AgentSpec, MeshSpec
+from shared.broker import topology
+from shared.broker.listening import listening
+from shared.contracts.base import Decoder
 from shared.contracts.errors import SettingsError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.lanes import LaneLayout
 from shared.contracts.qos import Slo
 from shared.contracts.requests import ReplyMode, RequestCompleted, RequestFailed
+from shared.contracts.telemetry import InstanceStatus, Residency
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import make_tiny_models
 from shared.producer.producer import Producer
 from shared.runtime.clock import SystemClock
+from tests.brokers import eventually
 from tests.queued import MODEL, OTHER
 
 SLOS = (Slo(ttft_s=5.0, tbt_s=1.0), Slo(ttlt_s=60.0), Slo())
@@ -115,6 +120,26 @@ async def test_refusals_and_cancellations_are_answered(tmp_path: Path):
             after = await (await producer.submit(request(2), reply=ReplyMode.FINAL)).final()
             assert isinstance(after, RequestCompleted)
         mesh.check()
+
+
+async def test_a_ready_agent_has_its_warm_models(tmp_path: Path):
+    statuses: list[InstanceStatus] = []
+    bindings = [(topology.TELEMETRY, topology.STATUS_KEYS)]
+    async with (
+        EmbeddedMesh(spec(tmp_path, initial_model=MODEL, warm_models=[OTHER])) as mesh,
+        mesh.open_broker("watch") as broker,
+        listening(
+            broker,
+            topology.temporary_queue("watch"),
+            Decoder[InstanceStatus](InstanceStatus),
+            bindings,
+            statuses.append,
+        ),
+    ):
+        await eventually(lambda: bool(statuses))
+
+    residency = {each.model: each.residency for each in statuses[0].models}
+    assert (residency[MODEL], residency[OTHER]) == (Residency.ACTIVE, Residency.WARM)
 
 
 async def test_invalid_settings_are_refused_at_once(tmp_path: Path):

@@ -39,7 +39,6 @@ class _Queue:
     Time from the next inexact audit to a recount; 0 if nothing is known that could falsify the
     number.
     """
-    recount_at: UnixTime = math.inf
 
 
 @dataclass(slots=True)
@@ -99,6 +98,8 @@ class QueueCounts:
         self._sources: dict[str, _Source] = {}
         self._forgotten: set[str] = set()
         """Names of lost sources, which may return."""
+        self._recounts: dict[str, UnixTime] = {}
+        """Queue in doubt -> time of its next count."""
         self._audits: list[Audit] = []
         """Audits that wait for reports; no two audits contain the same queue."""
 
@@ -255,9 +256,9 @@ class QueueCounts:
         self._audits = [audit for audit in self._audits if audit not in settled]
         for audit in settled:
             self._correct(audit, now)
-        for name, queue in self._queues.items():
-            if queue.recount_at <= now:
-                queue.recount_at = math.inf
+        for name in [name for name, at in self._recounts.items() if at <= now]:
+            del self._recounts[name]
+            if name in self._queues:
                 self.due.add(name)
 
     def _correct(self, audit: Audit, now: UnixTime) -> None:
@@ -272,6 +273,7 @@ class QueueCounts:
                 self.drift += abs(correction)
             if queue.moved == moved:
                 queue.doubt_s = 0.0
+                self._recounts.pop(name, None)
             elif queue.doubt_s:
-                queue.recount_at = now + queue.doubt_s
+                self._recounts[name] = now + queue.doubt_s
                 queue.doubt_s = min(MOST_RECOUNT_S, 2 * queue.doubt_s)
