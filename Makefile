@@ -7,7 +7,7 @@ BROKER ?=
 VLLM ?=
 VENV_PYTHON := .venv/bin/python
 
-.PHONY: help setup demo test test-slow check fix bench broker lock clean
+.PHONY: help setup demo test test-slow check fix bench gpu-check broker broker-4 lock clean
 
 help:
 	@echo "make demo       serve one workload twice, by FCFS and by Headway, and compare (ENGINE=vllm|simulated, BROKER=embedded|amqp://...)"
@@ -16,7 +16,9 @@ help:
 	@echo "make check      check words, layout, format, lint, architecture and types; runs no tests"
 	@echo "make fix        format the code and fix lint findings that ruff can fix"
 	@echo "make bench      run the benchmarks in their quick form"
+	@echo "make gpu-check  check and measure vLLM on this machine's GPU (or CPU), and write results/check-engine/report.md (CHECK_ARGS='--quick --model DIR')"
 	@echo "make broker     install RabbitMQ with apt (run as root: sudo make broker)"
+	@echo "make broker-4   unpack RabbitMQ 4 into .headway, for tests; changes nothing of the system"
 	@echo "make setup      only set up .venv (VLLM=no: without torch and vLLM, also in later set-ups; VLLM=yes: with torch and vLLM)"
 
 setup:
@@ -41,8 +43,14 @@ fix: setup
 bench: setup
 	@$(VENV_PYTHON) -m ops.bench --quick $(BENCH_ARGS)
 
+gpu-check: setup
+	@$(VENV_PYTHON) -m ops.check_engine $(CHECK_ARGS)
+
 broker:
 	apt-get update && apt-get install -y rabbitmq-server
+
+broker-4: setup
+	@$(VENV_PYTHON) -m ops.broker install-4
 
 lock: setup
 	@.venv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \

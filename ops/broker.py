@@ -1,36 +1,37 @@
 """Private RabbitMQ node, for machines where rabbitmq-server is installed but not running."""
 
 import argparse
-import contextlib
 import json
 import os
 import resource
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
+from ops.ports import free_ports
+from ops.releases import SYSTEM, Release, four, install_four
 from shared.contracts.errors import BrokerUnavailableError, SettingsError
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
+_TIMED_OUT = "precondition_failed: delivery acknowledgement on channel"
+FAST_TICKS = "[{rabbit, [{channel_tick_interval, 500}]}]."
+"""`advanced.config` with which a node looks for late acknowledgements every 0.5 s, not 60 s."""
+_NO_SETTINGS: Mapping[str, object] = MappingProxyType({})
 MAX_FILES = 65536
 """
 Limit of open files of the node, as in RabbitMQ's packages; Erlang reserves memory for each file.
 """
-_DEBIAN_BIN = Path("/usr/lib/rabbitmq/bin")
-"""
-RabbitMQ's programs; Debian's wrappers in /usr/sbin change the user and drop the environment.
-"""
 
 
 def rabbitmq_binary(name: str) -> str | None:
-    """Return the path of a RabbitMQ program; None when it is not installed."""
-    candidate = _DEBIAN_BIN / name
-    return str(candidate) if candidate.exists() else shutil.which(name)
+    """Return the path of a program of the system's RabbitMQ; None when it is not installed."""
+    return SYSTEM.program(name)
 
 
 class PrivateNode:
@@ -39,15 +40,29 @@ class PrivateNode:
 
     Args:
         directory: Folder for all of the node's files; an existing node of this folder is reused.
+        release: RabbitMQ that the node runs.
+        settings: Settings of `rabbitmq.conf` beyond the ports; the others have RabbitMQ's defaults.
+        advanced: Contents of `advanced.config`: an Erlang term with settings that `rabbitmq.conf`
+            does not have.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        release: Release = SYSTEM,
+        settings: Mapping[str, object] = _NO_SETTINGS,
+        advanced: str = "[].",
+    ) -> None:
         self._directory = directory.resolve()
+        self._release = release
+        self._settings = {"disk_free_limit.absolute": "50MB", **settings}
+        self._advanced = advanced
         self._state_file = self._directory / "node.json"
         if self._state_file.exists():
             state = json.loads(self._state_file.read_text())
         else:
-            port, dist_port, epmd_port = _free_ports(3)
+            port, dist_port, epmd_port = free_ports(3)
             state = {"port": port, "dist_port": dist_port, "epmd_port": epmd_port, "pids": {}}
         self._state = state
         self._children: dict[int, subprocess.Popen[bytes]] = {}
@@ -60,6 +75,13 @@ class PrivateNode:
     @property
     def url(self) -> str:
         return f"amqp://guest:guest@127.0.0.1:{self.port}/"
+
+    @property
+    def num_timeouts(self) -> int:
+        """Number of channels that the node has closed because of its `consumer_timeout`."""
+        files = (self._directory / "log").glob("*.log")
+        texts = (file.read_text(errors="replace") for file in files)
+        return sum(text.count(_TIMED_OUT) for text in texts)
 
     @property
     def running(self) -> bool:
@@ -76,16 +98,16 @@ class PrivateNode:
         """
         if self.running:
             return
-        server = rabbitmq_binary("rabbitmq-server")
+        server = self._release.program("rabbitmq-server")
         if server is None:
             raise SettingsError("rabbitmq-server is not installed")
         self._directory.mkdir(parents=True, exist_ok=True)
         (self._directory / "enabled_plugins").write_text("[].\n")
         (self._directory / "rabbitmq.conf").write_text(
             f"listeners.tcp.local = 127.0.0.1:{self.port}\n"
-            "consumer_timeout = 21600000\n"
-            "disk_free_limit.absolute = 50MB\n"
+            + "".join(f"{name} = {value}\n" for name, value in self._settings.items())
         )
+        (self._directory / "advanced.config").write_text(f"{self._advanced}\n")
         self._start_port_mapper()
         log = self._directory / "startup.log"
         with log.open("ab") as out:
@@ -130,7 +152,7 @@ class PrivateNode:
         Raises:
             BrokerUnavailableError: The command failed.
         """
-        program = rabbitmq_binary("rabbitmqctl")
+        program = self._release.program("rabbitmqctl")
         if program is None:
             raise SettingsError("rabbitmqctl is not installed")
         return run_ctl([program, "-q", "-n", self._name, *arguments], env=self._env())
@@ -138,6 +160,7 @@ class PrivateNode:
     def _env(self) -> dict[str, str]:
         inherited = {key: os.environ[key] for key in ("PATH", "LANG", "TZ") if key in os.environ}
         directory = self._directory
+        inherited["PATH"] = os.pathsep.join((*self._release.path, inherited.get("PATH", "")))
         return {
             **inherited,
             "HOME": str(directory),
@@ -148,6 +171,7 @@ class PrivateNode:
             "RABBITMQ_PID_FILE": str(directory / "rabbitmq.pid"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
             "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(directory / "advanced.config"),
             "RABBITMQ_CONF_ENV_FILE": str(directory / "no-rabbitmq-env.conf"),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             "ERL_EPMD_PORT": str(self._state["epmd_port"]),
@@ -157,7 +181,7 @@ class PrivateNode:
     def _start_port_mapper(self) -> None:
         # Start the port mapper as a child process: Erlang would start it as a daemon.
         pid = self._state["pids"].get("epmd")
-        epmd = shutil.which("epmd")
+        epmd = self._release.program("epmd")
         if epmd is not None and not self._is_running(pid):
             process = subprocess.Popen(
                 [epmd, "-port", str(self._state["epmd_port"]), "-address", "127.0.0.1"],
@@ -247,34 +271,50 @@ def answers(host: str, port: int, *, timeout_s: float = 2.0) -> bool:
         return False
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-
-
 def main(argv: list[str] | None = None) -> int:
     """
-    Run `python -m ops.broker start|stop|status --dir DIR`; prints the URL while the node runs.
+    Run `python -m ops.broker VERB`.
+
+    `start`, `stop` and `status` of the node in `--dir` print its URL while the node runs.
+    `install-4` unpacks RabbitMQ 4 into .headway, and changes nothing of the system.
     """
     parser = argparse.ArgumentParser(prog="python -m ops.broker", description=__doc__)
-    parser.add_argument("verb", choices=("start", "stop", "status"))
-    parser.add_argument("--dir", type=Path, required=True, help="directory of the node")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("install-4", help="unpack RabbitMQ 4 into .headway, for tests")
+    for verb in ("start", "stop", "status"):
+        command = verbs.add_parser(verb)
+        command.add_argument("--dir", type=Path, required=True, help="directory of the node")
+        command.add_argument("--four", action="store_true", help="run RabbitMQ 4 of install-4")
     arguments = parser.parse_args(argv)
-    node = PrivateNode(arguments.dir)
     try:
-        if arguments.verb == "start":
-            node.start()
-        elif arguments.verb == "stop":
-            node.close()
+        if arguments.verb == "install-4":
+            print(install_four().programs)
+            return 0
+        return _control(arguments)
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
     except BrokerUnavailableError as error:
         print(error, file=sys.stderr)
         return 3
+
+
+def _control(arguments: argparse.Namespace) -> int:
+    """
+    Start, stop or look at a node; return the exit code.
+
+    Raises:
+        SettingsError: The release is not installed.
+        BrokerUnavailableError: The node does not start.
+    """
+    release = four() if arguments.four else SYSTEM
+    if release is None:
+        raise SettingsError("RabbitMQ 4 is not installed: run `python -m ops.broker install-4`")
+    node = PrivateNode(arguments.dir, release=release)
+    if arguments.verb == "start":
+        node.start()
+    elif arguments.verb == "stop":
+        node.close()
     running = node.running
     if running:
         print(node.url)

@@ -27,3 +27,16 @@ def free_port() -> int:
                 continue
             return port
     raise OSError(f"no free port from {FIRST} to {LAST}")
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """
+    Return different TCP ports of 127.0.0.1 on which nothing listens.
+
+    Raises:
+        OSError: Not enough ports are free.
+    """
+    found: dict[int, None] = {}
+    while len(found) < count:
+        found[free_port()] = None
+    return tuple(found)

@@ -26,11 +26,8 @@ WALL_TIME = frozenset({"asyncio.sleep", "time.sleep", "eventually"})
 LATER = (
     "ops/bench",
     "ops/sim",
-    "services/agent/*",
-    "services/agent/lso",
     "services/gateway",
     "solver/scheduling/*",
-    "tests/unit/agent",
     "tests/unit/gateway",
     "tests/unit/ops/bench",
     "tests/unit/ops/sim",

@@ -31,7 +31,8 @@ def main() -> int:
     command = [
         *(sys.executable, "-m", "pytest", "-q", "--durations=10"),
         # Tests are distributed by file, since the tests of one file share engines and meshes.
-        *(f"--numprocesses={workers}", "--dist=loadfile"),
+        # Files of few long tests come first in alphabetical order, and would come last by number.
+        *(f"--numprocesses={workers}", "--dist=loadfile", "--no-loadscope-reorder"),
         *("-m", TIERS[options.tier], *pytest_arguments),
     ]
     environment = os.environ | {

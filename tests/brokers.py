@@ -18,6 +18,7 @@ import pytest
 from yarl import URL
 
 from ops.broker import PrivateNode, answers, rabbitmq_binary, run_ctl
+from ops.releases import SYSTEM, Release, four
 from shared.broker.amqp.broker import AmqpBroker
 from shared.broker.memory.broker import MemoryBroker
 from shared.broker.memory.hub import MemoryHub
@@ -28,6 +29,8 @@ from tests.tcp_proxy import TcpProxy
 
 DEFAULT_URL = "amqp://guest:guest@127.0.0.1:5672/"
 MEMORY = "memory"
+FOUR = "rabbitmq-4"
+"""Target of a private node with RabbitMQ 4."""
 VHOST_BATCH = 8
 MADE_BY = re.compile(r"headway-test-(?P<pid>\d+)-[0-9a-f]{8}-\d+$")
 """Names of virtual hosts that a test run created, with the id of its process."""
@@ -55,6 +58,22 @@ async def eventually(
         if loop.time() > give_up_at:
             raise AssertionError(f"the predicate did not become true within {within_s} s")
         await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def memory_alarm(node: PrivateNode) -> AsyncIterator[None]:
+    """Context in which *node* has a memory alarm, so that it reads from no publisher."""
+
+    async def is_set() -> bool:
+        alarms = await asyncio.to_thread(node.ctl, "eval", "rabbit_alarm:get_alarms().")
+        return alarms.strip() != "[]"
+
+    await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0")
+    try:
+        await eventually(is_set)
+        yield
+    finally:
+        await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.4")
 
 
 class RabbitServer:
@@ -158,8 +177,26 @@ class RabbitServer:
             )
 
 
+def release_of(target: str) -> Release:
+    """The installed RabbitMQ of a private node: the system's, or RabbitMQ 4 for `FOUR`."""
+    if target == FOUR:
+        release = four()
+        if release is None:
+            absent("RabbitMQ 4 is not installed; `python -m ops.broker install-4` does it", FOUR)
+        return release
+    if SYSTEM.program("rabbitmq-server") is None:
+        absent("rabbitmq-server is not installed", "rabbitmq-server")
+    return SYSTEM
+
+
 def open_server(target: str, directory: Path) -> RabbitServer:
-    """The server at *target*; a private node if *target* is the default and is down."""
+    """
+    The server at *target*; a private node if *target* is `FOUR`, or the default and down.
+    """
+    if target == FOUR:
+        node = PrivateNode(directory, release=release_of(target))
+        node.start()
+        return RabbitServer(node.url, node)
     url = URL(target)
     if answers(url.host or "127.0.0.1", url.port or 5672):
         server = RabbitServer(target)

@@ -10,8 +10,9 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from ops.broker import PrivateNode, rabbitmq_binary
+from ops.broker import PrivateNode
 from tests.brokers import (
+    FOUR,
     MEMORY,
     BrokerRig,
     MemoryRig,
@@ -19,8 +20,8 @@ from tests.brokers import (
     RabbitServer,
     open_server,
     rabbit_targets,
+    release_of,
 )
-from tests.requirements import absent
 from tests.virtual_time import VirtualTimeLoop
 
 # The time to draw examples depends on the machine's load, not on the code.
@@ -37,6 +38,7 @@ RABBIT_PARAMS = [
     pytest.param(target, marks=pytest.mark.rabbitmq, id=f"rabbitmq{n}" if n else "rabbitmq")
     for n, target in enumerate(rabbit_targets())
 ]
+RABBIT_4 = pytest.param(FOUR, marks=(pytest.mark.rabbitmq, pytest.mark.slow), id=FOUR)
 
 
 def pytest_asyncio_loop_factories(
@@ -80,14 +82,20 @@ def rabbit_servers(
 
 
 @pytest.fixture(params=[MEMORY, *RABBIT_PARAMS])
-async def broker_rig(request: Any) -> AsyncIterator[BrokerRig]:
+def broker_target(request: Any) -> str:
+    """Broker of `broker_rig`; a module may override the fixture with more brokers."""
+    return str(request.param)
+
+
+@pytest.fixture
+async def broker_rig(request: Any, broker_target: str) -> AsyncIterator[BrokerRig]:
     """A rig of each broker implementation, in a separate namespace."""
-    if request.param == MEMORY:
+    if broker_target == MEMORY:
         memory = MemoryRig()
         yield memory
         await memory.close()
         return
-    server = request.getfixturevalue("rabbit_servers")(request.param)
+    server = request.getfixturevalue("rabbit_servers")(broker_target)
     with server.fresh_url() as url:
         rabbit = RabbitRig(url)
         yield rabbit
@@ -95,9 +103,15 @@ async def broker_rig(request: Any) -> AsyncIterator[BrokerRig]:
 
 
 @pytest.fixture(params=RABBIT_PARAMS)
-def rabbit_url(request: Any, rabbit_servers: Callable[[str], RabbitServer]) -> Iterator[str]:
+def rabbit_target(request: Any) -> str:
+    """Server of `rabbit_url`; a module may override the fixture with more servers."""
+    return str(request.param)
+
+
+@pytest.fixture
+def rabbit_url(rabbit_target: str, rabbit_servers: Callable[[str], RabbitServer]) -> Iterator[str]:
     """URL of a fresh virtual host on each RabbitMQ."""
-    with rabbit_servers(request.param).fresh_url() as url:
+    with rabbit_servers(rabbit_target).fresh_url() as url:
         yield url
 
 
@@ -115,12 +129,13 @@ def broker_factory(broker_rig: BrokerRig) -> Any:
     return broker_rig.open
 
 
-@pytest.fixture(scope="session")
-def private_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateNode]:
-    """A node that tests may stop and kill, and whose users they may change; they restart it."""
-    if rabbitmq_binary("rabbitmq-server") is None:
-        absent("rabbitmq-server is not installed", "rabbitmq-server")
-    node = PrivateNode(tmp_path_factory.mktemp("private-node"))
+@pytest.fixture(scope="session", params=["rabbitmq", RABBIT_4])
+def private_node(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateNode]:
+    """
+    A node of each release that tests may stop and kill, and whose users they may change; they
+    restart it.
+    """
+    node = PrivateNode(tmp_path_factory.mktemp("private-node"), release=release_of(request.param))
     node.start()
     yield node
     node.close()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from shared.broker.memory.broker import MemoryBroker
 from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import Delivery, OutMessage, PublishOutcome, QueueDepth, Settlement
-from shared.contracts.errors import BrokerUnavailableError
+from shared.contracts.errors import BrokerUnavailableError, MessageTooLargeError
 
 
 @dataclass(kw_only=True, eq=False)
@@ -30,6 +30,8 @@ class UnreliableBroker(MemoryBroker):
         super().__init__(hub, client_name="unreliable")
         self.down: set[str] = set()
         """Exchanges whose publishes fail."""
+        self.max_message_size: int | None = None
+        """Size in bytes above which messages are refused."""
         self.attempts: list[str] = []
         """Exchanges of all confirmed publishes, attempted or completed."""
         self.sent: list[str] = []
@@ -43,16 +45,23 @@ class UnreliableBroker(MemoryBroker):
         self.attempts.append(exchange)
         if exchange in self.down:
             raise BrokerUnavailableError("the test has stopped the broker")
+        self._check_size(message)
         return await super().publish(exchange, routing_key, message)
 
     async def send(self, exchange: str, routing_key: str, message: OutMessage) -> None:
         self.sent.append(routing_key)
         self.while_sending()
+        self._check_size(message)
         await super().send(exchange, routing_key, message)
 
     async def depth(self, queue: str) -> QueueDepth | None:
         self.counted.append(queue)
         return await super().depth(queue)
+
+    def _check_size(self, message: OutMessage) -> None:
+        size, limit = len(message.body), self.max_message_size
+        if limit is not None and size > limit:
+            raise MessageTooLargeError(f"the message has {size} bytes, and the limit is {limit}")
 
     async def take(self, queue: str) -> Delivery:
         """Take and acknowledge the first ready message of *queue*, which must not be empty."""

@@ -18,16 +18,19 @@ from shared.runtime.logging import configure_logging
 BENCHES = (
     "overhead", "backlog", "pulling", "lanes", "qoserve", "conserve", "qlm", "fleet", "engine",
     "lso", "planner", "quartz", "routed", "completion", "router_cost", "scheduler_cost",
-    "latency_model", "surface",
+    "latency_model", "surface", "instance",
 )  # fmt: skip
 """
 Modules of this package that have a function `run`; a module is imported when its benchmark runs.
 """
-BY_NAME = ("engine_margins",)
+BY_NAME = ("engine_margins", "held", "attach")
 """
-Benches that run only if they are named; each takes a quarter of an hour and determines a default
-setting.
+Benches that run only if they are named: each takes over ten minutes, `engine_margins` also in its
+quick form.
 """
+
+WITH_MODELS = ("engine", "lso", "surface")
+"""Benches that can run with a model that the user gives, on a CPU or a GPU."""
 
 WITH_ENGINES = ("completion",)
 """Benches that can run with either engine, simulated or vLLM."""
@@ -43,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     if options.engine and options.name not in WITH_ENGINES:
         parser().error(f"--engine is only valid for {', '.join(WITH_ENGINES)}")
+    if options.model and options.name not in WITH_MODELS:
+        parser().error(f"--model is only valid for {', '.join(WITH_MODELS)}")
     # Terminating a benchmark also ends its processes.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     configure_logging(level="error", service="bench")
@@ -59,6 +64,7 @@ def _data(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run a benchmark, print and save its result; return the result as JSON-able data."""
     run = import_module(f"ops.bench.{name}").run
     further = {"engine": options.engine} if options.engine else {}
+    further |= {"model": options.model} if options.model else {}
     try:
         result: Result = asyncio.run(
             run(seed=options.seed, quick=options.quick, broker=options.broker, **further)
@@ -93,6 +99,10 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--broker", help="AMQP URL or private; default: the best available")
     made.add_argument("--engine", help=f"vllm or simulated, for {', '.join(WITH_ENGINES)}")
+    made.add_argument(
+        "--model", type=Path, metavar="DIR",
+        help=f"folder of a model, for {', '.join(WITH_MODELS)}; default: a tiny model",
+    )  # fmt: skip
     made.add_argument("--out", type=Path, default=Path("results"), help="directory of the history")
     return made
 

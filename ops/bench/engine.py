@@ -1,5 +1,5 @@
 """
-Headway's policy inside vLLM's engine against stock vLLM, on this machine's CPU.
+Headway's policy inside vLLM's engine against stock vLLM, on this machine's device.
 
 Before Headway's policy runs, the bench sets targets and load. Targets are fixed multiples of the
 times of unloaded stock vLLM. At the load, stock FCFS misses about half of the targets. Stock runs
@@ -86,6 +86,7 @@ async def run(
     seed: int,
     quick: bool,
     broker: str | None,  # noqa: ARG001 - nothing here needs one
+    model: Path | None = None,
 ) -> Result:
     """Run the benchmark: set targets and load on stock vLLM, then compare."""
     reason = vllm_unavailable_reason()
@@ -94,7 +95,7 @@ async def run(
     result = Result(name="engine", seed=seed, quick=quick)
     sizes = Sizes(quick=quick)
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as directory:
-        async with engines(Path(directory)) as engine:
+        async with engines(Path(directory), given=model) as engine:
             await _compare(engine, result, sizes, seed)
     return result
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 
 from ops.bench.engine_load import Planned, Served, serve
+from ops.bench.given_model import given_model
 from services.agent.backends.base import EngineBackend, SchedulingParameters
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.backend import VllmEngine
+from services.agent.backends.vllm.shared.schedulers import STOCK
 from shared.contracts.base import ModelName, Seconds
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Slo
@@ -21,15 +23,13 @@ from shared.models.tiny_weights import TinyArchitecture
 BASE = ModelName("tiny-llama")
 MAX_RUNNING = 64
 LARGEST_BUDGET = 2048
-_STOCK = "services.agent.backends.vllm.core.scheduler.TimedScheduler"
-"""Scheduler of the stock arms: vLLM's own, in a subclass of Headway that only records times."""
-
 FCFS, PRIORITY, OURS = ModelName("stock-fcfs"), ModelName("stock-priority"), ModelName("ours")
 ENGINES: dict[ModelName, dict[str, str]] = {
-    FCFS: {"scheduler_cls": _STOCK},
-    PRIORITY: {"scheduler_cls": _STOCK, "scheduling_policy": "priority"},
+    FCFS: {"scheduler_cls": STOCK},
+    PRIORITY: {"scheduler_cls": STOCK, "scheduling_policy": "priority"},
     OURS: {},
 }
+"""The stock arms have vLLM's own scheduler, in a subclass of Headway that only records times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,7 @@ async def engines(
     directory: Path,
     architecture: TinyArchitecture = TINY_MODELS[BASE],
     arms: Mapping[ModelName, Mapping[str, str]] = ENGINES,
+    given: Path | None = None,
 ) -> AsyncIterator[VllmEngine]:
     """
     Open one backend with the engines of all arms; idle engines are parked. Engine output goes to a
@@ -82,10 +83,14 @@ async def engines(
     Args:
         directory: For models and output.
         architecture: The model of all arms.
+        given: Folder of a model that all arms have instead.
         arms: Engine arguments of each arm, by the arm's model name.
     """
-    models = make_tiny_models(directory, models={BASE: architecture})
-    base = ModelRegistry.load(models).entry(BASE)
+    if given is None:
+        models = make_tiny_models(directory, models={BASE: architecture})
+        base = ModelRegistry.load(models).entry(BASE)
+    else:
+        base = given_model(given, BASE)
     settings = VllmSettings(
         policy="qoserve",
         max_running=MAX_RUNNING,

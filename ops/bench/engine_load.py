@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ops.engine_runs import generate
 from ops.sim.lengths import CODE
 from services.agent.backends.base import EngineBackend, EngineRequest
 from shared.contracts.base import ModelName, RequestId, Seconds
@@ -116,7 +117,7 @@ async def serve(
             if time.perf_counter() > begun + last_s + patience_s:
                 for index, each in enumerate(served):
                     if not each.finished:
-                        await engine.abort(RequestId(f"load-{begun_at}-{index}"))
+                        engine.abort(RequestId(f"load-{begun_at}-{index}"))
                 break
             await asyncio.sleep(0.05)
     return served
@@ -154,7 +155,7 @@ def _request(model: ModelName, name: str, each: Served, priority: int) -> Engine
 
 async def _serve_one(engine: EngineBackend, request: EngineRequest, each: Served) -> None:
     token_ids: list[int] = []
-    async for output in engine.generate(request):
+    async for output in generate(engine, request):
         now = time.time()
         if output.token_ids:
             each.first_token_at = each.first_token_at or now

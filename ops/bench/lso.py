@@ -15,6 +15,8 @@ from ops.bench.progress import say
 from ops.bench.result import Result
 from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from shared.contracts.errors import SettingsError
+from shared.contracts.models import ModelEntry
+from shared.contracts.telemetry import Capability
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import make_tiny_models
 
@@ -24,25 +26,38 @@ async def run(
     seed: int,
     quick: bool,
     broker: str | None,  # noqa: ARG001 - nothing here needs one
+    model: Path | None = None,
 ) -> Result:
-    """Run the benchmark: gain and cost of checkpoints, activation and preemption between layers."""
+    """
+    Run the benchmark: gain and cost of checkpoints, activation and preemption between layers.
+
+    Mechanisms that the engine does not have on this device are not measured.
+    """
     reason = vllm_unavailable_reason()
     if reason is not None:
         raise SettingsError(reason)
     result = Result(name="lso", seed=seed, quick=quick)
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as directory:
-        registry = ModelRegistry.load(make_tiny_models(Path(directory, "tiny")))
-        tiny = [registry.entry(name) for name in registry.bases]
-        async with engines(Path(directory, "deep"), tiny) as engine:
-            say("restoring against recomputing")
-            await lso_checkpoints.restoring(engine, result, quick=quick)
-            say("cost of copying KV")
-            await lso_checkpoints.COPYING.measure(engine, result, quick=quick)
-            say("first tokens beside a large prefill")
-            await lso_safepoints.first_tokens(engine, result, seed=seed, quick=quick)
-            say("cost of safepoints")
-            await lso_safepoints.OVERHEAD.measure(engine, result, quick=quick)
+        others = _tiny(Path(directory, "tiny")) if model is None else lso_activation.given(model)
+        async with engines(Path(directory, "deep"), others, given=model) as engine:
+            has = engine.identity.capabilities
+            if Capability.CHECKPOINT in has:
+                say("restoring against recomputing")
+                await lso_checkpoints.restoring(engine, result, quick=quick)
+                say("cost of copying KV")
+                await lso_checkpoints.COPYING.measure(engine, result, quick=quick)
+            if Capability.LAYER_PREEMPTION in has:
+                say("first tokens beside a large prefill")
+                await lso_safepoints.first_tokens(engine, result, seed=seed, quick=quick)
+                say("cost of safepoints")
+                await lso_safepoints.OVERHEAD.measure(engine, result, quick=quick)
             say("activation paths")
-            stock = registry.entry(lso_activation.LLAMA)
-            await lso_activation.measure(engine, result, stock, quick=quick)
+            await lso_activation.measure(engine, result, others[0], quick=quick)
     return result
+
+
+def _tiny(directory: Path) -> list[ModelEntry]:
+    """The tiny models; the first is that of the stock engine."""
+    registry = ModelRegistry.load(make_tiny_models(directory))
+    names = sorted(registry.bases, key=lambda name: name != lso_activation.LLAMA)
+    return [registry.entry(name) for name in names]

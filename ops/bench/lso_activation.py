@@ -7,10 +7,16 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
-from ops.bench.lso_engines import ARMS
+import msgspec
+
+from ops.bench.given_model import given_model
+from ops.bench.lso_engines import ARMS, GPU_KV_BYTES, GPU_SHARE
 from ops.bench.progress import say
 from ops.bench.result import Line, Result, interval
+from ops.devices import gpus
+from ops.engine_runs import generate
 from services.agent.backends.base import EngineRequest
 from services.agent.backends.vllm.front.backend import VllmEngine
 from shared.contracts.base import ModelName, RequestId, Seconds
@@ -46,6 +52,16 @@ async def measure(engine: VllmEngine, result: Result, stock: ModelEntry, *, quic
                 taken.setdefault(path, []).append(await step())
         say(f"activation: round {number + 1} of {rounds}")
     _judge(result, taken)
+
+
+def given(directory: Path) -> list[ModelEntry]:
+    """
+    The model in *directory* under the names of the tiny models; the third has another shape, so
+    that no other engine can load its weights.
+    """
+    entry = given_model(directory, LLAMA)
+    other = msgspec.structs.replace(entry, name=QWEN, max_model_len=entry.max_model_len - 64)
+    return [entry, msgspec.structs.replace(entry, name=TWIN), other]
 
 
 def _steps(engine: VllmEngine, entry: ModelEntry) -> dict[str, Callable[[], Awaitable[Seconds]]]:
@@ -85,22 +101,30 @@ async def _activated(engine: VllmEngine, model: ModelName) -> Seconds:
         prompt=_PROMPT,
         sampling=Sampling(max_tokens=1, temperature=0.0, ignore_eos=True),
     )
-    async for _ in engine.generate(request):
+    async for _ in generate(engine, request):
         pass  # one token and the end of the stream
     return time.perf_counter() - begun
 
 
 async def _stock(entry: ModelEntry) -> Seconds:
     """Start a separate process of unmodified vLLM with the same model, dtype and KV size."""
-    engine_args = {
+    engine_args: dict[str, object] = {
         "model": entry.path,
         "max_model_len": entry.max_model_len,
         "skip_tokenizer_init": True,
-        "enforce_eager": True,
-        "dtype": "float32",
-        "kv_cache_memory_bytes": 128 << 20,
-        "block_size": 32,
     }
+    if gpus():
+        engine_args |= {
+            "kv_cache_memory_bytes": GPU_KV_BYTES,
+            "gpu_memory_utilization": GPU_SHARE,
+        }
+    else:
+        engine_args |= {
+            "enforce_eager": True,
+            "dtype": "float32",
+            "kv_cache_memory_bytes": 128 << 20,
+            "block_size": 32,
+        }
     begun = time.time()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ops.bench.stock_start", json.dumps(engine_args)),

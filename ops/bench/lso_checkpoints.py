@@ -22,6 +22,7 @@ from ops.bench.lso_engines import (
     request,
 )
 from ops.bench.result import Result, interval
+from ops.engine_runs import generate
 from services.agent.backends.vllm.front.backend import VllmEngine
 from shared.contracts.base import ModelName, Seconds
 
@@ -69,11 +70,11 @@ async def _resumed_s(engine: VllmEngine, model: ModelName, context: int, *, firs
         model, prompt_of(max(1, context - _TAIL), first), output=2 * _TAIL, checkpointed=True
     )
     progress: list[int] = []
-    async for output in engine.generate(asked):
+    async for output in generate(engine, asked):
         progress += output.token_ids
         if len(asked.prompt) + len(progress) >= context:
             break
-    await engine.abort(asked.request_id)
+    engine.abort(asked.request_id)
     while engine.snapshot().kv_utilization:
         await asyncio.sleep(0.001)
     again = request(

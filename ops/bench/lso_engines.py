@@ -12,11 +12,15 @@ from typing import Any
 
 import msgspec
 
+from ops.bench.given_model import given_model
 from ops.bench.result import Line, Result, interval
+from ops.devices import gpus
+from ops.engine_runs import generate
 from services.agent.backends.base import EngineRequest, SchedulingParameters
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.backend import VllmEngine
 from shared.contracts.base import ModelName, RequestId, Seconds
+from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import Sampling, Tokens
 from shared.models.registry import ModelRegistry
@@ -55,22 +59,46 @@ LARGEST_BUDGET, MAX_RUNNING, MAX_MODEL_LEN = 2048, 64, 8192
 _ids = count()
 
 
+GPU_KV_BYTES = 4 << 30
+"""KV memory of each engine on a GPU, which several engines share."""
+GPU_SHARE = 0.3
+"""Share of a GPU's memory that must be free when an engine starts."""
+
+
 @asynccontextmanager
-async def engines(directory: Path, others: Sequence[ModelEntry]) -> AsyncIterator[VllmEngine]:
+async def engines(
+    directory: Path, others: Sequence[ModelEntry], *, given: Path | None = None
+) -> AsyncIterator[VllmEngine]:
     """
     Open one backend with the engines of all arms, which also serves *others*; engine output goes to
     a file.
+
+    Args:
+        directory: For models and output.
+        others: Further models.
+        given: Folder of the model of all arms; None: a tiny model with many layers.
     """
-    base = ModelRegistry.load(make_tiny_models(directory, models={BASE: DEEP})).entry(BASE)
+    directory.mkdir(parents=True, exist_ok=True)
+    if given is None:
+        base = ModelRegistry.load(make_tiny_models(directory, models={BASE: DEEP})).entry(BASE)
+    else:
+        base = given_model(given, BASE)
+        if base.max_model_len < MAX_MODEL_LEN:
+            raise SettingsError(
+                f"--model {given}: its maximum length is {base.max_model_len} tokens; the bench "
+                f"lso needs {MAX_MODEL_LEN}"
+            )
     settings = VllmSettings(
         token_budget=LARGEST_BUDGET,
         max_running=MAX_RUNNING,
         warm_bytes=len(ARMS) << 30,
         # Every prompt must be computed, without reuse of cached KV.
         prefix_caching=False,
+        kv_cache_bytes=GPU_KV_BYTES if gpus() else None,
         log_path=str(directory / "vllm.log"),
     )
-    engine = VllmEngine([*(_variant(base, name) for name in ARMS), *others], settings)
+    entries = [*(_variant(base, name) for name in ARMS), *map(sharing_gpu, others)]
+    engine = VllmEngine(entries, settings)
     await engine.start()
     try:
         yield engine
@@ -106,7 +134,7 @@ async def answer(engine: VllmEngine, asked: EngineRequest) -> Seconds:
     """Serve one request; return the TTFT of the request."""
     begun = time.perf_counter()
     first_s: Seconds | None = None
-    async for _ in engine.generate(asked):
+    async for _ in generate(engine, asked):
         first_s = first_s or time.perf_counter() - begun
     return first_s or 0.0
 
@@ -229,8 +257,16 @@ def _group_members(group: int) -> list[int]:
 
 def _variant(base: ModelEntry, name: ModelName) -> ModelEntry:
     return msgspec.structs.replace(
-        base,
+        sharing_gpu(base),
         name=name,
         max_model_len=MAX_MODEL_LEN,
         engine_args=base.engine_args | ARMS[name],
     )
+
+
+def sharing_gpu(entry: ModelEntry) -> ModelEntry:
+    """The model with an engine that starts beside others on a GPU; unchanged on a CPU."""
+    if not gpus():
+        return entry
+    shared = {"gpu_memory_utilization": GPU_SHARE}
+    return msgspec.structs.replace(entry, engine_args=entry.engine_args | shared)

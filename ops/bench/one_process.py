@@ -15,6 +15,7 @@ from uuid import uuid4
 import msgspec
 from litestar.types import Receive, Scope, Send
 
+from ops.engine_runs import generate
 from services.agent.answer import AnswerText
 from services.agent.backends.base import EngineRequest
 from services.agent.backends.settings import SimulatedSettings
@@ -67,7 +68,7 @@ class Server:
         )
         prompt = self._tokenizer.encode(body.content)
         answer, num_tokens = AnswerText(self._tokenizer.decoder(), ()), 0
-        async for output in self._engine.generate(self._request(request_id, body, prompt)):
+        async for output in generate(self._engine, self._request(request_id, body, prompt)):
             _, text, _ = answer.push(output.token_ids)
             opening = b"" if num_tokens else renderer.opening()
             num_tokens += len(output.token_ids)

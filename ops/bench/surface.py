@@ -22,11 +22,13 @@ import numpy as np
 import psutil
 
 from ops.bench.cores import computed_s
+from ops.bench.given_model import given_model
 from ops.bench.overhead_arms import broker_pid
 from ops.bench.progress import say
 from ops.bench.result import Line, Result, spread
 from ops.bench.surface_load import KINDS, LIGHT_KINDS, Served, bodies, served
 from ops.bench.vllm_serve import stock_server
+from ops.devices import gpus
 from ops.environment import broker_for
 from ops.ports import free_port
 from services.engine_core.serve_arguments import serve_arguments
@@ -43,6 +45,8 @@ STOCK, FRONT, LIGHT = "vllm serve", "front vllm", "front light"
 MOST_OVERALL, MOST_OF_A_KIND = 1.4, 1.6
 MANY_MODELS = 20
 READY_S = 120.0
+GPU_SHARE = 0.4
+"""Share of a GPU's memory of each of the two engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,7 @@ Rounds = Mapping[str, Mapping[str, list[Served]]]
 """Front -> kind of requests -> its answers in each round."""
 
 
-async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
+async def run(*, seed: int, quick: bool, broker: str | None, model: Path | None = None) -> Result:
     """Run the benchmark; a quick run has two short rounds instead of five."""
     rounds, number = (2, 8) if quick else (5, 48)
     result = Result(name="surface", seed=seed, quick=quick)
@@ -67,7 +71,7 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
         if url == EMBEDDED:
             raise SettingsError(f"this benchmark needs RabbitMQ; {line}")
         root = Path(directory)
-        entry = _entry(root)
+        entry = _entry(root, model)
         spec = MeshSpec(
             broker=url,
             registry=_registry(root / "one.json", entry, 1),
@@ -78,7 +82,7 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
             agents=(AgentSpec(instance_id="a", engine="vllm", settings={"initial_model": MODEL}),),
         )
         async with (
-            stock_server(serve_arguments(entry, [MODEL]), root / "stock.log") as stock,
+            stock_server(_stock_arguments(entry), root / "stock.log") as stock,
             ProcessMesh(spec) as mesh,
             gateway(spec, LIGHT, front="light", registry=spec.registry) as light,
         ):
@@ -95,16 +99,26 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
     return result
 
 
-def _entry(root: Path) -> ModelEntry:
-    models = make_tiny_models(root / "models", models={MODEL: TINY_MODELS[MODEL]})
-    return msgspec.structs.replace(
-        ModelRegistry.load(models).entry(MODEL),
-        tool_parser="hermes",
-        # Without this setting models with random weights write whitespace without end.
-        engine_args={
-            "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}
-        },
-    )
+def _entry(root: Path, given: Path | None) -> ModelEntry:
+    if given is None:
+        models = make_tiny_models(root / "models", models={MODEL: TINY_MODELS[MODEL]})
+        entry = ModelRegistry.load(models).entry(MODEL)
+    else:
+        entry = given_model(given, MODEL)
+    # Without this setting models with random weights write whitespace without end.
+    grammars = {"backend": "xgrammar", "disable_any_whitespace": True}
+    engine_args: dict[str, object] = {"structured_outputs_config": grammars}
+    if gpus():
+        engine_args |= {"gpu_memory_utilization": GPU_SHARE, "enforce_eager": True}
+    return msgspec.structs.replace(entry, tool_parser="hermes", engine_args=engine_args)
+
+
+def _stock_arguments(entry: ModelEntry) -> list[str]:
+    """Arguments of `vllm serve` with the same data type and memory as the mesh's engine."""
+    arguments = serve_arguments(entry, [MODEL])
+    if gpus():
+        arguments += ["--dtype", "auto", "--gpu-memory-utilization", str(GPU_SHARE)]
+    return arguments
 
 
 def _registry(path: Path, entry: ModelEntry, number: int) -> Path:

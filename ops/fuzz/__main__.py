@@ -50,7 +50,11 @@ MOST_GROWTH = 1.2
 """Largest resident memory at the end, relative to that after the first tenth of the bodies."""
 TIMEOUT_S = 60.0
 IN_FLIGHT = 16
-SOFT = ("headway.leader", "headway.estimator", "headway.work-queues")
+SOFT = (
+    *("headway.leader", "headway.estimator", "headway.work-queues"),
+    *("headway.dead-letters", "headway.dead-letter-replies"),
+)
+"""Queues without open requests; dead letters are copies of requests that were refused."""
 
 
 @dataclass(slots=True)

@@ -7,9 +7,9 @@ from itertools import count
 
 import numpy as np
 
+from ops.engine_runs import generate
 from ops.profiling.grid import Grid, Sample
 from services.agent.backends.base import (
-    Capability,
     EngineBackend,
     EngineRequest,
     SchedulingParameters,
@@ -17,7 +17,7 @@ from services.agent.backends.base import (
 from shared.contracts.base import ModelName, RequestId
 from shared.contracts.errors import EngineError, SettingsError, UnsupportedError
 from shared.contracts.requests import Sampling
-from shared.contracts.telemetry import Iteration
+from shared.contracts.telemetry import Capability, Iteration
 from solver.prediction.latency.iteration_fit import IterationWork
 
 CHUNKS_DEEP = 8
@@ -147,7 +147,7 @@ class Profiler:
         samples: list[Sample] = []
         before = 0
         async with _patience(f"a prompt of {length} tokens in chunks of {chunk}"):
-            async for _ in self._engine.generate(self._request(length, 1)):
+            async for _ in generate(self._engine, self._request(length, 1)):
                 pass
             # Telemetry may arrive after the answer.
             while before < length:
@@ -204,13 +204,13 @@ class _Decodes:
     async def end(self) -> None:
         """Abort all requests that decode."""
         for request in self._requests:
-            await self._engine.abort(request.request_id)
+            self._engine.abort(request.request_id)
         for each in self._tasks:
             each.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _decode(self, place: int) -> None:
-        async for output in self._engine.generate(self._requests[place]):
+        async for output in generate(self._engine, self._requests[place]):
             self._num_tokens[place] += len(output.token_ids)
 
 

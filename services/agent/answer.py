@@ -98,7 +98,9 @@ class AnswerStream:
     _details: list[StepDetails] = field(init=False)
     """Details of the tokens, including those of earlier runs."""
     _text: AnswerText | None = None
-    """None: nothing reads the text, and the engine finds stop strings."""
+    """None: the engine finds stop strings, and makes the text if there is any."""
+    _given: list[str] = field(default_factory=list)
+    """Parts of the text that the engine has made."""
 
     def __post_init__(self) -> None:
         progress = self.request.progress
@@ -111,7 +113,7 @@ class AnswerStream:
     @property
     def text(self) -> str:
         """Text of the answer so far; empty if nothing reads it."""
-        return "" if self._text is None else self._text.whole
+        return "".join(self._given) if self._text is None else self._text.whole
 
     @property
     def num_tokens(self) -> int:
@@ -170,8 +172,10 @@ class AnswerStream:
             The chunk for the producer; None without tokens. `finish_reason` is set at the end, also
             at a stop string of which the engine does not know.
         """
-        offset, token_ids, text, stopped = len(self.token_ids), output.token_ids, "", False
-        if self._text is not None:
+        offset, token_ids, text, stopped = len(self.token_ids), output.token_ids, output.text, False
+        if self._text is None:
+            self._given.append(text)
+        else:
             token_ids, text, stopped = self._text.push(output.token_ids)
         self._append(token_ids, now)
         self._details += output.details

@@ -15,6 +15,7 @@ from shared.contracts.requests import (
     Progress,
     QueuedRequest,
     RequestCompleted,
+    StepDetails,
     TokenChunk,
 )
 from shared.models.tokenizer import TextDecoder
@@ -47,6 +48,8 @@ class CallAnswer:
     prompt_tokens: int = 0
     """Length of the prompts that this run has rendered; a prompt of several answers counts once."""
     response: bytes | None = None
+    events: tuple[StepDetails, ...] = ()
+    """Events of the server's stream, if a server streams the answer itself."""
     _new_text: Callable[[], CallText] | None = None
 
     def __post_init__(self) -> None:
@@ -110,13 +113,13 @@ class CallAnswer:
             The chunk for the producer; None without tokens.
         """
         if output.child is None:
-            self.response = output.response
+            self.response, self.events = output.response, output.details
             return None
         while len(self.children) <= output.child:
             self.children.append(self._child(Progress()))
             self._read(self.children[-1])
         self.prompt_tokens += output.prompt_tokens
-        if not output.token_ids and output.finish_reason is None:
+        if not (output.token_ids or output.text or output.finish_reason):
             return None  # the prompt was rendered; the answer may be complete already
         chunk = self.children[output.child].push(output, run_id, now)
         return None if chunk is None else msgspec.structs.replace(chunk, child=output.child)
@@ -139,7 +142,14 @@ class CallAnswer:
         )
 
     def written_into(self, final: RequestCompleted) -> RequestCompleted:
-        """Copy of *final* with the response and the answers."""
+        """
+        Copy of *final* with the response and the answers.
+
+        The final of a producer that sent no body has the text of its answer instead.
+        """
+        if self.request.call is not None and self.request.call.plain and self.children:
+            whole = self.children[0]
+            return msgspec.structs.replace(final, token_ids=tuple(whole.token_ids), text=whole.text)
         children = tuple(
             ChildAnswer(
                 token_ids=tuple(each.token_ids),
@@ -149,7 +159,9 @@ class CallAnswer:
             for each in self.children
         )
         response = msgspec.Raw(self.response or b"null")
-        return msgspec.structs.replace(final, response=response, children=children)
+        return msgspec.structs.replace(
+            final, response=response, children=children, details=self.events
+        )
 
     def verdict(self, *, finished_at: UnixTime) -> SloVerdict:
         """Verdict on every SLO target of the request, from the times of all tokens."""

@@ -6,9 +6,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from services.agent.lso.cli import VERB as LSO_VERB
 from services.agent.service import check, serve
 from services.agent.settings import Settings
+from services.agent.verbs.cli_check_engine import VERB as CHECK_ENGINE_VERB
+from services.agent.verbs.cli_lso import VERB as LSO_VERB
+from services.agent.verbs.cli_replay import VERB as REPLAY_VERB
 from shared.broker import topology
 from shared.broker.listening import listening
 from shared.broker.protocol import Broker, OutMessage, PublishOutcome
@@ -83,8 +85,8 @@ async def _emptied(
 
     With *exits*, an instance that stops reporting counts as empty.
     """
-    deadline_at = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_at:
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
         status = await next_status(broker, instance_id)
         if status is None:
             if not exits:
@@ -115,8 +117,8 @@ def _drain_arguments(parser: argparse.ArgumentParser) -> None:
 CLI = ServiceCli(
     service="agent",
     description="Serves one LLM instance: pulls, runs and streams requests, executes LSOs. "
-    "Every verb needs the instance's name: --set instance_id=NAME or "
-    "HEADWAY_AGENT_INSTANCE_ID.",
+    "Every verb but `replay` and `check-engine` needs the instance's name: "
+    "--set instance_id=NAME or HEADWAY_AGENT_INSTANCE_ID.",
     settings_type=Settings,
     serve=serve,
     check=check,
@@ -134,6 +136,7 @@ CLI = ServiceCli(
         ),
         LSO_VERB,
     ),
+    offline_verbs=(REPLAY_VERB, CHECK_ENGINE_VERB),
 )
 
 

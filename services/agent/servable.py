@@ -1,23 +1,27 @@
 """The models that an agent may serve."""
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from services.agent.backends.base import EngineBackend
-from services.agent.lso.situation import ModelSizes
 from services.agent.settings import Settings
 from shared.contracts.base import ModelName
 from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry
+from shared.contracts.requests import ModelRef
 from shared.models.digest import model_digest
+from shared.models.files.sizes import kv_bytes_per_token, weight_bytes
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
+from solver.instance.events import ModelFacts
 
 
 class ServableModels:
     """
-    Registry entries, tokenizers, digests and sizes of the models that this instance may serve.
+    Registry entries, tokenizers and digests of the models that this instance may serve.
 
     Its mappings are live: they contain models that are added later.
     """
@@ -25,20 +29,23 @@ class ServableModels:
     def __init__(self, entries: Iterable[ModelEntry]) -> None:
         self.entries = {entry.name: entry for entry in entries}
         self.tokenizers = {
-            name: Tokenizer.load(Path(entry.path)) for name, entry in self.entries.items()
+            name: Tokenizer.load(Path(entry.path))
+            for name, entry in self.entries.items()
+            if not entry.takes_bodies
         }
+        """Base model -> its tokenizer; models that take bodies have none."""
         self.digests = {name: model_digest(entry) for name, entry in self.entries.items()}
         """Base model -> digest of the model's files and settings."""
-        self.sizes = ModelSizes.of(self.entries.values())
+        self.releasing: set[ModelName] = set()
+        """Models that the engine is releasing now; only the shell writes the field."""
 
-    @property
-    def names(self) -> Collection[ModelName]:
-        """Base models; a live view."""
-        return self.entries.keys()
+    def facts(self) -> dict[ModelName, ModelFacts]:
+        """Sizes and digests of the models."""
+        return {name: self._facts(entry) for name, entry in self.entries.items()}
 
-    async def add(self, entry: ModelEntry, engine: EngineBackend) -> None:
+    async def add(self, entry: ModelEntry, engine: EngineBackend) -> ModelFacts:
         """
-        Add a model to these and to *engine*.
+        Add a model to these and to *engine*, and return its facts.
 
         Raises:
             SettingsError: The model has no tokenizer.
@@ -47,8 +54,37 @@ class ServableModels:
         engine.add(entry)
         self.tokenizers[entry.name] = tokenizer
         self.digests[entry.name] = model_digest(entry)
-        self.sizes.add(entry)
         self.entries[entry.name] = entry
+        return self._facts(entry)
+
+    def replace(self, entry: ModelEntry, engine: EngineBackend) -> None:
+        """
+        Serve other adapters of a model, and those that were removed as long as requests for them
+        are queued.
+
+        Raises:
+            EngineError: The model's engine has no room for adapters.
+        """
+        engine.replace(entry)
+        adapters = self.entries[entry.name].adapters | entry.adapters
+        self.entries[entry.name] = msgspec.structs.replace(entry, adapters=adapters)
+
+    def has_adapter(self, model: ModelRef) -> bool:
+        """Return whether the adapter of a request is known; True if it has none."""
+        return model.adapter is None or model.adapter in self.entries[model.base].adapters
+
+    def remove(self, model: ModelName) -> None:
+        """Remove a model that the engine has released."""
+        for mapping in (self.entries, self.tokenizers, self.digests):
+            mapping.pop(model, None)
+
+    def _facts(self, entry: ModelEntry) -> ModelFacts:
+        return ModelFacts(
+            model=entry.name,
+            digest=self.digests[entry.name],
+            weight_bytes=weight_bytes(entry),
+            kv_bytes_per_token=kv_bytes_per_token(entry),
+        )
 
 
 def servable_entries(settings: Settings, registry: ModelRegistry) -> tuple[ModelEntry, ...]:
@@ -58,7 +94,9 @@ def servable_entries(settings: Settings, registry: ModelRegistry) -> tuple[Model
     Raises:
         SettingsError: A named model is not in the registry.
     """
-    names = settings.models or registry.bases
+    names = settings.models or [
+        base for base in registry.bases if not registry.entry(base).takes_bodies
+    ]
     unknown = [
         name
         for name in (*names, *settings.warm_models, settings.initial_model)

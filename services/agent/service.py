@@ -1,63 +1,53 @@
 """Creates, connects and runs the agent's components."""
 
 import asyncio
+import contextlib
+import secrets
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import structlog
 
-from services.agent.admission import Admission
+from services.agent.attached.replicas import serve_replicas
 from services.agent.backends.base import EngineBackend
-from services.agent.backends.registry import BACKENDS, create_backend
-from services.agent.endings import Endings
-from services.agent.gateway_files import GatewayFiles
-from services.agent.handlers import HANDLERS, Context
-from services.agent.lso.commands import LsoCommands
-from services.agent.lso.executor import LsoExecutor
-from services.agent.lso.leases import SwapLeases
-from services.agent.lso.metrics import LsoMetrics
-from services.agent.lso.operations import register_operations
-from services.agent.lso.situation import Observer
+from services.agent.backends.registry import BACKENDS, REMOTE, create_backend
+from services.agent.control import HANDLERS, Context
 from services.agent.metrics import AgentMetrics
-from services.agent.orphans import Orphanhood
 from services.agent.outbox import Outbox
-from services.agent.puller import Puller
+from services.agent.recording import Begin, Recording
 from services.agent.reporting import Reporter
-from services.agent.residency import ModelResidency
-from services.agent.runner import Runner
 from services.agent.servable import ServableModels, servable_entries
 from services.agent.settings import Settings
-from services.agent.state import AgentState
+from services.agent.shell import Shell
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher
 from shared.broker.declaring import declare_topology
 from shared.broker.protocol import BindingSpec, Broker
 from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import InstanceId, ModelName
-from shared.contracts.control import GATEWAY_PERIOD_S
-from shared.contracts.errors import EngineError, SettingsError
+from shared.contracts.errors import EngineError, MeshError, SettingsError
 from shared.contracts.lanes import inbox_name
 from shared.contracts.models import ModelEntry
 from shared.contracts.telemetry import source_name
-from shared.models.additions import RegistryAdditions
 from shared.models.registry import ModelRegistry
+from shared.models.watch import RegistryWatch
 from shared.runtime.cli import Ports
-from shared.runtime.tasks import every
-from solver.planning.lso.operations import Activate, Rule, Warm, because
-from solver.scheduling.pulling import PullOrder
-from solver.scheduling.window import Window
+from shared.runtime.stall_detector import StallDetector
+from shared.runtime.tasks import every, pause
+from solver.instance.events import Added, Connected, Draining, Removed, Stalled, Started
+from solver.instance.instance import Instance
+from solver.instance.state import InstanceSettings
 
 log = structlog.get_logger()
-INBOX_PERIOD_S = 1.0
+INBOX_PERIOD_S = 5.0
 """
-Period of declaring the instance's inbox again, equal to the status period.
+Period of declaring the instance's inbox again.
 
-A leader that considers the instance dead deletes the inbox. After the next status, routers send
-requests to the inbox again.
+A leader that considers the instance dead deletes the inbox. This happens after a stall or a lost
+connection, after which the inbox is declared at once.
 """
-LEASE_CHECK_S = 0.1
-PULLS_PERIOD_S = 0.2
-"""Period of reporting pulls; the leader plans every 0.5 s."""
+WATCH_PERIOD_S = 0.5
+"""Period of looking for stalls of this process and for new connections."""
 
 
 def check(settings: Settings) -> None:
@@ -72,17 +62,31 @@ def check(settings: Settings) -> None:
         raise SettingsError(
             f"engine.backend {settings.engine.backend!r} does not exist; must be one of: {known}"
         )
+    if settings.engine.backend == REMOTE and len(settings.models) != 1:
+        raise SettingsError("engine.backend `remote` needs `models` with the server's one model")
 
 
 async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     """
     Serve until *stop*, then drain: hand back the window, and finish or evict runs.
 
+    Each server behind the address of the backend `remote` is an instance.
+    """
+    check(ports.settings)
+    if ports.settings.engine.backend == REMOTE:
+        await serve_replicas(ports, stop, serve_instance)
+    else:
+        await serve_instance(ports, stop)
+
+
+async def serve_instance(ports: Ports[Settings], stop: asyncio.Event) -> None:
+    """
+    Serve one instance until *stop*, then drain.
+
     The engine starts before the agent connects to the broker, so that starting it cannot block
     heartbeats.
     """
     settings = ports.settings
-    check(settings)
     registry = ModelRegistry.load(Path(settings.registry))
     models = ServableModels(servable_entries(settings, registry))
     engine = create_backend(
@@ -95,13 +99,21 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
             ports.open_broker(f"headway-agent-{settings.instance_id}")
         )
         await declare_topology(broker)
-        additions = RegistryAdditions(Path(settings.registry), registry)
-        await _Agent(ports, broker, engine, models, additions).run(stop, stack)
+        await Agent(ports, broker, engine, models, registry).run(stop, stack)
     log.info("service.stopped", instance_id=settings.instance_id)
 
 
-class _Agent:
-    """The connected components of an agent."""
+class Agent:
+    """
+    The connected components of an agent.
+
+    Args:
+        ports: Settings, clock and health.
+        broker: The agent's client.
+        engine: The engine, which was started.
+        models: Models that the engine knows.
+        registry: The registry, as loaded from its file.
+    """
 
     def __init__(
         self,
@@ -109,230 +121,171 @@ class _Agent:
         broker: Broker,
         engine: EngineBackend,
         models: ServableModels,
-        additions: RegistryAdditions,
+        registry: ModelRegistry,
     ) -> None:
         settings, clock = ports.settings, ports.clock
         self._ports, self._broker, self._engine = ports, broker, engine
-        self._servable, self._additions = models, additions
-        self._state = state = AgentState(
-            instance_id=InstanceId(settings.instance_id),
-            window=Window(aging_bound_s=settings.pull.aging_bound_s),
-            order=PullOrder(poll_s=settings.pull.poll_s),
-        )
-        self._queues = WorkQueues(broker, source_name(state.instance_id, state.incarnation))
-        self._outbox = Outbox(broker, self._queues, state.instance_id)
-        observer = Observer(
-            state=state,
-            engine=engine,
-            sizes=models.sizes,
-            settings=settings.lso,
-            bounds=settings.pull.bounds,
-            drain_limit_s=settings.swap_drain_s,
-            clock=clock,
-        )
+        self._servable = models
+        self._watch_registry = RegistryWatch(Path(settings.registry), registry, self)
+        constants = instance_settings(settings, engine)
+        self._instance_id, incarnation = constants.instance_id, constants.incarnation
+        self.instance = instance = Instance(constants, models.facts(), clock.now())
+        self._recording = None
+        if settings.record is not None:
+            self._recording = Recording(Path(settings.record))
+            self._recording.append(Begin(constants, models.facts()), clock.now())
+        self._queues = WorkQueues(broker, source_name(self._instance_id, incarnation))
+        self._outbox = Outbox(broker, self._instance_id, settings.flush_period_s)
         self._reporter = Reporter(
-            state=state,
+            instance=instance,
             engine=engine,
             broker=broker,
             queues=self._queues,
-            bounds=settings.pull.bounds,
-            observer=observer,
             clock=clock,
+            registry=lambda: self._watch_registry.state,
         )
-        metrics = AgentMetrics(ports.health.metrics, state=state, engine=engine)
-        self._endings = Endings(
-            state=state,
-            outbox=self._outbox,
-            clock=clock,
-            engine=engine.identity.engine,
-            device=engine.identity.device,
-            observe=metrics.counting(self._reporter.observed),
-            evict_hold_s=settings.pull.evict_hold_s,
-            swap_lease_s=settings.lso.swap_lease_s,
-        )
-        runner = Runner(
-            state=state,
+        self._shell = Shell(
+            instance=instance,
             engine=engine,
-            outbox=self._outbox,
-            endings=self._endings,
-            tokenizers=models.tokenizers,
-            digests=models.digests,
-            entries=models.entries,
-            prefilled=self._reporter.prefilled,
-            clock=clock,
-        )
-        self._executor = executor = LsoExecutor(LsoMetrics(ports.health.metrics))
-        self._admission = Admission(
-            state=state,
-            engine=engine,
-            runner=runner,
-            executor=executor,
-            observer=observer,
-            settings=settings.pull,
-            clock=clock,
-        )
-        self._puller = Puller(
-            state=state,
+            models=models,
             broker=broker,
-            engine=engine,
-            endings=self._endings,
+            queues=self._queues,
             outbox=self._outbox,
-            settings=settings.pull,
-            clock=clock,
-        )
-        operations = register_operations(
-            executor,
-            state=state,
-            engine=engine,
-            endings=self._endings,
-            admission=self._admission,
-            puller=self._puller,
-            observer=observer,
             reporter=self._reporter,
+            metrics=AgentMetrics(ports.health.metrics, instance=instance, engine=engine),
             clock=clock,
-        )
-        self._orphanhood = Orphanhood(
-            state=state,
-            broker=broker,
-            servable=models.names,
-            patience_s=settings.orphan_patience_s,
-            clock=clock,
-        )
-        self._residency = ModelResidency(
-            state=state,
-            engine=engine,
-            executor=executor,
-            observer=observer,
-            operations=operations,
-            layout=settings.layout,
-            servable=models.names,
-            orphanhood=self._orphanhood,
-            clock=clock,
-        )
-        self._gateway_files = GatewayFiles(
-            state=state,
-            digests=models.digests,
-            hand_back=self._residency.hand_back_window,
-            clock=clock,
-        )
-        self._leases = SwapLeases(
-            state=state, executor=executor, lease_s=settings.lso.swap_lease_s, clock=clock
-        )
-        self._commands = LsoCommands(
-            instance_id=state.instance_id,
-            executor=executor,
-            residency=self._residency,
-            broker=broker,
-            clock=clock,
+            recording=self._recording,
         )
 
     async def run(self, stop: asyncio.Event, stack: AsyncExitStack) -> None:
         """Serve until *stop*, drain, and return when the agent holds no requests."""
-        settings, state = self._ports.settings, self._state
-        await self._listen(stop, stack)
+        settings, shell, health = self._ports.settings, self._shell, self._ports.health
+        stack.push_async_callback(shell.close)
+        if self._recording is not None:
+            stack.callback(self._recording.close)
+        context = Context(
+            instance_id=self._instance_id,
+            kind=(self._engine.identity.engine, self._engine.identity.device),
+            shell=shell,
+            reporter=self._reporter,
+            queues=self._queues,
+            stop=stop,
+        )
+        await self._listen(context, stack)
         # Before the first pull: RabbitMQ closes a connection that queries a queue while it is
         # created.
         await self._declare_inbox()
-        if settings.initial_model is not None:
-            await self._load(ModelName(settings.initial_model))
+        shell.look()
+        if settings.warm_models:
+            health.set("warm", f"loading {', '.join(settings.warm_models)}")
+        initial = None if settings.initial_model is None else ModelName(settings.initial_model)
+        shell.put(Started(initial=initial, warm=tuple(map(ModelName, settings.warm_models))))
+        if initial is not None:
+            await self._until_active(initial)
+        health.started()
+        log.info("service.started", instance_id=self._instance_id, engine=settings.engine.backend)
         stopped = asyncio.Event()
         """Set after the drain; ends the loops that must run during the drain."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._orphanhood.watch(stop), name="orphanhood")
-            tasks.create_task(self._residency.work(stop), name="residency")
-            tasks.create_task(self._admission.work(stop, tasks), name="admission")
-            for number in range(settings.pull.workers):
-                tasks.create_task(self._puller.work(stop), name=f"pull.{number}")
-            tasks.create_task(
-                every(settings.flush_period_s, self._outbox.flush_all, stop=stopped), name="flush"
+            endless = (
+                tasks.create_task(shell.failure(), name="failure"),
+                tasks.create_task(self._until_warm(), name="warm-models"),
             )
-            tasks.create_task(
-                every(settings.status_period_s, self._reporter.report, stop=stopped), name="report"
-            )
-            tasks.create_task(
-                every(PULLS_PERIOD_S, self._reporter.report_pulls, stop=stopped), name="pulls"
-            )
-            tasks.create_task(
-                every(LEASE_CHECK_S, self._leases.check, stop=stop), name="swap_leases"
-            )
-            tasks.create_task(
-                every(INBOX_PERIOD_S, self._declare_inbox, stop=stopped), name="inbox"
-            )
-            tasks.create_task(
-                every(GATEWAY_PERIOD_S, self._gateway_files.compare, stop=stop),
-                name="gateway-files",
-            )
-            tasks.create_task(self._additions.follow(stop, self._add), name="add-models")
-            if settings.warm_models:
-                self._ports.health.set("warm", f"loading {', '.join(settings.warm_models)}")
-                tasks.create_task(self._warm(), name="warm-models")
-            self._ports.health.started()
-            log.info(
-                "service.started", instance_id=state.instance_id, engine=settings.engine.backend
-            )
+            for name, work in {
+                "watch": self._watch(stopped),
+                "outbox": self._outbox.work(stopped),
+                "report": every(settings.status_period_s, self._report, stop=stopped),
+                "inbox": every(INBOX_PERIOD_S, self._declare_inbox, stop=stopped),
+                "follow-registry": self._watch_registry.follow(stop),
+            }.items():
+                tasks.create_task(work, name=name)
             await stop.wait()
-            state.draining = True
-            log.info("service.draining", instance_id=state.instance_id, running=len(state.runs))
-            await self._reporter.report()
-            state.wake()
-            await self._residency.empty(drain_s=settings.drain_timeout_s)
-            await self._commands.close()
-            await self._executor.close()
-            await self._reporter.report()
+            log.info("service.draining", instance_id=self._instance_id)
+            shell.put(Draining(drain_s=settings.drain_timeout_s))
+            await shell.drained.wait()
+            await self._report()
             stopped.set()
+            self._outbox.stop()
+            for task in endless:
+                task.cancel()
 
-    async def _add(self, entry: ModelEntry) -> None:
-        """Add a model of the registry, unless the settings name the models to serve."""
-        if not self._ports.settings.models:
-            await self._servable.add(entry, self._engine)
-
-    async def _load(self, model: ModelName) -> None:
+    async def _until_active(self, model: ModelName) -> None:
         """
-        Activate *model* at the start.
+        Wait until the first model is active.
 
         Raises:
             EngineError: The engine cannot load the model.
         """
-        initial = Activate(model=model, reason=because(Rule.INITIAL, model=model))
-        (activated,) = await self._executor.run(initial)
-        if not activated.ok:
+        activated = (await self._shell.next_prepared()).result
+        if activated is not None and not activated.ok:
             raise EngineError(f"model {model!r} cannot be loaded: {activated.message}")
 
-    async def _warm(self) -> None:
+    async def _until_warm(self) -> None:
         """
-        Load the warm models of the settings while the instance serves; it is ready afterwards.
+        Report that the agent is ready once the warm models of the settings are loaded.
 
         A model that cannot be loaded is logged, and is loaded when it is activated.
         """
-        for name in self._ports.settings.warm_models:
-            model = ModelName(name)
-            await self._executor.run(Warm(model=model, reason=because(Rule.SET_WARM, model=model)))
+        await self._shell.next_prepared()
         self._ports.health.set("warm", None)
+
+    async def _watch(self, stop: asyncio.Event) -> None:
+        """Report stalls of this process and new connections."""
+        stalls = StallDetector()
+        num_lost = self.instance.totals.connections_lost
+        while not await pause(stop, WATCH_PERIOD_S):
+            missed_s, lost = stalls.missed_s(), self.instance.totals.connections_lost
+            is_new = lost != num_lost and self._broker.connected
+            if missed_s:
+                self._shell.put(Stalled(missed_s=missed_s))
+            if is_new:
+                num_lost = lost
+                self._shell.put(Connected())
+            if missed_s or is_new:
+                with contextlib.suppress(MeshError):
+                    await self._declare_inbox()
+
+    async def _report(self) -> None:
+        self._shell.look()
+        await self._reporter.report()
+
+    async def add(self, entry: ModelEntry) -> None:
+        """
+        Add a model of the registry, unless the settings name the models to serve or servers of
+        others serve it.
+
+        Raises:
+            SettingsError: The model has no tokenizer, or this instance still serves a model of the
+                name that was removed.
+        """
+        if self._ports.settings.models or entry.takes_bodies:
+            return
+        held = self._servable.entries.get(entry.name)
+        if entry.name in self._servable.releasing or (held is not None and held != entry):
+            raise SettingsError("this instance still serves the former model of the name")
+        self._shell.put(Added(model=await self._servable.add(entry, self._engine)))
+
+    async def replace(self, entry: ModelEntry) -> None:
+        """Serve other adapters of a model."""
+        if entry.name in self._servable.entries:
+            self._servable.replace(entry, self._engine)
+
+    async def remove(self, model: ModelName) -> None:
+        """Begin to release a model."""
+        self._shell.put(Removed(model=model))
 
     async def _declare_inbox(self) -> None:
         """
         Declare the instance's inbox periodically, because a leader that considers the instance dead
         deletes it.
         """
-        await topology.declare_work_queue(self._broker, inbox_name(self._state.instance_id))
+        await topology.declare_work_queue(self._broker, inbox_name(self._instance_id))
 
-    async def _listen(self, stop: asyncio.Event, stack: AsyncExitStack) -> None:
+    async def _listen(self, context: Context, stack: AsyncExitStack) -> None:
         """Consume plans, control messages and profiles, each kind on its own queue."""
-        state = self._state
-        context = Context(
-            state=state,
-            engine=self._engine,
-            residency=self._residency,
-            commands=self._commands,
-            endings=self._endings,
-            reporter=self._reporter,
-            queues=self._queues,
-            gateway_files=self._gateway_files,
-            stop=stop,
-        )
         handle = Dispatcher(HANDLERS, context).handle
-        client = f"{state.instance_id}.{state.incarnation}"
-        plans, plan_binding = topology.plan_queue(state.instance_id, client)
+        client = f"{self._instance_id}.{self.instance.settings.incarnation}"
+        plans, plan_binding = topology.plan_queue(self._instance_id, client)
         control = topology.private_queue(f"agent.{client}")
         profiles = topology.private_queue(f"agent.{client}.profiles", max_length=1000)
         bindings = [
@@ -340,7 +293,7 @@ class _Agent:
             BindingSpec(exchange=topology.PROFILES, queue=profiles.name, routing_key=""),
             *(
                 BindingSpec(exchange=topology.CONTROL, queue=control.name, routing_key=key)
-                for key in topology.control_keys(state.instance_id)
+                for key in topology.control_keys(self._instance_id)
             ),
         ]
         for queue in (plans, control, profiles):
@@ -350,3 +303,27 @@ class _Agent:
         for queue in (plans, control, profiles):
             subscription = await self._broker.consume(queue.name, handle, prefetch=64)
             stack.push_async_callback(subscription.cancel)
+
+
+def instance_settings(settings: Settings, engine: EngineBackend) -> InstanceSettings:
+    """Constants of the instance, for an engine that was started."""
+    pull, identity = settings.pull, engine.identity
+    return InstanceSettings(
+        instance_id=InstanceId(settings.instance_id),
+        incarnation=secrets.token_hex(6),
+        engine=identity.engine,
+        device=identity.device,
+        capabilities=identity.capabilities,
+        layout=settings.layout,
+        bounds=pull.bounds,
+        best_effort_running_share=pull.best_effort_running_share,
+        poll_s=pull.poll_s,
+        pulls=pull.workers,
+        evict_hold_s=pull.evict_hold_s,
+        aging_bound_s=pull.aging_bound_s,
+        swap_lease_s=settings.lso.swap_lease_s,
+        transfer_bytes_per_s=settings.lso.transfer_bytes_per_s,
+        drain_limit_s=settings.swap_drain_s,
+        consumer_timeout_s=settings.consumer_timeout_s,
+        patience_s=settings.orphan_patience_s,
+    )

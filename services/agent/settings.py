@@ -29,7 +29,10 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     requests run; without regular requests, it may fill all slots.
     """
     poll_s: Annotated[float, Meta(gt=0)] = 1.0
-    """Period of polling an empty queue for which no notice has arrived."""
+    """
+    Time until an empty queue is polled again if no notice arrives; it doubles with each poll, up to
+    5 s.
+    """
     workers: Annotated[int, Meta(ge=1, le=16)] = 3
     """Number of pulls that run concurrently."""
     evict_hold_s: Annotated[float, Meta(ge=0)] = 2.0
@@ -84,6 +87,17 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """
     Maximum time for running requests to finish before a model swap; the time is shorter if evicting
     the requests is predicted to be cheaper.
+    """
+    consumer_timeout_s: Annotated[float, Meta(ge=1)] = 1800.0
+    """
+    Time after which the broker takes back a request that is not acknowledged: RabbitMQ's setting
+    `consumer_timeout`, whose default is 30 minutes. The agent publishes requests that it holds for
+    longer again, with their progress, after a quarter to a half of this time.
+    """
+    record: str | None = None
+    """
+    File to which the agent appends every event of its instance, for `headway-agent replay`. The
+    file has the prompts and grows without limit.
     """
     orphan_patience_s: Annotated[float, Meta(gt=0)] = 10.0
     """Time without a plan and without work after which the agent looks for work of other models."""

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import structlog
 from vllm.config import VllmConfig
+from vllm.lora.request import LoRARequest
 from vllm.renderers import renderer_from_config
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -70,6 +71,10 @@ class EngineClient(AsyncLLM):  # type: ignore[misc]  # vLLM is untyped to mypy
 
     @property
     def is_running(self) -> bool:
+        return True
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:  # noqa: ARG002 - vLLM's signature
+        """Accept an adapter, which engines load for its first request."""
         return True
 
     async def abort(

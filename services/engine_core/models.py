@@ -1,9 +1,12 @@
-"""Early import of vLLM's model classes."""
+"""VLLM's model classes: their early import, and whether vLLM serves a model."""
 
 from collections.abc import Iterable
 
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.platforms import current_platform
+
+from shared.contracts.models import ModelEntry
 
 
 def import_architectures(architectures: Iterable[str]) -> None:
@@ -23,3 +26,28 @@ def import_architectures(architectures: Iterable[str]) -> None:
             if lazy is not None:
                 ModelRegistry.register_model(name, lazy.load_model_cls())
                 break
+
+
+def unsupported_reason(entry: ModelEntry) -> str | None:
+    """
+    Why vLLM does not serve the model; None if it does. The weights are not read.
+
+    The import of a model's class takes seconds.
+    """
+    try:
+        import_architectures([entry.architecture])
+        AsyncEngineArgs(
+            model=entry.path,
+            max_model_len=entry.max_model_len,
+            runner="pooling" if entry.pools else "generate",
+        ).create_model_config()
+    except Exception as error:  # noqa: BLE001 - any error of vLLM is the reason
+        return _first_reason(str(error)) or type(error).__name__
+    return None
+
+
+def _first_reason(text: str) -> str:
+    """The line of an error of vLLM's that has the reason, without its list of architectures."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reasons = [line for line in lines if not line.startswith(("1 validation error", "For further"))]
+    return reasons[0][:300] if reasons else ""

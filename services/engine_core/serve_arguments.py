@@ -24,6 +24,13 @@ def serve_arguments(entry: ModelEntry, names: Iterable[str]) -> list[str]:
     ]
     if (grammars := entry.engine_args.get("structured_outputs_config")) is not None:
         arguments += ["--structured-outputs-config", msgspec.json.encode(grammars).decode()]
+    if entry.adapters:
+        # Requests that name an adapter are answered in its name; engines load the adapters.
+        modules = [
+            msgspec.json.encode({"name": name, "path": path}).decode()
+            for name, path in entry.adapters.items()
+        ]
+        arguments += ["--enable-lora", "--lora-modules", *modules]
     if entry.pools:
         # A comparison inside an engine would need a query and its documents on the same engine.
         arguments += ["--runner", "pooling", "--no-enable-flash-late-interaction"]

@@ -7,6 +7,7 @@ from vllm.v1.engine import FinishReason as EngineFinish
 from vllm.v1.metrics.stats import PrefillStats
 
 from services.engine_core.encoding import decode_output
+from shared.contracts.errors import ContractError
 from shared.contracts.requests import FinishReason, StepDetails, Tokens
 from shared.producer.effects import NewTokens
 
@@ -63,7 +64,19 @@ class AnswerSteps:
         return outputs
 
     def last(self, answer: WholeAnswer, *, cached_tokens: int = 0) -> list[EngineCoreOutput]:
-        """Outputs of the rest of the answer; the last one has the finish reason."""
+        """
+        Outputs of the rest of the answer; the last one has the finish reason.
+
+        Raises:
+            ContractError: The request asks for log probabilities, and the answer has token ids
+                only, as those of simulated engines.
+        """
+        if self._wants_details and answer.token_ids and not answer.details:
+            raise ContractError(
+                "logprobs are not supported: the engine of this model returns token ids only",
+                code="unsupported_parameter",
+                param="logprobs",
+            )
         details = _after(answer.details, self._num_tokens)
         outputs = self._held + self._outputs((), details)
         outputs += self._outputs(answer.token_ids[self._num_tokens :], ())

@@ -10,6 +10,7 @@ from shared.contracts.errors import (
     BrokerConflictError,
     CapacityError,
     ContractError,
+    ModelNotReadyError,
     TransientError,
 )
 from shared.contracts.requests import ErrorInfo
@@ -25,6 +26,7 @@ TYPES = {
 }
 ANTHROPIC_TYPES = {404: "not_found_error", 413: "request_too_large", 500: "api_error"}
 BROKER_RETRY_AFTER_S = 5.0
+MODEL_RETRY_AFTER_S = 1.0
 INTERNAL_ERROR = "internal_error"
 
 
@@ -50,12 +52,7 @@ def error_info(error: Exception) -> ErrorInfo:
                 retry_after_s=error.retry_after_s,
             )
         case TransientError() | BrokerConflictError():
-            return ErrorInfo(
-                message=f"the mesh cannot be reached: {error}",
-                code="mesh_unavailable",
-                status=503,
-                retry_after_s=BROKER_RETRY_AFTER_S,
-            )
+            return _unavailable_info(error)
         case RunDivergedError():
             return ErrorInfo(message=str(error), code=error.code, status=502)
         case HTTPException():
@@ -71,6 +68,23 @@ def error_info(error: Exception) -> ErrorInfo:
                 code=INTERNAL_ERROR,
                 status=500,
             )
+
+
+def _unavailable_info(error: TransientError | BrokerConflictError) -> ErrorInfo:
+    if isinstance(error, ModelNotReadyError):
+        return ErrorInfo(
+            message=str(error),
+            code="model_not_ready",
+            param="model",
+            status=503,
+            retry_after_s=MODEL_RETRY_AFTER_S,
+        )
+    return ErrorInfo(
+        message=f"the mesh cannot be reached: {error}",
+        code="mesh_unavailable",
+        status=503,
+        retry_after_s=BROKER_RETRY_AFTER_S,
+    )
 
 
 def error_body(info: ErrorInfo) -> bytes:

@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import structlog
 
-from services.gateway.routes import build_app
+from services.gateway.light import light_front
 from services.gateway.state import Gateway
 from shared.contracts.base import ModelName
 from shared.contracts.errors import SettingsError
-from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
+from shared.models.watch import RegistrySteps
 from shared.runtime.health import Health
 
 log = structlog.get_logger()
@@ -39,7 +39,8 @@ def front_of(registry: ModelRegistry) -> Front:
     Front for the setting `auto`: `vllm` if vLLM is installed and a model of *registry* has weights,
     which only real engines need.
     """
-    paths = (Path(registry.entry(base).path) for base in registry.bases)
+    entries = (registry.entry(base) for base in registry.bases)
+    paths = (Path(entry.path) for entry in entries if not entry.takes_bodies)
     has_weights = any(next(path.glob("*.safetensors"), None) for path in paths)
     return "vllm" if has_weights and find_spec("vllm") is not None else "light"
 
@@ -50,8 +51,8 @@ class OpenFront:
 
     application: Any
     """ASGI application."""
-    add: Callable[[ModelEntry], Awaitable[None]]
-    """Prepares the front for a model that is about to be added to the registry."""
+    steps: RegistrySteps
+    """What the front does about changes of the registry."""
     digests: Mapping[ModelName, str]
     """
     Base model -> digest of the files with which the front renders requests; contains models that
@@ -72,7 +73,7 @@ async def open_front(gateway: Gateway, health: Health) -> AsyncIterator[OpenFron
         front = front_of(gateway.registry)
     log.info("front.selected", front=front)
     if front == "light":
-        yield OpenFront(build_app(gateway, health), gateway.intake.add, {})
+        yield OpenFront(light_front(gateway, health), gateway.intake, {})
         return
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -29,14 +29,25 @@ class Instances:
         """Record a status."""
         self._statuses[status.instance_id] = (self.clock.now(), status)
 
+    def serve(self, name: str) -> bool:
+        """Return whether an instance serves a model of this name."""
+        return any(name in {each.model for each in status.models} for status in self._recent())
+
+    def releasing(self, model: ModelName) -> list[InstanceId]:
+        """Instances that still hold a model that was removed from the registry."""
+        return sorted(s.instance_id for s in self._recent() if model in s.releasing)
+
+    def _recent(self) -> list[InstanceStatus]:
+        since = self.clock.now() - SILENCE_S
+        return [status for at, status in self._statuses.values() if at >= since]
+
     def by_model(self) -> dict[ModelName, dict[str, object]]:
         """
         Base model -> `serving`, the number of instances on which the model is active; `able`, the
         number of instances that can activate it or serve it; and `differing`, the instances that do
         not serve it because their files or settings differ from the gateways'.
         """
-        since = self.clock.now() - SILENCE_S
-        statuses = [status for at, status in self._statuses.values() if at >= since]
+        statuses = self._recent()
         return {
             base: {
                 "serving": sum(s.model == base and base not in s.differing for s in statuses),

@@ -67,7 +67,18 @@ class Intake:
 
     async def add(self, entry: ModelEntry) -> None:
         """Load the tokenizer of a model that is about to be added to the registry."""
+        if entry.takes_bodies:
+            return
         self._tokenizers[entry.name] = await asyncio.to_thread(Tokenizer.load, Path(entry.path))
+
+    async def replace(self, entry: ModelEntry) -> None:
+        """No-op: aliases and adapters have the tokenizer of their base."""
+
+    async def remove(self, model: ModelName) -> None:
+        """
+        No-op: a thread may still tokenize a prompt. The tokenizer is replaced when a model of the
+        name is added again.
+        """
 
     def accept(
         self,
@@ -89,7 +100,7 @@ class Intake:
             ContractError: The request is invalid; the error has the HTTP status.
         """
         body = decode_body(raw, body_type)
-        ref = self._registry.resolve(body.model)
+        ref = self._registry.resolve(body.model, request_id)
         entry = self._registry.entry(ref.base)
         ingress = self._with_hints(to_ingress(body), body, hints)
         check_prompt(ingress)
@@ -102,6 +113,7 @@ class Intake:
             raise ContractError("the prompt has no tokens", param="prompt")
         ingress = msgspec.structs.replace(
             ingress,
+            model=ref.name,
             id=request_id,
             tenant=tenant,
             arrived_at=arrived_at,
@@ -150,4 +162,7 @@ def load_tokenizers(registry: ModelRegistry) -> dict[ModelName, Tokenizer]:
     Raises:
         SettingsError: A base model has no tokenizer.
     """
-    return {base: Tokenizer.load(Path(registry.entry(base).path)) for base in registry.bases}
+    entries = [registry.entry(base) for base in registry.bases]
+    return {
+        entry.name: Tokenizer.load(Path(entry.path)) for entry in entries if not entry.takes_bodies
+    }

@@ -13,6 +13,8 @@ class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
     created: int = 0
     owned_by: str = "headway"
     root: str
+    parent: str | None = None
+    """Base model of an adapter."""
     max_model_len: int
 
 
@@ -30,9 +32,13 @@ def model_object(registry: ModelRegistry, name: str) -> ModelObject:
     Raises:
         ContractError: The name is unknown.
     """
+    if (split := registry.split(name)) is not None:
+        lengths = [model_object(registry, target).max_model_len for target in split.weights]
+        return ModelObject(id=name, root=name, max_model_len=min(lengths))
     ref = registry.resolve(name)
     entry = registry.entry(ref.base)
-    return ModelObject(id=name, root=ref.base, max_model_len=entry.max_model_len)
+    parent = None if ref.adapter is None else ref.base
+    return ModelObject(id=name, root=ref.base, parent=parent, max_model_len=entry.max_model_len)
 
 
 def model_list(registry: ModelRegistry) -> ModelList:

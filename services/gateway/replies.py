@@ -32,7 +32,7 @@ def headway_of(final: RequestCompleted) -> dict[str, Any]:
         "evictions": attempts.evictions,
         "hops": attempts.hop,
         "relegated": attempts.relegated,
-    }
+    } | ({"history": msgspec.to_builtins(final.history)} if final.history else {})
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

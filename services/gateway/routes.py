@@ -20,14 +20,18 @@ log = structlog.get_logger()
 AnyRequest = Request[object, object, State]
 
 
+TEXT_ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+"""Endpoints of this application that generate answers."""
+
+
 def build_app(gateway: Gateway, health: Health) -> Litestar:
     """The ASGI application of a gateway."""
 
-    @post("/v1/chat/completions")
+    @post(TEXT_ENDPOINTS[0])
     async def chat(request: AnyRequest) -> ASGIApp:
         return _exchange(gateway, CHAT, request)
 
-    @post("/v1/completions")
+    @post(TEXT_ENDPOINTS[1])
     async def completions(request: AnyRequest) -> ASGIApp:
         return _exchange(gateway, COMPLETIONS, request)
 

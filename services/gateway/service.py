@@ -2,8 +2,10 @@
 
 import asyncio
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from services.gateway.front import open_front
@@ -19,9 +21,12 @@ from services.gateway.workers import serve_workers
 from shared.broker.connect import broker_user
 from shared.broker.declaring import declare_topology
 from shared.broker.protocol import Broker
+from shared.contracts.base import ModelName
 from shared.contracts.control import GATEWAY_PERIOD_S
-from shared.models.additions import RegistryAdditions
+from shared.contracts.errors import SettingsError
+from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
+from shared.models.watch import RegistrySteps, RegistryWatch
 from shared.producer.producer import Producer
 from shared.runtime.cli import Ports
 from shared.runtime.health import Health, serve_http
@@ -78,7 +83,6 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 stop=stop,
             )
             instances = Instances(registry=registry, clock=ports.clock)
-            ports.health.details = lambda: {"models": instances.by_model()}
             async with (
                 followed(broker, instances),
                 serve_http(
@@ -92,15 +96,49 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 opening.application = front.application
                 log.info("service.started", host=settings.host, port=settings.port)
                 ports.health.started()
-                additions = RegistryAdditions(Path(settings.registry), registry)
-                report = Reporter(broker, front.digests).report
+                steps = FrontSteps(front.steps, instances)
+                watch = RegistryWatch(Path(settings.registry), registry, steps)
+                registry.is_expected = lambda name: watch.sees(name) or instances.serve(name)
+                ports.health.details = lambda: {
+                    "models": instances.by_model(),
+                    "registry": msgspec.to_builtins(watch.state),
+                }
+                report = Reporter(broker, front.digests, lambda: watch.state).report
                 reporting = asyncio.create_task(
                     every(GATEWAY_PERIOD_S, report, stop=stop), name="report-models"
                 )
-                adding = asyncio.create_task(additions.follow(stop, front.add), name="add-models")
+                following = asyncio.create_task(watch.follow(stop), name="follow-registry")
                 await _until_drained(gateway, broker, ports.health)
-                await asyncio.gather(adding, reporting)
+                await asyncio.gather(following, reporting)
     log.info("service.stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class FrontSteps:
+    """
+    The front's steps about changes of the registry. A name that is used again has to wait until the
+    instances have released its former model.
+    """
+
+    front: RegistrySteps
+    instances: Instances
+
+    async def add(self, entry: ModelEntry) -> None:
+        """
+        Prepare the front for a model.
+
+        Raises:
+            SettingsError: Instances still serve the former model of the name.
+        """
+        if holders := self.instances.releasing(entry.name):
+            raise SettingsError(f"instances still release the former model: {', '.join(holders)}")
+        await self.front.add(entry)
+
+    async def replace(self, entry: ModelEntry) -> None:
+        await self.front.replace(entry)
+
+    async def remove(self, model: ModelName) -> None:
+        await self.front.remove(model)
 
 
 async def _until_drained(gateway: Gateway, broker: Broker, health: Health) -> None:

@@ -56,7 +56,7 @@ def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
         return made
 
     up = verb("up", "run a whole mesh on this machine until Ctrl-C", json=False)
-    _registry(up, registry, ("models to serve; without it, tiny models are created in --log-dir"))
+    _served_models(up, registry)
     _up(up)
     _submit(verb("submit", "publish a request over AMQP and print its answer as it arrives"))
     top = verb("top", "show instances, their work and SLO attainment continuously")
@@ -70,6 +70,8 @@ def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
         ("models whose lanes are counted; required unless HEADWAY_REGISTRY is set"),
     )
     _dead_letter(verb("dead-letter", "list, requeue or delete dead-lettered requests"))
+    verb("doctor", "check the broker: rights, limits, differing objects, alarms and services")
+    verbs.add_parser("models", help="add, list, check and remove models of a registry file")
     verbs.add_parser("plan", help=("show, explain or compare plans; same as headway-planner plan"))
     verbs.add_parser("profile", help="measure an engine, and write a profile for the simulator")
     verbs.add_parser(
@@ -79,7 +81,37 @@ def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
     return root
 
 
-def _registry(verb: argparse.ArgumentParser, default: Path | None, text: str) -> None:
+def _served_models(up: argparse.ArgumentParser, default: Path | None) -> None:
+    """Arguments that select the models of `up`; without them, tiny models are created."""
+    models = up.add_mutually_exclusive_group()
+    _registry(models, default, "models to serve; without it, tiny models are created in --log-dir")
+    models.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        dest="models",
+        metavar="MODEL[=NAME]",
+        help="model to serve: a directory, or an id org/name[@revision] of the Hugging Face hub; "
+        "NAME is the name in requests; may be repeated. The registry is written to --log-dir; "
+        "`headway models` changes it while the mesh runs",
+    )
+    up.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        dest="adapters",
+        metavar="BASE=DIR[=NAME]",
+        help="LoRA adapter of the --model with the name BASE; may be repeated",
+    )
+    up.add_argument(
+        "--max-model-len",
+        type=int,
+        metavar="TOKENS",
+        help="limit of prompt plus answer of each --model, if it is less than the model's own",
+    )
+
+
+def _registry(verb: argparse._ActionsContainer, default: Path | None, text: str) -> None:
     verb.add_argument("--registry", type=Path, default=default, metavar="FILE", help=text)
 
 
@@ -91,7 +123,21 @@ def _up(up: argparse.ArgumentParser) -> None:
         "process without an external broker",
     )
     up.add_argument(
-        "--agents", type=int, default=2, metavar="N", help="number of engines, each with its agent"
+        "--agents",
+        type=int,
+        metavar="N",
+        help="number of engines, each with its agent; default: 2, or 0 with --attach",
+    )
+    up.add_argument(
+        "--attach",
+        action="append",
+        default=[],
+        metavar="[NAME=]URL[#MODEL]",
+        help="serve with servers that others run, e.g. http://models.example:8000; each address of "
+        "the name is an instance. Also file:PATH with one address per line, "
+        "kubernetes://NAMESPACE/SERVICE?port=PORT, and router+URL for a router. NAME is the "
+        "model's name in the mesh, MODEL its name at the server. Repeatable. "
+        "HEADWAY_ATTACH_API_KEY has the servers' key",
     )
     up.add_argument(
         "--engine",

@@ -8,14 +8,19 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from services.mesh import arguments, dead_letters
-from services.mesh.checkout_verbs import PROGRAMS, run_from_checkout
+from services.mesh.attached import API_KEY, attached
+from services.mesh.doctor.doctor import diagnose
+from services.mesh.doctor.findings import Level
 from services.mesh.launch import mesh_of
+from services.mesh.models.cli import main as models
+from services.mesh.models.sources import write_model_registry
 from services.mesh.queues import ask_leader, count_queues, meaning_of
 from services.mesh.spec import AgentSpec, MeshSpec
 from services.mesh.submit import (
@@ -41,10 +46,12 @@ from shared.contracts.ingress import InferenceRequest
 from shared.contracts.lanes import LaneLayout
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import ReplyMode, RequestFailed
-from shared.models.registry import ModelRegistry
+from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import make_tiny_models
 from shared.producer.producer import Request
+from shared.runtime.checkout import run_from_checkout
 from shared.runtime.cli import broker_factory, print_data
+from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_NO_BROKER, EXIT_OK, EXIT_USAGE
 from shared.runtime.logging import configure_logging
 from shared.runtime.settings import DEFAULT_AMQP_URL, masked_url
@@ -56,11 +63,7 @@ Options = argparse.Namespace
 async def up(options: Options) -> int:
     """Run the mesh until Ctrl-C."""
     broker = options.broker or options.amqp_url
-    if options.agents < 1:
-        raise SettingsError("--agents must be at least 1: agents serve the requests")
-    registry = options.registry
-    if registry is None:
-        registry = make_tiny_models(options.log_dir / "models", weights=options.engine == "vllm")
+    registry, agents = await _fleet(options)
     bases = ModelRegistry.load(registry).bases
     spec = MeshSpec(
         broker=broker,
@@ -68,14 +71,7 @@ async def up(options: Options) -> int:
         log_dir=options.log_dir,
         gateway_port=options.port,
         gateway={"front": options.front},
-        agents=tuple(
-            AgentSpec(
-                instance_id=f"agent-{number}",
-                engine=options.engine,
-                settings={"initial_model": bases[number % len(bases)]},
-            )
-            for number in range(options.agents)
-        ),
+        agents=agents,
         groupers=options.groupers,
         leaders=options.leaders,
     )
@@ -101,6 +97,53 @@ async def up(options: Options) -> int:
             mesh.check()
             await pause(stop, 1.0)
     return EXIT_OK
+
+
+async def _fleet(options: Options) -> tuple[Path, tuple[AgentSpec, ...]]:
+    """The registry, and the agents of our own engines and of attached servers."""
+    number = options.agents if options.agents is not None else (0 if options.attach else 2)
+    if number < 1 and not options.attach:
+        raise SettingsError("--agents must be at least 1: agents serve the requests")
+    registry = _registry(options, has_engines=number > 0)
+    known = None if registry is None else ModelRegistry.load(registry)
+    api_key = os.environ.get(API_KEY)
+    entries, servers = await attached(options.attach, known=known, api_key=api_key)
+    own = [] if known is None else [known.entry(base) for base in known.bases]
+    if entries or registry is None:
+        registry = options.log_dir / "registry.json"
+        write_registry(registry, (*own, *entries))
+    bases = [entry.name for entry in own if not entry.takes_bodies]
+    agents = [
+        AgentSpec(
+            instance_id=f"agent-{number}",
+            engine=options.engine,
+            settings={"initial_model": bases[number % len(bases)]},
+        )
+        for number in range(number if bases else 0)
+    ]
+    return registry, (*agents, *servers)
+
+
+def _registry(options: Options, *, has_engines: bool) -> Path | None:
+    """
+    Registry of the models that `up` serves: the given file, or a new file in `--log-dir`; None if
+    only attached servers have models.
+    """
+    if options.models:
+        return write_model_registry(
+            options.models,
+            options.log_dir / "models.json",
+            engine=options.engine,
+            adapters=options.adapters,
+            max_model_len=options.max_model_len,
+        )
+    if options.adapters:
+        raise SettingsError("--adapter needs --model; add adapters of a --registry to its file")
+    if options.registry is not None:
+        return Path(options.registry)
+    if not has_engines:
+        return None
+    return make_tiny_models(options.log_dir / "models", weights=options.engine == "vllm")
 
 
 async def submit(options: Options) -> int:
@@ -250,6 +293,20 @@ async def dead_letter(options: Options) -> int:
     return EXIT_OK if letters or options.id is None else EXIT_FAILED
 
 
+async def doctor(options: Options) -> int:
+    """Print what about the broker deviates from what the mesh needs."""
+    if urlsplit(options.amqp_url).scheme not in ("amqp", "amqps"):
+        raise SettingsError("`doctor` needs a broker: --amqp-url amqp://user:password@host/vhost")
+    findings = [finding async for finding in diagnose(options.amqp_url, SystemClock())]
+    if options.json:
+        print_data(findings, as_json=True)
+    else:
+        print(f"{masked_url(options.amqp_url)}\n")
+        print("\n".join(finding.text for finding in findings))
+    is_fine = all(finding.level is not Level.DEVIATION for finding in findings)
+    return EXIT_OK if is_fine else EXIT_FAILED
+
+
 DEAD_LETTERS_AT_ONCE = 50
 DEAD_LETTER_ACTIONS = {
     "peek": ("seen", dead_letters.keep),
@@ -264,13 +321,28 @@ VERBS: dict[str, Callable[[Options], Coroutine[Any, Any, int]]] = {
     "top": top,
     "queues": queues,
     "dead-letter": dead_letter,
+    "doctor": doctor,
 }
 
+CHECKOUT_PROGRAMS = {"simulate": "ops.sim", "profile": "ops.profiling"}
+"""Verb -> module of its program, which is part of a checkout, not of the installed package."""
+
 OTHER_PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
-    **dict.fromkeys(PROGRAMS, lambda given: run_from_checkout(given[0], given[1:])),
+    **dict.fromkeys(CHECKOUT_PROGRAMS, lambda given: _from_checkout(given[0], given[1:])),
+    "models": lambda given: models(given[1:]),
     "plan": lambda given: planner(given, prog="headway"),
 }
 """Verb that has its own command line -> function that receives all arguments."""
+
+
+def _from_checkout(verb: str, arguments: Sequence[str]) -> int:
+    """
+    Run the program of *verb* and return its exit code.
+
+    Raises:
+        SettingsError: The program cannot be imported, since no checkout is found.
+    """
+    return run_from_checkout(f"headway {verb}", CHECKOUT_PROGRAMS[verb], arguments)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -52,19 +52,27 @@ async def wait_ready(
             asyncio.timeout(timeout_s),
         ):
             while not (
-                wanted <= agents
+                all(_reports(name, agents) for name in wanted)
                 and len(groupers) >= spec.groupers
                 and await asyncio.to_thread(_gateway_ready, spec.gateway_url)
             ):
                 check()
                 await asyncio.sleep(POLL_S)
     except TimeoutError as error:
-        missing = ", ".join(sorted(wanted - agents)) or "none"
+        silent = sorted(name for name in wanted if not _reports(name, agents))
+        missing = ", ".join(silent) or "none"
         raise MeshError(
             f"the mesh is not ready after {timeout_s:g} s: no status from agents: {missing}; "
             f"groupers with reports: {len(groupers)} of {spec.groupers}; logs are in "
             f"{spec.log_dir}"
         ) from error
+
+
+def _reports(agent: str, instances: set[str]) -> bool:
+    """
+    True if an agent has an instance that has reported; ids of attached servers begin with its id.
+    """
+    return any(each == agent or each.startswith(f"{agent}-") for each in instances)
 
 
 def _gateway_ready(url: str) -> bool:

@@ -13,9 +13,11 @@ from shared.broker import topology
 from shared.broker.listening import listening
 from shared.broker.protocol import Broker
 from shared.contracts.base import Decoder
+from shared.contracts.control import GatewayModels
 from shared.contracts.telemetry import InstanceStatus, RequestObserved
 
-_decode: Decoder[InstanceStatus | RequestObserved] = Decoder(InstanceStatus | RequestObserved)
+_Seen = InstanceStatus | RequestObserved | GatewayModels
+_decode: Decoder[_Seen] = Decoder(_Seen)
 RECENT_REQUESTS = 2000
 
 
@@ -24,23 +26,27 @@ class View:
     """State of the mesh, collected from messages."""
 
     instances: dict[str, InstanceStatus] = field(default_factory=dict)
+    gateways: dict[str, GatewayModels] = field(default_factory=dict)
     recent: deque[RequestObserved] = field(default_factory=lambda: deque(maxlen=RECENT_REQUESTS))
 
-    def on_message(self, message: InstanceStatus | RequestObserved) -> None:
+    def on_message(self, message: InstanceStatus | RequestObserved | GatewayModels) -> None:
         """Add *message* to the view of the mesh."""
         if isinstance(message, InstanceStatus):
             self.instances[message.instance_id] = message
+        elif isinstance(message, GatewayModels):
+            self.gateways[message.gateway] = message
         else:
             self.recent.append(message)
 
     def tables(self) -> Group:
-        """The view of the mesh as two text tables."""
-        return Group(self._instances(), self._classes())
+        """The view of the mesh as text tables."""
+        return Group(self._instances(), self._registries(), self._classes())
 
     def data(self) -> dict[str, object]:
         """The view of the mesh as data for JSON."""
         return {
             "instances": [msgspec.to_builtins(s) for _, s in sorted(self.instances.items())],
+            "gateways": [msgspec.to_builtins(g) for _, g in sorted(self.gateways.items())],
             "recent_requests": len(self.recent),
             "attained": sum(observed.attained for observed in self.recent),
         }
@@ -65,6 +71,23 @@ class View:
                 str(totals.evicted),
                 str(totals.swaps),
                 str(status.plan_epoch),
+            )
+        return table
+
+    def _registries(self) -> Table:
+        """Registry that each agent and gateway follows; equal digests are equal files."""
+        table = Table(title="registry")
+        for name in ("process", "registry", "not in effect", "releasing"):
+            table.add_column(name)
+        agents = [(name, each.registry, each.releasing) for name, each in self.instances.items()]
+        gateways = [(name, each.registry, ()) for name, each in self.gateways.items()]
+        for name, registry, releasing in sorted([*agents, *gateways], key=lambda row: row[0]):
+            pending = {} if registry is None else registry.pending
+            table.add_row(
+                name,
+                "-" if registry is None else registry.digest,
+                "; ".join(f"{model}: {reason}" for model, reason in pending.items()) or "-",
+                ", ".join(releasing) or "-",
             )
         return table
 
@@ -95,7 +118,10 @@ async def watch(broker: Broker, *, duration_s: float, live: bool) -> View:
     view = View()
     queue = topology.temporary_queue("top")
     keys = ("status.#", topology.OBSERVED_REQUEST_KEY)
-    bindings = [(topology.TELEMETRY, key) for key in keys]
+    bindings = [
+        *((topology.TELEMETRY, key) for key in keys),
+        (topology.CONTROL, topology.CONTROL_GATEWAYS),
+    ]
     until = asyncio.get_running_loop().time() + duration_s
     async with listening(broker, queue, _decode, bindings, view.on_message):
         if not live:

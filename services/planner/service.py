@@ -35,8 +35,8 @@ from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import Seconds
 from shared.contracts.errors import SettingsError
 from shared.contracts.telemetry import source_name
-from shared.models.additions import RegistryAdditions
 from shared.models.registry import ModelRegistry
+from shared.models.watch import NoSteps, RegistryWatch
 from shared.runtime.cli import Ports
 from shared.runtime.stall_detector import PERIOD_S as ATTENTION_PERIOD_S
 from shared.runtime.tasks import every
@@ -82,9 +82,9 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
             planner = _Planner(ports, broker, registry, name, tasks, stack, stop)
             if "grouper" in ports.settings.roles:
                 await planner.start_grouper()
-                tasks.create_task(planner.add_models(), name="add-models")
             if "leader" in ports.settings.roles:
                 await planner.start_leader()
+            tasks.create_task(planner.follow_registry(), name="follow-registry")
             ports.health.started()
             log.info("service.started", roles=ports.settings.roles, name=name)
         log.info("service.stopped", name=name)
@@ -108,10 +108,10 @@ class _Planner:
         self._incarnation = secrets.token_hex(6)
         self._queues = WorkQueues(broker, source_name(name, self._incarnation))
 
-    async def add_models(self) -> None:
-        """Accept requests for models that are added to the registry file, until the stop."""
-        additions = RegistryAdditions(Path(self._ports.settings.registry), self._registry)
-        await additions.follow(self._stop)
+    async def follow_registry(self) -> None:
+        """Follow the registry file until the stop."""
+        path = Path(self._ports.settings.registry)
+        await RegistryWatch(path, self._registry, NoSteps()).follow(self._stop)
 
     async def start_grouper(self) -> None:
         ports, broker, settings = self._ports, self._broker, self._ports.settings.grouper
@@ -196,7 +196,7 @@ class _Planner:
             settings=settings,
             planner=Planner(settings.policy, settings.importance_weight, worker),
             layout=ports.settings.layout,
-            models=self._registry.bases,
+            models=lambda: self._registry.bases,
             state=LeaderState(),
             queues=self._queues,
             clock=ports.clock,

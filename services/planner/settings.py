@@ -57,6 +57,16 @@ class GrouperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
     trusted_users: tuple[str, ...] = ("guest", "headway-gateway")
     """Authenticated publishers whose `tenant`, `arrived_at` and `prompt_tokens` are trusted."""
+    unknown_model_wait_s: Annotated[float, Meta(ge=0, le=600)] = 5.0
+    """
+    Time for which a request whose model is not in the registry waits for it, before it is refused:
+    its gateway or producer may have read a newer registry file.
+    """
+    max_unknown_model_waiting: Annotated[int, Meta(ge=0, le=1000)] = 8
+    """
+    Maximum number of requests that wait for their model; others are refused at once. Must be below
+    `rest_prefetch`, so that requests for known models do not wait behind them.
+    """
     calls_of_items: bool = False
     """
     True if all engines are vLLM: a message of llm-d-async with the endpoint of a call is a call.

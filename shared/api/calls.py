@@ -4,12 +4,12 @@ Rules for calls, which are requests in the form of HTTP: an endpoint of vLLM's A
 Only an engine host makes prompts of a body; until then, the body's text determines sizes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import Label, RequestedSlo
@@ -18,6 +18,12 @@ from shared.contracts.requests import ApiCall, PromptText
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 """Endpoints of vLLM's API that generate answers."""
+PASSED_ENDPOINTS = (
+    *ENDPOINTS,
+    *("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/embeddings", "/v2/embed"),
+    *("/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+)
+"""Endpoints of vLLM's API whose bodies are passed to servers that others run."""
 OWN_FIELDS = ("slo", "deadline", "importance", "application")
 REFUSED_FIELDS = (
     *("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "session_id", "use_beam_search"),
@@ -53,16 +59,16 @@ class CallBody(Struct, frozen=True, kw_only=True):
     application: Label | None = None
 
 
-def check_endpoint(endpoint: str) -> None:
+def check_endpoint(endpoint: str, supported: Sequence[str] = ENDPOINTS) -> None:
     """
-    Check that *endpoint* generates answers.
+    Check that *endpoint* is supported.
 
     Raises:
-        ContractError: It does not; the message names the endpoints that do.
+        ContractError: It is not; the message names the endpoints that are.
     """
-    if endpoint not in ENDPOINTS:
+    if endpoint not in supported:
         raise ContractError(
-            f"endpoint {endpoint[:80]!r} is not supported: must be one of {', '.join(ENDPOINTS)}",
+            f"endpoint {endpoint[:80]!r} is not supported: must be one of {', '.join(supported)}",
             code="unsupported_parameter",
             param="endpoint",
         )
@@ -73,8 +79,8 @@ def call_fields(body: bytes) -> dict[str, Raw]:
     The fields of a body.
 
     Raises:
-        ContractError: The body is not a JSON object, or has a field that would control the engine
-            or that is too large.
+        ContractError: The body is not a JSON object, or has a field that would control the engine,
+            is too large or has the wrong type.
     """
     try:
         fields = msgspec.json.decode(body, type=dict[str, Raw])
@@ -88,6 +94,10 @@ def call_fields(body: bytes) -> dict[str, Raw]:
             raise ContractError(
                 f"{name} is not supported", code="unsupported_parameter", param=name
             )
+    grammar = bytes(fields.get("structured_outputs", b"null"))
+    if not grammar.startswith((b"{", b"null")):
+        # vLLM's application would fail with status 500.
+        raise ContractError("structured_outputs must be an object", param="structured_outputs")
     for name in GRAMMAR_FIELDS:
         if name in fields and len(bytes(fields[name])) > MAX_GRAMMAR_BYTES:
             raise ContractError(
@@ -110,6 +120,11 @@ def call_body(fields: CallFields) -> CallBody:
         text = str(error)
         param = text.rpartition("`$.")[2].rstrip("`") if "`$." in text else "model"
         raise ContractError(text, param=param) from error
+
+
+def stream_options(fields: CallFields) -> Raw | UnsetType:
+    """Options of the stream that the body asks for."""
+    return fields.get("stream_options", UNSET)
 
 
 def forwarded(fields: CallFields) -> Raw:

@@ -16,7 +16,11 @@ import structlog
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage, PublishOutcome
 from shared.contracts.base import Seconds
-from shared.contracts.errors import BrokerConflictError, BrokerUnavailableError
+from shared.contracts.errors import (
+    BrokerConflictError,
+    BrokerUnavailableError,
+    MessageTooLargeError,
+)
 from shared.runtime.stall_detector import PERIOD_S, STALL_S
 
 log = structlog.get_logger()
@@ -186,9 +190,12 @@ async def send_best_effort(
     """
     Send soft state.
 
-    A message that cannot be sent now is dropped, since the next one replaces it.
+    A message that cannot be sent now is dropped, since the next one replaces it. A message that the
+    broker refuses is dropped also, with a warning.
     """
     try:
         await broker.send(exchange, routing_key, message)
     except BrokerUnavailableError as error:
         log.debug("message.dropped", exchange=exchange, routing_key=routing_key, error=str(error))
+    except (BrokerConflictError, MessageTooLargeError) as error:
+        log.warning("message.refused", exchange=exchange, routing_key=routing_key, error=str(error))

@@ -220,6 +220,21 @@ def claim_queue(model: str) -> QueueSpec:
     )
 
 
+def server_claim(server: str) -> QueueSpec:
+    """
+    Queue without messages that serves as a lock: its owner alone serves with a server of others.
+
+    Args:
+        server: Name of the server, made of its address.
+    """
+    return QueueSpec(
+        name=f"agent-claim.server.{server}",
+        type=QueueType.CLASSIC,
+        durable=False,
+        exclusive=True,
+    )
+
+
 def lock_of(queue: str) -> QueueSpec:
     """
     Queue that serves as the lock of a work queue: its owner may create or delete the work queue.

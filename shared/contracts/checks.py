@@ -75,7 +75,6 @@ def effective_slo(body: InferenceRequest, *, now: float, limits: IngressLimits) 
                 f"deadline passed {now - slo.deadline_at:.3f} s before the request arrived",
                 code="deadline_expired",
                 param="deadline",
-                status=504,
             )
     if slo.ttft_s is not None and slo.ttft_s < limits.min_ttft_s:
         raise _impossible("slo.ttft_s", slo.ttft_s, limits.min_ttft_s)

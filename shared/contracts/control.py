@@ -20,6 +20,7 @@ from shared.contracts.base import (
     Seconds,
     UnixTime,
 )
+from shared.contracts.telemetry import RegistryState
 
 
 class StopReason(Enum):
@@ -74,7 +75,12 @@ class GatewayModels(
     gateway: str
     """Unique name of the gateway process."""
     digests: dict[ModelName, str]
-    """Base model -> digest of the model's files and settings (`shared.models.digest`)."""
+    """
+    Base model -> digest of the model's files and settings (`shared.models.digest`); empty if
+    engines render the requests.
+    """
+    registry: RegistryState | None = None
+    """The registry that the gateway follows; None from gateways of older versions."""
 
 
 GATEWAY_PERIOD_S: Seconds = 2.0

@@ -14,6 +14,7 @@ class ContractError(MeshError):
         code: Stable machine-readable word, e.g. `model_not_found`.
         param: The invalid field, if it is a single field.
         status: Equivalent HTTP status.
+        response: Response of a server of others that refused the request.
     """
 
     def __init__(
@@ -23,15 +24,33 @@ class ContractError(MeshError):
         code: str = "invalid_request",
         param: str | None = None,
         status: int = 400,
+        response: bytes | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.param = param
         self.status = status
+        self.response = response
+
+
+class MessageTooLargeError(ContractError):
+    """
+    The broker refuses messages of this size.
+
+    Args:
+        message: Size and limit, and what to do.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="message_too_large", status=413)
 
 
 class TransientError(MeshError):
     """A temporary failure, e.g. the broker is unreachable; the same message may succeed later."""
+
+
+class ModelNotReadyError(TransientError):
+    """A model is in the registry, and this process cannot serve its requests yet."""
 
 
 class BrokerUnavailableError(TransientError):

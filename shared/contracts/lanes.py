@@ -6,7 +6,7 @@ from urllib.parse import quote, unquote
 
 from msgspec import Meta
 
-from shared.contracts.base import Message, ModelName, Seconds, Value
+from shared.contracts.base import InstanceId, Message, ModelName, Seconds, Value
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Importance
 
@@ -151,6 +151,11 @@ def inbox_name(instance_id: str) -> str:
 def is_inbox(queue: str) -> bool:
     """True if *queue* is the inbox of an instance."""
     return queue.startswith(_INBOX)
+
+
+def owner_of(inbox: str) -> InstanceId:
+    """Id of the instance with this inbox."""
+    return InstanceId(unquote(inbox.removeprefix(_INBOX)))
 
 
 def _quote(text: str) -> str:

@@ -13,17 +13,33 @@ token (`token_embed`), or the scores of classes for each input (`classify`) or t
 (`token_classify`).
 """
 
+Form = Literal["tokens", "bodies"]
+"""
+Form in which the instances of a model take requests.
+
+`tokens`: prompts in tokens, which gateways and agents render with the model's files.
+`bodies`: bodies of HTTP requests, which servers that others run read; the mesh needs no files of
+the model.
+"""
+
+
+ADAPTER_HEADROOM = 4
+"""Number of adapters that can be added to a model with adapters while its engines run."""
+
 
 class ModelEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One base model in the registry."""
 
     name: ModelName
-    path: str
+    path: str = ""
     """
     Directory with the model's `config.json`, `tokenizer.json` and weights; relative to the registry
-    file.
+    file. Models that take bodies have none.
     """
-    architecture: str
+    architecture: str = ""
+    """Name of the model's class; models that take bodies have none."""
+    takes: Form = "tokens"
+    """Form in which the model's instances take requests."""
     task: ModelTask = "generate"
     """Task of the model; a model with any other task than `generate` is a pooling model."""
     max_model_len: Annotated[int, Meta(ge=16)]
@@ -36,6 +52,11 @@ class ModelEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Other names by which requests may select the model."""
     adapters: dict[str, str] = {}
     """Name by which requests select a LoRA adapter -> directory of the adapter."""
+    max_adapters: Annotated[int, Meta(ge=0)] = 0
+    """
+    Number of adapters for which an engine has room, if the entry has fewer. An engine that is
+    started without adapters and without this room cannot load adapters that are added later.
+    """
     revision: str | None = None
     weight_bytes: int = 0
     bytes_per_token: Annotated[float, Meta(gt=0)] = 4.0
@@ -56,6 +77,34 @@ class ModelEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return (self.name, *self.aliases)
 
     @property
+    def takes_bodies(self) -> bool:
+        """True if servers that others run read the bodies of requests."""
+        return self.takes == "bodies"
+
+    @property
+    def adapter_slots(self) -> int:
+        """Number of adapters that an engine loads at once, with room for some that come later."""
+        if not self.adapters and not self.max_adapters:
+            return 0
+        return max(self.max_adapters, len(self.adapters) + ADAPTER_HEADROOM)
+
+    @property
     def pools(self) -> bool:
         """True if the model makes vectors or scores of its inputs, and no text."""
         return self.task != "generate"
+
+
+class TrafficSplit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A name whose requests are divided among several models, e.g. to try a new model."""
+
+    name: ModelName
+    weights: dict[str, Annotated[float, Meta(gt=0)]]
+    """
+    Name of a model, an alias or an adapter -> weight. A target's share of the requests is its part
+    of the sum of the weights.
+    """
+    fallback: str | None = None
+    """
+    Name of the model for requests that would be late on their target; None: such requests wait for
+    their target.
+    """

@@ -19,6 +19,8 @@ from shared.contracts.base import (
 from shared.contracts.qos import Importance, Slo, SloVerdict
 
 Tokens = tuple[int, ...]
+UNKNOWN_TOKEN = -1
+"""Stands for a token whose id the server does not report."""
 
 
 class ModelRef(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -104,6 +106,10 @@ class ApiCall(Value, frozen=True, kw_only=True, omit_defaults=True):
     num_answers: int = 1
     deltas: bool = False
     """True if the chunks of the answers contain text."""
+    stream_options: Raw | UnsetType = UNSET
+    """Options of the stream, for servers that stream the answer themselves."""
+    plain: bool = False
+    """True if the producer sent a prompt or messages: the final then has text and no response."""
 
 
 class ReplyMode(Enum):
@@ -125,12 +131,15 @@ class FinishReason(Enum):
 
 
 class StepDetails(Value, frozen=True, array_like=True):
-    """vLLM's encoded output of one step, for outputs with more than token ids."""
+    """
+    vLLM's encoded output of one step, for outputs with more than token ids; or events of a server's
+    stream.
+    """
 
     num_tokens: int
     """Number of the answer's tokens that the step generated; 0 for the output of a pooled input."""
     parts: tuple[bytes, ...]
-    """Buffers of vLLM's encoder."""
+    """Buffers of vLLM's encoder, or one server-sent event as the server sent it."""
 
 
 class Progress(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -166,6 +175,20 @@ class Attempts(Value, frozen=True, kw_only=True, omit_defaults=True):
     relegated: bool = False
     evicted_by: InstanceId | None = None
     evicted_at: UnixTime | None = None
+
+
+class HistoryEntry(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """One unplanned step of a request between its queue and its answer."""
+
+    at: UnixTime
+    instance_id: InstanceId
+    what: str
+    """`evicted`, `swapped out`, `resumed`, `handed back`, `relegated`, ..."""
+    why: str = ""
+
+
+MAX_HISTORY = 16
+"""Number of entries of a request's history; if there are more, the oldest but one are dropped."""
 
 
 class WaitForecast(Value, frozen=True, kw_only=True):
@@ -226,6 +249,8 @@ class QueuedRequest(
     """
     call: ApiCall | None = None
 
+    history: tuple[HistoryEntry, ...] = ()
+    """What happened to the request beyond a pull, a run and an answer, oldest first."""
     input_lengths: tuple[int, ...] = ()
     """
     Number of tokens of each input, whose tokens `prompt` has in order, if the model pools; empty if
@@ -342,12 +367,14 @@ class RequestCompleted(
     instance_id: InstanceId
     model: str
     token_ids: Tokens
+    """All tokens; those of a server that reports no ids are `UNKNOWN_TOKEN`."""
     text: str
     finish_reason: FinishReason
     usage: Usage
     timings: Timings
     verdict: SloVerdict
     attempts: Attempts = Attempts()
+    history: tuple[HistoryEntry, ...] = ()
     engine: str
     details: tuple[StepDetails, ...] = ()
     """
@@ -355,7 +382,10 @@ class RequestCompleted(
     request asks for none.
     """
     response: Raw | UnsetType = UNSET
-    """Response of the call's endpoint; then `token_ids`, `text` and `details` are empty."""
+    """
+    Response of the call's endpoint; then `token_ids` and `text` are empty, and `details` are the
+    events of a server's stream.
+    """
     children: tuple[ChildAnswer, ...] = ()
     """All answers of a call, in the order of the response."""
 
@@ -369,6 +399,8 @@ class ErrorInfo(Value, frozen=True, kw_only=True, omit_defaults=True):
     param: str | None = None
     status: int = 400
     retry_after_s: Seconds | None = None
+    response: Raw | UnsetType = UNSET
+    """Response of a server of others that refused the request, as it came."""
 
 
 class RequestFailed(
@@ -385,6 +417,7 @@ class RequestFailed(
     """Id of the run that failed; None if the request never ran."""
     error: ErrorInfo
     at: UnixTime
+    history: tuple[HistoryEntry, ...] = ()
 
 
 Reply = RunStarted | TokensEmitted | RequestCompleted | RequestFailed

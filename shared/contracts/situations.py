@@ -56,3 +56,5 @@ class LsoFacts(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Time to activate the current model again after a swap, including a drain."""
     pull_room: int = 0
     """Number of requests that may be pulled now within the bounds."""
+    resumes: bool = True
+    """False if an evicted run loses its tokens, because the engine begins each answer again."""

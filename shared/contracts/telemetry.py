@@ -29,6 +29,36 @@ class Residency(Enum):
     COLD = "cold"
 
 
+class Capability(Enum):
+    """Capability of an engine backend beyond serving."""
+
+    MODEL_SWAP = "model_swap"
+    """`activate` can replace an active model by another."""
+    SCHEDULING = "scheduling"
+    """The backend applies `set_scheduling` to a running engine."""
+    CHECKPOINT = "checkpoint"
+    """
+    The backend copies the KV of requests with `checkpointed` to host memory.
+
+    A request that starts or resumes later loads these copies instead of computing the KV again.
+    """
+    LAYER_PREEMPTION = "layer_preemption"
+    """The backend can drop best-effort work inside a forward pass."""
+    TELEMETRY = "telemetry"
+    """The backend reports the iterations of its engine."""
+    WARM_START = "warm_start"
+    """The backend can load models into host memory before their activation, and unload them."""
+    PAYLOAD = "payload"
+    """
+    The backend reads vLLM's encoded requests and ends their answers, also at stop strings. It needs
+    no text of these answers.
+    """
+    CALLS = "calls"
+    """The backend answers calls, with vLLM's application or a server of others."""
+    RESUME = "resume"
+    """A run continues after the progress of earlier runs; otherwise it begins again."""
+
+
 class ActivationPath(Enum):
     """Path by which a model is activated, in order of rising cost."""
 
@@ -53,6 +83,15 @@ class ModelState(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Path by which the model would be activated; None if it is active."""
     warm_bytes: int = 0
     """Host memory that the model takes, or would take, while it is warm."""
+
+
+class RegistryState(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """The version of the registry file that a process has read last, and what of it is missing."""
+
+    digest: str
+    """Digest of the file's content."""
+    pending: dict[str, str] = {}
+    """Model whose change has no effect yet -> the reason."""
 
 
 class InstanceTotals(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,6 +155,13 @@ class InstanceStatus(
     """
     Models that the instance does not serve because its files or settings differ from the gateways'.
     """
+    releasing: tuple[ModelName, ...] = ()
+    """
+    Models that were removed from the registry, and that the instance serves until no request for
+    them waits.
+    """
+    registry: RegistryState | None = None
+    """The registry that the agent follows; None from agents of older versions."""
     plan_epoch: int = 0
     running: int = 0
     waiting: int = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from shared.contracts.models import ModelEntry
-from shared.models.processors import PROCESSOR_FILES
+from shared.models.files.model_files import PROCESSOR_FILES
 
 TOKENIZER_FILES = (
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),

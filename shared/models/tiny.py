@@ -13,6 +13,7 @@ import msgspec
 from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
 from shared.models.registry import write_registry
+from shared.models.tiny_adapter import TinyAdapter, make_tiny_adapter
 from shared.models.tiny_image import TinyImageArchitecture
 from shared.models.tiny_tokenizer import EOS_IDS, write_tokenizer
 from shared.models.tiny_weights import TinyArchitecture
@@ -152,10 +153,20 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help=("omit the weights, which simulated engines do not need"),
     )
+    parser.add_argument(
+        "--adapters",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also make N LoRA adapters of tiny-llama in OUT/adapters, for `headway models add`",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON line instead of text")
     options = parser.parse_args(arguments)
     try:
         registry = make_tiny_models(options.out, weights=not options.no_weights)
+        for number in range(1, options.adapters + 1):
+            directory = options.out / "adapters" / f"adapter-{number}"
+            make_tiny_adapter(directory, TinyAdapter(base=TINY_MODELS["tiny-llama"], seed=number))
     except (OSError, ImportError) as error:
         sys.stderr.write(f"cannot make the tiny models: {error}\n")
         return 1

@@ -141,7 +141,7 @@ class RequestAssembly:
         if old is not None and started.run_id == old.run_id:
             self._last_sign_at = now
             return []
-        if old is not None and started.hop < old.hop:
+        if old is not None and _precedes(started, old.started):
             self._superseded.add(started.run_id)
             return [stop]
         # At the same hop the newer run may be the same broker message, redelivered because the
@@ -216,3 +216,13 @@ def details_from(chunk: TokenChunk, known: int) -> tuple[StepDetails, ...]:
         if position > known:
             return ()
     return ()
+
+
+def _precedes(one: RunStarted, other: RunStarted) -> bool:
+    """
+    Return whether the run of *one* is older, although its start arrived later.
+
+    The clocks of two instances may differ, so times are compared for the same instance only.
+    """
+    is_same = one.instance_id == other.instance_id and one.hop == other.hop
+    return one.hop < other.hop or (is_same and one.at < other.at)

@@ -62,6 +62,16 @@ class Verb(Generic[S]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineVerb:
+    """Verb of one service that needs neither its settings nor a broker."""
+
+    name: str
+    help: str
+    run: Callable[[argparse.Namespace], int]
+    arguments: Callable[[argparse.ArgumentParser], None] = lambda _parser: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceCli(Generic[S]):
     """Definition of one service's command line."""
 
@@ -74,6 +84,7 @@ class ServiceCli(Generic[S]):
     Checks settings that fit the schema; raises `SettingsError` if the service cannot run with them.
     """
     verbs: Sequence[Verb[S]] = ()
+    offline_verbs: Sequence[OfflineVerb] = ()
     run_options: Sequence[tuple[str, str]] = ()
     """Settings that `run` also takes as options: name and help text."""
 
@@ -87,6 +98,9 @@ class ServiceCli(Generic[S]):
         """
         arguments = self._parser(prog).parse_args(argv)
         try:
+            for offline in self.offline_verbs:
+                if arguments.verb == offline.name:
+                    return offline.run(arguments)
             settings = load(
                 self.settings_type,
                 service=self.service,
@@ -103,6 +117,9 @@ class ServiceCli(Generic[S]):
         except BrokerUnavailableError as error:
             print(f"headway-{self.service}: broker: {error}", file=sys.stderr)
             return EXIT_NO_BROKER
+        except BrokenPipeError:  # the reader of the output has ended, e.g. `head`
+            sys.stdout = None  # nothing is flushed at the exit
+            return EXIT_OK
         except MeshError as error:
             print(f"headway-{self.service}: {error}", file=sys.stderr)
             return EXIT_FAILED
@@ -170,7 +187,8 @@ class ServiceCli(Generic[S]):
             if name == "run":
                 for option, help_text in self.run_options:
                     parsed.add_argument(f"--{option}", metavar="VALUE", help=help_text)
-        for verb in self.verbs:
+        every: Sequence[Verb[S] | OfflineVerb] = (*self.verbs, *self.offline_verbs)
+        for verb in every:
             verb.arguments(add(verb.name, verb.help))
         return parser
 

@@ -89,7 +89,8 @@ def load(
 def masked(settings: msgspec.Struct) -> dict[str, Any]:
     """Return the effective settings as plain data; passwords and other secrets are masked."""
     values: dict[str, Any] = msgspec.to_builtins(settings)
-    return {key: _mask(key, value) for key, value in values.items()}
+    masked_values: dict[str, Any] = _mask("", values)
+    return masked_values
 
 
 def masked_url(text: str) -> str:
@@ -101,11 +102,15 @@ def masked_url(text: str) -> str:
 
 
 def _mask(key: str, value: Any) -> Any:
+    if isinstance(value, dict) and not _is_secret(key):
+        return {name: _mask(name, each) for name, each in value.items()}
     if isinstance(value, str) and "://" in value and "@" in value:
         return masked_url(value)
-    if key.endswith(("_key", "_keys", "password")) and value:
-        return "***"
-    return value
+    return "***" if _is_secret(key) and value else value
+
+
+def _is_secret(key: str) -> bool:
+    return key.endswith(("_key", "_keys", "password"))
 
 
 def _read_file(file: Path) -> dict[str, Any]:

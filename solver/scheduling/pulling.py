@@ -73,6 +73,8 @@ class _Head:
     """
     quiet_until: UnixTime = 0.0
     noticed_at: UnixTime = 0.0
+    num_empty: int = 0
+    """Number of polls since the last request or notice, all of which found nothing."""
 
 
 def deference_s(held_s: Seconds) -> Seconds:
@@ -101,6 +103,8 @@ class PullOrder:
 
     Args:
         poll_s: Time until an empty source is polled again without a notice.
+        most_poll_s: The time doubles with each poll that finds nothing, up to this time; None: it
+            does not.
         best_effort_every: One of this many pulls takes best-effort work, if there is any.
         work_weight_s_per_token: QoServe's alpha; 0 is earliest deadline first, which serves hardly
             any request in time in an overload.
@@ -110,10 +114,12 @@ class PullOrder:
         self,
         *,
         poll_s: Seconds,
+        most_poll_s: Seconds | None = None,
         best_effort_every: int = 8,
         work_weight_s_per_token: Seconds = WORK_WEIGHT_S_PER_TOKEN,
     ) -> None:
         self._poll_s = poll_s
+        self._most_poll_s = poll_s if most_poll_s is None else max(poll_s, most_poll_s)
         self._best_effort_every = best_effort_every
         self._work_weight = work_weight_s_per_token
         self._heads: dict[str, _Head] = {}
@@ -179,13 +185,16 @@ class PullOrder:
         if (head := self._heads.get(queue)) is None:
             return
         head.deadline_at = deadline_at
+        head.num_empty = 0
         first = head.work_tokens == 0.0
         head.work_tokens += (work_tokens - head.work_tokens) * (1.0 if first else _SMOOTHING)
 
     def empty(self, queue: str, now: UnixTime) -> None:
         """Record that *queue* was empty."""
         if (head := self._heads.get(queue)) is not None:
-            head.quiet_until = now + self._poll_s
+            if head.quiet_until <= now:  # the first of several concurrent polls
+                poll_s = min(self._most_poll_s, self._poll_s * 2.0 ** min(head.num_empty, 30))
+                head.quiet_until, head.num_empty = now + poll_s, head.num_empty + 1
             head.deadline_at = now + head.source.time_left_s
 
     def absent(self, queue: str, now: UnixTime, *, asked_at: UnixTime) -> None:
@@ -217,7 +226,7 @@ class PullOrder:
         """
         self._unsure_until = now + _UNSURE_S
         for head in self._heads.values():
-            head.quiet_until = 0.0
+            head.quiet_until, head.num_empty = 0.0, 0
 
     def nonempty(self, queue: str, now: UnixTime, *, held_s: Seconds = 0.0) -> bool:
         """
@@ -230,6 +239,7 @@ class PullOrder:
         head = self._heads.get(queue)
         if head is not None:
             head.noticed_at = now
+            head.num_empty = 0
             ours_alone = head.source.kind is SourceKind.INBOX
             after_s = 0.0 if ours_alone else deference_s(held_s)
             head.quiet_until = min(head.quiet_until, now + after_s)

@@ -71,7 +71,7 @@ def difference(asked: Asked, expected: Answer, found: Answer, *, draws: bool = F
     wanted, given = _stable(expected.value), _stable(found.value)
     if asked.cell.sampled and not draws:
         wanted, given = _shape(wanted), _shape(given)
-    return _first_difference(wanted, given, "answer")
+    return first_difference(wanted, given, "answer")
 
 
 def _param(value: Json) -> str | None:
@@ -156,21 +156,24 @@ def _shape(value: Json, key: str = "") -> Json:
     """The types in *value*, for answers with tokens that are drawn at random."""
     if isinstance(value, dict):
         return {name: _shape(each, name) for name, each in value.items()}
+    if key == "stop_reason":
+        return "any"  # an answer ends at a stop token or at its limit, as its tokens are drawn
     if isinstance(value, list):
         return "list" if key in _SAMPLED_LISTS else [_shape(each) for each in value]
     return "number" if isinstance(value, int | float) else type(value).__name__
 
 
-def _first_difference(wanted: Json, given: Json, place: str) -> str | None:
+def first_difference(wanted: Json, given: Json, place: str) -> str | None:
+    """The first place where two values differ, numbers by more than `TOLERANCE`."""
     if isinstance(wanted, dict) and isinstance(given, dict):
         for key in sorted(wanted.keys() | given.keys()):
-            found = _first_difference(wanted.get(key), given.get(key), f"{place}.{key}")
+            found = first_difference(wanted.get(key), given.get(key), f"{place}.{key}")
             if found is not None:
                 return found
         return None
     if isinstance(wanted, list) and isinstance(given, list) and len(wanted) == len(given):
         pairs = zip(wanted, given, strict=True)
-        found = (_first_difference(a, b, f"{place}[{n}]") for n, (a, b) in enumerate(pairs))
+        found = (first_difference(a, b, f"{place}[{n}]") for n, (a, b) in enumerate(pairs))
         return next((each for each in found if each is not None), None)
     if isinstance(wanted, float) and isinstance(given, int | float):
         close = math.isclose(wanted, given, rel_tol=TOLERANCE, abs_tol=TOLERANCE)

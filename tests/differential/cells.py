@@ -313,7 +313,7 @@ _INVALID_GENERATION: dict[str, Body] = {
     "two grammars": {"structured_outputs": {"regex": "a", "choice": ["b"]}},
     "seed": {"seed": "x"},
     "stop": {"stop": [""]},
-    "beam search": {"use_beam_search": True},
+    "use_beam_search": {"use_beam_search": True},
 }
 _INVALID: dict[str, dict[str, Body]] = {
     CHAT: _INVALID_GENERATION

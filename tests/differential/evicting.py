@@ -1,23 +1,36 @@
 """A mesh in this process whose real engines evict each answer once, after a seeded token."""
 
 import hashlib
+import math
 import signal
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from services.agent.backends.base import EngineBackend, EngineOutput, EngineRequest
+from services.agent.backends.base import (
+    EngineBackend,
+    EngineEvent,
+    EngineLost,
+    EngineRequest,
+    Listener,
+    NewOutput,
+    RunEnded,
+)
 from services.mesh.embedded import EmbeddedMesh
 from services.mesh.processes import MeshProcess
 from services.mesh.spec import MeshSpec
+from shared.broker import topology
 from shared.broker.connect import open_broker
-from shared.broker.protocol import Broker
-from shared.contracts.base import RequestId
+from shared.broker.protocol import BindingSpec, Broker, Delivery, Settlement
+from shared.contracts.base import Decoder, RequestId
+from shared.contracts.control import RequestCancel
 from shared.contracts.errors import NotActiveError
 
 GATEWAY = "gateway"
+_decode_cancel: Decoder[RequestCancel] = Decoder(RequestCancel)
 
 
 class Evictions:
@@ -35,8 +48,25 @@ class Evictions:
         """Request -> the engine that evicted it."""
         self.continued: set[RequestId] = set()
         """Evicted requests that another engine finished or continued."""
+        self.cancelled: set[RequestId] = set()
+        """Requests that their front has left, because it could not write an output."""
         self._seed = seed
         self._lengths: dict[bytes, int] = defaultdict(int)
+
+    async def observe(self, broker: Broker) -> None:
+        """Follow cancellations while *broker* is connected."""
+
+        async def on_cancel(delivery: Delivery) -> None:
+            self.cancelled.add(_decode_cancel(delivery.body).request_id)
+            await delivery.settle(Settlement.ACK)
+
+        queue = topology.private_queue("test.cancelled")
+        binding = BindingSpec(
+            exchange=topology.CONTROL, queue=queue.name, routing_key=topology.CONTROL_CANCEL
+        )
+        await broker.declare_queue(queue)
+        await broker.bind(binding)
+        await broker.consume(queue.name, on_cancel, prefetch=64)
 
     def learn(self, request: EngineRequest, length: int) -> None:
         """Take the length of an undisturbed answer."""
@@ -57,6 +87,14 @@ def _digest(request: EngineRequest) -> bytes:
     return hashlib.sha256(contents.encode()).digest()
 
 
+@dataclass(slots=True)
+class _Run:
+    request: EngineRequest
+    last: float
+    """Length after which the run is evicted; infinite: it is not."""
+    length: int = 0
+
+
 class EvictingEngine:
     """
     An engine that ends the first run of each request as if the request was evicted.
@@ -68,12 +106,17 @@ class EvictingEngine:
         self._engine = engine
         self._name = name
         self._evictions = evictions
+        self._runs: dict[RequestId, _Run] = {}
+        self._listener: Listener = lambda _events: None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
-        """Outputs of the engine, up to the eviction."""
+    def listen(self, listener: Listener) -> None:
+        self._listener = listener
+        self._engine.listen(self._on_events)
+
+    def submit(self, request: EngineRequest) -> None:
         evictions = self._evictions
         origin = request.origin or request.request_id
         if evictions.evicted.get(origin) == self._name:
@@ -81,16 +124,37 @@ class EvictingEngine:
         if origin in evictions.evicted:
             evictions.continued.add(origin)
         is_first = evictions.active and origin not in evictions.evicted
-        last, length = evictions.tokens_before(request), 0
-        async for output in self._engine.generate(request):
-            length += len(output.token_ids)
-            yield output
-            if is_first and length >= last and output.finish_reason is None:
-                evictions.evicted[origin] = self._name
-                await self._engine.abort(request.request_id)
-                raise NotActiveError("evicted by the test")
-        if not evictions.active:
-            evictions.learn(request, length)
+        last = evictions.tokens_before(request) if is_first else math.inf
+        self._runs[request.request_id] = _Run(request, last)
+        self._engine.submit(request)
+
+    def _on_events(self, events: Sequence[EngineEvent]) -> None:
+        passed: list[EngineEvent] = []
+        evicted: list[RequestId] = []
+        for event in events:
+            passed.append(event)
+            if isinstance(event, EngineLost) or event.request_id not in self._runs:
+                continue
+            if event.request_id in evicted:
+                passed.pop()  # the run has ended for the agent
+                continue
+            run = self._runs[event.request_id]
+            if isinstance(event, NewOutput):
+                run.length += len(event.output.token_ids)
+                if run.length >= run.last and event.output.finish_reason is None:
+                    error = NotActiveError("evicted by the test")
+                    passed.append(RunEnded(event.request_id, error))
+                    evicted.append(event.request_id)
+            if isinstance(event, RunEnded) or event.output.is_last:
+                self._runs.pop(event.request_id)
+                if not self._evictions.active:
+                    self._evictions.learn(run.request, run.length)
+        for request_id in evicted:
+            request = self._runs.pop(request_id).request
+            self._evictions.evicted[request.origin or request_id] = self._name
+        self._listener(passed)
+        for request_id in evicted:
+            self._engine.abort(request_id)
 
 
 class RabbitEmbeddedMesh(EmbeddedMesh):

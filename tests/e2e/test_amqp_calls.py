@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from services.agent.lso.ordering import order
+from services.agent.verbs.cli_lso import order
 from services.mesh.processes import ProcessMesh
 from shared.contracts.base import InstanceId, RequestId
 from shared.contracts.control import EvictRequest, LsoAnswered, LsoOutcome

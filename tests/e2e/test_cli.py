@@ -137,6 +137,19 @@ async def test_queues_lists_depths(mesh: ProcessMesh) -> None:
     assert fixed | inboxes <= names(ran)
 
 
+async def test_doctor_finds_nothing_wrong_with_a_running_mesh(mesh: ProcessMesh) -> None:
+    ran = await run(mesh, "mesh", "doctor", "--json")
+    assert [each for each in ran.json if each["level"] == "deviation"] == []
+    assert ran.code == 0
+    (services,) = [each["what"] for each in ran.json if each["check"] == "services"]
+    assert services == "2 agents, 1 groupers report"
+
+
+async def test_doctor_exits_with_1_if_there_is_a_deviation(mesh: ProcessMesh) -> None:
+    ran = await run(mesh, "mesh", "doctor", "--amqp-url", "amqp://127.0.0.1:1/")
+    assert (ran.code, "connection" in ran.out) == (1, True)
+
+
 async def test_top_shows_every_instance(mesh: ProcessMesh) -> None:
     instances = {agent.instance_id for agent in mesh.spec.agents}
 

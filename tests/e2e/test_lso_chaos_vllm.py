@@ -11,7 +11,7 @@ import pytest
 
 from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from services.agent.cli import next_status
-from services.agent.lso.ordering import order
+from services.agent.verbs.cli_lso import order
 from services.mesh.processes import ProcessMesh
 from shared.broker.protocol import Broker
 from shared.contracts.base import InstanceId, ModelName, RequestId

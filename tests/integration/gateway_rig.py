@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from ops.ports import free_port
 from services.gateway.service import serve
 from services.gateway.settings import Settings
 from shared.broker import topology
@@ -185,13 +185,6 @@ class GatewayRig:
 def http_client() -> httpx.AsyncClient:
     """HTTP client with timeouts long enough for a busy machine."""
     return httpx.AsyncClient(timeout=60.0)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 @contextlib.asynccontextmanager

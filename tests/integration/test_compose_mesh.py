@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 
 from ops.broker import PrivateNode
 from ops.generate.definitions import definitions, render
+from ops.ports import free_ports
 from tests.brokers import eventually
 from tests.unit.ops.deployment import ROOT, Container, compose, containers, seconds
 
@@ -28,15 +28,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 MESH = [container for container in containers() if "profiles" not in container.entry]
 READY_WITHIN_S = 180.0
 STEP_S = 60.0
-
-
-def free_ports(count: int) -> list[int]:
-    """Free ports, all reserved until the last is found: a released port may be returned again."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in probes:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in probes]
 
 
 class Running:
@@ -167,6 +158,7 @@ async def completed(mesh: dict[str, Running]) -> float:
     )
 
 
+@pytest.mark.parametrize("private_node", ["rabbitmq"], indirect=True)
 async def test_the_mesh_becomes_healthy_serves_and_drains(broker: str, models: Path):
     async with running(broker, models) as mesh:
         for each in mesh.values():

@@ -13,7 +13,7 @@ from ops.sim.profiles import load
 from services.agent.backends.settings import SimulatedSettings
 from shared.contracts.estimates import Profile
 from tests import requirements
-from tests.unit.agent.shapes import CONFIG
+from tests.shapes import CONFIG
 
 SMALL = [
     *("--chunks", "16,128", "--contexts", "32", "--batches", "2", "--prefill-contexts", "0,64"),

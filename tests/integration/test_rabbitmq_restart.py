@@ -18,7 +18,7 @@ from shared.broker.protocol import (
 )
 from shared.broker.retry import publish_until_confirmed
 from shared.contracts.errors import BrokerUnavailableError
-from tests.brokers import eventually
+from tests.brokers import eventually, memory_alarm
 from tests.integration.rabbit_steps import PRIVATE, WORK, declare, take
 
 pytestmark = pytest.mark.rabbitmq
@@ -93,8 +93,7 @@ async def test_a_memory_alarm_blocks_publishing_only(
         await declare(broker, QueueSpec(name="alarm", type=QueueType.CLASSIC))
         await broker.purge("alarm")
         await broker.publish("x", "alarm", OutMessage(body=b"before"))
-        await asyncio.to_thread(private_node.ctl, "set_vm_memory_high_watermark", "0")
-        try:
+        async with memory_alarm(private_node):
             with monkeypatch.context() as hurried:
                 # White box: short timeout, since the publish is never confirmed.
                 hurried.setattr(broker._publishing, "timeout_s", 1.0)
@@ -102,8 +101,6 @@ async def test_a_memory_alarm_blocks_publishing_only(
                     await broker.publish("x", "alarm", OutMessage(body=b"during", message_id="d"))
             delivery = await take(broker, "alarm")
             settled = await delivery.settle(Settlement.ACK)
-        finally:
-            await asyncio.to_thread(private_node.ctl, "set_vm_memory_high_watermark", "0.4")
         after = OutMessage(body=b"during", message_id="d")
 
         assert (delivery.body, settled) == (b"before", True)

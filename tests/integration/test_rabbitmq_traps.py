@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from aiormq.channel import Channel
@@ -22,9 +23,16 @@ from shared.broker.protocol import (
 from shared.broker.retry import publish_until_confirmed
 from shared.contracts.errors import BrokerUnavailableError, QueueNotFoundError, SettingsError
 from tests.brokers import RabbitRig, eventually
+from tests.conftest import RABBIT_4, RABBIT_PARAMS
 from tests.integration.rabbit_steps import WORK, declare, take
 
 pytestmark = pytest.mark.rabbitmq
+
+
+@pytest.fixture(params=[*RABBIT_PARAMS, RABBIT_4])
+def rabbit_target(request: Any) -> str:
+    """Server of `rabbit_url`."""
+    return str(request.param)
 
 
 def channel_of(delivery: Delivery) -> Channel:

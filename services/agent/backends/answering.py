@@ -1,9 +1,18 @@
-"""The part of a backend that answers requests: it checks the requests and streams their tokens."""
+"""The part of a backend that answers requests: it checks the requests and reports their tokens."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable, Sequence
 
-from services.agent.backends.base import EngineIdentity, EngineOutput, EngineRequest
+from services.agent.backends.base import (
+    EngineEvent,
+    EngineIdentity,
+    EngineLost,
+    EngineOutput,
+    EngineRequest,
+    Listener,
+    NewOutput,
+    RunEnded,
+)
 from services.agent.backends.checks import (
     check_call,
     check_request,
@@ -11,7 +20,6 @@ from services.agent.backends.checks import (
     vocab_size_of,
 )
 from services.agent.backends.residency import ResidencyTable
-from services.agent.backends.stream import OutputStream
 from shared.contracts.base import ModelName, RequestId
 from shared.contracts.errors import EngineError, NotActiveError
 from shared.contracts.models import ModelEntry
@@ -19,7 +27,7 @@ from shared.contracts.models import ModelEntry
 
 class AnsweringBackend(ABC):
     """
-    Streams of the current runs, as `EngineBackend` describes them.
+    The current runs and their events, as `EngineBackend` describes them.
 
     Args:
         entries: Models that can be activated.
@@ -29,41 +37,64 @@ class AnsweringBackend(ABC):
     def __init__(self, entries: Iterable[ModelEntry], residency: ResidencyTable) -> None:
         self._entries = {entry.name: entry for entry in entries}
         self._vocab_sizes = {name: vocab_size_of(entry) for name, entry in self._entries.items()}
+        self._adapters = {name: dict(entry.adapters) for name, entry in self._entries.items()}
+        """
+        Model -> directory of each adapter by name, also of removed ones: requests for them may
+        still be queued.
+        """
         self._residency = residency
-        self._streams: dict[RequestId, OutputStream] = {}
+        self._runs: dict[RequestId, EngineRequest] = {}
+        self._listener: Listener = _ignore
 
     def add(self, entry: ModelEntry) -> None:
         self._entries[entry.name] = entry
+        self._adapters[entry.name] = dict(entry.adapters)
         self._vocab_sizes[entry.name] = vocab_size_of(entry)
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+    def replace(self, entry: ModelEntry) -> None:
+        self._entries[entry.name] = entry
+        self._adapters[entry.name] |= entry.adapters
+
+    def _forget(self, model: ModelName) -> None:
+        """
+        Remove a model that is not needed any more.
+
+        Raises:
+            EngineError: Requests of the model are running.
+        """
+        if any(request.model == model for request in self._runs.values()):
+            raise EngineError(f"requests of {model} are running")
+        del self._entries[model], self._vocab_sizes[model], self._adapters[model]
+
+    def listen(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def submit(self, request: EngineRequest) -> None:
         if request.model != self._residency.active or self._residency.is_activating:
             self._require_alive()
             raise NotActiveError(f"model {request.model!r} is not active")
         entry = self._entries[request.model]
+        if request.adapter is not None and request.adapter not in self._adapters[request.model]:
+            raise EngineError(f"{request.model} has no adapter {request.adapter!r}")
         if request.call is not None:
-            check_call(request, self.identity.capabilities)
+            check_call(self.identity.capabilities)
         elif reason := finished_already(entry, request):
-            yield EngineOutput(token_ids=(), finish_reason=reason)
+            done = EngineOutput(token_ids=(), finish_reason=reason)
+            self._listener((NewOutput(request.request_id, done),))
             return
         else:
             check_request(entry, request, self._vocab_sizes[request.model])
-        if request.request_id in self._streams:
+        if request.request_id in self._runs:
             raise EngineError(f"request {request.request_id} is running already")
         self._submit(request)
-        stream = self._streams[request.request_id] = OutputStream()
-        try:
-            async for output in stream.outputs():
-                self._answered(request)
-                yield output
-        finally:
-            self._answered(request)
-            self._leave(request.request_id, stream)
+        self._runs[request.request_id] = request
 
-    async def abort(self, request_id: RequestId) -> None:
-        stream = self._streams.get(request_id)
-        if stream is not None:
-            self._leave(request_id, stream)
+    def abort(self, request_id: RequestId) -> None:
+        request = self._runs.pop(request_id, None)
+        if request is not None:
+            self._answered(request)
+            self._cancel(request_id)
+            self._listener((RunEnded(request_id),))
 
     @property
     @abstractmethod
@@ -87,24 +118,35 @@ class AnsweringBackend(ABC):
         """End a run inside the engine."""
 
     def _answered(self, request: EngineRequest) -> None:  # noqa: B027 - need not do anything
-        """Called when the request *request* has new tokens, and when its token stream ends."""
+        """Called when a run has new output, and when it has ended."""
 
-    def _leave(self, request_id: RequestId, stream: OutputStream) -> None:
-        """Remove a run; abort it in the engine if it has not ended."""
-        if self._streams.get(request_id) is stream:
-            del self._streams[request_id]
-            if not stream.ended:
-                self._cancel(request_id)
-            stream.end()
+    def _report(self, events: Sequence[NewOutput | RunEnded]) -> None:
+        """Send the events of one turn to the listener, without those of runs that have ended."""
+        known: list[EngineEvent] = []
+        for event in events:
+            request = self._runs.get(event.request_id)
+            if request is None:
+                continue
+            known.append(event)
+            if isinstance(event, RunEnded) or event.output.is_last:
+                del self._runs[event.request_id]
+            self._answered(request)
+        if known:
+            self._listener(known)
 
-    def _fail_streams(self, message: str) -> None:
-        """Fail all runs because the engine died."""
-        for stream in self._streams.values():
-            stream.fail(EngineError(message, engine_dead=True))
-        self._streams.clear()
+    def _lose(self, message: str) -> None:
+        """End all runs because the engine died."""
+        error = EngineError(message, engine_dead=True)
+        ended = [RunEnded(request_id, error) for request_id in self._runs]
+        self._runs.clear()
+        self._listener((EngineLost(message), *ended))
 
     def _require_known(self, model: ModelName) -> ModelEntry:
         entry = self._entries.get(model)
         if entry is None:
             raise EngineError(f"the engine has no model {model!r}")
         return entry
+
+
+def _ignore(_events: Sequence[EngineEvent]) -> None:
+    """The listener before the first call of `listen`."""

@@ -6,13 +6,13 @@ backend against it. A backend without a capability refuses that operation with `
 and still serves.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Protocol
 
 from services.agent.backends.totals import CheckpointTotals, SchedulingTotals
 from shared.contracts.base import ModelName, RequestId, Seconds, TenantId, UnixTime
+from shared.contracts.errors import MeshError
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import (
@@ -23,41 +23,13 @@ from shared.contracts.requests import (
     StepDetails,
     Tokens,
 )
-from shared.contracts.telemetry import EngineIteration, ModelState
-
-
-class Capability(Enum):
-    """Capability of a backend beyond serving."""
-
-    MODEL_SWAP = "model_swap"
-    """`activate` can replace an active model by another."""
-    SCHEDULING = "scheduling"
-    """The backend applies `set_scheduling` to a running engine."""
-    CHECKPOINT = "checkpoint"
-    """
-    The backend copies the KV of requests with `checkpointed` to host memory.
-
-    A request that starts or resumes later loads these copies instead of computing the KV again.
-    """
-    LAYER_PREEMPTION = "layer_preemption"
-    """The backend can drop best-effort work inside a forward pass."""
-    TELEMETRY = "telemetry"
-    """The backend reports the iterations of its engine."""
-    WARM_START = "warm_start"
-    """The backend can load models into host memory before their activation, and unload them."""
-    PAYLOAD = "payload"
-    """
-    The backend reads vLLM's encoded requests and ends their answers, also at stop strings. It needs
-    no text of these answers.
-    """
-    CALLS = "calls"
-    """The backend makes the prompts and the response of a call with vLLM's application."""
-
+from shared.contracts.telemetry import Capability, EngineIteration, ModelState
 
 _ALWAYS = frozenset(
     {
         Capability.MODEL_SWAP,
         Capability.WARM_START,
+        Capability.RESUME,
         Capability.SCHEDULING,
         Capability.TELEMETRY,
     }
@@ -77,6 +49,9 @@ class EngineCall:
 
     endpoint: str
     body: bytes
+    streams: bool = False
+    """True if the outputs have the answer's text as it is generated."""
+    stream_options: bytes | None = None
     seed: int
     """Seed of random answers whose body has none; each answer has another seed."""
     children: tuple[Progress, ...] = ()
@@ -135,6 +110,8 @@ class EngineOutput:
     """
 
     token_ids: Tokens
+    text: str = ""
+    """Text of the tokens, if only the engine knows it."""
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
     """
@@ -161,6 +138,38 @@ class EngineOutput:
         return self.response is not None or (self.finish_reason is not None and self.child is None)
 
 
+@dataclass(frozen=True, slots=True)
+class NewOutput:
+    """New tokens of a run; the run has ended if the output is its last."""
+
+    request_id: RequestId
+    output: EngineOutput
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """A run has ended without a last output."""
+
+    request_id: RequestId
+    error: MeshError | None = None
+    """
+    None: the run was aborted. Otherwise a `ContractError` with vLLM's status and field if the body
+    of a call is invalid, or an `EngineError`: the engine does not support a field, or died.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLost:
+    """The engine died; `RunEnded` of each of its runs follows."""
+
+    message: str
+
+
+EngineEvent = NewOutput | RunEnded | EngineLost
+Listener = Callable[[Sequence[EngineEvent]], None]
+"""Function that receives the events of one turn of the engine. It does not block or raise."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
     """Load of one engine. The token counts include prompts and outputs."""
@@ -171,6 +180,8 @@ class EngineLoad:
     kv_capacity_tokens: int = 0
     token_budget: int = 0
     """Token budget of the engine's last iteration."""
+    max_running: int = 0
+    """Maximum number of requests in one iteration."""
     scheduling: SchedulingTotals = field(default_factory=SchedulingTotals)
     checkpoints: CheckpointTotals = field(default_factory=CheckpointTotals)
     host_kv_bytes: int = 0
@@ -183,7 +194,6 @@ class EngineSnapshot(EngineLoad):
     """State of a backend and its active engine; totals cover all engines since the start."""
 
     model: ModelName | None
-    max_running: int
     models: tuple[ModelState, ...] = ()
     warm_capacity_bytes: int = 0
     """Host memory for all warm models."""
@@ -243,6 +253,19 @@ class EngineBackend(Protocol):
         """Add a model, which is cold; running requests are not affected."""
         ...
 
+    def replace(self, entry: ModelEntry) -> None:
+        """Replace the entry of a known model, of which only names and adapters have changed."""
+        ...
+
+    async def remove(self, model: ModelName) -> None:
+        """
+        Forget a model and release its memory, also if it is active. No request of it may run.
+
+        Raises:
+            EngineError: The model is unknown, requests of it are running, or the engine died.
+        """
+        ...
+
     async def activate(self, model: ModelName) -> Seconds:
         """
         Activate *model* by the cheapest path. No request may be running.
@@ -279,28 +302,32 @@ class EngineBackend(Protocol):
         """
         ...
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+    def listen(self, listener: Listener) -> None:
+        """Send events to *listener* from now on, instead of to the listener before."""
+        ...
+
+    def submit(self, request: EngineRequest) -> None:
         """
-        Run *request* on the active model and yield tokens as they are generated.
+        Begin to run *request* on the active model.
+
+        Its outputs follow as events, perhaps before this call returns. The last event of a run is
+        an output with a `finish_reason`, or with the response of a call, or `RunEnded`.
 
         Token i of a greedy request depends only on the model, the prompt and earlier tokens, so
-        evicting and resuming at any point gives the same answer. The last output has a
-        `finish_reason`, unless the request was aborted.
+        evicting and resuming at any point gives the same answer.
 
         Raises:
             NotActiveError: Another model is active, or is being activated.
-            ContractError: The body of a call is invalid; the error has vLLM's status and field.
-            EngineError: A sampling field is not supported, or the engine died during the request
-                (`engine_dead`).
+            EngineError: The request is not supported, runs already, or the engine is dead
+                (`engine_dead`). No event of the run follows.
         """
         ...
 
-    async def abort(self, request_id: RequestId) -> None:
+    def abort(self, request_id: RequestId) -> None:
         """
-        End a run and free its KV.
+        End a run and free its KV; `RunEnded` follows, perhaps before this call returns.
 
-        The run's iterator still yields the tokens that the engine generated before. Unknown and
-        finished requests are ignored.
+        Unknown and finished runs are ignored.
         """
         ...
 

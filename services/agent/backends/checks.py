@@ -4,10 +4,11 @@ from pathlib import Path
 
 import msgspec
 
-from services.agent.backends.base import Capability, EngineRequest
+from services.agent.backends.base import EngineRequest
 from shared.contracts.errors import EngineError, UnsupportedError
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import FinishReason, Tokens
+from shared.contracts.telemetry import Capability
 
 
 class _ModelConfig(msgspec.Struct, frozen=True):
@@ -64,10 +65,8 @@ def check_request(entry: ModelEntry, request: EngineRequest, vocab_size: int | N
         vocab_size: Exclusive upper bound of token ids; None: token ids are not checked.
 
     Raises:
-        EngineError: The request has an adapter, an empty or too long prompt, or a token outside the
-            vocabulary.
+        EngineError: The request has an empty or too long prompt, or a token outside the vocabulary.
     """
-    _check_adapter(request)
     num_tokens = len(request.prompt) + len(request.progress)
     if num_tokens == 0:
         raise EngineError("the prompt is empty")
@@ -85,22 +84,15 @@ def check_request(entry: ModelEntry, request: EngineRequest, vocab_size: int | N
         raise EngineError(f"a token id is outside the model's vocabulary of {vocab_size}")
 
 
-def check_call(request: EngineRequest, capabilities: frozenset[Capability]) -> None:
+def check_call(capabilities: frozenset[Capability]) -> None:
     """
     Reject a call that the backend cannot answer. vLLM checks its tokens after it was rendered.
 
     Raises:
         UnsupportedError: The backend answers no calls.
-        EngineError: The request has an adapter.
     """
     if Capability.CALLS not in capabilities:
         raise UnsupportedError("this engine answers no requests with an endpoint")
-    _check_adapter(request)
-
-
-def _check_adapter(request: EngineRequest) -> None:
-    if request.adapter is not None:
-        raise EngineError(f"adapter {request.adapter!r}: this backend serves base models only")
 
 
 def _check_lengths(entry: ModelEntry, request: EngineRequest) -> None:

@@ -25,9 +25,18 @@ def _vllm(entries: Entries, settings: EngineSettings, clock: Clock) -> EngineBac
     return VllmEngine(entries, settings.vllm)
 
 
+def _remote(entries: Entries, settings: EngineSettings, clock: Clock) -> EngineBackend:  # noqa: ARG001 - same signature for all
+    from services.agent.backends.remote.backend import RemoteEngine  # noqa: PLC0415 - as above
+
+    return RemoteEngine(entries, settings.remote)
+
+
+REMOTE = "remote"
+"""Backend of servers that others run, which needs no engine of ours."""
 BACKENDS: dict[str, Callable[[Entries, EngineSettings, Clock], EngineBackend]] = {
     "simulated": _simulated,
     "vllm": _vllm,
+    REMOTE: _remote,
 }
 
 

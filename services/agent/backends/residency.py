@@ -83,6 +83,17 @@ class ResidencyTable:
         self._footprints[model] = footprint
         self._engine_bytes[model] = footprint.engine_bytes
 
+    def replace(self, model: ModelName, footprint: Footprint) -> None:
+        """Replace the memory and the shape of a known model, whose residency does not change."""
+        self._footprints[model] = footprint
+
+    def remove(self, model: ModelName) -> None:
+        """Forget *model*, which has neither an engine nor held weights any more."""
+        self.drop((model,))
+        del self._footprints[model], self._engine_bytes[model]
+        for path in ActivationPath:
+            self._measured_s.pop((model, path), None)
+
     @property
     def used_bytes(self) -> int:
         """Host memory of all warm models."""

@@ -88,10 +88,11 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     An overestimate is safer than an underestimate.
     """
-    async_scheduling: bool = False
+    async_scheduling: bool | None = None
     """
-    Schedule the next iteration while the previous one runs, which hides the scheduler's time; GPU
-    only.
+    Schedule the next iteration while the previous one runs, which hides the scheduler's time on a
+    GPU. None: False on a CPU; on a GPU vLLM's default, which is True unless the model or the
+    executor does not support it.
 
     False: telemetry times each iteration separately, and holds, preemptions and new limits apply to
     the next iteration.
@@ -100,24 +101,34 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     measured from result to result, and the policy plans from the predicted end of the running
     iteration.
     """
-    max_running: Positive = 64
-    """Value of vLLM's `max_num_seqs`: maximum number of requests in one iteration."""
-    token_budget: Positive = 2048
-    """Value of vLLM's `max_num_batched_tokens`: maximum number of tokens in one iteration."""
+    max_running: Positive | None = None
+    """
+    Value of vLLM's `max_num_seqs`: maximum number of requests in one iteration; None: 64 on a CPU,
+    vLLM's default on a GPU.
+    """
+    token_budget: Positive | None = None
+    """
+    Value of vLLM's `max_num_batched_tokens`: maximum number of tokens in one iteration; None: 2048
+    on a CPU, vLLM's default on a GPU.
+    """
     block_tokens: Positive | None = None
     """Value of vLLM's `block_size`; None: 32 on a CPU, vLLM's default on a GPU."""
     prefix_caching: bool = True
     dtype: str | None = None
     """Data type of weights; None: float32 on a CPU, the model's own type on a GPU."""
-    eager: bool = True
-    """True: vLLM neither compiles the model nor captures CUDA graphs."""
+    eager: bool | None = None
+    """
+    True: vLLM neither compiles the model nor captures CUDA graphs. None: True on a CPU; False on a
+    GPU unless `safepoint_layers` is set, since compiled models have no safepoints.
+    """
     safepoint_layers: Annotated[int, Meta(ge=0)] | None = None
     """
     Layers between safepoints, at which best-effort work may be dropped for an arriving request with
     targets (ConServe §4.3); 0 turns safepoints off. Safepoints require the policy `qoserve`.
 
     None: 4 on a CPU with `eager` and synchronous scheduling, which is the tested configuration, and
-    0 elsewhere.
+    0 elsewhere. With a value above 0, `eager` is True and `async_scheduling` False by default on
+    every device.
     """
     num_threads: Positive = 1
     """Threads of one engine on a CPU; more threads than free cores make the engine much slower."""
@@ -135,6 +146,54 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Log level of vLLM."""
 
 
+class RemoteSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a server that others run, or of all servers behind one name."""
+
+    url: str = ""
+    """
+    Address of the server, e.g. `http://models.example:8000`.
+
+    A name with several addresses, and `file:PATH`, a file with one address per line, stand for
+    several servers, each of which becomes an instance; they may change while the agent runs. So
+    does `kubernetes://NAMESPACE/SERVICE?port=PORT`, for an agent in a pod of the cluster. With the
+    prefix `router+`, the address is that of a router, which is one instance.
+    """
+    host: str | None = None
+    """Value of the header `Host`; None: that of the address."""
+    model: str | None = None
+    """
+    Name of the model at the server; None: the model's name in the registry, or the only model that
+    the server lists.
+    """
+    api_key: str | None = None
+    """Key that is sent as bearer token; better set as `HEADWAY_AGENT_ENGINE__REMOTE__API_KEY`."""
+    ca_file: str | None = None
+    """File with certificates of authorities for `https`; None: those of the system."""
+    fields: tuple[str, ...] | None = None
+    """
+    Fields of bodies that the server honours; requests with others are refused. `["*"]`: all. None:
+    all for vLLM, and for servers of other makes, which may ignore fields, the fields of a plain
+    request (`PLAIN_FIELDS` of `services/agent/backends/remote/body_run.py`).
+    """
+    device: str | None = None
+    """
+    Kind of the server's device; servers of equal device share a profile. None: each server has a
+    profile of its own.
+    """
+    shared_address: bool = False
+    """True if several servers answer at the address, so that its metrics are not of one server."""
+    shared: bool = False
+    """
+    True if other agents may serve with the same server. Otherwise the first agent has it, and the
+    others wait.
+    """
+    max_running: Positive = 256
+    """Maximum number of requests at the server; fewer if requests wait there."""
+    connect_timeout_s: Annotated[float, Meta(gt=0)] = 5.0
+    silence_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+    """Time without a byte of an answer after which the connection counts as lost."""
+
+
 class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Selection of the engine backend, and the settings of each backend."""
 
@@ -142,3 +201,4 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Name of a backend in `services.agent.backends.registry`."""
     simulated: SimulatedSettings = SimulatedSettings()
     vllm: VllmSettings = VllmSettings()
+    remote: RemoteSettings = RemoteSettings()

@@ -11,37 +11,24 @@ from shared.contracts.base import ModelName
 from shared.contracts.errors import EngineError
 from shared.contracts.models import ModelEntry
 from shared.models.digest import tokenizer_digest
+from shared.models.files.sizes import weight_files
 
-_WEIGHTS = ("*.safetensors", "*.bin")
 _NAMES_ONLY = ("_name_or_path", "transformers_version", "torch_dtype_origin")
 """Keys of `config.json` that do not affect the engine."""
-
-
-def weight_files(entry: ModelEntry) -> tuple[Path, ...]:
-    """Weight files of *entry*'s directory, in the first format that it has."""
-    for pattern in _WEIGHTS:
-        if files := sorted(Path(entry.path).glob(pattern)):
-            return tuple(files)
-    return ()
-
-
-def weight_bytes(entry: ModelEntry) -> int:
-    """Size of a model's weights from the registry or, without an entry, of the weight files."""
-    return entry.weight_bytes or sum(file.stat().st_size for file in weight_files(entry))
 
 
 def engine_shape(entry: ModelEntry) -> str:
     """
     Digest of a model's configuration: equal for models whose engines differ only in their weights.
 
-    The digest is empty if the model has no readable `config.json`, or has adapters, which an engine
-    would keep. An empty digest equals no other digest.
+    The digest is empty if the model has no readable `config.json`, or room for adapters, which an
+    engine would keep. An empty digest equals no other digest.
     """
     try:
         config = msgspec.json.decode((Path(entry.path) / "config.json").read_bytes(), type=dict)
     except (OSError, msgspec.DecodeError):
         return ""
-    if entry.adapters:
+    if entry.adapter_slots:
         return ""
     for name in _NAMES_ONLY:
         config.pop(name, None)

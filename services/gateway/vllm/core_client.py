@@ -19,8 +19,8 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from services.engine_core.encoding import encode_request, encode_requests
 from services.engine_core.engine_client import Fail
 from services.engine_core.steps import AnswerSteps
+from services.gateway.call import Call, current
 from services.gateway.errors import error_info
-from services.gateway.vllm.call import Call, current
 from services.gateway.vllm.pooled_inputs import PooledInputs, units_of
 from shared.api.images import CODE, FIELD
 from shared.broker.tasks import OwnedTasks
@@ -189,6 +189,11 @@ class MeshCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
 
     async def reset_mm_cache_async(self) -> None:
         """No-op: the mesh has no cache of processed images."""
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no request of the API server is in the mesh."""
+        return not self._relays and not self._gathered
 
     def shutdown(self, timeout: float | None = None) -> None:  # vLLM's signature
         """No-op: the gateway owns the producer and closes it."""

@@ -6,12 +6,15 @@ from typing import Any
 import msgspec
 
 from shared.api.calls import (
+    COMPLETIONS,
+    PASSED_ENDPOINTS,
     CallSize,
     call_body,
     call_fields,
     call_size,
     check_endpoint,
     forwarded,
+    stream_options,
 )
 from shared.api.unsupported import WITHOUT_EFFECT
 from shared.contracts.base import Decoder
@@ -39,6 +42,12 @@ class Asked:
     size: CallSize | None = None
 
 
+_PLAIN = (
+    *("model", "messages", "prompt", "max_tokens", "max_completion_tokens", "min_tokens"),
+    *("temperature", "top_p", "top_k", "seed", "stop", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "ignore_eos"),
+)
+"""Fields of a plain request that are parts of a body."""
 _Beside = msgspec.defstruct("_Beside", [(name, Any, msgspec.UNSET) for name in _OF_BODY])
 _decode_beside: Decoder[msgspec.Struct] = Decoder(_Beside)
 
@@ -91,13 +100,18 @@ def asked_call(request: CallRequest, limits: IngressLimits) -> Asked:
         ContractError: The endpoint or a field of the mesh is invalid, or there are too many
             answers. vLLM's application checks the other fields of the body.
     """
-    check_endpoint(request.endpoint)
+    check_endpoint(request.endpoint, PASSED_ENDPOINTS)
     fields = call_fields(bytes(request.body))
     if request.model is not None:
         fields.setdefault("model", msgspec.Raw(msgspec.json.encode(request.model)))
     body = call_body(fields)
     is_streamed = bool(body.stream)
-    call = ApiCall(endpoint=request.endpoint, body=forwarded(fields), deltas=is_streamed)
+    call = ApiCall(
+        endpoint=request.endpoint,
+        body=forwarded(fields),
+        deltas=is_streamed,
+        stream_options=stream_options(fields) if is_streamed else msgspec.UNSET,
+    )
     size = call_size(call)
     if size.num_answers > limits.max_answers:
         raise ContractError(
@@ -125,6 +139,28 @@ def asked_call(request: CallRequest, limits: IngressLimits) -> Asked:
     return Asked(of_mesh, msgspec.structs.replace(call, num_answers=size.num_answers), size)
 
 
+def plain_call(body: InferenceRequest, limits: IngressLimits) -> Asked:
+    """
+    The call that asks a server for the answer to a prompt or to messages.
+
+    It has only the parameters that differ from OpenAI's defaults, since servers of other makes
+    refuse or ignore the others.
+    """
+    values = msgspec.to_builtins(body)
+    fields = {name: values[name] for name in _PLAIN if name in values}
+    if body.max_completion_tokens is not None:
+        fields["max_tokens"] = fields.pop("max_completion_tokens")
+    fields.setdefault("max_tokens", limits.default_max_tokens)
+    is_chat = body.messages is not None
+    call = ApiCall(
+        endpoint="/v1/chat/completions" if is_chat else COMPLETIONS,
+        body=msgspec.Raw(msgspec.json.encode(fields)),
+        deltas=body.reply is not ReplyMode.FINAL,
+        plain=True,
+    )
+    return Asked(body, call, call_size(call))
+
+
 def _slo(request: CallRequest, of_body: Slo | None) -> Slo | None:
     return of_body if request.slo is None else request.slo
 
@@ -133,3 +169,9 @@ def call_sampling(size: CallSize, *, entry: ModelEntry, prompt_tokens: int) -> S
     """The limit of all answers of a call; an engine host has the other parameters."""
     room = max(1, entry.max_model_len - prompt_tokens // size.num_prompts)
     return Sampling(max_tokens=size.num_answers * min(room, size.max_tokens or room))
+
+
+def with_model(body: msgspec.Raw, model: str) -> msgspec.Raw:
+    """The body of a call for *model*, which the name in the body was resolved to."""
+    fields = {**call_fields(bytes(body)), "model": msgspec.Raw(msgspec.json.encode(model))}
+    return msgspec.Raw(msgspec.json.encode(fields))

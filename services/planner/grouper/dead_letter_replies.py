@@ -13,6 +13,14 @@ from shared.runtime.clock import Clock
 
 log = structlog.get_logger()
 _decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
+_CAUSES = {
+    "delivery_limit": f"it was delivered more than {topology.DELIVERY_LIMIT} times without an "
+    "outcome, because the processes that held it ended",
+    "expired": "a policy of the broker limits the age of messages",
+    "maxlen": "a policy of the broker limits the length of the queue",
+    "rejected": "a service could not process it; the service's log has the error",
+}
+"""The broker's reason for a dead letter -> what it means here."""
 
 
 class DeadLetterReplies:
@@ -44,13 +52,14 @@ class DeadLetterReplies:
             await delivery.settle(Settlement.ACK)
 
     async def _reply(self, delivery: Delivery, reply_to: str) -> None:
-        reason = delivery.headers.get("x-first-death-reason", "unknown")
+        reason = str(delivery.headers.get("x-first-death-reason", "unknown"))
+        cause = f": {_CAUSES[reason]}" if reason in _CAUSES else ""
         await send_failure(
             self._broker,
             reply_to=reply_to,
             request_id=_request_id_of(delivery),
             error=ErrorInfo(
-                message=f"the broker dead-lettered the request: {reason}",
+                message=f"the broker dead-lettered the request: {reason}{cause}",
                 type="server_error",
                 code="dead_lettered",
                 status=500,

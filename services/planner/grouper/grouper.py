@@ -4,6 +4,7 @@ them.
 """
 
 import asyncio
+import math
 
 import msgspec
 import structlog
@@ -19,25 +20,38 @@ from shared.broker import topology
 from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
 from shared.broker.retry import publish_until_confirmed
 from shared.broker.work_queues import WorkQueues
-from shared.contracts.base import encode
+from shared.contracts.base import Seconds, encode
 from shared.contracts.control import QueuesRetired, QueuesRetiring
-from shared.contracts.errors import CapacityError, ContractError, MeshError, TransientError
+from shared.contracts.errors import (
+    CapacityError,
+    ContractError,
+    MeshError,
+    ModelNotReadyError,
+    TransientError,
+)
 from shared.contracts.estimates import Profile
 from shared.contracts.lanes import LaneKey, inbox_name
 from shared.contracts.plans import LanesForecast
 from shared.contracts.requests import QueuedRequest
 from shared.contracts.telemetry import LanesObserved, RequestObserved
 from shared.runtime.clock import Clock
+from solver.planning.forecast import late_with
 from solver.scheduling.window import tokens_needed
 
 log = structlog.get_logger()
 NOTICE_SPACING_S = 0.01
+UNKNOWN_MODEL_PERIOD_S: Seconds = 0.1
+"""Time between two attempts to find the model of a request in the registry."""
 OUTSTANDING_MEMORY_S = 6 * 3600.0
 """
 Time after admission at which a request counts as ended for its tenant's share.
 
 The limit is needed because the message about the end of a request may be lost.
 """
+
+
+LATE_PROBABILITY = 0.5
+"""Probability of being late from which a request goes to the fallback of its split."""
 
 
 class Grouper:
@@ -79,6 +93,8 @@ class Grouper:
         self._noticed_at: dict[str, float] = {}
         self._owed_notices: set[str] = set()
         self._under_way: dict[str, asyncio.Event] = {}
+        self._num_waiting = 0
+        """Number of requests that wait for their model."""
 
     async def on_request(self, delivery: Delivery) -> None:
         """Process one message of a global queue and settle it."""
@@ -100,7 +116,7 @@ class Grouper:
             await self._refuse(delivery, error)
 
     async def _take(self, delivery: Delivery) -> None:
-        request = self._intake.accept(delivery, self._clock.now())
+        request = await self._accepted(delivery)
         # A duplicate may be acknowledged only after the broker has confirmed the first request in
         # its lane.
         key = identity(request.tenant, request.request_id)
@@ -119,6 +135,47 @@ class Grouper:
             done.set()
         await delivery.settle(Settlement.ACK)
         await self._notify(queue)
+
+    async def _accepted(self, delivery: Delivery) -> QueuedRequest:
+        """
+        The request in *delivery*. A request for an unknown model waits for a while, since gateways
+        and producers may know a new registry sooner.
+
+        Raises:
+            ContractError: The body is invalid, or the model remains unknown.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._settings.unknown_model_wait_s
+        waits = False
+        try:
+            while True:
+                try:
+                    return self._intake.accept(delivery, self._clock.now(), self._is_late)
+                except (ContractError, ModelNotReadyError) as error:
+                    if not self._may_wait(error, until - loop.time(), waits=waits):
+                        raise _unknown_model(error) from error
+                self._num_waiting += not waits
+                waits = True
+                await asyncio.sleep(UNKNOWN_MODEL_PERIOD_S)
+        finally:
+            self._num_waiting -= waits
+
+    def _is_late(self, request: QueuedRequest) -> bool:
+        """Return whether a request would probably be late; False if its wait is unknown."""
+        now = self._clock.now()
+        left_s = request.slo.planning_deadline_at(request.arrived_at) - now
+        forecast = self.state.forecast(request.lane, now)
+        if forecast is None or not math.isfinite(left_s):
+            return False
+        return late_with(forecast, left_s) >= LATE_PROBABILITY
+
+    def _may_wait(self, error: MeshError, left_s: Seconds, *, waits: bool) -> bool:
+        """Return whether a request that was refused with *error* may wait for its model."""
+        is_unknown = isinstance(error, ModelNotReadyError) or (
+            isinstance(error, ContractError) and error.code == "model_not_found"
+        )
+        has_room = waits or self._num_waiting < self._settings.max_unknown_model_waiting
+        return is_unknown and has_room and left_s > 0
 
     async def _put(self, request: QueuedRequest) -> str:
         """Publish an admitted request and count it; return the name of the queue."""
@@ -282,3 +339,10 @@ class Grouper:
             topology.LANES_KEY,
             OutMessage(body=encode(observed), kind="lanes.observed.v1", persistent=False),
         )
+
+
+def _unknown_model(error: ContractError | ModelNotReadyError) -> ContractError:
+    """The error for the producer of a request whose model remains unknown."""
+    if isinstance(error, ContractError):
+        return error
+    return ContractError(str(error), code="model_not_ready", param="model", status=503)

@@ -2,6 +2,7 @@
 
 import math
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +13,12 @@ from services.planner.grouper.calls import (
     asked_call,
     call_of_item,
     call_sampling,
+    plain_call,
     refuse_beside_body,
+    with_model,
 )
 from services.planner.settings import GrouperSettings
-from shared.api.calls import ENDPOINTS, CallSize
+from shared.api.calls import ENDPOINTS, CallSize, check_endpoint
 from shared.api.pooling import NO_SAMPLING, check_inputs, check_task
 from shared.api.unsupported import UnsupportedFields, refuse_unsupported
 from shared.broker.protocol import Delivery
@@ -32,7 +35,7 @@ from shared.contracts.errors import ContractError
 from shared.contracts.ingress import CallRequest, InferenceRequest, QueueItem, RequestedTargets
 from shared.contracts.lanes import LaneLayout
 from shared.contracts.models import ModelEntry
-from shared.contracts.requests import QueuedRequest, ReplyMode, Sampling
+from shared.contracts.requests import ModelRef, QueuedRequest, ReplyMode, Sampling
 from shared.contracts.telemetry import RequestObserved
 from shared.models.registry import ModelRegistry
 from solver.planning.lanes import lane_for
@@ -74,7 +77,12 @@ class Intake:
     work: PredictedWork = field(default_factory=PredictedWork)
     """Predicts the lengths of answers, which are a part of the work that determines lanes."""
 
-    def accept(self, delivery: Delivery, now: UnixTime) -> QueuedRequest:
+    def accept(
+        self,
+        delivery: Delivery,
+        now: UnixTime,
+        is_late: Callable[[QueuedRequest], bool] = lambda _request: False,
+    ) -> QueuedRequest:
         """
         Return the request in *delivery*, classified for its lane.
 
@@ -85,22 +93,64 @@ class Intake:
         The arrival time for other publishers is now. The true time of publication is unknown, and
         an old arrival time would give priority over requests with shorter targets.
 
+        Args:
+            delivery: The message.
+            now: Unix seconds.
+            is_late: Returns whether a request would probably be late; then it goes to the fallback
+                of its split, if it has one.
+
         Raises:
+            ModelNotReadyError: The model was added to the registry a moment ago.
             ContractError: The body is invalid; the message names the field and its limit.
         """
         limits = self.settings.limits
         check_body_size(delivery.body, limits)
         asked = self._asked(delivery)
         body = asked.body
-        trusted = delivery.user_id in self.settings.trusted_users
+        trusted = self._is_trusted(delivery)
         if not trusted:
             body = msgspec.structs.replace(
                 body, arrived_at=None, prompt_tokens=None, engine=None, input_lengths=()
             )
         if asked.call is None:
             check_prompt(body)
-        model = self.registry.resolve(body.model)
+        asked = Asked(body, asked.call, asked.size)
+        request_id = request_id_of(delivery)
+        model = self._model(body.model, request_id, trusted=trusted)
+        request = self._queued(delivery, asked, request_id, model, now)
+        fallback = self._fallback(asked)
+        if fallback is not None and fallback != model and is_late(request):
+            return self._queued(delivery, asked, request_id, fallback, now)
+        return request
+
+    def _fallback(self, asked: Asked) -> ModelRef | None:
+        """
+        The model of a request that would be late on its target; None for a request whose prompt
+        consists of the target's tokens.
+        """
+        split = self.registry.split(asked.body.model)
+        if split is None or split.fallback is None or isinstance(asked.body.prompt, tuple):
+            return None
+        return self.registry.resolve(split.fallback)
+
+    def _queued(
+        self,
+        delivery: Delivery,
+        asked: Asked,
+        request_id: RequestId,
+        model: ModelRef,
+        now: UnixTime,
+    ) -> QueuedRequest:
+        """The request for *model*, classified for its lane."""
+        limits, body = self.settings.limits, asked.body
         entry = self.registry.entry(model.base)
+        if entry.takes_bodies and asked.call is None:
+            asked = plain_call(body, limits)
+        call = asked.call
+        if call is not None and not entry.takes_bodies:
+            check_endpoint(call.endpoint)
+        if call is not None and model.name != body.model:
+            call = msgspec.structs.replace(call, body=with_model(call.body, model.name))
         check_task(body, entry)
         arrived_at = now if body.arrived_at is None else min(now, body.arrived_at)
         slo = effective_slo(body, now=now, limits=limits)
@@ -111,16 +161,16 @@ class Intake:
         importance = effective_importance(body)
         deadline_at = slo.planning_deadline_at(arrived_at)
         request = QueuedRequest(
-            request_id=request_id_of(delivery),
+            request_id=request_id,
             model=model,
-            prompt=body.prompt,
-            messages=body.messages,
+            prompt=body.prompt if call is None else None,
+            messages=body.messages if call is None else None,
             prompt_tokens=prompt_tokens,
             sampling=sampling,
             slo=slo,
             arrived_at=arrived_at,
             grouped_at=now,
-            tenant=self._tenant(delivery, body, trusted=trusted),
+            tenant=self._tenant(delivery, body),
             application=body.application or "default",
             importance=importance,
             priority=body.priority,
@@ -129,7 +179,7 @@ class Intake:
             reply_mode=body.reply or ReplyMode.STREAM,
             traceparent=_header(delivery, "traceparent"),
             payload=body.engine,
-            call=asked.call,
+            call=call,
             input_lengths=body.input_lengths,
         )
         expected_tokens = self.work.answer_tokens(request)
@@ -143,6 +193,21 @@ class Intake:
         return msgspec.structs.replace(
             request, lane=lane.queue_name, expected_tokens=expected_tokens
         )
+
+    def _is_trusted(self, delivery: Delivery) -> bool:
+        return delivery.user_id in self.settings.trusted_users
+
+    def _model(self, name: str, request_id: RequestId, *, trusted: bool) -> ModelRef:
+        """
+        The model of a name. A trusted publisher has checked the name already, so a model that was
+        removed since then counts.
+
+        Raises:
+            ModelNotReadyError: The model was added to the registry a moment ago.
+            ContractError: The name is unknown.
+        """
+        removed = self.registry.removed(name) if trusted else None
+        return removed or self.registry.resolve(name, request_id)
 
     def _asked(self, delivery: Delivery) -> Asked:
         """The request in a delivery, in one of its three forms."""
@@ -227,8 +292,8 @@ class Intake:
             bytes_per_token=self.registry.entry(observed.model).bytes_per_token,
         )
 
-    def _tenant(self, delivery: Delivery, body: InferenceRequest, *, trusted: bool) -> TenantId:
-        if trusted:
+    def _tenant(self, delivery: Delivery, body: InferenceRequest) -> TenantId:
+        if self._is_trusted(delivery):
             return TenantId(body.tenant or delivery.user_id or self.settings.anonymous_tenant)
         return TenantId(delivery.user_id or self.settings.anonymous_tenant)
 

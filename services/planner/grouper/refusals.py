@@ -11,9 +11,8 @@ from shared.contracts.requests import ErrorInfo, RequestFailed
 def error_info(error: MeshError) -> ErrorInfo:
     """Error information for the producer of a refused request."""
     if isinstance(error, ContractError):
-        kind = "timeout_error" if error.status == 504 else "invalid_request_error"  # noqa: PLR2004
         return ErrorInfo(
-            message=str(error), type=kind, code=error.code, param=error.param, status=error.status
+            message=str(error), code=error.code, param=error.param, status=error.status
         )
     if isinstance(error, CapacityError):
         return ErrorInfo(

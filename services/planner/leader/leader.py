@@ -6,6 +6,7 @@ Exactly one leader is active. Agents serve requests even without a leader.
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -27,7 +28,7 @@ from shared.broker.retry import send_best_effort
 from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import InstanceId, ModelName, Seconds, UnixTime, encode, tag_of
 from shared.contracts.control import LaneNonempty
-from shared.contracts.lanes import LaneLayout, is_inbox, model_of
+from shared.contracts.lanes import LaneLayout, inbox_name, is_inbox, model_of, owner_of
 from shared.contracts.plans import LanesForecast, PlanExplained, PlanPublished, PlanRequested
 from shared.contracts.telemetry import InstanceStatus, LanesObserved, LanesPulled
 from shared.runtime.clock import Clock
@@ -49,7 +50,8 @@ class Leader:
     broker: Broker
     settings: LeaderSettings
     layout: LaneLayout
-    models: tuple[ModelName, ...]
+    models: Callable[[], tuple[ModelName, ...]]
+    """Returns the models of the registry now."""
     state: LeaderState
     planner: Planner
     clock: Clock
@@ -241,17 +243,32 @@ class Leader:
             self._audited_at = now
         doubtful = set(counts.due)
         async with rewriting(self.broker) as listed:
-            found = listed.queues - counts.queues
+            inboxes = {queue for queue in listed.queues if is_inbox(queue)}
+            self._claim(inboxes, now)
+            found = listed.queues - inboxes - counts.queues
             if not listed.complete:
                 log.info("queues.scan")
                 found |= self._possible_queues()
             counts.due -= doubtful - counts.queues - found
             await self._count(counts, found | (counts.queues if audits else counts.due), now)
-            listed.queues, listed.complete = set(counts.queues), True
+            owners = (*self.state.instances, *self.claims.lost)
+            listed.queues = {*counts.queues, *map(inbox_name, owners)}
+            listed.complete = True
+
+    def _claim(self, inboxes: set[str], now: UnixTime) -> None:
+        """
+        Consider the owners of listed inboxes lost until they report: their inboxes may have
+        requests that no other process knows of.
+        """
+        for inbox in inboxes:
+            owner = owner_of(inbox)
+            if owner not in self.state.instances:
+                self.claims.listed(owner, now)
 
     def _possible_queues(self) -> set[str]:
         """Every lane and companion that can exist; RabbitMQ logs an error for each absent one."""
-        lanes = all_lanes(self.models, self.layout) + earlier_lanes(self.models, self.layout)
+        models = self.models()
+        lanes = all_lanes(models, self.layout) + earlier_lanes(models, self.layout)
         return queues_of(lanes)
 
     async def _count(self, counts: QueueCounts, queues: set[str], now: UnixTime) -> None:

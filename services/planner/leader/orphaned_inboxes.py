@@ -37,7 +37,7 @@ class InboxClaims:
     Deleting a queue drops all its messages, including unacknowledged ones. The inbox is therefore
     unbound first, so that no more requests can be routed to it, and then drained. It is deleted
     after `GRACE_S`: by then the broker has closed the connection of a stalled owner and requeued
-    its deliveries.
+    its deliveries. An owner that is alive and holds requests keeps the inbox.
     """
 
     broker: Broker
@@ -56,9 +56,15 @@ class InboxClaims:
         """Record that *instance_id* was lost."""
         self._lost.setdefault(instance_id, now)
 
+    def listed(self, instance_id: str, now: UnixTime) -> None:
+        """Record that the list of work queues has the inbox of an absent instance."""
+        if instance_id not in self._deleted:
+            self.add(instance_id, now)
+
     def returned(self, instance_id: str) -> None:
         """Record that *instance_id* has returned; the instance declares its inbox itself."""
         self._lost.pop(instance_id, None)
+        self._deleted.pop(instance_id, None)
 
     def restart_grace(self, now: UnixTime) -> None:
         """
@@ -82,7 +88,7 @@ class InboxClaims:
                 continue
             await topology.close_work_queue(self.broker, queue)
             await self._drain(queue)
-            if now - lost_at >= GRACE_S:
+            if now - lost_at >= GRACE_S and not await self._is_held(queue):
                 await self.broker.delete_queue(queue)
                 self._end(instance_id, now)
                 log.info("inbox.deleted", instance_id=instance_id)
@@ -90,6 +96,11 @@ class InboxClaims:
     def _end(self, instance_id: str, now: UnixTime) -> None:
         del self._lost[instance_id]
         self._deleted[instance_id] = now
+
+    async def _is_held(self, queue: str) -> bool:
+        """Return whether the queue has messages, or a client holds unsettled ones."""
+        depth = await self.broker.depth(queue)
+        return depth is not None and bool(depth.ready or depth.consumers)
 
     async def _drain(self, queue: str) -> None:
         with suppress(QueueNotFoundError):  # another leader has deleted the inbox

@@ -4,13 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
+from urllib.parse import unquote, urlsplit
 
 import structlog
 from aio_pika.connection import make_url
 from aio_pika.robust_connection import RobustConnection
 from aiormq.abc import AbstractConnection
 from aiormq.channel import Channel
-from aiormq.exceptions import ConnectionNotAllowed, ProbableAuthenticationError
+from aiormq.exceptions import (
+    ConnectionNotAllowed,
+    InvalidFrameError,
+    ProbableAuthenticationError,
+)
 
 from shared.broker.amqp.errors import amqp_errors
 from shared.contracts.errors import BrokerUnavailableError, SettingsError
@@ -84,6 +89,11 @@ class AmqpConnection:
             await robust.close()
             if isinstance(error.__cause__, ProbableAuthenticationError | ConnectionNotAllowed):
                 raise SettingsError(f"the broker refuses the login: {error.__cause__}") from error
+            if _is_refused_vhost(error.__cause__):
+                raise SettingsError(
+                    f"the broker refuses the vhost {self._vhost!r}: it does not exist, or the user "
+                    "has no rights on it"
+                ) from error
             raise
         except BaseException:  # cancelled or failed: undo what was begun and raise again
             await robust.close()
@@ -107,6 +117,10 @@ class AmqpConnection:
         robust.close_callbacks.add(lost)
         robust.reconnect_callbacks.add(restored)
         log.info("broker.connected", connection=self._name)
+
+    @property
+    def _vhost(self) -> str:
+        return unquote(urlsplit(self._url).path.removeprefix("/")) or "/"
 
     async def open_channel(self, *, confirms: bool = False) -> Channel:
         """Open a new channel; an error on this channel affects no other channel."""
@@ -171,3 +185,12 @@ class AmqpConnection:
         with suppress(BrokerUnavailableError), amqp_errors("close"):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await robust.close()
+
+
+def _is_refused_vhost(error: BaseException | None) -> bool:
+    """
+    Return whether the broker has closed a connection instead of opening its virtual host.
+
+    The library's error has only the names of the frames.
+    """
+    return isinstance(error, InvalidFrameError) and "Connection.OpenOk" in str(error)

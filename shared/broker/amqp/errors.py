@@ -1,6 +1,7 @@
 """Translation of the AMQP library's exceptions to Headway's errors."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,8 +18,12 @@ from shared.contracts.errors import (
     BrokerAccessError,
     BrokerConflictError,
     BrokerUnavailableError,
+    MessageTooLargeError,
     QueueNotFoundError,
 )
+
+_SIZES = re.compile(r"message size (?P<size>\d+) .*?max size (?P<limit>\d+)")
+"""RabbitMQ's reason for refusing a large message."""
 
 
 @contextmanager
@@ -28,6 +33,7 @@ def amqp_errors(what: str) -> Iterator[None]:
 
     Raises:
         QueueNotFoundError: AMQP reply code 404.
+        MessageTooLargeError: AMQP reply code 406 because of the size of a message.
         BrokerConflictError: AMQP reply code 405 (locked) or 406 (precondition failed).
         BrokerAccessError: AMQP reply code 403.
         BrokerUnavailableError: Any failure of the connection or channel, and timeouts.
@@ -49,6 +55,11 @@ def amqp_errors(what: str) -> Iterator[None]:
         # RabbitMQ reports a forged user id as a failed precondition.
         if "user_id" in str(error):
             raise BrokerAccessError(f"{what}: {error}") from error
+        if (sizes := _SIZES.search(str(error))) is not None:
+            raise MessageTooLargeError(
+                f"{what}: the message has {sizes['size']} bytes, and the broker's limit "
+                f"max_message_size is {sizes['limit']}; shorten the request, or raise the limit"
+            ) from error
         raise BrokerConflictError(f"{what}: {error}") from error
     except ChannelLockedResource as error:
         raise BrokerConflictError(f"{what}: {error}") from error

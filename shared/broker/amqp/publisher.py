@@ -19,6 +19,11 @@ from shared.broker.protocol import OutMessage, PublishOutcome
 from shared.contracts.errors import BrokerConflictError, MeshError, QueueNotFoundError
 
 _TRANSIENT, _PERSISTENT = 1, 2
+LARGE_BYTES = 1 << 20
+"""
+Size of a body from which a message has a channel of its own. The broker closes the channel of a
+message that is too large for it: 16 MiB in RabbitMQ 4, 128 MiB before.
+"""
 
 
 class AmqpPublisher:
@@ -43,6 +48,8 @@ class AmqpPublisher:
     async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
         """Publish a message with a publisher confirm, as `Broker.publish` specifies."""
         message_id = message.message_id
+        if len(message.body) >= LARGE_BYTES:
+            return await self._publish_alone(exchange, routing_key, message)
         # aiormq matches a returned message to its publish by message id alone.
         if message_id is not None and message_id in self._in_flight:
             return await self._publish_alone(exchange, routing_key, message)
@@ -64,6 +71,10 @@ class AmqpPublisher:
 
     async def send(self, exchange: str, routing_key: str, message: OutMessage) -> None:
         """Publish a message without a publisher confirm, as `Broker.send` specifies."""
+        if len(message.body) >= LARGE_BYTES:
+            # Only with a confirm is it known whether the broker refuses the size.
+            await self._publish_alone(exchange, routing_key, message)
+            return
         with amqp_errors(f"send to {exchange!r}"):
             channel = await self._channel(confirms=False)
             # This call waits until the socket accepts the bytes, which bounds the buffer, but not

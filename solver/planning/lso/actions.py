@@ -76,9 +76,11 @@ def make_room(change: HeadChange, situation: Situation) -> Iterator[Lso]:
     it.
     Differs: the work of a group that is no longer in the queue stays, because a lane leaves the
     plan when its last requests have begun to run.
+    Differs: if an evicted run loses its tokens, the head waits, because the lost work would be done
+    twice.
     """
     head, costs = change.head, situation.costs
-    if head is None or head.model != situation.active:
+    if head is None or head.model != situation.active or not situation.resumes:
         return
     lack_tokens = situation.demand.tokens - situation.free_tokens
     lack_slots = situation.demand.slots - situation.free_slots

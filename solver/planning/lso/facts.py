@@ -35,6 +35,7 @@ def facts_of(situation: Situation) -> LsoFacts:
         drain_limit_s=situation.drain_limit_s,
         return_s=situation.return_s,
         pull_room=situation.pull_room,
+        resumes=situation.resumes,
     )
 
 
@@ -82,6 +83,7 @@ def typical_situation(
         drain_limit_s=facts.drain_limit_s,
         return_s=facts.return_s,
         pull_room=facts.pull_room,
+        resumes=facts.resumes,
     )
 
 

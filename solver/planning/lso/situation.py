@@ -81,6 +81,8 @@ class Situation:
     """Cost of activating the present model again later: another drain and another activation."""
     pull_room: int = 0
     """Number of requests that may be pulled now."""
+    resumes: bool = True
+    """False if an evicted run loses its tokens, because the engine begins each answer again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ops.engine_runs import generate
 from services.agent.backends.base import EngineCall, EngineOutput, EngineRequest
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.backend import VllmEngine
@@ -64,10 +65,10 @@ class CallRig:
         answer.resume(None)
         known = answer.num_tokens
         request = self._request(endpoint, body, children)
-        async for output in self.engine.generate(request):
+        async for output in generate(self.engine, request):
             answer.push(output, RunId("run"), 0.0)
             if cut_after is not None and answer.num_tokens - known >= cut_after:
-                await self.engine.abort(request.request_id)
+                self.engine.abort(request.request_id)
                 break
         return answer
 
@@ -84,7 +85,7 @@ class CallRig:
         self, endpoint: str, body: dict[str, Any], children: tuple[Progress, ...]
     ) -> list[EngineOutput]:
         request = self._request(endpoint, body, children)
-        return [output async for output in self.engine.generate(request)]
+        return [output async for output in generate(self.engine, request)]
 
     async def settled(self) -> None:
         """Wait until the engine has no request."""

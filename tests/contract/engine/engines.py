@@ -3,16 +3,20 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import psutil
 import pytest
 
+from ops.engine_runs import generate
 from services.agent.backends.base import EngineBackend, EngineRequest
 from services.agent.backends.settings import SimulatedSettings, VllmSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
@@ -60,6 +64,24 @@ class EngineRig:
     kill: Callable[[], Awaitable[None]]
     entries: tuple[ModelEntry, ...] = ()
     """Models that the engine knows at its start."""
+    compile_cache: Path | None = None
+    """Folder of compiled models; None if the engine does not compile."""
+
+    def engine_processes(self) -> set[int]:
+        """Running processes of vLLM's engines: cores and their workers; empty for a simulation."""
+        if not isinstance(self.engine, VllmEngine):
+            return set()
+        members = group_members(self.host_pid)
+        cores = [psutil.Process(pid) for pid in members if is_engine_core(pid)]
+        workers = [each.pid for core in cores for each in core.children(recursive=True)]
+        return {core.pid for core in cores} | set(workers)
+
+    @property
+    def num_compiled(self) -> int:
+        """Number of models that were compiled for this rig."""
+        if self.compile_cache is None:
+            return 0
+        return sum(1 for _ in self.compile_cache.glob("torch_compile_cache/torch_aot_compile/*"))
 
     @property
     def host_pid(self) -> int:
@@ -109,7 +131,7 @@ class EngineRig:
         """Return the whole answer; set *begun* when the first tokens arrive."""
         token_ids: list[int] = []
         finish_reason, cached_tokens, prefill_s = None, 0, 0.0
-        async for output in self.engine.generate(request):
+        async for output in generate(self.engine, request):
             token_ids += output.token_ids
             cached_tokens += output.cached_tokens
             prefill_s += output.prefill_s
@@ -138,15 +160,27 @@ def simulated_rig(directory: Path) -> EngineRig:
     return EngineRig(engine, kill, entries)
 
 
-def vllm_rig(directory: Path, **fields: Any) -> EngineRig:
+def vllm_rig(
+    directory: Path, engine_args: Mapping[str, Any] | None = None, **fields: Any
+) -> EngineRig:
     """vLLM with its own scheduling, unless *fields* of its settings override it."""
     reason = vllm_unavailable_reason()
     if reason is not None:
         absent(reason, "vllm")
-    settings = VllmSettings(
-        **({"log_path": str(directory / "vllm.log"), "policy": "stock"} | fields)
+    defaults = {
+        "log_path": str(directory / "vllm.log"),
+        "policy": "stock",
+        # For all devices: equal answers need exact arithmetic, and a GPU holds several engines.
+        "dtype": "float32",
+        "kv_cache_bytes": 128 << 20,
+    }
+    settings = VllmSettings(**(defaults | fields))
+    # Only a condition for the start on a GPU, if the KV has a fixed size.
+    shared = {"gpu_memory_utilization": 0.2}
+    entries = tuple(
+        msgspec.structs.replace(entry, engine_args=entry.engine_args | shared | (engine_args or {}))
+        for entry in tiny_entries(directory, weights=True)
     )
-    entries = tiny_entries(directory, weights=True)
     engine = VllmEngine(entries, settings)
 
     return EngineRig(engine, partial(kill_cores, engine), entries)
@@ -166,10 +200,37 @@ def vllm_policy_rig(directory: Path) -> EngineRig:
     return vllm_rig(directory, policy="qoserve")
 
 
+def vllm_as_on_gpu_rig(directory: Path) -> EngineRig:
+    """vLLM with the defaults of a GPU that work on a CPU: compiled models, asynchronous."""
+    cache = directory / "compiled"
+    # Not the user's cache, so that the first start compiles.
+    python = python_with(directory, VLLM_CACHE_ROOT=str(cache))
+    rig = vllm_rig(directory, policy="qoserve", eager=False, async_scheduling=True, python=python)
+    return replace(rig, compile_cache=cache)
+
+
+def vllm_two_devices_rig(directory: Path) -> EngineRig:
+    """vLLM with a policy and the model spread over two devices, or two workers on a CPU."""
+    # Otherwise the first request waits for the compilation of a function.
+    python = python_with(directory, TORCHDYNAMO_DISABLE="1")
+    return vllm_rig(directory, {"tensor_parallel_size": 2}, policy="qoserve", python=python)
+
+
+def python_with(directory: Path, **variables: str) -> str:
+    """Path of a new interpreter of engine hosts, with additional environment *variables*."""
+    assignments = " ".join(f"{name}={value}" for name, value in variables.items())
+    python = directory / "python"
+    python.write_text(f'#!/bin/sh\n{assignments} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return str(python)
+
+
 RIGS: dict[str, Callable[[Path], EngineRig]] = {
     "simulated": simulated_rig,
     "vllm": vllm_rig,
     "vllm-policy": vllm_policy_rig,
+    "vllm-as-on-gpu": vllm_as_on_gpu_rig,
+    "vllm-two-devices": vllm_two_devices_rig,
 }
 
 

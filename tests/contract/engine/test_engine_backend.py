@@ -10,11 +10,13 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from services.agent.backends.base import Capability, SchedulingParameters
+from ops.engine_runs import generate
+from services.agent.backends.base import SchedulingParameters
 from shared.contracts.base import ModelName, RequestId
 from shared.contracts.errors import EngineError
 from shared.contracts.requests import FinishReason, Sampling, Tokens
-from shared.contracts.telemetry import Residency
+from shared.contracts.telemetry import Capability, Residency
+from tests.brokers import eventually
 from tests.contract.engine.engines import LLAMA, OTHER, RIGS, EngineRig, greedy, prompt_of
 
 # One engine for the whole file, and one file for all tests: starting vLLM takes long. No test
@@ -34,6 +36,8 @@ ROUNDS = 5
         "simulated",
         pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow]),
         pytest.param("vllm-policy", marks=pytest.mark.vllm),
+        pytest.param("vllm-as-on-gpu", marks=[pytest.mark.vllm, pytest.mark.slow]),
+        pytest.param("vllm-two-devices", marks=[pytest.mark.vllm, pytest.mark.slow]),
     ],
 )
 async def shared_rig(
@@ -70,8 +74,32 @@ async def test_an_added_model_can_be_activated(rig: EngineRig) -> None:
     await rig.engine.activate(added)
     answer = await rig.ask(prompt_of(40), greedy(8), model=added)
     assert len(answer.token_ids) == 8
-    if rig.engine.identity.engine == "vllm":  # simulated answers differ by model
+    if rig.engine.identity.engine.startswith("vllm"):  # simulated answers differ by model
         assert answer.token_ids == expected.token_ids
+
+
+async def test_a_removed_model_leaves_memory_also_if_it_is_active(rig: EngineRig) -> None:
+    expected = await rig.ask(prompt_of(40), greedy(8))
+    (entry,) = (each for each in rig.entries if each.name == LLAMA)
+    removed = msgspec.structs.replace(entry, name=ModelName("removed"))
+    rig.engine.add(removed)
+    await rig.engine.activate(removed.name)
+    begun = asyncio.Event()
+    request = rig.request(prompt_of(40), greedy(ANSWER_TOKENS), model=removed.name)
+    run = asyncio.ensure_future(rig.answer(request, begun))
+    await begun.wait()
+    with pytest.raises(EngineError, match="are running"):
+        await rig.engine.remove(removed.name)
+    rig.engine.abort(request.request_id)
+    await run
+    await rig.engine.remove(removed.name)
+
+    assert rig.engine.snapshot().model is None
+    assert removed.name not in {each.model for each in rig.engine.snapshot().models}
+    with pytest.raises(EngineError, match="no model 'removed'"):
+        await rig.engine.activate(removed.name)
+    await rig.bring_up()
+    assert (await rig.ask(prompt_of(40), greedy(8))).token_ids == expected.token_ids
 
 
 async def test_different_prompts_get_different_answers(rig: EngineRig) -> None:
@@ -109,7 +137,7 @@ async def test_the_prefill_is_timed_from_its_first_chunk_to_the_first_token(rig:
         seconds.
         """
         asked_at, first_s = time.monotonic(), 0.0
-        async for output in rig.engine.generate(rig.request(prompt_of(40, first=82), greedy(60))):
+        async for output in generate(rig.engine, rig.request(prompt_of(40, first=82), greedy(60))):
             first_s = first_s or time.monotonic() - asked_at
             reported.append(output.prefill_s)
             begun.set()
@@ -151,7 +179,7 @@ async def test_an_aborted_run_ends_without_a_reason_and_frees_its_memory(rig: En
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         run = group.create_task(rig.answer(request, begun))
         await begun.wait()
-        await rig.engine.abort(request.request_id)
+        rig.engine.abort(request.request_id)
     answer = run.result()
 
     assert answer.finish_reason is None
@@ -160,7 +188,7 @@ async def test_an_aborted_run_ends_without_a_reason_and_frees_its_memory(rig: En
 
 
 async def test_a_run_without_a_reader_is_aborted(rig: EngineRig) -> None:
-    outputs = rig.engine.generate(rig.request(prompt_of(200), greedy(2000)))
+    outputs = generate(rig.engine, rig.request(prompt_of(200), greedy(2000)))
     await anext(outputs)
     await outputs.aclose()  # type: ignore[attr-defined]  # all backends use generators
 
@@ -168,7 +196,7 @@ async def test_a_run_without_a_reader_is_aborted(rig: EngineRig) -> None:
 
 
 async def test_aborting_an_unknown_request_does_nothing(rig: EngineRig) -> None:
-    await rig.engine.abort(RequestId("absent"))
+    rig.engine.abort(RequestId("absent"))
 
     assert rig.engine.alive
 
@@ -267,7 +295,7 @@ async def test_no_other_model_is_activated_while_requests_run(rig: EngineRig) ->
         await begun.wait()
         with pytest.raises(EngineError, match="running"):
             await rig.engine.activate(OTHER)
-        await rig.engine.abort(request.request_id)
+        rig.engine.abort(request.request_id)
 
     assert rig.engine.snapshot().model == LLAMA
 
@@ -317,7 +345,7 @@ async def test_the_snapshot_counts_requests_and_memory(rig: EngineRig) -> None:
         group.create_task(rig.answer(request, begun))
         await begun.wait()
         busy = rig.engine.snapshot()
-        await rig.engine.abort(request.request_id)
+        rig.engine.abort(request.request_id)
 
     assert (busy.model, busy.running, busy.waiting) == (LLAMA, 1, 0)
     assert busy.kv_capacity_tokens >= 4096
@@ -359,6 +387,19 @@ def is_simulated(rig: EngineRig) -> bool:
     return rig.engine.identity.engine == "simulated"
 
 
+def copies_kv(rig: EngineRig) -> bool:
+    """Return whether the engine has checkpoints; engines on a GPU or on several devices do not."""
+    return Capability.CHECKPOINT in rig.engine.identity.capabilities
+
+
+@pytest.fixture
+def copying(rig: EngineRig) -> EngineRig:
+    """The rig, if its engine has checkpoints."""
+    if not copies_kv(rig):
+        pytest.skip(f"the engine on {rig.engine.identity.device} has no checkpoints")
+    return rig
+
+
 @dataclass(frozen=True)
 class Aborted:
     """An aborted, checkpointed run with copies of its KV in host memory."""
@@ -379,11 +420,11 @@ async def begin_and_abort(rig: EngineRig, prompt: Tokens, tokens: int) -> Aborte
         before = rig.engine.snapshot().checkpoints.saved_blocks
         request = rig.request(prompt, greedy(ANSWER_TOKENS), checkpointed=True)
         progress: list[int] = []
-        async for output in rig.engine.generate(request):
+        async for output in generate(rig.engine, request):
             progress += output.token_ids
             if len(progress) >= tokens:
                 break
-        await rig.engine.abort(request.request_id)
+        rig.engine.abort(request.request_id)
         others = await rig.over()
         iterations = rig.engine.drain_iterations()
         computed = sum(each.compute_tokens for each in iterations) - others
@@ -397,8 +438,8 @@ async def begin_and_abort(rig: EngineRig, prompt: Tokens, tokens: int) -> Aborte
     pytest.fail(f"{ROUNDS} answers ended before they were aborted")
 
 
-async def test_only_kv_of_checkpointed_requests_is_copied(rig: EngineRig) -> None:
-    assert Capability.CHECKPOINT in rig.engine.identity.capabilities
+async def test_only_kv_of_checkpointed_requests_is_copied(copying: EngineRig) -> None:
+    rig = copying
     await rig.engine.clear_caches()
     before = rig.engine.snapshot().checkpoints.saved_blocks
     await rig.ask(prompt_of(300, first=91), greedy(8))
@@ -417,7 +458,8 @@ async def test_only_kv_of_checkpointed_requests_is_copied(rig: EngineRig) -> Non
     assert state.checkpoints.save_s > 0
 
 
-async def test_a_complete_answer_leaves_no_copies(rig: EngineRig) -> None:
+async def test_a_complete_answer_leaves_no_copies(copying: EngineRig) -> None:
+    rig = copying
     await rig.engine.clear_caches()
     before = rig.engine.snapshot().checkpoints.saved_blocks
     await rig.ask(prompt_of(300, first=92), greedy(30), checkpointed=True)
@@ -428,7 +470,8 @@ async def test_a_complete_answer_leaves_no_copies(rig: EngineRig) -> None:
     assert state.host_kv_bytes == 0
 
 
-async def test_totals_never_decrease_whichever_model_is_active(rig: EngineRig) -> None:
+async def test_totals_never_decrease_whichever_model_is_active(copying: EngineRig) -> None:
+    rig = copying
     await rig.ask(prompt_of(300, first=96), greedy(30), checkpointed=True)
     await rig.settled()
     seen = [rig.engine.snapshot().checkpoints.saved_blocks]
@@ -472,7 +515,9 @@ async def test_requests_fail_when_the_engine_dies_and_it_restarts(rig: EngineRig
     before = await rig.ask(prompt_of(60), greedy(16))
     await begin_and_abort(rig, prompt_of(300, first=97), 8)
     copied = rig.engine.snapshot().checkpoints.saved_blocks
+    assert (copied > 0) == copies_kv(rig)
     begun = asyncio.Event()
+    processes = rig.engine_processes()
     run = asyncio.ensure_future(rig.answer(rig.request(prompt_of(40), greedy(3000)), begun))
     async with asyncio.timeout(30):
         await begun.wait()
@@ -483,7 +528,8 @@ async def test_requests_fail_when_the_engine_dies_and_it_restarts(rig: EngineRig
     assert died.value.engine_dead
     assert not rig.engine.alive
     assert rig.engine.snapshot().model is None
-    assert rig.engine.snapshot().checkpoints.saved_blocks >= copied > 0
+    await eventually(lambda: not processes & rig.engine_processes(), within_s=5)
+    assert rig.engine.snapshot().checkpoints.saved_blocks >= copied
     for refusing in (rig.ask(prompt_of(5), greedy(1)), rig.engine.clear_caches()):
         with pytest.raises(EngineError) as refused:
             await refusing
@@ -499,3 +545,6 @@ async def test_a_closed_engine_can_be_closed_again_and_restarted(rig: EngineRig)
     assert not rig.engine.alive
     await rig.bring_up()
     assert len((await rig.ask((3, 20), greedy(2))).token_ids) == 2
+    # The new engine uses the model that the former one compiled.
+    if rig.engine.identity.device.endswith("cpu"):  # on a GPU the files have other places
+        assert rig.num_compiled == (rig.compile_cache is not None)

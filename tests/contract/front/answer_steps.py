@@ -11,6 +11,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from services.engine_core.encoding import encode_output
 from services.engine_core.steps import AnswerSteps
+from shared.contracts.errors import ContractError
 from shared.contracts.requests import (
     FinishReason,
     RequestCompleted,
@@ -131,3 +132,11 @@ def test_log_probabilities_arrive_with_their_tokens() -> None:
         [[8]],
         [[9]],
     ]
+
+
+def test_log_probabilities_are_refused_if_the_answer_has_token_ids_only():
+    steps = AnswerSteps(request(logprobs=2))
+    assert steps.of(part(0, 5, 6)) == []
+    with pytest.raises(ContractError, match="token ids only") as caught:
+        steps.last(final((5, 6), FinishReason.LENGTH))
+    assert (caught.value.param, caught.value.status) == ("logprobs", 400)

@@ -9,8 +9,8 @@ from vllm import PoolingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 
 from services.engine_core.encoding import decode_requests, encode_output
+from services.gateway.call import Call, current
 from services.gateway.vllm import pooled_inputs
-from services.gateway.vllm.call import Call, current
 from services.gateway.vllm.core_client import MeshCoreClient
 from shared.api.pooling import MAX_INPUTS
 from shared.contracts.base import InstanceId, ModelName, RequestId, RunId, TenantId

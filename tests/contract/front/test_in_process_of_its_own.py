@@ -12,7 +12,8 @@ from tests.requirements import absent
 
 pytestmark = pytest.mark.vllm
 HERE = Path(__file__).parent
-FILES = (HERE / "answer_steps.py", HERE / "pooled_inputs.py", HERE / "image_reading.py")
+NAMES = ("answer_steps", "pooled_inputs", "image_reading", "derived_entries")
+FILES = tuple(HERE / f"{name}.py" for name in NAMES)
 IGNORED = ("-W", "ignore::DeprecationWarning")
 """vLLM uses deprecated functions of torch."""
 ENVIRONMENT = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}

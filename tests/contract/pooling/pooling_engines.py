@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ops.engine_runs import generate
 from services.agent.backends.base import EngineRequest
 from services.agent.backends.policies import PolicyName
 from services.agent.backends.settings import VllmSettings
@@ -67,7 +68,7 @@ class PoolingRig(EngineRig):
 
     async def vectors_of(self, request: EngineRequest) -> Vector:
         """The vectors of the inputs of *request*."""
-        (output,) = [output async for output in self.engine.generate(request)]
+        (output,) = [output async for output in generate(self.engine, request)]
         assert (output.token_ids, output.finish_reason) == ((), FinishReason.STOP)
         assert all(step.num_tokens == 0 for step in output.details)
         # VLLM's encoder puts the numbers of a large tensor into the second buffer.

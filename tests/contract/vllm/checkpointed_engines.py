@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.agent.backends.base import (
-    EngineSnapshot,
-)
+from ops.engine_runs import generate
+from services.agent.backends.base import EngineSnapshot
 from services.agent.backends.policies import SchedulingSettings
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.totals import CheckpointTotals
@@ -153,7 +152,7 @@ async def begun(rig: EngineRig, prompt: Tokens, tokens: int, model: ModelName) -
         rig.engine.drain_iterations()
         request = rig.request(prompt, greedy(ANSWER_TOKENS), model=model, checkpointed=True)
         progress: list[int] = []
-        async for output in rig.engine.generate(request):
+        async for output in generate(rig.engine, request):
             progress += output.token_ids
             if len(progress) >= tokens:
                 break

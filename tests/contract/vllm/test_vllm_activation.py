@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from services.agent.backends.vllm.front.arguments import CPU_KV_CACHE_BYTES
+from ops.engine_runs import generate
+from services.agent.backends.vllm.front.device_defaults import CPU_KV_CACHE_BYTES
 from shared.contracts.base import ModelName
 from shared.contracts.errors import EngineError
 from shared.contracts.requests import Tokens
@@ -122,7 +123,7 @@ async def test_an_engine_is_warmed_beside_an_active_one(
 
     async def read() -> None:
         request = rig.request(prompt_of(200), greedy(2000))
-        async for output in rig.engine.generate(request):
+        async for output in generate(rig.engine, request):
             tokens.extend(output.token_ids)
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:

@@ -105,7 +105,7 @@ async def aborted_early(rig: EngineRig, prompt: Tokens, model: ModelName) -> tup
         run = group.create_task(rig.answer(request))
         while measured.now.kv_utilization * MOST_TOKENS < 200 and not run.done():
             await asyncio.sleep(0.001)
-        await rig.engine.abort(request.request_id)
+        rig.engine.abort(request.request_id)
     others = await rig.over(model)
     return measured.computed() - others, measured.now.host_kv_bytes
 

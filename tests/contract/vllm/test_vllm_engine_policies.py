@@ -1,7 +1,6 @@
 """The `qoserve` policy in vLLM's engine core reorders work and changes no answer."""
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator
 
@@ -13,6 +12,8 @@ from services.agent.backends.policies import SchedulingSettings
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.totals import SchedulingTotals
 from services.agent.backends.vllm.front.backend import VllmEngine
+from services.agent.backends.vllm.shared.schedulers import POLICY
+from services.agent.backends.vllm.shared.schedulers import STOCK as STOCK_CLASS
 from services.agent.backends.vllm.shared.workers import CPU_WORKER
 from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
@@ -33,7 +34,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-PACKAGE = "services.agent.backends.vllm"
 STOCK = ModelName("stock")
 CACHING = ModelName("caching")
 COUNTING = ModelName("counting")
@@ -42,30 +42,12 @@ PATIENT = Slo(ttft_s=20, tbt_s=1)
 ROUNDS = 5
 """Maximum number of attempts: on a busy machine the requests may not overlap."""
 
-# Asynchronous scheduling works on CPUs, but vLLM disables it there; this interpreter keeps it
-# enabled.
-KEEP_ASYNC = """
-import runpy, sys
-from vllm.platforms.cpu import CpuPlatform
-
-check = CpuPlatform.check_and_update_config.__func__
-
-def keeping(cls, config):
-    wanted = config.scheduler_config.async_scheduling
-    check(cls, config)
-    config.scheduler_config.async_scheduling = wanted
-
-CpuPlatform.check_and_update_config = classmethod(keeping)
-sys.argv = sys.argv[2:]
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-"""
-
 
 def variants(base: ModelEntry) -> tuple[ModelEntry, ...]:
     """One model under several engines; all except the first have memory for 1248 tokens."""
 
     def variant(name: str, blocks: int = 40, **fields: str | bool) -> ModelEntry:
-        limits = {"max_model_len": 1024, "max_num_batched_tokens": 256}
+        limits = {"max_model_len": 1024, "max_num_batched_tokens": 256, "max_num_seqs": 48}
         return msgspec.structs.replace(
             base,
             name=ModelName(name),
@@ -74,13 +56,13 @@ def variants(base: ModelEntry) -> tuple[ModelEntry, ...]:
         )
 
     return (
-        variant(STOCK, 400, scheduler_cls=f"{PACKAGE}.core.scheduler.TimedScheduler"),
+        variant(STOCK, 400, scheduler_cls=STOCK_CLASS),
         variant(CACHING),
         variant("not-caching", enable_prefix_caching=False),
         variant(
             "asynchronous",
             async_scheduling=True,
-            scheduler_cls=f"{PACKAGE}.core.policy_scheduler.AsyncPolicyScheduler",
+            scheduler_cls=POLICY,
             # Headway's worker has safepoints, which need iterations that end before the next is
             # decided.
             worker_cls="auto",
@@ -88,7 +70,7 @@ def variants(base: ModelEntry) -> tuple[ModelEntry, ...]:
         variant(
             COUNTING,
             async_scheduling=True,
-            scheduler_cls=f"{PACKAGE}.core.policy_scheduler.AsyncPolicyScheduler",
+            scheduler_cls=POLICY,
             worker_cls=CPU_WORKER,
         ),
     )
@@ -97,14 +79,9 @@ def variants(base: ModelEntry) -> tuple[ModelEntry, ...]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EngineRig]:
     directory = tmp_path_factory.mktemp("models")
-    (directory / "keep_async.py").write_text(KEEP_ASYNC)
-    python = directory / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {directory}/keep_async.py "$@"\n')
-    python.chmod(0o755)
     kill = vllm_rig(directory).kill  # without vLLM, the test is skipped or fails
     base = next(each for each in tiny_entries(directory, weights=True) if each.name == LLAMA)
     settings = VllmSettings(
-        python=str(python),
         log_path=str(directory / "vllm.log"),
         warm_bytes=4 << 30,
         scheduling=SchedulingSettings(max_chunk_tokens=64),
@@ -194,6 +171,24 @@ async def stock_answers(rig: EngineRig) -> dict[str, Tokens]:
     return (await mixed_load(rig, STOCK))[0]
 
 
+@pytest.mark.parametrize(
+    ("model", "scheduler"), [(CACHING, "PreemptibleScheduler"), (COUNTING, "AsyncPolicyScheduler")]
+)
+async def test_the_configuration_of_the_engine_reaches_the_front(
+    rig: EngineRig, model: ModelName, scheduler: str
+) -> None:
+    await rig.bring_up(model)
+    assert isinstance(rig.engine, VllmEngine)
+    choices = rig.engine.choices
+
+    assert choices is not None
+    assert choices.scheduler == scheduler
+    assert choices.async_scheduling == (model == COUNTING)
+    assert (choices.safepoint_layers == 0) == (model == COUNTING)
+    assert (choices.max_running, choices.token_budget) == (48, 256)
+    assert rig.engine.snapshot().max_running == 48
+
+
 async def test_penalties_count_tokens_in_flight(rig: EngineRig) -> None:
     """With asynchronous scheduling the last token is not known when the next one is scheduled."""
     prompts = [prompt_of(40, first=400 + number) for number in range(4)]
@@ -276,7 +271,7 @@ async def abort_when_held(rig: EngineRig, *, first: int) -> None:
                 break
             await asyncio.sleep(0.001)
         for request in requests:
-            await rig.engine.abort(request.request_id)
+            rig.engine.abort(request.request_id)
 
 
 async def test_prompt_that_fills_the_memory_is_served(rig: EngineRig) -> None:

@@ -73,6 +73,8 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "collective_rpc_async": ["method", "timeout", "args", "kwargs"],
         "sleep_async": ["level", "mode"],
         "wake_up_async": ["tags"],
+        "add_lora_async": ["lora_request"],
+        "remove_lora_async": ["lora_id"],
         "shutdown": ["timeout"],
     },
     f"{_V1}.engine.input_processor:InputProcessor": {

@@ -221,7 +221,7 @@ async def test_a_request_aborted_in_a_cut_iteration_leaves_no_wrong_block(
             while not (demanded := await rig.engine.preempt_now()) and not answer.done():
                 await asyncio.sleep(0.001)
             num_demanded += demanded
-            await rig.engine.abort(request.request_id)
+            rig.engine.abort(request.request_id)
             await asyncio.sleep(0.005)
             await rig.engine.preempt_now()
         await rig.settled()
@@ -285,7 +285,7 @@ async def answers_after_a_cut(rig: EngineRig, prompts: list[Tokens]) -> dict[Tok
         ):
             monitor.announce(urgent())
             await asyncio.sleep(0.001)
-        await rig.engine.abort(request.request_id)
+        rig.engine.abort(request.request_id)
     return {prompt: task.result().token_ids for prompt, task in tasks.items()}
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from ops.engine_runs import generate
 from services.agent.backends.totals import CheckpointTotals
 from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
@@ -113,11 +114,11 @@ async def cut_short(rig: EngineRig, model: ModelName, asked: Asked) -> Tokens:
     """Run *asked* up to its cut, abort it, and return its progress."""
     request = rig.request(asked.prompt, greedy(NUM_OUTPUT), model=model, checkpointed=True)
     progress: Tokens = ()
-    async for output in rig.engine.generate(request):
+    async for output in generate(rig.engine, request):
         progress += output.token_ids
         if len(progress) >= asked.cut:
             break
-    await rig.engine.abort(request.request_id)
+    rig.engine.abort(request.request_id)
     return progress
 
 

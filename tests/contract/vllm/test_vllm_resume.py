@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from ops.engine_runs import generate
 from shared.contracts.requests import (
     FinishReason,
     Progress,
@@ -19,9 +20,9 @@ from shared.contracts.requests import (
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import make_tiny_models
 from shared.models.tokenizer import Tokenizer
+from tests.agents.rig import REPLY, open_agent
 from tests.contract.engine.engines import LLAMA, EngineRig, greedy, prompt_of, vllm_rig
 from tests.queued import a_request
-from tests.unit.agent.rig import REPLY, open_agent
 
 pytestmark = [
     pytest.mark.slow,
@@ -113,7 +114,7 @@ async def evicted(
     rig: EngineRig, asked: Tokens, sampling: Sampling, progress: Tokens, tokens: int
 ) -> Tokens:
     """Resume from *progress*, abort at about *tokens* tokens, and return the new progress."""
-    async for output in rig.engine.generate(rig.request(asked, sampling, progress=progress)):
+    async for output in generate(rig.engine, rig.request(asked, sampling, progress=progress)):
         progress += output.token_ids
         if len(progress) >= tokens:
             break
@@ -198,20 +199,20 @@ async def test_a_stop_string_may_begin_before_the_eviction(
     engines: Engines, tmp_path: Path
 ) -> None:
     """Text that an agent held back for a stop string is not lost on another engine."""
-    registry = ModelRegistry.load(make_tiny_models(tmp_path, weights=False))
+    path = make_tiny_models(tmp_path, weights=False)
+    registry = ModelRegistry.load(path)
     tokenizer = Tokenizer.load(Path(registry.entry(LLAMA).path))
-    tokenizers = {LLAMA: tokenizer}
     asked = prompt_of(PROMPT_TOKENS, first=92)
 
     async def final_of(rig: EngineRig, stop: tuple[str, ...], progress: Tokens) -> RequestCompleted:
-        async with open_agent(registry, tokenizers, engine=rig.engine) as agent:
+        async with open_agent(registry, path, engine=rig.engine) as agent:
             request = a_request(
                 prompt=asked,
                 reply_to=REPLY,
                 sampling=greedy(NUM_TOKENS, stop=stop),
                 progress=Progress(token_ids=progress),
             )
-            await agent.runner.run(agent.runner.begin(await agent.pulled(request)))
+            await agent.put(request)
             return await agent.completed()
 
     whole = await final_of(engines.one, (), ())

@@ -263,7 +263,7 @@ class Planning(Process):
             settings=SETTINGS,
             planner=Planner("edf", SETTINGS.importance_weight),
             layout=LaneLayout(num_bands=1, num_work_classes=1),
-            models=(MODEL,),
+            models=lambda: (MODEL,),
             state=LeaderState(),
             queues=self.queues,
             clock=mesh.clock,

@@ -5,12 +5,9 @@ import json
 import msgspec
 import pytest
 
-from services.agent.aborting import end_run
 from services.agent.backends.base import EngineCall, EngineOutput, EngineRequest
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
-from services.agent.state import Ending
-from shared.contracts.base import RequestId
 from shared.contracts.errors import ContractError, UnsupportedError
 from shared.contracts.requests import (
     ApiCall,
@@ -18,60 +15,59 @@ from shared.contracts.requests import (
     FinishReason,
     Progress,
     QueuedRequest,
-    ReplyMode,
+    RequestCompleted,
     RunStarted,
-    TokensEmitted,
 )
 from shared.models.registry import ModelRegistry
-from shared.runtime.clock import SystemClock
-from tests.brokers import eventually
-from tests.queued import MODEL, a_request, lane_of, sampling
-from tests.unit.agent.rig import REPLY, AgentRig
-from tests.unit.agent.scripted_engine import AbleEngine
-from tests.unit.agent.streamed import tokens_of
+from tests.agents.rig import REPLY, AgentRig, R
+from tests.agents.streamed import chunks_of, tokens_of
+from tests.queued import MODEL, a_request, sampling
+from tests.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time
 
-RESUME = lane_of().resume_name
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 RESPONSE = b'{"id":"x","choices":[]}'
 
 
-def a_call(request_id: str = "r", *, deltas: bool = False, **fields: object) -> QueuedRequest:
+def a_call(*, deltas: bool = False, **fields: object) -> QueuedRequest:
     """A call with two answers."""
-    call = ApiCall(
-        endpoint="/v1/completions",
-        body=msgspec.Raw(b'{"prompt": "x", "n": 2}'),
-        num_answers=2,
-        deltas=deltas,
-    )
+    body = msgspec.Raw(b'{"prompt": "x", "n": 2}')
+    call = ApiCall(endpoint="/v1/completions", body=body, num_answers=2, deltas=deltas)
     values = {"prompt": None, "sampling": sampling(40, seed=5), "reply_to": REPLY, "call": call}
-    return a_request(request_id, **(values | fields))
+    return a_request("r", **(values | fields))
 
 
-def emit(engine: AbleEngine, child: int, *tokens: int, finish: FinishReason | None = None) -> None:
-    engine.output("r", EngineOutput(token_ids=tokens, finish_reason=finish, child=child))
+def emit(rig: AgentRig, child: int, *tokens: int, finish: FinishReason | None = None) -> None:
+    rig.engine.output("r", EngineOutput(token_ids=tokens, finish_reason=finish, child=child))
 
 
-def render(engine: AbleEngine, *lengths: int) -> None:
-    for child, length in enumerate(lengths):
-        engine.output("r", EngineOutput(token_ids=(), child=child, prompt_tokens=length))
+def render(rig: AgentRig, *lengths: int, first: int = 0) -> None:
+    for child, length in enumerate(lengths, start=first):
+        rig.engine.output("r", EngineOutput(token_ids=(), child=child, prompt_tokens=length))
 
 
-def respond(engine: AbleEngine) -> None:
-    engine.output("r", EngineOutput(token_ids=(), response=RESPONSE))
+async def responded(rig: AgentRig) -> RequestCompleted:
+    """The final reply after the engine's response."""
+    rig.engine.output("r", EngineOutput(token_ids=(), response=RESPONSE))
+    return await rig.completed()
 
 
-async def test_final_has_the_response_and_all_answers(able: AgentRig, engine: AbleEngine):
-    run, task = await able.running(a_call())
-    sent = engine.requests[run.request.request_id]
-    render(engine, 7, 0)
-    emit(engine, 0, 20, 21)
-    emit(engine, 1, 30, finish=STOP)
-    emit(engine, 0, 22, finish=LENGTH)
-    respond(engine)
-    await task
-    final = await able.completed()
+def children_of(rig: AgentRig) -> tuple[Progress, ...]:
+    """Progress of the answers that the engine has received."""
+    call = rig.engine.requests[R].call
+    assert call is not None
+    return call.children
+
+
+async def test_final_has_the_response_and_all_answers(able: AgentRig):
+    await able.running(a_call())
+    sent = able.engine.requests[R]
+    render(able, 7, 0)
+    emit(able, 0, 20, 21)
+    emit(able, 1, 30, finish=STOP)
+    emit(able, 0, 22, finish=LENGTH)
+    final = await responded(able)
 
     assert sent.call is not None
     assert (sent.call.endpoint, sent.call.seed, sent.prompt) == ("/v1/completions", 5, ())
@@ -85,155 +81,109 @@ async def test_final_has_the_response_and_all_answers(able: AgentRig, engine: Ab
     assert (final.usage.prompt_tokens, final.usage.completion_tokens) == (7, 4)
 
 
-async def test_chunks_name_their_answer(able: AgentRig, engine: AbleEngine):
-    _, task = await able.running(a_call())
-    emit(engine, 1, 30)
-    emit(engine, 0, 20, 21)
-    emit(engine, 1, 31, finish=STOP)
-    emit(engine, 0, finish=STOP)
-    respond(engine)
-    await task
-    chunks = [
-        (chunk.child, chunk.offset, chunk.token_ids, chunk.text)
-        for reply in await able.replies()
-        if isinstance(reply, TokensEmitted)
-        for chunk in reply.chunks
-    ]
-
-    assert [each for each in chunks if each[0] == 0] == [(0, 0, (20, 21), "")]
-    assert [each[:3] for each in chunks if each[0] == 1] in (
-        [(1, 0, (30,)), (1, 1, (31,))],
-        [(1, 0, (30, 31))],
-    )
-
-
-async def test_chunks_have_text_if_the_body_asks_for_a_stream(able: AgentRig, engine: AbleEngine):
+@pytest.mark.parametrize("deltas", [False, True])
+async def test_chunks_name_their_answer_and_have_text_if_asked_for(able: AgentRig, *, deltas: bool):
     tokens = tokens_of(able, "naïve 日本")
-    _, task = await able.running(a_call(deltas=True))
-    emit(engine, 0, *tokens[:3])
-    emit(engine, 0, *tokens[3:], finish=STOP)
-    emit(engine, 1, *tokens, finish=STOP)
-    respond(engine)
-    await task
+    await able.running(a_call(deltas=deltas))
+    emit(able, 1, *tokens[:3])
+    await able.settled()
+    emit(able, 0, 20, 21)
+    emit(able, 1, *tokens[3:], finish=STOP)
+    emit(able, 0, finish=STOP)
+    able.engine.output("r", EngineOutput(token_ids=(), response=RESPONSE))
+    replies, final = await able.final()
+    chunks = chunks_of(replies)
+    text = "naïve 日本" if deltas else ""
 
-    assert [child.text for child in (await able.completed()).children] == ["naïve 日本"] * 2
-
-
-async def test_lengths_are_corrected_once_all_prompts_are_rendered(
-    able: AgentRig, engine: AbleEngine
-):
-    run, task = await able.running(a_call(prompt_tokens=1000))
-    render(engine, 7)
-    emit(engine, 0, 20)
-    await eventually(lambda: run.answer.num_tokens == 1)
-    assert run.request.prompt_tokens == 1000
-    engine.output("r", EngineOutput(token_ids=(), child=1, prompt_tokens=4))
-    emit(engine, 1, 30)
-    await eventually(lambda: run.answer.num_tokens == 2)
-
-    assert run.request.prompt_tokens == 11
-    end_run(able.state, able.engine, run, Ending.EVICTED)
-    await task
-    assert (await able.requeued(RESUME)).prompt_tokens == 11
+    assert [(each.child, each.offset, each.token_ids) for each in chunks] == [
+        (1, 0, tokens[:3]),
+        (0, 0, (20, 21)),
+        (1, 3, tokens[3:]),
+    ]
+    assert "".join(each.text for each in chunks if each.child == 1) == text
+    assert isinstance(final, RequestCompleted)
+    assert final.children[1].text == text
 
 
-async def test_evicted_call_keeps_the_progress_of_each_answer(able: AgentRig, engine: AbleEngine):
-    run, task = await able.running(a_call())
-    emit(engine, 0, 20, 21)
-    emit(engine, 1, 30, finish=STOP)
-    await eventually(lambda: run.answer.num_tokens == 3)
-    end_run(able.state, able.engine, run, Ending.EVICTED)
-    await task
-    resumed = await able.requeued(RESUME)
+async def test_lengths_are_corrected_once_all_prompts_are_rendered(able: AgentRig):
+    await able.running(a_call(prompt_tokens=1000))
+    held = able.instance.requests.find(R)
+    assert held is not None
+    render(able, 7)
+    emit(able, 0, 20)
+    assert held.request.prompt_tokens == 1000
+
+    render(able, 4, first=1)
+    emit(able, 1, 30)
+
+    assert held.request.prompt_tokens == 11
+    assert (await able.evicted("r")).prompt_tokens == 11
+
+
+async def test_evicted_call_keeps_the_progress_of_each_answer(able: AgentRig):
+    await able.running(a_call())
+    emit(able, 0, 20, 21)
+    emit(able, 1, 30, finish=STOP)
+    resumed = await able.evicted("r")
     first, second = resumed.progress.children
+    await able.replies()
+    await able.running(resumed)
+    (started,) = await able.replies()
+    children = children_of(able)
+    render(able, 7, 0)
+    emit(able, 0, 22, finish=LENGTH)
+    final = await responded(able)
+
+    assert children == (first, second)
     assert (first.token_ids, first.finish_reason) == ((20, 21), None)
     assert (second.token_ids, second.finish_reason) == ((30,), STOP)
-    await able.replies()
-
-    _, task = await able.running(resumed)
-    sent = engine.requests[resumed.request_id].call
-    assert sent is not None
-    assert sent.children == (first, second)
-    render(engine, 7, 0)
-    emit(engine, 0, 22, finish=LENGTH)
-    respond(engine)
-    await task
-    replies = await able.replies()
-
-    assert isinstance(replies[0], RunStarted)
-    assert (replies[0].offset, replies[0].offsets) == (2, (2, 1))
-    assert [child.token_ids for child in replies[-1].children] == [(20, 21, 22), (30,)]  # type: ignore[union-attr]
-    assert [child.finish_reason for child in replies[-1].children] == [LENGTH, STOP]  # type: ignore[union-attr]
+    assert isinstance(started, RunStarted)
+    assert (started.offset, started.offsets) == (2, (2, 1))
+    assert [child.token_ids for child in final.children] == [(20, 21, 22), (30,)]
+    assert [child.finish_reason for child in final.children] == [LENGTH, STOP]
 
 
-async def test_call_whose_response_was_lost_runs_again_with_complete_answers(
-    able: AgentRig, engine: AbleEngine
-):
+async def test_call_whose_response_was_lost_runs_again_with_complete_answers(able: AgentRig):
     children = tuple(Progress(token_ids=(t,), finish_reason=STOP) for t in (20, 30))
-    request = a_call(progress=Progress(first_token_at=1.0, children=children))
-    _, task = await able.running(request)
-    render(engine, 7, 0)
-    respond(engine)
-    await task
+    await able.running(a_call(progress=Progress(first_token_at=1.0, children=children)))
+    render(able, 7, 0)
 
-    assert [each.token_ids for each in (await able.completed()).children] == [(20,), (30,)]
+    assert [each.token_ids for each in (await responded(able)).children] == [(20,), (30,)]
 
 
-async def test_crashed_call_is_requeued_with_its_progress(able: AgentRig, engine: AbleEngine):
-    run, task = await able.running(a_call())
-    emit(engine, 1, 30)
-    await eventually(lambda: run.answer.num_tokens == 1)
-    engine.die()
-    await task
-    resumed = await able.requeued(RESUME)
+async def test_crashed_call_resumes_with_the_progress_of_each_answer(able: AgentRig):
+    await able.running(a_call())
+    emit(able, 1, 30)
+    able.engine.die()
+    await able.engine.began("r")
 
-    assert resumed.attempts.crashes == 1
-    assert [each.token_ids for each in resumed.progress.children] == [(), (30,)]
+    assert [each.token_ids for each in children_of(able)] == [(), (30,)]
 
 
-async def test_invalid_body_fails_with_the_status_and_field_of_vllm(
-    able: AgentRig, engine: AbleEngine
-):
-    _, task = await able.running(a_call())
-    engine.fail("r", ContractError("bad temperature", param="temperature", status=422))
-    await task
+async def test_invalid_body_fails_with_the_status_and_field_of_vllm(able: AgentRig):
+    await able.running(a_call())
+    able.engine.end("r", ContractError("bad temperature", param="temperature", status=422))
     error = (await able.failed()).error
 
     assert (error.status, error.param, error.message) == (422, "temperature", "bad temperature")
 
 
 async def test_engine_without_vllm_refuses_calls(rig: AgentRig):
-    request = a_call()
-    await rig.runner.run(rig.runner.begin(await rig.pulled(request)))
+    await rig.put(a_call())
     error = (await rig.failed()).error
 
     assert (error.code, error.param) == ("unsupported_parameter", "endpoint")
 
 
 async def test_simulated_engine_refuses_calls(registry: ModelRegistry):
-    engine = SimulatedEngine(
-        [registry.entry(MODEL)], SimulatedSettings(time_scale=0.0), SystemClock()
-    )
+    settings = SimulatedSettings(time_scale=0.0)
+    engine = SimulatedEngine([registry.entry(MODEL)], settings, LoopClock())
     await engine.start()
     await engine.activate(MODEL)
-    request = EngineRequest(
-        request_id=RequestId("r"),
-        model=MODEL,
-        prompt=(),
-        sampling=sampling(),
-        call=EngineCall(endpoint="/v1/completions", body=b"{}", seed=0),
-    )
+    call = EngineCall(endpoint="/v1/completions", body=b"{}", seed=0)
 
     with pytest.raises(UnsupportedError):
-        await anext(aiter(engine.generate(request)))
+        engine.submit(
+            EngineRequest(request_id=R, model=MODEL, prompt=(), sampling=sampling(), call=call)
+        )
     await engine.close()
-
-
-async def test_call_without_a_stream_gets_the_final_only(able: AgentRig, engine: AbleEngine):
-    _, task = await able.running(a_call(reply_mode=ReplyMode.FINAL))
-    emit(engine, 0, 20, finish=STOP)
-    emit(engine, 1, 30, finish=STOP)
-    respond(engine)
-    await task
-
-    assert len(await able.replies()) == 1

@@ -1,20 +1,16 @@
 """Operators' commands: from the command line over the broker to an operation, and back."""
 
 import argparse
-import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 from services.agent.cli import CLI
-from services.agent.lso import cli
-from services.agent.lso.cli import SUB_VERBS
-from services.agent.lso.commands import OPERATIONS
-from services.agent.lso.ordering import order
 from services.agent.settings import Settings
+from services.agent.verbs import cli_lso as cli
+from services.agent.verbs.cli_lso import SUB_VERBS, order
 from shared.broker import topology
 from shared.broker.protocol import BindingSpec, PublishOutcome
-from shared.contracts.base import InstanceId, ModelName, RequestId
+from shared.contracts.base import Decoder, InstanceId
 from shared.contracts.control import (
     EvictRequest,
     LsoActivate,
@@ -27,107 +23,61 @@ from shared.contracts.control import (
     LsoSwapIn,
     LsoSwapOut,
 )
+from solver.instance.operations import OPERATIONS
 from solver.planning.lso.operations import Lso
-from tests.brokers import eventually
-from tests.queued import OTHER, a_request, lane_of
-from tests.unit.agent.rig import AgentRig
+from tests.agents.rig import I1, REPLY, RESUME, AgentRig, R, counted
+from tests.queued import OTHER, a_request
 
 pytestmark = pytest.mark.virtual_time
 
-I1, R = InstanceId("i1"), RequestId("r")
-LANE, RESUME = lane_of().queue_name, lane_of().resume_name
+DONE, REFUSED = LsoOutcome.DONE, LsoOutcome.REFUSED
+decode: Decoder[LsoAnswered] = Decoder(LsoAnswered)
 
 
-@pytest.fixture
-async def listening(rig: AgentRig) -> AsyncIterator[AgentRig]:
-    """Let the agent consume commands."""
-    queue = topology.private_queue("agent.test")
-    await rig.broker.declare_queue(queue)
-    key = topology.command_instance("i1")
-    await rig.broker.bind(BindingSpec(exchange=topology.CONTROL, queue=queue.name, routing_key=key))
-    subscription = await rig.broker.consume(queue.name, rig.handler.handle, prefetch=8)
-    yield rig
-    await rig.commands.close()
-    await subscription.cancel()
+@pytest.mark.parametrize(
+    ("command", "name", "outcome", "message"),
+    [
+        (EvictRequest(instance_id=I1, request_id=R), "evict", DONE, "1 requeued"),
+        (LsoActivate(instance_id=I1, model=OTHER), "activate", DONE, "until the next plan"),
+        (LsoSet(instance_id=I1, token_budget=8), "set", REFUSED, "scheduling"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_command_is_executed_and_answered(
+    rig: AgentRig, command: LsoCommand, name: str, outcome: LsoOutcome, message: str
+):
+    await rig.running(a_request("r"))
+    answer = await rig.ordered(command)
+
+    assert (answer.outcome, answer.lso, answer.instance_id) == (outcome, name, "i1")
+    assert message in answer.message
+    if not isinstance(command, LsoActivate):
+        assert counted(rig, "lsos_total", kind=name, outcome=outcome.value) == 1
 
 
-async def ordered(rig: AgentRig, command: LsoCommand) -> LsoAnswered:
-    answer = await order(rig.far, command, timeout_s=60.0)
-    assert isinstance(answer, LsoAnswered)
-    return answer
+async def answers(rig: AgentRig, command: LsoCommand) -> list[LsoAnswered]:
+    """Answers on the reply queue after *command*."""
+    await rig.deliver(command)
+    found = []
+    while (delivery := await rig.far.get(REPLY)) is not None:
+        found.append(decode(delivery.body))
+    return found
 
 
-async def test_command_is_executed_and_answered(listening: AgentRig):
-    await listening.running(a_request("r"))
-
-    answer = await ordered(listening, EvictRequest(instance_id=I1, request_id=R))
-
-    assert (answer.outcome, answer.lso, answer.instance_id) == (LsoOutcome.DONE, "evict", "i1")
-    assert (await listening.requeued(RESUME)).request_id == "r"
-
-
-async def test_commands_pull_and_set_limits(listening: AgentRig):
-    listening.sources(LANE)
-    await listening.put(a_request("r"))
-
-    pulled = await ordered(listening, LsoPull(instance_id=I1))
-    limited = await ordered(listening, LsoSet(instance_id=I1, token_budget=8))
-
-    assert (pulled.outcome, len(listening.state.window)) == (LsoOutcome.DONE, 1)
-    assert limited.outcome is LsoOutcome.REFUSED
-    assert "scheduling" in limited.message
-
-
-async def test_activate_command_reports_how_long_the_model_stays(listening: AgentRig):
-    answer = await ordered(listening, LsoActivate(instance_id=I1, model=OTHER))
-
-    assert (answer.outcome, listening.state.model) == (LsoOutcome.DONE, OTHER)
-    assert "until the next plan" in answer.message
-
-
-async def test_model_that_is_not_served_is_refused(listening: AgentRig):
-    answer = await ordered(listening, LsoActivate(instance_id=I1, model=ModelName("gpt-99")))
-
-    assert answer.outcome is LsoOutcome.REFUSED
-    assert "gpt-99" in answer.message
-
-
-async def test_command_for_another_instance_is_refused(listening: AgentRig):
-    """An agent refuses a command that names another instance, even if it receives it."""
-    queue = topology.temporary_queue("answer")
-    await listening.far.declare_queue(queue)
-    await listening.far.bind(
-        BindingSpec(exchange=topology.REPLIES, queue=queue.name, routing_key=queue.name)
-    )
-    await listening.deliver(
-        EvictRequest(instance_id=InstanceId("i2"), request_id=R, reply_to=queue.name)
-    )
-    body = b""
-
-    async def answered() -> bool:
-        nonlocal body
-        delivery = await listening.far.get(queue.name)
-        body = delivery.body if delivery is not None else b""
-        return bool(body)
-
-    await eventually(answered)
-    assert b"'i1', not 'i2'" in body
-
-
-async def test_repeated_command_gets_the_same_answer(listening: AgentRig):
+async def test_repeated_command_gets_the_same_answer(rig: AgentRig):
     """The operation is not repeated, because the request may have returned meanwhile."""
     request = a_request("r")
-    await listening.running(request)
-    command = EvictRequest(instance_id=I1, request_id=R, command_id="c1")
-    await listening.deliver(command)
-    await eventually(lambda: not listening.state.runs)
-    await listening.far.take(RESUME)
-    await listening.running(request)
+    await rig.running(request)
+    command = EvictRequest(instance_id=I1, request_id=R, command_id="c1", reply_to=REPLY)
+    (first,) = await answers(rig, command)
+    await rig.requeued(RESUME)
+    await rig.running(request)
+    (second,) = await answers(rig, command)
 
-    await listening.deliver(command)
-    await asyncio.sleep(0.05)
-
-    assert set(listening.state.runs) == {R}
+    assert rig.engine.running == {"r"}
+    assert first.outcome is DONE
+    assert (second.command_id, second.outcome) == ("c1", first.outcome)
+    assert second.message == first.message
 
 
 async def test_missing_agent_is_reported_at_once(rig: AgentRig):
@@ -136,11 +86,13 @@ async def test_missing_agent_is_reported_at_once(rig: AgentRig):
     assert await order(rig.far, command, timeout_s=60.0) is PublishOutcome.UNROUTABLE
 
 
-async def test_result_is_none_if_no_answer_arrives_in_time(listening: AgentRig):
-    listening.sources(LANE)
-    await listening.commands.close()
-    async with listening.executor.exclusive():
-        assert await order(listening.far, LsoPull(instance_id=I1), timeout_s=0.05) is None
+async def test_result_is_none_if_no_answer_arrives_in_time(rig: AgentRig):
+    queue = topology.private_queue("agent.silent")
+    await rig.far.declare_queue(queue)
+    key = topology.command_instance("silent")
+    await rig.far.bind(BindingSpec(exchange=topology.CONTROL, queue=queue.name, routing_key=key))
+
+    assert await order(rig.far, LsoPull(instance_id=InstanceId("silent")), timeout_s=0.05) is None
 
 
 def parsed(*arguments: str) -> argparse.Namespace:

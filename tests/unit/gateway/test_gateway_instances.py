@@ -6,10 +6,13 @@ import msgspec
 import pytest
 
 from services.gateway.instances import SILENCE_S, Instances
+from services.gateway.service import FrontSteps
 from shared.contracts.base import InstanceId, ModelName
+from shared.contracts.errors import SettingsError
 from shared.contracts.telemetry import InstanceStatus, ModelState, Residency
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import make_tiny_models
+from shared.models.watch import NoSteps
 from tests.clocks import NOW, FakeClock
 from tests.queued import MODEL, OTHER
 
@@ -59,3 +62,24 @@ def test_instances_with_other_files_are_named(registry: ModelRegistry):
 
     assert instances.by_model()[MODEL] == {"serving": 1, "able": 1, "differing": ["other"]}
     assert instances.by_model()[OTHER] == {"serving": 0, "able": 2, "differing": []}
+
+
+async def test_a_name_waits_for_instances_that_release_its_former_model(registry: ModelRegistry):
+    clock = FakeClock(NOW)
+    instances = Instances(registry=registry, clock=clock)
+    instances.on_status(msgspec.structs.replace(status("one", None), releasing=(MODEL,)))
+    steps = FrontSteps(NoSteps(), instances)
+    entry = registry.entry(MODEL)
+
+    with pytest.raises(SettingsError, match="still release the former model: one"):
+        await steps.add(entry)
+    instances.on_status(status("one", None))
+    await steps.add(entry)
+
+
+def test_a_model_of_an_instance_is_about_to_be_known_here(registry: ModelRegistry):
+    instances = Instances(registry=registry, clock=FakeClock(NOW))
+    instances.on_status(status("one", None, ModelName("new")))
+
+    assert instances.serve("new")
+    assert not instances.serve("other")

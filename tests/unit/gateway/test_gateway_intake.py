@@ -5,9 +5,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.gateway.errors import error_info
 from services.gateway.headers import IMPORTANCE, PRIORITY, PRIORITY_LOWER_FIRST
-from shared.contracts.errors import ContractError
+from shared.contracts.base import ModelName
+from shared.contracts.errors import ContractError, ModelNotReadyError
 from shared.contracts.ingress import InferenceRequest
+from shared.contracts.models import TrafficSplit
 from shared.contracts.qos import Importance, Slo
 from tests.unit.gateway.rig import CHAT, COMPLETION, MODEL, NOW, SEED, IntakeRig
 
@@ -146,8 +149,8 @@ def test_null_fields_count_as_not_given(intake_rig: IntakeRig):
         ({"slo": {"ttft": 1}}, 400, "invalid_request", "slo"),
         ({"slo": {"ttft_s": 1e-9}}, 400, "slo_impossible", "slo.ttft_s"),
         ({"slo": {"tbt_s": 1}}, 400, "invalid_request", "slo.ttft_s"),
-        ({"deadline": NOW - 1}, 504, "deadline_expired", "deadline"),
-        ({"slo": {"deadline_at": NOW}}, 504, "deadline_expired", "deadline"),
+        ({"deadline": NOW - 1}, 400, "deadline_expired", "deadline"),
+        ({"slo": {"deadline_at": NOW}}, 400, "deadline_expired", "deadline"),
         ({"service_tier": "gold"}, 400, "invalid_request", "service_tier"),
         ({"priority": 5000}, 400, "invalid_request", "priority"),
         ({"stream_options": {"include_usage": True}}, 400, "invalid_request", "stream_options"),
@@ -241,3 +244,19 @@ def _status(rig: IntakeRig, raw: bytes, *, chat: bool) -> int:
         return error.status
     decoded = msgspec.json.decode(msgspec.json.encode(ingress), type=InferenceRequest)
     return 200 if decoded == ingress and ingress.prompt_tokens else 500
+
+
+def test_a_model_that_is_about_to_be_served_is_not_ready(intake_rig: IntakeRig) -> None:
+    intake_rig.registry.expected = frozenset({"new"})
+    with pytest.raises(ModelNotReadyError) as caught:
+        intake_rig.completion(model="new")
+    info = error_info(caught.value)
+
+    assert (info.status, info.code, info.retry_after_s) == (503, "model_not_ready", 1.0)
+
+
+def test_a_request_for_a_split_names_its_target(intake_rig: IntakeRig) -> None:
+    split = TrafficSplit(name=ModelName("chat"), weights={"tiny-qwen": 1.0})
+    intake_rig.registry.set_splits([split])
+
+    assert intake_rig.completion(model="chat").ingress.model == "tiny-qwen"

@@ -103,3 +103,8 @@ def test_help_shows_no_password(
 def test_usage_of_the_planners_verb_has_the_name_as_called(capsys: pytest.CaptureFixture[str]):
     assert help_of("plan", capsys=capsys).startswith("usage: headway plan ")
     assert help_of("plan", "show", capsys=capsys).startswith("usage: headway plan show ")
+
+
+def test_doctor_needs_a_broker_of_its_own_process(capsys: pytest.CaptureFixture[str]):
+    assert main(["doctor", "--amqp-url", "memory://"]) == 2
+    assert "--amqp-url amqp://" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.mesh import checkout_verbs
+from services.mesh import cli
 from services.mesh.cli import main
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -65,7 +65,7 @@ def test_invalid_option_is_a_usage_error(capfd: pytest.CaptureFixture[str]):
 def test_missing_checkout_error_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setitem(checkout_verbs.PROGRAMS, "simulate", "ops_of_no_checkout.sim")
+    monkeypatch.setitem(cli.CHECKOUT_PROGRAMS, "simulate", "ops_of_no_checkout.sim")
 
     assert main(["simulate", "--qps", "2"]) == 2
     assert "part of a checkout" in capsys.readouterr().err

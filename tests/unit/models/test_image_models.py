@@ -7,11 +7,11 @@ import pytest
 from services.agent.backends.checks import vocab_size_of
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.arguments import engine_arguments
-from services.agent.lso.sizes import kv_bytes_per_token
 from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
 from shared.models.digest import model_digest, tokenizer_digest
-from shared.models.processors import PROCESSOR_FILES, has_processor
+from shared.models.files.model_files import PROCESSOR_FILES, has_processor
+from shared.models.files.sizes import kv_bytes_per_token
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import TINY_IMAGE_MODELS, TINY_MODELS, make_tiny_models
 from shared.models.tiny_tokenizer import IMAGE_ID

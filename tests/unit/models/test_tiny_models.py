@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from shared.contracts.requests import ChatMessage
+from shared.models.files.derive import adapter_facts
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import TINY_MODELS, main, make_tiny_models
 from shared.models.tiny_tokenizer import VOCAB_SIZE
@@ -98,3 +99,12 @@ def test_the_command_prints_the_path_of_the_registry(
     assert main(["--out", str(tmp_path), "--no-weights", "--json"]) == 0
 
     assert json.loads(capsys.readouterr().out)["registry"] == str(tmp_path / "registry.json")
+
+
+def test_adapters_fit_their_base(tmp_path: Path):
+    pytest.importorskip("safetensors")
+    assert main(["--out", str(tmp_path), "--no-weights", "--adapters", "2"]) == 0
+    found = [adapter_facts(path) for path in sorted((tmp_path / "adapters").iterdir())]
+
+    assert [each.directory.name for each in found] == ["adapter-1", "adapter-2"]
+    assert [each.rank for each in found] == [8, 8]

@@ -11,18 +11,18 @@ from prometheus_client import CollectorRegistry, generate_latest
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from services.agent.metrics import AgentMetrics
-from services.agent.state import AgentState
 from services.estimator.metrics import estimator_metrics
 from services.estimator.state import EstimatorState
 from services.gateway.metrics import GatewayMetrics
 from services.planner.metrics import LeaderMetrics, grouper_metrics
 from services.planner.state import GrouperState, LeaderState
 from shared.contracts.base import InstanceId
+from shared.contracts.lanes import LaneLayout
 from shared.runtime.clock import SystemClock
+from solver.instance.instance import Instance
+from solver.instance.state import InstanceSettings
 from solver.prediction.lengths.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
-from solver.scheduling.pulling import PullOrder
-from solver.scheduling.window import Window
 from tests.unit.ops.deployment import ROOT, compose, containers
 
 DASHBOARDS = ROOT / "ops" / "dashboards"
@@ -44,11 +44,17 @@ def series() -> set[str]:
     estimator_metrics(
         registry, EstimatorState(iteration_memory=100, request_memory=100, max_applications=1)
     )
-    state = AgentState(
-        instance_id=InstanceId("a"), window=Window(aging_bound_s=1.0), order=PullOrder(poll_s=1.0)
+    settings = InstanceSettings(
+        instance_id=InstanceId("a"),
+        incarnation="i",
+        engine="simulated",
+        device="simulated",
+        capabilities=frozenset(),
+        layout=LaneLayout(),
     )
+    instance = Instance(settings, {}, 0.0)
     AgentMetrics(
-        registry, state=state, engine=SimulatedEngine((), SimulatedSettings(), SystemClock())
+        registry, instance=instance, engine=SimulatedEngine((), SimulatedSettings(), SystemClock())
     )
     names: set[str] = set()
     for name, kind in FAMILY.findall(generate_latest(registry).decode()):

@@ -48,7 +48,7 @@ def test_commands_exist(document: Path):
     text = document.read_text()
     mesh = parser(amqp_url="", registry=None).format_help()
     mentioned = re.findall(r"headway-(gateway|planner|estimator|agent) ([a-z][a-z-]+)", text)
-    verbs = {(s, v.name) for s, cli in CLIS.items() for v in cli.verbs}
+    verbs = {(s, v.name) for s, cli in CLIS.items() for v in (*cli.verbs, *cli.offline_verbs)}
     verbs |= {(service, verb) for service in CLIS for verb in SHARED_VERBS}
 
     assert set(mentioned) - verbs == set()
@@ -69,7 +69,9 @@ def test_symbols_of_the_changelog_exist():
 
 
 def test_documented_error_codes_are_exactly_the_existing_codes():
-    sources = [p for folder in ("services", "shared") for p in (ROOT / folder).rglob("*.py")]
+    sources = [
+        p for folder in ("services", "shared", "solver") for p in (ROOT / folder).rglob("*.py")
+    ]
     raised = {code for path in sources for code in codes(path.read_text())} | {DEFAULT_CODE}
     amqp = re.findall(
         r"^\| `([a-z_]+)` \| \d{3} \|", (ROOT / "ops/docs/producers.md").read_text(), re.MULTILINE

@@ -2,10 +2,10 @@
 
 from msgspec.structs import fields
 
-from services.agent.backends.base import Capability
-from services.agent.lso.cli import SUB_VERBS
 from services.agent.settings import LsoSettings
+from services.agent.verbs.cli_lso import SUB_VERBS
 from shared.contracts.control import LsoOutcome
+from shared.contracts.telemetry import Capability
 from solver.planning.lso.operations import Lso
 from tests.unit.ops.deployment import ROOT
 from tests.unit.ops.test_docs_tables import names, table

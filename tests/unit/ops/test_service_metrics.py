@@ -5,26 +5,27 @@ import pytest
 from cachetools import FIFOCache
 from prometheus_client import CollectorRegistry
 
+from ops.engine_runs import generate
 from services.agent.backends.base import EngineRequest
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from services.agent.metrics import AgentMetrics
-from services.agent.state import AgentState
 from services.estimator.metrics import estimator_metrics
 from services.estimator.state import EstimatorState
 from services.planner.metrics import MAX_LANES, LeaderMetrics, grouper_metrics
 from services.planner.state import GrouperState, LeaderState
 from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
+from shared.contracts.lanes import LaneLayout
 from shared.contracts.models import ModelEntry
 from shared.contracts.plans import PlanPublished, VirtualQueue
 from shared.contracts.qos import QosClass
 from shared.contracts.requests import PromptText, Sampling, WaitForecast
 from shared.contracts.telemetry import Iteration, IterationsObserved, RequestObserved
 from shared.runtime.clock import SystemClock
+from solver.instance.instance import Instance
+from solver.instance.state import InstanceSettings
 from solver.prediction.lengths.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
-from solver.scheduling.pulling import PullOrder
-from solver.scheduling.window import Window
 
 MODELS = tuple(
     ModelEntry(name=ModelName(name), path=name, architecture="x", max_model_len=64)
@@ -79,21 +80,28 @@ class TestAgent:
         await engine.close()
 
     @pytest.fixture
-    def state(self) -> AgentState:
-        return AgentState(
-            instance_id=InstanceId("a1"),
-            window=Window(aging_bound_s=1.0),
-            order=PullOrder(poll_s=1.0),
+    def instance(self) -> Instance:
+        return Instance(
+            InstanceSettings(
+                instance_id=InstanceId("a1"),
+                incarnation="i",
+                engine="simulated",
+                device="simulated",
+                capabilities=frozenset(),
+                layout=LaneLayout(),
+            ),
+            {},
+            0.0,
         )
 
     @pytest.fixture
-    def metrics(self, registry, state, engine) -> AgentMetrics:
-        return AgentMetrics(registry, state=state, engine=engine)
+    def metrics(self, registry, instance, engine) -> AgentMetrics:
+        return AgentMetrics(registry, instance=instance, engine=engine)
 
-    async def test_totals_equal_the_state(self, registry, state, metrics):
-        state.totals.pulled = 7
-        state.totals.relegated = 2
-        state.draining = True
+    async def test_totals_equal_those_of_the_instance(self, registry, instance, metrics):
+        instance.totals.pulled = 7
+        instance.totals.relegated = 2
+        instance.draining = True
 
         assert value(registry, "headway_agent_requests_pulled_total") == 7
         assert value(registry, "headway_agent_requests_relegated_total") == 2
@@ -108,9 +116,9 @@ class TestAgent:
             sampling=Sampling(max_tokens=20, temperature=0, ignore_eos=True),
             checkpointed=True,
         )
-        async for _ in engine.generate(request):
+        async for _ in generate(engine, request):
             break
-        await engine.abort(request.request_id)
+        engine.abort(request.request_id)
         copied = engine.snapshot().checkpoints
 
         assert copied.saved_blocks >= 2
@@ -127,16 +135,10 @@ class TestAgent:
 
         assert active == {"m1": 0, "m2": 1}
 
-    async def test_an_observation_is_counted_and_passed_on(self, registry, metrics):
-        handed_on: list[RequestObserved] = []
-
-        async def observe(observed: RequestObserved) -> None:
-            handed_on.append(observed)
-
-        await metrics.counting(observe)(OBSERVED)
+    async def test_a_finished_request_is_counted(self, registry, metrics):
+        metrics.finished(OBSERVED)
 
         labels = {"qos_class": "interactive"}
-        assert handed_on == [OBSERVED]
         assert value(registry, "headway_agent_request_ttft_seconds_sum", **labels) == 0.5
         assert value(registry, "headway_agent_request_e2e_seconds_sum", **labels) == 1.5
         assert value(registry, "headway_agent_request_slo_attained_total", **labels) == 1
@@ -148,12 +150,10 @@ class TestAgent:
     async def test_requests_without_an_answer_have_no_times(
         self, registry, metrics, outcome, violated
     ):
-        async def ignore(_observed: RequestObserved) -> None: ...
-
         failed = msgspec.structs.replace(
             OBSERVED, outcome=outcome, attained=False, first_token_at=0.0
         )
-        await metrics.counting(ignore)(failed)
+        metrics.finished(failed)
 
         labels = {"qos_class": "interactive"}
         assert value(registry, "headway_agent_request_ttft_seconds_count", **labels) == 0

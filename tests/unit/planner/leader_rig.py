@@ -81,7 +81,7 @@ class LeaderRig:
             settings=replace(SETTINGS, **settings),
             planner=Planner("edf", SETTINGS.importance_weight),
             layout=layout or LaneLayout(),
-            models=(MODEL, OTHER),
+            models=lambda: (MODEL, OTHER),
             state=LeaderState(),
             queues=WorkQueues(broker, f"leader-{len(self.leaders)}"),
             clock=self.clock,

@@ -25,14 +25,22 @@ def text_of(token_ids: Sequence[int]) -> str:
     return "".join("ab"[token % 2] * (token % 3) + f"{token}." for token in token_ids if token % 5)
 
 
-def started(run: str, *, hop: int = 0, offset: int = 0, request: str = REQUEST) -> RunStarted:
+def started(
+    run: str,
+    *,
+    hop: int = 0,
+    offset: int = 0,
+    request: str = REQUEST,
+    instance: str | None = None,
+    at: float = 0.0,
+) -> RunStarted:
     return RunStarted(
         request_id=RequestId(request),
         run_id=RunId(run),
         hop=hop,
-        instance_id=InstanceId(f"instance-of-{run}"),
+        instance_id=InstanceId(instance or f"instance-of-{run}"),
         offset=offset,
-        at=0.0,
+        at=at,
     )
 
 

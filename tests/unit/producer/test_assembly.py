@@ -94,6 +94,17 @@ def test_newer_run_at_the_same_hop_replaces_and_stops_the_older():
     assert effects == [stop("a", StopReason.SUPERSEDED), part(3, 6)]
 
 
+def test_start_that_one_instance_sent_earlier_does_not_stop_its_later_run():
+    """An instance swaps a request out and resumes it; the two starts arrive in the wrong order."""
+    assembly = streaming()
+    feed(assembly, started("b", instance="i", at=2.0))
+
+    effects = feed(assembly, started("a", instance="i", at=1.0), tokens("b", 0, 2))
+
+    old = SendStop(run_id=RunId("a"), instance_id=InstanceId("i"), reason=StopReason.SUPERSEDED)
+    assert effects == [old, part(0, 2)]
+
+
 def test_run_of_a_lower_hop_is_stopped():
     assembly = streaming()
     feed(assembly, started("a", hop=2))

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from services.agent.backends.settings import EngineSettings, RemoteSettings
 from services.agent.settings import Settings as AgentSettings
 from services.gateway.settings import Settings as GatewaySettings
 from services.planner.settings import Settings as PlannerSettings
@@ -148,3 +149,11 @@ def test_tenant_keys_are_masked():
         GatewaySettings, service="gateway", environ={}, overrides={"api_keys": '{"sesame": "acme"}'}
     )
     assert "sesame" not in str(masked(settings))
+
+
+def test_keys_inside_other_settings_are_masked():
+    remote = RemoteSettings(url="http://a", api_key="sesame")
+    settings = AgentSettings(instance_id="a", engine=EngineSettings(remote=remote))
+
+    assert masked(settings)["engine"]["remote"]["api_key"] == "***"
+    assert masked(settings)["engine"]["remote"]["url"] == "http://a"

@@ -10,11 +10,11 @@ import structlog
 
 from services.agent.backends.answering import AnsweringBackend
 from services.agent.backends.base import (
-    Capability,
     EngineIdentity,
     EngineOutput,
     EngineRequest,
     EngineSnapshot,
+    NewOutput,
     SchedulingParameters,
     capabilities_with,
 )
@@ -29,7 +29,7 @@ from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError, UnsupportedError
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import QosClass
-from shared.contracts.telemetry import EngineIteration
+from shared.contracts.telemetry import Capability, EngineIteration
 from shared.runtime.clock import Clock
 from solver.scheduling.engine.latency import LatencyTable
 
@@ -97,14 +97,27 @@ class SimulatedEngine(AnsweringBackend):
         super().add(fitted)
         self._models.add(fitted)
 
+    def replace(self, entry: ModelEntry) -> None:
+        super().replace(_fitted(entry, self._settings))
+
+    async def remove(self, model: ModelName) -> None:
+        self._require_known(model)
+        self._require_alive()
+        is_active = model == self._residency.active
+        self._forget(model)
+        self._residency.remove(model)
+        if is_active:
+            self._ended = self._totals()
+            self._core = None
+
     async def activate(self, model: ModelName) -> Seconds:
         entry = self._require_known(model)
         self._require_alive()
         activation = self._residency.activation(model)
         if activation is None:
             return 0.0
-        if self._streams:
-            raise EngineError(f"the model cannot change: {len(self._streams)} requests are running")
+        if self._runs:
+            raise EngineError(f"the model cannot change: {len(self._runs)} requests are running")
         self._residency.is_activating = True
         try:
             duration_s = await self._models.load(activation)
@@ -240,7 +253,7 @@ class SimulatedEngine(AnsweringBackend):
         self._ended = self._totals()
         self._core = None
         self._residency.clear()
-        self._fail_streams("the engine died while the request ran")
+        self._lose("the engine died while the request ran")
 
     async def _serve(self) -> None:
         try:
@@ -276,21 +289,23 @@ class SimulatedEngine(AnsweringBackend):
 
     def _deliver(self, core: SimulatedEngineCore, result: IterationResult) -> None:
         """
-        Push new tokens to the streams of their requests; a request's first token ends its prefill.
+        Report the new tokens of an iteration; a request's first token ends its prefill.
         """
         now = self._clock.now()
-        for each in result.outputs:
-            prefill_s = core.prefill_times.end(each.request_id, now) or 0.0
-            stream = self._streams.get(each.request_id)
-            if stream is not None:
-                stream.push(
+        self._report(
+            [
+                NewOutput(
+                    each.request_id,
                     EngineOutput(
                         token_ids=each.token_ids,
                         finish_reason=each.finish_reason,
                         cached_tokens=each.cached_tokens,
-                        prefill_s=prefill_s,
-                    )
+                        prefill_s=core.prefill_times.end(each.request_id, now) or 0.0,
+                    ),
                 )
+                for each in result.outputs
+            ]
+        )
 
 
 def _fitted(entry: ModelEntry, settings: SimulatedSettings) -> ModelEntry:

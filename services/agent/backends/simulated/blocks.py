@@ -8,7 +8,7 @@ from shared.contracts.requests import Tokens
 
 
 def block_hashes(
-    token_ids: Tokens, block_tokens: int, parents: Sequence[BlockHash] = ()
+    token_ids: Tokens, block_tokens: int, parents: Sequence[BlockHash] = (), root: bytes = b""
 ) -> list[BlockHash]:
     """
     Return one hash per full KV block; each hash covers all tokens up to the end of its block.
@@ -17,10 +17,11 @@ def block_hashes(
         token_ids: The whole sequence.
         block_tokens: Tokens in a block.
         parents: Hashes of the first blocks, if known.
+        root: Part of the first hash: equal tokens with different roots share no KV.
     """
     hashes = list(parents)
     for start in range(len(hashes) * block_tokens, len(token_ids) - block_tokens + 1, block_tokens):
-        digest = blake2b(hashes[-1] if hashes else b"", digest_size=16)
+        digest = blake2b(hashes[-1] if hashes else root, digest_size=16)
         digest.update(repr(token_ids[start : start + block_tokens]).encode())
         hashes.append(digest.digest())
     return hashes

@@ -4,9 +4,7 @@ Simulated engine core: continuous batching with a model of vLLM's scheduler and 
 The core is synchronous and does no IO. The simulated backend and the trace simulator both drive it.
 """
 
-from services.agent.backends.base import (
-    EngineRequest,
-)
+from services.agent.backends.base import EngineRequest
 from services.agent.backends.checks import output_room, stop_tokens
 from services.agent.backends.policies import UNLIMITED_TOKENS, free_tokens, is_relegated
 from services.agent.backends.prefill_times import PrefillTimes

@@ -30,7 +30,7 @@ class KvMemory:
         restored from host memory.
         """
         size = self._block_tokens
-        run.hashes = block_hashes(tuple(run.tokens), size, run.hashes)
+        run.hashes = _hashes(run, size)
         # The last token is always computed, because its computation generates the first output
         # token.
         usable = run.hashes[: (len(run.tokens) - 1) // size]
@@ -65,7 +65,7 @@ class KvMemory:
         run.num_computed_tokens += count
         num_full = run.num_computed_tokens // size
         if num_full > len(run.hashes):
-            run.hashes = block_hashes(tuple(run.tokens), size, run.hashes)
+            run.hashes = _hashes(run, size)
         for index in range(first_full, num_full):
             self.pool.remember(run.blocks[index], run.hashes[index])
 
@@ -96,3 +96,9 @@ class KvMemory:
         if count:
             self.host.restore(usable[: first + count], first)
         return count
+
+
+def _hashes(run: Run, block_tokens: int) -> list[BlockHash]:
+    """Hashes of the full blocks of *run*; adapters share no KV."""
+    root = (run.request.adapter or "").encode()
+    return block_hashes(tuple(run.tokens), block_tokens, run.hashes, root)

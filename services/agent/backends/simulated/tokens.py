@@ -18,8 +18,9 @@ class TokenSource:
     """
     Generates the tokens of one answer.
 
-    A token depends only on the model's name, the previous tokens and, for random sampling, the
-    seed. A resumed run therefore continues exactly as the earlier run would have.
+    A token depends only on the names of the model and the adapter, the previous tokens and, for
+    random sampling, the seed. A resumed run therefore continues exactly as the earlier run would
+    have.
 
     Args:
         stops: Tokens that end the answer.
@@ -39,7 +40,8 @@ class TokenSource:
     ) -> None:
         sampling = request.sampling
         seed = "" if sampling.temperature == 0 else f"{sampling.seed or 0}"
-        self._hash = blake2b(f"{request.model}/{seed}/".encode(), digest_size=8)
+        adapter = "" if request.adapter is None else f"{request.adapter}/"
+        self._hash = blake2b(f"{request.model}/{seed}/{adapter}".encode(), digest_size=8)
         self._hash.update(_packed(request.prompt))
         self._hash.update(_packed(request.progress))
         self._stops = stops

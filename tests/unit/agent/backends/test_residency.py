@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.agent.backends.residency import Activation, Footprint, ResidencyTable
-from services.agent.backends.weights import HostWeights, engine_shape, weight_bytes, weight_files
+from services.agent.backends.weights import HostWeights, engine_shape
 from shared.contracts.base import ModelName
 from shared.contracts.errors import EngineError
 from shared.contracts.models import ModelEntry
 from shared.contracts.telemetry import ActivationPath, Residency
+from shared.models.files.sizes import weight_bytes, weight_files
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import make_tiny_models
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.vllm.render_slots import RenderSlots
+from services.gateway.render_slots import RenderSlots
 from shared.contracts.base import TenantId
 from shared.contracts.errors import CapacityError
 

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from services.gateway.call import Call
 from services.gateway.outcomes import Outcome
-from services.gateway.vllm.call import Call
-from services.gateway.vllm.response import OPENAI, Response
+from services.gateway.response import OPENAI, Response
 from shared.contracts.base import TenantId
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import ErrorInfo

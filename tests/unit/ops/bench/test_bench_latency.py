@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from ops.bench.latency_steps import disturbed, simulated_steps
 from ops.bench.latency_vllm import Measured, scheduled_s
 from ops.bench.result import Result
 from ops.sim.profiles import load
-from services.agent.backends.base import EngineOutput, EngineRequest
+from services.agent.backends.base import NewOutput, RunEnded
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from shared.contracts.models import ModelEntry
@@ -179,10 +179,11 @@ async def test_steps_of_an_engine_match_the_load(monkeypatch: pytest.MonkeyPatch
     class Engine(SimulatedEngine):
         host_pid = -1
 
-        async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
-            async for output in super().generate(request):
-                cached[-1] += output.cached_tokens
-                yield output
+        def _report(self, events: Sequence[NewOutput | RunEnded]) -> None:
+            for event in events:
+                if isinstance(event, NewOutput):
+                    cached[-1] += event.output.cached_tokens
+            super()._report(events)
 
     async def patient(*args: Any) -> list[Served]:
         cached.append(0)

@@ -9,13 +9,14 @@ import pytest
 from ops.profiling.fit import cells_of, errors_of, fitted
 from ops.profiling.grid import Grid, Sample
 from ops.profiling.profiler import Profiler
-from services.agent.backends.base import Capability, EngineIdentity
+from services.agent.backends.base import EngineIdentity
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from shared.contracts.base import ModelName
 from shared.contracts.errors import EngineError, SettingsError, UnsupportedError
 from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.models import ModelEntry
+from shared.contracts.telemetry import Capability
 from shared.runtime.clock import SystemClock
 from solver.prediction.latency.iteration_fit import IterationWork
 from solver.scheduling.engine.latency import LatencyTable

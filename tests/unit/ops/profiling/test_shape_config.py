@@ -7,7 +7,7 @@ import pytest
 
 from ops.profiling.shape_config import read_shape
 from shared.contracts.errors import SettingsError
-from tests.unit.agent.shapes import CONFIG, TINY
+from tests.shapes import CONFIG, TINY
 from tests.unit.ops.deployment import ROOT
 
 

@@ -7,7 +7,7 @@ import pytest
 from ops.profiling.grid import Grid
 from ops.profiling.shape_grid import Batch, ShapeGrid
 from shared.contracts.errors import SettingsError
-from tests.unit.agent.shapes import TINY
+from tests.shapes import TINY
 
 GRID = ShapeGrid(
     grid=Grid(chunks=(16, 256), contexts=(64,), batches=(2, 8), repeats=2),

@@ -6,7 +6,7 @@ import pytest
 
 from ops.profiling.shape_grid import Batch
 from tests import requirements
-from tests.unit.agent.shapes import TINY
+from tests.shapes import TINY
 
 torch = requirements.Late("torch")
 layers = requirements.Late("ops.profiling.layers")

@@ -13,7 +13,7 @@ from ops.profiling.shape_grid import ShapeGrid
 from services.agent.backends.settings import SimulatedSettings
 from shared.contracts.errors import EngineError
 from tests import requirements
-from tests.unit.agent.shapes import TINY
+from tests.shapes import TINY
 
 torch = requirements.Late("torch")
 shape_profiler = requirements.Late("ops.profiling.shape_profiler")

@@ -2,9 +2,10 @@
 
 import pytest
 
+from services.agent.answer import AnswerStream
 from services.agent.backends.base import EngineOutput
-from services.agent.state import Pulled, Run
 from shared.broker import topology
+from shared.contracts.base import RunId
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.qos import Slo
 from shared.contracts.requests import QueuedRequest, ReplyMode
@@ -30,9 +31,9 @@ async def grouped_late(
 
 
 def attained(request: QueuedRequest, *, first_token_at: float) -> bool:
-    run = Run(pulled=Pulled(request=request, deliveries=[], pulled_at=first_token_at))
-    run.answer.push(EngineOutput(token_ids=(20,)), run.run_id, first_token_at)
-    return run.answer.verdict(finished_at=first_token_at).attained
+    answer = AnswerStream(request)
+    answer.push(EngineOutput(token_ids=(20,)), RunId("run"), first_token_at)
+    return answer.verdict(finished_at=first_token_at).attained
 
 
 @pytest.mark.parametrize(("ttft_s", "in_time"), [(5.0, False), (7.0, True)])

@@ -318,7 +318,7 @@ async def test_producer_gets_a_reply_for_a_dead_lettered_request(rig: GrouperRig
     await rig.handle_dead_letter()
     failure = await rig.failure()
     assert (failure.request_id, failure.error.code) == (RequestId("r1"), "dead_lettered")
-    assert "delivery_limit" in failure.error.message
+    assert "delivery_limit: it was delivered more than 20 times" in failure.error.message
     assert await rig.far.ready(topology.DEAD_LETTERS) == 1
 
 
@@ -358,3 +358,14 @@ async def test_reports_are_totals_that_only_grow(rig: GrouperRig):
         16,
     )
     assert total.arrivals == ((NOW, 1), (NOW + 1, 2))
+
+
+async def test_request_that_is_too_large_for_the_broker_is_refused_by_name(rig: GrouperRig):
+    """The message of a lane is larger than the one of the producer, which the broker accepted."""
+    rig.broker.max_message_size = 500
+    await rig.submit(BODY | {"prompt": list(range(10, 200))}, message_id="large")
+    failure = await rig.failure()
+    assert (failure.error.code, failure.error.status) == ("message_too_large", 413)
+    assert "500" in failure.error.message
+    assert await rig.far.ready(LANE) == 0
+    assert await rig.unsettled() == 0

@@ -6,13 +6,15 @@ import pytest
 
 from services.planner.leader.leader import Leader
 from shared.broker import topology
+from shared.broker.protocol import OutMessage
 from shared.broker.queue_list import list_queue, rewriting
+from shared.contracts.base import encode
 from shared.contracts.errors import BrokerUnavailableError
-from shared.contracts.lanes import LaneKey
+from shared.contracts.lanes import LaneKey, inbox_name
 from shared.contracts.telemetry import LanesObserved, LeaderTick
 from tests.deliveries import UnreliableBroker
 from tests.queued import BATCH, CHAT, a_request
-from tests.unit.planner.leader_rig import LeaderRig, drop
+from tests.unit.planner.leader_rig import LeaderRig, drop, status
 
 LANES = tuple(sorted(a_request(slo=slo).lane for slo in (CHAT, BATCH)))
 TICK = LeaderTick(sender="t", at=0.0)
@@ -205,3 +207,44 @@ async def test_scan_is_repeated_if_it_fails(cluster: LeaderRig, monkeypatch: pyt
     assert await contents(cluster) == (0, set(), False)
     await leader.plan()
     assert leader.state.counts.queues == {LANES[0]}
+
+
+async def test_new_leader_returns_the_requests_of_a_listed_inbox_whose_owner_is_dead(
+    cluster: LeaderRig,
+):
+    """Its owner had renewed a request there, so that no other process knows of the inbox."""
+    inbox, request = inbox_name("dead"), a_request("r")
+    await topology.declare_work_queue(cluster.far, inbox)
+    await list_queue(cluster.far, inbox)
+    await cluster.far.publish(topology.LANES, inbox, OutMessage(body=encode(request)))
+    leader = await elected(cluster)
+    cluster.clock.advance(leader.settings.instance_timeout_s)
+    await leader.plan()
+
+    assert await cluster.far.ready(inbox) == 0
+    assert await cluster.far.ready(LaneKey.parse(request.lane).resume_name) == 1
+    assert inbox not in leader.state.counts.queues
+
+
+async def test_inboxes_of_present_instances_are_listed_and_not_counted(cluster: LeaderRig):
+    leader = await elected(cluster)
+    inbox = inbox_name("i1")
+    await topology.declare_work_queue(cluster.far, inbox)
+    for _ in range(2):
+        counted(leader)
+        cluster.clock.advance(leader.settings.audit_period_s)
+        await cluster.hear(status("i1"))
+        await leader.plan()
+
+    assert inbox in (await contents(cluster))[1]
+    assert inbox not in counted(leader)
+
+
+async def test_absent_inbox_of_a_dead_instance_leaves_the_list(cluster: LeaderRig):
+    await list_queue(cluster.far, inbox_name("dead"))
+    leader = await elected(cluster)
+    cluster.clock.advance(leader.settings.instance_timeout_s)
+    await leader.plan()
+    await audited(cluster, leader)
+    await audited(cluster, leader)
+    assert inbox_name("dead") not in (await contents(cluster))[1]

@@ -8,7 +8,7 @@ from services.planner.leader.orphaned_inboxes import GRACE_S, InboxClaims
 from shared.broker import topology
 from shared.broker.memory.broker import MemoryBroker
 from shared.broker.memory.hub import MemoryHub
-from shared.broker.protocol import BindingSpec, OutMessage, PublishOutcome
+from shared.broker.protocol import BindingSpec, OutMessage, PublishOutcome, Settlement
 from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import Decoder, encode
 from shared.contracts.control import LaneNonempty
@@ -116,3 +116,19 @@ async def test_returned_instance_keeps_its_inbox(broker: MemoryBroker):
     claims.returned("dead")
     await claims.work(NOW + GRACE_S)
     assert await broker.depth(INBOX) is not None
+
+
+async def test_inbox_is_kept_while_its_owner_holds_requests(broker: MemoryBroker, hub: MemoryHub):
+    """The owner lives, and only its statuses do not arrive."""
+    await route(broker, a_request("r"))
+    claims = InboxClaims(broker, WorkQueues(broker, "leader"))
+    async with MemoryBroker(hub) as silent:
+        held = await silent.get(INBOX)
+        assert held is not None
+        claims.add("dead", NOW)
+        await claims.work(NOW + GRACE_S)
+        assert await broker.depth(INBOX) is not None
+        await held.settle(Settlement.ACK)
+        await claims.work(NOW + GRACE_S + 1)
+
+    assert await broker.depth(INBOX) is None

@@ -2,7 +2,7 @@
 
 import math
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from solver.scheduling.pulling import PullOrder, Source, SourceKind, deference_s
@@ -232,6 +232,7 @@ events = st.lists(
 
 
 @given(events=events)
+@example(events=[("empty", 0, 0.0), ("empty", 0, 0.5), ("empty", 1, 0.5)])
 def test_an_empty_or_held_source_is_never_returned(events: list[tuple[str, int, float]]):
     queues = [source(f"s{n}", math.inf if n == 4 else n, SourceKind(n % 4)) for n in range(5)]
     order = order_of(*queues)
@@ -243,7 +244,8 @@ def test_an_empty_or_held_source_is_never_returned(events: list[tuple[str, int, 
         queue = f"s{number}"
         if action == "empty":
             order.empty(queue, now)
-            empty_until[queue] = now + POLL_S
+            if empty_until[queue] <= now:  # a concurrent poll changes nothing
+                empty_until[queue] = now + POLL_S
         elif action == "nonempty":
             order.nonempty(queue, now)
             empty_until[queue] = min(empty_until[queue], now)
@@ -255,3 +257,20 @@ def test_an_empty_or_held_source_is_never_returned(events: list[tuple[str, int, 
         awake = [q for q in empty_until if max(empty_until[q], held_until[q]) <= now]
         chosen = next_of(order, now)
         assert (chosen in awake) if awake else (chosen is None)
+
+
+def test_polls_that_find_nothing_become_rarer_until_a_notice():
+    order = PullOrder(poll_s=1.0, most_poll_s=5.0)
+    order.set_sources([Source(queue="q", kind=SourceKind.LANE, time_left_s=1.0)], 0.0)
+    now, waits = 0.0, []
+    for _ in range(5):
+        order.empty("q", now)
+        order.empty("q", now)  # a concurrent poll changes nothing
+        at = order.wake_at(now, best_effort_room=True)
+        waits.append(at - now)
+        now = at
+    order.nonempty("q", now)
+    order.empty("q", now)
+
+    assert waits == [1.0, 2.0, 4.0, 5.0, 5.0]
+    assert order.wake_at(now, best_effort_room=True) == now + 1.0

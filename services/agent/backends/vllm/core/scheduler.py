@@ -21,7 +21,7 @@ from services.agent.backends.vllm.core.work import ScheduledWork, work_of
 from services.agent.backends.vllm.kv.connector import HostKvConnector
 from services.agent.backends.vllm.shared.core_settings import core_settings
 from services.agent.backends.vllm.shared.prefill_reports import PrefillTimeReporter
-from services.agent.backends.vllm.shared.stats import StatsWriter
+from services.agent.backends.vllm.shared.stats import StatsWriter, rank_path
 from shared.contracts.telemetry import Iteration
 
 
@@ -65,7 +65,8 @@ class Timed:
         self.totals = SchedulingTotals()
         """Counters of the scheduling policy."""
         self._prefills = PrefillTimeReporter()
-        self._stats = StatsWriter(Path(self.settings.stats_path))
+        rank = self.vllm_config.parallel_config.data_parallel_index
+        self._stats = StatsWriter(rank_path(Path(self.settings.stats_path), rank))
         self._largest_budget = self.max_num_scheduled_tokens
         self._largest_active = self.max_num_active_reqs
         self._publish()
@@ -169,6 +170,7 @@ class Timed:
                 kv_utilization=self.kv_cache_manager.usage,
                 kv_capacity_tokens=self._capacity_tokens(),
                 token_budget=self.max_num_scheduled_tokens,
+                max_running=self._largest_active,
                 scheduling=self.totals,
                 checkpoints=CheckpointTotals() if host is None else host.totals,
                 host_kv_bytes=0 if host is None else host.used_bytes,

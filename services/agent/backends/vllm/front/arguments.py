@@ -7,29 +7,24 @@ from typing import Any
 import msgspec
 
 from services.agent.backends.settings import VllmSettings
+from services.agent.backends.vllm.front.device_defaults import with_device_defaults
 from services.agent.backends.vllm.shared.core_settings import CONFIG_KEY, CoreSettings
+from services.agent.backends.vllm.shared.schedulers import POLICY, PREEMPTIBLE, STOCK
 from services.agent.backends.vllm.shared.workers import (
     CPU_WORKER,
     SAFEPOINT_WORKERS,
     WITHOUT_SAFEPOINTS,
 )
+from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry
-from shared.models.processors import has_processor
+from shared.models.files.derive import adapter_facts
+from shared.models.files.model_files import has_processor
 
-CPU_KV_CACHE_BYTES = 128 << 20
-_CPU_BLOCK_TOKENS = 32
 _SAFEPOINT_LAYERS = 4
 _CPU_HOST_KV_BYTES = 256 << 20
-_STOCK = (
-    "services.agent.backends.vllm.core.scheduler.TimedScheduler",
-    "services.agent.backends.vllm.core.scheduler.AsyncTimedScheduler",
-)
-_POLICY = (
-    "services.agent.backends.vllm.core.policy_scheduler.PolicyScheduler",
-    "services.agent.backends.vllm.core.policy_scheduler.AsyncPolicyScheduler",
-)
-"""Scheduler classes: synchronous, asynchronous."""
-_PREEMPTIBLE = "services.agent.backends.vllm.core.layer_preemption.PreemptibleScheduler"
+_DEFAULT_RANK = 16
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM allows for the largest rank of adapters."""
 
 
 def safepoint_layers(settings: VllmSettings, *, is_cpu: bool) -> int:
@@ -43,7 +38,8 @@ def safepoint_layers(settings: VllmSettings, *, is_cpu: bool) -> int:
         return 0
     if settings.safepoint_layers is not None:
         return settings.safepoint_layers
-    tested = is_cpu and settings.eager and not settings.async_scheduling
+    chosen = with_device_defaults(settings, is_cpu=is_cpu)
+    tested = is_cpu and chosen.eager and not chosen.async_scheduling
     return _SAFEPOINT_LAYERS if tested else 0
 
 
@@ -86,6 +82,7 @@ def engine_arguments(
         stats_path: File of the engine's `StatsWriter`.
     """
     layers = 0 if entry.pools else safepoint_layers(settings, is_cpu=is_cpu)
+    chosen = with_device_defaults(settings, is_cpu=is_cpu)
     arguments: dict[str, Any] = {
         "model": entry.path,
         # Sleeping engines release the device's memory.
@@ -93,15 +90,11 @@ def engine_arguments(
         "max_model_len": entry.max_model_len,
         # The engine core loads a tokenizer for its first structured output.
         "skip_tokenizer_init": True,
-        "enforce_eager": settings.eager,
-        "dtype": settings.dtype or ("float32" if is_cpu else "auto"),
-        "max_num_seqs": settings.max_running,
-        "max_num_batched_tokens": max(settings.token_budget, settings.max_running),
+        "enforce_eager": bool(chosen.eager),
+        "dtype": chosen.dtype or "auto",
         "enable_prefix_caching": settings.prefix_caching,
-        "async_scheduling": settings.async_scheduling,
-        "scheduler_cls": (_STOCK if settings.policy == "stock" else _POLICY)[
-            settings.async_scheduling
-        ],
+        # The host replaces the class if vLLM's configuration schedules asynchronously.
+        "scheduler_cls": STOCK if settings.policy == "stock" else POLICY,
         "worker_cls": CPU_WORKER if is_cpu else "auto",
         "additional_config": {
             CONFIG_KEY: msgspec.to_builtins(
@@ -122,15 +115,10 @@ def engine_arguments(
     if layers:
         # Also set these with asynchronous scheduling: the host then reports why safepoints do not
         # work.
-        arguments |= {"scheduler_cls": _PREEMPTIBLE, "worker_cls": SAFEPOINT_WORKERS[is_cpu]}
-    kv_cache_bytes = settings.kv_cache_bytes or (CPU_KV_CACHE_BYTES if is_cpu else None)
-    if kv_cache_bytes is not None:
-        arguments["kv_cache_memory_bytes"] = kv_cache_bytes
-    block_tokens = settings.block_tokens or (_CPU_BLOCK_TOKENS if is_cpu else None)
-    if block_tokens is not None:
-        arguments["block_size"] = block_tokens
+        arguments |= {"scheduler_cls": PREEMPTIBLE, "worker_cls": SAFEPOINT_WORKERS[is_cpu]}
+    arguments |= _limits(chosen) | _lora(entry)
     if entry.pools:
-        return arguments | _pooling(entry, settings) | entry.engine_args
+        return arguments | _pooling(entry, chosen) | entry.engine_args
     if has_checkpoints(settings, is_cpu=is_cpu):
         arguments["kv_transfer_config"] = _checkpoints(settings)
     if entry.reasoning_parser is not None:
@@ -143,20 +131,68 @@ def engine_arguments(
     return arguments | entry.engine_args | {"structured_outputs_config": _grammars(entry)}
 
 
-def _pooling(entry: ModelEntry, settings: VllmSettings) -> dict[str, Any]:
+def _limits(chosen: VllmSettings) -> dict[str, Any]:
+    """The arguments that vLLM chooses by itself if they are missing."""
+    given = {
+        "async_scheduling": chosen.async_scheduling,
+        "max_num_seqs": chosen.max_running,
+        "max_num_batched_tokens": _token_budget(chosen),
+        "kv_cache_memory_bytes": chosen.kv_cache_bytes,
+        "block_size": chosen.block_tokens,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _token_budget(chosen: VllmSettings, least: int = 0) -> int | None:
+    """Tokens of one iteration, for at least *least* tokens and one of each running request."""
+    if chosen.token_budget is None:
+        return None
+    return max(chosen.token_budget, chosen.max_running or 0, least)
+
+
+def _pooling(entry: ModelEntry, chosen: VllmSettings) -> dict[str, Any]:
     """
     Arguments for a pooling model, which has no safepoints and no copies of KV: its requests are
     short, and some models have no KV.
     """
-    return {
+    arguments = {
         "runner": "pooling",
         # None: vLLM caches prefixes of those models that support it.
-        "enable_prefix_caching": None if settings.prefix_caching else False,
+        "enable_prefix_caching": None if chosen.prefix_caching else False,
         # Some models compute each input in one iteration.
-        "max_num_batched_tokens": max(
-            settings.token_budget, settings.max_running, entry.max_model_len
-        ),
+        "max_num_batched_tokens": _token_budget(chosen, entry.max_model_len),
     }
+    if arguments["max_num_batched_tokens"] is None:
+        del arguments["max_num_batched_tokens"]  # vLLM's own value
+    return arguments
+
+
+def _lora(entry: ModelEntry) -> dict[str, Any]:
+    """
+    Arguments for LoRA adapters, if the engine needs room for them.
+
+    `max_loras` is one more than the adapters that the host loads: on a CPU, vLLM applies the
+    adapter of the last slot to requests without an adapter in a batch with adapters, and the last
+    slot is therefore left empty.
+    """
+    if not entry.adapter_slots:
+        return {}
+    num_slots = entry.adapter_slots + 1
+    ranks = [_DEFAULT_RANK, *(_rank(Path(each)) for each in entry.adapters.values())]
+    return {
+        "enable_lora": True,
+        "max_loras": num_slots,
+        "max_cpu_loras": num_slots,
+        "max_lora_rank": min(rank for rank in _RANKS if rank >= min(max(ranks), _RANKS[-1])),
+    }
+
+
+def _rank(directory: Path) -> int:
+    """Rank of an adapter; 0 if its files are unusable, which ends its own requests only."""
+    try:
+        return adapter_facts(directory).rank
+    except SettingsError:
+        return 0
 
 
 def _grammars(entry: ModelEntry) -> dict[str, Any]:
@@ -171,6 +207,5 @@ def _grammars(entry: ModelEntry) -> dict[str, Any]:
 
 def without_safepoints(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return *arguments* with the scheduler and worker classes that have no safepoints."""
-    is_async = bool(arguments.get("async_scheduling"))
     worker = WITHOUT_SAFEPOINTS[arguments["worker_cls"]]
-    return {**arguments, "scheduler_cls": _POLICY[is_async], "worker_cls": worker}
+    return {**arguments, "scheduler_cls": POLICY, "worker_cls": worker}

@@ -2,31 +2,34 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import structlog
 
 from services.agent.backends.answering import AnsweringBackend
 from services.agent.backends.base import (
-    Capability,
     EngineIdentity,
     EngineRequest,
     EngineSnapshot,
+    RunEnded,
     SchedulingParameters,
     capabilities_with,
 )
 from services.agent.backends.checks import stop_tokens
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.arguments import has_checkpoints, safepoint_layers
+from services.agent.backends.vllm.front.device_defaults import CPU_MAX_RUNNING
 from services.agent.backends.vllm.front.link import HostLink
 from services.agent.backends.vllm.front.models import EngineModels
+from services.agent.backends.vllm.front.parallel import device_name, num_devices
 from services.agent.backends.vllm.front.process import vllm_unavailable_reason
-from services.agent.backends.vllm.front.run_streams import deliver, end_call
+from services.agent.backends.vllm.front.run_events import end_of_call, event_of
 from services.agent.backends.vllm.front.telemetry import EngineTelemetry
 from services.agent.backends.vllm.shared.wire import (
     Abort,
     CallAnswered,
     ClearCaches,
+    EngineChoices,
     EngineDied,
     HostEvent,
     HostReady,
@@ -39,7 +42,7 @@ from services.agent.backends.vllm.shared.wire import (
 from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError, UnsupportedError
 from shared.contracts.models import ModelEntry
-from shared.contracts.telemetry import EngineIteration
+from shared.contracts.telemetry import Capability, EngineIteration
 
 log = structlog.get_logger()
 
@@ -59,6 +62,8 @@ class VllmEngine(AnsweringBackend):
         self._models = EngineModels(entries, settings, self._telemetry)
         super().__init__(entries, self._models.residency)
         self._settings = settings
+        # Those of a start: the key of the instance's profiles must not change while it serves.
+        self._started_with = entries
         self._launching = asyncio.Lock()
         self._link: HostLink | None = None
         self._host: HostReady | None = None
@@ -67,7 +72,13 @@ class VllmEngine(AnsweringBackend):
 
     @property
     def identity(self) -> EngineIdentity:
-        return identity_of(self._settings, self._host)
+        return identity_of(self._settings, self._host, self._started_with)
+
+    @property
+    def choices(self) -> EngineChoices | None:
+        """Configuration of the active model's engine; None if no model is active."""
+        active = self._residency.active
+        return None if active is None else self._models.choices.get(active)
 
     @property
     def host_pid(self) -> int | None:
@@ -106,12 +117,33 @@ class VllmEngine(AnsweringBackend):
         if self._alive and self._link is not None:
             self._link.send(Models((entry,)))
 
+    def replace(self, entry: ModelEntry) -> None:
+        if self._models.lacks_room(entry):
+            if entry.name == self._residency.active or entry.name in self._models.loading:
+                raise EngineError(
+                    f"the engine of {entry.name} was started without room for adapters; it gets "
+                    "room when it is started again, or with max_adapters of the model"
+                )
+            self._models.cool(entry.name, self._require_alive())
+        super().replace(entry)
+        self._models.replace(entry)
+        if self._alive and self._link is not None:
+            self._link.send(Models((entry,)))
+
+    async def remove(self, model: ModelName) -> None:
+        self._require_known(model)
+        link = self._require_alive()
+        if model in self._models.loading or self._residency.is_activating:
+            raise EngineError("a model is being loaded")
+        self._forget(model)
+        self._models.remove(model, link)
+
     async def activate(self, model: ModelName) -> Seconds:
         self._require_known(model)
         link = self._require_alive()
         if model == self._residency.active and not self._residency.is_activating:
             return 0.0
-        if self._streams:
+        if self._runs:
             raise EngineError("requests are running")
         if self._models.loading:
             raise EngineError("another model is being loaded")
@@ -147,14 +179,16 @@ class VllmEngine(AnsweringBackend):
 
     def snapshot(self) -> EngineSnapshot:
         load = self._telemetry.load(self._residency.active)
-        running = min(load.running, len(self._streams))
+        running = min(load.running, len(self._runs))
         return EngineSnapshot(
             model=self._residency.active,
             running=running,
-            waiting=len(self._streams) - running,
+            waiting=len(self._runs) - running,
             kv_utilization=load.kv_utilization,
             kv_capacity_tokens=load.kv_capacity_tokens,
-            max_running=self._telemetry.max_running(self._settings.max_running),
+            max_running=self._telemetry.max_running(
+                load.max_running or self._settings.max_running or CPU_MAX_RUNNING
+            ),
             models=self._residency.states(),
             warm_capacity_bytes=self._settings.warm_bytes,
             token_budget=load.token_budget,
@@ -187,7 +221,9 @@ class VllmEngine(AnsweringBackend):
 
     def _submit(self, request: EngineRequest) -> None:
         stops = stop_tokens(self._entries[request.model], request)
-        self._require_alive().send(Submit(request, stops))
+        adapters = self._adapters[request.model]
+        path = "" if request.adapter is None else adapters[request.adapter]
+        self._require_alive().send(Submit(request, stops, path))
         if request.call is not None:
             return  # the length of its prompt is not known yet
         monitor = self._telemetry.monitor(request.model)
@@ -206,25 +242,15 @@ class VllmEngine(AnsweringBackend):
     def _on_event(self, event: HostEvent) -> None:
         match event:
             case Outputs():
-                self._on_outputs(event)
+                self._report([event_of(run) for run in event.runs])
             case CallAnswered():
-                stream = self._streams.get(RequestId(event.request_id))
-                if stream is not None:
-                    end_call(event, stream)
+                self._report([end_of_call(event)])
             case RunFailed():
-                stream = self._streams.get(RequestId(event.request_id))
-                if stream is not None:
-                    stream.fail(EngineError(event.message))
+                self._report([RunEnded(RequestId(event.request_id), EngineError(event.message))])
             case EngineDied():
                 self._on_engine_died(event)
             case HostReady() | Reply():
                 pass
-
-    def _on_outputs(self, event: Outputs) -> None:
-        for run in event.runs:
-            stream = self._streams.get(RequestId(run.request_id))
-            if stream is not None:
-                deliver(run, stream)
 
     def _on_engine_died(self, event: EngineDied) -> None:
         model = ModelName(event.model)
@@ -233,7 +259,7 @@ class VllmEngine(AnsweringBackend):
         self._models.lose_engine(model)
         if was_active:
             self._alive = False
-            self._fail_streams(event.message)
+            self._lose(event.message)
 
     def _on_lost(self, message: str) -> None:
         log.error("engine.died", reason=message)
@@ -243,21 +269,30 @@ class VllmEngine(AnsweringBackend):
     def _end(self, message: str) -> None:
         self._alive = False
         self._models.lose_engines()
-        self._fail_streams(message)
+        self._lose(message)
 
 
-def identity_of(settings: VllmSettings, host: HostReady | None) -> EngineIdentity:
-    """Identity of the engine on *host*; None: an engine on a CPU, of unknown version."""
+def identity_of(
+    settings: VllmSettings, host: HostReady | None, entries: Collection[ModelEntry]
+) -> EngineIdentity:
+    """
+    Identity of an engine for the models *entries* on *host*; None: an engine on a CPU, of unknown
+    version.
+
+    Engines on several devices have neither checkpoints nor safepoints.
+    """
     is_cpu = host is None or host.is_cpu
+    is_single = not entries or any(num_devices(entry) == 1 for entry in entries)
     capabilities = capabilities_with(
         {
             Capability.PAYLOAD: True,
             Capability.CALLS: True,
-            Capability.CHECKPOINT: has_checkpoints(settings, is_cpu=is_cpu),
-            Capability.LAYER_PREEMPTION: safepoint_layers(settings, is_cpu=is_cpu),
+            Capability.CHECKPOINT: is_single and has_checkpoints(settings, is_cpu=is_cpu),
+            Capability.LAYER_PREEMPTION: is_single and safepoint_layers(settings, is_cpu=is_cpu),
         }
     )
     if host is None:
         return EngineIdentity(engine="vllm", device="unknown", capabilities=capabilities)
     version = host.version.partition("+")[0]  # without the build suffix
-    return EngineIdentity(engine=f"vllm-{version}", device=host.device, capabilities=capabilities)
+    device = device_name(host.device, entries)
+    return EngineIdentity(engine=f"vllm-{version}", device=device, capabilities=capabilities)

@@ -54,7 +54,7 @@ class HostLink:
         self._on_event = on_event
         self._on_lost = on_lost
         self._closing = False
-        self._replies: dict[str, asyncio.Future[int]] = {}
+        self._replies: dict[str, asyncio.Future[Reply]] = {}
         """Model of the command, empty for `ClearCaches` -> future of the awaited reply."""
         self._ready: asyncio.Future[HostReady] = asyncio.get_running_loop().create_future()
         self._attendance = asyncio.create_task(self._attend(), name="attend-engine-host")
@@ -119,19 +119,16 @@ class HostLink:
         """Send *command* to the host, without waiting for a reply."""
         self._connection.send(command)
 
-    async def ask(self, command: Activate | Warm | ClearCaches, timeout_s: Seconds) -> int:
+    async def ask(self, command: Activate | Warm | ClearCaches, timeout_s: Seconds) -> Reply:
         """
         Send *command* and wait for its reply. At most one command per model may wait for its reply.
-
-        Returns:
-            Host memory of the model's engine; 0 if unknown.
 
         Raises:
             EngineError: The command failed, or the host ended (`engine_dead`).
             TimeoutError: The host did not reply in time.
         """
         model = "" if isinstance(command, ClearCaches) else command.model
-        reply: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._replies[model] = reply
         self.send(command)
         try:
@@ -190,7 +187,7 @@ class HostLink:
         if event.error:
             future.set_exception(EngineError(event.error))
         else:
-            future.set_result(event.host_bytes)
+            future.set_result(event)
 
     def _lose_replies(self, message: str) -> None:
         for future in self._replies.values():
@@ -210,11 +207,6 @@ class HostLink:
 
 def _unsuitable(settings: VllmSettings, *, is_cpu: bool) -> str | None:
     """Return why the device cannot do what the settings require; None if it can."""
-    if is_cpu and settings.async_scheduling:
-        return (
-            "engine.vllm.async_scheduling requires a GPU: on a CPU vLLM always schedules "
-            "synchronously"
-        )
     if settings.host_kv_bytes and not is_cpu:
         return (
             "engine.vllm.host_kv_bytes requires a CPU: on a GPU set `kv_offloading_size` in "

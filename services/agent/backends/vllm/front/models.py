@@ -3,28 +3,33 @@
 import time
 from collections.abc import Iterable
 
+import msgspec
 import structlog
 
 from services.agent.backends.residency import Activation, Footprint, ResidencyTable
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.arguments import (
-    CPU_KV_CACHE_BYTES,
     engine_arguments,
     has_checkpoints,
     host_kv_bytes,
 )
+from services.agent.backends.vllm.front.device_defaults import CPU_KV_CACHE_BYTES
 from services.agent.backends.vllm.front.link import HostLink
+from services.agent.backends.vllm.front.parallel import num_devices, num_ranks
 from services.agent.backends.vllm.front.telemetry import EngineTelemetry
 from services.agent.backends.vllm.shared.wire import (
     Activate,
     Drop,
+    EngineChoices,
+    Reply,
     Warm,
 )
-from services.agent.backends.weights import HostWeights, engine_shape, weight_bytes
+from services.agent.backends.weights import HostWeights, engine_shape
 from shared.contracts.base import ModelName, Seconds
 from shared.contracts.errors import EngineError, NoRoomError
 from shared.contracts.models import ModelEntry
 from shared.contracts.telemetry import ActivationPath, Residency
+from shared.models.files.sizes import weight_bytes
 
 log = structlog.get_logger()
 
@@ -35,7 +40,9 @@ _PRIOR_S = {
     ActivationPath.COLD: 10.0,
 }
 _ENGINE_OVERHEAD_BYTES = 384 << 20
-"""Host memory of a parked engine besides weights and KV, until it is measured."""
+"""
+Host memory of each process of a parked engine besides weights and KV, until it is measured.
+"""
 
 
 class EngineModels:
@@ -56,8 +63,12 @@ class EngineModels:
         self._telemetry = telemetry
         self._weights = HostWeights()
         self._is_cpu = True
+        self._with_room: set[ModelName] = set()
+        """Models whose engine was started with room for adapters."""
         self.loading: set[ModelName] = set()
         """Models that are being activated or warmed; only this class writes the field."""
+        self.choices: dict[ModelName, EngineChoices] = {}
+        """Model -> configuration of its last engine; only this class writes the field."""
         self.residency = ResidencyTable(
             {name: self._footprint(entry) for name, entry in self._entries.items()},
             warm_bytes=settings.warm_bytes,
@@ -97,7 +108,7 @@ class EngineModels:
         )
         self.residency.is_activating = True
         try:
-            host_bytes = await self._loaded(link, command)
+            reply = await self._loaded(link, command)
         except EngineError:
             self.forget([name for name in (model, activation.donor) if name is not None])
             raise
@@ -106,7 +117,7 @@ class EngineModels:
         duration_s = time.monotonic() - begun
         self.residency.activated(activation, duration_s)
         if activation.path in (ActivationPath.START, ActivationPath.COLD):
-            self._measured(model, host_bytes)
+            self._created(model, reply)
         self._telemetry.limit(model)
         return duration_s
 
@@ -143,11 +154,11 @@ class EngineModels:
 
     async def _has_warm_engine(self, model: ModelName, link: HostLink) -> bool:
         """Create a parked engine, drop it if it is too large, and return whether it is kept."""
-        self._telemetry.open(model)
+        self._open(model)
         fits = False
         try:
             command = Warm(model, self._arguments(model), sleep=not self._is_cpu)
-            self._measured(model, await self._loaded(link, command))
+            self._created(model, await self._loaded(link, command))
             fits = self.residency.room_for_engine(model)
         finally:
             # Drop the engine after a cancellation also, since it would remain in the host
@@ -176,6 +187,23 @@ class EngineModels:
         link.send(Drop((model,)))
         self.forget((model,))
 
+    def lacks_room(self, entry: ModelEntry) -> bool:
+        """Return whether the model has an engine without room for the adapters of *entry*."""
+        has_engine = self._telemetry.monitor(entry.name) is not None
+        return has_engine and bool(entry.adapters) and entry.name not in self._with_room
+
+    def replace(self, entry: ModelEntry) -> None:
+        """Replace the entry of a known model."""
+        self._entries[entry.name] = entry
+        self.residency.replace(entry.name, self._footprint(entry))
+
+    def remove(self, model: ModelName, link: HostLink) -> None:
+        """Shut the engine of *model* down, if it has one, and forget the model."""
+        link.send(Drop((model,)))
+        self.forget((model,))
+        self.residency.remove(model)
+        del self._entries[model]
+
     def forget(self, models: Iterable[ModelName]) -> None:
         """Record that *models* are cold."""
         models = tuple(models)
@@ -198,8 +226,8 @@ class EngineModels:
         """Release held weights."""
         self._weights.close()
 
-    async def _loaded(self, link: HostLink, command: Activate | Warm) -> int:
-        """Send *command* and wait for its execution; return the engine's host memory."""
+    async def _loaded(self, link: HostLink, command: Activate | Warm) -> Reply:
+        """Send *command* and wait for its execution."""
         model = ModelName(command.model)
         self.loading.add(model)
         try:
@@ -217,10 +245,17 @@ class EngineModels:
         """Update telemetry for *activation*, and return the arguments of the model's engine."""
         if activation.donor is not None:
             self._telemetry.pass_on(activation.donor, activation.model)
+            self._with_room.discard(activation.model)
         elif activation.path is not ActivationPath.PARKED:
-            self._telemetry.open(activation.model)
+            self._open(activation.model)
         self.forget(activation.drop)
         return self._arguments(activation.model)
+
+    def _open(self, model: ModelName) -> None:
+        """Prepare for a new engine of *model*."""
+        self._telemetry.open(model, num_ranks(self._entries[model]))
+        has_room = self._entries[model].adapter_slots > 0
+        (self._with_room.add if has_room else self._with_room.discard)(model)
 
     def _arguments(self, model: ModelName) -> dict[str, object]:
         return engine_arguments(
@@ -230,10 +265,14 @@ class EngineModels:
             stats_path=self._telemetry.path(model),
         )
 
-    def _measured(self, model: ModelName, host_bytes: int) -> None:
-        """Record the host memory of *model*'s engine as measured when it was created."""
-        if host_bytes:
-            self.residency.measured(model, host_bytes + self._later_bytes(self._entries[model]))
+    def _created(self, model: ModelName, reply: Reply) -> None:
+        """Record the configuration of *model*'s new engine, and its host memory as measured."""
+        if reply.choices is not None:
+            self.choices[model] = reply.choices
+            log.info("engine.configured", model=model, **msgspec.structs.asdict(reply.choices))
+        if reply.host_bytes:
+            later_bytes = self._later_bytes(self._entries[model])
+            self.residency.measured(model, reply.host_bytes + later_bytes)
 
     def _later_bytes(self, entry: ModelEntry) -> int:
         """Host memory that an engine allocates after its creation, in bytes."""
@@ -244,7 +283,11 @@ class EngineModels:
 
     def _footprint(self, entry: ModelEntry) -> Footprint:
         weights, later = weight_bytes(entry), self._later_bytes(entry)
-        made = _ENGINE_OVERHEAD_BYTES
+        workers = num_devices(entry)
+        # The only worker of an engine core runs in the core; several are processes.
+        processes = 1 if workers == 1 else workers + num_ranks(entry)
+        made = processes * _ENGINE_OVERHEAD_BYTES
         if self._is_cpu:
-            made += weights + (self._settings.kv_cache_bytes or CPU_KV_CACHE_BYTES)
+            kv_cache_bytes = self._settings.kv_cache_bytes or CPU_KV_CACHE_BYTES
+            made += num_ranks(entry) * weights + workers * kv_cache_bytes
         return Footprint(weight_bytes=weights, engine_bytes=made + later, shape=engine_shape(entry))

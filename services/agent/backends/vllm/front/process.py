@@ -22,10 +22,12 @@ def host_environment(settings: VllmSettings, scratch: Path) -> dict[str, str]:
     """The agent's environment with additional variables for vLLM."""
     # Safepoints require this model runner, which is also the only one on a CPU.
     runner = {"VLLM_USE_V2_MODEL_RUNNER": "0"} if settings.safepoint_layers else {}
+    # Not with pinned cores; an operator may pin each worker of an engine, as in "0|1".
+    defaults = runner | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     root = str(Path(services.__file__).resolve().parent.parent)
     inherited = os.environ.get("PYTHONPATH")
     return (
-        runner
+        defaults
         | os.environ
         | {
             "HF_HUB_OFFLINE": "1",
@@ -34,9 +36,8 @@ def host_environment(settings: VllmSettings, scratch: Path) -> dict[str, str]:
             # there.
             "VLLM_RPC_BASE_PATH": str(scratch),
             "VLLM_LOGGING_LEVEL": settings.log_level,
-            # The worker then runs inside the engine core: one process fewer to start.
+            # The only worker of an engine core then runs inside it: one process fewer to start.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(settings.num_threads),
             "PYTHONPATH": root if inherited is None else f"{root}{os.pathsep}{inherited}",
             "PYTHONUNBUFFERED": "1",

@@ -9,9 +9,9 @@ from pathlib import Path
 from services.agent.backends.base import EngineLoad, SchedulingParameters
 from services.agent.backends.totals import EngineTotals
 from services.agent.backends.vllm.front.monitor import ArrivalMonitor
+from services.agent.backends.vllm.front.rank_stats import RankStats
 from services.agent.backends.vllm.shared.core_settings import refusal_path
 from services.agent.backends.vllm.shared.safepoints import safepoints_path
-from services.agent.backends.vllm.shared.stats import StatsReader
 from shared.contracts.base import ModelName
 from shared.contracts.telemetry import EngineIteration
 
@@ -22,7 +22,7 @@ class EngineTelemetry:
     def __init__(self) -> None:
         self._directory: Path | None = None
         self._num_opened = 0
-        self._engines: dict[ModelName | None, tuple[StatsReader, ArrivalMonitor]] = {}
+        self._engines: dict[ModelName | None, tuple[RankStats, ArrivalMonitor]] = {}
         self._limits: SchedulingParameters | None = None
         self._ended = EngineTotals()
         """Totals of engines that have ended."""
@@ -33,11 +33,11 @@ class EngineTelemetry:
             self._directory = Path(tempfile.mkdtemp(prefix="headway-engine-"))
         return self._directory
 
-    def open(self, model: ModelName) -> None:
-        """Create the shared files for a new engine of *model*."""
+    def open(self, model: ModelName, num_ranks: int = 1) -> None:
+        """Create the shared files for a new engine of *model* with *num_ranks* cores."""
         self._num_opened += 1
         path = self.directory() / f"{self._num_opened}.stats"
-        self._engines[model] = StatsReader(path), ArrivalMonitor(safepoints_path(path))
+        self._engines[model] = RankStats(path, num_ranks), ArrivalMonitor(safepoints_path(path))
 
     def pass_on(self, donor: ModelName, model: ModelName) -> None:
         """Assign the engine of *donor* to *model*."""
@@ -90,7 +90,7 @@ class EngineTelemetry:
                 self._ended += _totals_of(engine)
                 # The files occupy memory where /tmp is in memory. The file with a refusal is no
                 # longer needed: the event that ended the engine contains its reason.
-                for path in _files(engine[0].path):
+                for path in _files(engine[0]):
                     path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -101,12 +101,12 @@ class EngineTelemetry:
             self._directory = None
 
 
-def _files(stats_path: Path) -> tuple[Path, ...]:
+def _files(stats: RankStats) -> tuple[Path, ...]:
     """All files that an engine may have created."""
-    return stats_path, safepoints_path(stats_path), refusal_path(stats_path)
+    return *stats.paths, safepoints_path(stats.path), refusal_path(stats.path)
 
 
-def _totals_of(engine: tuple[StatsReader, ArrivalMonitor]) -> EngineTotals:
+def _totals_of(engine: tuple[RankStats, ArrivalMonitor]) -> EngineTotals:
     reader, monitor = engine
     load = reader.load()
     return EngineTotals(scheduling=load.scheduling + monitor.totals(), checkpoints=load.checkpoints)

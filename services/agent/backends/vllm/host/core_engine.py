@@ -1,15 +1,19 @@
 """One engine core: its client, and the task that passes the core's outputs to their receivers."""
 
 import asyncio
-from collections.abc import Awaitable
-from contextlib import suppress
+from collections.abc import Awaitable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, TypeVar
 
+import psutil
 import structlog
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from services.agent.backends.vllm.host.adapters import Adapters
 from services.agent.backends.vllm.host.core_requests import CoreRequests
+from services.agent.backends.vllm.shared.wire import EngineChoices, Submit
 
 T = TypeVar("T")
 
@@ -42,10 +46,18 @@ class CoreEngine:
     Args:
         client: vLLM's asynchronous `EngineCoreClient`, whose processes run.
         requests: Builds the requests of this core.
+        adapters: LoRA adapters of this core.
+        choices: Configuration of the engine.
     """
 
-    def __init__(self, client: Any, requests: CoreRequests) -> None:
+    def __init__(
+        self, client: Any, requests: CoreRequests, adapters: Adapters, choices: EngineChoices
+    ) -> None:
         self.requests = requests
+        self.adapters = adapters
+        self.choices = choices
+        self.workers: tuple[psutil.Process, ...] = ()
+        """Child processes of the core, as of its start; written once, by its creator."""
         self._client = client
         self._receivers: dict[str, Receiver] = {}
         self._tasks: tuple[str, ...] | None = None
@@ -78,6 +90,38 @@ class CoreEngine:
             self._tasks = tuple(await self._answered(self._client.get_supported_tasks_async()))
         return self._tasks
 
+    async def adapter(self, command: Submit, core_id: str) -> LoRARequest | None:
+        """
+        The adapter of a run, which is loaded for the request *core_id*; None without an adapter.
+
+        Raises:
+            ValueError: The adapter cannot be loaded.
+            EngineDeadError: The core has died.
+        """
+        name = command.request.adapter
+        if name is None:
+            return None
+        return await self._answered(self.adapters.take(core_id, name, command.adapter_path))
+
+    async def keep_adapters(self, adapters: Iterable[tuple[str, str]]) -> None:
+        """
+        Unload unused adapters but those with these names and directories.
+
+        Raises:
+            EngineDeadError: The core has died.
+        """
+        await self._answered(self.adapters.keep(adapters))
+
+    @contextmanager
+    def giving_back(self, *core_ids: str) -> Iterator[None]:
+        """Context in which requests are built; after an error they use no adapter."""
+        try:
+            yield
+        except BaseException:  # also when cancelled: no request will give the adapters back
+            for core_id in core_ids:
+                self.adapters.give_back(core_id)
+            raise
+
     async def submit(self, request: Any, receiver: Receiver) -> None:
         """
         Send *request*, which `requests` has built, to the core; *receiver* gets its outputs.
@@ -89,14 +133,14 @@ class CoreEngine:
         try:
             await self._client.add_request_async(request)
         except BaseException:  # also when cancelled: the core never answers this request
-            del self._receivers[request.request_id]
+            self._forget(request.request_id)
             raise
         if self._reading is None:
             self._reading = asyncio.create_task(self._read(), name="read-engine-core")
 
     async def abort(self, request_id: str) -> None:
         """End a request, whose receiver then gets no further calls; ended requests are ignored."""
-        if self._receivers.pop(request_id, None) is not None:
+        if self._forget(request_id) is not None:
             with suppress(EngineDeadError):
                 await self._client.abort_requests_async([request_id])
 
@@ -182,9 +226,14 @@ class CoreEngine:
             receiver.on_error(error)
         else:
             if output.finished:
-                self._receivers.pop(output.request_id, None)
+                self._forget(output.request_id)
             elif ended:
                 await self.abort(output.request_id)
+
+    def _forget(self, request_id: str) -> Receiver | None:
+        """Remove and return the receiver of a request, which uses its adapter no more."""
+        self.adapters.give_back(request_id)
+        return self._receivers.pop(request_id, None)
 
     def _lose_requests(self, error: EngineDeadError) -> None:
         receivers, self._receivers = self._receivers, {}

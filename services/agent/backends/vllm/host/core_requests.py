@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
@@ -49,7 +50,9 @@ class CoreRequests:
         """True if the engine core may have a cache of what it computes of images."""
         return bool(self._config.model_config.supports_multimodal_inputs)
 
-    def build(self, command: Submit, core_id: str) -> tuple[EngineCoreRequest | None, AnswerEnd]:
+    def build(
+        self, command: Submit, core_id: str, adapter: LoRARequest | None = None
+    ) -> tuple[EngineCoreRequest | None, AnswerEnd]:
         """
         The request of a run, which continues after the progress, and the end of its answer.
 
@@ -58,6 +61,7 @@ class CoreRequests:
         Args:
             command: The run.
             core_id: Id of the run in the engine core.
+            adapter: Adapter of the run, which the core has loaded.
 
         Raises:
             ValueError: The prompt, an image or a sampling parameter is invalid; the message names
@@ -83,7 +87,7 @@ class CoreRequests:
             sampling_params=params,
             pooling_params=None,
             arrival_time=time.time(),
-            lora_request=None,
+            lora_request=adapter,
             cache_salt=encoded.cache_salt if encoded else None,
             data_parallel_rank=None,
             priority=vllm_priority(request),
@@ -92,7 +96,11 @@ class CoreRequests:
         return built, end
 
     def build_pooled(
-        self, command: Submit, core_ids: Sequence[str], tasks: tuple[str, ...]
+        self,
+        command: Submit,
+        core_ids: Sequence[str],
+        tasks: tuple[str, ...],
+        adapters: Sequence[LoRARequest | None],
     ) -> list[EngineCoreRequest]:
         """
         The requests of a run of a pooling model, one for each input.
@@ -101,6 +109,7 @@ class CoreRequests:
             command: The run.
             core_ids: Ids of the inputs in the engine core.
             tasks: Tasks of the engine core, which dies of a request for another task.
+            adapters: Adapter of each input, which the core has loaded.
 
         Raises:
             ValueError: An input or a pooling parameter is invalid; the message names it.
@@ -115,8 +124,10 @@ class CoreRequests:
             for length, end in zip(request.input_lengths, ends, strict=True)
         ]
         return [
-            self._pooled(request, each, prompt, core_id, tasks)
-            for each, prompt, core_id in zip(encoded, prompts, core_ids, strict=True)
+            self._pooled(request, each, prompt, core_id, tasks=tasks, adapter=adapter)
+            for each, prompt, core_id, adapter in zip(
+                encoded, prompts, core_ids, adapters, strict=True
+            )
         ]
 
     def _pooled(
@@ -125,7 +136,9 @@ class CoreRequests:
         encoded: EngineCoreRequest,
         prompt: list[int],
         core_id: str,
+        *,
         tasks: tuple[str, ...],
+        adapter: LoRARequest | None,
     ) -> EngineCoreRequest:
         """The request of one input."""
         params = encoded.pooling_params
@@ -147,7 +160,7 @@ class CoreRequests:
             sampling_params=None,
             pooling_params=params,
             arrival_time=time.time(),
-            lora_request=None,
+            lora_request=adapter,
             cache_salt=encoded.cache_salt,
             data_parallel_rank=None,
             priority=vllm_priority(request),

@@ -7,8 +7,10 @@ import structlog
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from services.agent.backends.vllm.host.core_engine import CoreEngine
-from services.agent.backends.vllm.host.engines import end_engine, engine_bytes, make_engine
+from services.agent.backends.vllm.host.engines import make_engine
+from services.agent.backends.vllm.host.processes.process_trees import end_engine
 from services.agent.backends.vllm.shared.wire import Activate, Warm
+from shared.contracts.models import ModelEntry
 
 log = structlog.get_logger()
 _RESET_TRIES = 100
@@ -30,12 +32,9 @@ class EngineStore:
         """Engine of *model*; None if it has no engine."""
         return self._engines.get(model)
 
-    async def activate(self, command: Activate) -> int:
+    async def activate(self, command: Activate) -> CoreEngine:
         """
-        Make the engine of the command's model the active one.
-
-        Returns:
-            Host memory of the engine's processes in bytes; 0 when unknown.
+        Make the engine of the command's model the active one, and return it.
 
         Raises:
             Exception: Any error of vLLM. Then neither the model nor the donor has an engine, and
@@ -63,14 +62,11 @@ class EngineStore:
                 await self._serve_on()
             raise
         self._active = command.model
-        return engine_bytes(engine)
+        return engine
 
-    async def warm(self, command: Warm) -> int:
+    async def warm(self, command: Warm) -> CoreEngine:
         """
-        Create an engine and park it while the active engine continues to serve.
-
-        Returns:
-            Host memory of the engine's processes, in bytes; 0 when unknown.
+        Create an engine and park it while the active engine continues to serve; return it.
 
         Raises:
             Exception: Any error of vLLM.
@@ -80,7 +76,15 @@ class EngineStore:
         self._engines[command.model] = engine
         if command.sleep:
             await self._sleep(command.model)
-        return engine_bytes(engine)
+        return engine
+
+    async def keep_adapters(self, entry: ModelEntry) -> None:
+        """Unload unused adapters of the model's engine that its entry does not have any more."""
+        engine = self._engines.get(entry.name)
+        if engine is not None:
+            # A dead engine has no adapters; `errored` reports its death.
+            with contextlib.suppress(EngineDeadError):
+                await engine.keep_adapters(entry.adapters.items())
 
     async def clear_caches(self) -> None:
         """Drop all KV that no running request owns, in the engines' memory and in host memory."""

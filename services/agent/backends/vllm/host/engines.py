@@ -3,7 +3,6 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -12,22 +11,28 @@ from vllm.config import KVTransferConfig, StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor.abstract import Executor
 
 from services.agent.backends.vllm.front.arguments import without_safepoints
+from services.agent.backends.vllm.host.adapters import Adapters
 from services.agent.backends.vllm.host.core_engine import CoreEngine
 from services.agent.backends.vllm.host.core_requests import CoreRequests
-from services.agent.backends.vllm.host.engine_processes import forked_cleanly
-from services.agent.backends.vllm.shared.core_settings import core_settings, refusal_reason
+from services.agent.backends.vllm.host.processes.engine_processes import forked_cleanly
+from services.agent.backends.vllm.host.processes.process_trees import children_of
+from services.agent.backends.vllm.shared.core_settings import (
+    CONFIG_KEY,
+    Uncompiled,
+    core_settings,
+    refusal_reason,
+)
 from services.agent.backends.vllm.shared.safepoint_support import safepoint_refusal
-from services.agent.backends.vllm.shared.wire import HostReady
+from services.agent.backends.vllm.shared.schedulers import fit_scheduler
+from services.agent.backends.vllm.shared.wire import EngineChoices, HostReady
 from services.agent.backends.vllm.shared.workers import SAFEPOINT_WORKERS
 
 log = structlog.get_logger()
-
-_END_TIMEOUT_S = 10.0
-"""Time limit for killed processes to end, while the kernel frees their memory."""
 
 
 def describe() -> HostReady:
@@ -37,37 +42,6 @@ def describe() -> HostReady:
     return HostReady(version=str(vllm.__version__), device=device, is_cpu=is_cpu)
 
 
-def engine_bytes(engine: CoreEngine) -> int:
-    """
-    Proportional set size of *engine*'s processes.
-
-    Returns:
-        Bytes; 0 where the system does not report it.
-    """
-    return sum(_proportional_bytes(process.pid or 0) for process in engine.processes)
-
-
-def end_engine(engine: CoreEngine) -> None:
-    """
-    Kill *engine*'s processes and wait until their memory is free.
-
-    The processes need no cleanup, and a normal shutdown takes a second for each.
-    """
-    processes = engine.processes
-    engine.shutdown()
-    for process in processes:
-        process.join(_END_TIMEOUT_S)
-
-
-def _proportional_bytes(pid: int) -> int:
-    try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return 0
-    lines = (line.split() for line in rollup.splitlines())
-    return next((1024 * int(words[1]) for words in lines if words[0] == "Pss:"), 0)
-
-
 def make_engine(engine_args: dict[str, Any]) -> CoreEngine:
     """
     Start an engine and load its model. Blocks for seconds.
@@ -75,7 +49,7 @@ def make_engine(engine_args: dict[str, Any]) -> CoreEngine:
     Raises:
         Exception: Any error of vLLM, e.g. for unsupported arguments or models.
     """
-    config = AsyncEngineArgs(**(engine_args | _nested(engine_args))).create_engine_config()
+    config = _engine_config(engine_args)
     if config.parallel_config.worker_cls in SAFEPOINT_WORKERS.values():
         # Check here, because a core that refuses to start cannot report its reason to the front.
         refusal = safepoint_refusal(config)
@@ -97,7 +71,53 @@ def make_engine(engine_args: dict[str, Any]) -> CoreEngine:
         if reason is None:
             raise
         raise ValueError(reason) from error
-    return CoreEngine(client, requests)
+    slots = config.lora_config.max_loras - 1 if config.lora_config else 0
+    engine = CoreEngine(client, requests, Adapters(client, slots), _choices_of(config))
+    engine.workers = children_of(engine)
+    return engine
+
+
+def _engine_config(engine_args: dict[str, Any]) -> Any:
+    """
+    The `VllmConfig` of an engine.
+
+    Raises:
+        Exception: Any error of vLLM, e.g. for unsupported arguments or models.
+    """
+    arguments = AsyncEngineArgs(**(engine_args | _nested(engine_args)))
+    # The defaults of vLLM's limits depend on the usage: these are the ones of its own server.
+    config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    if engine_args.get("async_scheduling") and current_platform.is_cpu():
+        # vLLM turns it off on a CPU, where it gains nothing, but works as on a GPU.
+        config.scheduler_config.async_scheduling = True
+    fit_scheduler(config)
+    if set(config.additional_config) == {CONFIG_KEY}:  # an operator's or vLLM's own keys may matter
+        config.additional_config = Uncompiled(config.additional_config)
+    return config
+
+
+def _choices_of(config: Any) -> EngineChoices:
+    """The choices in a `VllmConfig` whose engine has started, since vLLM may still change it."""
+    scheduler, cache, model = config.scheduler_config, config.cache_config, config.model_config
+    has_safepoints = config.parallel_config.worker_cls in SAFEPOINT_WORKERS.values()
+    graphs = config.compilation_config.cudagraph_mode
+    return EngineChoices(
+        eager=model.enforce_eager,
+        graphs="NONE" if graphs is None else graphs.name,
+        async_scheduling=bool(scheduler.async_scheduling),
+        model_runner="V2" if config.use_v2_model_runner else "V1",
+        scheduler=str(scheduler.scheduler_cls).rpartition(".")[2],
+        safepoint_layers=(
+            core_settings(config.additional_config).safepoint_layers if has_safepoints else 0
+        ),
+        max_running=scheduler.max_num_seqs,
+        token_budget=scheduler.max_num_batched_tokens,
+        block_tokens=cache.block_size,
+        kv_cache_bytes=cache.kv_cache_memory_bytes,
+        gpu_memory_utilization=cache.gpu_memory_utilization,
+        dtype=str(model.dtype).removeprefix("torch."),
+        num_devices=config.parallel_config.world_size_across_dp,
+    )
 
 
 def _nested(engine_args: dict[str, Any]) -> dict[str, Any]:

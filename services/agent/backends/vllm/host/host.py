@@ -16,9 +16,9 @@ from pathlib import Path
 
 import structlog
 
-import services.agent.backends.vllm.host.import_stubs  # noqa: F401 - before vLLM
-from services.agent.backends.vllm.host.engine_processes import start_fork_server
-from services.agent.backends.vllm.host.parent_death import die_with_parent, watch_parent
+import services.agent.backends.vllm.host.processes.import_stubs  # noqa: F401 - before vLLM
+from services.agent.backends.vllm.host.processes.engine_processes import start_fork_server
+from services.agent.backends.vllm.host.processes.parent_death import die_with_parent, watch_parent
 
 log = structlog.get_logger()
 

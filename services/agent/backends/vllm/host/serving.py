@@ -12,6 +12,7 @@ from services.agent.backends.vllm.host.calls.call_run import CallRun
 from services.agent.backends.vllm.host.core_engine import CoreEngine
 from services.agent.backends.vllm.host.engine_store import EngineStore
 from services.agent.backends.vllm.host.pooled_run import PooledRun
+from services.agent.backends.vllm.host.processes.process_trees import engine_bytes
 from services.agent.backends.vllm.host.runs import Run
 from services.agent.backends.vllm.shared.core_ids import core_id
 from services.agent.backends.vllm.shared.wire import (
@@ -77,8 +78,10 @@ class EngineHost:
                 group.create_task(self._drop(command), name="drop")
             case Models():
                 self._applications.know(command.entries)
+                for entry in command.entries:
+                    await self._store.keep_adapters(entry)
             case Submit() if (call := command.request.call) is not None:
-                task = group.create_task(self._answer(command.request, call), name="answer a call")
+                task = group.create_task(self._answer(command, call), name="answer a call")
                 self._calls[command.request.request_id] = command.request.model, task
             # Execute these commands in order, so that an abort never overtakes its run. vLLM's
             # client sends without waiting.
@@ -100,14 +103,15 @@ class EngineHost:
         try:
             async with self._loading:
                 if isinstance(command, Activate):
-                    host_bytes = await self._store.activate(command)
+                    engine = await self._store.activate(command)
                 else:
-                    host_bytes = await self._store.warm(command)
+                    engine = await self._store.warm(command)
         except Exception as error:  # any error of vLLM must reach the front as text
             log.exception("engine.failed", model=command.model)
             self._send(Reply(command.model, f"cannot load {command.model}: {error}"))
         else:
-            self._send(Reply(command.model, host_bytes=host_bytes))
+            host_bytes = engine_bytes(engine)
+            self._send(Reply(command.model, host_bytes=host_bytes, choices=engine.choices))
 
     async def _drop(self, command: Drop) -> None:
         async with self._loading:
@@ -145,18 +149,27 @@ class EngineHost:
         request = command.request
         if request.input_lengths:
             names = tuple(self._core_id(request) for _ in request.input_lengths)
-            inputs = engine.requests.build_pooled(command, names, await engine.tasks())
+            tasks = await engine.tasks()
+            adapters = [await engine.adapter(command, name) for name in names]
+            with engine.giving_back(*names):
+                inputs = engine.requests.build_pooled(command, names, tasks, adapters)
             return PooledRun(
                 request, inputs, engine, on_output=self._on_output, on_error=self._on_error
             )
-        built, end = engine.requests.build(command, self._core_id(request))
+        name = self._core_id(request)
+        adapter = await engine.adapter(command, name)
+        with engine.giving_back(name):
+            built, end = engine.requests.build(command, name, adapter)
+        if built is None:
+            engine.adapters.give_back(name)
         return Run(request, built, engine, end, on_output=self._on_output, on_error=self._on_error)
 
     def _core_id(self, request: EngineRequest) -> str:
         return core_id(request.request_id, next(self._numbers))
 
-    async def _answer(self, request: EngineRequest, call: EngineCall) -> None:
+    async def _answer(self, command: Submit, call: EngineCall) -> None:
         """Run a call, and send its response."""
+        request = command.request
         engine = self._store.get(request.model)
         if engine is None:
             self._send(RunFailed(request.request_id, "the model has no engine"))
@@ -166,6 +179,7 @@ class EngineHost:
             call,
             engine,
             self._numbers,
+            adapter_path=command.adapter_path,
             on_output=self._on_output,
             on_death=self._on_error,
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -32,12 +32,38 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """True if a configuration without support for safepoints is refused."""
 
 
-def core_settings(additional_config: Mapping[str, Any]) -> CoreSettings:
+class Uncompiled:
+    """
+    vLLM's `additional_config` with content that does not change the compiled model.
+
+    vLLM hashes an `additional_config` into the key of its cache of compiled models, a dict with its
+    content. The content has a path of each engine, so that no engine would find the compiled model
+    of an earlier one.
+    """
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._content = dict(content)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._content[key]
+
+    def compute_hash(self) -> str:
+        """Key of the content for vLLM; the same for all engines."""
+        return CONFIG_KEY
+
+
+class AdditionalConfig(Protocol):
+    """What vLLM accepts as `additional_config`: a dict, or `Uncompiled`."""
+
+    def __getitem__(self, key: str, /) -> Any: ...
+
+
+def core_settings(additional_config: AdditionalConfig) -> CoreSettings:
     """Headway's part of *additional_config*."""
     return msgspec.convert(additional_config[CONFIG_KEY], CoreSettings)
 
 
-def refusal(additional_config: Mapping[str, Any], reason: str) -> ValueError:
+def refusal(additional_config: AdditionalConfig, reason: str) -> ValueError:
     """
     Write why the engine core refuses to start, and return the error to raise.
 
@@ -47,7 +73,7 @@ def refusal(additional_config: Mapping[str, Any], reason: str) -> ValueError:
     return ValueError(reason)
 
 
-def refusal_reason(additional_config: Mapping[str, Any]) -> str | None:
+def refusal_reason(additional_config: AdditionalConfig) -> str | None:
     """Reason for which the engine core refused to start; None if it did not refuse."""
     path = refusal_path(_stats_path(additional_config))
     return path.read_text() if path.exists() else None
@@ -62,5 +88,5 @@ def refusal_path(stats_path: Path) -> Path:
     return stats_path.with_suffix(".refusal")
 
 
-def _stats_path(additional_config: Mapping[str, Any]) -> Path:
+def _stats_path(additional_config: AdditionalConfig) -> Path:
     return Path(core_settings(additional_config).stats_path)

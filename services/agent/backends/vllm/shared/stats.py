@@ -26,6 +26,7 @@ _LAYOUT = np.dtype(
                 ("kv_utilization", "f8"),
                 ("kv_capacity_tokens", "u8"),
                 ("token_budget", "u8"),
+                ("max_running", "u8"),
                 ("host_kv_bytes", "u8"),
                 ("host_kv_capacity_bytes", "u8"),
             ],
@@ -58,6 +59,11 @@ _LAYOUT = np.dtype(
 )
 
 
+def rank_path(path: Path, rank: int) -> Path:
+    """File of the data-parallel rank *rank*, if *path* is that of the first rank."""
+    return path if rank == 0 else path.with_name(f"{path.name}.{rank}")
+
+
 class StatsWriter(SharedFile):
     """Access of the engine core to the shared memory."""
 
@@ -85,6 +91,7 @@ class StatsWriter(SharedFile):
             load.kv_utilization,
             load.kv_capacity_tokens,
             load.token_budget,
+            load.max_running,
             load.host_kv_bytes,
             load.host_kv_capacity_bytes,
         )

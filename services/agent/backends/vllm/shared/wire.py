@@ -64,6 +64,8 @@ class Submit(_Frame, frozen=True, array_like=True, tag=True):
     All tokens that end the answer; ignored if the request has a payload, which has its own stop
     tokens.
     """
+    adapter_path: str = ""
+    """Directory of the request's adapter; empty without an adapter."""
 
 
 class Abort(_Frame, frozen=True, array_like=True, tag=True):
@@ -91,6 +93,31 @@ class HostReady(_Frame, frozen=True, array_like=True, tag=True):
     is_cpu: bool
 
 
+class EngineChoices(msgspec.Struct, frozen=True):
+    """Configuration of one engine: settings, the model's `engine_args`, and vLLM's own choices."""
+
+    eager: bool
+    """False: the model is compiled, on a GPU with CUDA graphs."""
+    graphs: str
+    """vLLM's `cudagraph_mode`; `NONE` without CUDA graphs."""
+    async_scheduling: bool
+    model_runner: str
+    """`V1` or `V2`."""
+    scheduler: str
+    """Name of the scheduler class."""
+    safepoint_layers: int
+    """Layers between safepoints; 0 without safepoints."""
+    max_running: int
+    token_budget: int
+    block_tokens: int
+    kv_cache_bytes: int | None
+    """KV memory; None: vLLM takes the share `gpu_memory_utilization` of the device."""
+    gpu_memory_utilization: float
+    dtype: str
+    num_devices: int
+    """Number of devices, or of workers on a CPU, over which the engine is spread."""
+
+
 class Reply(_Frame, frozen=True, array_like=True, tag=True):
     """
     `Activate`, `Warm` or `ClearCaches` was executed or failed.
@@ -105,6 +132,8 @@ class Reply(_Frame, frozen=True, array_like=True, tag=True):
     """Why the command failed; empty if it succeeded."""
     host_bytes: int = 0
     """Host memory of the engine's processes; 0 when unknown."""
+    choices: EngineChoices | None = None
+    """Configuration of the engine that `Activate` or `Warm` created or used."""
 
 
 class RunOutput(msgspec.Struct, frozen=True, array_like=True):

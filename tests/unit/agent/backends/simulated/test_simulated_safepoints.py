@@ -1,7 +1,6 @@
 """Layer-wise preemption in the simulated engine: same behaviour and cost as in vLLM."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.backends.base import Capability, EngineRequest
+from ops.engine_runs import generate
+from services.agent.backends.base import EngineRequest
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from services.agent.backends.simulated.core import SimulatedEngineCore
@@ -20,8 +20,11 @@ from shared.contracts.estimates import LatencyCoefficients
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Slo
 from shared.contracts.requests import Sampling
-from shared.runtime.clock import SystemClock
+from shared.contracts.telemetry import Capability
 from solver.scheduling.baselines import FixedChunkFcfs
+from tests.virtual_time import LoopClock
+
+pytestmark = pytest.mark.virtual_time
 
 ENTRY = ModelEntry(name=ModelName("m"), path="", architecture="", max_model_len=1024)
 CHAT = Slo(ttft_s=20.0, tbt_s=1.0)
@@ -29,8 +32,6 @@ SLOW = LatencyCoefficients(constant_s=0.0, linear_s=0.001)
 """A token takes 1 ms: an iteration of 400 tokens has eight safepoints, 50 ms apart."""
 STEADY = LatencyCoefficients(constant_s=0.2, linear_s=1e-4)
 """Every iteration takes 200 ms."""
-ROUNDS = 20
-"""Maximum number of attempts until an event falls within an iteration, with a real clock."""
 
 
 def request(name: str, length: int = 32, max_tokens: int = 8, **fields: Any) -> EngineRequest:
@@ -104,16 +105,13 @@ def test_request_aborted_during_its_iteration_gets_no_token() -> None:
 
 
 class TestPassage:
-    async def passed_s(
-        self, passage: Passage, at_s: float | None, asked_after_s: list[float] | None = None
-    ) -> float:
+    async def passed_s(self, passage: Passage, at_s: float | None) -> float:
         """
         Time of an iteration of 399 best-effort tokens and a decode, cut at *at_s*.
 
         Args:
             passage: Passage that executes the iteration.
             at_s: Time from the iteration's begin to the demand; None means no cut.
-            asked_after_s: Receives the actual time of the demand, which may be later than *at_s*.
         """
         core = core_of(token_budget=400, latency=SLOW)
         core.add(request("chat", 16, slo=CHAT))
@@ -122,31 +120,15 @@ class TestPassage:
         loop = asyncio.get_running_loop()
         begun_at = loop.time()
 
-        def cut() -> None:
-            passage.preempt()
-            if asked_after_s is not None:
-                asked_after_s.append(loop.time() - begun_at)
-
         if at_s is not None:
-            loop.call_at(begun_at + at_s, cut)
+            loop.call_at(begun_at + at_s, passage.preempt)
         return await passage.spend(core.begin(0.0), begun_at) - begun_at
 
-    async def test_cut_waits_for_a_safepoint_and_recomputes_the_rest(
-        self,
-    ) -> None:
-        """A demand after 20 ms cuts at a safepoint (50 ms, 100 ms, ...); the decode adds 1 ms."""
-        asked_after_s: list[float] = []
-        for _ in range(ROUNDS):
-            passage = Passage(SimulatedSettings(latency=SLOW))
-            passed_s = await self.passed_s(passage, 0.02, asked_after_s)
-            if asked_after_s[-1] < 0.35:
-                break
-        else:
-            pytest.fail(f"no demand before the last safepoint: after {asked_after_s} s")
-        safepoints = (passed_s - 0.001) / 0.05
+    async def test_cut_waits_for_a_safepoint_and_recomputes_the_rest(self) -> None:
+        """A demand after 20 ms cuts at the safepoint after 50 ms; the decode adds 1 ms."""
+        passage = Passage(SimulatedSettings(latency=SLOW))
 
-        assert safepoints == pytest.approx(round(safepoints), abs=1e-6)
-        assert 1 <= round(safepoints) < 8
+        assert await self.passed_s(passage, 0.02) == pytest.approx(0.051)
         assert (passage.totals.layer_preemptions, passage.totals.dropped_tokens) == (1, 399)
         assert passage.totals.yield_s > 0
 
@@ -169,34 +151,23 @@ class TestBackend:
         settings = SimulatedSettings(
             latency=STEADY, token_budget=384, cold_activation_s=0.0, kv_capacity_tokens=8192
         )
-        engine = SimulatedEngine([ENTRY], settings, SystemClock())
+        engine = SimulatedEngine([ENTRY], settings, LoopClock())
         await engine.start()
         await engine.activate(ENTRY.name)
         yield engine
         await engine.close()
 
     async def answer(self, engine: SimulatedEngine, asked: EngineRequest) -> list[int]:
-        return [token async for output in engine.generate(asked) for token in output.token_ids]
+        return [token async for output in generate(engine, asked) for token in output.token_ids]
 
     async def test_operator_can_cut_the_running_iteration(self, engine: SimulatedEngine) -> None:
         assert Capability.LAYER_PREEMPTION in engine.identity.capabilities
         assert await engine.preempt_now() is False
-        loop = asyncio.get_running_loop()
-        for _ in range(ROUNDS):
-            await engine.clear_caches()
-            engine.drain_iterations()
-            before = engine.snapshot().scheduling
-            begun_at = loop.time()
-            batch = asyncio.create_task(self.answer(engine, request("batch", 300, 2)))
-            while not (asked := await engine.preempt_now()) and not batch.done():
-                await asyncio.sleep(0.001)
-            # After 0.2 s, the cut may have hit the iteration of the second token instead.
-            in_time = asked and loop.time() - begun_at < 0.2
-            cut = await batch
-            if in_time:
-                break
-        else:
-            pytest.fail(f"in none of {ROUNDS} rounds the prefill was cut while it ran")
+        before = engine.snapshot().scheduling
+        batch = asyncio.create_task(self.answer(engine, request("batch", 300, 2)))
+        await asyncio.sleep(0.001)
+        assert await engine.preempt_now() is True
+        cut = await batch
         whole = await self.answer(engine, request("batch", 300, 2))
         after = engine.snapshot().scheduling
 
@@ -207,39 +178,22 @@ class TestBackend:
 
     @pytest.mark.parametrize(("ttft_s", "cuts"), [(0.3, 1), (20.0, 0)])
     async def test_only_a_request_that_would_be_late_cuts(
-        self, engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch, ttft_s: float, cuts: int
+        self, engine: SimulatedEngine, ttft_s: float, cuts: int
     ) -> None:
-        """When the chat arrives, at least 138 ms of the batch's iteration of 238 ms remain."""
-        loop = asyncio.get_running_loop()
-        passage, slo = engine._passage, Slo(ttft_s=ttft_s, tbt_s=1.0)
-        arrived, came_at = passage.arrived, 0.0
+        """When the chat arrives, 138 ms of the batch's iteration of 238 ms remain."""
+        slo, now = Slo(ttft_s=ttft_s, tbt_s=1.0), LoopClock().now()
+        batch = asyncio.create_task(self.answer(engine, request("batch", 384, 1)))
+        await asyncio.sleep(0.1)
+        await self.answer(engine, request("chat", 20, 1, slo=slo, arrived_at=now + 0.1))
+        await batch
 
-        def came(**fields: float) -> None:
-            nonlocal came_at
-            arrived(**fields)
-            came_at = loop.time()
-
-        monkeypatch.setattr(passage, "arrived", came)
-        for _ in range(ROUNDS):
-            await engine.clear_caches()
-            before = engine.snapshot().scheduling.layer_preemptions
-            begun_at = loop.time()
-            batch = asyncio.create_task(self.answer(engine, request("batch", 384, 1)))
-            await asyncio.sleep(0.02)
-            await self.answer(engine, request("chat", 20, 1, slo=slo, arrived_at=time.time()))
-            await batch
-            if came_at - begun_at < 0.1:
-                break
-        else:
-            pytest.fail(f"in none of {ROUNDS} rounds the chat arrived within 0.1 s of the batch")
-
-        assert engine.snapshot().scheduling.layer_preemptions - before == cuts
+        assert engine.snapshot().scheduling.layer_preemptions == cuts
 
     @pytest.mark.parametrize("fields", [{"safepoint_layers": 0}, {"policy": "fcfs"}])
     async def test_engine_without_safepoints_refuses_preemption(
         self, fields: dict[str, Any]
     ) -> None:
-        engine = SimulatedEngine([ENTRY], SimulatedSettings(**fields), SystemClock())
+        engine = SimulatedEngine([ENTRY], SimulatedSettings(**fields), LoopClock())
 
         assert Capability.LAYER_PREEMPTION not in engine.identity.capabilities
         with pytest.raises(UnsupportedError):

@@ -2,17 +2,30 @@
 
 import asyncio
 import sys
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 ENGINE = "services.agent.backends.vllm.host.core_engine"
+ADAPTERS = "services.agent.backends.vllm.host.adapters"
+NUM_SLOTS = 2
 
 
 class EngineDeadError(Exception):
     """vLLM's error for a dead engine core."""
+
+
+@dataclass
+class LoRARequest:
+    """vLLM's description of an adapter."""
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
 
 
 class Client:
@@ -23,6 +36,16 @@ class Client:
         self.added: list[str] = []
         self.aborted: list[str] = []
         self.outputs: asyncio.Queue[Any] = asyncio.Queue()
+        self.loras: dict[int, str] = {}
+        """Id of a loaded adapter -> its name, which contains a digest."""
+
+    async def add_lora_async(self, request: LoRARequest) -> None:
+        if not Path(request.lora_path).exists():
+            raise FileNotFoundError(request.lora_path)
+        self.loras[request.lora_int_id] = request.lora_name
+
+    async def remove_lora_async(self, number: int) -> None:
+        del self.loras[number]
 
     async def add_request_async(self, request: Any) -> None:
         if self.resources.engine_dead:
@@ -39,7 +62,7 @@ class Client:
         return SimpleNamespace(outputs=outputs)
 
     async def sleep_async(self, *, level: int) -> None:
-        await asyncio.sleep(3600 * level)
+        await asyncio.Event().wait()  # until the test cancels it
 
     def shutdown(self, timeout: float) -> None:
         self.resources.engine_dead = True
@@ -77,6 +100,8 @@ def client() -> Client:
 def engine(client: Client, monkeypatch: pytest.MonkeyPatch) -> Any:
     stand_ins: dict[str, dict[str, Any]] = {
         "vllm": {},
+        "vllm.lora": {},
+        "vllm.lora.request": {"LoRARequest": LoRARequest},
         "vllm.v1": {},
         "vllm.v1.engine": {},
         "vllm.v1.engine.exceptions": {"EngineDeadError": EngineDeadError},
@@ -86,10 +111,12 @@ def engine(client: Client, monkeypatch: pytest.MonkeyPatch) -> Any:
         module = ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, ENGINE, raising=False)
-    found = import_module(ENGINE)
-    monkeypatch.delitem(sys.modules, ENGINE)
-    return found.CoreEngine(client, None)
+    for name in (ENGINE, ADAPTERS):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    found, adapters = import_module(ENGINE), import_module(ADAPTERS)
+    for name in (ENGINE, ADAPTERS):
+        monkeypatch.delitem(sys.modules, name)
+    return found.CoreEngine(client, None, adapters.Adapters(client, NUM_SLOTS), None)
 
 
 async def submitted(engine: Any, *request_ids: str) -> list[Receiver]:
@@ -186,3 +213,92 @@ async def test_requests_that_end_for_their_receiver_are_aborted(
 
     assert receiver.outputs == ["end"]
     assert client.aborted == ["one"]
+
+
+def taking(engine: Any, core_id: str, adapter: str, path: Path) -> Any:
+    """The loading of an adapter for a request."""
+    request = SimpleNamespace(adapter=adapter)
+    return engine.adapter(SimpleNamespace(request=request, adapter_path=str(path)), core_id)
+
+
+def loaded(client: Client) -> list[str]:
+    """Names of the loaded adapters, without their digests."""
+    return sorted(name.partition("@")[0] for name in client.loras.values())
+
+
+async def test_an_adapter_is_loaded_once_for_all_its_requests(
+    engine: Any, client: Client, tmp_path: Path
+) -> None:
+    first = await taking(engine, "r1", "sql", tmp_path)
+    second = await taking(engine, "r2", "sql", tmp_path)
+
+    assert first == second
+    assert loaded(client) == ["sql"]
+
+
+async def test_the_least_recently_used_idle_adapter_makes_room(
+    engine: Any, client: Client, tmp_path: Path
+) -> None:
+    for core_id, name in (("r1", "a"), ("r2", "b"), ("r3", "a")):
+        await taking(engine, core_id, name, tmp_path)
+        await engine.submit(SimpleNamespace(request_id=core_id), Receiver())
+    client.outputs.put_nowait([output("r2", "end", finished=True)])
+    await delivered()
+    await taking(engine, "r4", "c", tmp_path)
+    assert loaded(client) == ["a", "c"]
+
+    with pytest.raises(ValueError, match="all 2 adapters of the engine are in use"):
+        await taking(engine, "r5", "d", tmp_path)
+    await engine.abort("r1")
+    await engine.abort("r3")
+    await taking(engine, "r5", "d", tmp_path)
+    assert loaded(client) == ["c", "d"]
+    engine.shutdown()
+
+
+async def test_an_adapter_that_cannot_be_loaded_takes_no_room(
+    engine: Any, client: Client, tmp_path: Path
+) -> None:
+    for number in range(2 * NUM_SLOTS):
+        with pytest.raises(ValueError, match="cannot be loaded"):
+            await taking(engine, f"r{number}", "gone", tmp_path / "gone")
+
+    await taking(engine, "r", "sql", tmp_path)
+    assert loaded(client) == ["sql"]
+
+
+async def test_changed_files_are_another_adapter(
+    engine: Any, client: Client, tmp_path: Path
+) -> None:
+    """KV of the former files must not be used."""
+    before = await taking(engine, "r1", "sql", tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    after = await taking(engine, "r2", "sql", tmp_path)
+
+    assert before.lora_int_id != after.lora_int_id
+    assert before.lora_name != after.lora_name
+
+
+async def test_removed_adapters_are_unloaded_when_no_request_uses_them(
+    engine: Any, client: Client, tmp_path: Path
+) -> None:
+    for core_id, name in (("r1", "used"), ("r2", "idle")):
+        await taking(engine, core_id, name, tmp_path)
+    engine.adapters.give_back("r2")
+    await engine.keep_adapters([("new", str(tmp_path))])
+    assert loaded(client) == ["used"]
+
+    engine.adapters.give_back("r1")
+    await taking(engine, "r3", "new", tmp_path)
+    assert loaded(client) == ["new"]
+
+
+async def test_a_request_that_is_not_built_uses_no_adapter(
+    engine: Any, client: Client, tmp_path: Path
+) -> None:
+    await taking(engine, "r1", "sql", tmp_path)
+    with pytest.raises(ValueError, match="bad"), engine.giving_back("r1"):
+        raise ValueError("bad prompt")
+    await engine.keep_adapters([])
+
+    assert loaded(client) == []

@@ -1,9 +1,9 @@
 """Parts that the backends share."""
 
-import asyncio
 import multiprocessing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,25 +11,23 @@ import pytest
 
 from services.agent.backends import registry
 from services.agent.backends.base import (
-    Capability,
     EngineLoad,
-    EngineOutput,
     EngineRequest,
 )
 from services.agent.backends.checks import check_request, finished_already, stop_tokens
 from services.agent.backends.settings import EngineSettings, VllmSettings
-from services.agent.backends.stream import OutputStream
 from services.agent.backends.totals import CheckpointTotals
 from services.agent.backends.vllm.front.arguments import engine_arguments
 from services.agent.backends.vllm.front.backend import identity_of
 from services.agent.backends.vllm.shared.core_settings import refusal, refusal_reason
+from services.agent.backends.vllm.shared.schedulers import POLICY, STOCK, fit_scheduler
 from services.agent.backends.vllm.shared.stats import StatsReader, StatsWriter
 from services.agent.backends.vllm.shared.wire import HostReady
 from shared.contracts.base import ModelName, RequestId
 from shared.contracts.errors import EngineError, SettingsError
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import FinishReason, Sampling
-from shared.contracts.telemetry import EngineIteration
+from shared.contracts.telemetry import Capability, EngineIteration
 from shared.runtime.clock import SystemClock
 
 A, B, C = ModelName("a"), ModelName("b"), ModelName("c")
@@ -52,43 +50,6 @@ def request(progress: tuple[int, ...] = (), *, ignore_eos: bool = False) -> Engi
         progress=progress,
         stop_token_ids=(9,),
     )
-
-
-async def test_slow_reader_gets_merged_outputs() -> None:
-    stream = OutputStream()
-    stream.push(EngineOutput(token_ids=(1,), cached_tokens=16))
-    stream.push(EngineOutput(token_ids=(2, 3), finish_reason=FinishReason.LENGTH))
-    stream.push(EngineOutput(token_ids=(4,)))
-    outputs = [output async for output in stream.outputs()]
-
-    assert [(output.token_ids, output.finish_reason) for output in outputs] == [
-        ((1, 2, 3), FinishReason.LENGTH)
-    ]
-    assert outputs[0].cached_tokens == 16
-
-
-async def test_ended_stream_delivers_earlier_outputs() -> None:
-    stream = OutputStream()
-    stream.push(EngineOutput(token_ids=(1,)))
-    stream.end()
-
-    assert [output.token_ids async for output in stream.outputs()] == [(1,)]
-
-
-async def test_failed_stream_delivers_earlier_outputs_and_raises() -> None:
-    stream = OutputStream()
-    seen: list[int] = []
-
-    async def read() -> None:
-        async for output in stream.outputs():
-            seen.extend(output.token_ids)
-
-    reader = asyncio.ensure_future(read())
-    stream.push(EngineOutput(token_ids=(1, 2)))
-    stream.fail(EngineError("gone", engine_dead=True))
-    with pytest.raises(EngineError, match="gone"):
-        await reader
-    assert seen == [1, 2]
 
 
 def test_end_tokens_and_stops_end_an_answer() -> None:
@@ -176,8 +137,63 @@ def test_engine_args_of_a_model_override_settings() -> None:
 def test_gpu_keeps_the_defaults_of_vllm() -> None:
     arguments = engine_arguments(ENTRY, VllmSettings(), is_cpu=False, stats_path=Path("/stats"))
 
+    chosen_by_vllm = {
+        "async_scheduling",
+        "block_size",
+        "kv_cache_memory_bytes",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+    }
     assert arguments["dtype"] == "auto"
-    assert not {"kv_cache_memory_bytes", "block_size"} & set(arguments)
+    assert not arguments["enforce_eager"]
+    assert not chosen_by_vllm & (set(arguments) - set(ENTRY.engine_args))
+
+
+def test_settings_take_precedence_over_the_defaults_of_the_gpu() -> None:
+    settings = VllmSettings(
+        eager=True, async_scheduling=False, max_running=512, token_budget=256, block_tokens=64
+    )
+    entry = msgspec.structs.replace(ENTRY, engine_args={})
+    arguments = engine_arguments(entry, settings, is_cpu=False, stats_path=Path("/stats"))
+
+    assert arguments["enforce_eager"]
+    assert arguments["async_scheduling"] is False
+    # Each running request needs a token in each iteration.
+    assert (arguments["max_num_seqs"], arguments["max_num_batched_tokens"]) == (512, 512)
+    assert arguments["block_size"] == 64
+
+
+def test_pooling_models_on_a_gpu_keep_the_token_budget_of_vllm() -> None:
+    entry = msgspec.structs.replace(ENTRY, task="embed", max_model_len=9000, engine_args={})
+    arguments = engine_arguments(entry, VllmSettings(), is_cpu=False, stats_path=Path("/stats"))
+
+    assert "max_num_batched_tokens" not in arguments
+
+
+def test_requested_safepoints_on_a_gpu_turn_off_what_they_do_not_work_with() -> None:
+    settings = VllmSettings(safepoint_layers=4)
+    arguments = engine_arguments(ENTRY, settings, is_cpu=False, stats_path=Path("/stats"))
+
+    assert arguments["enforce_eager"]
+    assert arguments["async_scheduling"] is False
+
+
+@pytest.mark.parametrize(
+    ("is_async", "scheduler_cls", "expected"),
+    [
+        (True, POLICY, "AsyncPolicyScheduler"),
+        (True, STOCK, "AsyncTimedScheduler"),
+        (True, "operator.Scheduler", "Scheduler"),
+        (False, POLICY, "PolicyScheduler"),
+    ],
+)
+def test_scheduler_class_follows_the_decision_of_vllm(
+    *, is_async: bool, scheduler_cls: str, expected: str
+) -> None:
+    scheduler = SimpleNamespace(async_scheduling=is_async, scheduler_cls=scheduler_cls)
+    fit_scheduler(SimpleNamespace(scheduler_config=scheduler))
+
+    assert scheduler.scheduler_cls.rpartition(".")[2] == expected
 
 
 @pytest.mark.parametrize(
@@ -198,7 +214,7 @@ def test_checkpoints_are_on_by_default_where_supported(
     host = HostReady("0.32.0+build", "device", is_cpu)
 
     assert transfer.get("kv_connector_extra_config") == expected
-    has_them = Capability.CHECKPOINT in identity_of(settings, host).capabilities
+    has_them = Capability.CHECKPOINT in identity_of(settings, host, (ENTRY,)).capabilities
     assert has_them == (expected is not None)
 
 

@@ -67,8 +67,9 @@ def store(device: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
         "services.agent.backends.vllm.host.core_engine": {"CoreEngine": Engine},
         "services.agent.backends.vllm.host.engines": {
             "make_engine": lambda args: Engine(args["model"], device),
+        },
+        "services.agent.backends.vllm.host.processes.process_trees": {
             "end_engine": lambda engine: device.do(f"end {engine.name}"),
-            "engine_bytes": lambda _: 0,
         },
     }
     for name, content in stand_ins.items():

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from services.agent.backends.base import Capability
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.arguments import (
     engine_arguments,
@@ -24,6 +23,7 @@ from services.agent.backends.vllm.shared.workers import CPU_WORKER, SAFEPOINT_WO
 from shared.contracts.base import ModelName
 from shared.contracts.errors import UnsupportedError
 from shared.contracts.models import ModelEntry
+from shared.contracts.telemetry import Capability
 
 ENTRY = ModelEntry(name=ModelName("m"), path="m", architecture="x", max_model_len=64)
 

@@ -10,7 +10,7 @@ import pytest
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.models import EngineModels
 from services.agent.backends.vllm.front.telemetry import EngineTelemetry
-from services.agent.backends.vllm.shared.wire import Drop
+from services.agent.backends.vllm.shared.wire import Drop, Reply
 from shared.contracts.base import ModelName
 from shared.contracts.errors import NoRoomError
 from shared.contracts.models import ModelEntry
@@ -33,9 +33,9 @@ class Host:
     def send(self, command: Any) -> None:
         self.commands.append(command)
 
-    async def ask(self, command: Any, timeout_s: float) -> int:
+    async def ask(self, command: Any, timeout_s: float) -> Reply:
         self.commands.append(command)
-        return self._host_bytes
+        return Reply(command.model, host_bytes=self._host_bytes)
 
     @property
     def dropped(self) -> list[str]:
@@ -126,3 +126,22 @@ async def test_restarted_host_keeps_measured_sizes(
     models.on_host(is_cpu=True)
 
     assert models.residency.states()[0].warm_bytes == 5
+
+
+async def test_the_first_adapter_needs_another_engine(
+    tmp_path: Path, telemetry: EngineTelemetry
+) -> None:
+    """An engine that is started with adapters has room for others."""
+    models = models_of(tmp_path, telemetry, warm_bytes=0)
+    host: Any = Host(0)
+    adapted = msgspec.structs.replace(entry(SMALL, tmp_path), adapters={"sql": "/adapters/sql"})
+    assert not models.lacks_room(adapted), "no engine has been started"
+
+    await models.activate(SMALL, host)
+    assert models.lacks_room(adapted)
+    assert not models.lacks_room(entry(SMALL, tmp_path))
+    models.forget((SMALL,))
+    models.replace(adapted)
+    await models.activate(SMALL, host)
+    models.replace(entry(SMALL, tmp_path))
+    assert not models.lacks_room(adapted), "the engine keeps its room"

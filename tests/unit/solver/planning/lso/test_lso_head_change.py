@@ -44,6 +44,13 @@ class TestHeadChange:
 
         assert actions(self.QUEUE, running=work, demand=self.NEED, free_tokens=150) == ()
 
+    def test_no_work_is_removed_that_would_lose_its_tokens(self):
+        work = (running("late", "late", 100), running("dump", "any", 50, gives_way=True))
+
+        assert (
+            actions(self.QUEUE, running=work, demand=self.NEED, free_tokens=50, resumes=False) == ()
+        )
+
     def test_only_the_needed_work_is_removed_the_least_loss_first(self):
         work = (running("big", "late", 400), running("mid", "late", 60), running("wee", "late", 50))
 

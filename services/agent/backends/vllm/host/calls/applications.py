@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from threading import Thread
 from typing import Any
 
+import msgspec
+
 from services.agent.backends.vllm.host.calls.call_core import CallCoreClient, Caller, in_context_of
 from services.engine_core.serve_arguments import serve_arguments
 from shared.contracts.models import ModelEntry
@@ -26,8 +28,18 @@ class Applications:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def know(self, entries: Iterable[ModelEntry]) -> None:
-        """Add models whose applications may be used."""
-        self._entries |= {entry.name: entry for entry in entries}
+        """
+        Add models whose applications may be used, and make those of changed models again. Calls for
+        removed adapters may still be queued, so applications keep them.
+        """
+        for entry in entries:
+            before = self._entries.get(entry.name)
+            if before is not None:
+                adapters = before.adapters | entry.adapters
+                entry = msgspec.structs.replace(entry, adapters=adapters)  # noqa: PLW2901
+            if before not in (None, entry) and self._loop is not None:
+                self._loop.call_soon_threadsafe(self._made.pop, entry.name, None)
+            self._entries[entry.name] = entry
 
     async def respond(
         self, model: str, endpoint: str, body: bytes, caller: Caller

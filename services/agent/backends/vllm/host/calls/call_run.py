@@ -29,6 +29,7 @@ class CallRun:
         call: Its call.
         engine: Engine of the run's model.
         numbers: Numbers of runs in the engine's core.
+        adapter_path: Directory of the run's adapter; empty without an adapter.
         on_output: Called with each output of an answer.
         on_death: Called with the error if the engine has died.
     """
@@ -40,6 +41,7 @@ class CallRun:
         engine: CoreEngine,
         numbers: "count[int]",
         *,
+        adapter_path: str,
         on_output: Callable[[RunOutput], None],
         on_death: Callable[[Run, Exception], None],
     ) -> None:
@@ -47,6 +49,7 @@ class CallRun:
         self._call = call
         self._engine = engine
         self._numbers = numbers
+        self._adapter_path = adapter_path
         self._on_output = on_output
         self._on_death = on_death
         self._loop = asyncio.get_running_loop()
@@ -98,7 +101,10 @@ class CallRun:
         request = self._request_of(child, progress)
         name = core_id(request.request_id, next(self._numbers))
         try:
-            built, end = self._engine.requests.build(Submit(request, ()), name)
+            command = Submit(request, (), self._adapter_path)
+            adapter = await self._engine.adapter(command, name)
+            with self._engine.giving_back(name):
+                built, end = self._engine.requests.build(command, name, adapter)
             run = Run(
                 request,
                 built,

@@ -1,0 +1,1 @@
+"""Instances for servers that others run."""

@@ -1,0 +1,168 @@
+"""The addresses of the servers behind one name, which may change at any time."""
+
+import asyncio
+import ipaddress
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import SplitResult, urlsplit
+
+import msgspec
+
+from services.agent.attached.endpoint_slices import (
+    SCHEME,
+    ClusterApi,
+    EndpointSlices,
+    service_of,
+)
+from services.agent.backends.settings import RemoteSettings
+from shared.contracts.errors import EngineError, SettingsError
+
+FILE = "file:"
+ROUTER = "router+"
+_SCHEMES = {"http": 80, "https": 443}
+
+
+class Endpoints(Protocol):
+    """Source of addresses."""
+
+    async def now(self) -> tuple[RemoteSettings, ...]:
+        """
+        Settings of each server that exists now, in a stable order.
+
+        Raises:
+            EngineError: The source cannot be read now.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release connections and files."""
+        ...
+
+
+def endpoints_of(settings: RemoteSettings) -> Endpoints:
+    """
+    The source that `engine.remote.url` names.
+
+    Raises:
+        SettingsError: The address is not a URL.
+    """
+    url = settings.url
+    if url.startswith(FILE):
+        return EndpointFile(Path(url.removeprefix(FILE)), settings)
+    if url.startswith(f"{SCHEME}://"):
+        return EndpointSlices(service_of(url), ClusterApi.of_pod(), settings)
+    if url.startswith(ROUTER):
+        router = msgspec.structs.replace(
+            settings, url=url.removeprefix(ROUTER), shared_address=True
+        )
+        split_url(router.url)
+        return FixedEndpoint(router)
+    parts = split_url(url)
+    return FixedEndpoint(settings) if _is_fixed(parts) else NamedEndpoints(parts, settings)
+
+
+def split_url(url: str) -> SplitResult:
+    """
+    The parts of a server's address.
+
+    Raises:
+        SettingsError: It is not the address of a server.
+    """
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - raises for an invalid port
+    except ValueError as error:
+        raise SettingsError(f"engine.remote.url {url!r}: {error}") from error
+    if parts.scheme not in _SCHEMES or not parts.hostname:
+        raise SettingsError(
+            "engine.remote.url must be http://HOST:PORT, router+http://HOST:PORT, file:PATH or "
+            f"kubernetes://NAMESPACE/SERVICE, not {url!r}"
+        )
+    if parts.username or parts.password:
+        raise SettingsError("engine.remote.url has a user or password; set engine.remote.api_key")
+    return parts
+
+
+def name_of(settings: RemoteSettings) -> str:
+    """Name of a server in the names of instances, made of its address."""
+    parts = split_url(settings.url)
+    port = parts.port or _SCHEMES[parts.scheme]
+    host = parts.hostname or ""
+    return "".join(each if each.isalnum() else "-" for each in f"{host}-{port}")
+
+
+@dataclass(frozen=True, slots=True)
+class FixedEndpoint:
+    """One server, which does not change."""
+
+    settings: RemoteSettings
+
+    async def now(self) -> tuple[RemoteSettings, ...]:
+        return (self.settings,)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedEndpoints:
+    """Each address of a name in DNS, e.g. of a headless service."""
+
+    parts: SplitResult
+    settings: RemoteSettings
+
+    async def now(self) -> tuple[RemoteSettings, ...]:
+        host = self.parts.hostname or ""
+        port = self.parts.port or _SCHEMES[self.parts.scheme]
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise EngineError(f"the name {host!r} cannot be resolved: {error}") from error
+        addresses = sorted({str(address[0]) for *_, address in found})
+        return tuple(self._at(address, port) for address in addresses)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def _at(self, address: str, port: int) -> RemoteSettings:
+        shown = f"[{address}]" if ":" in address else address
+        url = self.parts._replace(netloc=f"{shown}:{port}").geturl()
+        host = self.settings.host or self.parts.netloc.rpartition("@")[2]
+        return msgspec.structs.replace(self.settings, url=url, host=host)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointFile:
+    """A file with one address per line; empty lines and lines with `#` do not count."""
+
+    path: Path
+    settings: RemoteSettings
+
+    async def now(self) -> tuple[RemoteSettings, ...]:
+        try:
+            text = await asyncio.to_thread(self.path.read_text)
+        except (OSError, UnicodeDecodeError) as error:
+            raise EngineError(f"cannot read the endpoints in {self.path}: {error}") from error
+        lines = (line.partition("#")[0].strip() for line in text.splitlines())
+        urls = dict.fromkeys(line for line in lines if line)
+        for number, url in enumerate(urls, start=1):
+            try:
+                split_url(url)
+            except SettingsError as error:
+                raise EngineError(f"address {number} of {self.path}: {error}") from error
+        return tuple(msgspec.structs.replace(self.settings, url=url) for url in urls)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def _is_fixed(parts: SplitResult) -> bool:
+    """True if the host is an address, or this machine."""
+    try:
+        ipaddress.ip_address(parts.hostname or "")
+    except ValueError:
+        return parts.hostname == "localhost"
+    return True

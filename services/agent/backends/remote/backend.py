@@ -1,0 +1,340 @@
+"""Backend for one server that others run."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import structlog
+
+from services.agent.backends.answering import AnsweringBackend
+from services.agent.backends.base import (
+    EngineIdentity,
+    EngineOutput,
+    EngineRequest,
+    EngineSnapshot,
+    NewOutput,
+    RunEnded,
+    SchedulingParameters,
+)
+from services.agent.backends.checks import stop_tokens
+from services.agent.backends.remote.body_run import ALL_FIELDS, PLAIN_FIELDS, BodyRun
+from services.agent.backends.remote.server import LOST, Description, Server
+from services.agent.backends.remote.telemetry import ServerIterations, ServerLoad, Streams, load_of
+from services.agent.backends.remote.token_run import TokenRun
+from services.agent.backends.residency import Footprint, ResidencyTable
+from services.agent.backends.settings import RemoteSettings
+from shared.contracts.base import ModelName, RequestId, Seconds
+from shared.contracts.errors import EngineError, MeshError, NotActiveError, UnsupportedError
+from shared.contracts.models import ModelEntry
+from shared.contracts.qos import QosClass
+from shared.contracts.telemetry import ActivationPath, Capability, EngineIteration
+from solver.scheduling.concurrency import ConcurrencyLimit
+
+log = structlog.get_logger()
+WATCH_PERIOD_S = 0.5
+"""Period of looking at the server's health and metrics."""
+_MISSED = 2
+"""Number of failed looks after which the server counts as dead."""
+_FIRST_LIMIT = 8
+"""Limit of concurrent requests at a server without metrics, until it is measured."""
+_RANKS = {QosClass.INTERACTIVE: 0, QosClass.NON_INTERACTIVE: 1, QosClass.BEST_EFFORT: 2}
+_RANK_STEP = 10**12
+
+
+class _Run(Protocol):
+    """One run at the server, as batches of outputs."""
+
+    def outputs(self, server: Server) -> AsyncIterator[list[EngineOutput]]: ...
+
+
+class RemoteEngine(AnsweringBackend):
+    """
+    One server with OpenAI's API, which serves one model of the registry.
+
+    Its connection is its life: a server that does not answer is a dead engine.
+
+    Args:
+        entries: The model that the server serves; exactly one.
+        settings: Address and limits of the server.
+
+    Raises:
+        EngineError: There is not exactly one model.
+    """
+
+    def __init__(self, entries: Iterable[ModelEntry], settings: RemoteSettings) -> None:
+        entries = tuple(entries)
+        if len(entries) != 1:
+            names = ", ".join(entry.name for entry in entries) or "none"
+            raise EngineError(f"a remote instance serves one model; set `models` (now: {names})")
+        (self._entry,) = entries
+        table = ResidencyTable(
+            {self._entry.name: Footprint(weight_bytes=0, engine_bytes=0)},
+            warm_bytes=0,
+            prior_s={ActivationPath.COLD: 0.0},
+        )
+        super().__init__(entries, table)
+        self._settings = settings
+        self._server = Server(settings)
+        self._description: Description | None = None
+        self._model = ""
+        """Name of the model at the server."""
+        self._orders = False
+        """True if the server orders requests by priority."""
+        self._alive = False
+        self._has_metrics = False
+        self._load = ServerLoad()
+        self._streams = Streams()
+        self._iterations = ServerIterations()
+        self._limit = ConcurrencyLimit(most=settings.max_running, first=settings.max_running)
+        self._tasks: dict[RequestId, asyncio.Task[None]] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def identity(self) -> EngineIdentity:
+        known = self._description
+        address = urlsplit(self._server.url).netloc
+        # A device of its own for each server, so that no profile mixes two kinds of devices.
+        return EngineIdentity(
+            engine="openai-server" if known is None else known.engine,
+            device=self._settings.device or f"remote {address}",
+            capabilities=frozenset(self._capabilities()),
+        )
+
+    def _capabilities(self) -> Iterable[Capability]:
+        # Iterations are only estimated, so the backend lacks the capability `TELEMETRY`.
+        if self._entry.takes_bodies:
+            yield Capability.CALLS
+        else:
+            yield Capability.RESUME
+
+    async def prepare(self) -> None:
+        """No-op: the server runs already."""
+
+    async def start(self) -> None:
+        description = await self._server.describe()
+        model = served_name(description, self._settings, self._entry)
+        before = self._description
+        if before is not None and (before.engine, self._model) != (description.engine, model):
+            raise EngineError(
+                f"{self._server.url} was {before.engine} with {self._model}, and is now "
+                f"{description.engine} with {model}"
+            )
+        self._description, self._model = description, model
+        self._orders = description.is_vllm and await self._server.orders(model)
+        await self._measure()
+        first = self._settings.max_running if self._has_metrics else _FIRST_LIMIT
+        if before is None:
+            self._limit = ConcurrencyLimit(most=self._settings.max_running, first=first)
+        self._alive = True
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._watched(), name="watch the server")
+        log.info("server.attached", url=self._server.url, model=model, engine=description.engine)
+
+    async def remove(self, model: ModelName) -> None:
+        self._require_known(model)
+        self._require_alive()
+        self._forget(model)
+        self._residency.remove(model)
+
+    async def activate(self, model: ModelName) -> Seconds:
+        self._require_known(model)
+        self._require_alive()
+        activation = self._residency.activation(model)
+        if activation is not None:
+            self._residency.activated(activation, 0.0)
+        return 0.0
+
+    async def warm(self, model: ModelName) -> Seconds:  # noqa: ARG002 - as below
+        raise UnsupportedError("a server of others keeps its model")
+
+    async def cool(self, model: ModelName) -> None:  # noqa: ARG002 - as below
+        raise UnsupportedError("a server of others keeps its model")
+
+    async def set_scheduling(self, parameters: SchedulingParameters) -> None:  # noqa: ARG002 - same signature for all
+        raise UnsupportedError("the limits of a server of others cannot be changed")
+
+    async def clear_caches(self) -> None:
+        raise UnsupportedError("the caches of a server of others cannot be dropped")
+
+    async def preempt_now(self) -> bool:
+        raise UnsupportedError("a server of others has no safepoints")
+
+    def snapshot(self) -> EngineSnapshot:
+        in_server = int(self._load.waiting) if self._has_metrics else 0
+        waiting = min(in_server, self._streams.num_waiting)
+        return EngineSnapshot(
+            model=self._residency.active,
+            running=len(self._runs) - waiting,
+            waiting=waiting,
+            kv_utilization=self._kv_utilization(),
+            kv_capacity_tokens=self._load.kv_capacity_tokens,
+            max_running=self._limit.limit,
+            models=self._residency.states(),
+        )
+
+    def _kv_utilization(self) -> float:
+        """Share of the KV in use: the last report, or what our requests take at least."""
+        capacity = self._load.kv_capacity_tokens
+        if not self._runs or not capacity:
+            return self._load.kv_utilization
+        return min(1.0, max(self._load.kv_utilization, self._streams.num_tokens / capacity))
+
+    def drain_iterations(self) -> tuple[EngineIteration, ...]:
+        estimated = self._streams.drain()
+        return self._iterations.drain() if self._has_metrics else estimated
+
+    @property
+    def alive(self) -> bool:
+        return self._alive
+
+    async def close(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+        self._die("the instance was closed")
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._server.close()
+
+    def _require_alive(self) -> Description:
+        if self._description is None or not self._alive:
+            raise EngineError(f"{self._server.url} does not answer", engine_dead=True)
+        return self._description
+
+    def _submit(self, request: EngineRequest) -> None:
+        run = self._run_of(request, self._require_alive())
+        self._streams.submitted(request.request_id, len(request.prompt))
+        name = request.request_id
+        task = asyncio.create_task(self._run(request, run), name=f"run {name}")
+        self._tasks[name] = task
+        task.add_done_callback(lambda _task: self._forget_run(name))
+
+    def _run_of(self, request: EngineRequest, description: Description) -> _Run:
+        priority = priority_of(request) if self._orders else None
+        model = request.adapter or self._model
+        if request.call is not None:
+            return BodyRun(
+                request.call,
+                model=model,
+                priority=priority,
+                counts=description.is_vllm,
+                honoured=self._honoured(description),
+            )
+        if request.payload is not None:
+            raise UnsupportedError("a server of others takes no encoded requests")
+        stops = stop_tokens(self._entry, request)
+        return TokenRun(request, model=model, priority=priority, stops=stops)
+
+    def _honoured(self, description: Description) -> tuple[str, ...]:
+        if self._settings.fields is not None:
+            return self._settings.fields
+        return (ALL_FIELDS,) if description.is_vllm else PLAIN_FIELDS
+
+    def _cancel(self, request_id: RequestId) -> None:
+        if (task := self._tasks.get(request_id)) is not None:
+            task.cancel()  # closes the connection, which ends the run at the server
+
+    def _forget_run(self, request_id: RequestId) -> None:
+        self._tasks.pop(request_id, None)
+        self._streams.ended(request_id)
+
+    async def _run(self, request: EngineRequest, run: _Run) -> None:
+        name = request.request_id
+        try:
+            async for outputs in run.outputs(self._server):
+                self._received(name, outputs)
+        except LOST as error:
+            await self._lost(name, str(error) or type(error).__name__)
+        except MeshError as error:
+            self._report([RunEnded(name, error)])
+        except Exception as error:  # a bug or a surprising answer ends this run alone
+            log.exception("run.broken", request_id=name)
+            self._report([RunEnded(name, EngineError(f"the answer cannot be read: {error}"))])
+
+    def _received(self, name: RequestId, outputs: list[EngineOutput]) -> None:
+        num_tokens = sum(len(output.token_ids) for output in outputs)
+        first_s = self._streams.received(name, num_tokens)
+        if first_s is not None and not self._has_metrics:
+            self._limit.answer_begun(first_s, ours=len(self._runs))
+        self._report([NewOutput(name, output) for output in outputs])
+
+    async def _lost(self, name: RequestId, reason: str) -> None:
+        """The connection of one run broke: either the server is dead, or only this connection."""
+        if self._alive and not await self._server.alive():
+            self._die(f"{self._server.url}: {reason}")
+        self._report([RunEnded(name, NotActiveError(f"the connection broke: {reason}"))])
+
+    def _die(self, message: str) -> None:
+        """End all runs, because the server does not answer."""
+        if not self._alive:
+            return
+        self._alive = False
+        self._residency.clear()
+        self._lose(message)
+        for task in self._tasks.values():
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    async def _watched(self) -> None:
+        """Look at the server's health and load."""
+        missed = 0
+        while True:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            if not self._alive:
+                missed = 0
+                continue
+            try:
+                await (self._measure() if self._has_metrics else self._server.healthy())
+                missed = 0
+            except EngineError as error:
+                missed += 1
+                if missed >= _MISSED:
+                    log.error("engine.died", reason=str(error))
+                    self._die(str(error))
+
+    async def _measure(self) -> None:
+        if self._settings.shared_address:
+            return  # each answer comes from another server
+        load = load_of(await self._server.text("/metrics"))
+        self._has_metrics = load is not None
+        if load is not None:
+            self._load = load
+            self._iterations.seen(
+                load,
+                time.monotonic(),
+                context_tokens=self._streams.mean_context_tokens,
+                prompt_tokens=self._streams.mean_prompt_tokens,
+            )
+            self._limit.queue_seen(running=load.running, waiting=load.waiting, ours=len(self._runs))
+
+
+def served_name(description: Description, settings: RemoteSettings, entry: ModelEntry) -> str:
+    """
+    Name of *entry*'s model at the server: that of the settings, else of the registry, else of the
+    only model.
+
+    Raises:
+        EngineError: The server does not serve the model.
+    """
+    listed = [each.id for each in description.models]
+    wanted = settings.model
+    if not listed:
+        return wanted or entry.name
+    if wanted is None:
+        bases = [each.id for each in description.bases]
+        wanted = entry.name if entry.name in listed or len(bases) != 1 else bases[0]
+    if wanted not in listed:
+        raise EngineError(
+            f"{settings.url} does not serve {wanted!r}; it serves {', '.join(listed)}: set "
+            "engine.remote.model"
+        )
+    return wanted
+
+
+def priority_of(request: EngineRequest) -> int:
+    """Priority for vLLM's server, lower first: the class, then the deadline in units of 0.1 s."""
+    deadline_at = request.slo.planning_deadline_at(request.arrived_at)
+    within = 0 if math.isinf(deadline_at) else round(deadline_at * 10)
+    return _RANKS[request.slo.qos_class] * _RANK_STEP + within

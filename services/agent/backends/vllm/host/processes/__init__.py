@@ -1,0 +1,1 @@
+"""Processes of engines: their start, their children and their end."""

@@ -1,0 +1,74 @@
+"""Recorded events of an instance: written by the shell, read by `headway-agent replay`."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Union
+
+import msgspec
+
+from shared.contracts.base import ModelName, UnixTime
+from shared.contracts.errors import SettingsError
+from solver.instance.events import Event, ModelFacts
+from solver.instance.instance import HANDLERS
+from solver.instance.state import InstanceSettings
+
+_LENGTH_BYTES = 4
+
+
+class Begin(msgspec.Struct, frozen=True, tag_field="event", tag="begin"):
+    """First record of a process: everything that the instance was made with."""
+
+    settings: InstanceSettings
+    models: Mapping[ModelName, ModelFacts]
+
+
+Record = tuple[UnixTime, Begin | Event]
+_Any: Any = Union[(Begin, *HANDLERS)]  # a run-time union
+_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(tuple[UnixTime, _Any])
+
+
+class Recording:
+    """
+    Appends the events of one instance to a file, each as a length and a MessagePack frame.
+
+    Args:
+        path: The file; several processes may have written to it one after the other.
+
+    Raises:
+        SettingsError: The file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = path.open("ab", buffering=0)  # a killed process loses no event
+        except OSError as error:
+            raise SettingsError(f"record: cannot write {path}: {error.strerror}") from error
+
+    def append(self, event: Begin | Event, now: UnixTime) -> None:
+        """Write an event that is handled at *now*."""
+        frame = msgspec.msgpack.encode((now, event))
+        self._file.write(len(frame).to_bytes(_LENGTH_BYTES) + frame)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def records(path: Path) -> Iterator[Record]:
+    """
+    The records of a file; a last record that was not written whole is left out.
+
+    Raises:
+        SettingsError: The file cannot be read, or has another version.
+    """
+    try:
+        with path.open("rb") as file:
+            while len(length := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
+                size = int.from_bytes(length)
+                if len(frame := file.read(size)) < size:
+                    return
+                yield _decoder.decode(frame)
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"{path} was not recorded by this version: {error}") from error

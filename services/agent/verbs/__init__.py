@@ -1,0 +1,1 @@
+"""Verbs of `headway-agent` that have their own modules."""

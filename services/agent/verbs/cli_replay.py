@@ -1,0 +1,107 @@
+"""`headway-agent replay`: runs recorded events through the instance, and prints its decisions."""
+
+import argparse
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from services.agent.recording import Begin, records
+from shared.contracts.base import Seconds, UnixTime
+from shared.contracts.requests import QueuedRequest
+from shared.runtime.cli import OfflineVerb, print_data
+from shared.runtime.lifecycle import EXIT_OK, EXIT_USAGE
+from solver.instance.commands import Submit
+from solver.instance.instance import Instance
+from solver.planning.lso.operations import Lso
+from solver.planning.lso.results import LsoResult
+
+_TEXT_LENGTH = 100
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    """Run recorded events through the instance, and print its commands."""
+    instance: Instance | None = None
+    first_at: UnixTime | None = None
+    about = set() if arguments.about is None else {arguments.about}
+    for now, event in records(arguments.file):
+        first_at = now if first_at is None else first_at
+        if isinstance(event, Begin):
+            instance = Instance(event.settings, event.models, now)
+            commands: list[Any] = []
+        elif instance is None:
+            print(f"{arguments.file}: the first record must describe the instance", file=sys.stderr)
+            return EXIT_USAGE
+        else:
+            commands = instance.handle(event, now)
+        lines = [text_of(each) for each in (event, *commands)]
+        about |= {
+            each.run_id
+            for each in commands
+            if isinstance(each, Submit) and each.request.request_id in about
+        }
+        is_shown = any(name in line for name in about for line in lines) if about else commands
+        if now - first_at >= arguments.after and (is_shown or arguments.all):
+            _show(now, now - first_at, lines, as_json=arguments.json)
+    return EXIT_OK
+
+
+def _show(at: UnixTime, after_s: Seconds, lines: list[str], *, as_json: bool) -> None:
+    if as_json:
+        print_data({"at": at, "event": lines[0], "commands": lines[1:]}, as_json=True)
+        return
+    print(f"{after_s:10.3f} {lines[0]}")
+    for line in lines[1:]:
+        print(f"{'':11}-> {line}")
+
+
+def text_of(value: object) -> str:
+    """An event or a command in one line."""
+    named = value.__struct_fields__ if isinstance(value, msgspec.Struct) else ()
+    if is_dataclass(value):
+        named = tuple(each.name for each in fields(value))
+    shown = ", ".join(f"{name}={_brief(getattr(value, name))}" for name in named)
+    return f"{type(value).__name__}({shown})"
+
+
+def _brief(value: object) -> str:
+    match value:
+        case QueuedRequest():
+            return value.request_id
+        case Lso():
+            return f"{value.kind}: {value.reason.text}"
+        case LsoResult():
+            return f"{value.outcome.value}: {value.message}"
+    text = repr(value)
+    return text if len(text) <= _TEXT_LENGTH else f"{text[:_TEXT_LENGTH]}..."
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE", help="file of the setting `record`")
+    parser.add_argument(
+        "--about",
+        metavar="TEXT",
+        help="print only events that name TEXT, or a run of the request with the id TEXT",
+    )
+    parser.add_argument(
+        "--after",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="print only events from this time after the first on",
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="print every event; default: events with commands, or those that --about selects",
+    )
+
+
+VERB = OfflineVerb(
+    name="replay",
+    help="run the recorded events of an agent through its instance, and print its decisions",
+    run=replay,
+    arguments=_arguments,
+)

@@ -1,0 +1,53 @@
+"""One HTTP request, as it passes through vLLM's application to the mesh and back."""
+
+import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from shared.contracts.base import RequestId, TenantId, UnixTime
+from shared.contracts.qos import Importance, Slo
+from shared.contracts.requests import ErrorInfo, RequestCompleted
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """
+    One HTTP request to vLLM's application: the fields that the application does not pass on, and
+    the results from the mesh.
+
+    One call makes several requests of the mesh if it has several prompts or asks for several
+    answers.
+    """
+
+    call_id: str
+    """Id of the call; the ids of the call's requests begin with this id."""
+    model: str
+    """Model name that the client sent; of a split, the name of the target."""
+    tenant: TenantId
+    arrived_at: UnixTime
+    slo: Slo
+    importance: Importance
+    stream: bool
+    priority: int = 0
+    """Priority of the call's requests; higher values are served first."""
+    application: str | None = None
+    traceparent: str | None = None
+    finals: list[RequestCompleted] = field(default_factory=list)
+    failure: ErrorInfo | None = None
+    """Error of the first request that failed in the mesh."""
+    stopping: set[asyncio.Task[None]] = field(default_factory=set)
+    """Tasks that wait for the finals of requests that vLLM has ended, e.g. at a stop string."""
+    rendered: Callable[[], None] = lambda: None
+    """Called when vLLM has rendered the prompt, at the first request of the call."""
+    _requests: int = 0
+
+    def new_request_id(self) -> RequestId:
+        """Id for the next request of this call."""
+        self._requests += 1
+        number = self._requests
+        return RequestId(self.call_id if number == 1 else f"{self.call_id}-{number}")
+
+
+current: ContextVar[Call] = ContextVar("call")
+"""The call in whose context vLLM's application runs."""

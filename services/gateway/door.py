@@ -1,0 +1,259 @@
+"""ASGI layer around models' applications: keys, tenants, targets, limits, request ids, errors."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import structlog
+
+from services.gateway.call import Call, current
+from services.gateway.errors import error_info
+from services.gateway.headers import REQUEST_ID, Hints, parse_hints
+from services.gateway.openai import MAX_PRIORITY
+from services.gateway.outcomes import Outcome
+from services.gateway.render_slots import RenderSlots
+from services.gateway.response import ANTHROPIC, OPENAI, Response
+from services.gateway.slo import requested_slo
+from services.gateway.state import Gateway
+from shared.api.calls import OWN_FIELDS, CallBody, CallFields, call_body, call_fields
+from shared.contracts.base import ModelName, Seconds, TenantId
+from shared.contracts.checks import effective_importance, effective_slo
+from shared.contracts.errors import ContractError, MeshError, TransientError
+from shared.contracts.ingress import InferenceRequest
+from shared.contracts.requests import ErrorInfo
+
+log = structlog.get_logger()
+
+ROUTES: Mapping[str, str] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "count_tokens",
+    "/tokenize": "tokenize",
+    "/detokenize": "detokenize",
+    "/v1/embeddings": "embeddings",
+    "/v2/embed": "embeddings",
+    "/pooling": "pooling",
+    "/classify": "classify",
+    "/score": "score",
+    "/v1/score": "score",
+    "/rerank": "rerank",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
+}
+"""Path of an open route of vLLM's application -> label of metrics. All other routes are closed."""
+REFUSED_HEADERS = ("x-data-parallel-rank", "x-session-id")
+"""Headers of vLLM that would control the engine."""
+
+
+class Door:
+    """
+    ASGI application that passes requests to the application of their model.
+
+    Args:
+        gateway: Components that all requests share.
+        applications: Application of each base model: vLLM's, or one that passes bodies to servers.
+        prepare: Called with the model before its application reads a request.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        applications: Mapping[ModelName, Any],
+        prepare: Callable[[ModelName], object] = lambda _model: None,
+    ) -> None:
+        self._gateway = gateway
+        self._applications = applications
+        self._prepare = prepare
+        settings = gateway.settings
+        self._rendering = RenderSlots(
+            slots=settings.max_rendering, max_waiting=settings.max_waiting_to_render
+        )
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Answer one POST request to a route in `ROUTES`."""
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        call_id = f"req-{uuid4().hex}"
+        errors = ANTHROPIC if scope["path"].startswith("/v1/messages") else OPENAI
+        response = Response(send, call_id, headers.get(REQUEST_ID), errors)
+        logged = log.bind(request_id=call_id, endpoint=ROUTES[scope["path"]])
+        outcome = Outcome.CANCELLED
+        try:
+            outcome = await self._answered(scope, receive, headers, response, call_id)
+        except MeshError as error:
+            outcome = await response.fail(error_info(error))
+            logged.info("request.refused", error=str(error))
+        except Exception as error:
+            logged.exception("request.broken")
+            outcome = await response.fail(error_info(error))
+        finally:
+            self._gateway.metrics.requests.labels(ROUTES[scope["path"]], outcome.value).inc()
+
+    async def _answered(
+        self,
+        scope: dict[str, Any],
+        receive: Any,
+        headers: dict[str, str],
+        response: Response,
+        call_id: str,
+    ) -> Outcome:
+        gateway = self._gateway
+        if gateway.stop.is_set():
+            raise TransientError("this gateway is shutting down")
+        tenant = gateway.tenants.authenticate(authorization(headers))
+        hints = parse_hints(headers)
+        tenant = gateway.tenants.effective(tenant, hints)
+        with gateway.tenants.slot(tenant):
+            raw = await self._read(receive)
+            fields = call_fields(raw)
+            body = call_body(fields)
+            _refuse_headers(headers)
+            ref = gateway.registry.resolve(body.model, call_id)
+            if ref.name != body.model:
+                fields["model"] = msgspec.Raw(msgspec.json.encode(ref.name))
+            call = self._call(body, hints, tenant, call_id, ref.name)
+            base = ref.base
+            application = self._applications[base]
+            self._prepare(base)
+            response.call = call
+            forwarded = Forwarded(scope, receive, _forwarded(raw, fields, body.model, ref.name))
+            longest_s = gateway.settings.request_timeout_s
+            limit_s = min(hints.timeout_s or longest_s, longest_s)
+            async with self._rendering.slot(tenant) as call.rendered:
+                return await self._run(application, call, forwarded, response, limit_s)
+
+    async def _run(
+        self,
+        application: Any,
+        call: Call,
+        request: "Forwarded",
+        response: Response,
+        limit_s: Seconds,
+    ) -> Outcome:
+        """Run the model's application in the context of *call*, for at most *limit_s*."""
+        token = current.set(call)
+        try:
+            async with asyncio.timeout(limit_s):
+                await application(request.scope, request.receive, response.send)
+        except TimeoutError:
+            message = f"no complete answer within {limit_s:g} s"
+            return await response.fail(ErrorInfo(message=message, code="timeout", status=504))
+        finally:
+            current.reset(token)
+        return response.outcome()
+
+    def _call(
+        self, body: CallBody, hints: Hints, tenant: TenantId, call_id: str, model: str
+    ) -> Call:
+        """
+        Fields of the call to *model* that the mesh needs.
+
+        Raises:
+            ContractError: A target, the priority or the service tier is invalid.
+        """
+        gateway = self._gateway
+        arrived_at = gateway.clock.now()
+        priority = -(body.priority or 0) if hints.priority is None else hints.priority
+        if abs(priority) > MAX_PRIORITY:
+            raise ContractError(
+                f"priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}", param="priority"
+            )
+        targets = InferenceRequest(
+            model=body.model,
+            slo=requested_slo(body, hints, gateway.settings),
+            importance=hints.importance or body.importance,
+            service_tier=body.service_tier,
+        )
+        return Call(
+            call_id=call_id,
+            model=model,
+            tenant=tenant,
+            arrived_at=arrived_at,
+            slo=effective_slo(targets, now=arrived_at, limits=gateway.settings.limits),
+            importance=effective_importance(targets),
+            stream=bool(body.stream),
+            priority=priority,
+            application=hints.application or body.application,
+            traceparent=hints.traceparent,
+        )
+
+    async def _read(self, receive: Any) -> bytes:
+        """
+        Read the body.
+
+        Raises:
+            ContractError: The body is too large or too slow, or the client disconnected.
+        """
+        limit = self._gateway.settings.limits.max_body_bytes
+        parts, size, more = [], 0, True
+        try:
+            async with asyncio.timeout(self._gateway.settings.body_timeout_s):
+                while more:
+                    event = await receive()
+                    if event["type"] == "http.disconnect":
+                        raise ContractError("the client disconnected", code="cancelled", status=499)
+                    parts.append(event.get("body", b""))
+                    size += len(parts[-1])
+                    more = event.get("more_body", False)
+                    if size > limit:
+                        raise ContractError(
+                            f"the body is too large: the limit is {limit} bytes",
+                            code="body_too_large",
+                            status=413,
+                        )
+        except TimeoutError:
+            raise ContractError(
+                "the body did not arrive in time", code="body_timeout", status=408
+            ) from None
+        return b"".join(parts)
+
+
+def authorization(headers: Mapping[str, str]) -> str | None:
+    """The header `Authorization`, or the key in Anthropic's header in its form."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization") or (None if key is None else f"Bearer {key}")
+
+
+def _refuse_headers(headers: Mapping[str, str]) -> None:
+    """
+    Refuse vLLM's headers that would control the engine.
+
+    Raises:
+        ContractError: A header is not supported; `param` is its name.
+    """
+    for name in REFUSED_HEADERS:
+        if name in headers:
+            raise ContractError(
+                f"header {name} is not supported", code="unsupported_parameter", param=name
+            )
+
+
+def _forwarded(raw: bytes, fields: CallFields, asked: str, model: str) -> bytes:
+    """The body for vLLM's application of *model*, without the mesh's fields."""
+    dropped = {"priority", *OWN_FIELDS} & fields.keys()
+    if not dropped and asked == model:
+        return raw
+    return msgspec.json.encode({k: v for k, v in fields.items() if k not in dropped})
+
+
+class Forwarded:
+    """Request for an application: the body in one part, followed by the client's events."""
+
+    def __init__(self, scope: dict[str, Any], receive: Any, body: bytes) -> None:
+        headers = [each for each in scope["headers"] if each[0] != b"content-length"]
+        length = (b"content-length", str(len(body)).encode())
+        self.scope = {**scope, "headers": [*headers, length]}
+        self._receive = receive
+        self._body: bytes | None = body
+
+    async def receive(self) -> Any:
+        """The next ASGI event."""
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}

@@ -1,0 +1,140 @@
+"""Application of a model whose servers read the bodies of requests."""
+
+from typing import Any
+
+import msgspec
+
+from services.gateway.call import Call, current
+from services.gateway.disconnect import cancelled_on_disconnect
+from shared.contracts.errors import ContractError
+from shared.contracts.ingress import CallRequest
+from shared.contracts.requests import ReplyMode, RequestCompleted, RequestFailed, StepDetails
+from shared.producer.generation import Generation
+from shared.producer.producer import Producer
+
+JSON = (b"content-type", b"application/json")
+EVENTS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class PassThrough:
+    """
+    ASGI application that publishes bodies as calls, and passes servers' responses back as they are.
+
+    Args:
+        producer: Publishes the calls.
+    """
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """
+        Answer one request, in the context of its `Call`.
+
+        Raises:
+            MeshError: The request cannot be published, or failed after its first token.
+        """
+        call = current.get()
+        body = (await receive())["body"]
+        call.rendered()
+        generation = await self._producer.submit(
+            _published(call, scope["path"], body),
+            reply=ReplyMode.STREAM if call.stream else ReplyMode.FINAL,
+            traceparent=call.traceparent,
+        )
+        async with cancelled_on_disconnect(receive, generation):
+            answer = _Answer(send, generation, call)
+            await (answer.stream() if call.stream else answer.whole())
+
+
+def _published(call: Call, endpoint: str, body: bytes) -> CallRequest:
+    return CallRequest(
+        endpoint=endpoint,
+        body=msgspec.Raw(body),
+        model=call.model,
+        id=call.new_request_id(),
+        slo=call.slo,
+        tenant=call.tenant,
+        application=call.application,
+        importance=call.importance,
+        priority=call.priority,
+        arrived_at=call.arrived_at,
+    )
+
+
+class _Answer:
+    """
+    Sends the answer of a server.
+
+    Args:
+        send: The `send` of ASGI.
+        generation: The request in the mesh.
+        call: Receives the result.
+    """
+
+    def __init__(self, send: Any, generation: Generation, call: Call) -> None:
+        self._send = send
+        self._generation = generation
+        self._call = call
+        self._started = False
+        self._num_steps = 0
+
+    async def whole(self) -> None:
+        """Send the response as one body."""
+        final = await self._generation.final()
+        if isinstance(final, RequestCompleted):
+            self._call.finals.append(final)
+            await self._start(200, JSON)
+            await self._body(bytes(final.response or b"null"), more=False)
+        else:
+            await self._failed(final)
+
+    async def stream(self) -> None:
+        """
+        Send the events of the stream as they come.
+
+        Raises:
+            ContractError: The request failed after its first token.
+        """
+        async for part in self._generation:
+            await self._pass(part.details)
+        final = await self._generation.final()
+        if isinstance(final, RequestCompleted):
+            self._call.finals.append(final)
+            # The end of the answer, and events whose messages were lost.
+            await self._pass(final.details[self._num_steps :])
+            await self._body(b"", more=False)
+        elif self._started:
+            error = final.error
+            raise ContractError(
+                error.message, code=error.code, param=error.param, status=error.status
+            )
+        else:
+            await self._failed(final)
+
+    async def _failed(self, failed: RequestFailed) -> None:
+        """Send the server's refusal as it came, or the mesh's error."""
+        error = failed.error
+        if error.response is msgspec.UNSET:
+            self._call.failure = error  # it replaces the response
+        await self._start(error.status, JSON)
+        await self._body(bytes(error.response or b""), more=False)
+
+    async def _pass(self, steps: tuple[StepDetails, ...]) -> None:
+        self._num_steps += len(steps)
+        if not self._started:
+            await self._start(200, *EVENTS)
+        events = (event for step in steps for part in step.parts for event in part.split(b"\n\n"))
+        for event in filter(None, events):
+            await self._body(event + b"\n\n", more=True)
+
+    async def _start(self, status: int, *headers: tuple[bytes, bytes]) -> None:
+        self._started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers]})
+
+    async def _body(self, body: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})

@@ -1,0 +1,184 @@
+"""The HTTP response of vLLM's application, with the mesh's headers, results and errors."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from services.gateway.call import Call
+from services.gateway.channel import ERROR_STATUSES
+from services.gateway.errors import anthropic_error_body, error_body, error_headers
+from services.gateway.outcomes import Outcome, outcome_of
+from services.gateway.replies import headway_of, sse, sse_error
+from shared.contracts.requests import ErrorInfo
+
+MESH_REQUEST_ID = b"x-headway-request-id"
+CLIENT_REQUEST_ID = b"x-request-id"
+EVENT_STREAM = b"text/event-stream"
+JSON = b"application/json"
+_LAST = (b'"finish_reason":"', b'"stop_reason":"', b'"status":"completed"')
+"""Parts of the event that ends the text of an answer, by API."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFormat:
+    """Form of errors in one API."""
+
+    body: Callable[[ErrorInfo], bytes]
+    """Body of a response with an error."""
+    event: Callable[[ErrorInfo], bytes]
+    """Event that ends a stream with an error."""
+
+
+OPENAI = ErrorFormat(error_body, sse_error)
+ANTHROPIC = ErrorFormat(
+    anthropic_error_body, lambda info: b"event: error\n" + sse(anthropic_error_body(info))
+)
+
+
+class Response:
+    """
+    Passes the events of vLLM's application to the client.
+
+    The status line waits for the first part of the body. If a request of the call has failed by
+    then, the client gets the error with the error's own status instead of a stream that contains
+    it.
+
+    Args:
+        send: The `send` of ASGI.
+        call_id: Id of the call, sent as a header.
+        client_id: Id that the client sent, which is returned.
+        errors: Format of errors in the route's API.
+    """
+
+    def __init__(self, send: Any, call_id: str, client_id: str | None, errors: ErrorFormat) -> None:
+        self.call: Call | None = None
+        self._send = send
+        self._errors = errors
+        self._headers = [(MESH_REQUEST_ID, call_id.encode())]
+        if client_id:
+            self._headers.append((CLIENT_REQUEST_ID, client_id.encode("latin-1", "replace")))
+        self._start: dict[str, Any] | None = None
+        """Event with the status line, until it is sent."""
+        self._status: int | None = None
+        """HTTP status that was sent; None before."""
+        self._stream = False
+        self._parts: list[bytes] = []
+        """Parts of an answer that is not streamed."""
+        self._ended = False
+
+    async def send(self, event: dict[str, Any]) -> None:
+        """Process one ASGI event that vLLM's application sends."""
+        if self._ended:
+            return
+        if event["type"] == "http.response.start":
+            self._start = event
+            self._stream = _is_stream(event)
+        elif event["type"] == "http.response.body":
+            body, more = event.get("body", b""), event.get("more_body", False)
+            if self._stream:
+                await self._stream_part(body, more=more)
+            else:
+                await self._whole_part(body, more=more)
+        else:
+            await self._send(event)
+
+    async def fail(self, info: ErrorInfo) -> Outcome:
+        """End the response with an error, which is an event if the status line has been sent."""
+        if not self._ended and self._status is not None:
+            await self._body(self._errors.event(info) if self._stream else b"", more=False)
+        elif not self._ended:
+            status = info.status if info.status in ERROR_STATUSES else 500
+            await self._begin(status, error_headers(info))
+            await self._body(self._errors.body(info), more=False)
+        return outcome_of(info)
+
+    def outcome(self) -> Outcome:
+        """Outcome of the call after the end of the application."""
+        if self.call is not None and self.call.failure is not None:
+            return outcome_of(self.call.failure)
+        if self._status is None or not self._ended:
+            return Outcome.CANCELLED
+        return Outcome.REFUSED if self._status in ERROR_STATUSES else Outcome.COMPLETED
+
+    async def _stream_part(self, body: bytes, *, more: bool) -> None:
+        if self._status is None:
+            if not body and more:
+                return
+            if self.call is not None and self.call.failure is not None:
+                await self.fail(self.call.failure)
+                return
+            await self._pass_start()
+        call = self.call
+        # Search only calls with an ended request for the last event: this runs for each token.
+        if call and (call.finals or call.stopping) and any(each in body for each in _LAST):
+            if call.stopping:
+                await asyncio.wait(call.stopping)
+            if call.finals:
+                body = _with_results(body, call)
+        await self._body(body, more=more)
+
+    async def _whole_part(self, body: bytes, *, more: bool) -> None:
+        self._parts.append(body)
+        if more:
+            return
+        if self.call is not None and self.call.failure is not None:
+            await self.fail(self.call.failure)
+            return
+        whole = b"".join(self._parts)
+        if self.call is not None and self.call.finals and _is_object(self._start, whole):
+            whole = whole[:-1] + b',"headway":' + _results(self.call) + b"}"
+        await self._pass_start(length=len(whole))
+        await self._body(whole, more=False)
+
+    async def _pass_start(self, length: int | None = None) -> None:
+        start = self._start or {"status": 500, "headers": []}
+        headers = [each for each in start["headers"] if each[0].lower() != b"content-length"]
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        self._status = start["status"]
+        await self._send({**start, "headers": [*headers, *self._headers]})
+
+    async def _begin(self, status: int, headers: dict[str, str]) -> None:
+        self._status = status
+        own = [(name.encode(), value.encode()) for name, value in headers.items()]
+        kind = [(b"content-type", JSON)]
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [*kind, *own, *self._headers],
+            }
+        )
+
+    async def _body(self, data: bytes, *, more: bool) -> None:
+        self._ended = not more
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def _is_object(start: dict[str, Any] | None, body: bytes) -> bool:
+    """True if the body is a JSON object; vectors may also be sent as bytes."""
+    headers = [] if start is None else start["headers"]
+    kinds = [value for name, value in headers if name.lower() == b"content-type"]
+    return body.endswith(b"}") and all(kind.startswith(JSON) for kind in kinds)
+
+
+def _is_stream(start: dict[str, Any]) -> bool:
+    return any(
+        name.lower() == b"content-type" and value.startswith(EVENT_STREAM)
+        for name, value in start["headers"]
+    )
+
+
+def _results(call: Call) -> bytes:
+    """The mesh's results: an object, or a list of them if the call has several requests."""
+    results = [headway_of(final) for final in call.finals]
+    return msgspec.json.encode(results[0] if len(results) == 1 else results)
+
+
+def _with_results(event: bytes, call: Call) -> bytes:
+    """*event* with the mesh's results in its last JSON object."""
+    head, brace, tail = event.rpartition(b"}")
+    return head + b',"headway":' + _results(call) + brace + tail if brace else event

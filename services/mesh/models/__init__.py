@@ -1,0 +1,1 @@
+"""`headway models`: the registry file and the models in it."""

@@ -1,0 +1,1 @@
+"""Reads the files of models, without a deep-learning library."""

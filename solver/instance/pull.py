@@ -1,0 +1,263 @@
+"""Pulls: which queue is asked next, and what happens to a request that comes from it."""
+
+import math
+from collections.abc import Iterable, Iterator
+
+from shared.contracts.base import InstanceId, Seconds, UnixTime
+from shared.contracts.lanes import LaneKey, LaneLayout, inbox_name, model_of
+from solver.instance import end
+from solver.instance.commands import Command, Get
+from solver.instance.events import (
+    Delivered,
+    Noticed,
+    PullEnded,
+    PullOutcome,
+    Retired,
+    Retiring,
+)
+from solver.instance.renewal import renew
+from solver.instance.request import Held
+from solver.instance.state import InstanceState
+from solver.planning.lanes import band_lower_edge_s
+from solver.prediction.latency.latency_model import predict_s
+from solver.prediction.latency.service_time import (
+    predicted_decode_s,
+    predicted_output_tokens,
+    predicted_prefill_s,
+)
+from solver.scheduling.pull_room import Held as HeldWork
+from solver.scheduling.pull_room import PullBounds, has_best_effort_room, has_room, is_loaded
+from solver.scheduling.pulling import Source, SourceKind
+from solver.scheduling.relegation import BUSY_TOKENS, busy_token_s, is_infeasible
+
+BROKER_RETRY_S = 0.5
+"""Time without pulls after the broker could not be reached."""
+RETIREMENT_S = 15.0
+"""Maximum duration of a leader's attempt to delete a queue."""
+
+
+def pull(instance: InstanceState, now: UnixTime) -> Iterator[Command]:
+    """Ask queues while the bounds allow it."""
+    while instance.num_pulls < instance.settings.pulls:
+        source = next_source(instance, now)
+        if source is None:
+            return
+        yield get(instance, source.queue)
+
+
+def get(instance: InstanceState, queue: str) -> Get:
+    """Begin a pull from *queue*."""
+    instance.pulls[queue] += 1
+    instance.num_pulls += 1
+    return Get(queue=queue)
+
+
+def next_source(instance: InstanceState, now: UnixTime) -> Source | None:
+    """The queue to ask now."""
+    if now < instance.pull_at:
+        return None
+    if instance.stopping:
+        return _copies(instance, now)
+    if not instance.may_pull:
+        # The inbox holds requests that only this instance reads: they return to their lanes.
+        return instance.order.inbox(now)
+    held, bounds = work(instance)
+    if not has_room(held, bounds):
+        return _copies(instance, now)
+    return instance.order.next(now, best_effort_room=has_best_effort_room(held, bounds))
+
+
+def _copies(instance: InstanceState, now: UnixTime) -> Source | None:
+    """The inbox, if it has copies of renewed requests that no pull in progress will bring."""
+    if instance.pulls[instance.inbox] >= len(instance.renewals.awaited):
+        return None
+    return instance.order.inbox(now)
+
+
+def _copies_at(instance: InstanceState) -> UnixTime:
+    """Time of the next pull that is only for copies of renewed requests."""
+    if instance.pulls[instance.inbox] >= len(instance.renewals.awaited):
+        return math.inf
+    return max(instance.pull_at, instance.order.inbox_at())
+
+
+def next_at(instance: InstanceState, now: UnixTime) -> UnixTime:
+    """Time of the next pull without another event."""
+    if instance.num_pulls >= instance.settings.pulls:
+        return math.inf
+    if instance.stopping:
+        return _copies_at(instance)
+    if not instance.may_pull:
+        return max(instance.pull_at, instance.order.inbox_at())
+    held, bounds = work(instance)
+    if not has_room(held, bounds):
+        return _copies_at(instance)
+    best_effort_room = has_best_effort_room(held, bounds)
+    return max(instance.pull_at, instance.order.wake_at(now, best_effort_room=best_effort_room))
+
+
+def work(instance: InstanceState) -> tuple[HeldWork, PullBounds]:
+    """Pulled work that has not begun, and the present bounds of pulled work."""
+    held = instance.room.held(instance.engine, instance.num_pulls)
+    return held, instance.room.bounds_now(instance.engine)
+
+
+def on_delivered(instance: InstanceState, event: Delivered, now: UnixTime) -> Iterator[Command]:
+    """Decide what happens to a pulled request."""
+    queue, request = event.tag.queue, event.request
+    _pull_ended(instance, queue)
+    copied = renew.joined(instance, event, now)
+    if copied is not None:
+        yield from copied
+        return
+    work_tokens = request.prompt_tokens + predicted_output_tokens(request, instance.profile)
+    instance.order.pulled(queue, request.deadline_at, work_tokens)
+    held = Held(number=instance.number(), request=request, tags=[event.tag], pulled_at=now)
+    if (known := instance.requests.find(request.request_id)) is not None:
+        yield from _join(instance, known, held, now)
+        return
+    instance.totals.pull(queue, request.grouped_at)
+    instance.following.busy_at = now
+    instance.work.admit = True
+    if instance.is_cancelled(held):
+        yield from end.fail(instance, held, end.CANCELLED)
+    elif request.model.base != instance.model or not instance.may_pull:
+        yield from end.hand_back(instance, held)
+    elif _is_infeasible(instance, held, now):
+        yield from end.relegate(instance, held)
+    else:
+        instance.requests.hold(held)
+        instance.renewals.schedule(held, now)
+
+
+def on_pull_ended(instance: InstanceState, event: PullEnded, now: UnixTime) -> Iterator[Command]:
+    """Do not ask an empty queue again at once."""
+    _pull_ended(instance, event.queue)
+    match event.outcome:
+        case PullOutcome.EMPTY:
+            instance.order.empty(event.queue, now)
+        case PullOutcome.ABSENT:
+            instance.order.absent(event.queue, now, asked_at=event.asked_at)
+        case PullOutcome.UNREACHABLE:
+            instance.pull_at = now + BROKER_RETRY_S
+        case PullOutcome.DEAD_LETTERED:
+            pass
+    renew.missed(instance, event, now)
+    yield from ()
+
+
+def on_noticed(instance: InstanceState, event: Noticed, now: UnixTime) -> Iterator[Command]:
+    """Ask a queue into which a request was put."""
+    known = event.queue in instance.noticed
+    instance.noticed[event.queue] = now
+    if instance.order.nonempty(event.queue, now, held_s=instance.room.prefill_s()):
+        instance.work.pull = True
+    elif instance.model is None or (not known and model_of(event.queue) == instance.model):
+        instance.work.follow = True
+    yield from ()
+
+
+def on_retiring(instance: InstanceState, event: Retiring, now: UnixTime) -> Iterator[Command]:
+    """Stop asking queues that the leader is about to delete."""
+    for queue in event.queues:
+        instance.order.pause(queue, now + RETIREMENT_S)
+    yield from ()
+
+
+def on_retired(instance: InstanceState, event: Retired, now: UnixTime) -> Iterator[Command]:
+    """Handle the end of a retirement."""
+    for queue in event.deleted:
+        instance.noticed.pop(queue, None)
+        instance.order.absent(queue, now, asked_at=now)
+    for queue in event.kept:
+        instance.order.nonempty(queue, now)
+    instance.work.pull = True
+    yield from ()
+
+
+def _pull_ended(instance: InstanceState, queue: str) -> None:
+    instance.pulls[queue] -= 1
+    if not instance.pulls[queue]:
+        del instance.pulls[queue]
+    instance.num_pulls -= 1
+    instance.work.pull = True
+
+
+def _join(instance: InstanceState, known: Held, held: Held, now: UnixTime) -> Iterator[Command]:
+    """
+    Merge a pulled message into the held request with the same id.
+
+    A newer copy replaces a held request that has not run here. If the held request has run here,
+    the newer copy is handed back. A message with the same id from another producer is always handed
+    back.
+    """
+    old, new = known.request, held.request
+    same = (old.tenant, old.reply_to) == (new.tenant, new.reply_to)
+    if same and not known.tags:
+        instance.renewals.schedule(known, now)  # earlier deliveries are void
+    if same and new.attempts.hop <= old.attempts.hop:
+        # The message was delivered again after a lost connection, or is a second copy.
+        instance.requests.join(known, held.tags)
+    elif same and known.only_waits:
+        instance.requests.replace(known, held)
+    else:
+        # Dropping the newer copy of a running request could lose it: the producer may stop the
+        # older run as superseded.
+        until = now + instance.settings.evict_hold_s
+        instance.order.hold(end.return_queue(new), until)
+        yield from end.hand_back(instance, held)
+
+
+def _is_infeasible(instance: InstanceState, held: Held, now: UnixTime) -> bool:
+    request, profile = held.request, instance.profile
+    decode_s = predicted_decode_s(request, profile)
+    work_now, _ = work(instance)
+    if is_loaded(work_now, instance.room.bounds):
+        decode_s = max(decode_s, _busy_decode_s(instance, held))
+    return is_infeasible(
+        request,
+        now=now,
+        prefill_s=predicted_prefill_s(request, profile),
+        decode_s=decode_s,
+    )
+
+
+def _busy_decode_s(instance: InstanceState, held: Held) -> Seconds:
+    """Predicted time from first to last token of a request on a loaded instance."""
+    profile = instance.profile
+    if profile is None or profile.latency is None:
+        return 0.0
+    tokens = predicted_output_tokens(held.request, profile) - held.generated
+    one_s = predict_s(profile.latency, compute_tokens=BUSY_TOKENS, context_tokens=0)
+    return max(0.0, tokens) * busy_token_s(predicted_s=one_s, pace_s=instance.engine.pace_s)
+
+
+def sources_of(instance_id: InstanceId, queues: Iterable[str], layout: LaneLayout) -> list[Source]:
+    """
+    The instance's inbox and *queues*, as sources.
+
+    Args:
+        instance_id: Owner of the inbox.
+        queues: Lanes and companion queues of the active model that exist.
+        layout: Queue layout, for the deadlines of lanes.
+    """
+    inbox = Source(queue=inbox_name(instance_id), kind=SourceKind.INBOX, time_left_s=0.0)
+    return [inbox, *(_source(queue, layout) for queue in sorted(queues))]
+
+
+def _source(queue: str, layout: LaneLayout) -> Source:
+    kind = queue.partition(".")[0]
+    if kind == "relegated":
+        return Source(queue=queue, kind=SourceKind.RELEGATED, time_left_s=0.0)
+    if kind == "resume":
+        band = int(queue.rpartition(".")[2])
+        time_left_s = band_lower_edge_s(band, layout)
+        return Source(queue=queue, kind=SourceKind.RESUME, time_left_s=time_left_s)
+    key = LaneKey.parse(queue)
+    overflow = queue == key.overflow_name
+    return Source(
+        queue=queue,
+        kind=SourceKind.OVERFLOW if overflow else SourceKind.LANE,
+        time_left_s=band_lower_edge_s(key.band, layout),
+        behind=key.queue_name if overflow else None,
+    )

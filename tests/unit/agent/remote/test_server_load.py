@@ -1,0 +1,179 @@
+"""Load of a server by its metrics, and iterations by the times of its tokens."""
+
+import pytest
+
+from services.agent.backends.remote.telemetry import ServerIterations, ServerLoad, Streams, load_of
+from shared.contracts.telemetry import EngineIteration
+
+METRICS = """
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 2.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.5
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="64"} 1.0
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="1",num_gpu_blocks="64"} 1.0
+vllm:iteration_tokens_total_bucket{engine="0",le="1.0",model_name="m"} 90.0
+vllm:iteration_tokens_total_count{engine="0",model_name="m"} 100.0
+vllm:iteration_tokens_total_sum{engine="0",model_name="m"} 700.0
+vllm:iteration_tokens_total_count{engine="1",model_name="m"} 50.0
+vllm:iteration_tokens_total_sum{engine="1",model_name="m"} 300.0
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 7.0
+"""
+
+
+def test_load_of_all_engines_of_a_server() -> None:
+    assert load_of(METRICS) == ServerLoad(
+        running=5.0,
+        waiting=1.0,
+        kv_utilization=0.5,
+        kv_capacity_tokens=2048,
+        iterations=150.0,
+        iteration_tokens=1000.0,
+        num_engines=2,
+    )
+
+
+@pytest.mark.parametrize("text", ["", "process_cpu_seconds_total 3.0\n"])
+def test_server_without_metrics_has_no_load(text: str) -> None:
+    assert load_of(text) is None
+
+
+def test_unknown_capacity_is_zero() -> None:
+    text = 'vllm:num_requests_running{engine="0"} 0.0\nvllm:cache_config_info{block_size="16"} 1\n'
+
+    assert load_of(text) == ServerLoad()
+
+
+class Times:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Times:
+    return Times()
+
+
+def test_first_token_times_the_prompt_and_later_ones_the_decodes(clock: Times) -> None:
+    streams = Streams(clock)
+    streams.submitted("a", 30)
+    clock.now += 0.25
+    first_s = streams.received("a", 1)
+    for _ in range(2):
+        clock.now += 0.02
+        assert streams.received("a", 1) is None
+    prefill, *decodes = streams.drain()
+
+    assert first_s == pytest.approx(0.25)
+    assert (prefill.compute_tokens, prefill.num_decodes, prefill.prefill_pairs) == (30, 0, 450)
+    assert prefill.duration_s == pytest.approx(0.25)
+    assert [(each.compute_tokens, each.context_tokens) for each in decodes] == [(1, 31), (1, 32)]
+    assert [each.duration_s for each in decodes] == pytest.approx([0.02, 0.02])
+    assert streams.drain() == ()
+
+
+def test_one_iteration_counts_once_for_all_its_answers(clock: Times) -> None:
+    streams = Streams(clock)
+    for name in "ab":
+        streams.submitted(name, 10)
+    for name in "ab":
+        clock.now += 0.1
+        streams.received(name, 1)
+    streams.drain()
+    for _ in range(3):
+        clock.now += 0.05
+        for name in "ab":
+            streams.received(name, 1)
+
+    # The first token of `b` came in another iteration than that of `a`.
+    iterations = streams.drain()
+    assert [each.num_decodes for each in iterations[-2:]] == [2, 2]
+    assert len(iterations) <= 3
+
+
+def seen_twice(
+    before: ServerLoad, after: ServerLoad, *, prompt_tokens: float = 40.0
+) -> tuple[EngineIteration, ...]:
+    """Iterations between two looks that are half a second apart."""
+    meter = ServerIterations()
+    for now, load in ((10.0, before), (10.5, after)):
+        meter.seen(load, now, context_tokens=100.0, prompt_tokens=prompt_tokens)
+    return meter.drain()
+
+
+def test_totals_of_a_busy_server_give_its_mean_iteration() -> None:
+    before = ServerLoad(running=8, iterations=100, iteration_tokens=1000)
+    after = ServerLoad(running=12, iterations=150, iteration_tokens=2500)
+    (mean,) = seen_twice(before, after)
+
+    assert mean.duration_s == pytest.approx(0.01)
+    # 30 tokens in each iteration: 10 decodes, and 20 tokens of prompts.
+    assert (mean.compute_tokens, mean.num_decodes, mean.context_tokens) == (30, 10, 1000)
+    assert mean.prefill_pairs == pytest.approx(20 * 40 / 2)
+
+
+def test_engines_side_by_side_have_longer_iterations() -> None:
+    before = ServerLoad(running=8, num_engines=2)
+    after = ServerLoad(running=8, iterations=100, iteration_tokens=400, num_engines=2)
+    (mean,) = seen_twice(before, after)
+
+    assert mean.duration_s == pytest.approx(0.01)
+    assert mean.num_decodes == 4
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (ServerLoad(running=0), ServerLoad(running=4, iterations=50, iteration_tokens=200)),
+        (ServerLoad(running=4), ServerLoad(running=0, iterations=50, iteration_tokens=200)),
+        (ServerLoad(running=4), ServerLoad(running=4, iterations=2, iteration_tokens=8)),
+        (ServerLoad(running=4, iterations=90), ServerLoad(running=4, iterations=5)),
+    ],
+    ids=["idle before", "idle after", "too few", "restarted"],
+)
+def test_pauses_do_not_count_as_iterations(before: ServerLoad, after: ServerLoad) -> None:
+    assert seen_twice(before, after) == ()
+
+
+def test_a_first_token_beside_other_requests_does_not_time_its_prompt(clock: Times) -> None:
+    streams = Streams(clock)
+    streams.submitted("a", 10)
+    streams.submitted("b", 20)
+    clock.now += 0.3
+    streams.received("a", 1)
+    clock.now += 0.3
+    streams.received("b", 1)
+
+    assert all(each.prefill_pairs == 0 for each in streams.drain())
+
+
+def test_times_with_other_waiting_requests_do_not_count(clock: Times) -> None:
+    streams = Streams(clock)
+    for name in "abc":
+        streams.submitted(name, 10)
+    clock.now += 0.3
+    streams.received("a", 1)
+    clock.now += 0.3
+    streams.received("a", 1)
+
+    assert streams.drain() == ()
+    assert streams.num_waiting == 2
+
+
+def test_ended_answers_are_forgotten(clock: Times) -> None:
+    streams = Streams(clock)
+    streams.submitted("a", 10)
+    streams.received("a", 1)
+    tokens = streams.num_tokens
+    streams.ended("a")
+
+    assert (tokens, streams.num_tokens) == (11, 0)
+    assert streams.received("a", 1) is None

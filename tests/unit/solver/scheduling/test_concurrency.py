@@ -1,0 +1,64 @@
+"""Limit of concurrent requests at a server of others."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from solver.scheduling.concurrency import ConcurrencyLimit
+
+MOST = 64
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("queue"), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100)),
+        st.tuples(st.just("wait"), st.floats(0.001, 100), st.integers(0, 100)),
+    ),
+    max_size=80,
+)
+
+
+@given(steps=steps, first=st.integers(1, 100))
+def test_limit_stays_between_one_and_its_maximum(steps: list[tuple], first: int) -> None:  # type: ignore[type-arg]  # two kinds
+    limit = ConcurrencyLimit(most=MOST, first=first)
+    for kind, *values in steps:
+        if kind == "queue":
+            running, waiting, ours = values
+            limit.queue_seen(running=running, waiting=waiting, ours=ours)
+        else:
+            wait_s, ours = values
+            limit.answer_begun(wait_s, ours=ours)
+        assert 1 <= limit.limit <= MOST
+
+
+def test_queue_in_the_server_limits_us_to_what_it_runs() -> None:
+    limit = ConcurrencyLimit(most=MOST, first=MOST)
+    limit.queue_seen(running=10, waiting=6, ours=16)
+
+    assert limit.limit == 10
+
+
+def test_requests_of_others_take_our_places() -> None:
+    limit = ConcurrencyLimit(most=MOST, first=MOST)
+    limit.queue_seen(running=30, waiting=5, ours=8)
+
+    assert limit.limit == 3
+
+
+def test_limit_grows_only_while_it_is_used() -> None:
+    limit = ConcurrencyLimit(most=MOST, first=10)
+    limit.queue_seen(running=2, waiting=0, ours=2)
+    unused = limit.limit
+    for _ in range(100):
+        limit.queue_seen(running=limit.limit, waiting=0, ours=limit.limit)
+
+    assert (unused, limit.limit) == (10, MOST)
+
+
+def test_server_without_a_report_gets_as_many_requests_as_begin_at_once() -> None:
+    """A server runs 12 requests at once; more of them wait for a place."""
+    limit = ConcurrencyLimit(most=MOST, first=8)
+    sizes = []
+    for _ in range(400):
+        ours = limit.limit
+        limit.answer_begun(0.1 if ours <= 12 else 0.1 + 0.5 * (ours - 12), ours=ours)
+        sizes.append(limit.limit)
+
+    assert 10 <= min(sizes[-100:]) <= max(sizes[-100:]) <= 14
