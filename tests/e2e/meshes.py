@@ -96,13 +96,14 @@ class Answer:
         return self.final.token_ids
 
 
-async def read(generation: Generation) -> Answer:
+async def read(generation: Generation, on_part: Callable[[], None] = lambda: None) -> Answer:
     """Read a generation to its end."""
     tokens: list[int] = []
     text = ""
     async for part in generation:
         tokens += part.token_ids
         text += part.text
+        on_part()
     return Answer(tuple(tokens), text, await generation.final())
 
 
@@ -112,6 +113,7 @@ async def ask_all(
     *,
     spacing_s: float = 0.0,
     on_sent: Callable[[int], None] = lambda _: None,
+    on_part: Callable[[], None] = lambda: None,
     timeout_s: float = 120.0,
 ) -> list[Answer]:
     """Send *requests* at intervals, every second request streamed, and read all answers."""
@@ -121,7 +123,7 @@ async def ask_all(
         mode = ReplyMode.STREAM if number % 2 else ReplyMode.FINAL
         generation = await producer.submit(body, reply=mode)
         on_sent(number)
-        return await read(generation)
+        return await read(generation, on_part)
 
     async with asyncio.timeout(timeout_s):
         return list(await asyncio.gather(*(one(n, body) for n, body in enumerate(requests))))

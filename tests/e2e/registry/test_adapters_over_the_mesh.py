@@ -30,7 +30,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.vllm]
 NUM_REQUESTS = int(os.environ.get("HEADWAY_ADAPTER_REQUESTS", "30"))
 ADAPTERS = ("sql", "chat", "code")
 PATIENCE_S = 480.0
-ENGINE = {"engine": {"vllm": {"max_running": 24}}}
+# A drain leaves running requests no time, so that they are evicted.
+AGENT = {"engine": {"vllm": {"max_running": 24}}, "drain_timeout_s": 0.01}
 
 
 def adapter(directory: Path, name: str) -> Path:
@@ -38,14 +39,31 @@ def adapter(directory: Path, name: str) -> Path:
     return make_tiny_adapter(directory / name, TinyAdapter(base=TINY_MODELS[LLAMA], seed=seed))
 
 
-async def interrupted(mesh: ProcessMesh, under_way: asyncio.Event) -> None:
-    """Kill one agent with its engine and start it again, then restart the other."""
-    await under_way.wait()
-    await kill(mesh, "agent-a0")
-    await mesh.processes["agent-a0"].start()
-    await asyncio.sleep(0.5)
-    await mesh.processes["agent-a1"].stop()
-    await mesh.processes["agent-a1"].start()
+class Parts:
+    """Number of streamed parts that the producer has received."""
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def count(self) -> None:
+        self.num += 1
+
+    async def more(self) -> None:
+        """Wait until an engine has generated more parts, so that requests are running."""
+        wanted = self.num + 5
+        while self.num < wanted:
+            await asyncio.sleep(0.01)
+
+
+async def interrupted(mesh: ProcessMesh, parts: Parts) -> None:
+    """Stop all agents while requests run, then kill all of them with their engines."""
+    agents = [mesh.processes[name] for name in ("agent-a0", "agent-a1")]
+    await parts.more()
+    await asyncio.gather(*(agent.stop() for agent in agents))
+    await asyncio.gather(*(agent.start() for agent in agents))
+    await parts.more()
+    await asyncio.gather(*(kill(mesh, name) for name in ("agent-a0", "agent-a1")))
+    await asyncio.gather(*(agent.start() for agent in agents))
 
 
 async def test_answers_of_adapters_survive_kills_and_evictions(
@@ -62,20 +80,20 @@ async def test_answers_of_adapters_survive_kills_and_evictions(
     ]
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
         spec = mesh_spec(
-            url, tmp_path, engine="vllm", registry=registry, agent_settings=ENGINE,
+            url, tmp_path, engine="vllm", registry=registry, agent_settings=AGENT,
             gateway={"front": "vllm"},
         )  # fmt: skip
         async with ProcessMesh(spec) as mesh, producer_of(mesh) as producer:
             await check_http(mesh, registry, tmp_path)
             calm = await ask_all(producer, requests, timeout_s=PATIENCE_S)
-            under_way = asyncio.Event()
-            chaos = asyncio.create_task(interrupted(mesh, under_way))
+            parts = Parts()
+            chaos = asyncio.create_task(interrupted(mesh, parts), name="interrupted")
             begun = time.monotonic()
             storm = await ask_all(
                 producer,
                 requests,
                 spacing_s=0.02,
-                on_sent=lambda n: under_way.set() if n > NUM_REQUESTS // 3 else None,
+                on_part=parts.count,
                 timeout_s=PATIENCE_S,
             )
             duration_s = time.monotonic() - begun
