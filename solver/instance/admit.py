@@ -133,7 +133,7 @@ def _admissible(instance: InstanceState, now: UnixTime) -> Held | None:
         head = instance.requests.head_of(Rank.REGULAR)
         if head is None or _must_wait(instance, head):
             return None
-    return head if _fits(instance, head) else None
+    return head if _fits(instance, head) and _is_paced(instance, head) else None
 
 
 def _crowded_out(instance: InstanceState, now: UnixTime) -> Held | None:
@@ -167,6 +167,20 @@ def _fits(instance: InstanceState, held: Held) -> bool:
     if requests.num_runs >= engine.max_running:
         return False
     return instance.room.reserved_tokens + held.tokens_needed <= engine.kv_capacity_tokens
+
+
+def _is_paced(instance: InstanceState, held: Held) -> bool:
+    """
+    True if the engine gets no more prefill than it should have at once.
+
+    An engine that orders prefills by arrival makes an urgent request wait for all of them; what
+    waits must wait here, in the order of the window.
+    """
+    prefilling_s = instance.room.prefilling_s
+    if not prefilling_s or not instance.orders_prefills:
+        return True
+    total_s = prefilling_s + instance.room.prefill_s_of(held)
+    return total_s <= instance.settings.max_prefill_s
 
 
 def _has_best_effort_room(instance: InstanceState) -> bool:

@@ -44,6 +44,7 @@ class _Share:
     ahead: bool = False
     waiting: bool = False
     running: bool = False
+    prefilling: bool = False
     reserved: int = 0
 
 
@@ -107,9 +108,12 @@ class Room:
         self._regular, self._yielding = _Sums(), _Sums()
         self.reserved_tokens = 0
         """KV tokens that are reserved for runs."""
+        self.prefilling_s: Seconds = 0.0
+        """Predicted prefill of the runs without a first token."""
         self.num_running = 0
         self.running_by_rank = dict.fromkeys(Rank, 0)
         self.num_window = 0
+        self._num_prefilling = 0
 
     def update(self, held: HeldRequest) -> None:
         """Count *held* by its present phase."""
@@ -131,6 +135,10 @@ class Room:
             self.num_running += 1 if running else -1
             self.running_by_rank[share.rank] += 1 if running else -1
             share.running = running
+        prefilling = running and ahead
+        if share.prefilling != prefilling:
+            self._prefill(share.amounts, 1 if prefilling else -1)
+            share.prefilling = prefilling
         reserved = held.run.room_tokens if running and held.run is not None else 0
         self.reserved_tokens += reserved - share.reserved
         share.reserved = reserved
@@ -157,6 +165,8 @@ class Room:
         if share.running:
             self.num_running -= 1
             self.running_by_rank[share.rank] -= 1
+        if share.prefilling:
+            self._prefill(share.amounts, -1)
         self.reserved_tokens -= share.reserved
 
     def set_profile(self, profile: Profile | None, held: tuple[HeldRequest, ...]) -> None:
@@ -203,6 +213,17 @@ class Room:
     def prefill_s(self) -> Seconds:
         """Predicted time until all pulled requests have their first tokens."""
         return self._regular.prefill_s + self._yielding.prefill_s
+
+    def prefill_s_of(self, held: HeldRequest) -> Seconds:
+        """Predicted prefill of one request."""
+        return self._shares[held.number].amounts.prefill_s
+
+    def _prefill(self, each: _Amounts, sign: int) -> None:
+        """Add or remove a run without a first token."""
+        self._num_prefilling += sign
+        self.prefilling_s += sign * each.prefill_s
+        if self._num_prefilling == 0:  # sums of floating-point numbers drift
+            self.prefilling_s = 0.0
 
     def _amounts(self, held: HeldRequest) -> _Amounts:
         request, profile = held.request, self._profile

@@ -47,6 +47,11 @@ class InstanceSettings:
     """Queue layout, for the deadlines of lanes."""
     bounds: PullBounds = DEFAULT_BOUNDS
     best_effort_running_share: float = 0.75
+    max_prefill_s: Seconds = 0.3
+    """
+    Maximum predicted prefill inside an engine without `Capability.SCHEDULING`; one request is
+    allowed in any case.
+    """
     poll_s: Seconds = 1.0
     pulls: int = 3
     """Number of concurrent pulls."""
@@ -251,6 +256,13 @@ class InstanceState:
     def profile(self) -> Profile | None:
         """Profile of the active model on this engine."""
         return None if self.model is None else self.profiles.get(self.model)
+
+    @property
+    def orders_prefills(self) -> bool:
+        """
+        True if the instance orders prefills by deadlines, because the engine does not.
+        """
+        return Capability.SCHEDULING not in self.settings.capabilities
 
     @property
     def may_pull(self) -> bool:

@@ -1,7 +1,16 @@
 """Number of requests that a server of others should get at once."""
 
+from collections import deque
+
 from shared.contracts.base import Seconds
 
+_LOOKS = 3
+"""
+Number of successive looks that must see a queue in the server: a request also waits for the next
+iteration, or for its prefill, while the server has places.
+"""
+_PROBE_LOOKS = 20
+"""Number of looks without a queue after which a full server is tried with one request more."""
 _TOLERANCE = 2.0
 """Waits up to this multiple of the shortest wait do not count as queueing."""
 _BACKOFF = 0.9
@@ -29,6 +38,12 @@ class ConcurrencyLimit:
     def __init__(self, *, most: int, first: int) -> None:
         self._most = float(most)
         self._limit = float(min(first, most))
+        self._places = self._most
+        """Number of requests that the server runs at once, as far as it is known."""
+        self._queues: deque[tuple[float, float]] = deque(maxlen=_LOOKS)
+        """Running and waiting requests of the last looks."""
+        self._num_calm = 0
+        """Number of looks without a queue, at a server whose places are all taken."""
         self._shortest_s: Seconds | None = None
 
     @property
@@ -45,11 +60,16 @@ class ConcurrencyLimit:
             waiting: Number of requests that wait in the server.
             ours: Number of requests at the server that are ours.
         """
-        if waiting > 0:
+        self._queues.append((running, waiting))
+        queued = min(each for _, each in self._queues)
+        if queued > 0 and len(self._queues) == _LOOKS:
+            self._places = max(1.0, *(each for each, _ in self._queues))
             # Requests of others also take places: ours shrink by those that wait.
-            self._limit = max(1.0, min(self._limit, ours - waiting, running))
-        elif ours >= _USED * self._limit:
-            self._limit = min(self._most, self._limit + max(1.0, 0.1 * self._limit))
+            self._limit = max(1.0, min(self._limit, ours - queued, self._places))
+            self._queues.clear()
+            self._num_calm = 0
+        elif waiting == 0 and ours >= _USED * self._limit:
+            self._grow()
 
     def answer_begun(self, wait_s: Seconds, *, ours: int) -> None:
         """
@@ -67,3 +87,13 @@ class ConcurrencyLimit:
             self._limit = max(1.0, self._limit * _BACKOFF)
         elif ours >= _USED * self._limit:
             self._limit = min(self._most, self._limit + 1.0 / self._limit)
+
+    def _grow(self) -> None:
+        """Raise the limit up to the known places, and the known places after a calm time."""
+        if self._limit >= self._places:
+            self._num_calm += 1
+            if self._num_calm < _PROBE_LOOKS:
+                return
+            self._num_calm = 0
+            self._places = min(self._most, self._places + 1.0)
+        self._limit = min(self._places, self._limit + max(1.0, 0.1 * self._limit))

@@ -8,12 +8,13 @@ import pytest
 from shared.contracts.control import EvictRequest
 from shared.contracts.qos import Slo
 from shared.contracts.requests import Progress
+from shared.contracts.telemetry import Capability
 from solver.instance import commands as do
 from solver.instance.events import Draining
 from solver.instance.request import SUSPECT_CRASHES
 from tests.clocks import NOW
 from tests.queued import BATCH, BEST_EFFORT, CHAT, OTHER, a_request, lane_of, sampling
-from tests.unit.instance.driver import OURS, Driver, R, segment
+from tests.unit.instance.driver import OURS, Driver, R, a_profile, segment
 
 RESUME = lane_of().resume_name
 PACED = Slo(ttft_s=1.0, tbt_s=0.1)
@@ -26,6 +27,44 @@ def test_window_head_runs_first_up_to_the_engines_slots():
 
     driver.end("first")
     assert driver.running == {"sooner"}
+
+
+def server_without_order() -> Driver:
+    """A server that does not order prefills; each prefill takes 0.2 s of the 0.3 s at once."""
+    driver = Driver(capabilities=frozenset({Capability.RESUME}), max_prefill_s=0.3)
+    driver.profile(a_profile(constant_s=0.2))
+    return driver
+
+
+def test_urgent_request_waits_for_one_prefill_at_a_server_without_order():
+    driver = server_without_order()
+    driver.put(a_request("first"), *(a_request(f"b{n}", slo=BATCH) for n in range(3)))
+    driver.put(a_request("urgent"))
+    driver.wait(1.0)
+    assert (driver.running, driver.window) == ({"first"}, {"b0", "b1", "b2", "urgent"})
+
+    driver.generate("first")
+    assert driver.running == {"first", "urgent"}
+
+
+def test_end_of_a_run_without_a_token_lets_the_next_prefill_begin():
+    driver = server_without_order()
+    driver.put(a_request("first"), a_request("second"))
+    driver.wait(1.0)
+    assert driver.running == {"first"}
+
+    driver.end("first")
+
+    assert driver.running == {"second"}
+
+
+def test_engine_with_an_order_of_its_own_gets_all_prefills():
+    driver = Driver(max_prefill_s=0.3)
+    driver.profile(a_profile(constant_s=0.2))
+    driver.put(*(a_request(f"r{n}") for n in range(4)))
+    driver.wait(1.0)
+
+    assert len(driver.running) == 4
 
 
 @pytest.mark.parametrize(("capacity", "running"), [(120, {"r0", "r1"}), (10, {"r0"})])

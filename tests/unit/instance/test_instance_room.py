@@ -122,6 +122,7 @@ def test_running_sums_equal_sums_from_scratch(steps: list[tuple[str, int]], runn
 
     assert as_tuple(room.held(engine, 1)) == pytest.approx(as_tuple(fresh.held(engine, 1)))
     assert room.reserved_tokens == fresh.reserved_tokens
+    assert room.prefilling_s == pytest.approx(fresh.prefilling_s)
 
 
 def as_tuple(held: HeldWork) -> tuple[float, ...]:

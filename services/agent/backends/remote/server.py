@@ -18,6 +18,11 @@ PROBE_TIMEOUT_S = 2.0
 """Time limit of a question about the server's state."""
 LOST = (aiohttp.ClientError, TimeoutError, OSError)
 """Errors of a connection to a server."""
+_KEEP_ALIVE_S = 2.0
+"""
+Time after which an idle connection is closed: earlier than servers close it (uvicorn after 5 s), so
+that no request is sent on a connection that its server is closing.
+"""
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -207,7 +212,9 @@ class Server:
                 headers["authorization"] = f"Bearer {settings.api_key}"
             self._session = aiohttp.ClientSession(
                 headers=headers,
-                connector=aiohttp.TCPConnector(limit=0, ssl=_ssl(settings)),
+                connector=aiohttp.TCPConnector(
+                    limit=0, ssl=_ssl(settings), keepalive_timeout=_KEEP_ALIVE_S
+                ),
                 auto_decompress=True,
             )
         return self._session

@@ -28,18 +28,45 @@ def test_limit_stays_between_one_and_its_maximum(steps: list[tuple], first: int)
         assert 1 <= limit.limit <= MOST
 
 
+def look(limit: ConcurrencyLimit, *, running: int, waiting: int, ours: int, times: int) -> None:
+    for _ in range(times):
+        limit.queue_seen(running=running, waiting=waiting, ours=ours)
+
+
 def test_queue_in_the_server_limits_us_to_what_it_runs() -> None:
     limit = ConcurrencyLimit(most=MOST, first=MOST)
-    limit.queue_seen(running=10, waiting=6, ours=16)
+    look(limit, running=10, waiting=6, ours=16, times=3)
 
     assert limit.limit == 10
 
 
+def test_requests_that_wait_for_the_next_iteration_are_no_queue() -> None:
+    limit = ConcurrencyLimit(most=MOST, first=MOST)
+    for _ in range(10):
+        look(limit, running=2, waiting=1, ours=3, times=2)
+        look(limit, running=3, waiting=0, ours=3, times=1)
+
+    assert limit.limit == MOST
+
+
 def test_requests_of_others_take_our_places() -> None:
     limit = ConcurrencyLimit(most=MOST, first=MOST)
-    limit.queue_seen(running=30, waiting=5, ours=8)
+    look(limit, running=30, waiting=5, ours=8, times=3)
 
     assert limit.limit == 3
+
+
+def test_server_with_places_for_ten_rarely_gets_more() -> None:
+    """Once the places are known, a request more is tried every twenty looks only."""
+    limit = ConcurrencyLimit(most=MOST, first=MOST)
+    queued = 0
+    for _ in range(400):
+        ours = limit.limit
+        queued += ours > 10
+        limit.queue_seen(running=min(ours, 10), waiting=max(0, ours - 10), ours=ours)
+
+    assert limit.limit in (10, 11)
+    assert queued <= 3 + 400 * 3 // 20
 
 
 def test_limit_grows_only_while_it_is_used() -> None:
