@@ -1,4 +1,7 @@
-"""Stock clients and frameworks against a mesh with real vLLM engines, two of which share work."""
+"""
+Stock clients and frameworks against a mesh with two real vLLM engines, and against one in front of
+two `vllm serve`.
+"""
 
 import asyncio
 import json
@@ -8,15 +11,23 @@ import subprocess
 import sys
 import venv
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anthropic
+import msgspec
 import openai
 import pytest
 import pytest_asyncio
 
+from ops.bench.vllm_serve import stock_server
+from services.engine_core.serve_arguments import serve_arguments
 from services.mesh.processes import ProcessMesh
+from services.mesh.spec import AgentSpec, MeshSpec
+from shared.contracts.base import ModelName
+from shared.contracts.models import ModelEntry
+from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import TINY_MODELS, make_tiny_models
 from tests.brokers import RabbitServer, rabbit_targets
 from tests.differential.models import with_parsers
@@ -42,19 +53,48 @@ SCHEMA = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@asynccontextmanager
+async def own_engines(broker: str, registry: Path, directory: Path) -> AsyncIterator[MeshSpec]:
+    """A mesh that starts its engines."""
+    yield mesh_spec(broker, directory, engine="vllm", registry=registry, gateway={"front": "vllm"})
+
+
+@asynccontextmanager
+async def attached(broker: str, registry: Path, directory: Path) -> AsyncIterator[MeshSpec]:
+    """A mesh in front of two servers of others, which get the bodies as they come."""
+    entry = ModelRegistry.load(registry).entry(ModelName(LLAMA))
+    taken = ModelEntry(name=entry.name, takes="bodies", max_model_len=entry.max_model_len)
+    bodies = directory / "attached.json"
+    write_registry(bodies, [taken])
+    arguments = serve_arguments(entry, [LLAMA])
+    async with (
+        stock_server(arguments, directory / "serve-0.log") as first,
+        stock_server(arguments, directory / "serve-1.log") as second,
+    ):
+        agents = tuple(
+            AgentSpec(
+                instance_id=f"attached-{number}",
+                engine="remote",
+                settings={"models": [LLAMA], "engine": {"remote": {"url": server.url}}},
+            )
+            for number, server in enumerate((first, second))
+        )
+        spec = mesh_spec(broker, directory, registry=bodies, agents=0)
+        yield msgspec.structs.replace(spec, agents=agents)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[own_engines, attached])
 async def url(
-    rabbit_servers: Callable[[str], RabbitServer], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    rabbit_servers: Callable[[str], RabbitServer],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[str]:
     """Base URL of the gateway."""
     directory = tmp_path_factory.mktemp("mesh")
     models = {LLAMA: TINY_MODELS[LLAMA]}
     registry = with_parsers(make_tiny_models(directory / "models", models=models))
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as broker:
-        spec = mesh_spec(
-            broker, directory, engine="vllm", registry=registry, gateway={"front": "vllm"}
-        )
-        async with ProcessMesh(spec):
+        async with request.param(broker, registry, directory) as spec, ProcessMesh(spec):
             yield spec.gateway_url
 
 

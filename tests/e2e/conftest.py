@@ -1,15 +1,17 @@
-"""Meshes shared by several tests."""
+"""Meshes and brokers shared by several tests."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from services.mesh.processes import ProcessMesh
 from shared.producer.producer import Producer
 from tests.brokers import RabbitServer, rabbit_targets
 from tests.e2e.meshes import mesh_spec, producer_of
+from tests.requirements import absent
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -21,6 +23,15 @@ async def mesh(
         spec = mesh_spec(url, tmp_path_factory.mktemp("mesh"), gateway=GATEWAY)
         async with ProcessMesh(spec) as running:
             yield running
+
+
+@pytest.fixture
+def vllm_broker(rabbit_servers: Callable[[str], RabbitServer]) -> Iterator[str]:
+    """A RabbitMQ virtual host of its own, for a test that needs vLLM."""
+    if (reason := vllm_unavailable_reason()) is not None:
+        absent(reason, "vllm")
+    with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
+        yield url
 
 
 @pytest_asyncio.fixture(loop_scope="module")

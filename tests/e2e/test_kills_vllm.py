@@ -1,23 +1,19 @@
 """Kills and poison requests on real vLLM engines."""
 
 import asyncio
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from services.mesh.processes import ProcessMesh
 from shared.broker import topology
 from shared.contracts.base import ModelName
 from shared.contracts.requests import RequestCompleted
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import make_tiny_models
-from tests.brokers import RabbitServer, rabbit_targets
 from tests.e2e.meshes import LLAMA, ask_all, mesh_spec, only_left, producer_of, request
 from tests.e2e.test_kills import assert_consistent, kill
-from tests.requirements import absent
 
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.vllm]
 
@@ -28,20 +24,10 @@ POISON_TOKEN = 333
 ENGINE = {"engine": {"vllm": {"max_running": 24}}}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    if (reason := vllm_unavailable_reason()) is not None:
-        absent(reason, "vllm")
-
-
-@pytest.fixture
-def broker_url(rabbit_servers: Callable[[str], RabbitServer]) -> Iterator[str]:
-    with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
-        yield url
-
-
-async def test_killed_and_drained_engines_change_no_answer(broker_url: str, tmp_path: Path) -> None:
-    spec = mesh_spec(broker_url, tmp_path, engine="vllm", agents=2, agent_settings=ENGINE)
+async def test_killed_and_drained_engines_change_no_answer(
+    vllm_broker: str, tmp_path: Path
+) -> None:
+    spec = mesh_spec(vllm_broker, tmp_path, engine="vllm", agents=2, agent_settings=ENGINE)
     requests = [request(n, max_tokens=120) for n in range(NUM_REQUESTS)]
     async with ProcessMesh(spec) as mesh, producer_of(mesh) as producer:
         calm = await ask_all(producer, requests, timeout_s=PATIENCE_S)
@@ -74,7 +60,7 @@ async def test_killed_and_drained_engines_change_no_answer(broker_url: str, tmp_
         assert_consistent(answer)
 
 
-async def test_only_the_poison_request_is_dead_lettered(broker_url: str, tmp_path: Path) -> None:
+async def test_only_the_poison_request_is_dead_lettered(vllm_broker: str, tmp_path: Path) -> None:
     models = ModelRegistry.load(make_tiny_models(tmp_path / "models"))
     entry = msgspec.structs.replace(
         models.entry(ModelName(LLAMA)),
@@ -83,7 +69,7 @@ async def test_only_the_poison_request_is_dead_lettered(broker_url: str, tmp_pat
     registry = tmp_path / "poison.json"
     write_registry(registry, [entry])
     spec = mesh_spec(
-        broker_url, tmp_path, engine="vllm", agents=1, registry=registry, agent_settings=ENGINE
+        vllm_broker, tmp_path, engine="vllm", agents=1, registry=registry, agent_settings=ENGINE
     )
     bodies = [request(n, max_tokens=100, prompt=tuple(range(10, 40 + n))) for n in range(20)]
     poison = request(99, prompt=(20, 21, POISON_TOKEN, 22), max_tokens=5)

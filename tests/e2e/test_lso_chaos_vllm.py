@@ -2,14 +2,12 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from services.agent.cli import next_status
 from services.agent.verbs.cli_lso import order
 from services.mesh.processes import ProcessMesh
@@ -35,11 +33,9 @@ from shared.contracts.ingress import InferenceRequest
 from shared.contracts.requests import ReplyMode, RequestCompleted
 from shared.contracts.telemetry import InstanceStatus
 from shared.producer.producer import Producer
-from tests.brokers import RabbitServer, rabbit_targets
 from tests.e2e.meshes import LLAMA, QWEN, Answer, ask_all, mesh_spec, only_left, producer_of, read
 from tests.e2e.meshes import request as asked
 from tests.e2e.test_kills import assert_consistent
-from tests.requirements import absent
 
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.vllm]
 
@@ -57,14 +53,6 @@ MUST_HAPPEN = {
     "lso.evict.v1", "lso.swap_out.v1", "lso.activate.v1", "lso.clear.v1", "lso.set.v1",
 }  # fmt: skip
 """Operations that succeed at least once a minute on any machine; pulls may find no work."""
-
-
-@pytest.fixture
-def broker_url(rabbit_servers: Callable[[str], RabbitServer]) -> Iterator[str]:
-    if (reason := vllm_unavailable_reason()) is not None:
-        absent(reason, "vllm")
-    with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
-        yield url
 
 
 def bodies() -> list[InferenceRequest]:
@@ -137,9 +125,11 @@ class Storm:
 
 
 async def test_random_commands_lose_duplicate_and_change_no_answer(
-    broker_url: str, tmp_path: Path
+    vllm_broker: str, tmp_path: Path
 ) -> None:
-    spec = mesh_spec(broker_url, tmp_path, engine="vllm", agents=len(AGENTS), agent_settings=ENGINE)
+    spec = mesh_spec(
+        vllm_broker, tmp_path, engine="vllm", agents=len(AGENTS), agent_settings=ENGINE
+    )
     requests = bodies()
     async with (
         ProcessMesh(spec) as mesh,

@@ -10,7 +10,6 @@ from shared.broker.amqp.getter import AmqpGetter
 from shared.broker.amqp.publisher import AmqpPublisher
 from shared.broker.amqp.restore import AmqpRestorer
 from shared.broker.amqp.subscription import AmqpSubscription
-from shared.broker.arguments import exchange_arguments, queue_arguments
 from shared.broker.protocol import (
     BindingSpec,
     Delivery,
@@ -64,7 +63,7 @@ class AmqpBroker:
         self._publisher = AmqpPublisher(self._publishing)
         self._getter = AmqpGetter(self._consuming)
         self._restorer = AmqpRestorer(
-            declare=self._declare_queue, bind=self._bind, is_up=lambda: self._consuming.up
+            declare=self._consuming.declare_queue, bind=self._bind, is_up=lambda: self._consuming.up
         )
         self._lost_callbacks: list[Callable[[], None]] = []
         self._tasks = OwnedTasks()
@@ -99,26 +98,11 @@ class AmqpBroker:
         return self._publishing.up and self._consuming.up and self._restorer.complete
 
     async def declare_exchange(self, spec: ExchangeSpec) -> None:
-        async with self._consuming.calling(f"declare exchange {spec.name}") as channel:
-            await channel.exchange_declare(
-                spec.name,
-                exchange_type=spec.type.value,
-                durable=True,
-                arguments=dict(exchange_arguments(spec)),
-            )
+        await self._consuming.declare_exchange(spec)
 
     async def declare_queue(self, spec: QueueSpec) -> None:
-        await self._declare_queue(spec)
+        await self._consuming.declare_queue(spec)
         self._restorer.remember_queue(spec)
-
-    async def _declare_queue(self, spec: QueueSpec) -> None:
-        async with self._consuming.calling(f"declare queue {spec.name}") as channel:
-            await channel.queue_declare(
-                spec.name,
-                durable=spec.durable,
-                exclusive=spec.exclusive,
-                arguments=dict(queue_arguments(spec)),
-            )
 
     async def bind(self, spec: BindingSpec) -> None:
         await self._bind(spec)

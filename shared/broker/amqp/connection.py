@@ -18,6 +18,8 @@ from aiormq.exceptions import (
 )
 
 from shared.broker.amqp.errors import amqp_errors
+from shared.broker.arguments import exchange_arguments, queue_arguments
+from shared.broker.protocol import ExchangeSpec, QueueSpec
 from shared.contracts.errors import BrokerUnavailableError, SettingsError
 
 log = structlog.get_logger()
@@ -174,6 +176,26 @@ class AmqpConnection:
                 raise
             if not self._closing:
                 self._idle.append(channel)
+
+    async def declare_exchange(self, spec: ExchangeSpec) -> None:
+        """Create an exchange, or compare an existing one; raises the errors of `amqp_errors`."""
+        async with self.calling(f"declare exchange {spec.name}") as channel:
+            await channel.exchange_declare(
+                spec.name,
+                exchange_type=spec.type.value,
+                durable=True,
+                arguments=dict(exchange_arguments(spec)),
+            )
+
+    async def declare_queue(self, spec: QueueSpec) -> None:
+        """Create a queue, or compare an existing one; raises the errors of `amqp_errors`."""
+        async with self.calling(f"declare queue {spec.name}") as channel:
+            await channel.queue_declare(
+                spec.name,
+                durable=spec.durable,
+                exclusive=spec.exclusive,
+                arguments=dict(queue_arguments(spec)),
+            )
 
     async def close(self) -> None:
         """Close the connection; idempotent. Unacknowledged messages return to their queues."""

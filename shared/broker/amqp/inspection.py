@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from shared.broker.amqp.connection import AmqpConnection
-from shared.broker.arguments import exchange_arguments, queue_arguments
 from shared.broker.protocol import ExchangeSpec, QueueSpec
 from shared.contracts.base import Seconds
 from shared.contracts.errors import QueueNotFoundError
@@ -80,13 +79,7 @@ class Inspection:
             BrokerConflictError: They differ; the message names the argument.
             BrokerAccessError: The user may not declare the exchange.
         """
-        async with self._connection.calling(f"exchange {spec.name}") as channel:
-            await channel.exchange_declare(
-                spec.name,
-                exchange_type=spec.type.value,
-                durable=True,
-                arguments=dict(exchange_arguments(spec)),
-            )
+        await self._connection.declare_exchange(spec)
 
     async def compare_queue(self, spec: QueueSpec) -> None:
         """
@@ -96,13 +89,7 @@ class Inspection:
             BrokerConflictError: They differ; the message names the argument.
             BrokerAccessError: The user may not declare the queue.
         """
-        async with self._connection.calling(f"queue {spec.name}") as channel:
-            await channel.queue_declare(
-                spec.name,
-                durable=spec.durable,
-                exclusive=spec.exclusive,
-                arguments=dict(queue_arguments(spec)),
-            )
+        await self._connection.declare_queue(spec)
 
     async def delete_exchange(self, name: str) -> None:
         """Delete an exchange."""

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,21 @@ import pytest
 
 from ops.bench.vllm_serve import stock_server
 from ops.ports import free_ports
-from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from services.mesh.processes import ProcessMesh
 from services.mesh.spec import AgentSpec
-from shared.contracts.base import ModelName
+from shared.contracts.base import ModelName, Seconds
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import RequestCompleted
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import make_tiny_models
 from shared.producer.producer import Producer
-from tests.brokers import RabbitServer, eventually, rabbit_targets
 from tests.e2e.meshes import LLAMA, Answer, ask_all, mesh_spec, producer_of, request
-from tests.requirements import absent
 
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.vllm]
 BODIES = "bodies"
 """Name of the model in the mesh whose servers read bodies."""
+ENDPOINTS = "endpoints"
+"""File with the addresses of the servers."""
 NUM_REQUESTS = 100
 """Number of requests of each form."""
 PATIENCE_S = 300.0
@@ -38,18 +38,6 @@ FLAGS = (
     *("--max-num-seqs", "16", "--no-enable-prefix-caching"),
 )
 """Flags that no part of the mesh has chosen."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    if (reason := vllm_unavailable_reason()) is not None:
-        absent(reason, "vllm")
-
-
-@pytest.fixture
-def broker_url(rabbit_servers: Callable[[str], RabbitServer]) -> Iterator[str]:
-    with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
-        yield url
 
 
 class Servers:
@@ -106,15 +94,17 @@ class Servers:
 
 @asynccontextmanager
 async def attached(broker: str, directory: Path) -> AsyncIterator[tuple[Servers, ProcessMesh]]:
-    """Two servers, and a mesh that serves one model in tokens and one in bodies with both."""
+    """
+    Two of three servers, and a mesh that serves one model in tokens and one in bodies with both.
+    """
     models = ModelRegistry.load(make_tiny_models(directory / "models", weights=True))
     tokens = models.entry(ModelName(LLAMA))
     registry = directory / "attached.json"
     taken = ModelEntry(name=ModelName(BODIES), takes="bodies", max_model_len=1024)
     write_registry(registry, [msgspec.structs.replace(tokens, max_model_len=1024), taken])
-    servers = Servers(Path(tokens.path), directory, 2)
-    endpoints = directory / "endpoints"
-    endpoints.write_text("\n".join(servers.urls))
+    servers = Servers(Path(tokens.path), directory, 3)
+    endpoints = directory / ENDPOINTS
+    endpoints.write_text("\n".join(servers.urls[:2]))
 
     def agent(name: str) -> AgentSpec:
         remote = {"url": f"file:{endpoints}", "model": LLAMA, "shared": True}
@@ -149,10 +139,30 @@ def used(served: Sequence[Answer]) -> set[str]:
     return {answer.final.instance_id.rpartition("-")[2] for answer in served}  # type: ignore[union-attr]  # completed
 
 
-async def test_killed_server_loses_no_request_and_is_used_again(
-    broker_url: str, tmp_path: Path
+async def used_after_s(producer: Producer, url: str) -> Seconds:
+    """Time until the server at *url* has completed an answer, under a steady load."""
+    begun = time.monotonic()
+    port = url.rpartition(":")[2]
+    found = asyncio.Event()
+
+    async def ask() -> None:
+        while not found.is_set():
+            (answer,) = await ask_all(producer, [request(0, max_tokens=8)], timeout_s=PATIENCE_S)
+            if port in used([answer]):
+                found.set()
+
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(ask() for _ in range(12)))
+    return time.monotonic() - begun
+
+
+async def test_killed_server_loses_no_request_and_all_servers_are_used(
+    vllm_broker: str, tmp_path: Path
 ) -> None:
-    async with attached(broker_url, tmp_path) as (servers, mesh), producer_of(mesh) as producer:
+    async with (
+        attached(vllm_broker, tmp_path) as (servers, mesh),
+        producer_of(mesh) as producer,
+    ):
         calm = await answers(producer, requests_for(LLAMA))
         under_way = asyncio.Event()
 
@@ -167,11 +177,11 @@ async def test_killed_server_loses_no_request_and_is_used_again(
         )
         await chaos
         await servers.start(1)
-
-        async def both_used() -> bool:
-            return len(used(await answers(producer, requests_for(LLAMA)[:20]))) == 2
-
-        await eventually(both_used, within_s=60.0)
+        again_s = await used_after_s(producer, servers.urls[1])
+        await servers.start(2)
+        (tmp_path / ENDPOINTS).write_text("\n".join(servers.urls))
+        third_s = await used_after_s(producer, servers.urls[2])
+        print(f"used after {again_s:.1f} s (back), {third_s:.1f} s (third)")
         again = await answers(producer, requests_for(LLAMA))
 
     everything = (*calm, *storm, *storm_of_bodies, *again)
@@ -184,5 +194,6 @@ async def test_killed_server_loses_no_request_and_is_used_again(
     lengths = [answer.final.usage.completion_tokens for answer in storm_of_bodies]  # type: ignore[union-attr]  # completed
     assert lengths == [len(tokens) for tokens in expected]
     assert any(answer.final.attempts.hop for answer in storm)  # type: ignore[union-attr]  # completed
-    assert used(calm) == used(again)
-    assert len(used(calm)) == 2
+    ports = [url.rpartition(":")[2] for url in servers.urls]
+    assert used(calm) == set(ports[:2])
+    assert used(again) == set(ports)
