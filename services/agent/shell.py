@@ -3,12 +3,12 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from itertools import count
 from typing import Any
 
 import structlog
 
 from services.agent.backends.base import EngineBackend, EngineEvent, SchedulingParameters
+from services.agent.deliveries import Deliveries
 from services.agent.departures import Departures
 from services.agent.metrics import AgentMetrics
 from services.agent.outbox import Outbox
@@ -17,22 +17,18 @@ from services.agent.reporting import Reporter
 from services.agent.runs import Runs
 from services.agent.servable import ServableModels
 from shared.broker import topology
-from shared.broker.protocol import Broker, Delivery, OutMessage, Settlement
+from shared.broker.protocol import Broker, OutMessage, Settlement
 from shared.broker.retry import send_best_effort
 from shared.broker.work_queues import WorkQueues
-from shared.contracts.base import Decoder, Seconds, UnixTime, encode, tag_of
+from shared.contracts.base import Seconds, UnixTime, encode, tag_of
 from shared.contracts.control import LsoAnswered, LsoOutcome
 from shared.contracts.errors import (
     BrokerConflictError,
     ContractError,
     MeshError,
     NoRoomError,
-    QueueNotFoundError,
-    TransientError,
     UnsupportedError,
 )
-from shared.contracts.lanes import LaneKey
-from shared.contracts.requests import QueuedRequest
 from shared.contracts.telemetry import RequestObserved
 from shared.runtime.clock import Clock
 from solver.instance import commands as do
@@ -41,7 +37,6 @@ from solver.instance.instance import Instance
 from solver.planning.lso.operations import Lso
 
 log = structlog.get_logger()
-_decode: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 _REFUSALS = (UnsupportedError, NoRoomError, ContractError)
 """Errors of calls that changed nothing."""
 
@@ -113,10 +108,7 @@ class Shell:
         self._events: deque[ev.Event] = deque()
         self._handling = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._deliveries: dict[ev.Tag, Delivery] = {}
-        """Unsettled deliveries of the present connection."""
-        self._connection = 0
-        self._numbers = count()
+        self._deliveries = Deliveries(broker=broker, departures=self._departures, clock=clock)
         self._timer: asyncio.TimerHandle | None = None
         self._look_at: UnixTime = 0.0
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -131,7 +123,7 @@ class Shell:
             do.Depart: self._depart,
             do.Return: self._return,
             do.Renew: self._renew,
-            do.Discard: lambda command: self._settle(command.tags, Settlement.ACK),
+            do.Discard: lambda command: self._deliveries.settle(command.tags, Settlement.ACK),
             **dict.fromkeys(do.CALLS, self._call),
             do.Count: self._count,
             do.Claim: self._claim,
@@ -238,56 +230,13 @@ class Shell:
                 self.look()
 
     def _on_connection_lost(self) -> None:
-        self._connection += 1
-        self._deliveries.clear()
-        self.put(ev.Lost(connection=self._connection - 1))
+        self.put(ev.Lost(connection=self._deliveries.lose()))
 
     async def _get(self, command: do.Get) -> None:
-        ended = await self._pulled(command.queue)
+        ended = await self._deliveries.pull(command.queue)
         self.put(ended)
         if isinstance(ended, ev.Delivered):
             await self._reporter.report_pulls()
-
-    async def _pulled(self, queue: str) -> ev.Delivered | ev.PullEnded:
-        """Take the first message of a queue."""
-        asked_at = self._clock.now()
-        outcome = ev.PullOutcome.EMPTY
-        try:
-            delivery = await self._broker.get(queue)
-            if delivery is not None:
-                request = await self._decoded(delivery)
-                if request is not None:
-                    renewal = self._departures.renewal_of(delivery)
-                    return ev.Delivered(tag=self._kept(delivery), request=request, renewal=renewal)
-                outcome = ev.PullOutcome.DEAD_LETTERED
-        except QueueNotFoundError:
-            outcome = ev.PullOutcome.ABSENT
-        except TransientError as error:
-            log.warning("pull.failed", queue=queue, error=str(error))
-            outcome = ev.PullOutcome.UNREACHABLE
-        except MeshError as error:  # it affects this queue only
-            log.error("pull.failed", queue=queue, error=str(error))
-            outcome = ev.PullOutcome.ABSENT
-        return ev.PullEnded(queue=queue, outcome=outcome, asked_at=asked_at)
-
-    def _kept(self, delivery: Delivery) -> ev.Tag:
-        tag = ev.Tag(queue=delivery.queue, connection=self._connection, number=next(self._numbers))
-        self._deliveries[tag] = delivery
-        return tag
-
-    async def _decoded(self, delivery: Delivery) -> QueuedRequest | None:
-        """The request of a delivery; None if it was no request and is among the dead letters."""
-        try:
-            request = _decode(delivery.body)
-            LaneKey.parse(request.lane)  # the request may have to return to this lane
-        except ContractError as error:
-            try:
-                await self._departures.bury(delivery, f"undecodable: {error}")
-            except MeshError:
-                await delivery.settle(Settlement.REQUEUE)
-                raise
-            return None
-        return request
 
     async def _depart(self, command: do.Depart) -> None:
         try:
@@ -296,14 +245,14 @@ class Shell:
             log.exception("request.stranded", request_id=command.request.request_id)
             self.put(ev.Stranded(number=command.number))
             return
-        await self._settle(command.tags, Settlement.ACK)
+        await self._deliveries.settle(command.tags, Settlement.ACK)
         self.put(ev.Departed(number=command.number))
         await self._departures.observe(command, at)
         self.runs.forget(command.number)
 
     async def _return(self, command: do.Return) -> None:
         self.runs.forget(command.number)
-        await self._settle(command.tags, Settlement.REQUEUE)
+        await self._deliveries.settle(command.tags, Settlement.REQUEUE)
 
     async def _renew(self, command: do.Renew) -> None:
         number, is_renewed = command.number, False
@@ -314,11 +263,6 @@ class Shell:
         except Exception:  # one copy's error must not end the agent and all other requests
             log.exception("request.not_renewed", number=number)
         self.put(ev.Renewed(number=number) if is_renewed else ev.Unrenewed(number=number))
-
-    async def _settle(self, tags: tuple[ev.Tag, ...], how: Settlement) -> None:
-        for tag in tags:
-            if (delivery := self._deliveries.pop(tag, None)) is not None:
-                await delivery.settle(how)
 
     async def _observed(self, observed: RequestObserved) -> None:
         self._metrics.finished(observed)
