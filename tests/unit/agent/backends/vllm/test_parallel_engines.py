@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -144,3 +145,15 @@ def test_an_engine_ends_with_its_workers(trees: Any, engine: Any) -> None:
     trees.end_engine(engine)
 
     assert not any(worker.is_running() for worker in engine.workers)
+
+
+def test_an_end_that_never_returns_does_not_stop_the_host(
+    trees: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(trees, "_CLEANUP_TIMEOUT_S", 0.01)
+    engine.shutdown = may_end.wait
+    trees.end_engine(engine)
+    assert all(worker.is_running() for worker in engine.workers)
+
+    may_end.set()

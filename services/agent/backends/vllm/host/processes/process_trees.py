@@ -1,13 +1,22 @@
 """All processes of an engine: its cores and their workers."""
 
+import faulthandler
+import threading
 from pathlib import Path
 
 import psutil
+import structlog
 
 from services.agent.backends.vllm.host.core_engine import CoreEngine
 
+log = structlog.get_logger()
 _END_TIMEOUT_S = 10.0
 """Time limit for killed processes to end, while the kernel frees their memory."""
+_CLEANUP_TIMEOUT_S = 30.0
+"""
+Time limit of the whole end of an engine. A thread of vLLM cleans up a dead core at the same time,
+and once in many deaths the two have waited without end.
+"""
 
 
 def engine_bytes(engine: CoreEngine) -> int:
@@ -37,8 +46,19 @@ def end_engine(engine: CoreEngine) -> None:
     """
     Kill *engine*'s processes and wait until their memory is free.
 
-    The processes need no cleanup, and a normal shutdown takes a second for each.
+    The processes need no cleanup, and a normal shutdown takes a second for each. If the end takes
+    longer than `_CLEANUP_TIMEOUT_S`, the stacks of all threads are written to the log, and the
+    engine is left to its thread.
     """
+    ending = threading.Thread(target=_end, args=(engine,), name="end-engine", daemon=True)
+    ending.start()
+    ending.join(_CLEANUP_TIMEOUT_S)
+    if ending.is_alive():
+        log.error("engine.not_ended", timeout_s=_CLEANUP_TIMEOUT_S)
+        faulthandler.dump_traceback(all_threads=True)
+
+
+def _end(engine: CoreEngine) -> None:
     cores = engine.processes
     engine.shutdown()
     for process in cores:
