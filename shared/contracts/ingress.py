@@ -25,31 +25,7 @@ class RequestedTargets(Value, frozen=True, kw_only=True):
     slo: RequestedSlo | None = None
 
 
-class Envelope(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Fields of every body: what the mesh knows of a request besides its prompt and sampling."""
-
-    id: Identifier | None = None
-    """Request id, the same on every retry; the default is the AMQP message id."""
-    slo: Slo | None = None
-    deadline: float | None = None
-    """
-    Absolute deadline of the request's completion, Unix seconds; short form of `slo.deadline_at`.
-    """
-    tenant: Label | None = None
-    """
-    Tenant of the request, if a trusted publisher sends it; otherwise the authenticated user is the
-    tenant.
-    """
-    application: Label | None = None
-    """Name of a group of requests with similar output lengths, for the estimator."""
-    importance: Importance | None = None
-    reply: ReplyMode | None = None
-    """The default is `stream`; it is `final` for a call whose body asks for no stream."""
-    arrived_at: float | None = None
-    """Time at which the request reached the mesh; used only from trusted publishers."""
-
-
-class InferenceRequest(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
     Body of a message to `headway.requests`.
 
@@ -77,8 +53,26 @@ class InferenceRequest(Envelope, frozen=True, kw_only=True, omit_defaults=True):
     service_tier: str | None = None
     metadata: dict[str, Any] | None = None
 
+    id: Identifier | None = None
+    """Request id, the same on every retry; the default is the AMQP message id."""
+    slo: Slo | None = None
+    deadline: float | None = None
+    """
+    Absolute deadline of the request's completion, Unix seconds; short form of `slo.deadline_at`.
+    """
+    tenant: Label | None = None
+    """
+    Tenant of the request, if a trusted publisher sends it; otherwise the authenticated user is the
+    tenant.
+    """
+    application: Label | None = None
+    """Name of a group of requests with similar output lengths, for the estimator."""
+    importance: Importance | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     """Priority: higher values are served first; requests with a negative value may be shed."""
+    reply: ReplyMode | None = None
+    arrived_at: float | None = None
+    """Time at which the request reached the mesh; used only from trusted publishers."""
     prompt_tokens: int | None = None
     """Exact prompt length; set by trusted publishers only."""
     engine: EnginePayload | None = None
@@ -89,7 +83,7 @@ class InferenceRequest(Envelope, frozen=True, kw_only=True, omit_defaults=True):
     """
 
 
-class CallRequest(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+class CallRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
     Body of a message to `headway.requests` in the form of HTTP.
 
@@ -104,11 +98,30 @@ class CallRequest(Envelope, frozen=True, kw_only=True, omit_defaults=True):
     model: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     """Model of the request, if `body` names none."""
 
+    id: Identifier | None = None
+    """Request id, the same on every retry; the default is the AMQP message id."""
+    slo: Slo | None = None
+    deadline: float | None = None
+    """
+    Absolute deadline of the request's completion, Unix seconds; short form of `slo.deadline_at`.
+    """
+    tenant: Label | None = None
+    """
+    Tenant of the request, if a trusted publisher sends it; otherwise the authenticated user is the
+    tenant.
+    """
+    application: Label | None = None
+    """Name of a group of requests with similar output lengths, for the estimator."""
+    importance: Importance | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
     """
     Priority: higher values are served first. The default is that of `body`, where lower values are
     served first, as in vLLM.
     """
+    reply: ReplyMode | None = None
+    """The default is `stream` if `body` asks for a stream, else `final`."""
+    arrived_at: float | None = None
+    """Time at which the request reached the mesh; used only from trusted publishers."""
 
 
 class QueueItem(Value, frozen=True, kw_only=True, omit_defaults=True):
