@@ -19,7 +19,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import psutil
 
 from ops.bench.attach_arms import (
     BY_CLASS,
@@ -31,7 +30,7 @@ from ops.bench.attach_arms import (
     meshed,
     stock_servers,
 )
-from ops.bench.cores import agent_pids, control_cores, give_engine_cores
+from ops.bench.cores import EngineCores, agent_pids, apart_from_engines
 from ops.bench.engine_load import Planned, planned_load
 from ops.bench.progress import say
 from ops.bench.result import Line, Result
@@ -113,6 +112,7 @@ class Bench:
     server_pids: Mapping[str, Sequence[int]]
     """Arm -> processes whose CPU time counts as the engines'."""
     mesh_pids: Mapping[str, Sequence[int]]
+    cores: EngineCores
     sizes: Sizes
     seed: int
     rates: dict[float, float] = field(default_factory=dict)
@@ -222,7 +222,7 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
     result = Result(name="attach", seed=seed, quick=quick)
     sizes = QUICK if quick else FULL
     with (
-        control_cores(),
+        apart_from_engines() as cores,
         broker_for(broker or "private") as (url, line),
         tempfile.TemporaryDirectory() as directory,
     ):
@@ -234,7 +234,7 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
         async with AsyncExitStack() as stack:
             stock = await stack.enter_async_context(stock_servers(entry, root))
             for server in stock:
-                give_engine_cores(each.pid for each in psutil.Process(server.pid).children())
+                cores.give_to_children(server.pid)
             spec = mesh_spec(url, entry, root, stock)
             mesh = await stack.enter_async_context(ProcessMesh(spec))
             ours = await stack.enter_async_context(meshed(mesh, MODEL))
@@ -249,6 +249,7 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
                 arms=arms,
                 slos=slos,
                 server_pids={name: [each.pid for each in stock] for name in arms},
+                cores=cores,
                 mesh_pids={OURS: [process.pid for process in mesh.processes.values()]},
                 sizes=sizes,
                 seed=seed,
@@ -337,12 +338,13 @@ async def _with_own_engines(
     ):
         agents = agent_pids(mesh)
         for pid in agents:
-            give_engine_cores(each.pid for each in psutil.Process(pid).children())
+            bench.cores.give_to_children(pid)
         own = Bench(
             arms={OWN: arm},
             slos=bench.slos,
             server_pids={OWN: agents},
             mesh_pids={},
+            cores=bench.cores,
             sizes=bench.sizes,
             seed=bench.seed,
         )

@@ -7,6 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import psutil
@@ -38,38 +39,45 @@ def give_cores(pids: Sequence[int]) -> int:
     if len(cores) < len(pids):
         return 0
     for pid, core in zip(pids, cores, strict=False):
-        for process in _with_children((pid,)):
-            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                for thread in process.threads():
-                    os.sched_setaffinity(thread.id, {core})
+        _pin((pid,), {core})
     return len(pids)
 
 
+@dataclass(frozen=True, slots=True)
+class EngineCores:
+    """Cores for engines alone."""
+
+    cores: Sequence[int]
+
+    def give_to_children(self, pid: int) -> None:
+        """Move the descendants of a process, which are its engines, to these cores."""
+        _pin([child.pid for child in psutil.Process(pid).children()], self.cores)
+
+
 @contextlib.contextmanager
-def control_cores() -> Iterator[None]:
+def apart_from_engines() -> Iterator[EngineCores]:
     """
-    Context in which this process, and what it starts, leaves the first half of the cores to
-    engines; see `give_engine_cores`.
+    Context in which this process, and what it starts, uses the second half of the cores, and the
+    engines that are moved the first half.
 
     In production, engines compute on devices of their own. Here they share cores with what serves
     requests around them, which would slow them down the more it does.
     """
     cores = sorted(os.sched_getaffinity(0))
-    if len(cores) > 1:
-        os.sched_setaffinity(0, cores[len(cores) // 2 :])
+    half = len(cores) // 2
+    os.sched_setaffinity(0, cores[half:])
     try:
-        yield
+        yield EngineCores(cores[:half] or cores)
     finally:
         os.sched_setaffinity(0, cores)
 
 
-def give_engine_cores(pids: Iterable[int]) -> None:
-    """Move processes and all their descendants to the cores that `control_cores` leaves free."""
-    cores = list(range(os.cpu_count() or 1))
+def _pin(pids: Iterable[int], cores: Iterable[int]) -> None:
+    """Let processes, with all their descendants, run on *cores* only."""
     for process in _with_children(pids):
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             for thread in process.threads():
-                os.sched_setaffinity(thread.id, cores[: max(1, len(cores) // 2)])
+                os.sched_setaffinity(thread.id, cores)
 
 
 def computed_s(pid: int) -> Seconds:

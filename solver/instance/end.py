@@ -75,7 +75,8 @@ def on_begun(instance: InstanceState, event: Begun, _now: UnixTime) -> Iterator[
     held = instance.requests.of_run(event.run_id)
     if held is not None:
         instance.requests.begin(held)
-        instance.work.admit = instance.work.pull = True
+        instance.work.pull = True
+        instance.work.admit |= instance.orders_prefills
     yield from ()
 
 
